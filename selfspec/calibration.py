@@ -1,0 +1,87 @@
+"""From a source's evidence to the probability that such a candidate is accepted.
+
+Every kind of evidence has a fading hit rate that starts from a prior and is corrected by what
+was accepted. Knows nothing of tokens: only evidence and whether it came true.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from selfspec.records import DraftTree, Evidence, Siblings, StepRecord
+
+__all__ = ["Calibration", "combine", "prior"]
+
+_PRIOR_WEIGHT = 4.0  # the prior counts like so many trials
+_FADE = 0.998  # a trial's weight after each later one of its kind
+
+
+class _Rate(NamedTuple):
+    hits: float
+    trials: float
+    probability: float
+
+
+def prior(evidence: Evidence) -> float:
+    """The probability assumed before anything was counted.
+
+    For a recorded probability: the middle of its bin. For a match: the longer, the surer.
+    """
+    if evidence.match_length == 0:
+        return float(0.7 * 0.5**evidence.probability_bin)
+    sure = 1 - 0.75 * 0.7 ** (evidence.match_length - 1)
+    return float(sure * 0.4 ** (evidence.rank - 1))
+
+
+def combine(probabilities: Iterable[float]) -> float:
+    """Sources that name the same token reinforce it: 1 - Π(1 - p)."""
+    wrong = 1.0
+    for probability in probabilities:
+        wrong *= 1.0 - probability
+    return 1.0 - wrong
+
+
+class Calibration:
+    """Fading hit rates by kind of evidence. Safe to read and write from several threads."""
+
+    def __init__(self, prior: Callable[[Evidence], float] = prior) -> None:
+        self._prior = prior
+        self._rates: dict[Evidence, _Rate] = {}
+        self._lock = threading.Lock()
+
+    def probability(self, evidence: Evidence) -> float:
+        """How often such a candidate came true; one dictionary look-up."""
+        rate = self._rates.get(evidence)
+        return rate.probability if rate is not None else self._prior(evidence)
+
+    def observe(self, record: StepRecord) -> None:
+        """Counts the candidates below each accepted node: only there is the truth known."""
+        with self._lock:
+            for node, token in zip(record.path, record.committed_ids, strict=False):
+                self._observe_siblings(record.tree, node, token)
+
+    def copy(self) -> Calibration:
+        """A copy that learns for one request alone."""
+        twin = Calibration(self._prior)
+        with self._lock:
+            twin._rates = dict(self._rates)
+        return twin
+
+    def _observe_siblings(self, tree: DraftTree, node: int, token: int) -> None:
+        siblings: Siblings | None = tree.looked_at[node]
+        if siblings is None:
+            return
+        for candidate, kinds in zip(siblings.tokens, siblings.evidence, strict=True):
+            for evidence in kinds:
+                self._count(evidence, candidate == token)
+
+    def _count(self, evidence: Evidence, hit: bool) -> None:
+        rate = self._rates.get(evidence)
+        if rate is None:
+            start = self._prior(evidence)
+            rate = _Rate(start * _PRIOR_WEIGHT, _PRIOR_WEIGHT, start)
+        hits = rate.hits * _FADE + hit
+        trials = rate.trials * _FADE + 1
+        self._rates[evidence] = _Rate(hits, trials, hits / trials)

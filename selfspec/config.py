@@ -1,0 +1,120 @@
+"""`SpecConfig`: every knob of selfspec, named, typed, defaulted and validated.
+
+Knows nothing of models, tensors or sources: only names and numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from selfspec.errors import ConfigError, unknown_name
+
+__all__ = ["LEARNING_SCOPES", "SOURCE_NAMES", "SpecConfig"]
+
+LEARNING_SCOPES = ("session", "request", "frozen")
+SOURCE_NAMES = ("lut", "context")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecConfig:
+    """How much to draft, from what, and how far the learning reaches.
+
+    No knob changes the text that comes out: each trades the cost of a forward against the
+    number of tokens that it yields.
+
+    Args:
+        max_nodes: Nodes of the draft tree, its root included, and so the width of a forward.
+            Higher: more tokens a step, and a dearer step. 1 is plain decoding.
+        max_depth: The deepest draft, in tokens beyond the root. Higher: long copied spans are
+            taken in one step. Lower: the tree spends its nodes on breadth.
+        top_k: Candidates kept for each token in the LUTs, and children looked at for each node.
+            Higher: rarer continuations have a chance, and the LUTs grow in memory.
+        depth_decay: δ in (0, 1], multiplied in once for each level below the first. Lower: wider
+            and shallower trees. 1 trusts the probabilities as they are.
+        width_decay: α in (0, 1], multiplied in once for each rank below the first among siblings.
+            Lower: narrower and deeper trees. 1 trusts the probabilities as they are.
+        threshold: τ in [0, 1). A node below the first level with a lower score is discarded.
+            Higher: fewer wasted nodes, and shorter drafts. 0 lets only the budget stop the growth.
+        update_interval: Steps for which the shape of a tree is kept and only refilled with new
+            tokens. Higher: cheaper drafting. 1 grows every tree anew and guesses best.
+        sources: Where drafts come from, out of ``"lut"`` and ``"context"``. Fewer: less work on
+            the CPU. None at all is plain decoding.
+        learning: How far what is learned reaches. ``"session"``: from call to call of one
+            `SelfSpec`. ``"request"``: each call starts from what was there before and leaves no
+            trace, which keeps tenants of a server apart. ``"frozen"``: nothing is learned.
+        strict: True refuses a call that can't be drafted for, before the first forward. False
+            decodes it plainly and says why in ``stats.disabled_reason``.
+
+    >>> SpecConfig(max_nodes=0)
+    Traceback (most recent call last):
+    selfspec.errors.ConfigError: max_nodes must be >= 1 (got 0)
+    """
+
+    max_nodes: int = 16
+    max_depth: int = 32
+    top_k: int = 8
+    depth_decay: float = 1.0
+    width_decay: float = 1.0
+    threshold: float = 0.0
+    update_interval: int = 1
+    sources: tuple[str, ...] = SOURCE_NAMES
+    learning: str = "session"
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("max_nodes", "max_depth", "top_k", "update_interval"):
+            self._check_count(name)
+        for name in ("depth_decay", "width_decay"):
+            self._check_real(name, 0 < self._real(name) <= 1, "in (0, 1]")
+        self._check_real("threshold", 0 <= self._real("threshold") < 1, "in [0, 1)")
+        self._check_sources()
+        if self.learning not in LEARNING_SCOPES:
+            raise ConfigError(unknown_name("learning scope", str(self.learning), LEARNING_SCOPES))
+        if not isinstance(self.strict, bool):
+            raise ConfigError(f"strict must be True or False (got {self.strict!r})")
+
+    @classmethod
+    def of(cls, **knobs: Any) -> SpecConfig:
+        """Builds a config from keywords; an unknown one is answered with the nearest name."""
+        cls._check_names(knobs)
+        return cls(**knobs)
+
+    def changed(self, **knobs: Any) -> SpecConfig:
+        """A copy with some knobs set anew, checked like the first one."""
+        self._check_names(knobs)
+        return replace(self, **knobs)
+
+    @classmethod
+    def _check_names(cls, knobs: dict[str, Any]) -> None:
+        known = [field.name for field in fields(cls)]
+        for name in knobs:
+            if name not in known:
+                raise ConfigError(unknown_name("knob", name, known))
+
+    def _check_count(self, name: str) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ConfigError(f"{name} must be a whole number (got {value!r})")
+        if value < 1:
+            raise ConfigError(f"{name} must be >= 1 (got {value})")
+
+    def _real(self, name: str) -> float:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ConfigError(f"{name} must be a number (got {value!r})")
+        return float(value)
+
+    def _check_real(self, name: str, holds: bool, rule: str) -> None:
+        if not holds:
+            raise ConfigError(f"{name} must be {rule} (got {getattr(self, name)!r})")
+
+    def _check_sources(self) -> None:
+        if isinstance(self.sources, str):
+            raise ConfigError(f"sources must be a list of names (got the string {self.sources!r})")
+        object.__setattr__(self, "sources", tuple(self.sources))
+        for name in self.sources:
+            if name not in SOURCE_NAMES:
+                raise ConfigError(unknown_name("source", str(name), SOURCE_NAMES))
+        if len(set(self.sources)) != len(self.sources):
+            raise ConfigError(f"sources must not repeat a name (got {list(self.sources)})")

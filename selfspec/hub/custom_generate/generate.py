@@ -1,0 +1,25 @@
+"""Loaded by transformers for `model.generate(custom_generate=..., trust_remote_code=True)`."""
+
+import selfspec
+
+_KNOBS = selfspec.SpecConfig.__dataclass_fields__
+
+
+def generate(model, *, spec=None, **kwargs):
+    """Stock `generate()` arguments, any knob of `SpecConfig`, or a ready `spec`.
+
+    Without `spec`, what is learned stays with the model from call to call.
+    """
+    knobs = {name: kwargs.pop(name) for name in list(kwargs) if name in _KNOBS and name != "top_k"}
+    if spec is None:
+        spec = _spec_of(model, knobs)
+    kwargs = {name: value for name, value in kwargs.items() if value is not None}
+    return type(model).generate(model, custom_generate=spec, **kwargs)
+
+
+def _spec_of(model, knobs):
+    kept = getattr(model, "_selfspec", None)
+    if kept is None or knobs:
+        kept = selfspec.SelfSpec(**knobs)
+        model._selfspec = kept
+    return kept

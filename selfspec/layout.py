@@ -1,0 +1,157 @@
+"""From trees to what a forward takes: ids, positions and one additive mask for each attention type.
+
+Pure: reads trees and row lengths, returns tensors. A row's committed tokens fill the columns
+from 0 to its length; all trees are appended at one common column, the front, so that rows of
+different lengths leave holes that the masks hide.
+
+::
+
+    row 0   t t t t t t | a b c        t committed   . hole   a b c nodes of the tree
+    row 1   _ _ t t . . | a b c        _ padding     | front
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from selfspec.records import DraftTree
+
+__all__ = ["Layout", "RowPlaces", "Window", "ancestors", "lay_out"]
+
+
+class Window(NamedTuple):
+    """How far back an attention type sees, in columns.
+
+    `kind` is ``"full"``, ``"sliding"`` (the last `size` columns) or ``"chunked"`` (the columns of
+    the same chunk of `size`, counted from the row's first token).
+    """
+
+    kind: str = "full"
+    size: int = 0
+
+
+class RowPlaces(NamedTuple):
+    """Where the rows of a forward stand."""
+
+    lengths: list[int]  # committed columns of each row, padding included
+    next_positions: torch.Tensor  # (..., B, 1): the position id of each row's root
+    visible: torch.Tensor | None  # (B, P) bool: prompt columns that count; None: all do
+
+
+class Layout(NamedTuple):
+    """The arguments of one forward."""
+
+    input_ids: torch.Tensor  # (B, Q)
+    position_ids: torch.Tensor  # (..., B, Q)
+    masks: dict[str, torch.Tensor]  # by attention type: (B, 1, Q, columns)
+
+
+def ancestors(parents: Sequence[int], width: int) -> NDArray[np.bool_]:
+    """(width, width): may node i see node j, that is, is j i itself or above it.
+
+    Rows beyond the tree repeat the root's, so that no softmax runs over nothing.
+
+    >>> ancestors([-1, 0, 0, 1], 4).astype(int)
+    array([[1, 0, 0, 0],
+           [1, 1, 0, 0],
+           [1, 0, 1, 0],
+           [1, 1, 0, 1]])
+    """
+    sees = np.zeros((width, width), np.bool_)
+    sees[:, 0] = True
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            sees[node] = sees[parent]
+            sees[node, node] = True
+    return sees
+
+
+def lay_out(
+    trees: Sequence[DraftTree],
+    places: RowPlaces,
+    *,
+    front: int,
+    windows: Mapping[str, Window],
+    first_columns: Mapping[str, int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Layout:
+    """Lays the rows' trees side by side, padded to the widest one.
+
+    `first_columns` says, for each attention type, which column its first key stands for: windowed
+    layers drop what nobody can see any more. Costs O(B · Q · columns) on the device, and
+    O(B · Q²) bits on the CPU.
+    """
+    width = max(map(len, trees))
+    depths = _padded([tree.depths for tree in trees], width).to(device)
+    tree_sees = torch.from_numpy(np.stack([ancestors(t.parents, width) for t in trees]))
+    masker = _Masker(places, front, depths, tree_sees.to(device), dtype)
+    return Layout(
+        _padded([tree.tokens for tree in trees], width).to(device),
+        places.next_positions + depths,
+        {name: masker.mask(window, first_columns[name]) for name, window in windows.items()},
+    )
+
+
+def _padded(lists: Sequence[list[int]], width: int) -> torch.Tensor:
+    return torch.tensor([items + items[:1] * (width - len(items)) for items in lists])
+
+
+class _Masker:
+    """Builds the masks of one forward, which differ in their window alone."""
+
+    def __init__(
+        self,
+        places: RowPlaces,
+        front: int,
+        depths: torch.Tensor,  # (B, Q)
+        tree_sees: torch.Tensor,  # (B, Q, Q)
+        dtype: torch.dtype,
+    ) -> None:
+        self._front = front
+        self._tree_sees = tree_sees
+        self._dtype = dtype
+        self._lengths = torch.tensor(places.lengths, device=depths.device)
+        self._query_columns = self._lengths[:, None] + depths  # (B, Q)
+        self._visible = places.visible
+
+    def mask(self, window: Window, first_column: int) -> torch.Tensor:
+        """(B, 1, Q, front - first_column + Q), 0 where a node may look."""
+        rows, width = self._query_columns.shape
+        columns = torch.arange(first_column, self._front, device=self._lengths.device)
+        committed = self._committed(columns).expand(rows, width, -1)
+        sees = torch.cat([committed, self._tree_sees], dim=-1)
+        if window.kind != "full":
+            sees = sees & self._in_window(window, columns)
+        mask = torch.zeros(sees.shape, dtype=self._dtype, device=sees.device)
+        return mask.masked_fill_(~sees, torch.finfo(self._dtype).min)[:, None]
+
+    def _committed(self, columns: torch.Tensor) -> torch.Tensor:
+        """(B, 1, columns): is there a token of the row in this column."""
+        sees = columns < self._lengths[:, None]
+        if self._visible is not None:
+            num_prompt = self._visible.shape[1]
+            known = self._visible[:, columns.clamp(max=num_prompt - 1)]
+            sees = sees & (known | (columns >= num_prompt))
+        return sees[:, None]
+
+    def _in_window(self, window: Window, columns: torch.Tensor) -> torch.Tensor:
+        """(B, Q, columns + Q): is the key near enough to the query."""
+        rows = self._query_columns.shape[0]
+        keys = torch.cat([columns.expand(rows, -1), self._query_columns], dim=-1)[:, None]
+        queries = self._query_columns[:, :, None]
+        if window.kind == "sliding":
+            return keys > queries - window.size
+        start = self._row_starts()
+        return (keys - start) // window.size == (queries - start) // window.size
+
+    def _row_starts(self) -> torch.Tensor:
+        """(B, 1, 1): the first column that counts, from where chunks are told off."""
+        if self._visible is None:
+            return self._lengths.new_zeros(1, 1, 1)
+        return self._visible.int().argmax(-1)[:, None, None]

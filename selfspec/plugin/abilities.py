@@ -1,0 +1,183 @@
+"""What a model can verify: a tree, a chain, or nothing beyond its next token.
+
+Found out by trying: a few tokens are run as a tree through the very code that drafting uses, and
+compared with plain forwards. So a model that ignores 4-D masks or counts positions by itself is
+never given a tree, whether or not anybody knew of it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from transformers.cache_utils import DynamicCache
+
+from selfspec.kv import can_hold_trees
+from selfspec.layout import Window
+from selfspec.plugin.backends import ChainBackend, TreeBackend
+from selfspec.records import DraftTree
+
+__all__ = ["Ability", "AttentionTypes", "attention_types", "probe"]
+
+_ATTENTIONS = ("sdpa", "eager")
+_NOISE = 0.4  # right logits are nearer to the truth than this share of what a leak would move
+
+
+class AttentionTypes(NamedTuple):
+    """The attention type of each layer, and the window of each type."""
+
+    by_layer: tuple[str, ...]
+    windows: dict[str, Window]
+
+
+class Ability(NamedTuple):
+    """`mode` is ``"tree"``, ``"chain"`` or ``"plain"``; `reason` says why it is no tree."""
+
+    mode: str
+    reason: str | None
+    attention: AttentionTypes | None
+
+
+def attention_types(config: Any) -> AttentionTypes | str:
+    """Reads the layers' types off a config, as transformers' own mask code does; or why not."""
+    config = config.get_text_config(decoder=True)
+    for name in ("window_size", "attention_window", "local_attention_window", "attention_types"):
+        if getattr(config, name, None):
+            return f"its config sets {name!r}, a window of the model's own making"
+    sliding = getattr(config, "sliding_window", None)
+    chunk = getattr(config, "attention_chunk_size", None)
+    known = {
+        "full_attention": Window(),
+        "sliding_attention": Window("sliding", sliding or 0),
+        "chunked_attention": Window("chunked", chunk or 0),
+    }
+    types = getattr(config, "layer_types", None)
+    if types is None:
+        only = "sliding_attention" if sliding else "chunked_attention" if chunk else None
+        types = [only or "full_attention"] * config.num_hidden_layers
+    for name in types:
+        if name not in known:
+            return f"it has layers of type {name!r}, which can't branch"
+    return AttentionTypes(tuple(types), {name: known[name] for name in dict.fromkeys(types)})
+
+
+def probe(model: Any) -> Ability:
+    """Tries a tree, then a chain; costs up to seven forwards of a few tokens, once a model."""
+    ids = _probe_ids(model)
+    if ids is None:
+        return Ability("plain", "its vocabulary is too small to try a draft on", None)
+    with torch.no_grad():
+        types, reason = _try_tree(model, ids)
+        if reason is None:
+            return Ability("tree", None, types)
+        chain_reason = _attempt(_check_chain, model, ids)
+    if chain_reason is None:
+        return Ability("chain", f"{reason}; drafting chains instead of trees", None)
+    return Ability("plain", f"{reason}; and no chain either: {chain_reason}", None)
+
+
+def _try_tree(model: Any, ids: list[int]) -> tuple[AttentionTypes | None, str | None]:
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return None, f"{type(model).__name__} takes no position_ids"
+    used = getattr(model.config, "_attn_implementation", None)
+    if used not in _ATTENTIONS:
+        return None, f"{used!r} attention takes no 4-D mask (sdpa and eager do)"
+    types = attention_types(model.config)
+    if isinstance(types, str):
+        return None, f"{type(model).__name__}: {types}"
+    return types, _attempt(_check_tree, model, ids, types)
+
+
+def _attempt(check: Any, model: Any, *args: Any) -> str | None:
+    """A check's verdict; an exception inside the model's own code is a verdict too."""
+    try:
+        verdict: str | None = check(model, *args)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        return f"{type(model).__name__} fails on it ({type(error).__name__}: {error})"
+    return verdict
+
+
+def _probe_ids(model: Any) -> list[int] | None:
+    """Nine different ordinary tokens."""
+    config = model.config.get_text_config(decoder=True)
+    special = set()
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        value = getattr(config, name, None)
+        special.update(value if isinstance(value, list) else [value])
+    ordinary = (i for i in range(3, config.vocab_size) if i not in special)
+    ids = list(itertools.islice(ordinary, 9))
+    return ids if len(ids) == 9 else None
+
+
+def _run(model: Any, ids: Sequence[int], cache: DynamicCache | None = None) -> torch.Tensor:
+    """Plain logits (1, L, V)."""
+    input_ids = torch.tensor([list(ids)], device=model.device)
+    output = model(input_ids=input_ids, past_key_values=cache, use_cache=cache is not None)
+    return output.logits  # type: ignore[no-any-return]
+
+
+def _check_tree(model: Any, ids: list[int], types: AttentionTypes) -> str | None:
+    """A root with children a and b, b with child c; then path root-b-c is kept, and d follows."""
+    prompt, (root, a, b, c, d) = ids[:4], ids[4:]
+    truth = _run(model, [*prompt, root, b, c, d])[0, 4:]
+    leaked = _run(model, [*prompt, root, a, b, c, d])[0, [4, 6, 7, 8]]
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    _run(model, prompt, cache)
+    if reason := can_hold_trees(cache):
+        return reason
+    position = torch.full((1, 1), len(prompt), device=model.device)
+    backend = TreeBackend(model, cache, types.by_layer, types.windows, position, None, room=8)
+    tree = DraftTree.of_root(root)
+    tree.add(0, a, 0.5)
+    tree.add(tree.add(0, b, 0.4), c, 0.3)
+    first = backend.forward(backend.lay_out([tree]))[0, [0, 2, 3]]
+    backend.commit([[0, 2, 3]])
+    second = backend.forward(backend.lay_out([DraftTree.of_root(d)]))[0]
+    return _verdict(torch.cat([first, second]), truth, leaked, "a tree's mask and positions")
+
+
+def _check_chain(model: Any, ids: list[int]) -> str | None:
+    """A chain of three drafts of which one is kept, then one token behind it."""
+    prompt, (root, a, b, c, d) = ids[:4], ids[4:]
+    truth = _run(model, [*prompt, root, a, d])[0, 4:]
+    leaked = _run(model, [*prompt, root, a, b, c, d])[0, [4, 5, 8]]
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    device = model.device
+    kwargs = {
+        "past_key_values": cache,
+        "use_cache": True,
+        "position_ids": torch.arange(len(prompt) + 1, device=device)[None],
+    }
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        del kwargs["position_ids"]
+    _run(model, prompt, cache)
+    if not cache.is_croppable:
+        return "its KV cache can't be cropped"
+    backend = ChainBackend(model, cache, torch.tensor([prompt], device=device), kwargs)
+    chain = DraftTree.of_root(root)
+    chain.add(chain.add(chain.add(0, a, 0.9), b, 0.8), c, 0.7)
+    first = backend.forward(backend.lay_out([chain]))[0, :2]
+    backend.commit([[0, 1]])
+    second = backend.forward(backend.lay_out([DraftTree.of_root(d)]))[0]
+    return _verdict(torch.cat([first, second]), truth, leaked, "a chain and its taking back")
+
+
+def _verdict(
+    got: torch.Tensor, truth: torch.Tensor, leaked: torch.Tensor, what: str
+) -> str | None:
+    """Row by row, the logits must be far nearer to the truth than a leak would put them."""
+    got, truth, leaked = got.float(), truth.float(), leaked.float()
+    error = (got - truth).abs().amax(-1)
+    scale = truth.std(-1).clamp(min=1e-6)
+    leak = (leaked - truth).abs().amax(-1)
+    # a leak can only be told where it moves the logits; elsewhere rounding is all that is allowed
+    allowed = torch.maximum(_NOISE * leak, 1e-4 * scale)
+    if bool((error <= allowed).all()) and bool(torch.isfinite(got).all()):
+        return None
+    worst = float((error / scale).max())
+    return f"it does not follow {what} (logits off by {worst:.2g} standard deviations)"

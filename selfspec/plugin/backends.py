@@ -1,0 +1,150 @@
+"""The two ways to run a model over drafts: trees on arenas, chains on the stock cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from selfspec.kv import TreeKV
+from selfspec.layout import Layout, RowPlaces, Window, lay_out
+from selfspec.records import DraftTree
+
+__all__ = ["ChainBackend", "TreeBackend"]
+
+
+class TreeBackend:
+    """Trees of several rows in one forward, through 4-D masks."""
+
+    def __init__(
+        self,
+        model: Any,
+        cache: Any,
+        layer_types: Sequence[str],
+        windows: Mapping[str, Window],
+        next_positions: torch.Tensor,  # (..., B, 1): the position id of each row's next token
+        visible: torch.Tensor | None,  # (B, P) bool
+        *,
+        room: int,
+    ) -> None:
+        num_rows = next_positions.shape[-2]
+        sizes = {name: window.size for name, window in windows.items()}
+        self._model = model
+        self._cache = cache
+        self._windows = windows
+        self._positions = next_positions
+        self._visible = visible
+        self.kv = TreeKV(cache, layer_types, sizes, num_rows=num_rows, room=room)
+
+    def lay_out(self, trees: Sequence[DraftTree]) -> Layout:
+        """Ids, positions and masks; makes room in the KV."""
+        self.kv.reserve(max(map(len, trees)))
+        return lay_out(
+            trees,
+            RowPlaces(self.kv.lengths, self._positions, self._visible),
+            front=self.kv.front,
+            windows=self._windows,
+            first_columns=self.kv.first_columns,
+            dtype=self.kv.dtype,
+            device=self._model.device,
+        )
+
+    def forward(self, layout: Layout) -> torch.Tensor:
+        """Logits (B, Q, V)."""
+        masks = layout.masks
+        output = self._model(
+            input_ids=layout.input_ids,
+            position_ids=layout.position_ids,
+            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
+            past_key_values=self._cache,
+            use_cache=True,
+            return_dict=True,
+        )
+        return output.logits  # type: ignore[no-any-return]
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keeps each row's path and moves its next position behind it."""
+        self.kv.commit(paths)
+        lengths = torch.tensor([[len(path)] for path in paths], device=self._positions.device)
+        self._positions = self._positions + lengths
+
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        """Drops the rows that stopped."""
+        index = list(rows)
+        self.kv.keep_rows(index)
+        self._positions = self._positions[..., index, :]
+        if self._visible is not None:
+            self._visible = self._visible[index]
+
+    def release(self) -> None:
+        """Hands the cache back as stock left it."""
+        self.kv.release()
+
+
+class ChainBackend:
+    """Chains on the stock cache, for models whose forward can't take a tree.
+
+    All rows move together. Inputs are prepared by the model's own `generate` code, so whatever
+    that does for its plain steps holds here too.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        cache: Any,
+        input_ids: torch.Tensor,  # (B, L): what was read so far, without the roots
+        model_kwargs: dict[str, Any],  # as they stand for the step that reads the roots
+    ) -> None:
+        self._model = model
+        self._cache = cache
+        self._ids = input_ids
+        self._kwargs = {**model_kwargs, "logits_to_keep": 0}
+        if not model._supports_logits_to_keep():
+            del self._kwargs["logits_to_keep"]
+        self._width = 0
+        cache.activate_past_recording()
+
+    def lay_out(self, trees: Sequence[DraftTree]) -> dict[str, Any]:
+        """The model's own inputs for the chains, shorter ones filled up with their last token."""
+        self._width = max(map(len, trees))
+        chains = torch.tensor(
+            [tree.tokens + tree.tokens[-1:] * (self._width - len(tree)) for tree in trees],
+            device=self._ids.device,
+        )
+        self._ids = torch.cat([self._ids, chains], dim=-1)
+        inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(
+            self._ids,
+            next_sequence_length=self._width,
+            **self._advanced(self._width - 1),
+        )
+        return inputs
+
+    def forward(self, layout: dict[str, Any]) -> torch.Tensor:
+        """Logits (B, Q, V)."""
+        return self._model(**layout, return_dict=True).logits  # type: ignore[no-any-return]
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keeps the same number of tokens of every row, and takes the rest back."""
+        num_kept = len(paths[0])
+        num_dropped = self._width - num_kept
+        self._cache.crop(-num_dropped)
+        self._ids = self._ids[:, : self._ids.shape[1] - num_dropped]
+        self._kwargs = self._advanced(num_kept)
+
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        """Never asked for: rows that move together stay together."""
+        raise AssertionError("chains drop no rows")
+
+    def release(self) -> None:
+        """Lets windowed layers forget again."""
+        for layer in self._cache.layers:
+            if hasattr(layer, "record_past"):
+                layer.record_past = False
+
+    def _advanced(self, num_tokens: int) -> dict[str, Any]:
+        """The model's arguments, masks and positions longer by some tokens."""
+        kwargs: dict[str, Any] = self._model._update_model_kwargs_for_generation(
+            {}, dict(self._kwargs), num_new_tokens=num_tokens
+        )
+        return kwargs

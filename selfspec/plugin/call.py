@@ -1,0 +1,234 @@
+"""One `generate()` call, from stock's prepared arguments to stock's kind of result."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from selfspec.config import SpecConfig
+from selfspec.engine import (
+    Decoder,
+    GreedyChooser,
+    Lockstep,
+    Memory,
+    OwnPace,
+    ProcessedChooser,
+    Row,
+)
+from selfspec.errors import UnsupportedError
+from selfspec.kv import can_hold_trees
+from selfspec.plugin.abilities import Ability
+from selfspec.plugin.backends import ChainBackend, TreeBackend
+from selfspec.plugin.prompt import PromptTap
+from selfspec.plugin.rules import has_eos_rule, looks_at_rows, row_stops
+from selfspec.records import GenerationStats
+from selfspec.transcript import Streamer, Transcript
+from selfspec.verify import NoiseTape
+
+__all__ = ["Call", "SelfSpecOutput"]
+
+_MIN_ROOM = 256  # KV slots behind the prompt, where more may come
+
+
+class SelfSpecOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
+    """Stock's output with the statistics of the call beside it, as the attribute `stats`."""
+
+    stats: GenerationStats
+
+
+@dataclass
+class Call:
+    """The arguments of one call, as `generate()` prepared them."""
+
+    model: Any
+    input_ids: torch.Tensor
+    logits_processor: Any
+    stopping_criteria: Any
+    generation_config: Any
+    streamer: Streamer | None
+    model_kwargs: dict[str, Any]
+    config: SpecConfig
+    stats: GenerationStats
+    listeners: tuple[Any, ...] = ()
+
+    def decode_plainly(self, reason: str) -> Any:
+        """Stock's own loop, with the reason noted; an error instead under `strict`."""
+        self.stats.disabled_reason = reason
+        if self.config.strict:
+            raise UnsupportedError(f"strict=True and the call can't be drafted for: {reason}")
+        start = perf_counter()
+        result = type(self.model)._sample(
+            self.model,
+            self.input_ids,
+            logits_processor=self.logits_processor,
+            stopping_criteria=self.stopping_criteria,
+            generation_config=self.generation_config,
+            streamer=self.streamer,
+            **self.model_kwargs,
+        )
+        self.stats.seconds["plain"] += perf_counter() - start  # type: ignore[assignment]
+        sequences = result if isinstance(result, torch.Tensor) else result.sequences
+        num_rows, length = sequences.shape
+        self._count_plain(num_rows, length - self.input_ids.shape[1])
+        return result
+
+    def decode(self, ability: Ability, memory_for: Any) -> Any:
+        """Drafts as far as the model's ability goes; `memory_for(vocab_size)` is what it learns."""
+        self.stats.disabled_reason = ability.reason
+        start = perf_counter()
+        prompt_logits, tap = self._read_prompt()
+        memory: Memory = memory_for(prompt_logits.shape[-1])
+        if memory.learns:
+            tap.teach(
+                memory, self.input_ids, self._visible(), prompt_logits, self._lut_width(memory)
+            )
+        self.stats.seconds["prefill"] += perf_counter() - start  # type: ignore[assignment]
+        backend = self._backend(ability)
+        try:
+            decoder = self._decoder(backend, memory, chains=ability.mode == "chain")
+            with self._decode_mode():
+                decoder.start(self._rows(decoder), prompt_logits)
+                decoder.run()
+        finally:
+            backend.release()
+        decoder.transcript.end()
+        return self._result(decoder)
+
+    def _count_plain(self, num_rows: int, num_new: int) -> None:
+        self.stats.num_new_tokens += num_rows * num_new
+        self.stats.num_prompt_tokens_out += num_rows
+        self.stats.num_steps += num_rows * (num_new - 1)
+        self.stats.num_nodes += num_rows * (num_new - 1)
+
+    def _read_prompt(self) -> tuple[torch.Tensor, PromptTap]:
+        """The prompt's forward; afterwards the model's arguments stand for the first step."""
+        tap = PromptTap(self.model)
+        with tap.open(self.model_kwargs) as kwargs:
+            outputs = self.model._prefill(self.input_ids, self.generation_config, kwargs)
+        if reason := can_hold_trees(outputs.past_key_values):
+            assert self.model_kwargs["past_key_values"] is outputs.past_key_values, reason
+        self.model_kwargs = self.model._update_model_kwargs_for_generation(
+            outputs, self.model_kwargs
+        )
+        return outputs.logits[:, -1], tap
+
+    def _visible(self) -> torch.Tensor | None:
+        """(B, P): which columns of the prompt count; None where all do."""
+        mask = self.model_kwargs.get("attention_mask")
+        return None if mask is None else mask[:, :-1].bool()
+
+    def _lut_width(self, memory: Memory) -> int:
+        return self.config.top_k
+
+    def _backend(self, ability: Ability) -> TreeBackend | ChainBackend:
+        cache = self.model_kwargs["past_key_values"]
+        if ability.mode == "chain":
+            return ChainBackend(self.model, cache, self.input_ids, self.model_kwargs)
+        assert ability.attention is not None
+        positions = self.model_kwargs["position_ids"][..., -1:]
+        positions = positions.expand(*positions.shape[:-2], len(self.input_ids), 1)
+        return TreeBackend(
+            self.model,
+            cache,
+            ability.attention.by_layer,
+            ability.attention.windows,
+            positions.to(self.model.device),
+            self._visible(),
+            room=self._room(),
+        )
+
+    def _room(self) -> int:
+        """KV slots to start with behind the prompt: all that may come, or the prompt's length."""
+        length = self.input_ids.shape[1]
+        to_come = max(self.generation_config.max_length - length, 1)
+        return min(to_come, max(length, _MIN_ROOM)) + self.config.max_nodes
+
+    def _decoder(
+        self, backend: TreeBackend | ChainBackend, memory: Memory, *, chains: bool
+    ) -> Decoder:
+        pad = self.generation_config._pad_token_tensor
+        transcript = Transcript(
+            self.input_ids,
+            pad_token_id=None if pad is None else int(pad),
+            streamer=self.streamer,
+        )
+        return Decoder(
+            backend=backend,
+            pace=self._pace(chains=chains),
+            transcript=transcript,
+            memory=memory,
+            config=self.config.changed(top_k=1) if chains else self.config,
+            stats=self.stats,
+            listeners=self.listeners,
+        )
+
+    def _pace(self, *, chains: bool) -> OwnPace | Lockstep:
+        """Own pace where nothing asks for the rows to move together."""
+        stops = row_stops(self.stopping_criteria)
+        if chains or stops is None or self._moves_together():
+            return self._lockstep()
+        if not self.logits_processor and not self.generation_config.do_sample:
+            return OwnPace(GreedyChooser(), stops)
+        tape = NoiseTape(len(self.input_ids)) if self.generation_config.do_sample else None
+        return OwnPace(ProcessedChooser(self.logits_processor, tape), stops)
+
+    def _moves_together(self) -> bool:
+        config = self.generation_config
+        several = len(self.input_ids) > 1
+        returns_dict = config.return_dict_in_generate
+        returns_cache = returns_dict or getattr(
+            self.model_kwargs["past_key_values"], "_is_user_defined", False
+        )
+        records = returns_dict and (config.output_scores or config.output_logits)
+        return bool(
+            records
+            or (several and returns_cache)
+            or (several and not looks_at_rows(self.logits_processor))
+        )
+
+    def _lockstep(self) -> Lockstep:
+        config = self.generation_config
+        pad = config._pad_token_tensor
+        return Lockstep(
+            processors=self.logits_processor,
+            criteria=self.stopping_criteria,
+            do_sample=bool(config.do_sample),
+            pads_done_rows=has_eos_rule(self.stopping_criteria),
+            pad_token_id=0 if pad is None else int(pad),
+            keeps_scores=bool(config.return_dict_in_generate and config.output_scores),
+            keeps_logits=bool(config.return_dict_in_generate and config.output_logits),
+        )
+
+    def _rows(self, decoder: Decoder) -> list[Row]:
+        visible = self._visible()
+        rows = []
+        for index, ids in enumerate(self.input_ids):
+            if visible is not None:
+                ids = ids[visible[index, -len(ids) :]] if len(ids) else ids
+            rows.append(Row.open(index, ids.tolist(), decoder.memory, decoder.config))
+        return rows
+
+    def _decode_mode(self) -> AbstractContextManager[None]:
+        """Stock's own switches for the time of decoding, where this version has them."""
+        enter = getattr(self.model, "_optimize_model_for_decode", nullcontext)
+        return enter()  # type: ignore[no-any-return]
+
+    def _result(self, decoder: Decoder) -> Any:
+        sequences = decoder.transcript.sequences()
+        config = self.generation_config
+        if not config.return_dict_in_generate:
+            return sequences
+        pace = decoder.pace
+        output = SelfSpecOutput(
+            sequences=sequences,
+            scores=tuple(pace.scores) if config.output_scores else None,  # type: ignore[union-attr]
+            logits=tuple(pace.logits) if config.output_logits else None,  # type: ignore[union-attr]
+            past_key_values=self.model_kwargs["past_key_values"],
+        )
+        output.stats = self.stats
+        return output

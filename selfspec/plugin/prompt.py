@@ -1,0 +1,95 @@
+"""The prompt's forward, and what the LUTs learn from it.
+
+Stock asks the model for the last position's logits alone, and so does this: the input of the
+output head is looked at on its way, and the head is run again over it in chunks. So nothing of
+the size of prompt x vocabulary is ever held, and the logits that choose the first token are the
+stock ones to the bit.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from selfspec.engine import Memory, top_k_of
+
+__all__ = ["PromptTap"]
+
+_CHUNK_ELEMENTS = 1 << 24  # logits held at a time
+
+
+class PromptTap:
+    """Collects the hidden states in front of the output head during the prompt's forward."""
+
+    def __init__(self, model: Any) -> None:
+        self._head = model.get_output_embeddings()
+        self._hidden: list[torch.Tensor] = []
+
+    @contextmanager
+    def open(self, model_kwargs: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yields the arguments for the prompt's forward, and listens while it runs.
+
+        Only for this thread: another one may run the same model meanwhile.
+        """
+        if self._head is None or model_kwargs.get("logits_to_keep") != 1:
+            yield model_kwargs
+            return
+        owner = threading.get_ident()
+
+        def keep_last(_module: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+            if threading.get_ident() != owner:
+                return None
+            self._hidden.append(args[0])
+            return (args[0][:, -1:], *args[1:])
+
+        handle = self._head.register_forward_pre_hook(keep_last)
+        try:
+            yield {**model_kwargs, "logits_to_keep": 0}
+        finally:
+            handle.remove()
+
+    def teach(
+        self,
+        memory: Memory,
+        input_ids: torch.Tensor,  # (B, L)
+        visible: torch.Tensor | None,  # (B, >= L)
+        last_logits: torch.Tensor,  # (B, V)
+        top_k: int,
+    ) -> None:
+        """Shows the sources what the model said behind each token of the prompt.
+
+        A token that comes more than once is shown where it came last: its row keeps no more.
+        """
+        if not self._hidden:
+            return
+        hidden = torch.cat(self._hidden, dim=1)
+        self._hidden.clear()
+        length = min(hidden.shape[1], input_ids.shape[1])
+        if length == 0:
+            return
+        scale = self._scale(hidden[:, -1:], last_logits)
+        tokens = input_ids[:, -length:].reshape(-1).cpu()
+        hidden = hidden[:, -length:].reshape(-1, hidden.shape[-1])
+        places = _last_places(tokens, visible, length)
+        chunk = max(_CHUNK_ELEMENTS // last_logits.shape[-1], 1)
+        for part in places.split(chunk):
+            logits = self._head(hidden[part.to(hidden.device)]) * scale
+            memory.observe_prompt(tokens[part].tolist(), top_k_of(logits, top_k))
+
+    def _scale(self, last_hidden: torch.Tensor, last_logits: torch.Tensor) -> float:
+        """What the model multiplies its head's output with, as Cohere and Granite do."""
+        raw = self._head(last_hidden)[:, 0].float()
+        return float((raw * last_logits.float()).sum() / (raw * raw).sum().clamp(min=1e-12))
+
+
+def _last_places(tokens: torch.Tensor, visible: torch.Tensor | None, length: int) -> torch.Tensor:
+    """Indices of each token's last occurrence among the flattened rows, padding left out."""
+    places = torch.arange(len(tokens))
+    if visible is not None:
+        places = places[visible[:, -length:].reshape(-1).cpu()]
+    last = {token: place for place, token in zip(places.tolist(), tokens[places].tolist())}
+    return torch.tensor(sorted(last.values()), dtype=torch.long)

@@ -1,0 +1,146 @@
+"""What a `generate()` call asks for: what is refused, what is decoded plainly, what looks at
+one row alone.
+
+Reads transformers' objects; runs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers.cache_utils import DynamicCache
+from transformers.generation import logits_process, stopping_criteria
+
+from selfspec.errors import UnsupportedError
+from selfspec.transcript import RowStops
+
+__all__ = ["has_eos_rule", "looks_at_rows", "plain_reason", "refuse_unservable", "row_stops"]
+
+# Processors whose scores for a row depend on that row alone. Others, user-made ones among them,
+# may look at the batch or count their calls: for them the rows of a batch move together.
+_ROW_PROCESSORS = frozenset(
+    getattr(logits_process, name)
+    for name in (
+        "EpsilonLogitsWarper",
+        "EtaLogitsWarper",
+        "ExponentialDecayLengthPenalty",
+        "ForcedBOSTokenLogitsProcessor",
+        "ForcedEOSTokenLogitsProcessor",
+        "InfNanRemoveLogitsProcessor",
+        "LogitNormalization",
+        "MinLengthLogitsProcessor",
+        "MinNewTokensLengthLogitsProcessor",
+        "MinPLogitsWarper",
+        "NoBadWordsLogitsProcessor",
+        "NoRepeatNGramLogitsProcessor",
+        "RepetitionPenaltyLogitsProcessor",
+        "SequenceBiasLogitsProcessor",
+        "SuppressTokensAtBeginLogitsProcessor",
+        "SuppressTokensLogitsProcessor",
+        "TemperatureLogitsWarper",
+        "TopHLogitsWarper",
+        "TopKLogitsWarper",
+        "TopPLogitsWarper",
+        "TypicalLogitsWarper",
+    )
+    if hasattr(logits_process, name)
+)
+
+# Model arguments that a tree's forward sets or follows; any other would have to be followed too.
+_FOLLOWED_KWARGS = frozenset(
+    (
+        "attention_mask",
+        "inputs_embeds",
+        "logits_to_keep",
+        "output_attentions",
+        "output_hidden_states",
+        "past_key_values",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+    )
+)
+
+# `assistant_model` never reaches a custom decoding loop, so `attach` refuses it by itself.
+_REFUSED_MODES = {
+    "num_beams": "beam search can't be drafted for; set num_beams=1 or leave assistant= out",
+    "penalty_alpha": (
+        "contrastive search can't be drafted for; set penalty_alpha=None or leave assistant= out"
+    ),
+    "dola_layers": "DoLa can't be drafted for; set dola_layers=None or leave assistant= out",
+    "constraints": "constrained beam search can't be drafted for; leave assistant= out",
+    "force_words_ids": "constrained beam search can't be drafted for; leave assistant= out",
+    "prompt_lookup_num_tokens": (
+        "prompt lookup is another assistant; set prompt_lookup_num_tokens=None "
+        "or leave assistant= out"
+    ),
+    "assistant_early_exit": (
+        "early exit is another assistant; set assistant_early_exit=None or leave assistant= out"
+    ),
+    "use_mtp": "multi-token prediction is another assistant; set use_mtp=False",
+}
+
+
+def refuse_unservable(model: Any, generation_config: Any) -> None:
+    """Raises for what stock can do and drafting never will, naming the argument and the fix."""
+    if model.config.is_encoder_decoder:
+        raise UnsupportedError(
+            f"{type(model).__name__} is an encoder-decoder model, and drafts are made for decoders "
+            "alone; call generate() without assistant="
+        )
+    for name, message in _REFUSED_MODES.items():
+        value = getattr(generation_config, name, None)
+        if value and not (name == "num_beams" and value == 1):
+            raise UnsupportedError(f"{message} (got {name}={value!r})")
+
+
+def plain_reason(generation_config: Any, model_kwargs: Mapping[str, Any]) -> str | None:
+    """Why this call, whatever the model, has to be decoded plainly; None where it need not."""
+    if not model_kwargs.get("use_cache", True):
+        return "use_cache=False leaves no KV cache to verify a draft with"
+    cache = model_kwargs.get("past_key_values")
+    if type(cache) is not DynamicCache or cache.offloading:
+        return f"a KV cache of type {_cache_name(cache)} can't take a draft back"
+    if generation_config.return_dict_in_generate:
+        for name in ("output_attentions", "output_hidden_states"):
+            if getattr(generation_config, name):
+                return f"{name}=True asks for the tensors of each plain step"
+    for name, value in model_kwargs.items():
+        if name not in _FOLLOWED_KWARGS and value is not None:
+            return f"the model argument {name!r} can't be followed along a draft"
+    return None
+
+
+def looks_at_rows(processors: Sequence[Any]) -> bool:
+    """Do all processors treat each row by itself, without state?"""
+    return all(
+        type(p) in _ROW_PROCESSORS or getattr(p, "looks_at_rows", False) for p in processors
+    )
+
+
+def has_eos_rule(criteria: Sequence[Any]) -> bool:
+    """Stock's own test for filling rows that stopped with the pad token."""
+    return any(hasattr(criterion, "eos_token_id") for criterion in criteria)
+
+
+def row_stops(criteria: Any) -> RowStops | None:
+    """The stopping rules where all of them look at one row alone; else None."""
+    eos_ids: frozenset[int] = frozenset()
+    others = []
+    for criterion in criteria:
+        if type(criterion) is stopping_criteria.EosTokenCriteria:
+            eos_ids |= frozenset(criterion.eos_token_id.tolist())
+        elif type(criterion) is stopping_criteria.StopStringCriteria:
+            others.append(criterion)
+        elif type(criterion) is not stopping_criteria.MaxLengthCriteria:
+            return None
+    if criteria.max_length is None or (others and not eos_ids):
+        return None  # without an end token, stock lets a row that stopped go on writing
+    return RowStops(criteria.max_length, eos_ids, others)
+
+
+def _cache_name(cache: Any) -> str:
+    if getattr(cache, "offloading", False):
+        return f"offloaded {type(cache).__name__}"
+    return type(cache).__name__

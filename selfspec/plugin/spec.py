@@ -1,0 +1,201 @@
+"""`SelfSpec`: what a user makes once and passes to `generate()`; the owner of all that is learned."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from selfspec.calibration import Calibration
+from selfspec.config import SpecConfig
+from selfspec.engine import Memory
+from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
+from selfspec.plugin.abilities import Ability, probe
+from selfspec.plugin.call import Call
+from selfspec.plugin.rules import plain_reason, refuse_unservable
+from selfspec.records import GenerationStats, StepRecord
+from selfspec.sources import REGISTRY, LutSource, Source
+
+__all__ = ["SelfSpec"]
+
+
+class SelfSpec:
+    """Drafts for `generate()`; keeps what it learns from call to call.
+
+    Use one for all models that share a tokenizer. Safe to use from several threads.
+
+    Args:
+        config: All knobs at once. Or name them one by one: ``SelfSpec(max_nodes=32)``.
+        extra_sources: Sources of your own, asked beside those that `config.sources` names.
+
+    Attributes:
+        config: The knobs, a frozen `SpecConfig`.
+        stats: `GenerationStats` of the last call that ended.
+        total_stats: The same over all calls so far.
+    """
+
+    def __init__(
+        self,
+        config: SpecConfig | None = None,
+        *,
+        extra_sources: Sequence[Source] = (),
+        **knobs: Any,
+    ) -> None:
+        if config is not None and not isinstance(config, SpecConfig):
+            raise ConfigError(f"config must be a SpecConfig (got {config!r})")
+        self.config = config.changed(**knobs) if config is not None else SpecConfig.of(**knobs)
+        self.stats = GenerationStats()
+        self.total_stats = GenerationStats()
+        self._extra_sources = tuple(extra_sources)
+        self._memory: Memory | None = None
+        self._vocab_size = 0
+        self._abilities: WeakKeyDictionary[Any, dict[Any, Ability]] = WeakKeyDictionary()
+        self._listeners: tuple[Callable[[StepRecord], None], ...] = ()
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"SelfSpec({self.config})"
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        tokenizer: Any = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """The decoding loop, called by `generate(custom_generate=spec)`.
+
+        Naming `tokenizer` here makes transformers take it for stop strings.
+        """
+        streamer = _argument_of_generate("streamer")
+        if _argument_of_generate("assistant_model") is not None:
+            raise UnsupportedError("assistant_model= is another assistant; pass one of the two")
+        return self.decode(
+            model,
+            input_ids,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            streamer=streamer,
+            **model_kwargs,
+        )
+
+    def decode(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        *,
+        streamer: Any = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """Serves one call with the arguments that stock hands to its own decoding loops."""
+        call = Call(
+            model,
+            input_ids,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            streamer,
+            model_kwargs,
+            self.config,
+            GenerationStats(num_calls=1),
+            self._listeners,
+        )
+        refuse_unservable(model, generation_config)
+        result = self._serve(call)
+        with self._lock:
+            self.stats = call.stats
+            self.total_stats = self.total_stats + call.stats
+        return result
+
+    def memory(self, vocab_size: int) -> Memory:
+        """What is learned for a vocabulary, made where it is not there yet."""
+        return self._memory_for(vocab_size)
+
+    def lut(self, vocab_size: int) -> LutSource | None:
+        """The LUT pair for a vocabulary, made where it is not there yet; None without one."""
+        for source in self._memory_for(vocab_size).sources:
+            if isinstance(source, LutSource):
+                return source
+        return None
+
+    def forget(self) -> None:
+        """Drops all that was learned, and the vocabulary it was tied to."""
+        with self._lock:
+            self._memory = None
+            self._vocab_size = 0
+
+    @contextmanager
+    def listening(self, listener: Callable[[StepRecord], None]) -> Iterator[None]:
+        """Calls `listener` with the `StepRecord` of every row and step of the calls inside.
+
+        The first record of a row has a tree of one node: the token that the prompt's forward
+        yields.
+        """
+        self._listeners = (*self._listeners, listener)
+        try:
+            yield
+        finally:
+            self._listeners = tuple(x for x in self._listeners if x is not listener)
+
+    def ability(self, model: Any) -> Ability:
+        """What `model` can verify as it stands now; tried on first use."""
+        state = (
+            getattr(model.config, "_attn_implementation", None),
+            model.dtype,
+            model.device,
+        )
+        known = self._abilities.setdefault(model, {})
+        if state not in known:
+            known[state] = probe(model)
+        return known[state]
+
+    def _serve(self, call: Call) -> Any:
+        reason = plain_reason(call.generation_config, call.model_kwargs)
+        if reason is not None:
+            return call.decode_plainly(reason)
+        ability = self.ability(call.model)
+        if ability.mode == "plain" or (ability.reason and self.config.strict):
+            return call.decode_plainly(ability.reason or "")
+        return call.decode(ability, self._request_memory)
+
+    def _request_memory(self, vocab_size: int) -> Memory:
+        return self._memory_for(vocab_size).for_request(self.config.learning)
+
+    def _memory_for(self, vocab_size: int) -> Memory:
+        with self._lock:
+            if self._memory is None:
+                self._vocab_size = vocab_size
+                self._memory = self._new_memory(vocab_size)
+            if vocab_size != self._vocab_size:
+                raise VocabularyError(
+                    f"this SelfSpec has learned on a vocabulary of {self._vocab_size} tokens and "
+                    f"the model has {vocab_size}; use one SelfSpec for each tokenizer, or forget()"
+                )
+            return self._memory
+
+    def _new_memory(self, vocab_size: int) -> Memory:
+        top_k = min(self.config.top_k, vocab_size)
+        sources = [REGISTRY[name](vocab_size, top_k) for name in self.config.sources]
+        return Memory([*sources, *self._extra_sources], Calibration())
+
+
+def _argument_of_generate(name: str) -> Any:
+    """An argument of the `generate()` that called us.
+
+    transformers hands a `custom_generate` callable neither the streamer nor the assistant model,
+    and without the streamer a reader in another thread would wait for ever.
+    """
+    frame = sys._getframe(2)
+    return frame.f_locals.get(name) if frame.f_code.co_name == "generate" else None

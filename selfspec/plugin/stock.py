@@ -1,0 +1,121 @@
+"""Plugs for stock `generate()`: a candidate generator and a logits processor.
+
+For those who stay with transformers' own loops: `SelfSpecCandidateGenerator` drafts the best
+chain for stock assisted decoding, `LutRecorder` fills the LUTs while any stock call runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers.generation.candidate_generator import CandidateGenerator
+from transformers.generation.logits_process import LogitsProcessor
+
+from selfspec.engine import Row, top_k_of
+from selfspec.plugin.spec import SelfSpec
+from selfspec.records import DraftTree, StepRecord, TopK
+
+__all__ = ["LutRecorder", "SelfSpecCandidateGenerator"]
+
+
+class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
+    """The best chain of the tree, for stock `_assisted_decoding`, which takes one row.
+
+    Stock has no argument for a candidate generator; `plugged_into` puts this one where stock
+    makes its own::
+
+        with SelfSpecCandidateGenerator(spec).plugged_into(model):
+            model.generate(**inputs, prompt_lookup_num_tokens=10)
+    """
+
+    def __init__(self, spec: SelfSpec) -> None:
+        self._spec = spec
+        self._row: Row | None = None
+        self._num_read = 0
+        self._chain = DraftTree.of_root(0)
+
+    @contextmanager
+    def plugged_into(self, model: Any) -> Iterator[None]:
+        """Inside, this model's assisted decoding asks this generator."""
+
+        def ours(*_args: Any, **_kwargs: Any) -> SelfSpecCandidateGenerator:
+            self._row = None
+            return self
+
+        model._get_candidate_generator = ours
+        try:
+            yield
+        finally:
+            del model._get_candidate_generator
+
+    def get_candidates(
+        self, input_ids: torch.Tensor, **_kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """`input_ids` (1, L) with the chain behind it; no logits, so stock checks it greedily."""
+        self._read(input_ids[0].tolist())
+        row = self._row
+        if row is None:
+            return input_ids, None
+        self._chain = row.grower.grow(row.last_token, self._spec.config.max_nodes)
+        drafted = input_ids.new_tensor([_best_chain(self._chain)])
+        return torch.cat([input_ids, drafted], dim=-1), None
+
+    def update_candidate_strategy(
+        self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int
+    ) -> None:
+        """Learns from the scores (1, drafts + 1, V) of the step; `input_ids` holds its outcome."""
+        memory = self._spec.memory(scores.shape[-1])
+        ids = input_ids[0].tolist()
+        start = len(ids) - num_matches - 1
+        top = top_k_of(scores[0, : num_matches + 1], self._spec.config.top_k)
+        memory.observe_prompt(ids[start - 1 : -1], top)
+        if self._row is None:
+            self._row = Row.open(0, ids, memory, self._spec.config)
+            self._num_read = len(ids)
+
+    def _read(self, ids: list[int]) -> None:
+        """Moves the row to the end of the text, which grew since the last call."""
+        if self._row is None:
+            return
+        committed = ids[self._num_read :]
+        self._num_read = len(ids)
+        self._row.last_token = ids[-1]
+        path = list(range(len(committed)))
+        record = StepRecord(row=0, tree=self._chain, path=path, committed_ids=committed)
+        for cursor in self._row.cursors:
+            cursor.observe(record)
+
+
+class LutRecorder(LogitsProcessor):  # type: ignore[misc]
+    """Fills a `SelfSpec`'s LUTs from the scores that pass by, and changes none of them.
+
+    Sits in any stock `generate()`, greedy or sampling, one row or many. Where it stands among
+    other processors decides which scores it sees::
+
+        model.generate(**inputs, logits_processor=[LutRecorder(spec)])
+    """
+
+    looks_at_rows = True  # a row's scores depend on that row alone
+
+    def __init__(self, spec: SelfSpec) -> None:
+        self._spec = spec
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
+        lut = self._spec.lut(scores.shape[-1])
+        if lut is not None and input_ids.shape[1]:
+            top: TopK = top_k_of(scores, lut.token_ids.shape[1])
+            lut.learn(input_ids[:, -1].tolist(), top)
+        return scores
+
+
+def _best_chain(tree: DraftTree) -> list[int]:
+    """From the root always the best-scored child: the first one added."""
+    chain: list[int] = []
+    node = 0
+    while tree.children[node]:
+        token, node = next(iter(tree.children[node].items()))
+        chain.append(token)
+    return chain

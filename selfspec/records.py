@@ -1,0 +1,236 @@
+"""The values that cross from stage to stage: candidates, trees, step records, statistics.
+
+Holds no policy and imports no torch: ids are ints, tables are numpy arrays.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "Candidate",
+    "DraftTree",
+    "Evidence",
+    "GenerationStats",
+    "Siblings",
+    "StepRecord",
+    "TopK",
+]
+
+
+class Evidence(NamedTuple):
+    """What a source knows about a candidate, binned, so that equal evidence is counted together.
+
+    `probability_bin` counts halvings of the recorded probability: bin 0 is [0.5, 1], bin 1
+    [0.25, 0.5), and so on.
+    """
+
+    source: str
+    match_length: int = 0
+    rank: int = 1
+    count: int = 1
+    probability_bin: int = 0
+
+
+class Candidate(NamedTuple):
+    """One likely next token, why a source believes so, and its cursor behind that token."""
+
+    token: int
+    evidence: Evidence
+    state: Hashable
+
+
+class Siblings(NamedTuple):
+    """The merged children looked at for one node, best first."""
+
+    tokens: list[int]
+    probabilities: list[float]
+    evidence: list[tuple[Evidence, ...]]
+    states: list[list[tuple[int, Any]]]  # for each child: (source index, cursor)
+
+
+@dataclass(slots=True)
+class DraftTree:
+    """A drafted tree as parallel arrays; node 0 is the root, the last committed token.
+
+    `parents[i] < i`, the root's parent is -1. `children[i]` maps a token to the child that
+    carries it. `looked_at[i]` holds every sibling considered below node i, whether or not it
+    won a place, or None where node i was never expanded.
+
+    ::
+
+        "the"                     tokens  = [the, cat, dog, sat]
+        ├── "cat"                 parents = [ -1,   0,   0,   1]
+        │   └── "sat"             depths  = [  0,   1,   1,   2]
+        └── "dog"
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    depths: list[int]
+    scores: list[float]
+    evidence: list[tuple[Evidence, ...]]
+    children: list[dict[int, int]]
+    looked_at: list[Siblings | None]
+
+    @classmethod
+    def of_root(cls, token: int) -> DraftTree:
+        """The tree of one node: plain decoding."""
+        return cls([token], [-1], [0], [1.0], [()], [{}], [None])
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def add(
+        self, parent: int, token: int, score: float, evidence: tuple[Evidence, ...] = ()
+    ) -> int:
+        """Appends a node and returns its index."""
+        node = len(self.tokens)
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.depths.append(self.depths[parent] + 1)
+        self.scores.append(score)
+        self.evidence.append(evidence)
+        self.children[parent][token] = node
+        self.children.append({})
+        self.looked_at.append(None)
+        return node
+
+    def check(self) -> None:
+        """Asserts every invariant; for tests and for sources under development."""
+        assert self.parents[0] == -1
+        assert self.depths[0] == 0
+        for node in range(1, len(self)):
+            parent = self.parents[node]
+            assert 0 <= parent < node
+            assert self.depths[node] == self.depths[parent] + 1
+            assert self.children[parent][self.tokens[node]] == node
+            assert self.scores[node] <= self.scores[parent] + 1e-12
+        assert sum(map(len, self.children)) == len(self) - 1
+
+
+class TopK(NamedTuple):
+    """The model's K likeliest next tokens at each of N places."""
+
+    ids: NDArray[np.int32]  # (N, K), likeliest first
+    probabilities: NDArray[np.float16]  # (N, K)
+
+
+@dataclass(slots=True, kw_only=True)
+class StepRecord:
+    """What came of one verified tree of one row: what sources, calibration and listeners see.
+
+    `path` are the accepted nodes, the root first; `committed_ids` the tokens that went to the
+    output: the drafts on the path and then the model's own next token, unless the row stopped
+    before. `top` is None where nobody learns.
+    """
+
+    row: int
+    tree: DraftTree
+    path: list[int]
+    committed_ids: list[int]
+    top: TopK | None = None
+
+    @property
+    def num_accepted(self) -> int:
+        """Committed tokens that were drafted."""
+        return min(len(self.path) - 1, len(self.committed_ids))
+
+    def accepted_nodes(self) -> list[int]:
+        """The drafted nodes whose tokens were committed, in order."""
+        return self.path[1 : 1 + self.num_accepted]
+
+
+@dataclass(slots=True)
+class GenerationStats:
+    """Counts and times of one or more `generate()` calls; `+` merges them.
+
+    `num_steps` counts a forward once for each row in it, without the prompt's. `tokens_per_step`
+    is therefore 1 for plain decoding, whatever the batch, and its numerator leaves out the
+    tokens that the prompt's forward yields. A token named by two sources counts for both.
+    """
+
+    num_calls: int = 0
+    num_new_tokens: int = 0
+    num_prompt_tokens_out: int = 0
+    num_steps: int = 0
+    num_nodes: int = 0
+    accepted_lengths: Counter[int] = field(default_factory=Counter)
+    drafted_by_source: Counter[str] = field(default_factory=Counter)
+    accepted_by_source: Counter[str] = field(default_factory=Counter)
+    seconds: Counter[str] = field(default_factory=Counter)
+    disabled_reason: str | None = None
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that a forward after the prompt's yields on average; 0.0 before the first."""
+        return (self.num_new_tokens - self.num_prompt_tokens_out) / max(self.num_steps, 1)
+
+    @property
+    def nodes_per_step(self) -> float:
+        """Mean number of verified nodes, the root included."""
+        return self.num_nodes / max(self.num_steps, 1)
+
+    @property
+    def overhead(self) -> float:
+        """Share of the decoding time that is not the forward."""
+        decoding = sum(v for k, v in self.seconds.items() if k != "prefill")
+        return 1 - self.seconds["forward"] / decoding if decoding else 0.0
+
+    def count_step(self, record: StepRecord) -> None:
+        """Adds one verified tree of one row."""
+        self.num_steps += 1
+        self.num_nodes += len(record.tree)
+        self.num_new_tokens += len(record.committed_ids)
+        self.accepted_lengths[record.num_accepted] += 1
+        _count_sources(self.drafted_by_source, record.tree, range(1, len(record.tree)))
+        _count_sources(self.accepted_by_source, record.tree, record.accepted_nodes())
+
+    def __add__(self, other: GenerationStats) -> GenerationStats:
+        if not isinstance(other, GenerationStats):
+            return NotImplemented
+        return GenerationStats(
+            num_calls=self.num_calls + other.num_calls,
+            num_new_tokens=self.num_new_tokens + other.num_new_tokens,
+            num_prompt_tokens_out=self.num_prompt_tokens_out + other.num_prompt_tokens_out,
+            num_steps=self.num_steps + other.num_steps,
+            num_nodes=self.num_nodes + other.num_nodes,
+            accepted_lengths=self.accepted_lengths + other.accepted_lengths,
+            drafted_by_source=self.drafted_by_source + other.drafted_by_source,
+            accepted_by_source=self.accepted_by_source + other.accepted_by_source,
+            seconds=self.seconds + other.seconds,
+            disabled_reason=other.disabled_reason or self.disabled_reason,
+        )
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.num_new_tokens} new tokens in {self.num_steps} steps: "
+            f"{self.tokens_per_step:.2f} tokens per step, {self.nodes_per_step:.1f} nodes verified",
+        ]
+        if self.disabled_reason:
+            lines.append(f"not drafted as asked: {self.disabled_reason}")
+        for name, drafted in sorted(self.drafted_by_source.items()):
+            lines.append(f"  {name:<8} {self.accepted_by_source[name]} of {drafted} accepted")
+        lines += self._histogram_lines()
+        total = sum(self.seconds.values())
+        stages = ", ".join(f"{k} {v:.3f}" for k, v in self.seconds.items())
+        return "\n".join([*lines, f"  {total:.3f} s: {stages}"] if total else lines)
+
+    def _histogram_lines(self) -> list[str]:
+        steps = sum(self.accepted_lengths.values())
+        if not steps:
+            return []
+        shares = (f"{n}: {c / steps:.0%}" for n, c in sorted(self.accepted_lengths.items()))
+        return [f"  drafts accepted in a step: {', '.join(shares)}"]
+
+
+def _count_sources(counter: Counter[str], tree: DraftTree, nodes: Sequence[int]) -> None:
+    for node in nodes:
+        for evidence in tree.evidence[node]:
+            counter[evidence.source] += 1

@@ -1,0 +1,153 @@
+"""Best-first growth of a draft tree under a budget.
+
+The score of a path is s = Π p · δ^(depth-1) · Π α^(rank-1): the product of its tokens'
+probabilities, decayed once for each level below the first and once for each rank below the best
+sibling. The best-scored place is taken next until the budget is spent (DIAA's dynamic tree).
+
+Knows cursors and probabilities; not what a token means, nor what the model will say.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from selfspec.calibration import combine
+from selfspec.config import SpecConfig
+from selfspec.records import DraftTree, Evidence, Siblings
+from selfspec.sources import Cursor
+
+__all__ = ["TreeGrower", "merge_candidates"]
+
+Probability = Callable[[Evidence], float]
+States = Sequence[tuple[int, Any]]  # (index of the cursor, its state)
+
+
+class _Place(NamedTuple):
+    """A child that waits for its turn; ordered by score, then by age."""
+
+    negative_score: float
+    age: int
+    parent: int
+    rank: int  # among its siblings, from 0
+
+
+def merge_candidates(
+    cursors: Sequence[Cursor], states: States, probability: Probability, top_k: int
+) -> Siblings:
+    """Asks each cursor for the children of one node and merges those that name the same token."""
+    merged: dict[int, tuple[list[float], list[Evidence], list[tuple[int, Any]]]] = {}
+    for index, state in states:
+        for token, evidence, child_state in cursors[index].expand(state):
+            found = merged.get(token)
+            if found is None:
+                found = merged[token] = ([], [], [])
+            found[0].append(probability(evidence))
+            found[1].append(evidence)
+            found[2].append((index, child_state))
+    ranked = sorted(
+        ((combine(found[0]), token, found) for token, found in merged.items()),
+        key=lambda item: -item[0],
+    )[:top_k]
+    return Siblings(
+        [token for _, token, _ in ranked],
+        [p for p, _, _ in ranked],
+        [tuple(found[1]) for _, _, found in ranked],
+        [found[2] for _, _, found in ranked],
+    )
+
+
+class TreeGrower:
+    """Grows one row's trees, step after step; keeps a shape where `update_interval` says so."""
+
+    def __init__(
+        self, cursors: Sequence[Cursor], config: SpecConfig, probability: Probability
+    ) -> None:
+        self._cursors = cursors
+        self._config = config
+        self._probability = probability
+        self._shape: list[tuple[int, int]] = []  # (parent, rank) of each node but the root
+        self._num_refills = 0
+        self._ages = itertools.count()
+
+    def grow(self, root_token: int, max_nodes: int) -> DraftTree:
+        """A tree of at most `max_nodes` nodes; costs one `expand` and O(log n) for each."""
+        tree = DraftTree.of_root(root_token)
+        if not self._cursors or max_nodes == 1:
+            return tree
+        if self._shape and self._num_refills + 1 < self._config.update_interval:
+            self._num_refills += 1
+            self._refill(tree, max_nodes)
+        else:
+            self._num_refills = 0
+            self._grow_best_first(tree, max_nodes)
+        return tree
+
+    def _grow_best_first(self, tree: DraftTree, max_nodes: int) -> None:
+        self._shape = []
+        waiting: list[_Place] = []
+        self._expand(tree, 0, waiting)
+        while waiting and len(tree) < max_nodes:
+            place = heapq.heappop(waiting)
+            self._push(tree, waiting, place.parent, place.rank + 1)
+            node = self._take(tree, place.parent, place.rank, -place.negative_score)
+            self._shape.append((place.parent, place.rank))
+            if len(tree) < max_nodes and tree.depths[node] < self._config.max_depth:
+                self._expand(tree, node, waiting)
+
+    def _refill(self, tree: DraftTree, max_nodes: int) -> None:
+        """Puts the newest candidates into the shape kept from an earlier step."""
+        placed = {0: 0}  # node of the kept shape -> node here
+        for kept, (kept_parent, rank) in enumerate(self._shape[: max_nodes - 1], start=1):
+            parent = placed.get(kept_parent)
+            if parent is None:
+                continue
+            siblings = tree.looked_at[parent] or self._look(tree, parent)
+            if rank < len(siblings.tokens):
+                score = self._score(tree, parent, rank)
+                placed[kept] = self._take(tree, parent, rank, score)
+
+    def _expand(self, tree: DraftTree, node: int, waiting: list[_Place]) -> None:
+        self._look(tree, node)
+        self._push(tree, waiting, node, 0)
+
+    def _look(self, tree: DraftTree, node: int) -> Siblings:
+        siblings = merge_candidates(
+            self._cursors, self._states_at(tree, node), self._probability, self._config.top_k
+        )
+        tree.looked_at[node] = siblings
+        return siblings
+
+    def _states_at(self, tree: DraftTree, node: int) -> States:
+        parent = tree.parents[node]
+        if parent < 0:
+            return [(i, cursor.root()) for i, cursor in enumerate(self._cursors)]
+        above = tree.looked_at[parent]
+        assert above is not None
+        return above.states[above.tokens.index(tree.tokens[node])]
+
+    def _push(self, tree: DraftTree, waiting: list[_Place], parent: int, rank: int) -> None:
+        """Lets the next sibling wait. Later ones score no higher, so one at a time is enough."""
+        siblings = tree.looked_at[parent]
+        assert siblings is not None
+        if rank >= len(siblings.tokens):
+            return
+        score = self._score(tree, parent, rank)
+        # the first level is expanded by default; below it, threshold τ prunes
+        if parent > 0 and score < self._config.threshold:
+            return
+        heapq.heappush(waiting, _Place(-score, next(self._ages), parent, rank))
+
+    def _score(self, tree: DraftTree, parent: int, rank: int) -> float:
+        siblings = tree.looked_at[parent]
+        assert siblings is not None
+        score = tree.scores[parent] * siblings.probabilities[rank]
+        score *= self._config.width_decay**rank
+        return score * self._config.depth_decay if parent > 0 else score
+
+    def _take(self, tree: DraftTree, parent: int, rank: int, score: float) -> int:
+        siblings = tree.looked_at[parent]
+        assert siblings is not None
+        return tree.add(parent, siblings.tokens[rank], score, siblings.evidence[rank])
