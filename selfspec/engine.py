@@ -64,13 +64,15 @@ class Memory:
 
     sources: list[Source]
     calibration: Calibration
+    top_k: int  # of each node's logits, what sources are shown
     learns: bool = True
 
     def for_request(self, learning: str) -> Memory:
         """The memory that one call works on, by the learning scope."""
         if learning == "request":
-            return Memory([s.copy() for s in self.sources], self.calibration.copy())
-        return Memory(self.sources, self.calibration, learns=learning == "session")
+            sources = [source.copy() for source in self.sources]
+            return Memory(sources, self.calibration.copy(), self.top_k)
+        return Memory(self.sources, self.calibration, self.top_k, learns=learning == "session")
 
     def observe_prompt(self, token_ids: Sequence[int], top: TopK) -> None:
         """Lets every source see what the model said behind each of the prompt's tokens."""
@@ -234,9 +236,7 @@ class Lockstep:
             for row, tree, path, ids in zip(rows, trees, paths, committed, strict=True)
         ]
 
-    def _choose(
-        self, logits: torch.Tensor, nodes: list[int], transcript: Transcript
-    ) -> list[int]:
+    def _choose(self, logits: torch.Tensor, nodes: list[int], transcript: Transcript) -> list[int]:
         """Stock's loop body behind its forward."""
         prefixes = transcript.prefixes()
         picked = logits[torch.arange(len(nodes)), nodes]
@@ -256,7 +256,7 @@ class Lockstep:
             )
         kept = tuple(self.scores) if self.keeps_scores else None
         transcript.commit_all(tokens, self.criteria, kept)
-        return tokens.tolist()  # type: ignore[no-any-return]
+        return tokens.tolist()
 
 
 @dataclass
@@ -312,10 +312,10 @@ class Decoder:
 
     def _learn(self, records: list[StepRecord], logits: torch.Tensor) -> None:
         if self.memory.learns:
-            tops = top_k_of(logits, self.config.top_k)
+            tops = top_k_of(logits, self.memory.top_k)
             for place, record in enumerate(records):
                 num_nodes = len(record.tree)
-                record.top = TopK(*(table[place, :num_nodes] for table in tops))
+                record.top = tops.part(place, num_nodes)
                 self.memory.calibration.observe(record)
         for row, record in zip(self._rows, records, strict=True):
             row.last_token = record.committed_ids[-1]

@@ -21,24 +21,24 @@ from transformers.cache_utils import (
     DynamicSlidingWindowLayer,
 )
 
-
-__all__ = ["TreeKV", "can_hold_trees"]
+__all__ = ["TreeKV", "can_hold_trees", "foreign_layer"]
 
 _Geometry = tuple[str, tuple[int, ...], torch.dtype, torch.device]
 
 
-def can_hold_trees(cache: object) -> str | None:
-    """Why drafting can't take this cache over; None where it can."""
-    if not isinstance(cache, Cache):
-        return f"the KV cache is a {type(cache).__name__}, not a transformers Cache"
-    if cache.offloading:
-        return "the KV cache is offloaded"
+def foreign_layer(cache: Cache) -> str | None:
+    """Names a layer of a kind that no tree can be appended to; None where there is none."""
     for layer in cache.layers:
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
             return f"a KV layer is a {type(layer).__name__}, which can't branch"
-        if not layer.is_initialized:
-            return "a KV layer holds nothing, as where layers share their keys"
     return None
+
+
+def can_hold_trees(cache: Cache) -> str | None:
+    """Why drafting can't take over the cache that a prompt has filled; None where it can."""
+    if not all(layer.is_initialized for layer in cache.layers):
+        return "a KV layer holds nothing, as where layers share their keys"
+    return foreign_layer(cache)
 
 
 @dataclass
@@ -116,7 +116,7 @@ class TreeKV:
         self._window_sizes = window_sizes  # by attention type; 0: sees everything
         self.front = int(cache.get_seq_length())
         self.lengths = [self.front] * num_rows
-        self.first_columns = {name: 0 for name in attention_types}
+        self.first_columns = dict.fromkeys(attention_types, 0)
         self._stock_layers = list(cache.layers)
         layers = [
             TreeLayer(self, stock, name)
@@ -183,9 +183,7 @@ class TreeKV:
     ) -> _Arena:
         attention_type, (rows, heads, dim), dtype, device = key
         held = self.front - self.first_columns[attention_type]
-        slots = torch.zeros(
-            len(members), rows, heads, held + room, dim, dtype=dtype, device=device
-        )
+        slots = torch.zeros(len(members), rows, heads, held + room, dim, dtype=dtype, device=device)
         arena = _Arena(attention_type, slots, members)
         for index, (layer, name) in enumerate(members):
             slots[index, :, :, :held] = getattr(layer.stock, name)
@@ -235,5 +233,3 @@ def _hand_out(arena: _Arena) -> None:
     """Tells each layer where its keys or values are now."""
     for index, (layer, name) in enumerate(arena.members):
         layer.stores[name] = arena.slots[index]
-
-

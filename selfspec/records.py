@@ -34,7 +34,7 @@ class Evidence(NamedTuple):
     source: str
     match_length: int = 0
     rank: int = 1
-    count: int = 1
+    num_places: int = 1
     probability_bin: int = 0
 
 
@@ -120,6 +120,10 @@ class TopK(NamedTuple):
 
     ids: NDArray[np.int32]  # (N, K), likeliest first
     probabilities: NDArray[np.float16]  # (N, K)
+
+    def part(self, place: int, num_nodes: int) -> TopK:
+        """Of a batch's tables (B, Q, K): what belongs to one row's tree."""
+        return TopK(self.ids[place, :num_nodes], self.probabilities[place, :num_nodes])
 
 
 @dataclass(slots=True, kw_only=True)

@@ -54,7 +54,7 @@ class Transcript:
         num_rows, self.prompt_length = input_ids.shape
         self._ids = input_ids.new_empty(num_rows, self.prompt_length + room)
         self._ids[:, : self.prompt_length] = input_ids
-        self._pad = pad_token_id
+        self._pad_id = 0 if pad_token_id is None else pad_token_id
         self._streamer = streamer
         self._num_streamed = self.prompt_length
         self.lengths = [self.prompt_length] * num_rows
@@ -104,7 +104,7 @@ class Transcript:
         length = max(self.lengths)
         for row, own_length in enumerate(self.lengths):
             if own_length < length:
-                self._ids[row, own_length:length] = self._pad
+                self._ids[row, own_length:length] = self._pad_id
         return self._ids[:, :length].clone()
 
     def end(self) -> None:
@@ -132,5 +132,5 @@ class Transcript:
     def _column(self, column: int) -> torch.Tensor:
         ended = [column >= length for length in self.lengths]
         tokens = self._ids[:, column].cpu().clone()
-        tokens[torch.tensor(ended)] = self._pad if self._pad is not None else 0
+        tokens[torch.tensor(ended)] = self._pad_id
         return tokens

@@ -61,5 +61,3 @@ class NoiseTape:
 
     def _next_noise(self, like: torch.Tensor) -> torch.Tensor:
         return like.new_empty(self._num_rows, like.shape[-1]).exponential_(1)
-
-

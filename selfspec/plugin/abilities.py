@@ -105,7 +105,7 @@ def _attempt(check: Any, model: Any, *args: Any) -> str | None:
 def _probe_ids(model: Any) -> list[int] | None:
     """Nine different ordinary tokens."""
     config = model.config.get_text_config(decoder=True)
-    special = set()
+    special: set[int | None] = set()
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         value = getattr(config, name, None)
         special.update(value if isinstance(value, list) else [value])
@@ -167,9 +167,7 @@ def _check_chain(model: Any, ids: list[int]) -> str | None:
     return _verdict(torch.cat([first, second]), truth, leaked, "a chain and its taking back")
 
 
-def _verdict(
-    got: torch.Tensor, truth: torch.Tensor, leaked: torch.Tensor, what: str
-) -> str | None:
+def _verdict(got: torch.Tensor, truth: torch.Tensor, leaked: torch.Tensor, what: str) -> str | None:
     """Row by row, the logits must be far nearer to the truth than a leak would put them."""
     got, truth, leaked = got.float(), truth.float(), leaked.float()
     error = (got - truth).abs().amax(-1)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import types
 from pathlib import Path
 from typing import Any, TypeVar
+
+from transformers.generation.utils import GenerationMixin
 
 from selfspec.errors import AttachError, UnsupportedError
 from selfspec.plugin.spec import SelfSpec
@@ -12,6 +15,7 @@ from selfspec.plugin.spec import SelfSpec
 __all__ = ["attach", "detach", "hub_folder"]
 
 M = TypeVar("M")
+_BEFORE = "_generate_before_attach"  # where an instance keeps a generate() of its own
 
 
 def attach(model: M) -> M:
@@ -20,18 +24,22 @@ def attach(model: M) -> M:
     Without `assistant=` the call goes to the model's own `generate()` untouched. Works on a PEFT
     wrapper or on the model inside it. Attaching twice changes nothing.
     """
-    own_generate = getattr(model, "generate", None)
-    if own_generate is None or isinstance(model, type):
+    if isinstance(model, type) or not callable(getattr(model, "generate", None)):
         raise AttachError(f"attach needs a model instance with generate() (got {model!r:.80})")
     if not _is_attached(model):
-        model.generate = _wrapped(own_generate)  # type: ignore[attr-defined]
+        vars(model)[_BEFORE] = vars(model).get("generate")
+        # a bound method and no closure, so that a deep copy of the model is attached to itself
+        vars(model)["generate"] = types.MethodType(_generate, model)
     return model
 
 
 def detach(model: M) -> M:
     """Takes `assistant=` off again; a model that is not attached is left alone."""
     if _is_attached(model):
-        del model.generate  # type: ignore[attr-defined]
+        del vars(model)["generate"]
+        before = vars(model).pop(_BEFORE)
+        if before is not None:
+            vars(model)["generate"] = before
     return model
 
 
@@ -41,19 +49,16 @@ def hub_folder() -> Path:
 
 
 def _is_attached(model: Any) -> bool:
-    return getattr(vars(model).get("generate"), "_selfspec", False)
+    return _BEFORE in getattr(model, "__dict__", {})
 
 
-def _wrapped(own_generate: Any) -> Any:
-    @functools.wraps(own_generate)
-    def generate(*args: Any, assistant: SelfSpec | None = None, **kwargs: Any) -> Any:
-        if assistant is None:
-            return own_generate(*args, **kwargs)
-        _check(assistant, kwargs)
-        return own_generate(*args, custom_generate=assistant, **kwargs)
-
-    generate._selfspec = True  # type: ignore[attr-defined]
-    return generate
+@functools.wraps(GenerationMixin.generate)
+def _generate(model: Any, *args: Any, assistant: Any = None, **kwargs: Any) -> Any:
+    own_generate = vars(model)[_BEFORE] or functools.partial(type(model).generate, model)
+    if assistant is None:
+        return own_generate(*args, **kwargs)
+    _check(assistant, kwargs)
+    return own_generate(*args, custom_generate=assistant, **kwargs)
 
 
 def _check(assistant: Any, kwargs: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from selfspec.engine import (
     Row,
 )
 from selfspec.errors import UnsupportedError
-from selfspec.kv import can_hold_trees
+from selfspec.kv import foreign_layer
 from selfspec.plugin.abilities import Ability
 from selfspec.plugin.backends import ChainBackend, TreeBackend
 from selfspec.plugin.prompt import PromptTap
@@ -79,14 +79,15 @@ class Call:
 
     def decode(self, ability: Ability, memory_for: Any) -> Any:
         """Drafts as far as the model's ability goes; `memory_for(vocab_size)` is what it learns."""
+        cache = self.model_kwargs["past_key_values"]
+        if ability.mode == "tree" and (reason := foreign_layer(cache)):
+            return self.decode_plainly(reason)
         self.stats.disabled_reason = ability.reason
         start = perf_counter()
         prompt_logits, tap = self._read_prompt()
         memory: Memory = memory_for(prompt_logits.shape[-1])
         if memory.learns:
-            tap.teach(
-                memory, self.input_ids, self._visible(), prompt_logits, self._lut_width(memory)
-            )
+            tap.teach(memory, self.input_ids, self._visible(), prompt_logits)
         self.stats.seconds["prefill"] += perf_counter() - start  # type: ignore[assignment]
         backend = self._backend(ability)
         try:
@@ -110,8 +111,6 @@ class Call:
         tap = PromptTap(self.model)
         with tap.open(self.model_kwargs) as kwargs:
             outputs = self.model._prefill(self.input_ids, self.generation_config, kwargs)
-        if reason := can_hold_trees(outputs.past_key_values):
-            assert self.model_kwargs["past_key_values"] is outputs.past_key_values, reason
         self.model_kwargs = self.model._update_model_kwargs_for_generation(
             outputs, self.model_kwargs
         )
@@ -121,9 +120,6 @@ class Call:
         """(B, P): which columns of the prompt count; None where all do."""
         mask = self.model_kwargs.get("attention_mask")
         return None if mask is None else mask[:, :-1].bool()
-
-    def _lut_width(self, memory: Memory) -> int:
-        return self.config.top_k
 
     def _backend(self, ability: Ability) -> TreeBackend | ChainBackend:
         cache = self.model_kwargs["past_key_values"]
@@ -145,7 +141,7 @@ class Call:
     def _room(self) -> int:
         """KV slots to start with behind the prompt: all that may come, or the prompt's length."""
         length = self.input_ids.shape[1]
-        to_come = max(self.generation_config.max_length - length, 1)
+        to_come: int = max(self.generation_config.max_length - length, 1)
         return min(to_come, max(length, _MIN_ROOM)) + self.config.max_nodes
 
     def _decoder(
@@ -216,18 +212,18 @@ class Call:
     def _decode_mode(self) -> AbstractContextManager[None]:
         """Stock's own switches for the time of decoding, where this version has them."""
         enter = getattr(self.model, "_optimize_model_for_decode", nullcontext)
-        return enter()  # type: ignore[no-any-return]
+        return enter()
 
     def _result(self, decoder: Decoder) -> Any:
         sequences = decoder.transcript.sequences()
         config = self.generation_config
         if not config.return_dict_in_generate:
             return sequences
-        pace = decoder.pace
+        pace: Any = decoder.pace
         output = SelfSpecOutput(
             sequences=sequences,
-            scores=tuple(pace.scores) if config.output_scores else None,  # type: ignore[union-attr]
-            logits=tuple(pace.logits) if config.output_logits else None,  # type: ignore[union-attr]
+            scores=tuple(pace.scores) if config.output_scores else None,
+            logits=tuple(pace.logits) if config.output_logits else None,
             past_key_values=self.model_kwargs["past_key_values"],
         )
         output.stats = self.stats

@@ -58,7 +58,6 @@ class PromptTap:
         input_ids: torch.Tensor,  # (B, L)
         visible: torch.Tensor | None,  # (B, >= L)
         last_logits: torch.Tensor,  # (B, V)
-        top_k: int,
     ) -> None:
         """Shows the sources what the model said behind each token of the prompt.
 
@@ -76,9 +75,9 @@ class PromptTap:
         hidden = hidden[:, -length:].reshape(-1, hidden.shape[-1])
         places = _last_places(tokens, visible, length)
         chunk = max(_CHUNK_ELEMENTS // last_logits.shape[-1], 1)
-        for part in places.split(chunk):
+        for part in torch.split(places, chunk):
             logits = self._head(hidden[part.to(hidden.device)]) * scale
-            memory.observe_prompt(tokens[part].tolist(), top_k_of(logits, top_k))
+            memory.observe_prompt(tokens[part].tolist(), top_k_of(logits, memory.top_k))
 
     def _scale(self, last_hidden: torch.Tensor, last_logits: torch.Tensor) -> float:
         """What the model multiplies its head's output with, as Cohere and Granite do."""
@@ -91,5 +90,5 @@ def _last_places(tokens: torch.Tensor, visible: torch.Tensor | None, length: int
     places = torch.arange(len(tokens))
     if visible is not None:
         places = places[visible[:, -length:].reshape(-1).cpu()]
-    last = {token: place for place, token in zip(places.tolist(), tokens[places].tolist())}
+    last = dict(zip(tokens[places].tolist(), places.tolist(), strict=True))
     return torch.tensor(sorted(last.values()), dtype=torch.long)

@@ -99,7 +99,7 @@ def plain_reason(generation_config: Any, model_kwargs: Mapping[str, Any]) -> str
     """Why this call, whatever the model, has to be decoded plainly; None where it need not."""
     if not model_kwargs.get("use_cache", True):
         return "use_cache=False leaves no KV cache to verify a draft with"
-    cache = model_kwargs.get("past_key_values")
+    cache: Any = model_kwargs.get("past_key_values")
     if type(cache) is not DynamicCache or cache.offloading:
         return f"a KV cache of type {_cache_name(cache)} can't take a draft back"
     if generation_config.return_dict_in_generate:
@@ -114,9 +114,7 @@ def plain_reason(generation_config: Any, model_kwargs: Mapping[str, Any]) -> str
 
 def looks_at_rows(processors: Sequence[Any]) -> bool:
     """Do all processors treat each row by itself, without state?"""
-    return all(
-        type(p) in _ROW_PROCESSORS or getattr(p, "looks_at_rows", False) for p in processors
-    )
+    return all(type(p) in _ROW_PROCESSORS or getattr(p, "looks_at_rows", False) for p in processors)
 
 
 def has_eos_rule(criteria: Sequence[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""`SelfSpec`: what a user makes once and passes to `generate()`; the owner of all that is learned."""
+"""`SelfSpec`: what a user passes to `generate()`, and the owner of all that is learned."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ class SelfSpec:
     def _new_memory(self, vocab_size: int) -> Memory:
         top_k = min(self.config.top_k, vocab_size)
         sources = [REGISTRY[name](vocab_size, top_k) for name in self.config.sources]
-        return Memory([*sources, *self._extra_sources], Calibration())
+        return Memory([*sources, *self._extra_sources], Calibration(), top_k)
 
 
 def _argument_of_generate(name: str) -> Any:

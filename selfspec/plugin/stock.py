@@ -70,7 +70,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         memory = self._spec.memory(scores.shape[-1])
         ids = input_ids[0].tolist()
         start = len(ids) - num_matches - 1
-        top = top_k_of(scores[0, : num_matches + 1], self._spec.config.top_k)
+        top = top_k_of(scores[0, : num_matches + 1], memory.top_k)
         memory.observe_prompt(ids[start - 1 : -1], top)
         if self._row is None:
             self._row = Row.open(0, ids, memory, self._spec.config)

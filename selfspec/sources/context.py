@@ -15,7 +15,7 @@ __all__ = ["ContextCursor", "ContextSource"]
 
 _MAX_MATCHES = 32  # places remembered for one suffix, the freshest
 _MAX_MATCH_LENGTH = 8  # lengths beyond are told apart no more
-_MAX_COUNT = 3
+_MAX_PLACES = 3
 
 Match = tuple[int, int]  # (position of the next token, length of the match before it)
 
@@ -94,9 +94,9 @@ def _longest(group: tuple[int, list[Match]]) -> tuple[int, int]:
 
 def _evidence(places: list[Match], rank: int) -> Evidence:
     length = max(n for _, n in places)
-    return _evidence_of(min(length, _MAX_MATCH_LENGTH), rank, min(len(places), _MAX_COUNT))
+    return _evidence_of(min(length, _MAX_MATCH_LENGTH), rank, min(len(places), _MAX_PLACES))
 
 
 @lru_cache(maxsize=1024)
-def _evidence_of(match_length: int, rank: int, count: int) -> Evidence:
-    return Evidence("context", match_length=match_length, rank=rank, count=count)
+def _evidence_of(match_length: int, rank: int, num_places: int) -> Evidence:
+    return Evidence("context", match_length=match_length, rank=rank, num_places=num_places)

@@ -146,6 +146,14 @@ def test_a_larger_vocabulary_never_wins(tied):
     assert greedy(model) == greedy(grown)
 
 
+def test_the_lane_of_a_larger_vocabulary_takes_the_place_of_eps():
+    model = make_source(rms_norm_eps=2e-9)  # about twice the lane's share
+    with torch.no_grad():
+        model.model.embed_tokens.weight *= 1e-4  # little enough for eps to decide
+    grown = grow(model, replace(WIDE, vocab_size=2 * VOCAB))
+    assert_same_function(model, grown)
+
+
 def test_new_rows_of_the_vocabulary_differ_from_each_other():
     grown = grow(make_source(), replace(WIDE, vocab_size=4 * VOCAB))
     rows = logits_of(grown)[0, -1, VOCAB:]

@@ -1,0 +1,1 @@
+"""Measures selfspec against plain decoding and against other drafters."""
