@@ -13,7 +13,9 @@ import torch
 __all__ = ["Question", "encode", "measuring_set", "read_questions"]
 
 # Spec-Bench files MT-Bench's eight categories under one task
-_MULTI_TURN = frozenset("writing roleplay reasoning math coding extraction stem humanities".split())
+_MULTI_TURN = frozenset(
+    ["writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"]
+)
 _EVERY = 10  # of a task's questions the 1st, 11th, 21st, … are measured
 _MAX_PROMPT_TOKENS = 1300
 

@@ -41,6 +41,10 @@ Listener = Callable[[StepRecord], None]
 class Backend(Protocol):
     """What runs the model over trees and keeps the KV of the accepted paths."""
 
+    def max_width(self, max_nodes: int) -> int:
+        """How many nodes, of those asked for, the next forward may have."""
+        ...
+
     def lay_out(self, trees: Sequence[DraftTree]) -> Any:
         """The arguments of one forward."""
         ...
@@ -291,7 +295,8 @@ class Decoder:
     def step(self) -> None:
         """One forward and all that belongs to it."""
         self._lap = perf_counter()
-        trees = self.pace.draft(self._rows, self.config.max_nodes, self.transcript.done)
+        max_nodes = self.backend.max_width(self.config.max_nodes)
+        trees = self.pace.draft(self._rows, max_nodes, self.transcript.done)
         self._time("draft")
         layout = self.backend.lay_out(trees)
         self._time("layout")

@@ -176,21 +176,26 @@ class TreeKV:
                 key = (layer.attention_type, shape, held.dtype, held.device)
                 groups.setdefault(key, []).append((layer, name))
                 self.first_columns[layer.attention_type] = self.front - held.shape[2]
-        return [self._fill_arena(key, members, room) for key, members in groups.items()]
+        # all memory is taken before anything moves: running out of it leaves the cache whole
+        arenas = [self._new_arena(key, members, room) for key, members in groups.items()]
+        for arena in arenas:
+            self._fill_arena(arena)
+        return arenas
 
-    def _fill_arena(
-        self, key: _Geometry, members: list[tuple[TreeLayer, str]], room: int
-    ) -> _Arena:
+    def _new_arena(self, key: _Geometry, members: list[tuple[TreeLayer, str]], room: int) -> _Arena:
         attention_type, (rows, heads, dim), dtype, device = key
         held = self.front - self.first_columns[attention_type]
+        # zeros, since a hidden slot's weight is 0 and 0 times what an empty tensor holds may be NaN
         slots = torch.zeros(len(members), rows, heads, held + room, dim, dtype=dtype, device=device)
-        arena = _Arena(attention_type, slots, members)
-        for index, (layer, name) in enumerate(members):
-            slots[index, :, :, :held] = getattr(layer.stock, name)
-            # frees the stock tensor as we go, so that the prompt's KV is never held twice over
-            setattr(layer.stock, name, slots.new_empty(0))
+        return _Arena(attention_type, slots, members)
+
+    def _fill_arena(self, arena: _Arena) -> None:
+        held = self.front - self.first_columns[arena.attention_type]
+        for index, (layer, name) in enumerate(arena.members):
+            arena.slots[index, :, :, :held] = getattr(layer.stock, name)
+            # frees the stock tensor as we go, so that the prompt's KV is soon held once
+            setattr(layer.stock, name, arena.slots.new_empty(0))
         _hand_out(arena)
-        return arena
 
     def _move(self, row: int, length: int, path: Sequence[int]) -> None:
         for arena in self._arenas:

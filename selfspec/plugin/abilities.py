@@ -17,20 +17,13 @@ from transformers.cache_utils import DynamicCache
 
 from selfspec.kv import can_hold_trees
 from selfspec.layout import Window
-from selfspec.plugin.backends import ChainBackend, TreeBackend
+from selfspec.plugin.backends import AttentionTypes, ChainBackend, TreeBackend
 from selfspec.records import DraftTree
 
-__all__ = ["Ability", "AttentionTypes", "attention_types", "probe"]
+__all__ = ["Ability", "attention_types", "probe"]
 
 _ATTENTIONS = ("sdpa", "eager")
 _NOISE = 0.4  # right logits are nearer to the truth than this share of what a leak would move
-
-
-class AttentionTypes(NamedTuple):
-    """The attention type of each layer, and the window of each type."""
-
-    by_layer: tuple[str, ...]
-    windows: dict[str, Window]
 
 
 class Ability(NamedTuple):
@@ -61,7 +54,9 @@ def attention_types(config: Any) -> AttentionTypes | str:
     for name in types:
         if name not in known:
             return f"it has layers of type {name!r}, which can't branch"
-    return AttentionTypes(tuple(types), {name: known[name] for name in dict.fromkeys(types)})
+    period = config.floor_scale if getattr(config, "attn_temperature_tuning", None) else 0
+    windows = {name: known[name] for name in dict.fromkeys(types)}
+    return AttentionTypes(tuple(types), windows, int(period))
 
 
 def probe(model: Any) -> Ability:
@@ -131,7 +126,7 @@ def _check_tree(model: Any, ids: list[int], types: AttentionTypes) -> str | None
     if reason := can_hold_trees(cache):
         return reason
     position = torch.full((1, 1), len(prompt), device=model.device)
-    backend = TreeBackend(model, cache, types.by_layer, types.windows, position, None, room=8)
+    backend = TreeBackend(model, cache, types, position, None, room=8)
     tree = DraftTree.of_root(root)
     tree.add(0, a, 0.5)
     tree.add(tree.add(0, b, 0.4), c, 0.3)

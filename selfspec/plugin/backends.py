@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -11,7 +11,19 @@ from selfspec.kv import TreeKV
 from selfspec.layout import Layout, RowPlaces, Window, lay_out
 from selfspec.records import DraftTree
 
-__all__ = ["ChainBackend", "TreeBackend"]
+__all__ = ["AttentionTypes", "ChainBackend", "TreeBackend"]
+
+
+class AttentionTypes(NamedTuple):
+    """The attention type of each layer, the window of each type, and where scales change.
+
+    `scale_period`: Llama 4 scales its queries by the block of so many columns that they stand
+    in, and reads the column off the KV; 0 for everybody else.
+    """
+
+    by_layer: tuple[str, ...]
+    windows: dict[str, Window]
+    scale_period: int
 
 
 class TreeBackend:
@@ -21,21 +33,27 @@ class TreeBackend:
         self,
         model: Any,
         cache: Any,
-        layer_types: Sequence[str],
-        windows: Mapping[str, Window],
+        attention: AttentionTypes,
         next_positions: torch.Tensor,  # (..., B, 1): the position id of each row's next token
         visible: torch.Tensor | None,  # (B, P) bool
         *,
         room: int,
     ) -> None:
         num_rows = next_positions.shape[-2]
-        sizes = {name: window.size for name, window in windows.items()}
+        sizes = {name: window.size for name, window in attention.windows.items()}
         self._model = model
         self._cache = cache
-        self._windows = windows
+        self._attention = attention
         self._positions = next_positions
         self._visible = visible
-        self.kv = TreeKV(cache, layer_types, sizes, num_rows=num_rows, room=room)
+        self.kv = TreeKV(cache, attention.by_layer, sizes, num_rows=num_rows, room=room)
+
+    def max_width(self, max_nodes: int) -> int:
+        """How wide the next forward may be: no tree crosses a change of scale."""
+        period = self._attention.scale_period
+        if not period:
+            return max_nodes
+        return min(max_nodes, period - (self.kv.front + 1) % period)
 
     def lay_out(self, trees: Sequence[DraftTree]) -> Layout:
         """Ids, positions and masks; makes room in the KV."""
@@ -44,7 +62,7 @@ class TreeBackend:
             trees,
             RowPlaces(self.kv.lengths, self._positions, self._visible),
             front=self.kv.front,
-            windows=self._windows,
+            windows=self._attention.windows,
             first_columns=self.kv.first_columns,
             dtype=self.kv.dtype,
             device=self._model.device,
@@ -104,6 +122,10 @@ class ChainBackend:
             del self._kwargs["logits_to_keep"]
         self._width = 0
         cache.activate_past_recording()
+
+    def max_width(self, max_nodes: int) -> int:
+        """Chains stand where their text will: nothing to mind."""
+        return max_nodes
 
     def lay_out(self, trees: Sequence[DraftTree]) -> dict[str, Any]:
         """The model's own inputs for the chains, shorter ones filled up with their last token."""

@@ -91,7 +91,7 @@ class Call:
         self.stats.seconds["prefill"] += perf_counter() - start  # type: ignore[assignment]
         backend = self._backend(ability)
         try:
-            decoder = self._decoder(backend, memory, chains=ability.mode == "chain")
+            decoder = self._decoder(backend, memory, ability)
             with self._decode_mode():
                 decoder.start(self._rows(decoder), prompt_logits)
                 decoder.run()
@@ -108,13 +108,13 @@ class Call:
 
     def _read_prompt(self) -> tuple[torch.Tensor, PromptTap]:
         """The prompt's forward; afterwards the model's arguments stand for the first step."""
-        tap = PromptTap(self.model)
+        tap = PromptTap(self.model, listens=self.config.learning != "frozen")
         with tap.open(self.model_kwargs) as kwargs:
             outputs = self.model._prefill(self.input_ids, self.generation_config, kwargs)
         self.model_kwargs = self.model._update_model_kwargs_for_generation(
             outputs, self.model_kwargs
         )
-        return outputs.logits[:, -1], tap
+        return outputs.logits[:, -1].clone(), tap  # not a view that keeps the whole prompt's
 
     def _visible(self) -> torch.Tensor | None:
         """(B, P): which columns of the prompt count; None where all do."""
@@ -127,14 +127,14 @@ class Call:
             return ChainBackend(self.model, cache, self.input_ids, self.model_kwargs)
         assert ability.attention is not None
         positions = self.model_kwargs["position_ids"][..., -1:]
+        visible = self._visible()
         positions = positions.expand(*positions.shape[:-2], len(self.input_ids), 1)
         return TreeBackend(
             self.model,
             cache,
-            ability.attention.by_layer,
-            ability.attention.windows,
+            ability.attention,
             positions.to(self.model.device),
-            self._visible(),
+            None if visible is None else visible.to(self.model.device),
             room=self._room(),
         )
 
@@ -145,8 +145,9 @@ class Call:
         return min(to_come, max(length, _MIN_ROOM)) + self.config.max_nodes
 
     def _decoder(
-        self, backend: TreeBackend | ChainBackend, memory: Memory, *, chains: bool
+        self, backend: TreeBackend | ChainBackend, memory: Memory, ability: Ability
     ) -> Decoder:
+        chains = ability.mode == "chain"
         pad = self.generation_config._pad_token_tensor
         transcript = Transcript(
             self.input_ids,
@@ -155,7 +156,7 @@ class Call:
         )
         return Decoder(
             backend=backend,
-            pace=self._pace(chains=chains),
+            pace=self._pace(ability),
             transcript=transcript,
             memory=memory,
             config=self.config.changed(top_k=1) if chains else self.config,
@@ -163,26 +164,29 @@ class Call:
             listeners=self.listeners,
         )
 
-    def _pace(self, *, chains: bool) -> OwnPace | Lockstep:
+    def _pace(self, ability: Ability) -> OwnPace | Lockstep:
         """Own pace where nothing asks for the rows to move together."""
         stops = row_stops(self.stopping_criteria)
-        if chains or stops is None or self._moves_together():
+        if stops is None or self._moves_together(ability):
             return self._lockstep()
         if not self.logits_processor and not self.generation_config.do_sample:
             return OwnPace(GreedyChooser(), stops)
         tape = NoiseTape(len(self.input_ids)) if self.generation_config.do_sample else None
         return OwnPace(ProcessedChooser(self.logits_processor, tape), stops)
 
-    def _moves_together(self) -> bool:
+    def _moves_together(self, ability: Ability) -> bool:
         config = self.generation_config
         several = len(self.input_ids) > 1
+        by_column = ability.attention is None or ability.attention.scale_period > 0
         returns_dict = config.return_dict_in_generate
         returns_cache = returns_dict or getattr(
             self.model_kwargs["past_key_values"], "_is_user_defined", False
         )
         records = returns_dict and (config.output_scores or config.output_logits)
         return bool(
-            records
+            ability.mode == "chain"
+            or records
+            or (several and by_column)
             or (several and returns_cache)
             or (several and not looks_at_rows(self.logits_processor))
         )

@@ -25,8 +25,8 @@ _CHUNK_ELEMENTS = 1 << 24  # logits held at a time
 class PromptTap:
     """Collects the hidden states in front of the output head during the prompt's forward."""
 
-    def __init__(self, model: Any) -> None:
-        self._head = model.get_output_embeddings()
+    def __init__(self, model: Any, *, listens: bool = True) -> None:
+        self._head: Any = model.get_output_embeddings() if listens else None
         self._hidden: list[torch.Tensor] = []
 
     @contextmanager
