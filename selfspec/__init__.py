@@ -1,4 +1,12 @@
-"""selfspec: the same text from `model.generate()`, in fewer forwards."""
+"""selfspec: the same text from `model.generate()`, in fewer forwards.
+
+What needs torch is imported when it is first asked for, so that `selfspec --help` answers at once.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
 
 from selfspec.config import SpecConfig
 from selfspec.errors import (
@@ -8,15 +16,17 @@ from selfspec.errors import (
     UnsupportedError,
     VocabularyError,
 )
-from selfspec.plugin import (
-    LutRecorder,
-    SelfSpec,
-    SelfSpecCandidateGenerator,
-    attach,
-    detach,
-    hub_folder,
-)
 from selfspec.records import DraftTree, GenerationStats, StepRecord
+
+if TYPE_CHECKING:
+    from selfspec.plugin import (
+        LutRecorder,
+        SelfSpec,
+        SelfSpecCandidateGenerator,
+        attach,
+        detach,
+        hub_folder,
+    )
 
 __all__ = [
     "AttachError",
@@ -35,4 +45,18 @@ __all__ = [
     "detach",
     "hub_folder",
 ]
-__version__ = "0.1.0"
+__version__: str
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":  # pyproject.toml is where it is written
+        return metadata.version("selfspec")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from selfspec import plugin
+
+    return getattr(plugin, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,7 +1,9 @@
-"""From a source's evidence to the probability that such a candidate is accepted.
+"""From evidence to the probability that such a candidate is accepted.
 
 Every kind of evidence has a fading hit rate that starts from a prior and is corrected by what
-was accepted. Knows nothing of tokens: only evidence and whether it came true.
+was accepted. Where several sources name a token, their joint evidence is a kind of its own: what
+two sources know is never independent, and how far they reinforce each other is counted, not
+assumed. Knows nothing of tokens: only evidence and whether it came true.
 """
 
 from __future__ import annotations
@@ -10,12 +12,14 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from selfspec.records import DraftTree, Evidence, Siblings, StepRecord
+from selfspec.records import DraftTree, Evidence, StepRecord
 
 __all__ = ["Calibration", "combine", "prior"]
 
 _PRIOR_WEIGHT = 4.0  # the prior counts like so many trials
 _FADE = 0.998  # a trial's weight after each later one of its kind
+
+Kinds = tuple[Evidence, ...]  # of the sources that name one token, in the order of the sources
 
 
 class _Rate(NamedTuple):
@@ -36,7 +40,7 @@ def prior(evidence: Evidence) -> float:
 
 
 def combine(probabilities: Iterable[float]) -> float:
-    """Sources that name the same token reinforce it: 1 - Π(1 - p)."""
+    """The chance that one of several independent signs is right: 1 - Π(1 - p)."""
     wrong = 1.0
     for probability in probabilities:
         wrong *= 1.0 - probability
@@ -48,13 +52,20 @@ class Calibration:
 
     def __init__(self, prior: Callable[[Evidence], float] = prior) -> None:
         self._prior = prior
-        self._rates: dict[Evidence, _Rate] = {}
+        self._rates: dict[Kinds, _Rate] = {}
         self._lock = threading.Lock()
 
-    def probability(self, evidence: Evidence) -> float:
-        """How often such a candidate came true; one dictionary look-up."""
-        rate = self._rates.get(evidence)
-        return rate.probability if rate is not None else self._prior(evidence)
+    def probability(self, kinds: Kinds) -> float:
+        """How often such a candidate came true; one dictionary look-up for what was seen before.
+
+        Joint evidence that is new starts from its parts as if they were independent.
+        """
+        rate = self._rates.get(kinds)
+        if rate is not None:
+            return rate.probability
+        if len(kinds) == 1:
+            return self._prior(kinds[0])
+        return combine(self.probability((kind,)) for kind in kinds)
 
     def observe(self, record: StepRecord) -> None:
         """Counts the candidates below each accepted node: only there is the truth known."""
@@ -70,18 +81,17 @@ class Calibration:
         return twin
 
     def _observe_siblings(self, tree: DraftTree, node: int, token: int) -> None:
-        siblings: Siblings | None = tree.looked_at[node]
+        siblings = tree.looked_at[node]
         if siblings is None:
             return
         for candidate, kinds in zip(siblings.tokens, siblings.evidence, strict=True):
-            for evidence in kinds:
-                self._count(evidence, candidate == token)
+            self._count(kinds, candidate == token)
 
-    def _count(self, evidence: Evidence, hit: bool) -> None:
-        rate = self._rates.get(evidence)
+    def _count(self, kinds: Kinds, hit: bool) -> None:
+        rate = self._rates.get(kinds)
         if rate is None:
-            start = self._prior(evidence)
+            start = self.probability(kinds)
             rate = _Rate(start * _PRIOR_WEIGHT, _PRIOR_WEIGHT, start)
         hits = rate.hits * _FADE + hit
         trials = rate.trials * _FADE + 1
-        self._rates[evidence] = _Rate(hits, trials, hits / trials)
+        self._rates[kinds] = _Rate(hits, trials, hits / trials)

@@ -5,6 +5,7 @@ Knows nothing of models, tensors or sources: only names and numbers.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from selfspec.errors import ConfigError, unknown_name
 __all__ = ["LEARNING_SCOPES", "SOURCE_NAMES", "SpecConfig"]
 
 LEARNING_SCOPES = ("session", "request", "frozen")
-SOURCE_NAMES = ("lut", "context")
+SOURCE_NAMES = ("lut", "context", "runners")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +39,9 @@ class SpecConfig:
             Higher: fewer wasted nodes, and shorter drafts. 0 lets only the budget stop the growth.
         update_interval: Steps for which the shape of a tree is kept and only refilled with new
             tokens. Higher: cheaper drafting. 1 grows every tree anew and guesses best.
-        sources: Where drafts come from, out of ``"lut"`` and ``"context"``. Fewer: less work on
-            the CPU. None at all is plain decoding.
+        sources: Where drafts come from: ``"lut"``, what followed a token before; ``"context"``,
+            what this request has said already; ``"runners"``, what the model nearly said. Fewer:
+            less work on the CPU. None at all is plain decoding.
         learning: How far what is learned reaches. ``"session"``: from call to call of one
             `SelfSpec`. ``"request"``: each call starts from what was there before and leaves no
             trace, which keeps tenants of a server apart. ``"frozen"``: nothing is learned.
@@ -110,8 +112,8 @@ class SpecConfig:
             raise ConfigError(f"{name} must be {rule} (got {getattr(self, name)!r})")
 
     def _check_sources(self) -> None:
-        if isinstance(self.sources, str):
-            raise ConfigError(f"sources must be a list of names (got the string {self.sources!r})")
+        if isinstance(self.sources, str) or not isinstance(self.sources, Iterable):
+            raise ConfigError(f"sources must be a list of names (got {self.sources!r})")
         object.__setattr__(self, "sources", tuple(self.sources))
         for name in self.sources:
             if name not in SOURCE_NAMES:

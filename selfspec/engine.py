@@ -107,6 +107,9 @@ class GreedyChooser:
     def __init__(self) -> None:
         self._choices: list[list[int]] = []
 
+    def forget_before(self, step: int) -> None:
+        """Nothing to free."""
+
     def read(self, logits: torch.Tensor) -> None:
         """Takes the logits (B, Q, V) of a step."""
         self._choices = logits.argmax(-1).tolist()
@@ -119,10 +122,15 @@ class GreedyChooser:
 class ProcessedChooser:
     """Processors and sampling, only at visited nodes, each with its true prefix."""
 
-    def __init__(self, processors: Processors, tape: NoiseTape | None) -> None:
-        self._processors = processors
+    def __init__(self, processors: Sequence[Processors], tape: NoiseTape | None) -> None:
+        self._processors = processors  # one for each row
         self._tape = tape  # None: greedy
         self._logits = torch.empty(0)
+
+    def forget_before(self, step: int) -> None:
+        """Frees the noise of steps that every row has behind it."""
+        if self._tape is not None:
+            self._tape.forget_before(step)
 
     def read(self, logits: torch.Tensor) -> None:
         """Takes the logits (B, Q, V) of a step."""
@@ -132,7 +140,7 @@ class ProcessedChooser:
         """The token behind a node, drawn with the noise of its step where sampling is asked."""
         prefix = transcript.prefix(row)
         logits = self._logits[place, node][None].to(prefix.device, torch.float32, copy=True)
-        scores = self._processors(prefix, logits)
+        scores = self._processors[row](prefix, logits)
         if self._tape is None:
             return int(scores.argmax(-1))
         return self._tape.draw(scores.softmax(-1)[0], row, transcript.num_new(row))
@@ -160,10 +168,12 @@ class OwnPace:
     ) -> list[StepRecord]:
         """Walks each tree to where its row falls off or stops."""
         self._chooser.read(logits)
-        return [
+        records = [
             self._verify_row(place, row, tree, transcript)
             for place, (row, tree) in enumerate(zip(rows, trees, strict=True))
         ]
+        self._chooser.forget_before(min(transcript.num_new(row.index) for row in rows))
+        return records
 
     def _verify_row(
         self, place: int, row: Row, tree: DraftTree, transcript: Transcript
@@ -352,7 +362,8 @@ def top_k_of(logits: torch.Tensor, k: int) -> TopK:
     top = logits.topk(k, dim=-1)
     logits = logits.float()
     normaliser = logits.logsumexp(-1, keepdim=True)
-    probabilities = (top.values.float() - normaliser).exp()
+    # where the model says NaN or infinity, stock goes on, and so must the tables
+    probabilities = (top.values.float() - normaliser).exp().nan_to_num_(nan=0.0)
     return TopK(
         top.indices.cpu().numpy().astype(np.int32),
         probabilities.cpu().numpy().astype(np.float16),

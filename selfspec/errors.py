@@ -54,5 +54,5 @@ def unknown_name(kind: str, got: str, known: Iterable[str]) -> str:
     """
     names = sorted(known)
     close = get_close_matches(got, names, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ";"
+    hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"unknown {kind} {got!r}{hint} (known: {', '.join(names)})"

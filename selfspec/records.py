@@ -52,7 +52,7 @@ class Siblings(NamedTuple):
     tokens: list[int]
     probabilities: list[float]
     evidence: list[tuple[Evidence, ...]]
-    states: list[list[tuple[int, Any]]]  # for each child: (source index, cursor)
+    states: list[dict[int, Any]]  # for each child: index of a cursor that named it -> its state
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ class DraftTree:
             parent = self.parents[node]
             assert 0 <= parent < node
             assert self.depths[node] == self.depths[parent] + 1
-            assert self.children[parent][self.tokens[node]] == node
+            assert self.children[parent].get(self.tokens[node]) == node
             assert self.scores[node] <= self.scores[parent] + 1e-12
         assert sum(map(len, self.children)) == len(self) - 1
 
@@ -184,7 +184,7 @@ class GenerationStats:
     @property
     def overhead(self) -> float:
         """Share of the decoding time that is not the forward."""
-        decoding = sum(v for k, v in self.seconds.items() if k != "prefill")
+        decoding = sum(v for k, v in self.seconds.items() if k not in ("prefill", "plain"))
         return 1 - self.seconds["forward"] / decoding if decoding else 0.0
 
     def count_step(self, record: StepRecord) -> None:

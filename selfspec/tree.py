@@ -14,15 +14,14 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from selfspec.calibration import combine
 from selfspec.config import SpecConfig
 from selfspec.records import DraftTree, Evidence, Siblings
 from selfspec.sources import Cursor
 
 __all__ = ["TreeGrower", "merge_candidates"]
 
-Probability = Callable[[Evidence], float]
-States = Sequence[tuple[int, Any]]  # (index of the cursor, its state)
+Probability = Callable[[tuple[Evidence, ...]], float]
+States = dict[int, Any]  # index of a cursor -> its state at a node
 
 
 class _Place(NamedTuple):
@@ -38,24 +37,22 @@ def merge_candidates(
     cursors: Sequence[Cursor], states: States, probability: Probability, top_k: int
 ) -> Siblings:
     """Asks each cursor for the children of one node and merges those that name the same token."""
-    merged: dict[int, tuple[list[float], list[Evidence], list[tuple[int, Any]]]] = {}
-    for index, state in states:
+    merged: dict[int, tuple[list[Evidence], States]] = {}
+    for index, state in states.items():
         for token, evidence, child_state in cursors[index].expand(state):
-            found = merged.get(token)
-            if found is None:
-                found = merged[token] = ([], [], [])
-            found[0].append(probability(evidence))
-            found[1].append(evidence)
-            found[2].append((index, child_state))
+            kinds, child_states = merged.setdefault(token, ([], {}))
+            kinds.append(evidence)
+            child_states[index] = child_state
     ranked = sorted(
-        ((combine(found[0]), token, found) for token, found in merged.items()),
-        key=lambda item: -item[0],
+        ((probability(tuple(kinds)), token) for token, (kinds, _) in merged.items()),
+        key=lambda child: -child[0],
     )[:top_k]
+    tokens = [token for _, token in ranked]
     return Siblings(
-        [token for _, token, _ in ranked],
-        [p for p, _, _ in ranked],
-        [tuple(found[1]) for _, _, found in ranked],
-        [found[2] for _, _, found in ranked],
+        tokens,
+        [p for p, _ in ranked],
+        [tuple(merged[token][0]) for token in tokens],
+        [merged[token][1] for token in tokens],
     )
 
 
@@ -71,10 +68,12 @@ class TreeGrower:
         self._shape: list[tuple[int, int]] = []  # (parent, rank) of each node but the root
         self._num_refills = 0
         self._ages = itertools.count()
+        self._states: dict[int, States] = {}  # of the expanded nodes
 
     def grow(self, root_token: int, max_nodes: int) -> DraftTree:
         """A tree of at most `max_nodes` nodes; costs one `expand` and O(log n) for each."""
         tree = DraftTree.of_root(root_token)
+        self._states = {}
         if not self._cursors or max_nodes == 1:
             return tree
         if self._shape and self._num_refills + 1 < self._config.update_interval:
@@ -114,19 +113,26 @@ class TreeGrower:
         self._push(tree, waiting, node, 0)
 
     def _look(self, tree: DraftTree, node: int) -> Siblings:
-        siblings = merge_candidates(
-            self._cursors, self._states_at(tree, node), self._probability, self._config.top_k
-        )
+        states = self._states[node] = self._states_at(tree, node)
+        siblings = merge_candidates(self._cursors, states, self._probability, self._config.top_k)
         tree.looked_at[node] = siblings
         return siblings
 
     def _states_at(self, tree: DraftTree, node: int) -> States:
+        """Where each cursor stands at a node; one that did not name its token may follow it."""
         parent = tree.parents[node]
         if parent < 0:
-            return [(i, cursor.root()) for i, cursor in enumerate(self._cursors)]
+            return {i: cursor.root() for i, cursor in enumerate(self._cursors)}
         above = tree.looked_at[parent]
         assert above is not None
-        return above.states[above.tokens.index(tree.tokens[node])]
+        token = tree.tokens[node]
+        states = dict(above.states[above.tokens.index(token)])
+        for index, state in self._states[parent].items():
+            if index not in states:
+                followed = self._cursors[index].follow(state, token)
+                if followed is not None:
+                    states[index] = followed
+        return states
 
     def _push(self, tree: DraftTree, waiting: list[_Place], parent: int, rank: int) -> None:
         """Lets the next sibling wait. Later ones score no higher, so one at a time is enough."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import types
 from pathlib import Path
 from typing import Any, TypeVar
 
+from transformers.generation.stopping_criteria import StoppingCriteriaList, StopStringCriteria
 from transformers.generation.utils import GenerationMixin
 
 from selfspec.errors import AttachError, UnsupportedError
 from selfspec.plugin.spec import SelfSpec
 
-__all__ = ["attach", "detach", "hub_folder"]
+__all__ = ["attach", "detach", "hub_folder", "take_stop_strings"]
 
 M = TypeVar("M")
 _BEFORE = "_generate_before_attach"  # where an instance keeps a generate() of its own
@@ -58,7 +60,28 @@ def _generate(model: Any, *args: Any, assistant: Any = None, **kwargs: Any) -> A
     if assistant is None:
         return own_generate(*args, **kwargs)
     _check(assistant, kwargs)
+    take_stop_strings(kwargs)
     return own_generate(*args, custom_generate=assistant, **kwargs)
+
+
+def take_stop_strings(kwargs: dict[str, Any]) -> None:
+    """Makes of `stop_strings` the criterion that stock makes of them.
+
+    transformers drops the tokenizer on the way to a custom decoding loop, and then can't. Without
+    a tokenizer nothing is changed, so that stock's own error comes.
+    """
+    tokenizer = kwargs.pop("tokenizer", None)
+    config = kwargs.get("generation_config")
+    strings = kwargs.get("stop_strings") or getattr(config, "stop_strings", None)
+    if tokenizer is None or not strings:
+        return
+    kwargs.pop("stop_strings", None)
+    if config is not None:
+        kwargs["generation_config"] = copy.deepcopy(config)
+        kwargs["generation_config"].stop_strings = None
+    given = kwargs.get("stopping_criteria") or ()
+    criterion = StopStringCriteria(stop_strings=strings, tokenizer=tokenizer)
+    kwargs["stopping_criteria"] = StoppingCriteriaList([*given, criterion])
 
 
 def _check(assistant: Any, kwargs: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ from selfspec.kv import foreign_layer
 from selfspec.plugin.abilities import Ability
 from selfspec.plugin.backends import ChainBackend, TreeBackend
 from selfspec.plugin.prompt import PromptTap
-from selfspec.plugin.rules import has_eos_rule, looks_at_rows, row_stops
+from selfspec.plugin.rules import for_rows, has_eos_rule, looks_at_rows, row_stops
 from selfspec.records import GenerationStats
 from selfspec.transcript import Streamer, Transcript
 from selfspec.verify import NoiseTape
@@ -172,7 +172,8 @@ class Call:
         if not self.logits_processor and not self.generation_config.do_sample:
             return OwnPace(GreedyChooser(), stops)
         tape = NoiseTape(len(self.input_ids)) if self.generation_config.do_sample else None
-        return OwnPace(ProcessedChooser(self.logits_processor, tape), stops)
+        processors = for_rows(self.logits_processor, len(self.input_ids))
+        return OwnPace(ProcessedChooser(processors, tape), stops)
 
     def _moves_together(self, ability: Ability) -> bool:
         config = self.generation_config

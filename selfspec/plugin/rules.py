@@ -6,16 +6,25 @@ Reads transformers' objects; runs nothing.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from transformers.cache_utils import DynamicCache
 from transformers.generation import logits_process, stopping_criteria
 
 from selfspec.errors import UnsupportedError
 from selfspec.transcript import RowStops
 
-__all__ = ["has_eos_rule", "looks_at_rows", "plain_reason", "refuse_unservable", "row_stops"]
+__all__ = [
+    "for_rows",
+    "has_eos_rule",
+    "looks_at_rows",
+    "plain_reason",
+    "refuse_unservable",
+    "row_stops",
+]
 
 # Processors whose scores for a row depend on that row alone. Others, user-made ones among them,
 # may look at the batch or count their calls: for them the rows of a batch move together.
@@ -110,6 +119,26 @@ def plain_reason(generation_config: Any, model_kwargs: Mapping[str, Any]) -> str
         if name not in _FOLLOWED_KWARGS and value is not None:
             return f"the model argument {name!r} can't be followed along a draft"
     return None
+
+
+def for_rows(processors: Any, num_rows: int) -> list[Any]:
+    """The processors of each row of a batch: the same ones, but for what holds a value a row."""
+    if num_rows == 1:
+        return [processors]
+    return [
+        type(processors)(_for_row(processor, row) for processor in processors)
+        for row in range(num_rows)
+    ]
+
+
+def _for_row(processor: Any, row: int) -> Any:
+    # stock hands the repetition penalty every row's padding, as a tensor of the batch's size
+    padding = getattr(processor, "prompt_ignore_length", None)
+    if not isinstance(padding, torch.Tensor):
+        return processor
+    twin = copy.copy(processor)
+    twin.prompt_ignore_length = padding[row : row + 1]
+    return twin
 
 
 def looks_at_rows(processors: Sequence[Any]) -> bool:

@@ -35,7 +35,7 @@ class SelfSpec:
 
     Attributes:
         config: The knobs, a frozen `SpecConfig`.
-        stats: `GenerationStats` of the last call that ended.
+        stats: `GenerationStats` of the last call that ended, or broke off.
         total_stats: The same over all calls so far.
     """
 
@@ -68,12 +68,12 @@ class SelfSpec:
         logits_processor: Any,
         stopping_criteria: Any,
         generation_config: Any,
-        tokenizer: Any = None,
         **model_kwargs: Any,
     ) -> Any:
         """The decoding loop, called by `generate(custom_generate=spec)`.
 
-        Naming `tokenizer` here makes transformers take it for stop strings.
+        Takes the streamer along. `stop_strings` need `attach`, or a `StopStringCriteria` among
+        the stopping criteria: transformers drops the tokenizer on the way here.
         """
         streamer = _argument_of_generate("streamer")
         if _argument_of_generate("assistant_model") is not None:
@@ -113,11 +113,12 @@ class SelfSpec:
             self._listeners,
         )
         refuse_unservable(model, generation_config)
-        result = self._serve(call)
-        with self._lock:
-            self.stats = call.stats
-            self.total_stats = self.total_stats + call.stats
-        return result
+        try:
+            return self._serve(call)
+        finally:  # a call that breaks off counts as far as it came
+            with self._lock:
+                self.stats = call.stats
+                self.total_stats = self.total_stats + call.stats
 
     def memory(self, vocab_size: int) -> Memory:
         """What is learned for a vocabulary, made where it is not there yet."""

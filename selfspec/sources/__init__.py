@@ -12,8 +12,9 @@ from typing import Any, Protocol
 from selfspec.records import Candidate, StepRecord, TopK
 from selfspec.sources.context import ContextSource
 from selfspec.sources.lut import LutSource
+from selfspec.sources.runners import RunnersSource
 
-__all__ = ["REGISTRY", "ContextSource", "Cursor", "LutSource", "Source"]
+__all__ = ["REGISTRY", "ContextSource", "Cursor", "LutSource", "RunnersSource", "Source"]
 
 
 class Cursor(Protocol):
@@ -25,6 +26,10 @@ class Cursor(Protocol):
 
     def expand(self, state: Any) -> list[Candidate]:
         """Likely next tokens behind `state`, best first; a token at most once."""
+        ...
+
+    def follow(self, state: Any, token: int) -> Any | None:
+        """The state behind a token that another source named; None: nothing to say there."""
         ...
 
     def observe(self, record: StepRecord) -> None:
@@ -53,4 +58,5 @@ class Source(Protocol):
 REGISTRY: dict[str, Callable[[int, int], Source]] = {
     "lut": lambda vocab_size, top_k: LutSource(vocab_size, top_k),
     "context": lambda _vocab_size, top_k: ContextSource(top_k),
+    "runners": lambda _vocab_size, _top_k: RunnersSource(),
 }

@@ -6,6 +6,7 @@ many tokens. Its memory is one request's: nothing reaches another row or call.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -64,6 +65,9 @@ class ContextCursor:
             for rank, (token, places) in enumerate(ranked, start=1)
         ]
 
+    def follow(self, state: tuple[Match, ...], token: int) -> None:
+        """Nothing: a token that came behind no match is no match's continuation."""
+
     def observe(self, record: StepRecord) -> None:
         """Appends the committed tokens."""
         for token in record.committed_ids:
@@ -82,7 +86,8 @@ class ContextCursor:
         behind = self._after.setdefault(token, [])
         fresh = {p: longer.get(p, 1) for p in behind[-_MAX_MATCHES:]}
         fresh.update(longer)  # an old but long match stays, however often the token came since
-        self._matches = tuple(sorted(fresh.items(), reverse=True)[:_MAX_MATCHES])
+        kept = heapq.nlargest(_MAX_MATCHES, fresh.items(), key=lambda match: match[::-1])
+        self._matches = tuple(sorted(kept, reverse=True))
         self.token_ids.append(token)
         behind.append(len(self.token_ids))
 

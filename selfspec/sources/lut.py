@@ -12,21 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.records import Candidate, Evidence, StepRecord, TopK
+from selfspec.records import Candidate, StepRecord, TopK
+from selfspec.sources.bins import evidence_table, stored_exponents
 
 __all__ = ["LutCursor", "LutSource"]
-
-# fp16 of p in [0.5, 1) has the stored exponent 14, each halving one less, 1.0 itself 15
-_TOP_EXPONENT = 14
-
-
-def _evidence_table(top_k: int) -> list[list[Evidence]]:
-    """Every evidence a LUT can give, made once: [rank - 1][stored exponent of the fp16]."""
-    bins = [max(_TOP_EXPONENT - exponent, 0) for exponent in range(16)]
-    return [
-        [Evidence("lut", rank=rank, probability_bin=bin_) for bin_ in bins]
-        for rank in range(1, top_k + 1)
-    ]
 
 
 class LutSource:
@@ -41,7 +30,7 @@ class LutSource:
     def __init__(self, vocab_size: int, top_k: int) -> None:
         self.token_ids: NDArray[np.int32] = np.full((vocab_size, top_k), -1, np.int32)
         self.probabilities: NDArray[np.float16] = np.zeros((vocab_size, top_k), np.float16)
-        self._evidence = _evidence_table(top_k)
+        self._evidence = evidence_table("lut", top_k)
         self._lock = threading.Lock()
 
     @property
@@ -76,7 +65,7 @@ class LutSource:
         """The candidates of a token's row, likeliest first."""
         with self._lock:
             ids = self.token_ids[token].tolist()
-            exponents = (self.probabilities[token].view(np.uint16) >> 10).tolist()
+            exponents = stored_exponents(self.probabilities[token])
         return [
             Candidate(id_, kinds[exponent], id_)
             for id_, exponent, kinds in zip(ids, exponents, self._evidence, strict=True)
@@ -99,6 +88,10 @@ class LutCursor:
     def expand(self, state: int | None) -> list[Candidate]:
         """The top-K behind the token `state`."""
         return [] if state is None else self._source.next_tokens(state)
+
+    def follow(self, state: int | None, token: int) -> int:
+        """Any token has a row of its own."""
+        return token
 
     def observe(self, record: StepRecord) -> None:
         """Learns from all nodes; the accepted ones last, so that they win over the others."""

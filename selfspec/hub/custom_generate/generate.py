@@ -1,6 +1,7 @@
 """Loaded by transformers for `model.generate(custom_generate=..., trust_remote_code=True)`."""
 
 import selfspec
+from selfspec.plugin.attach import take_stop_strings
 
 _KNOBS = selfspec.SpecConfig.__dataclass_fields__
 
@@ -14,6 +15,7 @@ def generate(model, *, spec=None, **kwargs):
     if spec is None:
         spec = _spec_of(model, knobs)
     kwargs = {name: value for name, value in kwargs.items() if value is not None}
+    take_stop_strings(kwargs)
     return type(model).generate(model, custom_generate=spec, **kwargs)
 
 

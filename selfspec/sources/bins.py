@@ -1,0 +1,31 @@
+"""Recorded probabilities as evidence: bins by powers of two, read off the bits of an fp16."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from selfspec.records import Evidence
+
+__all__ = ["evidence_table", "stored_exponents"]
+
+_TOP_EXPONENT = 14  # of p in [0.5, 1); each halving one less, 1.0 itself one more
+
+
+def stored_exponents(probabilities: NDArray[np.float16]) -> list[int]:
+    """The sign and exponent bits of each probability: 0 to 15, and up to 63 for what is none.
+
+    >>> stored_exponents(np.array([1, 0.6, 0.5, 0.3, 0], np.float16))
+    [15, 14, 14, 13, 0]
+    """
+    return (probabilities.view(np.uint16) >> 10).tolist()  # type: ignore[no-any-return]
+
+
+def evidence_table(source: str, top_k: int) -> list[list[Evidence]]:
+    """Every evidence that a recorded top-K can give, made once: [rank - 1][stored exponent]."""
+    bins = [max(_TOP_EXPONENT - exponent, 0) for exponent in range(16)]
+    bins += [_TOP_EXPONENT] * 48  # a NaN or a negative number is as unlikely as can be
+    return [
+        [Evidence(source, rank=rank, probability_bin=bin_) for bin_ in bins]
+        for rank in range(1, top_k + 1)
+    ]

@@ -1,0 +1,75 @@
+"""What the model nearly said: the runners-up of its last logits, as children of the root.
+
+A word that lost this place often comes right behind it. They also fill a tree whose root the
+LUTs have never seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from selfspec.records import Candidate, StepRecord, TopK
+from selfspec.sources.bins import evidence_table, stored_exponents
+
+__all__ = ["RunnersCursor", "RunnersSource"]
+
+_MAX_RUNNERS = 4
+
+Runners = tuple[Candidate, ...]
+
+
+class RunnersSource:
+    """Opens a cursor for each row; keeps nothing itself."""
+
+    name = "runners"
+
+    def open(self, prompt_ids: Sequence[int], *, learns: bool) -> RunnersCursor:
+        """A cursor with no runners-up until the model has spoken."""
+        return RunnersCursor()
+
+    def copy(self) -> RunnersSource:
+        """Itself: there is nothing to keep apart."""
+        return self
+
+    def observe_prompt(self, token_ids: Sequence[int], top: TopK) -> None:
+        """Ignored: only the last logits of a row count."""
+
+
+class RunnersCursor:
+    """The runners-up of one row's last logits."""
+
+    _evidence = evidence_table("runners", _MAX_RUNNERS)
+
+    def __init__(self) -> None:
+        self._runners: Runners = ()
+
+    def root(self) -> Runners:
+        """The runners-up themselves."""
+        return self._runners
+
+    def expand(self, state: Runners) -> list[Candidate]:
+        """The runners-up at the root, and nothing below."""
+        return list(state)
+
+    def follow(self, state: Runners, token: int) -> None:
+        """Nothing: they stand at the root alone."""
+
+    def observe(self, record: StepRecord) -> None:
+        """Takes the runners-up from the last accepted node."""
+        self._runners = ()
+        if record.top is None or not record.committed_ids:
+            return
+        node = record.path[-1]
+        ids = record.top.ids[node].tolist()
+        exponents = stored_exponents(np.ascontiguousarray(record.top.probabilities[node]))
+        others = [
+            (id_, e)
+            for id_, e in zip(ids, exponents, strict=True)
+            if id_ != record.committed_ids[-1]
+        ]
+        self._runners = tuple(
+            Candidate(id_, kinds[exponent], ())
+            for (id_, exponent), kinds in zip(others, self._evidence, strict=False)
+        )
