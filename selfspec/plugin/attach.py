@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import types
 from pathlib import Path
@@ -60,25 +59,23 @@ def _generate(model: Any, *args: Any, assistant: Any = None, **kwargs: Any) -> A
     if assistant is None:
         return own_generate(*args, **kwargs)
     _check(assistant, kwargs)
-    take_stop_strings(kwargs)
+    take_stop_strings(model, kwargs)
     return own_generate(*args, custom_generate=assistant, **kwargs)
 
 
-def take_stop_strings(kwargs: dict[str, Any]) -> None:
+def take_stop_strings(model: Any, kwargs: dict[str, Any]) -> None:
     """Makes of `stop_strings` the criterion that stock makes of them.
 
     transformers drops the tokenizer on the way to a custom decoding loop, and then can't. Without
     a tokenizer nothing is changed, so that stock's own error comes.
     """
     tokenizer = kwargs.pop("tokenizer", None)
-    config = kwargs.get("generation_config")
-    strings = kwargs.get("stop_strings") or getattr(config, "stop_strings", None)
+    configs = (kwargs.get("generation_config"), model.generation_config)
+    set_ones = (getattr(config, "stop_strings", None) for config in configs)
+    strings = kwargs.get("stop_strings", next(filter(None, set_ones), None))
     if tokenizer is None or not strings:
         return
-    kwargs.pop("stop_strings", None)
-    if config is not None:
-        kwargs["generation_config"] = copy.deepcopy(config)
-        kwargs["generation_config"].stop_strings = None
+    kwargs["stop_strings"] = None  # a keyword goes before what any config says
     given = kwargs.get("stopping_criteria") or ()
     criterion = StopStringCriteria(stop_strings=strings, tokenizer=tokenizer)
     kwargs["stopping_criteria"] = StoppingCriteriaList([*given, criterion])

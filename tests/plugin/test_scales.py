@@ -25,7 +25,7 @@ def model() -> Llama4ForCausalLM:
         initializer_range=0.4,
         attention_chunk_size=16,
         attn_temperature_tuning=True,
-        floor_scale=5,
+        floor_scale=11,
         attn_scale=2.0,
         pad_token_id=0,
         bos_token_id=1,

@@ -1,0 +1,227 @@
+"""The prompt teaches exactly what the model said, and stock's own logits are untouched."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from selfspec.calibration import Calibration
+from selfspec.engine import Memory, top_k_of
+from selfspec.plugin import prompt as prompt_module
+from selfspec.plugin.prompt import PromptTap
+from selfspec.records import TopK
+from tests.fakes import VOCAB, prompt, tiny_model
+
+K = 4
+MODELS = ("llama", "cohere")  # the latter scales what its head puts out
+
+
+class Listener:
+    """A source that keeps what the prompt taught, by token."""
+
+    name = "listener"
+
+    def __init__(self) -> None:
+        self.rows: dict[int, tuple[list[int], np.ndarray]] = {}
+        self.num_told = 0
+
+    def observe_prompt(self, token_ids: Sequence[int], top: TopK) -> None:
+        for token, ids, probabilities in zip(token_ids, *top, strict=True):
+            self.rows[token] = (ids.tolist(), probabilities)
+            self.num_told += 1
+
+
+def positions(mask: torch.Tensor) -> torch.Tensor:
+    return (mask.cumsum(-1) - 1).clamp(min=0)
+
+
+def forward(model: PreTrainedModel, batch: dict[str, torch.Tensor], **kwargs) -> torch.Tensor:
+    with torch.no_grad():
+        return model(**batch, position_ids=positions(batch["attention_mask"]), **kwargs).logits
+
+
+def tapped(
+    model: PreTrainedModel, batch: dict[str, torch.Tensor], *, listens: bool = True
+) -> tuple[Listener, torch.Tensor]:
+    """Reads the prompt through a tap, as a call does; returns what was heard, and the logits."""
+    tap, listener = PromptTap(model, listens=listens), Listener()
+    with tap.open({"logits_to_keep": 1}) as kwargs:
+        logits = forward(model, batch, **kwargs)
+    with torch.no_grad():
+        tap.teach(
+            Memory([listener], Calibration(), top_k=K),
+            batch["input_ids"],
+            batch["attention_mask"].bool(),
+            logits[:, -1],
+        )
+    return listener, logits
+
+
+def taught_by_a_full_forward(
+    model: PreTrainedModel, batch: dict[str, torch.Tensor]
+) -> dict[int, TopK]:
+    """For each token of the prompts, padding left out: the top-K where it came last."""
+    top = top_k_of(forward(model, batch), K)
+    last = {}
+    for row, mask in enumerate(batch["attention_mask"].tolist()):
+        for column, counts in enumerate(mask):
+            if counts:
+                token = int(batch["input_ids"][row, column])
+                last[token] = TopK(top.ids[row, column], top.probabilities[row, column])
+    return last
+
+
+def hooks(model: PreTrainedModel) -> int:
+    return len(model.get_output_embeddings()._forward_pre_hooks)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_every_token_of_the_prompt_teaches_its_top_k(name, num_rows):
+    model, batch = tiny_model(name), prompt(num_rows)
+    listener, _ = tapped(model, batch)
+    truth = taught_by_a_full_forward(model, batch)
+    assert listener.rows.keys() == truth.keys()
+    for token, (ids, probabilities) in listener.rows.items():
+        assert ids == truth[token].ids.tolist()
+        np.testing.assert_allclose(probabilities, truth[token].probabilities, rtol=4e-3, atol=1e-6)
+    assert listener.num_told == len(truth)  # a token that comes twice is told once
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_the_last_logits_are_stocks_to_the_bit(name, num_rows):
+    model, batch = tiny_model(name), prompt(num_rows)
+    stock = forward(model, batch, logits_to_keep=1)
+    _, logits = tapped(model, batch)
+    assert logits.shape == stock.shape
+    assert torch.equal(logits, stock)
+
+
+def test_the_hook_is_gone_afterwards():
+    model = tiny_model()
+    before = hooks(model)
+    tapped(model, prompt())
+    assert hooks(model) == before
+    assert forward(model, prompt()).shape[1] == 17
+
+
+def test_the_hook_is_gone_after_an_error_too():
+    model = tiny_model()
+    before = hooks(model)
+
+    def broken_off() -> None:
+        with PromptTap(model).open({"logits_to_keep": 1}):
+            assert hooks(model) == before + 1
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        broken_off()
+    assert hooks(model) == before
+
+
+def test_a_tap_that_does_not_listen_changes_nothing():
+    model, batch = tiny_model(), prompt()
+    tap = PromptTap(model, listens=False)
+    arguments = {"logits_to_keep": 1}
+    with tap.open(arguments) as kwargs:
+        assert kwargs is arguments
+        assert hooks(model) == 0
+    listener, logits = tapped(model, batch, listens=False)
+    assert listener.rows == {}
+    assert logits.shape[1] == 1
+
+
+@pytest.mark.parametrize("arguments", [{}, {"logits_to_keep": 0}, {"logits_to_keep": 3}])
+def test_a_call_that_keeps_other_logits_is_left_alone(arguments):
+    with PromptTap(tiny_model()).open(arguments) as kwargs:
+        assert kwargs is arguments
+        assert hooks(tiny_model()) == 0
+
+
+def test_another_threads_forward_passes_by():
+    """It gets all its logits, and teaches nobody."""
+    model, batch, other = tiny_model(), prompt(seed=1), prompt(seed=2)
+    whole, elsewhere = forward(model, other), []
+    tap, listener = PromptTap(model), Listener()
+    with tap.open({"logits_to_keep": 1}) as kwargs:
+        thread = threading.Thread(target=lambda: elsewhere.append(forward(model, other)))
+        thread.start()
+        thread.join()
+        logits = forward(model, batch, **kwargs)
+    assert torch.equal(elsewhere[0], whole)
+    with torch.no_grad():
+        memory = Memory([listener], Calibration(), top_k=K)
+        tap.teach(memory, batch["input_ids"], None, logits[:, -1])
+    assert listener.rows.keys() == set(batch["input_ids"].flatten().tolist())
+
+
+@contextmanager
+def head_calls(model: PreTrainedModel) -> Iterator[list[int]]:
+    """The number of logits in each of the head's outputs."""
+    sizes: list[int] = []
+    head = model.get_output_embeddings()
+    handle = head.register_forward_hook(lambda _m, _a, output: sizes.append(output.numel()))
+    try:
+        yield sizes
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_chunks_teach_the_same_and_bound_what_is_held(name, monkeypatch):
+    model, batch = tiny_model(name), prompt(3)
+    whole, _ = tapped(model, batch)
+    monkeypatch.setattr(prompt_module, "_CHUNK_ELEMENTS", 5 * VOCAB + 1)
+    with head_calls(model) as sizes:
+        parts, _ = tapped(model, batch)
+    assert max(sizes) == 5 * VOCAB  # the prompt's own forward has a token of each row: 3
+    assert len(sizes) > 5
+    assert parts.rows.keys() == whole.rows.keys()
+    for token, (ids, probabilities) in parts.rows.items():
+        assert ids == whole.rows[token][0]
+        np.testing.assert_allclose(probabilities, whole.rows[token][1], rtol=4e-3, atol=1e-6)
+
+
+def test_a_vocabulary_wider_than_a_chunk_goes_token_by_token(monkeypatch):
+    monkeypatch.setattr(prompt_module, "_CHUNK_ELEMENTS", 1)
+    with head_calls(tiny_model()) as sizes:
+        listener, _ = tapped(tiny_model(), prompt())
+    assert max(sizes) == VOCAB
+    assert listener.num_told == len(listener.rows)
+
+
+def test_a_continued_conversation_teaches_what_was_read_now():
+    """With a KV cache from before, only the new tokens go through the head."""
+    model, batch = tiny_model(), prompt()
+    ids = batch["input_ids"]
+    with torch.no_grad():
+        past = model(ids[:, :10]).past_key_values
+        tap, listener = PromptTap(model), Listener()
+        with tap.open({"logits_to_keep": 1}) as kwargs:
+            logits = model(ids[:, 10:], past_key_values=past, **kwargs).logits
+        tap.teach(Memory([listener], Calibration(), top_k=K), ids, None, logits[:, -1])
+    assert listener.rows.keys() == set(ids[0, 10:].tolist())
+    truth = taught_by_a_full_forward(model, batch)
+    assert all(listener.rows[t][0] == truth[t].ids.tolist() for t in listener.rows)
+
+
+def test_a_prompt_read_in_pieces_is_taught_whole():
+    model, batch = tiny_model(), prompt()
+    ids = batch["input_ids"]
+    tap, listener = PromptTap(model), Listener()
+    with torch.no_grad(), tap.open({"logits_to_keep": 1}) as kwargs:
+        past = model(ids[:, :6], **kwargs).past_key_values
+        logits = model(ids[:, 6:], past_key_values=past, **kwargs).logits
+    with torch.no_grad():
+        tap.teach(Memory([listener], Calibration(), top_k=K), ids, None, logits[:, -1])
+    truth = taught_by_a_full_forward(model, batch)
+    assert {t: ids for t, (ids, _) in listener.rows.items()} == {
+        t: top.ids.tolist() for t, top in truth.items()
+    }

@@ -1,0 +1,243 @@
+"""What a call asks for: refused with a fix, decoded plainly with a reason, or drafted by row."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LlamaConfig,
+    LogitsProcessorList,
+    StaticCache,
+    StoppingCriteriaList,
+)
+from transformers.generation import logits_process as lp
+from transformers.generation import stopping_criteria as sc
+
+from selfspec.errors import UnsupportedError
+from selfspec.plugin import rules
+from selfspec.plugin.rules import (
+    for_rows,
+    has_eos_rule,
+    looks_at_rows,
+    plain_reason,
+    refuse_unservable,
+    row_stops,
+)
+
+VOCAB, LENGTH = 31, 6
+
+# one of each kind that drafting knows, set so that it does something
+ROW_PROCESSORS = {
+    "EpsilonLogitsWarper": lambda: lp.EpsilonLogitsWarper(0.02),
+    "EtaLogitsWarper": lambda: lp.EtaLogitsWarper(0.02),
+    "ExponentialDecayLengthPenalty": lambda: lp.ExponentialDecayLengthPenalty((1, 1.4), 3, 2),
+    "ForcedBOSTokenLogitsProcessor": lambda: lp.ForcedBOSTokenLogitsProcessor(3),
+    "ForcedEOSTokenLogitsProcessor": lambda: lp.ForcedEOSTokenLogitsProcessor(LENGTH + 1, 3),
+    "InfNanRemoveLogitsProcessor": lambda: lp.InfNanRemoveLogitsProcessor(),
+    "LogitNormalization": lambda: lp.LogitNormalization(),
+    "MinLengthLogitsProcessor": lambda: lp.MinLengthLogitsProcessor(LENGTH + 1, 3),
+    "MinNewTokensLengthLogitsProcessor": lambda: lp.MinNewTokensLengthLogitsProcessor(4, 3, 3),
+    "MinPLogitsWarper": lambda: lp.MinPLogitsWarper(0.2),
+    "NoBadWordsLogitsProcessor": lambda: lp.NoBadWordsLogitsProcessor([[4], [2, 5]], 3),
+    "NoRepeatNGramLogitsProcessor": lambda: lp.NoRepeatNGramLogitsProcessor(2),
+    "RepetitionPenaltyLogitsProcessor": lambda: lp.RepetitionPenaltyLogitsProcessor(
+        1.7, prompt_ignore_length=torch.tensor([1, 3, 0])
+    ),
+    "SequenceBiasLogitsProcessor": lambda: lp.SequenceBiasLogitsProcessor([[[4], 2.0]]),
+    "SuppressTokensAtBeginLogitsProcessor": lambda: lp.SuppressTokensAtBeginLogitsProcessor(
+        [4, 5], LENGTH
+    ),
+    "SuppressTokensLogitsProcessor": lambda: lp.SuppressTokensLogitsProcessor([4, 5]),
+    "TemperatureLogitsWarper": lambda: lp.TemperatureLogitsWarper(0.7),
+    "TopHLogitsWarper": lambda: lp.TopHLogitsWarper(0.4),
+    "TopKLogitsWarper": lambda: lp.TopKLogitsWarper(5),
+    "TopPLogitsWarper": lambda: lp.TopPLogitsWarper(0.6),
+    "TypicalLogitsWarper": lambda: lp.TypicalLogitsWarper(0.6),
+}
+
+
+def test_each_of_the_known_processors_is_tried_here():
+    assert {kind.__name__ for kind in rules._ROW_PROCESSORS} == ROW_PROCESSORS.keys()
+
+
+@pytest.mark.parametrize("name", ROW_PROCESSORS)
+def test_row_processors_give_each_row_what_it_gets_in_the_batch(name):
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, 8, (3, LENGTH), generator=generator)
+    scores = torch.randn(3, VOCAB, generator=generator)
+    scores[2, 8] = -torch.inf
+    if name == "InfNanRemoveLogitsProcessor":  # others refuse what this one mends
+        scores[1, 7], scores[2, 9] = torch.inf, torch.nan
+    batch = LogitsProcessorList([ROW_PROCESSORS[name]()])
+    assert looks_at_rows(batch)
+    together = batch(ids, scores.clone())
+    for row, processors in enumerate(for_rows(LogitsProcessorList(batch), 3)):
+        alone = processors(ids[row : row + 1], scores[row : row + 1].clone())
+        torch.testing.assert_close(alone, together[row : row + 1], rtol=0, atol=0, equal_nan=True)
+
+
+def test_for_rows_shares_what_it_can():
+    temperature = lp.TemperatureLogitsWarper(0.7)
+    penalty = lp.RepetitionPenaltyLogitsProcessor(1.5, torch.tensor([1, 3]))
+    batch = LogitsProcessorList([temperature, penalty])
+    assert for_rows(batch, 1) == [batch]
+    first, second = for_rows(batch, 2)
+    assert first[0] is second[0] is temperature
+    assert first[1] is not second[1]
+    assert penalty.prompt_ignore_length.tolist() == [1, 3]
+
+
+class Custom(lp.LogitsProcessor):
+    def __call__(self, input_ids, scores):
+        return scores
+
+
+class CustomTopK(lp.TopKLogitsWarper):
+    """May do anything that its base does not."""
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [
+        Custom(),
+        CustomTopK(3),
+        lambda input_ids, scores: scores,
+        lp.PrefixConstrainedLogitsProcessor(lambda batch, ids: [1], 1),
+        lp.ClassifierFreeGuidanceLogitsProcessor(2.0),
+    ],
+)
+def test_what_may_look_at_the_batch_makes_rows_move_together(processor):
+    assert not looks_at_rows([lp.TopKLogitsWarper(3), processor])
+
+
+def test_a_processor_may_say_that_it_looks_at_rows():
+    processor = Custom()
+    processor.looks_at_rows = True
+    assert looks_at_rows([processor, lp.TopKLogitsWarper(3)])
+    assert looks_at_rows([])
+
+
+DECODER = SimpleNamespace(config=SimpleNamespace(is_encoder_decoder=False))
+
+
+@pytest.mark.parametrize(
+    ("knobs", "fix"),
+    [
+        ({"num_beams": 4}, "set num_beams=1"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "set penalty_alpha=None"),
+        ({"dola_layers": "high"}, "set dola_layers=None"),
+        ({"prompt_lookup_num_tokens": 3}, "set prompt_lookup_num_tokens=None"),
+        ({"assistant_early_exit": 2}, "set assistant_early_exit=None"),
+        ({"constraints": ["x"]}, "leave assistant= out"),
+        ({"force_words_ids": [[1]]}, "leave assistant= out"),
+        ({"use_mtp": True}, "set use_mtp=False"),
+    ],
+)
+def test_refusals_name_the_argument_and_the_fix(knobs, fix):
+    name, value = next(iter(knobs.items()))
+    with pytest.raises(UnsupportedError) as caught:
+        refuse_unservable(DECODER, SimpleNamespace(**knobs))
+    assert f"(got {name}={value!r})" in str(caught.value)
+    assert fix in str(caught.value)
+
+
+def test_an_encoder_decoder_is_refused_by_its_name():
+    class Translator:
+        config = SimpleNamespace(is_encoder_decoder=True)
+
+    with pytest.raises(UnsupportedError, match="Translator is an encoder-decoder model"):
+        refuse_unservable(Translator(), GenerationConfig())
+
+
+@pytest.mark.parametrize(
+    "config", [GenerationConfig(), GenerationConfig(num_beams=1, do_sample=True, top_k=5)]
+)
+def test_ordinary_calls_are_not_refused(config):
+    refuse_unservable(DECODER, config)
+
+
+def reason(config: GenerationConfig | None = None, **kwargs) -> str | None:
+    return plain_reason(config or GenerationConfig(), {"past_key_values": DynamicCache()} | kwargs)
+
+
+def test_ordinary_calls_have_no_reason_to_be_plain():
+    mask = torch.ones(1, 3)
+    assert reason() is None
+    assert reason(attention_mask=mask, use_cache=True, logits_to_keep=1, position_ids=mask) is None
+    assert reason(token_type_ids=None) is None
+    assert reason(GenerationConfig(output_attentions=True)) is None  # stock returns none either
+
+
+@pytest.mark.parametrize("name", ["output_attentions", "output_hidden_states"])
+def test_tensors_of_each_step_need_plain_steps(name):
+    config = GenerationConfig(return_dict_in_generate=True, **{name: True})
+    assert reason(config) == f"{name}=True asks for the tensors of each plain step"
+
+
+def test_a_cache_of_another_kind_is_named():
+    static = StaticCache(LlamaConfig(num_hidden_layers=1), max_cache_len=8)
+    assert reason(past_key_values=static) == (
+        "a KV cache of type StaticCache can't take a draft back"
+    )
+    assert "offloaded DynamicCache" in reason(past_key_values=DynamicCache(offloading=True))
+    assert "NoneType" in reason(past_key_values=None)
+
+
+def test_no_cache_and_unknown_arguments_are_reasons():
+    assert "use_cache=False" in reason(use_cache=False)
+    assert reason(pixel_values=1) == (
+        "the model argument 'pixel_values' can't be followed along a draft"
+    )
+
+
+EOS = sc.EosTokenCriteria(torch.tensor([3, 5]))
+SHORT = sc.MaxLengthCriteria(9)
+
+
+def stop_string() -> sc.StopStringCriteria:
+    criterion = sc.StopStringCriteria.__new__(sc.StopStringCriteria)
+    criterion.stop_strings = ("x",)
+    return criterion
+
+
+def test_stops_that_look_at_one_row():
+    stops = row_stops(StoppingCriteriaList([SHORT, EOS]))
+    assert (stops.max_length, stops.eos_ids, list(stops.criteria)) == (9, {3, 5}, [])
+    assert stops.hit(torch.zeros(1, 4), 5)
+    assert stops.hit(torch.zeros(1, 9), 1)
+    assert not stops.hit(torch.zeros(1, 8), 1)
+    more = sc.EosTokenCriteria(torch.tensor([7]))
+    assert row_stops(StoppingCriteriaList([SHORT, EOS, more])).eos_ids == {3, 5, 7}
+
+
+def test_a_stop_string_looks_at_one_row_where_rows_are_padded_at_all():
+    string = stop_string()
+    assert list(row_stops(StoppingCriteriaList([SHORT, EOS, string])).criteria) == [string]
+    assert row_stops(StoppingCriteriaList([SHORT, string])) is None
+
+
+class CustomStop(sc.StoppingCriteria):
+    pass
+
+
+@pytest.mark.parametrize(
+    "criteria",
+    [
+        [EOS],  # without an end in sight
+        [SHORT, sc.MaxTimeCriteria(1.0)],
+        [SHORT, EOS, CustomStop()],
+        [SHORT, lambda ids, scores: torch.zeros(len(ids), dtype=torch.bool)],
+        [type("MyEos", (sc.EosTokenCriteria,), {})(torch.tensor([3])), SHORT],
+    ],
+)
+def test_other_stops_make_rows_move_together(criteria):
+    assert row_stops(StoppingCriteriaList(criteria)) is None
+
+
+def test_the_eos_rule_is_stocks():
+    assert has_eos_rule([SHORT, EOS])
+    assert not has_eos_rule([SHORT])
