@@ -132,7 +132,7 @@ class TreeGrower:
                 followed = self._cursors[index].follow(state, token)
                 if followed is not None:
                     states[index] = followed
-        return states
+        return dict(sorted(states.items()))  # evidence is joined in the order of the sources
 
     def _push(self, tree: DraftTree, waiting: list[_Place], parent: int, rank: int) -> None:
         """Lets the next sibling wait. Later ones score no higher, so one at a time is enough."""

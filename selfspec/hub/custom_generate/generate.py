@@ -15,7 +15,7 @@ def generate(model, *, spec=None, **kwargs):
     if spec is None:
         spec = _spec_of(model, knobs)
     kwargs = {name: value for name, value in kwargs.items() if value is not None}
-    take_stop_strings(kwargs)
+    take_stop_strings(model, kwargs)
     return type(model).generate(model, custom_generate=spec, **kwargs)
 
 
