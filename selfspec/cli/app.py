@@ -1,0 +1,186 @@
+"""The `selfspec` command: its subcommands, and how errors end it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from selfspec.cli.errors import one_line
+from selfspec.cli.options import Knobs, MaxNewTokens, ModelOptions, Sampling, unfolds
+from selfspec.config import SpecConfig
+from selfspec.errors import SelfSpecError
+
+__all__ = ["app", "main"]
+
+_USER_ERROR = 2
+_INTERRUPTED = 130
+# newer typers bring a click of their own, older ones take the installed one
+_ClickException: Any = typer.BadParameter.__mro__[2]
+
+
+class _Group(TyperGroup):
+    """Ends with one line and exit status 2 on what the user got wrong, in place of a panel."""
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        """Runs a command; everything else that goes wrong keeps its traceback."""
+        extra["standalone_mode"] = False
+        try:
+            status = super().main(*args, **extra)
+        except SelfSpecError as error:
+            status = _complain(str(error))
+        except _ClickException as error:
+            status = _complain(error.format_message())
+        except (typer.Abort, KeyboardInterrupt):
+            status = _INTERRUPTED
+        if not standalone_mode:
+            return status
+        sys.exit(status if isinstance(status, int) else 0)
+
+
+app = typer.Typer(cls=_Group, add_completion=False, pretty_exceptions_enable=False)
+
+
+def main() -> None:
+    """The entry point of the `selfspec` script."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            # a model writes characters that not every terminal has
+            stream.reconfigure(errors="replace")
+    app(prog_name="selfspec")
+
+
+def _complain(message: str) -> int:
+    print(f"error: {one_line(message)}", file=sys.stderr)
+    return _USER_ERROR
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from selfspec import __version__
+
+        print(f"selfspec {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def selfspec(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """The same text from a language model, in fewer forwards."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command()
+@unfolds
+def demo(
+    loading: ModelOptions,
+    sampling: Sampling,
+    knobs: Knobs,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option(help="Continue this; can be given again. Default: starts of Python files."),
+    ] = None,
+    max_new_tokens: MaxNewTokens = 128,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Timed rounds. More: steadier times, and a longer wait.")
+    ] = 1,
+    tree: Annotated[bool, typer.Option("--tree", help="Draw the tree that guessed most.")] = False,
+) -> None:
+    """Watch drafts being accepted, then see the same text timed against stock generate()."""
+    config = _checked(loading, knobs)
+    from selfspec.cli.demo import Demo
+    from selfspec.cli.loading import quiet
+    from selfspec.cli.snippets import named
+
+    with quiet():
+        writer = _writer(loading, sampling, max_new_tokens)
+        same = Demo(writer, config, named(prompt or []), rounds).run(with_tree=tree)
+    raise typer.Exit(0 if same else 1)
+
+
+@app.command()
+@unfolds
+def chat(
+    loading: ModelOptions,
+    sampling: Sampling,
+    knobs: Knobs,
+    system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
+    max_new_tokens: MaxNewTokens = 512,
+    show_drafts: Annotated[
+        bool, typer.Option("--show-drafts", help="Colour the tokens that were drafted.")
+    ] = False,
+) -> None:
+    """Talk with a chat model."""
+    from selfspec.cli.loading import check_template, load_tokenizer, quiet
+
+    if loading.model is None:
+        check_template(None, None)
+    config = _checked(loading, knobs)
+    from selfspec.cli.chat import Chat
+
+    with quiet():
+        check_template(loading.model, load_tokenizer(loading).chat_template)
+        writer = _writer(loading, sampling, max_new_tokens)
+        Chat(writer, config, system=system, show_drafts=show_drafts).run()
+
+
+@app.command()
+@unfolds
+def generate(
+    loading: ModelOptions,
+    sampling: Sampling,
+    knobs: Knobs,
+    file: Annotated[str, typer.Argument(help="The prompt's file; - is stdin.")] = "-",
+    output: Annotated[
+        Path | None, typer.Option(help="Write to this file, not to stdout.", show_default=False)
+    ] = None,
+    max_new_tokens: MaxNewTokens = 256,
+    full: Annotated[bool, typer.Option("--full", help="Write the prompt too.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Statistics on stderr.")] = False,
+) -> None:
+    """Continue a text: prompt in, continuation out."""
+    from selfspec.cli.generate import check_output, read_prompt, write_continuation
+    from selfspec.cli.loading import quiet
+
+    config = _checked(loading, knobs)
+    check_output(output)
+    text = read_prompt(file)
+    from selfspec.plugin import SelfSpec
+
+    spec = SelfSpec(config)
+    with quiet():
+        writer = _writer(loading, sampling, max_new_tokens)
+        write_continuation(writer, spec, text, output=output, full=full)
+    if stats or spec.stats.disabled_reason:
+        print(spec.stats, file=sys.stderr)
+
+
+def _checked(loading: ModelOptions, knobs: Knobs) -> SpecConfig:
+    """The knobs, with all options looked at that can be before torch is imported."""
+    from selfspec.cli.loading import check_options
+
+    check_options(loading)
+    return knobs.config()
+
+
+def _writer(loading: ModelOptions, sampling: Sampling, max_new_tokens: int) -> Any:
+    """The model, loaded; a spinner says so where somebody sees it."""
+    from rich.console import Console
+
+    from selfspec.cli.loading import load_model, load_tokenizer
+    from selfspec.cli.writer import Writer
+
+    with Console(stderr=True).status(f"loading {loading.model or 'the embedded model'}"):
+        loaded = load_model(loading, load_tokenizer(loading))
+        return Writer(loaded, sampling, max_new_tokens)

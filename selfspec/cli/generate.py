@@ -1,0 +1,73 @@
+"""`selfspec generate`: from a prompt to its continuation, through pipes or files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from selfspec.cli.errors import CliError
+from selfspec.cli.live import LiveText
+from selfspec.cli.paint import harmless
+from selfspec.cli.writer import Writer
+
+if TYPE_CHECKING:
+    from selfspec.plugin import SelfSpec
+
+__all__ = ["check_output", "read_prompt", "write_continuation"]
+
+
+def read_prompt(name: str) -> str:
+    """A file's text, or all of stdin's for ``-``."""
+    if name == "-" and sys.stdin.isatty():
+        print("type the prompt; end it with Ctrl-D on a line of its own", file=sys.stderr)
+    try:
+        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        prompt = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CliError(f"the prompt must be UTF-8 text (got byte {error.start} wrong)") from error
+    except OSError as error:
+        raise CliError(f"FILE must be readable (got {name!r}: {error.strerror})") from error
+    if not prompt:
+        raise CliError("the prompt must not be empty")
+    return prompt
+
+
+def check_output(path: Path | None) -> None:
+    """Finds out that a file can't be written before the model is loaded; leaves it as it is."""
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise CliError(f"--output must be a file in a folder that exists (got {str(path)!r})")
+
+
+def write_continuation(
+    writer: Writer, spec: SelfSpec, prompt: str, *, output: Path | None, full: bool
+) -> None:
+    """Streams the continuation, behind the prompt where `full` is asked."""
+    ids = writer.encode(prompt)
+    with _opened(output) as sink:
+
+        def show(piece: str, _origin: str = "") -> None:
+            sink.write(harmless(piece) if sink.isatty() else piece)
+            sink.flush()
+
+        if full:
+            show(prompt)
+        live = LiveText(writer.tokenizer, ids, show)
+        writer.write(ids, spec, live=live)
+        if sink.isatty() and not live.text.endswith("\n"):
+            show("\n")
+
+
+@contextmanager
+def _opened(output: Path | None) -> Iterator[TextIO]:
+    if output is None:
+        yield sys.stdout
+        return
+    try:
+        sink = output.open("w", encoding="utf-8", newline="")
+    except OSError as error:
+        raise CliError(f"--output must be writable (got {str(output)!r}: {error})") from error
+    with sink:
+        yield sink

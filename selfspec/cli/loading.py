@@ -1,0 +1,172 @@
+"""From what the user named to a model and a tokenizer, or to one line that says why not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from selfspec.cli.errors import CliError, one_line
+from selfspec.cli.options import ModelOptions
+from selfspec.errors import unknown_name
+
+__all__ = [
+    "DTYPES",
+    "TINY",
+    "Loaded",
+    "check_options",
+    "check_template",
+    "load_model",
+    "load_tokenizer",
+    "quiet",
+]
+
+TINY = Path(__file__).parent.parent / "models" / "tiny"
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model on its device, with its tokenizer and the name to call it by."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+
+    def __str__(self) -> str:
+        size = self.model.num_parameters() / 1e6
+        amount = f"{size / 1000:.1f}B" if size >= 1000 else f"{size:.1f}M"
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        return f"{self.name} ({amount} parameters, {dtype}, {self.model.device})"
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Inside, transformers shows no progress bars, and it and its Hub client log errors alone."""
+    from huggingface_hub.utils import logging as hub_logging
+    from transformers.utils import logging
+
+    loggers = (logging, hub_logging)
+    verbosities = [each.get_verbosity() for each in loggers]
+    had_bars = logging.is_progress_bar_enabled()
+    for each in loggers:
+        each.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for each, verbosity in zip(loggers, verbosities, strict=True):
+            each.set_verbosity(verbosity)
+        if had_bars:
+            logging.enable_progress_bar()
+
+
+def check_options(options: ModelOptions) -> None:
+    """Says what can be told to be wrong before anything heavy is imported."""
+    _source(options.model)
+    if options.dtype not in DTYPES:
+        raise CliError(unknown_name("dtype", options.dtype, DTYPES))
+
+
+def check_template(name: str | None, template: str | None) -> None:
+    """Refuses a model that was not made for conversations."""
+    if name is not None and template:
+        return
+    which = "the embedded model" if name is None else f"{name!r}"
+    raise CliError(
+        f"chat needs a model with a chat template, and {which} has none; "
+        "name another with --model, or continue text with 'selfspec generate'"
+    )
+
+
+def load_tokenizer(options: ModelOptions) -> Any:
+    """The tokenizer alone: quick, so that what it lacks is said before the model is read."""
+    from transformers import AutoTokenizer
+
+    source = _source(options.model)
+    return _attempt(source, "tokenizer", lambda: AutoTokenizer.from_pretrained(source))
+
+
+def load_model(options: ModelOptions, tokenizer: Any) -> Loaded:
+    """The model beside its tokenizer, on the device and in the dtype asked for."""
+    from transformers import AutoModelForCausalLM
+
+    device = _device(options.device)
+    dtype = _dtype(options.dtype, device)
+    source = _source(options.model)
+
+    def load() -> Any:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            source, dtype=dtype, output_loading_info=True
+        )
+        _check_complete(info)
+        return model.to(device)
+
+    model = _attempt(source, "model", load)
+    return Loaded(Path(source).name if options.model is None else source, model, tokenizer)
+
+
+def _source(name: str | None) -> str:
+    """A folder or a Hub id; a path that leads nowhere is told apart from a Hub id."""
+    if name is None:
+        if not (TINY / "config.json").is_file():
+            raise CliError(f"the embedded model is missing from {TINY}; name one with --model")
+        return str(TINY)
+    path = Path(name).expanduser()
+    if path.exists():
+        if not (path / "config.json").is_file():
+            raise CliError(f"--model must be a folder with a config.json (got {name!r})")
+        return str(path)
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        rule = "a folder that exists, or a Hub id such as 'owner/name'"
+        raise CliError(f"--model must be {rule} (got {name!r})")
+    return name
+
+
+def _attempt(source: str, what: str, load: Callable[[], T]) -> T:
+    """Runs a loader of transformers; whatever it finds wrong with the files is the user's error."""
+    from safetensors import SafetensorError
+
+    try:
+        return load()
+    except CliError:
+        raise
+    except (ImportError, OSError, RuntimeError, ValueError, SafetensorError) as error:
+        message = f"the {what} of {source!r} can't be loaded: {one_line(error)}"
+        raise CliError(message) from error
+
+
+def _check_complete(info: dict[str, Any]) -> None:
+    """transformers makes up weights that the files lack, and its warning is silenced here."""
+    missing = sorted(info["missing_keys"])
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ValueError(f"its files lack the weights {missing[0]!r}{more}")
+
+
+def _device(name: str) -> Any:
+    """A device that torch can put a tensor on."""
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
+        message = f"--device must be one that torch can use here (got {name!r}: {one_line(error)})"
+        raise CliError(message) from error
+    return device
+
+
+def _dtype(name: str, device: Any) -> Any:
+    """What `from_pretrained` takes; half precision is slow on most CPUs, so auto avoids it."""
+    import torch
+
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else "auto"
+    return getattr(torch, name)

@@ -1,0 +1,166 @@
+"""The options that commands share, as records, and the decorator that unfolds them.
+
+typer reads options off a function's parameters. `unfolds` lets a command take whole records
+instead: each of their fields becomes an option, and the command gets the filled records.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, get_type_hints
+
+from typer import Option
+
+from selfspec.config import SpecConfig
+
+__all__ = ["Knobs", "MaxNewTokens", "ModelOptions", "Sampling", "unfolds"]
+
+_DRAFTING = "Drafting (changes the speed, never the text)"
+_DEFAULT = SpecConfig()
+
+MaxNewTokens = Annotated[
+    int, Option(min=1, help="Stop after so many tokens. More: longer text, and more time.")
+]
+
+
+def _knob(text: str, *names: str) -> Any:
+    return Option(*names, help=text, rich_help_panel=_DRAFTING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Which model, where and in what precision."""
+
+    model: Annotated[
+        str | None,
+        Option(
+            help="Folder or Hub id of a causal language model. Default: the embedded one, which "
+            "continues Python code.",
+            show_default=False,
+        ),
+    ] = None
+    device: Annotated[str, Option(help="cpu, cuda, cuda:1, … auto: a GPU where there is one.")] = (
+        "auto"
+    )
+    dtype: Annotated[
+        str,
+        Option(
+            help="float32, bfloat16, float16. Half: less memory, near-ties may fall differently. "
+            "auto: float32 on a CPU, else as the model was saved."
+        ),
+    ] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the next token is chosen."""
+
+    temperature: Annotated[
+        float | None,
+        Option(
+            min=0.0,
+            help="0: always the likeliest token. Higher: more varied. Default: as the model's own "
+            "generation config says.",
+            show_default=False,
+        ),
+    ] = None
+    seed: Annotated[
+        int | None,
+        Option(help="For sampling: same seed, same text. Default: a new one.", show_default=False),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knobs:
+    """Every knob of `SpecConfig`, under its own name."""
+
+    max_nodes: Annotated[
+        int,
+        _knob("Nodes of a draft tree. More: more tokens a step, dearer steps. 1: plain decoding."),
+    ] = _DEFAULT.max_nodes
+    max_depth: Annotated[
+        int,
+        _knob("Longest draft, in tokens. More: long copies in one step. Less: broader trees."),
+    ] = _DEFAULT.max_depth
+    top_k: Annotated[
+        int,
+        _knob("Candidates kept for a token (not the sampler's top-k). More: rarer ones, memory."),
+    ] = _DEFAULT.top_k
+    depth_decay: Annotated[
+        float,
+        _knob("δ, a factor for each deeper level. Lower: wide, shallow trees. 1: none."),
+    ] = _DEFAULT.depth_decay
+    width_decay: Annotated[
+        float,
+        _knob("α, a factor for each rank among siblings. Lower: narrow, deep trees. 1: none."),
+    ] = _DEFAULT.width_decay
+    threshold: Annotated[
+        float,
+        _knob("τ, the lowest score of a node. Higher: less waste, shorter drafts. 0: no limit."),
+    ] = _DEFAULT.threshold
+    update_interval: Annotated[
+        int,
+        _knob("Steps that keep a tree's shape. More: cheaper drafting. 1: better guesses."),
+    ] = _DEFAULT.update_interval
+    sources: Annotated[
+        str,
+        _knob("Where drafts come from, with commas. Fewer: less work. Empty: plain decoding."),
+    ] = ",".join(_DEFAULT.sources)
+    learning: Annotated[
+        str,
+        _knob("session: learn from call to call. request: within one alone. frozen: not at all."),
+    ] = _DEFAULT.learning
+    strict: Annotated[
+        bool,
+        _knob(
+            "Refuse a model that can't be drafted for, or decode it plainly and say why.",
+            "--strict/--no-strict",
+        ),
+    ] = _DEFAULT.strict
+
+    def config(self) -> SpecConfig:
+        """The knobs, checked."""
+        knobs = dataclasses.asdict(self)
+        names = (name.strip() for name in self.sources.split(","))
+        knobs["sources"] = tuple(name for name in names if name)
+        return SpecConfig.of(**knobs)
+
+
+def unfolds(command: Callable[..., None]) -> Callable[..., None]:
+    """Replaces each parameter that is a record by the record's fields."""
+    hints = get_type_hints(command, include_extras=True)
+    records: dict[str, Any] = {
+        name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)
+    }
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        plain = [parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)]
+        parameters += _fields(records[name]) if name in records else plain
+
+    def unfolded_command(**values: Any) -> None:
+        filled = {
+            name: record(**{f.name: values.pop(f.name) for f in dataclasses.fields(record)})
+            for name, record in records.items()
+        }
+        command(**filled, **values)
+
+    functools.update_wrapper(unfolded_command, command)
+    del unfolded_command.__wrapped__  # type: ignore[attr-defined]
+    # typer wants plain parameters first, then those with a default
+    parameters.sort(key=lambda p: p.default is not inspect.Parameter.empty)
+    unfolded_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    unfolded_command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return unfolded_command
+
+
+def _fields(record: Any) -> list[inspect.Parameter]:
+    hints = get_type_hints(record, include_extras=True)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return [
+        inspect.Parameter(f.name, kind, default=f.default, annotation=hints[f.name])
+        for f in dataclasses.fields(record)
+    ]

@@ -1,0 +1,48 @@
+"""From tokens, one at a time, to text that never has to be taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["Words"]
+
+_BROKEN = "\ufffd"  # what decoders put where the bytes of a character are not all there
+_SEED = 8  # tokens of the prompt decoded along: some decoders strip the space of a first word
+
+
+class Words:
+    """Decodes token by token; holds back the bytes of a character until the last one is there.
+
+    All that `add` and `rest` return makes up the decoded text; special tokens are left out.
+    """
+
+    def __init__(self, tokenizer: Any, prompt_ids: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._ids = list(prompt_ids[-_SEED:])
+        self._start = 0  # ids from here on are decoded together, up to `_end` for context alone
+        self._end = len(self._ids)
+
+    def add(self, token_id: int) -> str:
+        """The text that this token completes, often none; decodes a few tokens twice."""
+        self._ids.append(token_id)
+        text = self._fresh_text()
+        return "" if text.endswith(_BROKEN) else self._take(text)
+
+    def rest(self) -> str:
+        """What was held back, where nothing more will come."""
+        return self._take(self._fresh_text())
+
+    def _fresh_text(self) -> str:
+        before = self._decode(self._ids[self._start : self._end])
+        return self._decode(self._ids[self._start :])[len(before) :]
+
+    def _take(self, text: str) -> str:
+        if text:  # a special token alone gives later ones no context
+            self._start, self._end = self._end, len(self._ids)
+        return text
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(  # type: ignore[no-any-return]
+            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )

@@ -1,0 +1,122 @@
+"""A loaded model that writes on from a prompt: as it comes, or with drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from selfspec.cli.errors import CliError
+from selfspec.cli.live import LiveText
+from selfspec.cli.loading import Loaded
+from selfspec.cli.options import Sampling
+
+if TYPE_CHECKING:
+    from selfspec import SelfSpec
+
+__all__ = ["Writer"]
+
+_GREEDY = {"do_sample": False}
+
+
+@dataclass
+class Writer:
+    """One model with the settings of one command."""
+
+    loaded: Loaded
+    sampling: Sampling
+    max_new_tokens: int
+    seed: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        import torch
+
+        from selfspec import attach
+
+        attach(self.loaded.model)
+        given = self.sampling.seed
+        # torch itself starts every process with the same seed
+        self.seed = torch.seed() % 2**32 if given is None else given
+        self.reseed()
+
+    @property
+    def model(self) -> Any:
+        """The model, attached."""
+        return self.loaded.model
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self.loaded.tokenizer
+
+    @property
+    def max_positions(self) -> int | None:
+        """Tokens that the model can tell apart; None where it doesn't say."""
+        config = self.model.config.get_text_config(decoder=True)
+        return getattr(config, "max_position_embeddings", None)
+
+    @property
+    def samples(self) -> bool:
+        """Is the next token drawn, not the likeliest one?"""
+        temperature = self.sampling.temperature
+        return bool(self.model.generation_config.do_sample if temperature is None else temperature)
+
+    def __str__(self) -> str:
+        if not self.samples:
+            return "greedy"
+        temperature = self.sampling.temperature or self.model.generation_config.temperature
+        return f"sampling at temperature {temperature}, seed {self.seed}"
+
+    def reseed(self) -> None:
+        """Draws from here on as after the start."""
+        import torch
+
+        torch.manual_seed(self.seed)
+
+    def encode(self, prompt: str) -> list[int]:
+        """The ids of a prompt that leaves room for what is asked."""
+        ids: list[int] = self.tokenizer(prompt)["input_ids"] if prompt else []
+        if not ids:
+            raise CliError("the prompt must not be empty")
+        limit, total = self.max_positions, len(ids) + self.max_new_tokens
+        if limit is not None and total > limit:
+            raise CliError(
+                f"prompt and --max-new-tokens must fit into the model's {limit} positions "
+                f"(got {len(ids)} + {self.max_new_tokens}); shorten one of them"
+            )
+        return ids
+
+    def write(
+        self,
+        ids: Sequence[int],
+        spec: SelfSpec | None,
+        *,
+        live: LiveText | None = None,
+        kv: Any = None,
+        max_new_tokens: int | None = None,
+    ) -> Any:
+        """`generate()` from `ids` on; without a `spec` it is the stock one."""
+        import torch
+
+        input_ids = torch.tensor([list(ids)], device=self.model.device)
+        hearing = spec.listening(live.hear) if spec and live else nullcontext()
+        with hearing:
+            return self.model.generate(
+                input_ids=input_ids,
+                attention_mask=torch.ones_like(input_ids),
+                assistant=spec,
+                streamer=live,
+                past_key_values=kv,
+                return_dict_in_generate=True,
+                max_new_tokens=max_new_tokens or self.max_new_tokens,
+                **self._choice(),
+            )
+
+    def _choice(self) -> dict[str, Any]:
+        temperature = self.sampling.temperature
+        if temperature is None:
+            return {}
+        return (
+            {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+        )

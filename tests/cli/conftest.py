@@ -1,0 +1,98 @@
+"""A tiny random model in a folder, and a way to run commands."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from selfspec.cli.app import app
+from selfspec.cli.loading import Loaded
+from selfspec.cli.options import Sampling
+from selfspec.cli.writer import Writer
+from tests.cli.tiny import make_model, make_tokenizer
+
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}"
+    "{% if m['role'] == 'assistant' %}<|eos|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def plain_folder(tmp_path_factory) -> str:
+    """A model that only continues text."""
+    folder = tmp_path_factory.mktemp("plain")
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(folder)
+    make_model(len(tokenizer)).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def chat_folder(plain_folder, tmp_path_factory) -> str:
+    """The same with a chat template."""
+    folder = tmp_path_factory.mktemp("chat")
+    tokenizer = AutoTokenizer.from_pretrained(plain_folder)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    AutoModelForCausalLM.from_pretrained(plain_folder).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def loaded(chat_folder) -> Loaded:
+    model = AutoModelForCausalLM.from_pretrained(chat_folder)
+    return Loaded("tiny", model, AutoTokenizer.from_pretrained(chat_folder))
+
+
+@pytest.fixture
+def writer(loaded) -> Writer:
+    return Writer(loaded, Sampling(seed=0), 24)
+
+
+@pytest.fixture
+def stock_text(loaded):
+    """What stock `generate()` writes behind some ids, or behind a prompt, decoded in one go."""
+
+    def text(prompt: str | list[int], max_new_tokens: int, **kwargs) -> str:
+        ids = loaded.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
+        output = type(loaded.model).generate(
+            loaded.model,
+            torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+            max_new_tokens=max_new_tokens,
+            **kwargs,
+        )
+        return loaded.tokenizer.decode(output[0, len(ids) :], skip_special_tokens=True)
+
+    return text
+
+
+@pytest.fixture
+def run():
+    """Runs a command in this process; an exception that is no exit is raised."""
+
+    def invoke(*args: str | Path, stdin: str | bytes | None = None):
+        result = CliRunner().invoke(app, [str(arg) for arg in args], input=stdin)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    return invoke
+
+
+@pytest.fixture
+def fails(run):
+    """Runs a command that must end with one line on stderr and status 2; returns the line."""
+
+    def line(*args: str | Path, stdin: str | bytes | None = None) -> str:
+        result = run(*args, stdin=stdin)
+        assert result.exit_code == 2
+        assert result.stdout == ""
+        assert result.stderr.startswith("error: ")
+        assert result.stderr.count("\n") == 1
+        return result.stderr
+
+    return line

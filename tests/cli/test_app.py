@@ -1,0 +1,124 @@
+"""The command as a whole: help, version, and how it ends."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import selfspec
+from selfspec.cli import generate as generate_module
+
+COMMANDS = ("demo", "chat", "generate")
+_HELP = """
+import sys
+from selfspec.cli import main
+sys.argv[1:] = ["--help"]
+try:
+    main()
+except SystemExit as end:
+    sys.exit(end.code or ("torch" in sys.modules))
+"""
+
+
+def python(*args: str, **kwargs) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, *args], capture_output=True, text=True, timeout=120, **kwargs
+    )
+
+
+def test_alone_it_prints_its_help(run):
+    result = run()
+    assert result.exit_code == 0
+    assert all(command in result.stdout for command in COMMANDS)
+
+
+def test_version(run):
+    assert run("--version").stdout == f"selfspec {selfspec.__version__}\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_every_command(run, command):
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert "--model" in result.stdout
+    assert "--max-nodes" in result.stdout
+
+
+def test_help_needs_no_torch():
+    assert python("-c", _HELP).returncode == 0
+
+
+def test_runs_as_a_module_and_is_quick_to_complain(plain_folder):
+    result = python("-m", "selfspec.cli", "generate", "nowhere.txt", "--model", plain_folder)
+    assert result.returncode == 2
+    assert result.stderr == (
+        "error: FILE must be readable (got 'nowhere.txt': No such file or directory)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["demo", "--wat"], "--wat"),
+        (["demo", "--max-nodes", "many"], "--max-nodes"),
+        (["demo", "--max-nodes", "0"], "max_nodes must be >= 1 (got 0)"),
+        (["demo", "--rounds", "0"], "--rounds"),
+        (["generate", "--sources", "lutt"], "did you mean 'lut'?"),
+        (["generate", "--learning", "no"], "unknown learning scope 'no'"),
+        (["generate", "--temperature", "-1"], "--temperature"),
+        (["chat", "--max-new-tokens", "0"], "--max-new-tokens"),
+    ],
+)
+def test_wrong_options(fails, plain_folder, args, said):
+    assert said in fails(*args, "--model", plain_folder)
+
+
+def test_wrong_command(fails):
+    assert "demoo" in fails("demoo")
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("/no/such/folder", "--model must be a folder that exists"),
+        ("./nowhere", "--model must be a folder that exists"),
+        (__file__, "--model must be a folder with a config.json"),
+        (str(Path(__file__).parent), "--model must be a folder with a config.json"),
+    ],
+)
+@pytest.mark.parametrize("command", ["demo", "chat", "generate"])
+def test_wrong_models(fails, command, model, said):
+    assert said in fails(command, "--model", model, stdin="text")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--dtype", "int8", "unknown dtype 'int8'"),
+        ("--device", "toaster", "--device must be one that torch can use here (got 'toaster'"),
+        ("--max-new-tokens", "513", "must fit into the model's 512 positions"),
+    ],
+)
+def test_wrong_values_for_a_model(fails, plain_folder, option, value, said):
+    line = fails("generate", "--model", plain_folder, option, value, stdin="text")
+    assert said in line
+
+
+def test_what_nobody_foresaw_keeps_its_traceback(run, plain_folder, monkeypatch):
+    def broken(*_args, **_kwargs):
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(generate_module, "write_continuation", broken)
+    with pytest.raises(KeyError, match="a bug"):
+        run("generate", "--model", plain_folder, stdin="text")
+
+
+def test_ctrl_c_ends_it_quietly(run, plain_folder, monkeypatch):
+    def interrupted(*_args, **_kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(generate_module, "write_continuation", interrupted)
+    result = run("generate", "--model", plain_folder, stdin="text")
+    assert result.exit_code == 130
+    assert result.output == ""

@@ -1,0 +1,103 @@
+"""`selfspec generate`: continuations through pipes and files."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+PROMPT = "def read(self, size"
+FEW = ("--max-new-tokens", "24")
+
+
+@pytest.fixture
+def generate(run, plain_folder):
+    return lambda *args, stdin=PROMPT: run(
+        "generate", "--model", plain_folder, *FEW, *args, stdin=stdin
+    )
+
+
+def test_stdin_to_stdout_is_the_continuation_alone(generate, stock_text):
+    result = generate()
+    assert result.exit_code == 0
+    assert result.stdout == stock_text(PROMPT, 24)
+    assert result.stderr == ""
+
+
+def test_a_dash_is_stdin(generate, stock_text):
+    assert generate("-").stdout == stock_text(PROMPT, 24)
+
+
+def test_a_file(generate, stock_text, tmp_path):
+    (tmp_path / "prompt.txt").write_text("the quick brown")
+    assert generate(tmp_path / "prompt.txt").stdout == stock_text("the quick brown", 24)
+
+
+def test_full_has_the_prompt_in_front(generate, stock_text):
+    assert generate("--full").stdout == PROMPT + stock_text(PROMPT, 24)
+
+
+def test_output_goes_to_a_file(generate, stock_text, tmp_path):
+    result = generate("--output", tmp_path / "out.txt")
+    assert result.output == ""
+    assert (tmp_path / "out.txt").read_bytes().decode() == stock_text(PROMPT, 24)
+
+
+def test_stats_go_to_stderr(generate, stock_text):
+    result = generate("--stats")
+    assert result.stdout == stock_text(PROMPT, 24)
+    assert "24 new tokens in" in result.stderr
+
+
+def test_sampling_is_stocks_with_the_same_seed(generate, stock_text):
+    result = generate("--temperature", "0.9", "--seed", "7")
+    torch.manual_seed(7)
+    assert result.stdout == stock_text(PROMPT, 24, do_sample=True, temperature=0.9)
+
+
+def test_without_a_seed_every_run_draws_anew(generate):
+    texts = {generate("--temperature", "2").stdout for _ in range(3)}
+    assert len(texts) > 1
+
+
+def test_plain_decoding_writes_the_same_and_says_why(generate, stock_text, monkeypatch):
+    monkeypatch.setattr("selfspec.plugin.spec.plain_reason", lambda *_: "it is Sunday")
+    result = generate()
+    assert result.stdout == stock_text(PROMPT, 24)
+    assert "not drafted as asked: it is Sunday" in result.stderr
+
+
+def test_strict_refuses_plain_decoding(fails, plain_folder, monkeypatch):
+    monkeypatch.setattr("selfspec.plugin.spec.plain_reason", lambda *_: "it is Sunday")
+    line = fails("generate", "--model", plain_folder, *FEW, "--strict", stdin=PROMPT)
+    assert "it is Sunday" in line
+
+
+@pytest.mark.parametrize(
+    ("stdin", "said"),
+    [("", "the prompt must not be empty"), (b"ab\xff", "must be UTF-8 text (got byte 2 wrong)")],
+)
+def test_wrong_prompts(fails, plain_folder, stdin, said):
+    assert said in fails("generate", "--model", plain_folder, stdin=stdin)
+
+
+def test_wrong_outputs(fails, plain_folder, tmp_path):
+    for path in (tmp_path, tmp_path / "nowhere" / "out.txt"):
+        line = fails("generate", "--model", plain_folder, "--output", path, stdin=PROMPT)
+        assert "--output must be a file in a folder that exists" in line
+
+
+def test_a_reader_that_leaves_is_not_an_error(plain_folder):
+    command = [sys.executable, "-m", "selfspec.cli", "generate", "--model", plain_folder]
+    process = subprocess.Popen(
+        [*command, "--max-new-tokens", "400"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.close()
+    process.stdin.write(PROMPT.encode())
+    process.stdin.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(timeout=120) == 1

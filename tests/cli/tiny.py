@@ -1,0 +1,51 @@
+"""A byte-level tokenizer and a random Llama, made in a moment."""
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+LINES = [
+    "def read(self, size=-1):\n    return self.file.read(size)\n",
+    "the quick brown fox jumps over the lazy dog\n",
+    "class Queue:\n    def __init__(self, maxsize=0):\n        self.maxsize = maxsize\n",
+]
+ROLES = ["<|system|>", "<|user|>", "<|assistant|>"]
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE: every byte is a token, so that text can be cut inside a character."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=["<|pad|>", "<|eos|>", *ROLES],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(LINES, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<|pad|>",
+        eos_token="<|eos|>",
+        additional_special_tokens=ROLES,
+    )
+
+
+def make_model(num_tokens: int) -> LlamaForCausalLM:
+    """Weights so large that the text wanders."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=num_tokens,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    return LlamaForCausalLM(config)
