@@ -1,0 +1,196 @@
+"""Test doubles: tiny random models of many architectures, and sources that draft too well or ill.
+
+The models are small enough for thousands of calls, and their weights large enough that the text
+wanders: a text that repeats one token would let a wrong draft pass unseen.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from selfspec import attach
+from selfspec.records import Candidate, Evidence, StepRecord
+from tests.zoo import ARCHITECTURES, NO_SPECIAL, PAD, VOCAB
+
+__all__ = [
+    "PAD",
+    "VOCAB",
+    "FutureSource",
+    "WildSource",
+    "attached_model",
+    "new_model",
+    "prompt",
+    "tiny_model",
+    "tiny_tokenizer",
+]
+
+
+def new_model(
+    name: str = "llama",
+    attention: str | None = None,
+    dtype: torch.dtype = torch.float32,
+    **changes: Any,
+) -> PreTrainedModel:
+    """A random model, the same one at every call; `changes` go into its config."""
+    kind = ARCHITECTURES[name]
+    config = AutoConfig.for_model(kind.model_type, **(NO_SPECIAL | kind.config | changes))
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        model = AutoModelForCausalLM.from_config(
+            config, attn_implementation=attention or kind.attentions[0]
+        )
+    return model.to(dtype).eval()  # type: ignore[no-any-return]
+
+
+@cache
+def tiny_model(
+    name: str = "llama", attention: str | None = None, dtype: torch.dtype = torch.float32
+) -> PreTrainedModel:
+    """`new_model`, made once: for tests that leave the model as they found it."""
+    return new_model(name, attention, dtype)
+
+
+@cache
+def attached_model(name: str = "llama") -> PreTrainedModel:
+    """A model of its own for `assistant=`."""
+    return attach(new_model(name))
+
+
+def prompt(num_rows: int = 1, length: int = 17, *, seed: int = 1) -> dict[str, torch.Tensor]:
+    """Random ids that repeat themselves a little; the rows of a batch are left-padded unevenly."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(PAD + 1, VOCAB, (num_rows, length), generator=generator)
+    ids[:, length // 2 + 1 :] = ids[:, : length - length // 2 - 1]
+    mask = torch.ones_like(ids)
+    for row in range(1, num_rows):
+        num_pads = min(5 * row - 2, length - 1)
+        ids[row, :num_pads] = PAD
+        mask[row, :num_pads] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+@cache
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """A byte-level BPE with a token for each id of the tiny models."""
+    words = "the cat sat on that mat and then this other rat ran into the hat of a fat man"
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB, special_tokens=["<pad>", "<s>", "</s>"], show_progress=False
+    )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator([words, words.upper(), "0123456789 .,;!?"], trainer)
+    assert tokenizer.get_vocab_size() == VOCAB
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
+    )
+
+
+class WildSource:
+    """Proposes random tokens with random evidence, from random numbers of its own."""
+
+    name = "wild"
+
+    def __init__(self, vocab_size: int = VOCAB, width: int = 3, *, seed: int = 0) -> None:
+        self._random = random.Random(seed)
+        self._vocab_size = vocab_size
+        self._width = width
+
+    def open(self, prompt_ids: Sequence[int], *, learns: bool) -> WildSource:
+        return self
+
+    def copy(self) -> WildSource:
+        return self
+
+    def observe_prompt(self, token_ids: Sequence[int], top: Any) -> None:
+        pass
+
+    def observe(self, record: StepRecord) -> None:
+        pass
+
+    def root(self) -> int:
+        return 0
+
+    def follow(self, state: int, token: int) -> int:
+        return 0
+
+    def expand(self, state: int) -> list[Candidate]:
+        tokens = self._random.sample(range(self._vocab_size), self._width)
+        return [Candidate(token, self._evidence(rank), 0) for rank, token in enumerate(tokens, 1)]
+
+    def _evidence(self, rank: int) -> Evidence:
+        return Evidence(self.name, rank=rank, probability_bin=self._random.randrange(4))
+
+
+class FutureSource:
+    """Knows each row's whole text. With `doubt` it hides the truth among wrong branches.
+
+    At each node off the truth, and with chance `doubt` on it, all that it proposes is wrong; the
+    right token is never sure to be the first. So accepted paths run through the whole tree.
+    """
+
+    name = "future"
+
+    def __init__(
+        self, texts: Sequence[Sequence[int]], *, doubt: float = 0.0, seed: int = 0
+    ) -> None:
+        self.texts = [list(map(int, text)) for text in texts]  # without padding, prompts included
+        self.doubt = doubt
+        self.random = random.Random(seed)
+
+    def open(self, prompt_ids: Sequence[int], *, learns: bool) -> FutureCursor:
+        return FutureCursor(self, list(prompt_ids))
+
+    def copy(self) -> FutureSource:
+        return self
+
+    def observe_prompt(self, token_ids: Sequence[int], top: Any) -> None:
+        pass
+
+
+class FutureCursor:
+    """A row's place in its text; None off the truth."""
+
+    def __init__(self, source: FutureSource, ids: list[int]) -> None:
+        self._source = source
+        self._ids = ids
+
+    def root(self) -> tuple[int, ...]:
+        return tuple(self._ids)
+
+    def follow(self, state: tuple[int, ...], token: int) -> tuple[int, ...]:
+        return (*state, token)
+
+    def observe(self, record: StepRecord) -> None:
+        self._ids.extend(record.committed_ids)
+
+    def expand(self, state: tuple[int, ...]) -> list[Candidate]:
+        truth = self._truth_behind(state)
+        doubt, random_ = self._source.doubt, self._source.random
+        tokens = [] if truth is None or random_.random() < doubt else [truth]
+        if doubt:
+            wrong = random_.sample(range(1, 40), 2)
+            tokens += [token for token in wrong if token != truth]
+            random_.shuffle(tokens)
+        return [
+            Candidate(token, Evidence("future", rank=rank), (*state, token))
+            for rank, token in enumerate(tokens, start=1)
+        ]
+
+    def _truth_behind(self, state: tuple[int, ...]) -> int | None:
+        for text in self._source.texts:
+            if len(state) < len(text) and tuple(text[: len(state)]) == state:
+                return text[len(state)]
+        return None

@@ -1,0 +1,164 @@
+"""What "the same" means: run stock and selfspec on the same call, compare to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from selfspec import GenerationStats, SelfSpec
+from tests.fakes import FutureSource
+
+NUM_NEW = 40
+GREEDY: dict[str, Any] = {"do_sample": False}
+SAMPLE: dict[str, Any] = {"do_sample": True, "temperature": 0.9, "top_k": 40, "top_p": 0.95}
+ROUNDING = {"rtol": 1e-4, "atol": 1e-4}  # of fp32 scores, between forwards of different widths
+MODES = {"greedy": GREEDY, "sample": SAMPLE}
+# two of the four by default
+ROWS_AND_MODES = [
+    pytest.param(1, "greedy", id="1-greedy"),
+    pytest.param(3, "sample", id="3-sample"),
+    pytest.param(1, "sample", id="1-sample", marks=pytest.mark.slow),
+    pytest.param(3, "greedy", id="3-greedy", marks=pytest.mark.slow),
+]
+
+
+class Outcome(NamedTuple):
+    """What a `generate()` call leaves behind."""
+
+    output: Any
+    rng_state: torch.Tensor
+
+    @property
+    def ids(self) -> torch.Tensor:
+        return self.output if isinstance(self.output, torch.Tensor) else self.output.sequences
+
+
+class Both(NamedTuple):
+    """Stock's outcome and ours, with what each run's own objects recorded."""
+
+    stock: Outcome
+    ours: Outcome
+    stats: GenerationStats
+    stock_extras: dict[str, Any]
+    our_extras: dict[str, Any]
+
+
+def run(model: Any, inputs: dict[str, Any], *, seed: int = 0, **options: Any) -> Outcome:
+    """One seeded call."""
+    torch.manual_seed(seed)
+    output = model.generate(**inputs, **{"max_new_tokens": NUM_NEW, **options})
+    return Outcome(output, torch.get_rng_state())
+
+
+def run_both(
+    model: Any,
+    inputs: dict[str, Any],
+    spec: SelfSpec | None = None,
+    *,
+    fresh: Callable[[], dict[str, Any]] = dict,
+    drafts: bool = True,
+    entrance: str = "custom_generate",
+    **options: Any,
+) -> Both:
+    """Stock and selfspec on one call; asserts the same ids and the same random state behind it.
+
+    `fresh` makes the arguments that a call uses up: streamers, criteria, caches. Without `spec`,
+    drafts come from a source that knows the text and hides it among wrong branches. `drafts`
+    tells whether drafting is expected to happen at all, `entrance` the argument that takes `spec`.
+    """
+    stock_extras = fresh()
+    stock = run(model, inputs, **options, **stock_extras)
+    spec = spec if spec is not None else doubting(stock.ids, inputs)
+    our_extras = fresh()
+    ours = run(model, inputs, **{entrance: spec}, **options, **our_extras)
+    assert_same_ids(ours.ids, stock.ids)
+    assert torch.equal(ours.rng_state, stock.rng_state), "the random state behind the call differs"
+    if drafts:
+        assert spec.stats.disabled_reason is None
+        assert spec.stats.num_nodes > spec.stats.num_steps or spec.stats.num_steps <= 1
+    return Both(stock, ours, spec.stats, stock_extras, our_extras)
+
+
+def assert_same_ids(got: torch.Tensor, expected: torch.Tensor) -> None:
+    """Equal ids; a difference is told by its first place."""
+    assert got.shape == expected.shape, f"shape {tuple(got.shape)}, stock {tuple(expected.shape)}"
+    places = (got != expected).nonzero().tolist()
+    assert not places, (
+        f"first difference at {places[0]}:\nours  {got.tolist()}\nstock {expected.tolist()}"
+    )
+
+
+def assert_same_kv(ours: Any, stock: Any) -> None:
+    """The same kinds of layers, lengths and, within rounding, contents."""
+    assert type(ours) is type(stock)
+    assert ours.get_seq_length() == stock.get_seq_length()
+    for mine, theirs in zip(ours.layers, stock.layers, strict=True):
+        assert type(mine) is type(theirs)
+        assert vars(mine).keys() == vars(theirs).keys()
+        assert mine.get_seq_length() == theirs.get_seq_length()
+        assert mine.get_mask_sizes(1) == theirs.get_mask_sizes(1)
+        for name in ("keys", "values"):
+            mine_held, their_held = getattr(mine, name), getattr(theirs, name)
+            assert mine_held.shape == their_held.shape
+            assert mine_held.dtype == their_held.dtype
+            assert torch.allclose(mine_held, their_held, rtol=1e-4, atol=1e-4)
+        plain = {n: v for n, v in vars(theirs).items() if isinstance(v, (bool, int))}
+        assert {n: getattr(mine, n) for n in plain} == plain
+
+
+def texts_of(ids: torch.Tensor, inputs: dict[str, Any]) -> list[list[int]]:
+    """The rows of an output without the padding on their left."""
+    mask = inputs.get("attention_mask")
+    starts = [0] * len(ids) if mask is None else mask.argmax(-1).tolist()
+    starts = [start for start in starts for _ in range(len(ids) // len(starts))]
+    return [row[start:].tolist() for row, start in zip(ids, starts, strict=True)]
+
+
+def doubting(ids: torch.Tensor, inputs: dict[str, Any], *, seed: int = 0, **knobs: Any) -> SelfSpec:
+    """A `SelfSpec` whose drafts are right for a while and then wrong, all over the tree."""
+    source = FutureSource(texts_of(ids, inputs), doubt=0.3, seed=seed)
+    return SelfSpec(extra_sources=[source], **knobs)
+
+
+def knowing(ids: torch.Tensor, inputs: dict[str, Any], **knobs: Any) -> SelfSpec:
+    """A `SelfSpec` that drafts nothing but the truth."""
+    source = FutureSource(texts_of(ids, inputs))
+    return SelfSpec(extra_sources=[source], **{"sources": (), **knobs})
+
+
+def assert_clean(model: Any) -> None:
+    """No hook of ours, no wrapper, no attribute is left on the model."""
+    for name, module in model.named_modules():
+        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
+            assert "selfspec" not in str(hook.__module__), f"{hook!r} is left on {name!r}"
+    for name in ("generate", "forward", "_get_candidate_generator"):
+        assert name not in vars(model), f"{name!r} is left on the model"
+
+
+def late_token(text: Sequence[int]) -> int:
+    """The token that a text brings last for the first time: a good end token.
+
+    >>> late_token([5, 6, 5, 7, 6])
+    7
+    """
+    return list(dict.fromkeys(text))[-1]
+
+
+@contextmanager
+def recorded_forwards(model: Any) -> Iterator[list[int]]:
+    """The widths of the forwards inside."""
+    widths: list[int] = []
+
+    def record(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        widths.append(0 if ids is None else ids.shape[1])
+
+    handle = model.register_forward_pre_hook(record, with_kwargs=True)
+    try:
+        yield widths
+    finally:
+        handle.remove()

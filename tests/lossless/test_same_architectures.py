@@ -1,0 +1,110 @@
+"""Every architecture, attention, batch and decoding mode gives stock's text."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from selfspec import SelfSpec, UnsupportedError
+from tests.fakes import prompt, tiny_model
+from tests.lossless.same import (
+    GREEDY,
+    MODES,
+    SAMPLE,
+    doubting,
+    late_token,
+    recorded_forwards,
+    run,
+    run_both,
+)
+from tests.zoo import BRANCHING, NOT_BRANCHING, Architecture
+
+NUM_COLUMNS = 17  # of the prompts
+MIN_P = {"do_sample": True, "temperature": 1.2, "min_p": 0.05}
+
+# Half of what a plain forward of these costs is Python; chains of theirs are refused too.
+FALL_BACK_NOTE = "ignore:.*falling back to.*:UserWarning"
+
+
+def cases(architectures: dict[str, Architecture]) -> list[Any]:
+    """The full cross product; one greedy and one sampling case of each name by default."""
+    params = []
+    for name, kind in architectures.items():
+        default = {(kind.attentions[0], 3, "sample"), (kind.attentions[-1], 1, "greedy")}
+        for case in itertools.product(kind.attentions, (1, 3), MODES):
+            marks = () if case in default else (pytest.mark.slow,)
+            id_ = "-".join(map(str, (name, *case)))
+            params.append(pytest.param(name, *case, marks=marks, id=id_))
+    return params
+
+
+def ending(model: Any, inputs: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """The options, with an end token that stops the last row as late as one can."""
+    ids = run(model, inputs, **options).ids
+    return {**options, "eos_token_id": late_token(ids[-1, NUM_COLUMNS:-1].tolist())}
+
+
+@pytest.mark.parametrize(("name", "attention", "num_rows", "mode"), cases(BRANCHING))
+def test_branching(name: str, attention: str, num_rows: int, mode: str) -> None:
+    model = tiny_model(name, attention)
+    inputs = prompt(num_rows)
+    both = run_both(model, inputs, **ending(model, inputs, MODES[mode]))
+    assert both.stats.tokens_per_step > 1.2
+
+
+@pytest.mark.parametrize(("name", "attention", "num_rows", "mode"), cases(NOT_BRANCHING))
+@pytest.mark.filterwarnings(FALL_BACK_NOTE)
+def test_not_branching(name: str, attention: str, num_rows: int, mode: str) -> None:
+    model = tiny_model(name, attention)
+    inputs = prompt(num_rows)
+    both = run_both(model, inputs, drafts=False, **ending(model, inputs, MODES[mode]))
+    assert both.stats.disabled_reason
+    assert both.stats.num_new_tokens >= both.stats.num_steps
+
+
+@pytest.mark.parametrize("name", NOT_BRANCHING)
+@pytest.mark.filterwarnings(FALL_BACK_NOTE)
+def test_strict_refuses_before_the_prompt_is_read(name: str) -> None:
+    model = tiny_model(name)
+    with (
+        recorded_forwards(model) as widths,
+        pytest.raises(UnsupportedError, match="strict=True"),
+    ):
+        run(model, prompt(), custom_generate=SelfSpec(strict=True), **GREEDY)
+    assert NUM_COLUMNS not in widths
+
+
+@pytest.mark.parametrize("name", BRANCHING)
+def test_strict_lets_branching_models_pass(name: str) -> None:
+    model = tiny_model(name)
+    inputs = prompt()
+    stock = run(model, inputs, max_new_tokens=6, **GREEDY)
+    spec = doubting(stock.ids, inputs, strict=True)
+    run_both(model, inputs, spec, max_new_tokens=6, **GREEDY)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama4", "mistral", "gemma3"])
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_outputs_that_outgrow_the_first_arenas(name: str, num_rows: int) -> None:
+    """Slots for 256 tokens are made at once; beyond, arenas grow and windowed ones forget."""
+    run_both(tiny_model(name), prompt(num_rows), max_new_tokens=330, **SAMPLE)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "deepseek-v3"])
+@pytest.mark.parametrize("seed", range(3))
+def test_min_p(name: str, seed: int) -> None:
+    run_both(tiny_model(name), prompt(3, seed=seed + 2), seed=seed, **MIN_P)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BRANCHING)
+@pytest.mark.parametrize("seed", range(1, 6))
+@pytest.mark.parametrize("mode", MODES)
+def test_many_prompts(name: str, seed: int, mode: str) -> None:
+    inputs = prompt(4, 5 + 7 * seed, seed=seed)
+    model = tiny_model(name)
+    stock = run(model, inputs, seed=seed, **MODES[mode])
+    spec = doubting(stock.ids, inputs, seed=seed, max_nodes=24)
+    run_both(model, inputs, spec, seed=seed, **MODES[mode])

@@ -1,0 +1,246 @@
+"""Every way into selfspec gives stock's text, and none leaves anything on the model."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import GenerationConfig, StopStringCriteria, pipeline
+
+from selfspec import SelfSpec, VocabularyError, attach, detach, hub_folder
+from tests.fakes import attached_model, new_model, prompt, tiny_model, tiny_tokenizer
+from tests.lossless.same import (
+    GREEDY,
+    MODES,
+    NUM_NEW,
+    ROWS_AND_MODES,
+    SAMPLE,
+    assert_clean,
+    assert_same_ids,
+    doubting,
+    recorded_forwards,
+    run,
+    run_both,
+)
+from tests.lossless.test_same_streamers import Recorder
+
+NUM_COLUMNS = 17
+
+
+@pytest.fixture
+def modules_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where transformers copies remote code to."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def hub() -> dict[str, Any]:
+    return {"custom_generate": str(hub_folder()), "trust_remote_code": True}
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+@pytest.mark.parametrize("entrance", ["assistant", "custom_generate", "hub"])
+def test_entrances(entrance: str, num_rows: int, mode: str, modules_cache: Path) -> None:
+    model, inputs = attach(new_model()), prompt(num_rows)
+    options = MODES[mode] | {"eos_token_id": [15, 81]}
+    stock = run(model, inputs, **options)
+    spec = doubting(stock.ids, inputs)
+    extra = {**hub(), "spec": spec} if entrance == "hub" else {entrance: spec}
+    streamer = Recorder()
+    ours = run(model, inputs, streamer=streamer, **options, **extra)
+    assert_same_ids(ours.ids, stock.ids)
+    assert torch.equal(ours.rng_state, stock.rng_state)
+    assert spec.stats.disabled_reason is None
+    assert spec.stats.tokens_per_step > 1.2
+    # the prompt, the tokens, the end
+    assert len(streamer.told) == 1 + stock.ids.shape[1] - NUM_COLUMNS + 1
+    assert_clean(detach(model))
+
+
+def test_the_hub_folder_keeps_what_it_learned(modules_cache: Path) -> None:
+    model, inputs = new_model(), prompt()
+    stock = run(model, inputs, **GREEDY)
+    for _ in range(2):
+        assert_same_ids(run(model, inputs, **hub(), **GREEDY).ids, stock.ids)
+    assert_same_ids(run(model, inputs, max_nodes=5, **hub(), **GREEDY).ids, stock.ids)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("eos", [None, 2], ids=["endless", "ends"])
+@pytest.mark.parametrize("entrance", ["assistant", "hub"])
+@pytest.mark.parametrize("given_in", ["argument", "config", "model"])
+def test_stop_strings(
+    given_in: str, entrance: str, eos: int | None, num_rows: int, modules_cache: Path
+) -> None:
+    model, inputs, tokenizer = attach(new_model("olmo2")), prompt(num_rows), tiny_tokenizer()
+    text = tokenizer.decode(run(model, inputs, **GREEDY).ids[-1, NUM_COLUMNS:])
+    options: dict[str, Any] = GREEDY | {"eos_token_id": eos, "tokenizer": tokenizer}
+    if given_in == "argument":
+        options["stop_strings"] = text[6:9]
+    elif given_in == "config":
+        options["generation_config"] = GenerationConfig(stop_strings=[text[6:9]], pad_token_id=0)
+    else:
+        model.generation_config.stop_strings = [text[6:9]]
+    stock = run(model, inputs, **options)
+    spec = doubting(stock.ids, inputs)
+    extra = {**hub(), "spec": spec} if entrance == "hub" else {"assistant": spec}
+    assert_same_ids(run(model, inputs, **options, **extra).ids, stock.ids)
+    assert stock.ids.shape[1] < NUM_COLUMNS + NUM_NEW or num_rows > 1
+
+
+def test_stop_strings_of_a_bare_callable() -> None:
+    """transformers loses the tokenizer on its way to a callable; a criterion of its own works."""
+    model, inputs, tokenizer = tiny_model("olmo2"), prompt(), tiny_tokenizer()
+    stops = {"stop_strings": ["th", "ca"], "tokenizer": tokenizer}
+    stock = run(model, inputs, **stops, **GREEDY)
+    with recorded_forwards(model) as widths, pytest.raises(ValueError, match="locate a tokenizer"):
+        run(model, inputs, custom_generate=SelfSpec(), **stops, **GREEDY)
+    assert widths == []
+    criteria = [StopStringCriteria(tokenizer, ["th", "ca"])]
+    ours = run(model, inputs, custom_generate=SelfSpec(), stopping_criteria=criteria, **GREEDY)
+    assert_same_ids(ours.ids, stock.ids)
+
+
+def test_attached_without_assistant_is_stock() -> None:
+    """The call goes down the same path: the same class's generate(), no custom loop."""
+    model, seen = attach(new_model()), []
+    original = type(model).generate
+
+    def spy(self: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(kwargs)
+        return original(self, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(model), "generate", spy)
+        ours = run(model, prompt(), **SAMPLE)
+    stock = run(tiny_model(), prompt(), **SAMPLE)
+    assert_same_ids(ours.ids, stock.ids)
+    assert torch.equal(ours.rng_state, stock.rng_state)
+    assert "custom_generate" not in seen[0]
+    assert "assistant" not in seen[0]
+
+
+def test_attach_and_detach() -> None:
+    model = new_model()
+    before = dict(vars(model))
+    assert attach(attach(model)) is model
+    assert detach(detach(model)) is model
+    assert vars(model) == before
+    with pytest.raises((TypeError, ValueError), match="assistant"):
+        run(model, prompt(), assistant=SelfSpec(), **GREEDY)
+    run_both(model, prompt(), **GREEDY)
+
+
+def test_a_copy_of_an_attached_model_drafts_for_itself() -> None:
+    model = attach(new_model())
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin.get_output_embeddings().weight.neg_()
+    run_both(twin, prompt(), entrance="assistant", **GREEDY)
+    run_both(model, prompt(), entrance="assistant", **GREEDY)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_pipeline(mode: str) -> None:
+    generator = pipeline("text-generation", model=attach(new_model()), tokenizer=tiny_tokenizer())
+    words = ["the cat sat on", "that rat"]
+    texts, spec = [], SelfSpec()
+    for extra in ({}, {"assistant": spec}, {"custom_generate": spec}):
+        torch.manual_seed(0)
+        texts.append(generator(words, max_new_tokens=20, batch_size=2, **MODES[mode], **extra))
+    assert texts[0] == texts[1] == texts[2]
+    assert spec.total_stats.num_calls == 2
+    assert spec.stats.disabled_reason is None
+
+
+# peft 0.21 reads a name that transformers 5.23 has deprecated
+PEFT_NOTE = "ignore:.*is_gradient_checkpointing.*:FutureWarning"
+
+
+@pytest.fixture
+def lora() -> Iterator[PeftModel]:
+    """A wrapper whose adapters do something."""
+    config = LoraConfig(
+        r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM"
+    )
+    torch.manual_seed(11)
+    return get_peft_model(new_model(), config).eval()
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+@pytest.mark.parametrize("where", ["wrapper", "inner"])
+@pytest.mark.filterwarnings(PEFT_NOTE)
+def test_lora(lora: PeftModel, where: str, num_rows: int, mode: str) -> None:
+    inputs = prompt(num_rows)
+    bare = run(tiny_model(), inputs, **MODES[mode])
+    attach(lora if where == "wrapper" else lora.get_base_model())
+    both = run_both(lora, inputs, entrance="assistant", **MODES[mode])
+    assert both.stats.tokens_per_step > 1.2
+    assert not torch.equal(both.ours.ids, bare.ids)
+    with lora.disable_adapter():
+        off = run_both(lora, inputs, entrance="assistant", **MODES[mode])
+    assert_same_ids(off.ours.ids, bare.ids)
+
+
+@pytest.mark.filterwarnings(PEFT_NOTE)
+def test_lora_through_custom_generate(lora: PeftModel) -> None:
+    run_both(lora, prompt(3), **GREEDY)
+
+
+def test_two_threads_share_a_spec_and_a_model() -> None:
+    model, spec = attached_model("qwen2"), SelfSpec()
+    prompts = [prompt(1 + seed % 2, 9 + seed, seed=seed) for seed in range(8)]
+    stock = [run(model, inputs, **GREEDY).ids for inputs in prompts]
+    ours: dict[int, torch.Tensor] = {}
+
+    def work(indices: range) -> None:
+        for index in indices:
+            options = {"assistant": spec, "max_new_tokens": NUM_NEW}
+            ours[index] = model.generate(**prompts[index], **options, **GREEDY)
+
+    threads = [threading.Thread(target=work, args=(range(first, 8, 2),)) for first in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index, expected in enumerate(stock):
+        assert_same_ids(ours[index], expected)
+    assert spec.total_stats.num_calls == 8
+    assert_clean_but_attached(model)
+
+
+def assert_clean_but_attached(model: Any) -> None:
+    assert_clean(detach(model))
+    attach(model)
+
+
+def test_two_models_share_a_spec() -> None:
+    spec = SelfSpec()
+    for _ in range(2):
+        for name in ("llama", "gpt2", "mistral"):
+            run_both(tiny_model(name), prompt(2), spec, **SAMPLE)
+
+
+def test_another_vocabulary_is_refused() -> None:
+    spec = SelfSpec()
+    run_both(tiny_model(), prompt(), spec, **GREEDY)
+    wider = new_model(vocab_size=131)
+    with pytest.raises(VocabularyError, match=r"97 tokens.*131.*forget\(\)"):
+        run(wider, prompt(), custom_generate=spec, **GREEDY)
+    assert_clean(wider)
+    spec.forget()
+    run_both(wider, prompt(), spec, **GREEDY)
+
+
+def test_weights_in_training_mode_are_stocks_business() -> None:
+    """generate() does not call eval(); dropout of a model in training would be random anyway."""
+    model = new_model("llama", attention_dropout=0.0)
+    model.train()
+    run_both(model, prompt(3), **SAMPLE)

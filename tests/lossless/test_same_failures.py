@@ -1,0 +1,215 @@
+"""What breaks off in the middle propagates, and leaves the model and the memory fit for use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, LogitsProcessor, StoppingCriteria
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.generation.streamers import BaseStreamer
+
+from selfspec import SelfSpec
+from tests.fakes import new_model, prompt, tiny_model
+from tests.lossless.same import (
+    GREEDY,
+    MODES,
+    ROWS_AND_MODES,
+    assert_clean,
+    assert_same_ids,
+    knowing,
+    recorded_forwards,
+    run,
+    run_both,
+)
+
+
+class Broken(Exception):
+    """Raised on purpose."""
+
+
+class Fuse:
+    """Raises `error` at the n-th time."""
+
+    def __init__(self, error: type[BaseException], at: int) -> None:
+        self._error = error
+        self._left = at
+
+    def burn(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            raise self._error("on purpose")
+
+
+class Criterion(StoppingCriteria):
+    def __init__(self, fuse: Fuse) -> None:
+        self._fuse = fuse
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        self._fuse.burn()
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+class Processor(LogitsProcessor):
+    def __init__(self, fuse: Fuse) -> None:
+        self._fuse = fuse
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self._fuse.burn()
+        return scores
+
+
+class Streamer(BaseStreamer):  # type: ignore[misc]
+    def __init__(self, fuse: Fuse) -> None:
+        self._fuse = fuse
+        self.ended = False
+
+    def put(self, value: torch.Tensor) -> None:
+        self._fuse.burn()
+
+    def end(self) -> None:
+        self.ended = True
+
+
+PLACES = {
+    "criterion": lambda fuse: {"stopping_criteria": [Criterion(fuse)]},
+    "processor": lambda fuse: {"logits_processor": [Processor(fuse)]},
+    "streamer": lambda fuse: {"streamer": Streamer(fuse)},
+}
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+@pytest.mark.parametrize("at", [1, 2, 9])
+@pytest.mark.parametrize("error", [Broken, KeyboardInterrupt])
+@pytest.mark.parametrize("place", PLACES)
+def test_an_error_from_outside(
+    place: str, error: type[BaseException], at: int, num_rows: int, mode: str
+) -> None:
+    model, inputs = tiny_model("mistral"), prompt(num_rows)
+    spec = SelfSpec()
+    kv = DynamicCache(config=model.config)
+    extra = PLACES[place](Fuse(error, at))
+    with pytest.raises(error, match="on purpose"):
+        run(model, inputs, custom_generate=spec, past_key_values=kv, **extra, **MODES[mode])
+    assert_clean(model)
+    assert_usable(kv)
+    assert not (place == "streamer" and extra["streamer"].ended)
+    run_both(model, inputs, spec, **MODES[mode])
+
+
+def assert_usable(kv: DynamicCache) -> None:
+    """Stock layers of one length, as after some plain steps."""
+    assert {type(layer) for layer in kv.layers} <= {DynamicLayer, DynamicSlidingWindowLayer}
+    assert len({layer.get_seq_length() for layer in kv.layers}) <= 1
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3"])
+def test_a_cache_goes_on_behind_an_interrupt(name: str, num_rows: int) -> None:
+    """What an interrupted call leaves in the cache is a beginning of the text, ready to go on."""
+    model, inputs = tiny_model(name), prompt(num_rows)
+    whole = run(model, inputs, **GREEDY).ids
+    kv = DynamicCache(config=model.config)
+    extra = PLACES["processor"](Fuse(KeyboardInterrupt, 20))
+    with pytest.raises(KeyboardInterrupt):
+        run(
+            model,
+            inputs,
+            custom_generate=knowing(whole, inputs, max_nodes=6),
+            past_key_values=kv,
+            **extra,
+            **GREEDY,
+        )
+    said = whole[:, : kv.get_seq_length() + 1]
+    num_new = said.shape[1] - inputs["input_ids"].shape[1]
+    assert num_new > 5
+    mask = torch.cat([inputs["attention_mask"], torch.ones_like(said[:, -num_new:])], dim=1)
+    rest = run(
+        model,
+        {"input_ids": said, "attention_mask": mask},
+        past_key_values=kv,
+        max_new_tokens=40 - num_new,
+        **GREEDY,
+    )
+    assert_same_ids(rest.ids, whole)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("at", [1, 2, 4])
+def test_an_error_inside_the_model(at: int, num_rows: int) -> None:
+    model, inputs, spec = new_model("gemma3"), prompt(num_rows), SelfSpec()
+    spec.ability(model)  # found out before, so that the fuse burns in the call
+    fuse = Fuse(Broken, at)
+    handle = model.register_forward_pre_hook(lambda *_: fuse.burn())
+    kv = DynamicCache(config=model.config)
+    with pytest.raises(Broken):
+        run(model, inputs, custom_generate=spec, past_key_values=kv, **GREEDY)
+    handle.remove()
+    assert_clean(model)
+    assert_usable(kv)
+    run_both(model, inputs, spec, **GREEDY)
+
+
+class BrokenSource:
+    """Fails where it is asked for the third time."""
+
+    name = "broken"
+
+    def __init__(self) -> None:
+        self.fuse = Fuse(Broken, 3)
+
+    def open(self, prompt_ids: Any, *, learns: bool) -> BrokenSource:
+        return self
+
+    def copy(self) -> BrokenSource:
+        return self
+
+    def observe_prompt(self, token_ids: Any, top: Any) -> None:
+        pass
+
+    def observe(self, record: Any) -> None:
+        pass
+
+    def root(self) -> int:
+        return 0
+
+    def follow(self, state: int, token: int) -> None:
+        pass
+
+    def expand(self, state: int) -> list[Any]:
+        self.fuse.burn()
+        return []
+
+
+def test_an_error_inside_a_source() -> None:
+    model, inputs = tiny_model(), prompt()
+    spec = SelfSpec(extra_sources=[BrokenSource()])
+    with pytest.raises(Broken):
+        run(model, inputs, custom_generate=spec, **GREEDY)
+    assert_clean(model)
+    run_both(model, inputs, spec, **GREEDY)
+
+
+def test_a_call_that_breaks_off_is_counted() -> None:
+    model, spec = tiny_model(), SelfSpec()
+    extra = PLACES["criterion"](Fuse(Broken, 9))
+    with recorded_forwards(model), pytest.raises(Broken):
+        run(model, prompt(), custom_generate=spec, **extra, **GREEDY)
+    assert spec.stats.num_calls == 1
+    assert 0 < spec.stats.num_new_tokens <= 9
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_an_error_under_chains(num_rows: int) -> None:
+    model, inputs, spec = tiny_model("bloom"), prompt(num_rows), SelfSpec()
+    with pytest.raises(Broken):
+        run(
+            model,
+            inputs,
+            custom_generate=spec,
+            **PLACES["processor"](Fuse(Broken, 7)),
+            **GREEDY,
+        )
+    assert_clean(model)
+    run_both(model, inputs, spec, drafts=False, **GREEDY)

@@ -1,0 +1,87 @@
+"""No knob changes the text; the learning scope says what stays behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from selfspec import SelfSpec
+from tests.fakes import VOCAB, prompt, tiny_model
+from tests.lossless.same import GREEDY, MODES, ROWS_AND_MODES, SAMPLE, doubting, run, run_both
+
+KNOBS: dict[str, dict[str, Any]] = {
+    "max_nodes=1": {"max_nodes": 1},
+    "max_nodes=2": {"max_nodes": 2},
+    "max_nodes=7": {"max_nodes": 7},
+    "max_nodes=16": {"max_nodes": 16},
+    "max_nodes=64": {"max_nodes": 64},
+    "max_depth=1": {"max_depth": 1},
+    "top_k=1": {"top_k": 1},
+    "top_k=vocabulary": {"top_k": 2 * VOCAB},
+    "update_interval=3": {"update_interval": 3},
+    "threshold": {"threshold": 0.05},
+    "decays": {"depth_decay": 0.8, "width_decay": 0.7},
+    "request": {"learning": "request"},
+    "session": {"learning": "session"},
+    "frozen": {"learning": "frozen"},
+    "all": {"max_nodes": 9, "max_depth": 4, "top_k": 2, "update_interval": 2, "threshold": 0.01},
+}
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+@pytest.mark.parametrize("knobs", KNOBS.values(), ids=KNOBS)
+def test_knobs(knobs: dict[str, Any], num_rows: int, mode: str) -> None:
+    model, inputs = tiny_model("mistral"), prompt(num_rows)
+    stock = run(model, inputs, **MODES[mode])
+    spec = doubting(stock.ids, inputs, **knobs)
+    both = run_both(model, inputs, spec, drafts=spec.config.max_nodes > 1, **MODES[mode])
+    assert both.stats.nodes_per_step <= spec.config.max_nodes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "gpt-oss", "deepseek-v3"])
+@pytest.mark.parametrize("knobs", KNOBS.values(), ids=KNOBS)
+def test_knobs_on_other_architectures(knobs: dict[str, Any], name: str) -> None:
+    model, inputs = tiny_model(name), prompt(3, 23, seed=4)
+    for options in MODES.values():
+        stock = run(model, inputs, **options)
+        spec = doubting(stock.ids, inputs, **knobs)
+        run_both(model, inputs, spec, drafts=spec.config.max_nodes > 1, **options)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("learning", ["request", "frozen"])
+def test_nothing_stays_behind(learning: str, num_rows: int) -> None:
+    spec = SelfSpec(learning="session")
+    run_both(tiny_model(), prompt(2, seed=5), spec, **GREEDY)
+    spec.config = spec.config.changed(learning=learning)
+    before = _knowledge(spec)
+    run_both(tiny_model(), prompt(num_rows), spec, **SAMPLE)
+    assert before == _knowledge(spec)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_a_session_learns(num_rows: int) -> None:
+    spec = SelfSpec(learning="session")
+    before = _knowledge(spec)
+    run_both(tiny_model(), prompt(num_rows), spec, **SAMPLE)
+    assert before != _knowledge(spec)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_a_request_drafts_the_same_the_second_time(num_rows: int) -> None:
+    spec = SelfSpec(learning="request")
+    stats = [run_both(tiny_model(), prompt(num_rows), spec, **SAMPLE).stats for _ in range(2)]
+    assert stats[0].num_steps == stats[1].num_steps
+    assert stats[0].drafted_by_source == stats[1].drafted_by_source
+
+
+def _knowledge(spec: SelfSpec) -> tuple[bytes, bytes, dict[Any, Any]]:
+    """All that a call could have changed, as values."""
+    memory = spec.memory(VOCAB)
+    lut = spec.lut(VOCAB)
+    assert lut is not None
+    tables = (lut.token_ids, lut.probabilities)
+    return (*(np.array(table).tobytes() for table in tables), dict(memory.calibration._rates))

@@ -1,0 +1,190 @@
+"""KV caches and embeddings that the user hands in, over one turn and over many."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from selfspec import SelfSpec
+from tests.fakes import VOCAB, prompt, tiny_model
+from tests.lossless.same import (
+    GREEDY,
+    MODES,
+    ROWS_AND_MODES,
+    SAMPLE,
+    assert_same_ids,
+    assert_same_kv,
+    doubting,
+    run,
+    run_both,
+)
+
+WINDOWED = ["llama", "mistral", "gemma3", "llama4"]
+TURNS = ("stock", "ours")
+
+
+def cache_of(model: Any, kind: str) -> DynamicCache:
+    """A cache that knows the model's windows, or one that knows nothing."""
+    return DynamicCache(config=model.config) if kind == "configured" else DynamicCache()
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+@pytest.mark.parametrize("kind", ["bare", "configured"])
+@pytest.mark.parametrize("name", WINDOWED)
+def test_a_cache_that_was_handed_in_is_filled_in_place(
+    name: str, kind: str, num_rows: int, mode: str
+) -> None:
+    model = tiny_model(name)
+    both = run_both(
+        model,
+        prompt(num_rows),
+        fresh=lambda: {"past_key_values": cache_of(model, kind)},
+        eos_token_id=[15, 26],
+        **MODES[mode],
+    )
+    ours, stock = (x["past_key_values"] for x in (both.our_extras, both.stock_extras))
+    assert_same_kv(ours, stock)
+
+
+def chat(model: Any, speakers: tuple[str, ...], num_rows: int, options: dict[str, Any]) -> Any:
+    """Turns on one cache, each by stock or by us; the last turn's ids and the cache."""
+    inputs = prompt(num_rows)
+    kv = DynamicCache(config=model.config)
+    for turn, speaker in enumerate(speakers):
+        extra = {"custom_generate": SelfSpec(sources=("context", "lut"))}
+        outcome = run(
+            model,
+            inputs,
+            seed=turn,
+            past_key_values=kv,
+            max_new_tokens=13,
+            **(extra if speaker == "ours" else {}),
+            **options,
+        )
+        inputs = answered(outcome.ids, inputs, turn)
+    return outcome.ids, kv
+
+
+def answered(ids: torch.Tensor, inputs: dict[str, Any], turn: int) -> dict[str, torch.Tensor]:
+    """What was said, with a user's few words behind it."""
+    words = prompt(len(ids), 4 + turn, seed=20 + turn)["input_ids"].clamp(min=1)
+    ids = torch.cat([ids, words], dim=1)
+    num_new = ids.shape[1] - inputs["input_ids"].shape[1]
+    mask = torch.cat([inputs["attention_mask"], words.new_ones(len(ids), num_new)], dim=1)
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+@pytest.mark.parametrize("name", WINDOWED)
+def test_a_chat_on_one_cache(name: str, num_rows: int, mode: str) -> None:
+    """Whoever takes which of three turns, the text and the KV are the same."""
+    model = tiny_model(name)
+    chats = {
+        speakers: chat(model, speakers, num_rows, MODES[mode])
+        for speakers in itertools.product(TURNS, repeat=2)
+    }
+    chats[("ours",) * 3] = chat(model, ("ours",) * 3, num_rows, MODES[mode])
+    expected = {n: chat(model, ("stock",) * n, num_rows, MODES[mode]) for n in (2, 3)}
+    for speakers, (ids, kv) in chats.items():
+        assert_same_ids(ids, expected[len(speakers)][0])
+        assert_same_kv(kv, expected[len(speakers)][1])
+
+
+@pytest.mark.parametrize("turns", list(itertools.product(TURNS, repeat=2)), ids="-".join)
+@pytest.mark.parametrize("name", WINDOWED)
+def test_a_cache_that_came_back_goes_on(name: str, turns: tuple[str, str]) -> None:
+    """The cache of `return_dict_in_generate` continues the chat, on either side."""
+    model, inputs = tiny_model(name), prompt()
+    texts = []
+    for speakers in (("stock", "stock"), turns):
+        kv: dict[str, Any] = {}
+        turn_inputs = inputs
+        for turn, speaker in enumerate(speakers):
+            extra = {"custom_generate": SelfSpec()} if speaker == "ours" else {}
+            outcome = run(
+                model,
+                turn_inputs,
+                return_dict_in_generate=True,
+                **kv,
+                **extra,
+                **GREEDY,
+            )
+            kv = {"past_key_values": outcome.output.past_key_values}
+            turn_inputs = answered(outcome.ids, turn_inputs, turn)
+        texts.append(outcome.ids)
+    assert_same_ids(texts[1], texts[0])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_only_the_new_ids_behind_a_cache(mode: str) -> None:
+    """Stock takes the new ids alone where the mask covers the cache too."""
+    model = tiny_model()
+    first = prompt(1, 12)
+
+    def fresh() -> dict[str, Any]:
+        kv = DynamicCache(config=model.config)
+        model(**first, past_key_values=kv)
+        return {"past_key_values": kv}
+
+    words = {"input_ids": prompt(1, 5, seed=9)["input_ids"], "attention_mask": torch.ones(1, 17)}
+    both = run_both(
+        model,
+        words,
+        SelfSpec(),
+        fresh=fresh,
+        **MODES[mode],
+    )
+    assert_same_kv(both.our_extras["past_key_values"], both.stock_extras["past_key_values"])
+
+
+def embedded(model: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The prompt as embeddings, as a multimodal caller would bring it."""
+    embeds = model.get_input_embeddings()(inputs["input_ids"]).detach()
+    return {"inputs_embeds": embeds, "attention_mask": inputs["attention_mask"]}
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+@pytest.mark.parametrize("with_ids", [False, True], ids=["embeds", "embeds-and-ids"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2", "qwen3"])
+def test_inputs_embeds(name: str, with_ids: bool, num_rows: int, mode: str) -> None:
+    model, inputs = tiny_model(name), prompt(num_rows)
+    embeds = embedded(model, inputs)
+    if with_ids:
+        embeds["input_ids"] = inputs["input_ids"]
+    stock = run(model, embeds, **MODES[mode])
+    full = stock.ids if with_ids else torch.cat([inputs["input_ids"], stock.ids], dim=1)
+    spec = doubting(full, inputs) if with_ids else SelfSpec()
+    run_both(model, embeds, spec, **MODES[mode])
+
+
+def test_embeddings_that_are_no_token() -> None:
+    model = tiny_model()
+    embeds = torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(3))
+    run_both(model, {"inputs_embeds": embeds}, SelfSpec(), **SAMPLE)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_position_ids_of_the_users_own(num_rows: int) -> None:
+    model, inputs = tiny_model(), prompt(num_rows)
+    positions = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0) * 2
+    run_both(model, {**inputs, "position_ids": positions}, **GREEDY)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_more_rows_than_prompts_on_a_cache(num_rows: int) -> None:
+    model = tiny_model("mistral")
+    run_both(
+        model,
+        prompt(num_rows),
+        fresh=lambda: {"past_key_values": cache_of(model, "configured")},
+        num_return_sequences=2,
+        **SAMPLE,
+    )
+
+
+def test_the_vocabulary_is_what_the_tests_think() -> None:
+    assert tiny_model().config.vocab_size == VOCAB

@@ -1,0 +1,191 @@
+"""Where a text ends: lengths, end tokens, stop strings, also in the middle of an accepted path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import MaxLengthCriteria
+
+from tests.fakes import PAD, VOCAB, attached_model, prompt, tiny_model, tiny_tokenizer
+from tests.lossless.same import (
+    GREEDY,
+    MODES,
+    ROWS_AND_MODES,
+    SAMPLE,
+    knowing,
+    late_token,
+    run,
+    run_both,
+    texts_of,
+)
+
+NUM_COLUMNS = 17
+
+
+def knowing_all(model: Any, inputs: dict[str, Any], options: dict[str, Any], **knobs: Any) -> Any:
+    """A `SelfSpec` whose accepted paths run past every limit below."""
+    return knowing(run(model, inputs, **options).ids, inputs, **knobs)
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+@pytest.mark.parametrize("max_nodes", [2, 5, 16])
+def test_every_length(max_nodes: int, num_rows: int, mode: str) -> None:
+    """1 to 40 tokens: the last tree is cut at each of its levels."""
+    model, inputs, options = tiny_model(), prompt(num_rows), MODES[mode]
+    spec = knowing_all(model, inputs, options, max_nodes=max_nodes)
+    step = 1 if max_nodes == 5 else 3
+    for length in range(1, 41, step):
+        run_both(model, inputs, spec, max_new_tokens=length, drafts=False, **options)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_max_length_and_its_criterion(num_rows: int) -> None:
+    model, inputs = tiny_model(), prompt(num_rows)
+    spec = knowing_all(model, inputs, GREEDY)
+    for length in (NUM_COLUMNS + 1, NUM_COLUMNS + 9):
+        run_both(model, inputs, spec, max_new_tokens=None, max_length=length, drafts=False)
+        criteria = {"stopping_criteria": [MaxLengthCriteria(length)]}
+        run_both(model, inputs, spec, drafts=False, **criteria, **GREEDY)
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+@pytest.mark.parametrize("pad", [PAD, None], ids=["pad", "no-pad"])
+def test_end_token_anywhere(pad: int | None, num_rows: int, mode: str) -> None:
+    """Each token of the last row's text is the end token once."""
+    model, inputs, options = tiny_model("qwen2"), prompt(num_rows), MODES[mode]
+    options = options | ({} if pad is not None else {"pad_token_id": None})
+    spec = knowing_all(model, inputs, options)
+    text = run(model, inputs, **options).ids[-1, NUM_COLUMNS:].tolist()
+    for eos in dict.fromkeys(text[:20]):
+        run_both(model, inputs, spec, eos_token_id=eos, drafts=False, **options)
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+@pytest.mark.parametrize("num_eos", [2, 5, 50])
+def test_several_end_tokens(num_eos: int, num_rows: int, mode: str) -> None:
+    model, inputs, options = tiny_model("olmo2"), prompt(num_rows), MODES[mode]
+    spec = knowing_all(model, inputs, options)
+    for first in (1, 20, 40):
+        eos = list(range(first, first + num_eos))
+        run_both(model, inputs, spec, eos_token_id=eos, drafts=False, **options)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_nothing_but_the_end(num_rows: int) -> None:
+    """The prompt's forward brings the end token for every row: no tree is ever grown."""
+    both = run_both(
+        tiny_model(), prompt(num_rows), eos_token_id=list(range(VOCAB)), drafts=False, **SAMPLE
+    )
+    assert both.stats.num_steps == 0
+    assert both.ours.ids.shape[1] == NUM_COLUMNS + 1
+
+
+def test_rows_that_end_far_apart() -> None:
+    """One row ends at once and one never: the others leave the batch while it goes on."""
+    model, inputs = tiny_model("mistral"), prompt(3)
+    for options in MODES.values():
+        texts = run(model, inputs, **options).ids[:, NUM_COLUMNS:]
+        for row in range(3):
+            eos = [int(texts[row, 0]), late_token(texts[(row + 1) % 3].tolist())]
+            run_both(model, inputs, eos_token_id=eos, drafts=False, **options)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("eos", [None, 2], ids=["endless", "ends"])
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_stop_strings(num_rows: int, eos: int | None, mode: str) -> None:
+    """Strings cut out of the text, from inside one token into another."""
+    model, tokenizer = attached_model("gpt-neox"), tiny_tokenizer()
+    inputs, options = prompt(num_rows), MODES[mode] | {"eos_token_id": eos}
+    ids = run(model, inputs, **options).ids
+    spec = knowing(ids, inputs)
+    text = tokenizer.decode(ids[-1, NUM_COLUMNS:])
+    for start in range(1, 30, 4):
+        stops = [text[start : start + 3], "never to be said"]
+        run_both(
+            model,
+            inputs,
+            spec,
+            entrance="assistant",
+            stop_strings=stops,
+            tokenizer=tokenizer,
+            drafts=False,
+            **options,
+        )
+
+
+@pytest.mark.parametrize("num_sequences", [1, 3])
+@pytest.mark.parametrize("num_rows", [1, 2])
+def test_num_return_sequences(num_rows: int, num_sequences: int) -> None:
+    model, inputs = tiny_model("gemma3"), prompt(num_rows)
+    options = SAMPLE | {"num_return_sequences": num_sequences, "eos_token_id": [7, 8, 9]}
+    run_both(model, inputs, drafts=False, **options)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("length", [1, 2, 3, 60])
+@pytest.mark.parametrize("name", ["llama", "mistral", "llama4", "gemma3", "gpt2", "gpt-oss"])
+def test_prompts_of_any_length(name: str, length: int, mode: str) -> None:
+    """A single token; and many times the window."""
+    run_both(tiny_model(name), prompt(1, length), **MODES[mode])
+    run_both(tiny_model(name), prompt(3, length), **MODES[mode])
+
+
+def test_no_prompt_at_all() -> None:
+    """generate() makes one of the first token's id."""
+    model = tiny_model("gpt2")
+    run_both(model, {}, bos_token_id=5, max_new_tokens=12, **GREEDY)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_prompt_without_mask(num_rows: int) -> None:
+    ids = prompt(num_rows)["input_ids"].clamp(min=1)
+    run_both(tiny_model(), {"input_ids": ids}, **GREEDY)
+    run_both(tiny_model(), {"inputs": ids}, **SAMPLE)
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 16, 100])
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_prompt_read_in_chunks(name: str, chunk: int) -> None:
+    for num_rows in (1, 3):
+        run_both(tiny_model(name), prompt(num_rows), prefill_chunk_size=chunk, **SAMPLE)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral"])
+def test_holes_in_the_mask(name: str) -> None:
+    """Masked columns in the middle of a prompt stay unseen."""
+    inputs = prompt(3)
+    inputs["attention_mask"][:, [9, 12]] = 0
+    for options in MODES.values():
+        run_both(tiny_model(name), inputs, **options)
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_any_call(data: st.DataObject) -> None:
+    """Random calls of random lengths, batches, end tokens, knobs and processors."""
+    name = data.draw(st.sampled_from(["llama", "mistral", "gemma3", "gpt2", "llama4"]))
+    seed = data.draw(st.integers(0, 10_000))
+    inputs = prompt(data.draw(st.integers(1, 4)), data.draw(st.integers(2, 30)), seed=seed)
+    options = {
+        **data.draw(st.sampled_from(list(MODES.values()))),
+        "max_new_tokens": data.draw(st.integers(1, 60)),
+        "eos_token_id": data.draw(st.sampled_from([None, [5], [1, 2, 3], list(range(30))])),
+        "repetition_penalty": data.draw(st.sampled_from([None, 1.3])),
+        "no_repeat_ngram_size": data.draw(st.sampled_from([None, 2])),
+    }
+    model = tiny_model(name)
+    ids = run(model, inputs, seed=seed, **options).ids
+    longer = torch.cat([ids, ids[:, -1:].repeat(1, 5)], dim=1)  # drafts beyond the end
+    spec = knowing(longer, inputs, max_nodes=data.draw(st.integers(1, 20)))
+    run_both(model, inputs, spec, seed=seed, drafts=False, **options)
+
+
+def test_the_texts_above_are_read_right() -> None:
+    inputs = prompt(3)
+    assert texts_of(inputs["input_ids"], inputs)[2] == inputs["input_ids"][2, 8:].tolist()

@@ -1,0 +1,220 @@
+"""Logits processors: built-in, user-made, stateful, blind to rows or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import LogitsProcessor, WatermarkingConfig
+
+from selfspec import SelfSpec
+from tests.fakes import VOCAB, prompt, tiny_model
+from tests.lossless.same import (
+    GREEDY,
+    MODES,
+    ROUNDING,
+    ROWS_AND_MODES,
+    SAMPLE,
+    knowing,
+    run,
+    run_both,
+)
+
+NUM_COLUMNS = 17
+
+# arguments of generate(); an end token is set where a rule is about it
+RULES: dict[str, dict[str, Any]] = {
+    "repetition_penalty": {"repetition_penalty": 1.7},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
+    "min_length": {"min_length": NUM_COLUMNS + 20, "eos_token_id": list(range(1, 30))},
+    "min_new_tokens": {"min_new_tokens": 15, "eos_token_id": list(range(1, 30))},
+    "bad_words_ids": {"bad_words_ids": [[15], [38], [7, 9], [81, 2, 3]]},
+    "forced_eos_token_id": {"forced_eos_token_id": 5, "max_new_tokens": 23},
+    "suppress_tokens": {"suppress_tokens": list(range(10, 40))},
+    "begin_suppress_tokens": {"begin_suppress_tokens": list(range(2, 90))},
+    "sequence_bias": {"sequence_bias": [[[15], -4.0], [[38, 2], 5.0], [[7], 3.0]]},
+    "renormalize_logits": {"renormalize_logits": True},
+    "exponential_decay": {"exponential_decay_length_penalty": (5, 1.3), "eos_token_id": [9]},
+    "remove_invalid_values": {"remove_invalid_values": True},
+    "encoder_repetition_penalty": {"encoder_repetition_penalty": 1.5},
+    "encoder_no_repeat_ngram_size": {"encoder_no_repeat_ngram_size": 2},
+    "many": {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "min_new_tokens": 4},
+}
+WARPERS: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 1.5, "top_k": 0},
+    "top_k": {"top_k": 3},
+    "top_p": {"top_p": 0.6, "top_k": 0},
+    "min_p": {"min_p": 0.1, "top_k": 0},
+    "typical_p": {"typical_p": 0.5},
+    "epsilon_cutoff": {"epsilon_cutoff": 0.01},
+    "eta_cutoff": {"eta_cutoff": 0.02},
+    "top_h": {"top_h": 0.4},
+    "everything": {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
+}
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_rules(rule: dict[str, Any], num_rows: int, mode: str) -> None:
+    run_both(tiny_model(), prompt(num_rows), **MODES[mode], **rule)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("warpers", WARPERS.values(), ids=WARPERS)
+def test_warpers(warpers: dict[str, Any], num_rows: int) -> None:
+    run_both(tiny_model(), prompt(num_rows), do_sample=True, **warpers)
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+def test_prefix_allowed_tokens_fn(num_rows: int, mode: str) -> None:
+    """What a row may say depends on which row it is, and on how far it has got."""
+
+    def allowed(batch_id: int, ids: torch.Tensor) -> list[int]:
+        return [t for t in range(1, VOCAB) if (t + batch_id + len(ids)) % 3]
+
+    run_both(tiny_model(), prompt(num_rows), prefix_allowed_tokens_fn=allowed, **MODES[mode])
+
+
+class Recording(LogitsProcessor):
+    """Notes what it was shown, and lets the scores depend on how often it was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[tuple[int, ...], list[int], tuple[int, ...]]] = []
+        self.scores: list[torch.Tensor] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.calls.append((tuple(input_ids.shape), input_ids[:, -1].tolist(), tuple(scores.shape)))
+        self.scores.append(scores.clone())
+        scores = scores.clone()
+        scores[:, len(self.calls) % VOCAB] += 3.0
+        return scores
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+@pytest.mark.parametrize("eos", [None, list(range(1, 6))], ids=["endless", "ends"])
+def test_stateful_processor_is_called_as_by_stock(
+    eos: list[int] | None, num_rows: int, mode: str
+) -> None:
+    both = run_both(
+        tiny_model(),
+        prompt(num_rows),
+        fresh=lambda: {"logits_processor": [Recording()]},
+        eos_token_id=eos,
+        **MODES[mode],
+    )
+    stock, ours = (x["logits_processor"][0] for x in (both.stock_extras, both.our_extras))
+    assert ours.calls == stock.calls
+    assert torch.allclose(torch.stack(ours.scores), torch.stack(stock.scores), **ROUNDING)
+
+
+class InPlace(LogitsProcessor):
+    """Scribbles into what it is given, as stock lets it."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores[:, input_ids[:, -1]] = -float("inf")
+        return scores
+
+
+class AcrossRows(LogitsProcessor):
+    """Bans what other rows said last."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores.index_fill(1, input_ids[:, -1].unique(), -float("inf"))
+
+
+class Float64(LogitsProcessor):
+    """Answers in another dtype."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores.double() * 1.1
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+@pytest.mark.parametrize("make", [InPlace, AcrossRows, Float64])
+def test_user_made_processors(
+    make: Callable[[], LogitsProcessor], num_rows: int, mode: str
+) -> None:
+    run_both(
+        tiny_model(),
+        prompt(num_rows),
+        fresh=lambda: {"logits_processor": [make()]},
+        **MODES[mode],
+    )
+
+
+class RowWise(InPlace):
+    """Says that it looks at one row alone, which is the way to a pace of one's own."""
+
+    looks_at_rows = True
+
+    def __init__(self) -> None:
+        self.num_rows: set[int] = set()
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.num_rows.add(len(input_ids))
+        return scores.scatter(1, input_ids[:, -1:], -float("inf"))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_processor_may_say_that_it_looks_at_rows(mode: str) -> None:
+    both = run_both(
+        tiny_model(),
+        prompt(3),
+        fresh=lambda: {"logits_processor": [RowWise()]},
+        **MODES[mode],
+    )
+    assert both.our_extras["logits_processor"][0].num_rows == {1}
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+def test_watermarking(num_rows: int, mode: str) -> None:
+    run_both(
+        tiny_model(), prompt(num_rows), watermarking_config=WatermarkingConfig(), **MODES[mode]
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("with_negative", [False, True], ids=["plain", "negative"])
+def test_guidance(with_negative: bool, mode: str) -> None:
+    """The guidance processor runs the model itself, on a KV cache of its own, at each call."""
+    negative = prompt(1, 9, seed=3)["input_ids"] if with_negative else None
+    run_both(
+        tiny_model(), prompt(), guidance_scale=1.5, negative_prompt_ids=negative, **MODES[mode]
+    )
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_processors_do_not_keep_right_drafts_out(num_rows: int) -> None:
+    model, inputs = tiny_model(), prompt(num_rows)
+    options = SAMPLE | {"repetition_penalty": 1.3, "min_new_tokens": 3}
+    stock = run(model, inputs, **options)
+    both = run_both(model, inputs, knowing(stock.ids, inputs, max_nodes=14), **options)
+    assert both.stats.num_steps == 3 * num_rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["mistral", "gemma3", "gpt2", "bloom", "deepseek-v3"])
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_rules_on_other_architectures(rule: dict[str, Any], name: str, mode: str) -> None:
+    for seed in range(3):
+        inputs = prompt(3, NUM_COLUMNS, seed=seed)
+        run_both(tiny_model(name), inputs, seed=seed, drafts=name != "bloom", **MODES[mode], **rule)
+
+
+def test_processors_of_a_plain_call() -> None:
+    """A call that can't be drafted for hands its processors on."""
+    both = run_both(
+        tiny_model(),
+        prompt(),
+        SelfSpec(),
+        fresh=lambda: {"logits_processor": [Recording()]},
+        drafts=False,
+        use_cache=False,
+        **GREEDY,
+    )
+    assert both.stats.disabled_reason
+    stock, ours = (x["logits_processor"][0] for x in (both.stock_extras, both.our_extras))
+    assert ours.calls == stock.calls

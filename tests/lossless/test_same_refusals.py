@@ -1,0 +1,173 @@
+"""What can't be served is refused before any forward; what can't be drafted for is plain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, StaticCache, T5Config, T5ForConditionalGeneration
+
+from selfspec import AttachError, SelfSpec, UnsupportedError, attach
+from tests.fakes import attached_model, new_model, prompt, tiny_model
+from tests.lossless.same import (
+    GREEDY,
+    MODES,
+    ROUNDING,
+    ROWS_AND_MODES,
+    SAMPLE,
+    assert_clean,
+    recorded_forwards,
+    run,
+    run_both,
+)
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "beams": ({"num_beams": 3}, "num_beams=1"),
+    "beam-sampling": ({"num_beams": 2, "do_sample": True}, "num_beams=1"),
+    "contrastive": ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha=None"),
+    "prompt-lookup": ({"prompt_lookup_num_tokens": 5}, "prompt_lookup_num_tokens=None"),
+    "dola": ({"dola_layers": "low"}, "dola_layers=None"),
+    "early-exit": ({"assistant_early_exit": 1}, "assistant_early_exit=None"),
+}
+
+
+@pytest.mark.parametrize("entrance", ["assistant", "custom_generate"])
+@pytest.mark.parametrize(("options", "fix"), REFUSED.values(), ids=REFUSED)
+def test_other_modes_are_refused(options: dict[str, Any], fix: str, entrance: str) -> None:
+    model = attached_model()
+    with recorded_forwards(model) as widths, pytest.raises(UnsupportedError) as caught:
+        run(model, prompt(), **{entrance: SelfSpec()}, **{**GREEDY, **options})
+    assert widths == []
+    message = str(caught.value)
+    assert fix in message
+    name, value = next(iter(options.items()))
+    assert f"{name}={value!r}" in message
+
+
+@pytest.mark.parametrize("entrance", ["assistant", "custom_generate"])
+def test_two_assistants_are_refused(entrance: str) -> None:
+    model = attached_model()
+    options = {entrance: SelfSpec(), "assistant_model": tiny_model("qwen2")}
+    with recorded_forwards(model) as widths, pytest.raises(UnsupportedError, match="one of"):
+        run(model, prompt(), **options, **GREEDY)
+    assert widths == []
+
+
+def test_assistant_and_custom_generate_are_refused_together() -> None:
+    spec = SelfSpec()
+    with pytest.raises(UnsupportedError, match="custom_generate"):
+        run(attached_model(), prompt(), assistant=spec, custom_generate=spec, **GREEDY)
+
+
+@pytest.mark.parametrize("entrance", ["assistant", "custom_generate"])
+def test_encoder_decoder_models_are_refused(entrance: str) -> None:
+    config = T5Config(
+        vocab_size=97, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    model = attach(T5ForConditionalGeneration(config).eval())
+    with recorded_forwards(model) as widths, pytest.raises(UnsupportedError, match="encoder-dec"):
+        run(model, prompt(), **{entrance: SelfSpec()}, **GREEDY)
+    assert widths == []
+
+
+@pytest.mark.parametrize("assistant", ["string", True, 3, object(), SelfSpec, tiny_model("qwen2")])
+def test_an_assistant_of_another_kind_is_refused(assistant: Any) -> None:
+    model = attached_model()
+    with recorded_forwards(model) as widths, pytest.raises(AttachError, match="SelfSpec"):
+        run(model, prompt(), assistant=assistant, **GREEDY)
+    assert widths == []
+
+
+@pytest.mark.parametrize("thing", [object(), None, "model", 3, type(tiny_model()), torch.nn.ReLU()])
+def test_attach_refuses_what_has_no_generate(thing: Any) -> None:
+    with pytest.raises(AttachError, match=r"generate\(\)"):
+        attach(thing)
+
+
+PLAIN: dict[str, dict[str, Any]] = {
+    "no-kv": {"use_cache": False},
+    "static": {"cache_implementation": "static"},
+    "static-sliding": {"cache_implementation": "static", "max_new_tokens": 12},
+    "attentions": {"output_attentions": True, "return_dict_in_generate": True},
+    "hidden-states": {"output_hidden_states": True, "return_dict_in_generate": True},
+}
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+@pytest.mark.parametrize("options", PLAIN.values(), ids=PLAIN)
+def test_plain_calls(options: dict[str, Any], name: str, num_rows: int, mode: str) -> None:
+    model = tiny_model(name, "eager")
+    both = run_both(model, prompt(num_rows), drafts=False, **MODES[mode], **options)
+    assert both.stats.disabled_reason
+    assert both.stats.tokens_per_step == 1
+    if options.get("output_hidden_states"):
+        ours, stock = both.ours.output.hidden_states, both.stock.output.hidden_states
+        assert len(ours) == len(stock)
+        assert torch.allclose(ours[-1][-1], stock[-1][-1], **ROUNDING)
+
+
+@pytest.mark.parametrize("options", PLAIN.values(), ids=PLAIN)
+def test_plain_calls_under_strict(options: dict[str, Any]) -> None:
+    model = tiny_model("llama", "eager")
+    with (
+        recorded_forwards(model) as widths,
+        pytest.raises(UnsupportedError, match="strict=True"),
+    ):
+        run(model, prompt(), custom_generate=SelfSpec(strict=True), **GREEDY, **options)
+    assert prompt()["input_ids"].shape[1] not in widths
+    assert_clean(model)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_a_static_cache_that_was_handed_in(num_rows: int) -> None:
+    model = tiny_model()
+    both = run_both(
+        model,
+        prompt(num_rows),
+        fresh=lambda: {"past_key_values": StaticCache(config=model.config, max_cache_len=80)},
+        drafts=False,
+        **SAMPLE,
+    )
+    assert "StaticCache" in str(both.stats.disabled_reason)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_a_cache_of_the_users_own_class(num_rows: int) -> None:
+    class OwnCache(DynamicCache):
+        """May do anything in `update`."""
+
+    both = run_both(
+        tiny_model(),
+        prompt(num_rows),
+        fresh=lambda: {"past_key_values": OwnCache()},
+        drafts=False,
+        **GREEDY,
+    )
+    assert "OwnCache" in str(both.stats.disabled_reason)
+    assert both.our_extras["past_key_values"].get_seq_length() == 17 + 40 - 1
+
+
+def test_output_attentions_without_the_dict_are_drafted_for_or_not_but_the_same() -> None:
+    run_both(tiny_model("llama", "eager"), prompt(), output_attentions=True, drafts=False, **GREEDY)
+
+
+def test_an_attention_that_takes_no_mask_falls_back() -> None:
+    """Flex attention wants block masks: no tree, and the reason says so."""
+    model = new_model()
+    model.config._attn_implementation = "flex_attention"
+    ability = SelfSpec().ability(model)
+    assert ability.mode != "tree"
+    assert "flex_attention" in str(ability.reason)
+
+
+@pytest.mark.parametrize("learning", ["session", "request", "frozen"])
+def test_a_refused_call_teaches_nothing(learning: str) -> None:
+    spec = SelfSpec(learning=learning)
+    with pytest.raises(UnsupportedError):
+        run(tiny_model(), prompt(), custom_generate=spec, num_beams=3, **GREEDY)
+    lut = spec.lut(97)
+    assert lut is not None
+    assert (lut.token_ids == -1).all()

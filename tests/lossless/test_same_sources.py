@@ -1,0 +1,137 @@
+"""Whatever drafts, and however wrong, the text is stock's; right drafts are all taken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from selfspec import SelfSpec
+from selfspec.records import Candidate
+from selfspec.sources import REGISTRY
+from tests.fakes import VOCAB, WildSource, prompt, tiny_model
+from tests.lossless.same import (
+    GREEDY,
+    MODES,
+    NUM_NEW,
+    ROWS_AND_MODES,
+    doubting,
+    knowing,
+    run,
+    run_both,
+)
+
+SETS: dict[str, tuple[str, ...]] = {
+    "default": SelfSpec().config.sources,
+    "none": (),
+    **{name: (name,) for name in REGISTRY},
+}
+
+
+class StubbornSource(WildSource):
+    """Proposes every token of the vocabulary at each node, always in the same order."""
+
+    name = "stubborn"
+
+    def __init__(self) -> None:
+        super().__init__(width=VOCAB)
+
+    def expand(self, state: int) -> list[Candidate]:
+        return sorted(super().expand(state))
+
+
+class SilentSource(WildSource):
+    """Proposes nothing."""
+
+    name = "silent"
+
+    def expand(self, state: int) -> list[Candidate]:
+        return []
+
+
+class DeafSource(WildSource):
+    """Goes on proposing the same long text, whatever the model says."""
+
+    name = "deaf"
+
+    def __init__(self, text: Sequence[int]) -> None:
+        super().__init__()
+        self._text = list(text)
+
+    def follow(self, state: int, token: int) -> int:
+        return state + 1
+
+    def expand(self, state: int) -> list[Candidate]:
+        token = self._text[state % len(self._text)]
+        return [Candidate(token, self._evidence(1), state + 1)]
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+@pytest.mark.parametrize("sources", SETS.values(), ids=SETS)
+def test_builtin_sources(sources: tuple[str, ...], num_rows: int, mode: str) -> None:
+    spec = SelfSpec(sources=sources)
+    both = run_both(tiny_model(), prompt(num_rows), spec, drafts=bool(sources), **MODES[mode])
+    assert sources or both.stats.tokens_per_step == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("sources", SETS.values(), ids=SETS)
+def test_what_was_learned_changes_no_later_text(sources: tuple[str, ...], mode: str) -> None:
+    spec = SelfSpec(sources=sources)
+    for seed in range(4):
+        inputs = prompt(2, 9 + seed, seed=seed % 2)
+        run_both(tiny_model("qwen2"), inputs, spec, seed=seed, drafts=False, **MODES[mode])
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+@pytest.mark.parametrize("seed", range(3))
+def test_wild_source(seed: int, num_rows: int, mode: str) -> None:
+    spec = SelfSpec(sources=(), extra_sources=[WildSource(width=1 + 2 * seed, seed=seed)])
+    run_both(tiny_model("mistral"), prompt(num_rows), spec, seed=seed, **MODES[mode])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("max_nodes", [3, 64])
+@pytest.mark.parametrize("seed", range(20))
+def test_wild_source_beside_a_doubting_one(seed: int, max_nodes: int) -> None:
+    model, inputs = tiny_model("gemma3"), prompt(3, 12, seed=seed)
+    for options in MODES.values():
+        stock = run(model, inputs, seed=seed, **options)
+        doubter = doubting(stock.ids, inputs, seed=seed)._extra_sources[0]
+        spec = SelfSpec(max_nodes=max_nodes, extra_sources=[WildSource(seed=seed), doubter])
+        run_both(model, inputs, spec, seed=seed, **options)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize(
+    "source",
+    [StubbornSource(), SilentSource(), DeafSource(range(5, 9))],
+    ids=lambda source: source.name,
+)
+def test_useless_sources(source: WildSource, num_rows: int) -> None:
+    spec = SelfSpec(sources=(), extra_sources=[source], max_nodes=12)
+    drafts = source.name != "silent"
+    for options in MODES.values():
+        run_both(tiny_model(), prompt(num_rows), spec, drafts=drafts, **options)
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "deepseek-v3"])
+def test_a_source_that_knows_the_future_is_believed(name: str, num_rows: int, mode: str) -> None:
+    model, inputs = tiny_model(name), prompt(num_rows)
+    stock = run(model, inputs, **MODES[mode])
+    spec = knowing(stock.ids, inputs, max_nodes=14)
+    both = run_both(model, inputs, spec, **MODES[mode])
+    # the first token comes with the prompt's forward, the other 39 fourteen by fourteen
+    assert both.stats.num_steps == 3 * num_rows
+    assert both.stats.tokens_per_step == (NUM_NEW - 1) / 3
+    assert both.stats.num_new_tokens == NUM_NEW * num_rows
+
+
+def test_chains_are_taken_whole_where_no_tree_fits() -> None:
+    model, inputs = tiny_model("bloom"), prompt()
+    stock = run(model, inputs, **GREEDY)
+    spec = knowing(stock.ids, inputs, max_nodes=14)
+    both = run_both(model, inputs, spec, drafts=False, **GREEDY)
+    assert "chains" in str(both.stats.disabled_reason)
+    assert both.stats.num_steps == 3

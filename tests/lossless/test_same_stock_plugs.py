@@ -1,0 +1,118 @@
+"""Our parts inside transformers' own loops: a candidate generator, and a recorder of LUTs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from selfspec import LutRecorder, SelfSpec, SelfSpecCandidateGenerator
+from tests.fakes import VOCAB, new_model, prompt, tiny_model
+from tests.lossless.same import (
+    GREEDY,
+    MODES,
+    ROWS_AND_MODES,
+    assert_clean,
+    assert_same_ids,
+    doubting,
+    recorded_forwards,
+    run,
+    texts_of,
+)
+
+NUM_COLUMNS = 17
+LOOKUP = {"prompt_lookup_num_tokens": 10}
+
+
+@pytest.mark.parametrize("doubt", [False, True], ids=["default", "doubting"])
+@pytest.mark.parametrize("eos", [None, 15], ids=["endless", "ends"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "gpt2", "llama4", "olmo2"])
+def test_candidate_generator_in_stock_assisted_decoding(
+    name: str, eos: int | None, doubt: bool
+) -> None:
+    model, inputs = new_model(name), prompt()
+    options = GREEDY | {"eos_token_id": eos}
+    stock = run(model, inputs, **options)
+    spec = doubting(stock.ids, inputs) if doubt else SelfSpec()
+    for _ in range(2):
+        generator = SelfSpecCandidateGenerator(spec)
+        with generator.plugged_into(model), recorded_forwards(model) as widths:
+            ours = run(model, inputs, **LOOKUP, **options)
+        assert_same_ids(ours.ids, stock.ids)
+        assert_clean(model)
+    if doubt:
+        assert len(widths) <= stock.ids.shape[1] - NUM_COLUMNS
+
+
+def test_candidate_generator_over_many_calls() -> None:
+    model, spec = new_model("qwen2"), SelfSpec()
+    with SelfSpecCandidateGenerator(spec).plugged_into(model):
+        for seed in range(5):
+            inputs = prompt(1, 5 + 4 * seed, seed=seed)
+            ours = run(model, inputs, **LOOKUP, **GREEDY)
+            assert_same_ids(ours.ids, run(tiny_model("qwen2"), inputs, **GREEDY).ids)
+
+
+def test_candidate_generator_is_unplugged_by_an_error() -> None:
+    model = new_model()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        SelfSpecCandidateGenerator(SelfSpec()).plugged_into(model),
+    ):
+        raise KeyboardInterrupt
+    assert_clean(model)
+
+
+def expected_lut(output: Any, inputs: dict[str, torch.Tensor], top_k: int) -> dict[int, list[int]]:
+    """For each token that was a last one: the top-K of the raw scores of its latest call."""
+    table: dict[int, list[int]] = {}
+    for step, logits in enumerate(output.logits):
+        last = output.sequences[:, NUM_COLUMNS + step - 1].tolist()
+        for token, row in zip(last, logits, strict=True):
+            table[token] = row.topk(top_k).indices.tolist()
+    return table
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+def test_recorder_in_stock_generate(num_rows: int, mode: str) -> None:
+    model, inputs, spec = tiny_model("mistral"), prompt(num_rows), SelfSpec()
+    options = MODES[mode] | {"return_dict_in_generate": True, "output_logits": True}
+    stock = run(model, inputs, **options)
+    recorded = run(model, inputs, logits_processor=[LutRecorder(spec)], **options)
+    assert_same_ids(recorded.ids, stock.ids)
+    assert torch.equal(recorded.rng_state, stock.rng_state)
+    lut = spec.lut(VOCAB)
+    assert lut is not None
+    table = expected_lut(stock.output, inputs, spec.config.top_k)
+    for token in range(VOCAB):
+        expected = table.get(token, [-1] * spec.config.top_k)
+        assert lut.token_ids[token].tolist() == expected
+    spoken = np.array(sorted(table))
+    assert (lut.probabilities[spoken].sum(-1) <= 1.01).all()
+    assert (np.diff(lut.probabilities[spoken].astype(np.float32), axis=-1) <= 0).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_was_recorded_helps_to_draft(mode: str) -> None:
+    """Recording a text and then drafting the same one: the LUT knows each token's last follower."""
+    model, inputs = tiny_model("cohere"), prompt()
+    spec = SelfSpec(sources=("lut",), learning="frozen")
+    stock = run(model, inputs, logits_processor=[LutRecorder(spec)], **MODES[mode])
+    ours = run(model, inputs, custom_generate=spec, **MODES[mode])
+    assert_same_ids(ours.ids, stock.ids)
+    assert spec.stats.accepted_by_source["lut"] > 5
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_recorder_inside_our_own_loop(num_rows: int) -> None:
+    model, inputs, spec = tiny_model(), prompt(num_rows), SelfSpec()
+    stock = run(model, inputs, **GREEDY)
+    other = SelfSpec()
+    ours = run(model, inputs, custom_generate=spec, logits_processor=[LutRecorder(other)], **GREEDY)
+    assert_same_ids(ours.ids, stock.ids)
+    lut = other.lut(VOCAB)
+    assert lut is not None
+    said = {token for text in texts_of(stock.ids, inputs) for token in text[-40:-1]}
+    assert all(lut.token_ids[token, 0] >= 0 for token in said)

@@ -1,0 +1,138 @@
+"""Streamers get each token once, in stock's order and shape, and are told the end."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from transformers import TextIteratorStreamer, TextStreamer
+from transformers.generation.streamers import BaseStreamer
+
+from tests.fakes import attached_model, prompt, tiny_model, tiny_tokenizer
+from tests.lossless.same import (
+    GREEDY,
+    MODES,
+    ROWS_AND_MODES,
+    assert_same_ids,
+    doubting,
+    knowing,
+    run,
+    run_both,
+)
+
+NUM_COLUMNS = 17
+
+
+class Recorder(BaseStreamer):  # type: ignore[misc]
+    """Keeps all that it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.told.append((tuple(value.shape), str(value.device), value.dtype, value.tolist()))
+
+    def end(self) -> None:
+        self.told.append("end")
+
+
+def recording() -> dict[str, Any]:
+    return {"streamer": Recorder()}
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+@pytest.mark.parametrize("eos", [None, [15, 91]], ids=["endless", "ends"])
+def test_streamers_are_told_what_stock_tells(
+    eos: list[int] | None, num_rows: int, mode: str
+) -> None:
+    for seed in range(3):
+        both = run_both(
+            tiny_model("mistral"),
+            prompt(num_rows, seed=seed),
+            seed=seed,
+            fresh=recording,
+            eos_token_id=eos,
+            **MODES[mode],
+        )
+        stock, ours = both.stock_extras["streamer"], both.our_extras["streamer"]
+        assert ours.told == stock.told
+        assert ours.told.count("end") == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stop_strings": ["th", "ca"], "tokenizer": tiny_tokenizer()},
+        {"stop_strings": ["th", "ca"], "tokenizer": tiny_tokenizer(), "eos_token_id": 2},
+        {"return_dict_in_generate": True, "output_scores": True, "eos_token_id": [15, 91]},
+        {"max_time": 1e5},
+        {"repetition_penalty": 1.2, "eos_token_id": [15, 91]},
+        {"max_new_tokens": 1},
+        {"use_cache": False},
+    ],
+    ids=["strings", "strings-eos", "scores", "time", "penalty", "one", "plain"],
+)
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_streamers_under_every_pace(num_rows: int, options: dict[str, Any]) -> None:
+    both = run_both(
+        attached_model(),
+        prompt(num_rows),
+        fresh=recording,
+        drafts=False,
+        entrance="assistant",
+        **GREEDY,
+        **options,
+    )
+    assert both.our_extras["streamer"].told == both.stock_extras["streamer"].told
+
+
+def test_a_streamer_under_chains() -> None:
+    for num_rows in (1, 3):
+        both = run_both(
+            tiny_model("bloom"), prompt(num_rows), fresh=recording, drafts=False, **GREEDY
+        )
+        assert both.our_extras["streamer"].told == both.stock_extras["streamer"].told
+
+
+def test_tokens_are_streamed_before_the_call_ends() -> None:
+    """Three steps: the streamer hears of the tokens as they are accepted."""
+    model, inputs = tiny_model(), prompt()
+    spec = knowing(run(model, inputs, **GREEDY).ids, inputs, max_nodes=14)
+    streamer, heard = Recorder(), []
+    with spec.listening(lambda record: heard.append(len(streamer.told))):
+        run(model, inputs, custom_generate=spec, streamer=streamer, **GREEDY)
+    # the prompt, its first token, and fourteen each; `end` comes behind the last step
+    assert heard == [2, 16, 30, 41]
+
+
+def test_text_streamer(capsys: pytest.CaptureFixture[str]) -> None:
+    model, tokenizer = tiny_model("cohere"), tiny_tokenizer()
+    printed = []
+    for extra in ({}, {"custom_generate": doubting(run(model, prompt()).ids, prompt())}):
+        run(model, prompt(), streamer=TextStreamer(tokenizer), **extra, **GREEDY)
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] != ""
+
+
+@pytest.mark.parametrize("entrance", ["attached", "custom_generate"])
+@pytest.mark.parametrize("mode", MODES)
+def test_text_iterator_streamer_in_a_thread(mode: str, entrance: str) -> None:
+    model, tokenizer, inputs = attached_model(), tiny_tokenizer(), prompt()
+    stock = run(model, inputs, **MODES[mode])
+    spec = doubting(stock.ids, inputs)
+    name = "assistant" if entrance == "attached" else "custom_generate"
+    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=60)
+    results: list[torch.Tensor] = []
+
+    def work() -> None:
+        results.append(run(model, inputs, streamer=streamer, **{name: spec}, **MODES[mode]).ids)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    pieces = list(streamer)
+    thread.join()
+    assert_same_ids(results[0], stock.ids)
+    assert "".join(pieces) == tokenizer.decode(stock.ids[0, NUM_COLUMNS:])
+    assert len(pieces) > 3

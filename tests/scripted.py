@@ -1,0 +1,227 @@
+"""A model whose next token is a fixed function of its prefix, the backend that runs it over trees,
+and drafters that know it too well or not at all.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from selfspec.calibration import Calibration
+from selfspec.config import SpecConfig
+from selfspec.engine import (
+    Decoder,
+    GreedyChooser,
+    Lockstep,
+    Memory,
+    OwnPace,
+    ProcessedChooser,
+    Row,
+)
+from selfspec.records import Candidate, DraftTree, Evidence, GenerationStats, StepRecord
+from selfspec.sources import Source
+from selfspec.transcript import RowStops, Transcript
+from selfspec.verify import NoiseTape
+
+VOCAB, PAD, EOS = 7, 0, 6
+Prefix = tuple[int, ...]
+
+
+class ScriptedModel:
+    """Logits are a pseudo-random permutation that depends on the last `order` tokens."""
+
+    def __init__(self, seed: int, order: int = 2) -> None:
+        self._seed = seed
+        self._order = order
+        self.logits = cache(self._logits)
+
+    def _logits(self, prefix: Prefix) -> torch.Tensor:
+        dice = random.Random(f"{self._seed} {prefix[-self._order :]}")
+        return torch.tensor(dice.sample(range(VOCAB), VOCAB)) / 2
+
+    def next_token(self, prefix: Prefix) -> int:
+        return int(self.logits(prefix).argmax())
+
+
+class ScriptedBackend:
+    """Keeps each row's text where a real one keeps its KV, and checks what it is given."""
+
+    def __init__(self, model: ScriptedModel, prompts: Sequence[Sequence[int]]) -> None:
+        self.model = model
+        self.texts: list[Prefix] = [tuple(prompt) for prompt in prompts]
+        self.kept: list[list[int]] = []
+        self.widths: list[int] = []
+        self.max_widths: Iterable[int] = ()  # of the coming forwards, where they are limited
+        self._trees: list[DraftTree] = []
+
+    def prompt_logits(self) -> torch.Tensor:
+        """(B, V): what the prompt's own forward yields."""
+        return torch.stack([self.model.logits(text) for text in self.texts])
+
+    def max_width(self, max_nodes: int) -> int:
+        return min(max_nodes, next(iter(self.max_widths), max_nodes))
+
+    def lay_out(self, trees: Sequence[DraftTree]) -> list[DraftTree]:
+        assert len(trees) == len(self.texts)
+        for tree in trees:
+            tree.check()
+        self._trees = list(trees)
+        self.widths.append(max(map(len, trees)))
+        return self._trees
+
+    def forward(self, layout: list[DraftTree]) -> torch.Tensor:
+        width = max(map(len, layout))
+        rows = []
+        for tree, text in zip(layout, self.texts, strict=True):
+            nodes = [self.model.logits(text + path) for path in paths_to_nodes(tree)]
+            rows.append(torch.stack(nodes + nodes[:1] * (width - len(tree))))
+        return torch.stack(rows)
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        for row, (tree, path) in enumerate(zip(self._trees, paths, strict=True)):
+            assert [tree.parents[node] for node in path] == [-1, *path[:-1]]
+            self.texts[row] += tuple(tree.tokens[node] for node in path)
+
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        self.kept.append(list(rows))
+        self.texts = [self.texts[row] for row in rows]
+
+
+def paths_to_nodes(tree: DraftTree) -> list[Prefix]:
+    """The tokens from the root down to each node."""
+    paths: list[Prefix] = [(tree.tokens[0],)]
+    for node in range(1, len(tree)):
+        paths.append((*paths[tree.parents[node]], tree.tokens[node]))
+    return paths
+
+
+def unchanged(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """The processor that does nothing."""
+    return scores
+
+
+class TextSource:
+    """Opens cursors that stand in the text itself; `next_tokens` is what they draft."""
+
+    def __init__(self, name: str, next_tokens: Any) -> None:
+        self.name = name
+        self.next_tokens = next_tokens
+
+    def open(self, prompt_ids: Sequence[int], *, learns: bool) -> TextCursor:
+        return TextCursor(self, tuple(prompt_ids))
+
+    def observe_prompt(self, token_ids: Sequence[int], top: Any) -> None:
+        pass
+
+    def copy(self) -> TextSource:
+        return TextSource(self.name, self.next_tokens)
+
+
+class TextCursor:
+    """A row's text so far, or that text with drafts behind it."""
+
+    def __init__(self, source: TextSource, text: Prefix) -> None:
+        self._source = source
+        self._text = text
+
+    def root(self) -> Prefix:
+        return self._text
+
+    def expand(self, state: Prefix) -> list[Candidate]:
+        return [
+            Candidate(token, Evidence(self._source.name, rank=rank), (*state, token))
+            for rank, token in enumerate(self._source.next_tokens(state), start=1)
+        ]
+
+    def follow(self, state: Prefix, token: int) -> Prefix:
+        return (*state, token)
+
+    def observe(self, record: StepRecord) -> None:
+        self._text += tuple(record.committed_ids)
+
+
+def omniscient(model: ScriptedModel) -> TextSource:
+    """Names the truth and nothing else."""
+    return TextSource("truth", lambda text: [model.next_token(text)])
+
+
+def doubtful(model: ScriptedModel) -> TextSource:
+    """Names the truth second, behind something wrong."""
+    return TextSource(
+        "doubt", lambda text: [(model.next_token(text) + 1) % VOCAB, model.next_token(text)]
+    )
+
+
+def hostile(model: ScriptedModel) -> TextSource:
+    """Names everything but the truth."""
+    everything = range(VOCAB)
+    return TextSource("lies", lambda text: [t for t in everything if t != model.next_token(text)])
+
+
+def wild(seed: int) -> TextSource:
+    """Names some tokens or none, anew each time it is asked."""
+    dice = random.Random(seed)
+    return TextSource("wild", lambda text: dice.sample(range(VOCAB), dice.randrange(4)))
+
+
+@dataclass
+class Run:
+    """One call to decode: what it is asked, and afterwards what came of it."""
+
+    model: ScriptedModel
+    prompts: list[list[int]]
+    sources: Sequence[Source]
+    max_length: int = 20
+    eos: int | None = None
+    config: SpecConfig = SpecConfig(max_nodes=6)  # noqa: RUF009 frozen
+    learns: bool = True
+
+    def __post_init__(self) -> None:
+        self.backend = ScriptedBackend(self.model, self.prompts)
+        self.transcript = Transcript(torch.tensor(self.prompts), pad_token_id=PAD, room=1)
+        self.stats = GenerationStats()
+        self.records: list[StepRecord] = []
+        self.memory = Memory(list(self.sources), Calibration(), top_k=3, learns=self.learns)
+
+    def own_pace(self, chooser: Any = None) -> OwnPace:
+        eos_ids = frozenset() if self.eos is None else frozenset({self.eos})
+        return OwnPace(chooser or GreedyChooser(), RowStops(self.max_length, eos_ids))
+
+    def processed(self, tape: NoiseTape | None) -> ProcessedChooser:
+        return ProcessedChooser([unchanged] * len(self.prompts), tape)
+
+    def lockstep(self, **changes: Any) -> Lockstep:
+        arguments = {
+            "processors": unchanged,
+            "criteria": self.criteria,
+            "do_sample": False,
+            "pads_done_rows": self.eos is not None,
+            "pad_token_id": PAD,
+        }
+        return Lockstep(**(arguments | changes))
+
+    def criteria(self, ids: torch.Tensor, scores: Any) -> torch.Tensor:
+        ended = (
+            torch.zeros(len(ids), dtype=torch.bool) if self.eos is None else ids[:, -1] == self.eos
+        )
+        return ended | (ids.shape[1] >= self.max_length)
+
+    def decode(self, pace: OwnPace | Lockstep) -> list[list[int]]:
+        decoder = Decoder(
+            backend=self.backend,
+            pace=pace,
+            transcript=self.transcript,
+            memory=self.memory,
+            config=self.config,
+            stats=self.stats,
+            listeners=[self.records.append],
+        )
+        rows = [Row.open(i, p, self.memory, self.config) for i, p in enumerate(self.prompts)]
+        decoder.start(rows, self.backend.prompt_logits())
+        decoder.run()
+        return self.transcript.sequences().tolist()

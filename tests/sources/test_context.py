@@ -1,0 +1,157 @@
+"""Suffix matches equal brute force, at the end of the text and along every drafted span."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from selfspec.records import DraftTree, StepRecord
+from selfspec.sources import ContextSource
+from selfspec.sources.context import ContextCursor
+from tests.oracles import continuations, suffix_matches
+from tests.strategies import texts
+
+MAX_MATCHES = 32  # what the source remembers for one suffix
+
+
+def committed(tokens: list[int]) -> StepRecord:
+    return StepRecord(row=0, tree=DraftTree.of_root(0), path=[0], committed_ids=tokens)
+
+
+def cursor_behind(text: list[int], top_k: int = 8) -> ContextCursor:
+    return ContextSource(top_k).open(text, learns=True)
+
+
+class ContextMachine(RuleBasedStateMachine):
+    """Text grows by prompt and steps; the matches are always those of a full search."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text: list[int] = []
+        self.cursor = cursor_behind([])
+
+    @precondition(lambda self: not self.text)
+    @rule(text=texts(max_size=20))
+    def prompt(self, text):
+        self.text = list(text)
+        self.cursor = cursor_behind(text)
+
+    @precondition(lambda self: len(self.text) < MAX_MATCHES)
+    @rule(tokens=texts(max_size=5))
+    def step(self, tokens):
+        tokens = tokens[: MAX_MATCHES - len(self.text)]
+        self.text += tokens
+        self.cursor.observe(committed(tokens))
+
+    @precondition(lambda self: len(self.text) > 1)
+    @rule(source=st.data())
+    def copy_a_span(self, source):
+        start = source.draw(st.integers(0, len(self.text) - 1))
+        self.step(self.text[start : start + 6])
+
+    @invariant()
+    def matches_are_those_of_a_full_search(self):
+        assert list(self.cursor.root()) == suffix_matches(self.text)
+
+    @invariant()
+    def candidates_are_ranked_by_length_then_frequency_then_freshness(self):
+        candidates = self.cursor.expand(self.cursor.root())
+        expected = continuations(self.text)
+        assert [c.token for c in candidates] == [token for token, _, _ in expected]
+        for rank, (candidate, (_, length, places)) in enumerate(
+            zip(candidates, expected, strict=True), start=1
+        ):
+            evidence = candidate.evidence
+            assert evidence.source == "context"
+            assert (evidence.rank, evidence.match_length) == (rank, min(length, 8))
+            assert evidence.num_places == min(places, 3)
+
+
+TestContext = ContextMachine.TestCase
+TestContext.settings = settings(max_examples=40, stateful_step_count=12, deadline=None)
+
+
+@settings(deadline=None)
+@given(texts(max_size=24))
+def test_a_drafted_token_narrows_the_matches_to_those_it_goes_on(text):
+    """As a full search in the drafted text would find them, but for its own new tokens."""
+
+    def check(drafted, state, depth):
+        if depth == 3:
+            return
+        for candidate in cursor.expand(state):
+            longer = [*drafted, candidate.token]
+            everywhere = suffix_matches([*text, *longer])
+            copied = [(p, n) for p, n in everywhere if n > len(longer) and p <= len(text)]
+            assert list(candidate.state) == copied
+            check(longer, candidate.state, depth + 1)
+
+    cursor = cursor_behind(text)
+    check([], cursor.root(), 0)
+
+
+def test_a_copied_span_costs_a_cursor_step_a_token(monkeypatch):
+    """Expanding looks at the remembered places, and searches nothing."""
+    span = list(range(100, 120))
+    cursor = cursor_behind([1, *span, 2, 1])
+    monkeypatch.setattr(cursor, "_append", None)
+    monkeypatch.setattr(cursor, "_after", None)
+    state, copied = cursor.root(), []
+    for _ in span:
+        (candidate,) = cursor.expand(state)
+        copied.append(candidate.token)
+        state = candidate.state
+    assert copied == span
+
+
+def test_nothing_is_guessed_beyond_the_end():
+    """A copied span ends where the text does: a draft is no evidence for itself."""
+    cursor = cursor_behind([5, 6, 7, 5, 6])
+    state = cursor.root()
+    tokens = []
+    while candidates := cursor.expand(state):
+        tokens.append(candidates[0].token)
+        state = candidates[0].state
+    assert tokens == [7, 5, 6]
+    assert cursor.token_ids == [5, 6, 7, 5, 6]
+
+
+def test_a_token_named_by_others_is_not_followed():
+    cursor = cursor_behind([5, 6, 7, 5])
+    assert cursor.follow(cursor.root(), 9) is None
+
+
+def test_an_unseen_end_has_no_candidates():
+    assert cursor_behind([]).expand(cursor_behind([]).root()) == []
+    assert cursor_behind([1, 2, 3]).root() == ()
+
+
+def test_no_more_than_top_k_candidates():
+    cursor = cursor_behind([1, 2, 1, 3, 1, 4, 1], top_k=2)
+    assert [c.token for c in cursor.expand(cursor.root())] == [4, 3]
+
+
+def test_memory_of_matches_is_bounded_and_fresh():
+    cursor = cursor_behind([1, 2] * 500 + [1])
+    assert len(cursor.root()) == MAX_MATCHES
+    (candidate,) = cursor.expand(cursor.root())
+    assert candidate.token == 2
+    assert len(candidate.state) <= MAX_MATCHES
+
+
+def test_an_old_long_match_outlives_many_short_ones():
+    """A token that came often since must not hide the one place that matches for long."""
+    rare = [10, 11, 12, 13, 14, 15, 1, 77]
+    cursor = cursor_behind(rare + [1, 50] * (MAX_MATCHES + 8) + rare[:-1])
+    best = cursor.expand(cursor.root())[0]
+    assert best.token == 77
+    assert best.evidence.match_length == 7
+
+
+def test_rows_share_nothing():
+    source = ContextSource(8)
+    first, second = source.open([1, 2, 1], learns=True), source.open([1, 3, 1], learns=True)
+    first.observe(committed([2, 1]))
+    assert [c.token for c in second.expand(second.root())] == [3]
+    assert source.copy().open([1], learns=True).root() == ()

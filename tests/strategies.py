@@ -1,0 +1,111 @@
+"""Hypothesis strategies: trees, candidate tables with the cursors that read them, and texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from hypothesis import strategies as st
+
+from selfspec.records import Candidate, DraftTree, Evidence, StepRecord
+
+__all__ = [
+    "ScriptedCursor",
+    "paths_down",
+    "probability_of",
+    "tables",
+    "texts",
+    "tree_of",
+    "trees",
+]
+
+ALPHABET = 5
+_STEPS = 1000  # scripted probabilities are whole thousandths
+
+
+def tree_of(parents: Sequence[int], tokens: Sequence[int] | None = None) -> DraftTree:
+    """A tree of the given shape; its tokens default to the nodes' own numbers."""
+    tokens = range(len(parents)) if tokens is None else tokens
+    tree = DraftTree.of_root(tokens[0])
+    for parent, token in zip(parents[1:], tokens[1:], strict=True):
+        tree.add(parent, token, tree.scores[parent] * 0.5)
+    return tree
+
+
+@st.composite
+def trees(draw: st.DrawFn, max_nodes: int = 8, alphabet: int | None = None) -> DraftTree:
+    """Any shape; with an `alphabet` random tokens too, different ones among siblings."""
+    num_nodes = draw(st.integers(1, max_nodes))
+    if alphabet is None:
+        return tree_of([-1, *(draw(st.integers(0, node - 1)) for node in range(1, num_nodes))])
+    token = st.integers(0, alphabet - 1)
+    tree = DraftTree.of_root(draw(token))
+    for node in range(1, num_nodes):
+        parent, carried = draw(st.integers(0, len(tree) - 1)), draw(token)
+        if carried not in tree.children[parent]:
+            tree.add(parent, carried, 0.5**node)
+    return tree
+
+
+@st.composite
+def paths_down(draw: st.DrawFn, tree: DraftTree) -> list[int]:
+    """The root and some of the nodes below it, each the child of the one before."""
+    path = [0]
+    while tree.children[path[-1]] and draw(st.booleans()):
+        path.append(draw(st.sampled_from(list(tree.children[path[-1]].values()))))
+    return path
+
+
+@st.composite
+def tables(draw: st.DrawFn, max_children: int = 3) -> dict[int, list[tuple[int, float]]]:
+    """For each token of a small alphabet: what a source expects behind it, in any order."""
+    token = st.integers(0, ALPHABET - 1)
+    next_tokens = st.lists(token, max_size=max_children, unique=True)
+    probability = st.integers(0, _STEPS).map(lambda step: step / _STEPS)
+    return {
+        last: [(each, draw(probability)) for each in draw(next_tokens)] for last in range(ALPHABET)
+    }
+
+
+def texts(max_size: int = 30, alphabet: int = 3) -> st.SearchStrategy[list[int]]:
+    """Token texts that repeat themselves, as few tokens are there to choose from."""
+    return st.lists(st.integers(0, alphabet - 1), max_size=max_size)
+
+
+def probability_of(kinds: Sequence[Evidence]) -> float:
+    """Reads back what `ScriptedCursor`s wrote into their evidence, as independent signs."""
+    return 1 - prod(1 - evidence.match_length / _STEPS for evidence in kinds)
+
+
+class ScriptedCursor:
+    """A source that reads its candidates off a table by the last token; counts its expansions."""
+
+    def __init__(
+        self,
+        table: dict[int, list[tuple[int, float]]],
+        root: int = 0,
+        *,
+        follows: bool = False,
+        name: str = "scripted",
+    ) -> None:
+        self.name = name
+        self.table = table
+        self.last_token = root
+        self.follows = follows
+        self.num_expanded = 0
+
+    def root(self) -> int:
+        return self.last_token
+
+    def expand(self, state: int) -> list[Candidate]:
+        self.num_expanded += 1
+        return [
+            Candidate(token, Evidence(self.name, round(probability * _STEPS), rank), token)
+            for rank, (token, probability) in enumerate(self.table.get(state, []), start=1)
+        ]
+
+    def follow(self, state: int, token: int) -> int | None:
+        return token if self.follows else None
+
+    def observe(self, record: StepRecord) -> None:
+        self.last_token = record.committed_ids[-1]

@@ -1,0 +1,120 @@
+"""Every knob is checked when it is set, and says its name, its rule and the value it got."""
+
+import dataclasses
+import math
+
+import pytest
+
+from selfspec.config import LEARNING_SCOPES, SOURCE_NAMES, SpecConfig
+from selfspec.errors import ConfigError
+
+KNOWN = ", ".join(sorted(SOURCE_NAMES))
+COUNTS = ("max_nodes", "max_depth", "top_k", "update_interval")
+DECAYS = ("depth_decay", "width_decay")
+
+
+def refusal(**knobs) -> str:
+    with pytest.raises(ConfigError) as caught:
+        SpecConfig(**knobs)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {},
+        dict.fromkeys(COUNTS, 1),
+        dict.fromkeys(DECAYS, 1.0),
+        dict.fromkeys(DECAYS, 1e-09),
+        {"depth_decay": 1},
+        {"threshold": 0},
+        {"threshold": 0.999},
+        {"sources": ()},
+        {"sources": ["context"]},
+        *({"learning": scope} for scope in LEARNING_SCOPES),
+    ],
+)
+def test_accepted_values(knobs):
+    config = SpecConfig(**knobs)
+    for name, value in knobs.items():
+        got = getattr(config, name)
+        assert got == (tuple(value) if name == "sources" else value)
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_counts_are_whole_and_positive(name):
+    assert refusal(**{name: 0}) == f"{name} must be >= 1 (got 0)"
+    assert refusal(**{name: -3}) == f"{name} must be >= 1 (got -3)"
+    for value in (1.0, "4", None, True):
+        assert refusal(**{name: value}) == f"{name} must be a whole number (got {value!r})"
+
+
+@pytest.mark.parametrize("name", DECAYS)
+def test_decays_are_in_their_interval(name):
+    for value in (0, -0.1, 1.0001, math.inf, math.nan):
+        assert refusal(**{name: value}) == f"{name} must be in (0, 1] (got {value!r})"
+    for value in ("0.5", None, True):
+        assert refusal(**{name: value}) == f"{name} must be a number (got {value!r})"
+
+
+def test_threshold_is_in_its_interval():
+    for value in (1, -0.001, math.nan):
+        assert refusal(threshold=value) == f"threshold must be in [0, 1) (got {value!r})"
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"sources": "lut"}, "sources must be a list of names (got 'lut')"),
+        ({"sources": None}, "sources must be a list of names (got None)"),
+        ({"sources": 5}, "sources must be a list of names (got 5)"),
+        ({"sources": ("lut", "lut")}, "sources must not repeat a name (got ['lut', 'lut'])"),
+        ({"strict": 1}, "strict must be True or False (got 1)"),
+        ({"strict": None}, "strict must be True or False (got None)"),
+        (
+            {"sources": ("luts",)},
+            f"unknown source 'luts'; did you mean 'lut'? (known: {KNOWN})",
+        ),
+        (
+            {"learning": "sesion"},
+            "unknown learning scope 'sesion'; did you mean 'session'? "
+            "(known: frozen, request, session)",
+        ),
+    ],
+)
+def test_refused_values(knobs, message):
+    assert refusal(**knobs) == message
+
+
+def test_of_answers_an_unknown_name_with_the_nearest():
+    with pytest.raises(ConfigError, match=r"unknown knob 'max_node'; did you mean 'max_nodes'\?"):
+        SpecConfig.of(max_node=3)
+    assert SpecConfig.of(max_nodes=3) == SpecConfig(max_nodes=3)
+
+
+def test_changed_is_a_checked_copy():
+    config = SpecConfig(max_nodes=3, top_k=2)
+    assert config.changed(top_k=5) == SpecConfig(max_nodes=3, top_k=5)
+    assert config == SpecConfig(max_nodes=3, top_k=2)
+    with pytest.raises(ConfigError, match="top_k must be >= 1"):
+        config.changed(top_k=0)
+    with pytest.raises(ConfigError, match="unknown knob 'k'"):
+        config.changed(k=2)
+
+
+def test_a_config_is_frozen_hashable_and_keyword_only():
+    config = SpecConfig()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.max_nodes = 2
+    assert len({config, SpecConfig()}) == 1
+    with pytest.raises(TypeError):
+        SpecConfig(16)
+
+
+def test_every_knob_is_documented():
+    for field in dataclasses.fields(SpecConfig):
+        assert f"\n        {field.name}: " in SpecConfig.__doc__
+
+
+def test_all_sources_are_on_by_default():
+    assert SpecConfig().sources == SOURCE_NAMES

@@ -1,0 +1,275 @@
+"""Whatever is drafted, the text is the plain loop's; and every step is counted and told."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from selfspec.config import SpecConfig
+from selfspec.engine import ProcessedChooser
+from selfspec.records import GenerationStats
+from selfspec.sources import ContextSource, LutSource, RunnersSource
+from selfspec.verify import NoiseTape
+from tests.oracles import greedy_loop, padded
+from tests.scripted import (
+    EOS,
+    PAD,
+    VOCAB,
+    Run,
+    ScriptedModel,
+    doubtful,
+    hostile,
+    omniscient,
+    unchanged,
+    wild,
+)
+
+DRAFTERS = ("context", "doubt", "lies", "lut", "runners", "truth", "wild")
+
+
+def sources_of(names: set[str], model: ScriptedModel) -> list[Any]:
+    made = {
+        "context": ContextSource(4),
+        "doubt": doubtful(model),
+        "lies": hostile(model),
+        "lut": LutSource(VOCAB, 3),
+        "runners": RunnersSource(),
+        "truth": omniscient(model),
+        "wild": wild(1),
+    }
+    return [made[name] for name in sorted(names)]
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> Run:
+    model = ScriptedModel(draw(st.integers(0, 999)), order=draw(st.integers(1, 3)))
+    length = draw(st.integers(1, 4))
+    prompt = st.lists(st.integers(1, EOS - 1), min_size=length, max_size=length)
+    return Run(
+        model,
+        draw(st.lists(prompt, min_size=1, max_size=3)),
+        sources_of(draw(st.sets(st.sampled_from(DRAFTERS))), model),
+        max_length=length + draw(st.integers(1, 18)),
+        eos=draw(st.sampled_from([None, EOS])),
+        config=SpecConfig(
+            max_nodes=draw(st.integers(1, 9)),
+            max_depth=draw(st.integers(1, 5)),
+            top_k=draw(st.integers(1, 4)),
+            update_interval=draw(st.integers(1, 3)),
+        ),
+        learns=draw(st.booleans()),
+    )
+
+
+def plain_text(run: Run) -> list[list[int]]:
+    return padded(
+        [greedy_loop(run.model.next_token, p, run.max_length, run.eos) for p in run.prompts], PAD
+    )
+
+
+@settings(max_examples=120, deadline=None)
+@given(runs(), st.sampled_from(["own", "together", "processed"]))
+def test_the_text_is_the_plain_loops_whatever_is_drafted(run, pace):
+    paces = {
+        "own": run.own_pace,
+        "together": run.lockstep,
+        "processed": lambda: run.own_pace(run.processed(None)),
+    }
+    assert run.decode(paces[pace]()) == plain_text(run)
+    assert max(run.backend.widths, default=1) <= run.config.max_nodes
+    assert retold(run) == counts(run.stats)
+    if pace != "together":
+        check_rows_are_dropped_when_done(run)
+
+
+def counts(stats: GenerationStats) -> dict[str, Any]:
+    names = ("num_new_tokens", "num_prompt_tokens_out", "num_steps", "num_nodes")
+    counters = ("accepted_lengths", "drafted_by_source", "accepted_by_source")
+    return {name: getattr(stats, name) for name in (*names, *counters)}
+
+
+def retold(run: Run) -> dict[str, Any]:
+    """The statistics, counted once more from what listeners were told."""
+    first, rest = run.records[: len(run.prompts)], run.records[len(run.prompts) :]
+    stats = GenerationStats(num_new_tokens=len(first), num_prompt_tokens_out=len(first))
+    for record in rest:
+        assert len(record.committed_ids) == record.num_accepted + 1
+        stats.num_steps += 1
+        stats.num_nodes += len(record.tree)
+        stats.num_new_tokens += record.num_accepted + 1
+        stats.accepted_lengths[record.num_accepted] += 1
+        for node, kinds in enumerate(record.tree.evidence):
+            names = Counter(kind.source for kind in kinds)
+            stats.drafted_by_source += names
+            if node in record.path:
+                stats.accepted_by_source += names
+    return counts(stats)
+
+
+def check_rows_are_dropped_when_done(run: Run) -> None:
+    """Each record of a row adds to its text, and none comes once the row has stopped."""
+    for row, prompt in enumerate(run.prompts):
+        told = [t for r in run.records if r.row == row for t in r.committed_ids]
+        assert prompt + told == greedy_loop(run.model.next_token, prompt, run.max_length, run.eos)
+
+
+MODEL = ScriptedModel(seed=3)
+
+
+def test_an_omniscient_chain_is_counted_exactly():
+    """4 nodes, 3 of them drafts: 4 tokens a step behind the prompt's own; the last step has 2."""
+    prompts = [[1, 2], [3, 4]]
+    run = Run(MODEL, prompts, [omniscient(MODEL)], 2 + 15, config=SpecConfig(max_nodes=4))
+    run.decode(run.own_pace())
+    assert counts(run.stats) == {
+        "num_new_tokens": 30,
+        "num_prompt_tokens_out": 2,
+        "num_steps": 8,
+        "num_nodes": 32,
+        "accepted_lengths": {3: 6, 1: 2},
+        "drafted_by_source": {"truth": 24},
+        "accepted_by_source": {"truth": 20},
+    }
+    assert run.stats.tokens_per_step == 3.5
+    assert run.stats.nodes_per_step == 4.0
+    assert set(run.stats.seconds) == {"draft", "layout", "forward", "verify", "commit", "learn"}
+
+
+def test_hostile_drafts_cost_steps_and_no_text():
+    run = Run(MODEL, [[1, 2]], [hostile(MODEL)], max_length=12)
+    assert run.decode(run.own_pace()) == plain_text(run)
+    assert run.stats.accepted_lengths == {0: 9}
+    assert run.stats.tokens_per_step == 1.0
+
+
+def test_no_drafts_mean_plain_steps():
+    run = Run(MODEL, [[1, 2]], [], max_length=12)
+    assert run.decode(run.own_pace()) == plain_text(run)
+    assert run.backend.widths == [1] * 9
+
+
+def test_a_backend_may_ask_for_narrower_trees():
+    run = Run(MODEL, [[1, 2]], [omniscient(MODEL)], max_length=2 + 1 + 3 + 1 + 6)
+    run.backend.max_widths = iter([3, 1, 100])
+    assert run.decode(run.own_pace()) == plain_text(run)
+    assert run.backend.widths == [3, 1, 6]
+
+
+def rows_of_different_lengths() -> tuple[ScriptedModel, list[list[int]]]:
+    """A model and prompts of which one row meets its end token well before the others."""
+    for seed in range(200):
+        model = ScriptedModel(seed)
+        prompts = [[1, 2], [3, 4], [5, 1]]
+        lengths = [len(greedy_loop(model.next_token, p, 30, EOS)) for p in prompts]
+        if lengths[1] < 12 and min(lengths[0], lengths[2]) > 20:
+            return model, prompts
+    raise AssertionError("no such model")
+
+
+def test_rows_that_stopped_leave_the_batch():
+    model, prompts = rows_of_different_lengths()
+    run = Run(model, prompts, [omniscient(model)], 30, EOS)
+    assert run.decode(run.own_pace()) == plain_text(run)
+    assert run.backend.kept[0] == [0, 2]
+    assert len(run.backend.texts) <= 2
+
+
+def test_rows_that_move_together_stay_and_get_pads():
+    model, prompts = rows_of_different_lengths()
+    run = Run(model, prompts, [omniscient(model)], 30, EOS)
+    assert run.decode(run.lockstep()) == plain_text(run)
+    assert run.backend.kept == []
+    padded_row = [r for r in run.records if r.row == 1]
+    text = [t for r in padded_row for t in r.committed_ids]
+    assert set(text[text.index(EOS) + 1 :]) == {PAD}
+    # the pads that are sure to come hold nobody up
+    assert run.stats.accepted_lengths[run.config.max_nodes - 1] > 0
+
+
+def test_processors_see_each_true_prefix_once():
+    """In order, whatever was drafted besides: as stock's loop calls them."""
+    seen = []
+
+    def processor(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        seen.append(ids[0].tolist())
+        assert scores.shape == (1, VOCAB)
+        assert scores.dtype == torch.float32
+        return scores.roll(1, -1)
+
+    model = ScriptedModel(5)
+    run = Run(model, [[1, 2]], [doubtful(model), wild(2)], max_length=15)
+    (text,) = run.decode(run.own_pace(ProcessedChooser([processor], None)))
+    assert seen == [text[:length] for length in range(2, 15)]
+    assert all(text[n] == (model.next_token(tuple(text[:n])) + 1) % VOCAB for n in range(2, 15))
+
+
+def test_each_row_has_processors_of_its_own():
+    model = ScriptedModel(5)
+    run = Run(model, [[1, 2], [1, 2]], [omniscient(model), wild(2)], max_length=15)
+    shifts = [lambda ids, scores, by=by: scores.roll(by, -1) for by in (0, 1)]
+    texts = run.decode(run.own_pace(ProcessedChooser(shifts, None)))
+    for shift, text in enumerate(texts):
+        assert all(
+            text[n] == (model.next_token(tuple(text[:n])) + shift) % VOCAB for n in range(2, 15)
+        )
+
+
+def test_recorded_scores_and_logits_are_one_a_token():
+    run = Run(MODEL, [[1, 2], [3, 4]], [omniscient(MODEL)], max_length=12)
+    pace = run.lockstep(
+        processors=lambda ids, scores: scores * 2, keeps_scores=True, keeps_logits=True
+    )
+    texts = run.decode(pace)
+    assert len(pace.scores) == len(pace.logits) == 10
+    for step in range(10):
+        expected = torch.stack([MODEL.logits(tuple(text[: 2 + step])) for text in texts])
+        assert torch.equal(pace.logits[step], expected)
+        assert torch.equal(pace.scores[step], expected * 2)
+
+
+def sampling_loop(run: Run) -> list[list[int]]:
+    """Stock's loop: one draw a step for all rows, pads for those that stopped."""
+    texts = [list(prompt) for prompt in run.prompts]
+    done = [False] * len(texts)
+    while not all(done):
+        logits = torch.stack([run.model.logits(tuple(text)) for text in texts])
+        drawn = torch.multinomial(logits.softmax(-1), 1)[:, 0].tolist()
+        for row, (text, token) in enumerate(zip(texts, drawn, strict=True)):
+            text.append(PAD if done[row] else token)
+            done[row] = done[row] or token == run.eos or len(text) >= run.max_length
+    return texts
+
+
+@settings(max_examples=60, deadline=None)
+@given(runs(), st.integers(0, 99), st.booleans())
+def test_the_same_seed_gives_the_same_samples_and_leaves_the_same_generator(run, seed, together):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        stock = sampling_loop(run)
+        state = torch.get_rng_state()
+        torch.manual_seed(seed)
+        chooser = run.processed(NoiseTape(len(run.prompts)))
+        pace = run.lockstep(do_sample=True) if together else run.own_pace(chooser)
+        assert run.decode(pace) == stock
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_noise_is_freed_once_every_row_is_past_it():
+    tape = NoiseTape(2)
+    run = Run(MODEL, [[1, 2], [3, 4]], [doubtful(MODEL), wild(4)], max_length=80)
+    held = []
+
+    class Watching(ProcessedChooser):
+        def read(self, logits: torch.Tensor) -> None:
+            news = [run.transcript.num_new(row) for row in range(2)]
+            held.append(len(tape._kept) - (max(news) - min(news)))
+            super().read(logits)
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        run.decode(run.own_pace(Watching([unchanged] * 2, tape)))
+    assert max(held) <= run.config.max_nodes

@@ -1,0 +1,150 @@
+"""The rings hold: token ids below, tensors in the middle, transformers at the edge.
+
+Reads the imports by `ast`, those inside functions and under TYPE_CHECKING too.
+"""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import selfspec
+
+ROOT = Path(selfspec.__file__).parent
+EVERYTHING = None
+
+# What each part may import of ours: the table of the design.
+ALLOWED: dict[str, set[str] | None] = {
+    "errors": set(),
+    "config": {"errors"},
+    "records": set(),
+    "sources": {"records"},
+    "calibration": {"records"},
+    "tree": {"calibration", "config", "records", "sources"},
+    "layout": {"records"},
+    "verify": {"records"},
+    "transcript": set(),
+    "kv": {"errors"},
+    "cost": {"records"},
+    "overlap": {"kv"},
+    "engine": {"calibration", "config", "records", "sources", "transcript", "tree", "verify"},
+    "store": {"errors", "sources"},
+    "plugin": EVERYTHING,
+    "cli": EVERYTHING,
+    "": EVERYTHING,  # selfspec/__init__.py
+}
+NO_TORCH = {"calibration", "config", "errors", "records", "sources", "tree"}
+TRANSFORMERS = {"cli", "kv", "plugin"}
+
+FILES = sorted(
+    path for path in ROOT.rglob("*.py") if "hub" not in path.relative_to(ROOT).parts
+)  # hub/ is copied into repositories of others and imports selfspec from outside
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+def part_of(module: str) -> str:
+    """The row of the table: ``selfspec.sources.lut`` belongs to ``sources``."""
+    return [*module.split("."), ""][1]
+
+
+def imports_of(path: Path) -> set[str]:
+    """Every module that a file names, absolutely."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide what is imported"
+            found.add(node.module)
+            if node.module == "selfspec":
+                found |= {f"selfspec.{alias.name}" for alias in node.names}
+    return found
+
+
+def third_party(path: Path) -> set[str]:
+    return {name.split(".")[0] for name in imports_of(path)}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_module_imports_only_what_the_table_allows(path):
+    part = part_of(name_of(path))
+    assert part in ALLOWED, f"{part} is not in the table of the design: add it there and here"
+    if ALLOWED[part] is EVERYTHING:
+        return
+    ours = {name for name in imports_of(path) if name.split(".")[0] == "selfspec"}
+    assert {part_of(name) for name in ours} - {part} <= ALLOWED[part]
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_torch_and_transformers_stay_in_their_rings(path):
+    part = part_of(name_of(path))
+    if part in NO_TORCH:
+        assert "torch" not in third_party(path)
+    if part not in TRANSFORMERS and part:
+        assert "transformers" not in third_party(path)
+
+
+def test_only_the_cli_knows_the_cli():
+    """And nothing knows the tests or the evaluation."""
+    for path in FILES:
+        names = {part_of(name) for name in imports_of(path) if name.startswith("selfspec.")}
+        assert "cli" not in names or part_of(name_of(path)) == "cli", path
+        assert not third_party(path) & {"caches", "eval", "tests"}, path
+
+
+def sorting_key(name: str) -> tuple[int, str]:
+    """Constants, then classes, then functions, as ruff sorts them."""
+    kind = 0 if name.isupper() else 1 if name[0].isupper() else 2
+    return kind, name
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if path.name != "__main__.py"], ids=name_of
+)
+def test_all_is_sorted_and_true(path):
+    module = importlib.import_module(name_of(path))
+    names = list(module.__all__)
+    assert names == sorted(names, key=sorting_key)
+    assert len(set(names)) == len(names)
+    for name in names:
+        assert hasattr(module, name), name
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if ">>> " in path.read_text(encoding="utf-8")], ids=name_of
+)
+def test_examples_in_docstrings_run(path):
+    results = doctest.testmod(importlib.import_module(name_of(path)))
+    assert results.attempted > 0
+    assert results.failed == 0
+
+
+def test_there_are_examples_where_they_say_it_best():
+    with_examples = {name_of(path) for path in FILES if ">>> " in path.read_text(encoding="utf-8")}
+    assert {"selfspec.config", "selfspec.errors", "selfspec.layout"} <= with_examples
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_every_module_says_its_job(path):
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    assert docstring
+    assert docstring.split("\n\n")[0].rstrip().endswith((".", ":", "?")), docstring
+
+
+def test_knobs_and_errors_come_without_torch():
+    """So that a command line answers at once."""
+    code = (
+        "import sys, selfspec, selfspec.tree, selfspec.sources, selfspec.calibration;"
+        "assert not {'torch', 'transformers'} & set(sys.modules), 'torch came along'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT.parent)

@@ -1,0 +1,170 @@
+"""Trees keep their invariants and say so; statistics add up."""
+
+from collections import Counter
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfspec.records import DraftTree, Evidence, GenerationStats, StepRecord, TopK
+from tests.strategies import tree_of, trees
+
+LUT = Evidence("lut")
+CONTEXT = Evidence("context", match_length=2)
+
+
+@given(trees(alphabet=3))
+def test_a_tree_built_by_add_holds_its_invariants(tree):
+    tree.check()
+    for node in range(1, len(tree)):
+        assert tree.children[tree.parents[node]][tree.tokens[node]] == node
+        assert tree.depths[node] == tree.depths[tree.parents[node]] + 1
+
+
+def test_the_drawn_tree():
+    tree = DraftTree.of_root(10)
+    cat, dog = tree.add(0, 11, 0.6), tree.add(0, 12, 0.3)
+    sat = tree.add(cat, 13, 0.2, (LUT,))
+    assert (cat, dog, sat) == (1, 2, 3)
+    assert tree.parents == [-1, 0, 0, 1]
+    assert tree.depths == [0, 1, 1, 2]
+    assert tree.children == [{11: 1, 12: 2}, {13: 3}, {}, {}]
+    assert tree.evidence[sat] == (LUT,)
+    assert len(tree) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "index", "value"),
+    [
+        ("parents", 0, 0),
+        ("parents", 2, 2),
+        ("parents", 2, -1),
+        ("depths", 0, 1),
+        ("depths", 2, 1),
+        ("scores", 2, 0.9),
+        ("tokens", 2, 7),
+        ("children", 2, {9: 1}),
+    ],
+)
+def test_check_sees_a_broken_tree(name, index, value):
+    tree = tree_of([-1, 0, 1])
+    tree.check()
+    getattr(tree, name)[index] = value
+    with pytest.raises(AssertionError):
+        tree.check()
+
+
+def test_top_k_part_is_one_rows_tree():
+    ids = np.arange(2 * 3 * 2).reshape(2, 3, 2)
+    part = TopK(ids, ids / 100).part(1, 2)
+    assert part.ids.tolist() == [[6, 7], [8, 9]]
+    assert part.probabilities.tolist() == [[0.06, 0.07], [0.08, 0.09]]
+
+
+@pytest.mark.parametrize(
+    ("path", "committed", "accepted"),
+    [([0], [5], []), ([0, 1, 3], [5, 6, 7], [1, 3]), ([0, 1, 3], [5], [1])],
+)
+def test_accepted_nodes_are_those_whose_tokens_were_committed(path, committed, accepted):
+    tree = tree_of([-1, 0, 0, 1])
+    record = StepRecord(row=0, tree=tree, path=path, committed_ids=committed)
+    assert record.accepted_nodes() == accepted
+    assert record.num_accepted == len(accepted)
+
+
+def step(*accepted: int) -> StepRecord:
+    """A root with a LUT child and a child that both sources named, and one below that."""
+    tree = DraftTree.of_root(1)
+    tree.add(0, 2, 0.5, (LUT,))
+    tree.add(0, 3, 0.4, (LUT, CONTEXT))
+    tree.add(2, 4, 0.3, (CONTEXT,))
+    committed = [*(tree.tokens[node] for node in accepted), 9]
+    return StepRecord(row=0, tree=tree, path=[0, *accepted], committed_ids=committed)
+
+
+def test_a_step_is_counted_exactly():
+    stats = GenerationStats()
+    stats.count_step(step(2, 3))
+    stats.count_step(step())
+    assert (stats.num_steps, stats.num_nodes, stats.num_new_tokens) == (2, 8, 4)
+    assert stats.accepted_lengths == {2: 1, 0: 1}
+    assert stats.drafted_by_source == {"lut": 4, "context": 4}
+    assert stats.accepted_by_source == {"lut": 1, "context": 2}
+    assert stats.tokens_per_step == 2.0
+    assert stats.nodes_per_step == 4.0
+
+
+def test_ratios_before_the_first_step():
+    stats = GenerationStats()
+    assert stats.tokens_per_step == stats.nodes_per_step == stats.overhead == 0.0
+
+
+def test_the_prompts_own_token_is_no_step():
+    stats = GenerationStats(num_new_tokens=7, num_prompt_tokens_out=1, num_steps=3)
+    assert stats.tokens_per_step == 2.0
+
+
+steps = st.lists(st.sampled_from([(), (1,), (2,), (2, 3)]), max_size=6)
+
+
+@given(steps, steps)
+def test_adding_counts_as_one_would_have_counted_all(first, second):
+    parts = []
+    for accepted in (first, second):
+        stats = GenerationStats(num_calls=1, seconds=Counter(forward=1.0))
+        for nodes in accepted:
+            stats.count_step(step(*nodes))
+        parts.append(stats)
+    whole = GenerationStats(num_calls=2, seconds=Counter(forward=2.0))
+    for nodes in [*first, *second]:
+        whole.count_step(step(*nodes))
+    assert parts[0] + parts[1] == whole
+
+
+def test_adding_leaves_out_no_field():
+    stats = GenerationStats(
+        **{
+            field.name: 3 if field.type == "int" else Counter({"x": 3})
+            for field in fields(GenerationStats)
+            if field.name != "disabled_reason"
+        }
+    )
+    doubled = stats + stats
+    for field in fields(GenerationStats):
+        if field.name != "disabled_reason":
+            assert getattr(doubled, field.name) in (6, Counter({"x": 6})), field.name
+    with pytest.raises(TypeError):
+        stats + 1
+
+
+def test_the_newer_reason_wins():
+    old, new = GenerationStats(disabled_reason="old"), GenerationStats(disabled_reason="new")
+    assert (old + new).disabled_reason == "new"
+    assert (old + GenerationStats()).disabled_reason == "old"
+
+
+def test_overhead_is_the_share_without_the_forward():
+    seconds = Counter(prefill=5.0, forward=3.0, draft=0.5, learn=0.5)
+    assert GenerationStats(seconds=seconds).overhead == pytest.approx(0.25)
+
+
+def test_overhead_leaves_out_what_stock_decoded():
+    assert GenerationStats(seconds=Counter(plain=3.0)).overhead == 0.0
+    seconds = Counter(plain=3.0, forward=3.0, draft=1.0)
+    assert GenerationStats(seconds=seconds).overhead == pytest.approx(0.25)
+
+
+def test_the_report_names_what_was_counted():
+    stats = GenerationStats(disabled_reason="no 4-D masks", seconds=Counter(forward=0.25))
+    stats.count_step(step(2, 3))
+    report = str(stats)
+    assert "3 new tokens in 1 steps: 3.00 tokens per step, 4.0 nodes verified" in report
+    assert "not drafted as asked: no 4-D masks" in report
+    assert "lut      1 of 2 accepted" in report
+    assert "drafts accepted in a step: 2: 100%" in report
+    assert "0.250 s: forward 0.250" in report
+    assert str(GenerationStats()) == (
+        "0 new tokens in 0 steps: 0.00 tokens per step, 0.0 nodes verified"
+    )
