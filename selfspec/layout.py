@@ -119,17 +119,28 @@ class _Masker:
         self._lengths = torch.tensor(places.lengths, device=depths.device)
         self._query_columns = self._lengths[:, None] + depths  # (B, Q)
         self._visible = places.visible
+        self._has_holes = places.visible is not None or min(places.lengths) < front
+        self._last_column = front + tree_sees.shape[-1] - 1  # no query stands behind it
 
     def mask(self, window: Window, first_column: int) -> torch.Tensor:
         """(B, 1, Q, front - first_column + Q), 0 where a node may look."""
         rows, width = self._query_columns.shape
-        columns = torch.arange(first_column, self._front, device=self._lengths.device)
-        committed = self._committed(columns).expand(rows, width, -1)
-        sees = torch.cat([committed, self._tree_sees], dim=-1)
-        if window.kind != "full":
-            sees = sees & self._in_window(window, columns)
-        mask = torch.zeros(sees.shape, dtype=self._dtype, device=sees.device)
-        return mask.masked_fill_(~sees, torch.finfo(self._dtype).min)[:, None]
+        num_columns = self._front - first_column
+        mask = self._tree_sees.new_zeros(rows, width, num_columns + width, dtype=self._dtype)
+        lowest = torch.finfo(self._dtype).min
+        mask[..., num_columns:].masked_fill_(~self._tree_sees, lowest)
+        columns = torch.arange(first_column, self._front, device=mask.device)
+        if self._has_holes:
+            mask[..., :num_columns].masked_fill_(~self._committed(columns), lowest)
+        if self._reaches_beyond(window, first_column):
+            mask.masked_fill_(~self._in_window(window, columns), lowest)
+        return mask[:, None]
+
+    def _reaches_beyond(self, window: Window, first_column: int) -> bool:
+        """May a key be too far from a query? Answered from the CPU, for most steps with no."""
+        if window.kind == "sliding":
+            return first_column <= self._last_column - window.size
+        return window.kind == "chunked"
 
     def _committed(self, columns: torch.Tensor) -> torch.Tensor:
         """(B, 1, columns): is there a token of the row in this column."""
