@@ -20,7 +20,7 @@ from selfspec.layout import Window
 from selfspec.plugin.backends import AttentionTypes, ChainBackend, TreeBackend
 from selfspec.records import DraftTree
 
-__all__ = ["Ability", "attention_types", "probe"]
+__all__ = ["Ability", "attention_for_trees", "attention_types", "probe"]
 
 _ATTENTIONS = ("sdpa", "eager")
 _NUM_PROBE_IDS = 11
@@ -77,15 +77,21 @@ def probe(model: Any) -> Ability:
     return Ability("plain", f"{reason}; and no chain either: {chain_reason}", None)
 
 
-def _try_tree(model: Any, ids: list[int]) -> tuple[AttentionTypes | None, str | None]:
+def attention_for_trees(model: Any) -> AttentionTypes | str:
+    """A model's attention as its code and config show it; or why trees are out of the question."""
     if "position_ids" not in inspect.signature(model.forward).parameters:
-        return None, f"{type(model).__name__} takes no position_ids"
+        return f"{type(model).__name__} takes no position_ids"
     used = getattr(model.config, "_attn_implementation", None)
     if used not in _ATTENTIONS:
-        return None, f"{used!r} attention takes no 4-D mask (sdpa and eager do)"
+        return f"{used!r} attention takes no 4-D mask (sdpa and eager do)"
     types = attention_types(model.config)
+    return f"{type(model).__name__}: {types}" if isinstance(types, str) else types
+
+
+def _try_tree(model: Any, ids: list[int]) -> tuple[AttentionTypes | None, str | None]:
+    types = attention_for_trees(model)
     if isinstance(types, str):
-        return None, f"{type(model).__name__}: {types}"
+        return None, types
     return types, _attempt(_check_tree, model, ids, types)
 
 

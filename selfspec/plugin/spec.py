@@ -15,7 +15,7 @@ from selfspec.calibration import Calibration
 from selfspec.config import SpecConfig
 from selfspec.engine import Memory
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
-from selfspec.plugin.abilities import Ability, probe
+from selfspec.plugin.abilities import Ability, attention_for_trees, probe
 from selfspec.plugin.call import Call
 from selfspec.plugin.rules import plain_reason, refuse_unservable
 from selfspec.records import GenerationStats, StepRecord
@@ -164,6 +164,9 @@ class SelfSpec:
 
     def _serve(self, call: Call) -> Any:
         reason = plain_reason(call.generation_config, call.model_kwargs)
+        if reason is None and self.config.strict:  # refuses before any forward where it can
+            attention = attention_for_trees(call.model)
+            reason = attention if isinstance(attention, str) else None
         if reason is not None:
             return call.decode_plainly(reason)
         ability = self.ability(call.model)
