@@ -63,11 +63,16 @@ def attention_types(config: Any) -> AttentionTypes | str:
 
 
 def probe(model: Any) -> Ability:
-    """Tries a tree, then a chain; costs up to seven forwards of a few tokens, once a model."""
+    """Tries a tree, then a chain; costs up to eight forwards of a few tokens, once a model.
+
+    Leaves the global random stream as it was: a model in training mode draws for its dropout, fails
+    here for it, and is decoded plainly with the draws that stock would make.
+    """
     ids = _probe_ids(model)
     if ids is None:
         return Ability("plain", "its vocabulary is too small to try a draft on", None)
-    with torch.no_grad():
+    devices = [model.device] if model.device.type == "cuda" else []
+    with torch.no_grad(), torch.random.fork_rng(devices):
         types, reason = _try_tree(model, ids)
         if reason is None:
             return Ability("tree", None, types)
