@@ -6,6 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.tiny import make_model, make_tokenizer
+
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}"
+    "{% if m['role'] == 'assistant' %}<|eos|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 
 # tiny tensors gain nothing from threads, and workers side by side would fight over the cores
 torch.set_num_threads(1)
@@ -22,6 +31,27 @@ def chat_model_folder(request: pytest.FixtureRequest) -> Path:
     if folder is None:
         pytest.skip("needs a trained chat model: pass --model FOLDER")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def plain_folder(tmp_path_factory) -> str:
+    """A model that only continues text."""
+    folder = tmp_path_factory.mktemp("plain")
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(folder)
+    make_model(len(tokenizer)).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def chat_folder(plain_folder, tmp_path_factory) -> str:
+    """The same with a chat template."""
+    folder = tmp_path_factory.mktemp("chat")
+    tokenizer = AutoTokenizer.from_pretrained(plain_folder)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    AutoModelForCausalLM.from_pretrained(plain_folder).save_pretrained(folder)
+    return str(folder)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

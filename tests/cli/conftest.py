@@ -11,34 +11,6 @@ from selfspec.cli.app import app
 from selfspec.cli.loading import Loaded
 from selfspec.cli.options import Sampling
 from selfspec.cli.writer import Writer
-from tests.cli.tiny import make_model, make_tokenizer
-
-TEMPLATE = (
-    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}"
-    "{% if m['role'] == 'assistant' %}<|eos|>{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-
-
-@pytest.fixture(scope="session")
-def plain_folder(tmp_path_factory) -> str:
-    """A model that only continues text."""
-    folder = tmp_path_factory.mktemp("plain")
-    tokenizer = make_tokenizer()
-    tokenizer.save_pretrained(folder)
-    make_model(len(tokenizer)).save_pretrained(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="session")
-def chat_folder(plain_folder, tmp_path_factory) -> str:
-    """The same with a chat template."""
-    folder = tmp_path_factory.mktemp("chat")
-    tokenizer = AutoTokenizer.from_pretrained(plain_folder)
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder)
-    AutoModelForCausalLM.from_pretrained(plain_folder).save_pretrained(folder)
-    return str(folder)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import torch
 from selfspec import DraftTree, SelfSpec, StepRecord
 from selfspec.cli.live import OWN, SEVERAL, LiveText, origin_of, origins
 from selfspec.records import Evidence
-from tests.cli.tiny import make_tokenizer
+from tests.tiny import make_tokenizer
 
 LUT, CONTEXT = Evidence("lut"), Evidence("context")
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from selfspec import DraftTree, StepRecord
 from selfspec.cli.tree_view import best_step, draw, readable
 from selfspec.records import Evidence
-from tests.cli.tiny import make_tokenizer
+from tests.tiny import make_tokenizer
 
 TOKENIZER = make_tokenizer()
 LUT, CONTEXT = (Evidence("lut"),), (Evidence("context"), Evidence("lut"))

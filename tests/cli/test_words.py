@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from selfspec.cli.words import Words
-from tests.cli.tiny import make_tokenizer
+from tests.tiny import make_tokenizer
 
 TOKENIZER = make_tokenizer()
 

@@ -1,0 +1,93 @@
+"""The measuring commands, end to end on a tiny random model, and the reading of questions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from eval import bench_step, tokens_per_step
+from eval.questions import measuring_set, read_questions
+from selfspec.records import GenerationStats
+from tests.tiny import make_tokenizer
+
+TASKS = ("writing", "qa", "translation")
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    """Twelve questions of each task, told apart by their ids."""
+    path = tmp_path / "question.jsonl"
+    entries = [
+        {"question_id": 100 * t + n, "category": task, "turns": [f"the fox {n}", "and then?"]}
+        for t, task in enumerate(TASKS)
+        for n in range(12)
+    ]
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    return path
+
+
+@pytest.fixture
+def tokenizer():
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}<|user|>{{ m['content'] }}{% endfor %}"
+    return tokenizer
+
+
+def test_the_measuring_set_is_every_tenth_question_of_each_task(questions, tokenizer):
+    chosen = measuring_set(tokenizer, read_questions(questions))
+    assert [question.id for question, _ in chosen] == [0, 10, 100, 110, 200, 210]
+    assert {question.task for question, _ in chosen} == {"multi-turn", "qa", "translation"}
+    others = measuring_set(tokenizer, read_questions(questions), offset=5)
+    assert [question.id for question, _ in others] == [5, 105, 205]
+
+
+def test_a_long_prompt_is_left_out(tmp_path, tokenizer):
+    path = tmp_path / "question.jsonl"
+    entry = {"question_id": 1, "category": "qa", "turns": ["word " * 2000]}
+    path.write_text(json.dumps(entry) + "\n")
+    assert measuring_set(tokenizer, read_questions(path)) == []
+
+
+@pytest.mark.parametrize("line", ["{", '{"question_id": 1, "category": "qa"}', "[1, 2]"])
+def test_a_malformed_line_is_named(tmp_path, line):
+    path = tmp_path / "question.jsonl"
+    good = json.dumps({"question_id": 1, "category": "qa", "turns": ["x"]})
+    path.write_text(f"{good}\n{line}\n")
+    with pytest.raises(ValueError, match="line 2 must be a JSON object with question_id"):
+        read_questions(path)
+
+
+def run(command, capsys, *options: str) -> dict:
+    assert command.main(options) == 0
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+@pytest.mark.parametrize("temperature", ["0", "0.8"])
+def test_tokens_per_step(questions, chat_folder, capsys, temperature):
+    options = ["--model", chat_folder, "--questions", str(questions), "--max-nodes", "1", "8"]
+    options += ["--max-new-tokens", "12", "--temperature", temperature, "--limit", "3"]
+    result = run(tokens_per_step, capsys, *options, "--knob", "depth_decay=0.9")
+    assert result["num_prompts"] == 3
+    assert result["rows"]["1"]["overall"] == [1.0, 1.0]  # plain decoding
+    tokens, nodes = result["rows"]["8"]["overall"]
+    assert tokens >= 1
+    assert 1 < nodes <= 8
+
+
+def test_bench_step(questions, chat_folder, capsys):
+    options = ["--model", chat_folder, "--questions", str(questions), "--threads", "1"]
+    result = run(bench_step, capsys, *options, "--max-new-tokens", "12", "--limit", "2")
+    assert result["num_prompts"] == result["num_same"] == 2
+    assert set(result["stage_ms"]) == set(bench_step.STAGES)
+    assert 0 < result["overhead"] < 1
+
+
+def test_the_stage_table_shares_add_up():
+    stats = GenerationStats(num_steps=2, num_nodes=8)
+    stats.seconds.update(dict.fromkeys(bench_step.STAGES, 0.5) | {"prefill": 9.0})
+    lines = bench_step._stage_table(stats).splitlines()
+    assert lines[0] == "2 steps, 4.0 nodes, ms a step and share:"
+    assert [line.split()[-1] for line in lines[1:7]] == ["16.67%"] * 6
+    assert lines[7].endswith("83.33%")

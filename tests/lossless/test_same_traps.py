@@ -1,0 +1,171 @@
+"""What no short trial of a model can show: lengths, wrappers and ties that stock has its own way with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from peft import (
+    IA3Config,
+    PeftConfig,
+    PrefixTuningConfig,
+    PromptEncoderConfig,
+    PromptTuningConfig,
+    get_peft_model,
+)
+
+from selfspec import SelfSpec, attach, hub_folder
+from tests.fakes import VOCAB, new_model, prompt, tiny_model
+from tests.lossless.same import (
+    GREEDY,
+    MODES,
+    ROWS_AND_MODES,
+    SAMPLE,
+    assert_same_ids,
+    run,
+    run_both,
+)
+from tests.lossless.test_same_entrances import PEFT_NOTE, modules_cache
+
+__all__ = ["modules_cache"]
+
+NUM_COLUMNS = 17
+_LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 100.0,
+    "short_factor": [1.0] * 4,
+    "long_factor": [4.0, 3.0, 5.0, 2.0],
+}
+
+
+def longrope(threshold: int) -> dict[str, Any]:
+    """A config whose rotary factors change at a length."""
+    return {
+        "max_position_embeddings": 512,
+        "original_max_position_embeddings": threshold,
+        "rope_parameters": {**_LONG, "original_max_position_embeddings": threshold},
+    }
+
+
+def dynamic_rope(threshold: int) -> dict[str, Any]:
+    """A config whose rotary base grows with the length, from a length on."""
+    parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 100.0}
+    return {"max_position_embeddings": threshold, "rope_parameters": parameters}
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+@pytest.mark.parametrize("threshold", [10, 16, 17, 18, 30, 56, 57, 90])
+@pytest.mark.parametrize(
+    ("name", "rope"), [("phi3", longrope), ("llama", dynamic_rope)], ids=["longrope", "dynamic"]
+)
+def test_rotary_factors_that_hang_on_the_length(
+    name: str, rope: Any, threshold: int, num_rows: int, mode: str
+) -> None:
+    """The length is the longest position of a forward: a tree reaches further than its root."""
+    model, inputs = new_model(name, **rope(threshold)), prompt(num_rows)
+    run_both(model, inputs, drafts=False, eos_token_id=[15, 81], **MODES[mode])
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+@pytest.mark.parametrize("rope", [longrope, dynamic_rope])
+def test_short_texts_of_long_models_are_drafted_for(rope: Any, num_rows: int, mode: str) -> None:
+    name = "phi3" if rope is longrope else "llama"
+    both = run_both(new_model(name, **rope(300)), prompt(num_rows), **MODES[mode])
+    assert both.stats.tokens_per_step > 1.5
+
+
+VIRTUAL = {"task_type": "CAUSAL_LM", "num_virtual_tokens": 3}
+PEFT: dict[str, PeftConfig] = {
+    "prompt-tuning": PromptTuningConfig(**VIRTUAL),
+    "prefix-tuning": PrefixTuningConfig(**VIRTUAL),
+    "p-tuning": PromptEncoderConfig(**VIRTUAL, encoder_hidden_size=16),
+    "ia3": IA3Config(
+        task_type="CAUSAL_LM",
+        target_modules=["k_proj", "down_proj"],
+        feedforward_modules=["down_proj"],
+        init_ia3_weights=False,
+    ),
+}
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+@pytest.mark.parametrize("where", ["wrapper", "inner"])
+@pytest.mark.parametrize("config", PEFT.values(), ids=PEFT)
+@pytest.mark.filterwarnings(PEFT_NOTE)
+@pytest.mark.filterwarnings("ignore:Position ids are not supported:UserWarning")  # peft's own
+def test_virtual_tokens(config: PeftConfig, where: str, num_rows: int, mode: str) -> None:
+    """Prompt learning puts columns into the KV cache that generate() knows nothing of."""
+    torch.manual_seed(3)
+    model = get_peft_model(new_model(), config).eval()
+    attach(model if where == "wrapper" else model.get_base_model())
+    inputs = prompt(num_rows)
+    run_both(model, inputs, SelfSpec(), entrance="assistant", drafts=False, **MODES[mode])
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_nothing_left_to_say(num_rows: int) -> None:
+    """Where every token is banned, sampling fails as stock's does."""
+    for extra in ({}, {"custom_generate": SelfSpec()}):
+        with pytest.raises(RuntimeError, match="probability tensor"):
+            run(
+                tiny_model(),
+                prompt(num_rows),
+                suppress_tokens=list(range(VOCAB)),
+                **extra,
+                **SAMPLE,
+            )
+    run_both(
+        tiny_model(), prompt(num_rows), suppress_tokens=list(range(VOCAB)), drafts=False, **GREEDY
+    )
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+@pytest.mark.parametrize(
+    ("dtype", "apart"), [(torch.float32, 0.0), (torch.float64, 1e-13)], ids=["fp32", "fp64"]
+)
+def test_ties(dtype: torch.dtype, apart: float, num_rows: int, mode: str) -> None:
+    """Each token has a twin: of equal logits, stock takes the first, once rounded to fp32."""
+    model = new_model(dtype=dtype)
+    weight = model.get_output_embeddings().weight.data
+    weight[0:96:2] = weight[1:96:2] * (1 - apart)
+    run_both(model, prompt(num_rows), drafts=False, **MODES[mode])
+
+
+@pytest.mark.parametrize("entrance", ["assistant", "hub"])
+def test_what_is_none_on_purpose_stays_none(entrance: str, modules_cache: Any) -> None:
+    """`eos_token_id=None` writes on past the end token of the model's generation config."""
+    model, inputs = attach(new_model()), prompt()
+    endless = run(model, inputs, **GREEDY).ids
+    model.generation_config.eos_token_id = int(endless[0, NUM_COLUMNS + 4])
+    hub = {"custom_generate": str(hub_folder()), "trust_remote_code": True, "spec": SelfSpec()}
+    extra = hub if entrance == "hub" else {"assistant": SelfSpec()}
+    assert run(model, inputs, **extra, **GREEDY).ids.shape[1] == NUM_COLUMNS + 5
+    assert_same_ids(run(model, inputs, eos_token_id=None, **extra, **GREEDY).ids, endless)
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+def test_right_padding(num_rows: int, mode: str) -> None:
+    """Stock warns of it and goes on; so do we, to the same text."""
+    inputs = prompt(num_rows)
+    inputs["attention_mask"][:] = 1
+    inputs["attention_mask"][0, -4:] = 0
+    run_both(tiny_model(), inputs, **MODES[mode])
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+def test_inference_mode(num_rows: int, mode: str) -> None:
+    with torch.inference_mode():
+        run_both(tiny_model("gemma3"), prompt(num_rows), **MODES[mode])
+
+
+def test_the_models_own_generation_config() -> None:
+    """Sampling, processors and limits may all come from the model's defaults."""
+    model = new_model("qwen2")
+    config = model.generation_config
+    config.do_sample, config.temperature, config.top_k = True, 0.8, 12
+    config.repetition_penalty, config.eos_token_id = 1.1, [4, 5]
+    config.return_dict_in_generate = config.output_scores = True
+    for num_rows in (1, 3):
+        both = run_both(model, prompt(num_rows))
+        assert len(both.ours.output.scores) == len(both.stock.output.scores)
