@@ -7,34 +7,21 @@ criteria. So a scripted model can drive it, and no word of transformers is neede
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from selfspec.calibration import Calibration
 from selfspec.config import SpecConfig
+from selfspec.memory import Memory
+from selfspec.pace import Lockstep, OwnPace, Row
 from selfspec.records import DraftTree, GenerationStats, StepRecord, TopK
-from selfspec.sources import Cursor, Source
-from selfspec.transcript import RowStops, Transcript
-from selfspec.tree import TreeGrower
-from selfspec.verify import NoiseTape, walk
+from selfspec.transcript import Transcript
 
-__all__ = [
-    "Backend",
-    "Decoder",
-    "GreedyChooser",
-    "Lockstep",
-    "Memory",
-    "OwnPace",
-    "ProcessedChooser",
-    "Row",
-    "top_k_of",
-]
+__all__ = ["Backend", "Decoder", "top_k_of"]
 
-Processors = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Listener = Callable[[StepRecord], None]
 
 
@@ -60,217 +47,6 @@ class Backend(Protocol):
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drops the rows that stopped, by their place among those still there."""
         ...
-
-
-@dataclass
-class Memory:
-    """What is learned: the sources and how far each kind of evidence can be trusted."""
-
-    sources: list[Source]
-    calibration: Calibration
-    top_k: int  # of each node's logits, what sources are shown
-    learns: bool = True
-
-    def for_request(self, learning: str) -> Memory:
-        """The memory that one call works on, by the learning scope."""
-        if learning == "request":
-            sources = [source.copy() for source in self.sources]
-            return Memory(sources, self.calibration.copy(), self.top_k)
-        return Memory(self.sources, self.calibration, self.top_k, learns=learning == "session")
-
-    def observe_prompt(self, token_ids: Sequence[int], top: TopK) -> None:
-        """Lets every source see what the model said behind each of the prompt's tokens."""
-        for source in self.sources:
-            source.observe_prompt(token_ids, top)
-
-
-@dataclass
-class Row:
-    """One sequence of the batch while it is being decoded."""
-
-    index: int
-    last_token: int
-    cursors: list[Cursor]
-    grower: TreeGrower
-
-    @classmethod
-    def open(cls, index: int, token_ids: list[int], memory: Memory, config: SpecConfig) -> Row:
-        """A row behind its prompt, whose padding was taken off."""
-        cursors = [source.open(token_ids, learns=memory.learns) for source in memory.sources]
-        grower = TreeGrower(cursors, config, memory.calibration.probability)
-        return cls(index, token_ids[-1] if token_ids else 0, cursors, grower)
-
-
-class GreedyChooser:
-    """Greedy decoding with no processors: one batched argmax and one sync for a step."""
-
-    def __init__(self) -> None:
-        self._choices: list[list[int]] = []
-
-    def forget_before(self, step: int) -> None:
-        """Nothing to free."""
-
-    def read(self, logits: torch.Tensor) -> None:
-        """Takes the logits (B, Q, V) of a step."""
-        self._choices = _argmax(logits).tolist()
-
-    def choose(self, place: int, node: int, row: int, transcript: Transcript) -> int:
-        """The token behind a node of the tree at `place` in the forward."""
-        return self._choices[place][node]
-
-
-class ProcessedChooser:
-    """Processors and sampling, only at visited nodes, each with its true prefix."""
-
-    def __init__(self, processors: Sequence[Processors], tape: NoiseTape | None) -> None:
-        self._processors = processors  # one for each row
-        self._tape = tape  # None: greedy
-        self._logits = torch.empty(0)
-
-    def forget_before(self, step: int) -> None:
-        """Frees the noise of steps that every row has behind it."""
-        if self._tape is not None:
-            self._tape.forget_before(step)
-
-    def read(self, logits: torch.Tensor) -> None:
-        """Takes the logits (B, Q, V) of a step."""
-        self._logits = logits
-
-    def choose(self, place: int, node: int, row: int, transcript: Transcript) -> int:
-        """The token behind a node, drawn with the noise of its step where sampling is asked."""
-        prefix = transcript.prefix(row)
-        logits = self._logits[place, node][None].to(prefix.device, torch.float32, copy=True)
-        scores = self._processors[row](prefix, logits)
-        if self._tape is None:
-            return int(scores.argmax(-1))
-        return self._tape.draw(scores.softmax(-1)[0], row, transcript.num_new(row))
-
-
-class OwnPace:
-    """Rows walk their trees independently; rows that stop leave the batch."""
-
-    drops_rows = True
-
-    def __init__(self, chooser: GreedyChooser | ProcessedChooser, stops: RowStops) -> None:
-        self._chooser = chooser
-        self._stops = stops
-
-    def draft(self, rows: Sequence[Row], max_nodes: int, done: Sequence[bool]) -> list[DraftTree]:
-        """One tree for each row still there."""
-        return [row.grower.grow(row.last_token, max_nodes) for row in rows]
-
-    def verify(
-        self,
-        rows: Sequence[Row],
-        trees: Sequence[DraftTree],
-        logits: torch.Tensor,
-        transcript: Transcript,
-    ) -> list[StepRecord]:
-        """Walks each tree to where its row falls off or stops."""
-        self._chooser.read(logits)
-        records = [
-            self._verify_row(place, row, tree, transcript)
-            for place, (row, tree) in enumerate(zip(rows, trees, strict=True))
-        ]
-        self._chooser.forget_before(min(transcript.num_new(row.index) for row in rows))
-        return records
-
-    def _verify_row(
-        self, place: int, row: Row, tree: DraftTree, transcript: Transcript
-    ) -> StepRecord:
-        committed: list[int] = []
-
-        def commit(node: int) -> tuple[int, bool]:
-            token = self._chooser.choose(place, node, row.index, transcript)
-            committed.append(token)
-            return token, transcript.commit(row.index, token, self._stops)
-
-        path = walk(tree, commit)
-        return StepRecord(row=row.index, tree=tree, path=path, committed_ids=committed)
-
-
-@dataclass
-class Lockstep:
-    """All rows move together, token by token, exactly as stock's loop with its forward left out.
-
-    For processors and criteria that may look at the whole batch or count their calls, for
-    recorded scores, for a KV cache that is handed back, and for chains. A step ends where the
-    first row falls off its tree. Rows that stopped go on with the pad token, as in stock.
-    """
-
-    processors: Processors
-    criteria: Callable[..., torch.Tensor]
-    do_sample: bool
-    pads_done_rows: bool
-    pad_token_id: int
-    keeps_scores: bool = False
-    keeps_logits: bool = False
-    scores: list[torch.Tensor] = field(default_factory=list)
-    logits: list[torch.Tensor] = field(default_factory=list)
-    drops_rows = False
-
-    def draft(self, rows: Sequence[Row], max_nodes: int, done: Sequence[bool]) -> list[DraftTree]:
-        """One tree for each row; a row that stopped gets the pads that are sure to come."""
-        padded = [self.pads_done_rows and done[row.index] for row in rows]
-        trees = [
-            DraftTree.of_root(row.last_token) if pad else row.grower.grow(row.last_token, max_nodes)
-            for row, pad in zip(rows, padded, strict=True)
-        ]
-        depth = max(max(tree.depths) for tree in trees)
-        for tree, pad in zip(trees, padded, strict=True):
-            for node in range(depth if pad else 0):
-                tree.add(node, self.pad_token_id, 1.0)
-        return trees
-
-    def verify(
-        self,
-        rows: Sequence[Row],
-        trees: Sequence[DraftTree],
-        logits: torch.Tensor,
-        transcript: Transcript,
-    ) -> list[StepRecord]:
-        """Walks all trees level by level until one row has no child for its token."""
-        nodes = [0] * len(trees)
-        paths: list[list[int]] = [[] for _ in trees]
-        committed: list[list[int]] = [[] for _ in trees]
-        while True:
-            tokens = self._choose(logits, nodes, transcript)
-            for place, token in enumerate(tokens):
-                paths[place].append(nodes[place])
-                committed[place].append(token)
-            below = [
-                tree.children[n].get(t) for tree, n, t in zip(trees, nodes, tokens, strict=True)
-            ]
-            on_tree = [node for node in below if node is not None]
-            if transcript.all_done or len(on_tree) < len(below):
-                break
-            nodes = on_tree
-        return [
-            StepRecord(row=row.index, tree=tree, path=path, committed_ids=ids)
-            for row, tree, path, ids in zip(rows, trees, paths, committed, strict=True)
-        ]
-
-    def _choose(self, logits: torch.Tensor, nodes: list[int], transcript: Transcript) -> list[int]:
-        """Stock's loop body behind its forward."""
-        prefixes = transcript.prefixes()
-        picked = logits[torch.arange(len(nodes)), nodes]
-        picked = picked.to(prefixes.device, torch.float32, copy=True)
-        scores = self.processors(prefixes, picked)
-        if self.keeps_scores:
-            self.scores.append(scores)
-        if self.keeps_logits:
-            self.logits.append(picked)
-        if self.do_sample:
-            tokens = torch.multinomial(scores.softmax(-1), num_samples=1).squeeze(1)
-        else:
-            tokens = scores.argmax(-1)
-        if self.pads_done_rows:
-            tokens = tokens.masked_fill(
-                torch.tensor(transcript.done, device=tokens.device), self.pad_token_id
-            )
-        kept = tuple(self.scores) if self.keeps_scores else None
-        transcript.commit_all(tokens, self.criteria, kept)
-        return tokens.tolist()
 
 
 @dataclass
@@ -354,13 +130,6 @@ class Decoder:
         now = perf_counter()
         self.stats.seconds[stage] += now - self._lap  # type: ignore[assignment]
         self._lap = now
-
-
-def _argmax(logits: torch.Tensor) -> torch.Tensor:
-    """The first of the largest, like `torch.argmax`, which on a CPU is many times slower."""
-    if logits.device.type == "cpu" and logits.dtype == torch.float32:
-        return torch.from_numpy(logits.numpy().argmax(-1))
-    return logits.argmax(-1)
 
 
 def top_k_of(logits: torch.Tensor, k: int) -> TopK:

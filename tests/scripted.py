@@ -14,15 +14,9 @@ import torch
 
 from selfspec.calibration import Calibration
 from selfspec.config import SpecConfig
-from selfspec.engine import (
-    Decoder,
-    GreedyChooser,
-    Lockstep,
-    Memory,
-    OwnPace,
-    ProcessedChooser,
-    Row,
-)
+from selfspec.engine import Decoder
+from selfspec.memory import Memory
+from selfspec.pace import GreedyChooser, Lockstep, OwnPace, ProcessedChooser, Row
 from selfspec.records import Candidate, DraftTree, Evidence, GenerationStats, StepRecord
 from selfspec.sources import Source
 from selfspec.transcript import RowStops, Transcript

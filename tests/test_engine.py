@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfspec.config import SpecConfig
-from selfspec.engine import ProcessedChooser
+from selfspec.pace import ProcessedChooser
 from selfspec.records import GenerationStats
 from selfspec.sources import ContextSource, LutSource, RunnersSource
 from selfspec.verify import NoiseTape

@@ -8,7 +8,9 @@ import torch
 
 from selfspec.calibration import Calibration
 from selfspec.config import SpecConfig
-from selfspec.engine import Memory, Row, top_k_of
+from selfspec.engine import top_k_of
+from selfspec.memory import Memory
+from selfspec.pace import Row
 from selfspec.sources import ContextSource, LutSource
 from tests.scripted import VOCAB, Run, ScriptedModel, omniscient
 

@@ -33,13 +33,15 @@ ALLOWED: dict[str, set[str] | None] = {
     "kv": {"errors"},
     "cost": {"records"},
     "overlap": {"kv"},
-    "engine": {"calibration", "config", "records", "sources", "transcript", "tree", "verify"},
+    "memory": {"calibration", "records", "sources"},
+    "pace": {"config", "memory", "records", "sources", "transcript", "tree", "verify"},
+    "engine": {"config", "memory", "pace", "records", "transcript"},
     "store": {"errors", "sources"},
     "plugin": EVERYTHING,
     "cli": EVERYTHING,
     "": EVERYTHING,  # selfspec/__init__.py
 }
-NO_TORCH = {"calibration", "config", "errors", "records", "sources", "tree"}
+NO_TORCH = {"calibration", "config", "errors", "memory", "records", "sources", "tree"}
 TRANSFORMERS = {"cli", "kv", "plugin"}
 
 FILES = sorted(

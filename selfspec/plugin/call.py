@@ -11,17 +11,11 @@ import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from selfspec.config import SpecConfig
-from selfspec.engine import (
-    Decoder,
-    GreedyChooser,
-    Lockstep,
-    Memory,
-    OwnPace,
-    ProcessedChooser,
-    Row,
-)
+from selfspec.engine import Decoder
 from selfspec.errors import UnsupportedError
 from selfspec.kv import foreign_layer
+from selfspec.memory import Memory
+from selfspec.pace import GreedyChooser, Lockstep, OwnPace, ProcessedChooser, Row
 from selfspec.plugin.abilities import Ability
 from selfspec.plugin.backends import ChainBackend, TreeBackend
 from selfspec.plugin.prompt import PromptTap

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from selfspec.engine import Memory, top_k_of
+from selfspec.engine import top_k_of
+from selfspec.memory import Memory
 
 __all__ = ["PromptTap"]
 

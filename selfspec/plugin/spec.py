@@ -13,8 +13,8 @@ import torch
 
 from selfspec.calibration import Calibration
 from selfspec.config import SpecConfig
-from selfspec.engine import Memory
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
+from selfspec.memory import Memory
 from selfspec.plugin.abilities import Ability, attention_for_trees, probe
 from selfspec.plugin.call import Call
 from selfspec.plugin.rules import plain_reason, refuse_unservable

@@ -14,7 +14,8 @@ import torch
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.logits_process import LogitsProcessor
 
-from selfspec.engine import Row, top_k_of
+from selfspec.engine import top_k_of
+from selfspec.pace import Row
 from selfspec.plugin.spec import SelfSpec
 from selfspec.records import DraftTree, StepRecord, TopK
 

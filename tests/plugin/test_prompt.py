@@ -12,7 +12,8 @@ import torch
 from transformers import PreTrainedModel
 
 from selfspec.calibration import Calibration
-from selfspec.engine import Memory, top_k_of
+from selfspec.engine import top_k_of
+from selfspec.memory import Memory
 from selfspec.plugin import prompt as prompt_module
 from selfspec.plugin.prompt import PromptTap
 from selfspec.records import TopK

@@ -1,0 +1,34 @@
+"""What is learned, and how much of it one call may see and change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from selfspec.calibration import Calibration
+from selfspec.records import TopK
+from selfspec.sources import Source
+
+__all__ = ["Memory"]
+
+
+@dataclass
+class Memory:
+    """What is learned: the sources and how far each kind of evidence can be trusted."""
+
+    sources: list[Source]
+    calibration: Calibration
+    top_k: int  # of each node's logits, what sources are shown
+    learns: bool = True
+
+    def for_request(self, learning: str) -> Memory:
+        """The memory that one call works on, by the learning scope."""
+        if learning == "request":
+            sources = [source.copy() for source in self.sources]
+            return Memory(sources, self.calibration.copy(), self.top_k)
+        return Memory(self.sources, self.calibration, self.top_k, learns=learning == "session")
+
+    def observe_prompt(self, token_ids: Sequence[int], top: TopK) -> None:
+        """Lets every source see what the model said behind each of the prompt's tokens."""
+        for source in self.sources:
+            source.observe_prompt(token_ids, top)
