@@ -215,6 +215,8 @@ class Lockstep:
 
 def _argmax(logits: torch.Tensor) -> torch.Tensor:
     """The first of the largest, like `torch.argmax`, which on a CPU is many times slower."""
+    if logits.dtype == torch.float64:  # stock rounds first, and what rounds alike is a tie
+        logits = logits.float()
     if logits.device.type == "cpu" and logits.dtype == torch.float32:
         return torch.from_numpy(logits.numpy().argmax(-1))
     return logits.argmax(-1)

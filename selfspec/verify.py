@@ -7,6 +7,7 @@ however wrong, can change the text. Knows nothing of where drafts come from.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -51,7 +52,10 @@ class NoiseTape:
         while step >= self._first_kept + len(self._kept):
             self._kept.append(self._next_noise(probabilities))
         noise = self._kept[step - self._first_kept][row]
-        return int((probabilities / noise).argmax(-1))
+        best, token = torch.stack([x.double() for x in (probabilities / noise).max(-1)]).tolist()
+        if math.isnan(best):  # a NaN wins; stock refuses it with these words
+            raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
+        return int(token)
 
     def forget_before(self, step: int) -> None:
         """Frees the noise of the steps that every row has behind it."""

@@ -87,3 +87,8 @@ def _check(assistant: Any, kwargs: dict[str, Any]) -> None:
     for name in ("assistant_model", "custom_generate"):
         if kwargs.pop(name, None) is not None:
             raise UnsupportedError(f"assistant= and {name}= exclude each other; pass one of them")
+    if kwargs.get("token_healing"):
+        raise UnsupportedError(
+            "token_healing=True needs the tokenizer, which a custom decoding loop is not given; "
+            "pass input_ids=model.heal_tokens(input_ids, tokenizer) instead"
+        )

@@ -19,6 +19,7 @@ from selfspec.pace import GreedyChooser, Lockstep, OwnPace, ProcessedChooser, Ro
 from selfspec.plugin.abilities import Ability
 from selfspec.plugin.backends import ChainBackend, TreeBackend
 from selfspec.plugin.prompt import PromptTap
+from selfspec.plugin.rope import stands_beyond
 from selfspec.plugin.rules import for_rows, has_eos_rule, looks_at_rows, row_stops
 from selfspec.records import GenerationStats
 from selfspec.transcript import Streamer, Transcript
@@ -49,6 +50,12 @@ class Call:
     config: SpecConfig
     stats: GenerationStats
     listeners: tuple[Any, ...] = ()
+
+    @property
+    def max_reach(self) -> int:
+        """How many tokens beyond the prompt the deepest draft may stand."""
+        to_come: int = self.generation_config.max_length - self.input_ids.shape[1]
+        return max(to_come, 1) + self.config.max_nodes
 
     def decode_plainly(self, reason: str) -> Any:
         """Stock's own loop, with the reason noted; an error instead under `strict`."""
@@ -134,9 +141,7 @@ class Call:
 
     def _room(self) -> int:
         """KV slots to start with behind the prompt: all that may come, or the prompt's length."""
-        length = self.input_ids.shape[1]
-        to_come: int = max(self.generation_config.max_length - length, 1)
-        return min(to_come, max(length, _MIN_ROOM)) + self.config.max_nodes
+        return min(self.max_reach, max(self.input_ids.shape[1], _MIN_ROOM) + self.config.max_nodes)
 
     def _decoder(
         self, backend: TreeBackend | ChainBackend, memory: Memory, ability: Ability
@@ -182,6 +187,7 @@ class Call:
             ability.mode == "chain"
             or records
             or (several and by_column)
+            or (several and stands_beyond(self.model.config, self.model_kwargs))
             or (several and returns_cache)
             or (several and not looks_at_rows(self.logits_processor))
         )

@@ -15,6 +15,7 @@ from transformers.cache_utils import DynamicCache
 from transformers.generation import logits_process, stopping_criteria
 
 from selfspec.errors import UnsupportedError
+from selfspec.plugin.rope import rope_reason
 from selfspec.transcript import RowStops
 
 __all__ = [
@@ -104,8 +105,17 @@ def refuse_unservable(model: Any, generation_config: Any) -> None:
             raise UnsupportedError(f"{message} (got {name}={value!r})")
 
 
-def plain_reason(generation_config: Any, model_kwargs: Mapping[str, Any]) -> str | None:
-    """Why this call, whatever the model, has to be decoded plainly; None where it need not."""
+def plain_reason(
+    model: Any, generation_config: Any, model_kwargs: Mapping[str, Any], reach: int
+) -> str | None:
+    """Why this call, whatever the attention, has to be decoded plainly; None where it need not.
+
+    `reach`: how many tokens beyond the prompt the deepest draft may stand.
+    """
+    if _adds_hidden_tokens(model):
+        return "prompt learning puts tokens into the KV cache that generate() does not count"
+    if reason := rope_reason(model.config, reach, model_kwargs):
+        return reason
     if not model_kwargs.get("use_cache", True):
         return "use_cache=False leaves no KV cache to verify a draft with"
     cache: Any = model_kwargs.get("past_key_values")
@@ -116,9 +126,16 @@ def plain_reason(generation_config: Any, model_kwargs: Mapping[str, Any]) -> str
             if getattr(generation_config, name):
                 return f"{name}=True asks for the tensors of each plain step"
     for name, value in model_kwargs.items():
-        if name not in _FOLLOWED_KWARGS and value is not None:
+        if name not in _FOLLOWED_KWARGS and value is not None and value != {}:
             return f"the model argument {name!r} can't be followed along a draft"
     return None
+
+
+def _adds_hidden_tokens(model: Any) -> bool:
+    """Does a PEFT wrapper hand the model virtual tokens in front of the prompt?"""
+    override = vars(model).get("prepare_inputs_for_generation")
+    adapter = getattr(getattr(override, "__self__", None), "active_peft_config", None)
+    return bool(getattr(adapter, "is_prompt_learning", False))
 
 
 def for_rows(processors: Any, num_rows: int) -> list[Any]:

@@ -163,7 +163,7 @@ class SelfSpec:
         return known[state]
 
     def _serve(self, call: Call) -> Any:
-        reason = plain_reason(call.generation_config, call.model_kwargs)
+        reason = plain_reason(call.model, call.generation_config, call.model_kwargs, call.max_reach)
         if reason is None and self.config.strict:  # refuses before any forward where it can
             attention = attention_for_trees(call.model)
             reason = attention if isinstance(attention, str) else None

@@ -1,4 +1,4 @@
-"""What no short trial of a model can show: lengths, wrappers and ties that stock has its own way with."""
+"""What no short trial of a model can show: lengths, wrappers, ties that stock treats its own way."""
 
 from __future__ import annotations
 
@@ -63,6 +63,8 @@ def test_rotary_factors_that_hang_on_the_length(
     name: str, rope: Any, threshold: int, num_rows: int, mode: str
 ) -> None:
     """The length is the longest position of a forward: a tree reaches further than its root."""
+    if rope is dynamic_rope and threshold <= NUM_COLUMNS:
+        pytest.skip("stock's second call differs from its first: it keeps the longer one's base")
     model, inputs = new_model(name, **rope(threshold)), prompt(num_rows)
     run_both(model, inputs, drafts=False, eos_token_id=[15, 81], **MODES[mode])
 

@@ -27,6 +27,7 @@ from selfspec.plugin.rules import (
     refuse_unservable,
     row_stops,
 )
+from tests.fakes import tiny_model
 
 VOCAB, LENGTH = 31, 6
 
@@ -161,7 +162,8 @@ def test_ordinary_calls_are_not_refused(config):
 
 
 def reason(config: GenerationConfig | None = None, **kwargs) -> str | None:
-    return plain_reason(config or GenerationConfig(), {"past_key_values": DynamicCache()} | kwargs)
+    kwargs = {"past_key_values": DynamicCache()} | kwargs
+    return plain_reason(tiny_model("llama"), config or GenerationConfig(), kwargs, 50)
 
 
 def test_ordinary_calls_have_no_reason_to_be_plain():

@@ -1,8 +1,12 @@
 """Loaded by transformers for `model.generate(custom_generate=..., trust_remote_code=True)`."""
 
+import inspect
+
 import selfspec
 from selfspec.plugin.attach import take_stop_strings
+from transformers.generation.utils import GenerationMixin
 
+_NAMED = inspect.signature(GenerationMixin.generate).parameters
 _KNOBS = selfspec.SpecConfig.__dataclass_fields__
 
 
@@ -14,7 +18,8 @@ def generate(model, *, spec=None, **kwargs):
     knobs = {name: kwargs.pop(name) for name in list(kwargs) if name in _KNOBS and name != "top_k"}
     if spec is None:
         spec = _spec_of(model, knobs)
-    kwargs = {name: value for name, value in kwargs.items() if value is not None}
+    # transformers fills in its own arguments with None; a None of the user's own says something
+    kwargs = {name: v for name, v in kwargs.items() if v is not None or name not in _NAMED}
     take_stop_strings(model, kwargs)
     return type(model).generate(model, custom_generate=spec, **kwargs)
 
