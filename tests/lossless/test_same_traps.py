@@ -1,4 +1,4 @@
-"""What no short trial of a model can show: lengths, wrappers, ties that stock treats its own way."""
+"""What no short trial of a model can show: lengths, wrappers, ties that stock has its way with."""
 
 from __future__ import annotations
 
