@@ -50,7 +50,7 @@ Rows = Sequence[tuple[str, Summary]]
 
 _TIMES: tuple[Column, ...] = (
     ("tokens", "", lambda row: str(row.origins.total())),
-    ("tokens per step", "", lambda row: f"{row.stats.tokens_per_step:.2f}"),
+    ("tokens per step", "", lambda row: _per_step(row.stats)),
     ("stock", "", lambda row: f"{row.stock_seconds:.2f} s"),
     ("selfspec", "", lambda row: f"{row.drafted_seconds:.2f} s"),
     ("speed-up", "", lambda row: f"{row.stock_seconds / row.drafted_seconds:.2f}x"),
@@ -61,6 +61,11 @@ def summarise(names: Sequence[str], timed: Sequence[Timed]) -> Rows:
     """A summary for each snippet, and behind them the one over all."""
     rows = [Summary.of(runs) for runs in timed]
     return [*zip(names, rows, strict=True), ("all", sum(rows, Summary()))]
+
+
+def _per_step(stats: GenerationStats) -> str:
+    """A dash where the prompt's forward alone wrote the whole text."""
+    return f"{stats.tokens_per_step:.2f}" if stats.num_steps else "-"
 
 
 def times_table(rows: Rows) -> Table:

@@ -17,6 +17,13 @@ GREEDY: dict[str, Any] = {"do_sample": False}
 SAMPLE: dict[str, Any] = {"do_sample": True, "temperature": 0.9, "top_k": 40, "top_p": 0.95}
 ROUNDING = {"rtol": 1e-4, "atol": 1e-4}  # of fp32 scores, between forwards of different widths
 MODES = {"greedy": GREEDY, "sample": SAMPLE}
+
+
+def slow(*values: Any) -> Any:
+    """Parameters of a case that is left out by default."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 # two of the four by default
 ROWS_AND_MODES = [
     pytest.param(1, "greedy", id="1-greedy"),

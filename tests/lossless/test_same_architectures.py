@@ -18,6 +18,7 @@ from tests.lossless.same import (
     recorded_forwards,
     run,
     run_both,
+    slow,
 )
 from tests.zoo import BRANCHING, NOT_BRANCHING, Architecture
 
@@ -86,7 +87,7 @@ def test_strict_lets_branching_models_pass(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "llama4", "mistral", "gemma3"])
-@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("num_rows", [slow(1), 3])
 def test_outputs_that_outgrow_the_first_arenas(name: str, num_rows: int) -> None:
     """Slots for 256 tokens are made at once; beyond, arenas grow and windowed ones forget."""
     run_both(tiny_model(name), prompt(num_rows), max_new_tokens=330, **SAMPLE)

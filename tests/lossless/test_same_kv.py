@@ -21,6 +21,7 @@ from tests.lossless.same import (
     doubting,
     run,
     run_both,
+    slow,
 )
 
 WINDOWED = ["llama", "mistral", "gemma3", "llama4"]
@@ -95,7 +96,7 @@ def test_a_chat_on_one_cache(name: str, num_rows: int, mode: str) -> None:
 
 
 @pytest.mark.parametrize("turns", list(itertools.product(TURNS, repeat=2)), ids="-".join)
-@pytest.mark.parametrize("name", WINDOWED)
+@pytest.mark.parametrize("name", ["llama", "mistral", slow("gemma3"), slow("llama4")])
 def test_a_cache_that_came_back_goes_on(name: str, turns: tuple[str, str]) -> None:
     """The cache of `return_dict_in_generate` continues the chat, on either side."""
     model, inputs = tiny_model(name), prompt()

@@ -20,6 +20,7 @@ from tests.lossless.same import (
     late_token,
     run,
     run_both,
+    slow,
     texts_of,
 )
 
@@ -32,7 +33,7 @@ def knowing_all(model: Any, inputs: dict[str, Any], options: dict[str, Any], **k
 
 
 @pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
-@pytest.mark.parametrize("max_nodes", [2, 5, 16])
+@pytest.mark.parametrize("max_nodes", [slow(2), 5, slow(16)])
 def test_every_length(max_nodes: int, num_rows: int, mode: str) -> None:
     """1 to 40 tokens: the last tree is cut at each of its levels."""
     model, inputs, options = tiny_model(), prompt(num_rows), MODES[mode]
@@ -126,13 +127,12 @@ def test_num_return_sequences(num_rows: int, num_sequences: int) -> None:
     run_both(model, inputs, drafts=False, **options)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("length", [1, 2, 3, 60])
 @pytest.mark.parametrize("name", ["llama", "mistral", "llama4", "gemma3", "gpt2", "gpt-oss"])
-def test_prompts_of_any_length(name: str, length: int, mode: str) -> None:
+def test_prompts_of_any_length(name: str, length: int, num_rows: int, mode: str) -> None:
     """A single token; and many times the window."""
-    run_both(tiny_model(name), prompt(1, length), **MODES[mode])
-    run_both(tiny_model(name), prompt(3, length), **MODES[mode])
+    run_both(tiny_model(name), prompt(num_rows, length), **MODES[mode])
 
 
 def test_no_prompt_at_all() -> None:

@@ -19,6 +19,7 @@ from tests.lossless.same import (
     doubting,
     recorded_forwards,
     run,
+    slow,
     texts_of,
 )
 
@@ -28,7 +29,9 @@ LOOKUP = {"prompt_lookup_num_tokens": 10}
 
 @pytest.mark.parametrize("doubt", [False, True], ids=["default", "doubting"])
 @pytest.mark.parametrize("eos", [None, 15], ids=["endless", "ends"])
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "gpt2", "llama4", "olmo2"])
+@pytest.mark.parametrize(
+    "name", ["llama", "mistral", "gemma3", slow("gpt2"), slow("llama4"), slow("olmo2")]
+)
 def test_candidate_generator_in_stock_assisted_decoding(
     name: str, eos: int | None, doubt: bool
 ) -> None:
