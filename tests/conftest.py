@@ -55,14 +55,12 @@ def chat_folder(plain_folder, tmp_path_factory) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what is slow unless it is asked for, and what needs a GPU where there is none."""
+    """Leaves out what is slow unless markers are chosen, and GPU tests where there is no GPU."""
     if not config.getoption("markexpr"):
-        _skip(items, "slow", "takes minutes: run with -m slow")
+        slow = [item for item in items if "slow" in item.keywords]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if "slow" not in item.keywords]
     if not torch.cuda.is_available():
-        _skip(items, "gpu", "needs a CUDA device")
-
-
-def _skip(items: list[pytest.Item], marker: str, reason: str) -> None:
-    for item in items:
-        if marker in item.keywords:
-            item.add_marker(pytest.mark.skip(reason=reason))
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
