@@ -6,37 +6,20 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import PreTrainedModel
 
 import selfspec
+from tests.fakes import new_model, prompt
 
 pytestmark = pytest.mark.gpu
 
 
-def tiny_llama(dtype: torch.dtype) -> LlamaForCausalLM:
-    torch.manual_seed(1)
-    config = LlamaConfig(
-        vocab_size=199,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        initializer_range=0.3,
-        tie_word_embeddings=False,
-        pad_token_id=0,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    return LlamaForCausalLM(config).eval().to("cuda", dtype)
+def on_gpu(dtype: torch.dtype) -> PreTrainedModel:
+    return new_model(dtype=dtype).to("cuda")
 
 
 def prompts(num_rows: int) -> dict[str, torch.Tensor]:
-    ids = torch.randint(2, 199, (num_rows, 12), generator=torch.Generator().manual_seed(0))
-    mask = torch.ones_like(ids)
-    for row in range(1, num_rows):
-        mask[row, : 2 * row] = 0
-    return {"input_ids": ids.cuda(), "attention_mask": mask.cuda()}
+    return {name: tensor.cuda() for name, tensor in prompt(num_rows).items()}
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
@@ -50,7 +33,7 @@ def prompts(num_rows: int) -> dict[str, torch.Tensor]:
     ids=["greedy", "penalty", "sample"],
 )
 def test_same_text_and_generator_state(num_rows: int, asked: dict[str, Any]) -> None:
-    model = tiny_llama(torch.float32)
+    model = on_gpu(torch.float32)
     spec = selfspec.SelfSpec()
     for _ in range(2):
         outputs, states = [], []
@@ -65,12 +48,12 @@ def test_same_text_and_generator_state(num_rows: int, asked: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_tree_is_given_in_every_dtype(dtype: torch.dtype) -> None:
-    assert selfspec.SelfSpec().ability(tiny_llama(dtype)).mode == "tree"
+    assert selfspec.SelfSpec().ability(on_gpu(dtype)).mode == "tree"
 
 
 def test_ids_on_the_cpu_are_served() -> None:
-    model = tiny_llama(torch.float32)
-    inputs = {name: tensor.cpu() for name, tensor in prompts(3).items()}
+    model = on_gpu(torch.float32)
+    inputs = prompt(3)
     stock = model.generate(**inputs, max_new_tokens=20)
     ours = model.generate(**inputs, max_new_tokens=20, custom_generate=selfspec.SelfSpec())
     assert torch.equal(ours.cpu(), stock.cpu())

@@ -18,7 +18,7 @@ from transformers import (
 import selfspec
 from selfspec.layout import Window
 from selfspec.plugin.abilities import attention_types, probe
-from tests.fakes import new_model, tiny_model
+from tests.fakes import new_model, prompt, tiny_model
 
 SMALL = {
     "vocab_size": 61,
@@ -256,21 +256,9 @@ def test_probing_leaves_no_trace():
 
 
 def test_dropout_is_decoded_plainly_with_stocks_draws():
-    config = LlamaConfig(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        attention_dropout=0.5,
-        initializer_range=0.3,
-        pad_token_id=0,
-        eos_token_id=None,
-    )
-    model = LlamaForCausalLM(config).train()
-    ids = torch.tensor([[5, 6, 7, 8]])
+    model = new_model("llama", attention_dropout=0.5).train()
     texts = []
     for extra in ({}, {"custom_generate": selfspec.SelfSpec()}):
         torch.manual_seed(0)
-        texts.append(model.generate(ids, do_sample=True, max_new_tokens=20, **extra))
+        texts.append(model.generate(**prompt(), do_sample=True, max_new_tokens=20, **extra))
     assert torch.equal(*texts)
