@@ -2,9 +2,10 @@
 
 import inspect
 
+from transformers.generation.utils import GenerationMixin
+
 import selfspec
 from selfspec.plugin.attach import take_stop_strings
-from transformers.generation.utils import GenerationMixin
 
 _NAMED = inspect.signature(GenerationMixin.generate).parameters
 _KNOBS = selfspec.SpecConfig.__dataclass_fields__
@@ -18,6 +19,10 @@ def generate(model, *, spec=None, **kwargs):
     knobs = {name: kwargs.pop(name) for name in list(kwargs) if name in _KNOBS and name != "top_k"}
     if spec is None:
         spec = _spec_of(model, knobs)
+    elif knobs:
+        raise selfspec.ConfigError(
+            f"spec= brings its own knobs; set {sorted(knobs)} when it is made, or leave spec= out"
+        )
     # transformers fills in its own arguments with None; a None of the user's own says something
     kwargs = {name: v for name, v in kwargs.items() if v is not None or name not in _NAMED}
     take_stop_strings(model, kwargs)
@@ -26,7 +31,7 @@ def generate(model, *, spec=None, **kwargs):
 
 def _spec_of(model, knobs):
     kept = getattr(model, "_selfspec", None)
-    if kept is None or knobs:
+    if kept is None or (knobs and kept.config != selfspec.SpecConfig.of(**knobs)):
         kept = selfspec.SelfSpec(**knobs)
         model._selfspec = kept
     return kept

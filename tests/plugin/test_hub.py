@@ -1,0 +1,39 @@
+"""The folder that transformers loads: what it keeps from call to call, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+import selfspec
+from selfspec.hub.custom_generate.generate import generate
+from tests.fakes import new_model, prompt
+
+
+def run(model, **options):
+    return generate(model, **prompt(), max_new_tokens=4, **options)
+
+
+def test_what_is_learned_stays_with_the_model():
+    model = new_model()
+    run(model, max_nodes=4)
+    kept = model._selfspec
+    run(model, max_nodes=4)
+    run(model)
+    assert model._selfspec is kept
+    assert kept.total_stats.num_calls == 3
+
+
+def test_other_knobs_start_anew():
+    model = new_model()
+    run(model, max_nodes=4)
+    kept = model._selfspec
+    run(model, max_nodes=8)
+    assert model._selfspec is not kept
+    assert model._selfspec.config.max_nodes == 8
+
+
+def test_knobs_beside_a_ready_spec_are_refused():
+    with pytest.raises(
+        selfspec.ConfigError, match=r"spec= brings its own knobs; set \['max_nodes'"
+    ):
+        run(new_model(), spec=selfspec.SelfSpec(), max_nodes=4)
