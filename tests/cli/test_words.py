@@ -17,7 +17,11 @@ def pieces(tokenizer, ids, prompt_ids=()):
     return [*(words.add(i) for i in ids), words.rest()]
 
 
-@given(st.text(max_size=40), st.text(max_size=10))
+# no text that spells a special token: that would be encoded as one, which is not shown
+TEXTS = st.text(max_size=40).filter(lambda text: "<|" not in text)
+
+
+@given(TEXTS, TEXTS)
 def test_text_comes_whole_and_no_character_in_parts(text, prompt):
     ids = TOKENIZER(text)["input_ids"]
     got = pieces(TOKENIZER, ids, TOKENIZER(prompt)["input_ids"])
