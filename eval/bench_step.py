@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ import transformers
 import selfspec
 from eval.grow import grow
 from eval.questions import Question, measuring_set, read_questions
+from eval.setup import machine, quieten, sampling, versions
 from eval.shapes import SHAPES
 from selfspec.records import GenerationStats
 
@@ -45,8 +45,7 @@ class Answer(NamedTuple):
 def main(argv: Sequence[str] | None = None) -> int:
     """Answers the questions, prints both tables and the JSON line."""
     options = _options(argv)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    quieten()
     torch.set_num_threads(options.threads)
     model = _model(options)
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
@@ -80,12 +79,11 @@ def _answer(
 
     def generate(**kwargs: Any) -> torch.Tensor:
         torch.manual_seed(options.seed)
-        if options.temperature > 0:
-            kwargs.update(do_sample=True, temperature=options.temperature, top_k=0)
         out: torch.Tensor = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=options.max_new_tokens,
+            **sampling(options.temperature),
             **kwargs,
         )
         return out
@@ -141,14 +139,12 @@ def _summary(
         "dtype": options.dtype,
         "device": options.device,
         "threads": options.threads,
-        "cpu": platform.processor() or platform.machine(),
+        "machine": machine(options.device),
         "num_cpus": os.cpu_count(),
         "max_nodes": options.max_nodes,
         "temperature": options.temperature,
         "attention": model.config._attn_implementation,
-        "selfspec": selfspec.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        **versions(),
         "num_prompts": len(answers),
         "num_same": sum(answer.same for answer in answers),
         "tokens_per_step": round(stats.tokens_per_step, 3),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ import transformers
 
 import selfspec
 from eval.questions import Question, measuring_set, read_questions
+from eval.setup import quieten, sampling, versions
 from selfspec.config import SOURCE_NAMES
 
 Prompts = list[tuple[Question, torch.Tensor]]
@@ -30,8 +30,7 @@ Prompts = list[tuple[Question, torch.Tensor]]
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures each width in turn and prints a table."""
     options = _options(argv)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    quieten()
     dtype = getattr(torch, options.dtype)
     model = transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype)
     model = model.to(options.device).eval()
@@ -58,16 +57,10 @@ def measure(model: Any, prompts: Prompts, options: Any, **knobs: Any) -> dict[st
             attention_mask=torch.ones_like(input_ids).to(model.device),
             custom_generate=spec,
             max_new_tokens=options.max_new_tokens,
-            **_sampling(options.temperature),
+            **sampling(options.temperature),
         )
         by_task[question.task] += spec.stats
     return {**by_task, "overall": spec.total_stats}
-
-
-def _sampling(temperature: float) -> dict[str, Any]:
-    if temperature == 0:
-        return {"do_sample": False}
-    return {"do_sample": True, "temperature": temperature, "top_k": 0}
 
 
 def _row_line(max_nodes: int, by_task: dict[str, selfspec.GenerationStats]) -> str:
@@ -92,10 +85,7 @@ def _summary(
         "num_prompts": num_prompts,
         "offset": options.offset,
         "seed": options.seed,
-        "selfspec": selfspec.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
+        **versions(),
         "rows": {
             width: {
                 task: [round(stats.tokens_per_step, 3), round(stats.nodes_per_step, 1)]

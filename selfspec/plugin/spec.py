@@ -78,28 +78,6 @@ class SelfSpec:
         streamer = _argument_of_generate("streamer")
         if _argument_of_generate("assistant_model") is not None:
             raise UnsupportedError("assistant_model= is another assistant; pass one of the two")
-        return self.decode(
-            model,
-            input_ids,
-            logits_processor,
-            stopping_criteria,
-            generation_config,
-            streamer=streamer,
-            **model_kwargs,
-        )
-
-    def decode(
-        self,
-        model: Any,
-        input_ids: torch.Tensor,
-        logits_processor: Any,
-        stopping_criteria: Any,
-        generation_config: Any,
-        *,
-        streamer: Any = None,
-        **model_kwargs: Any,
-    ) -> Any:
-        """Serves one call with the arguments that stock hands to its own decoding loops."""
         call = Call(
             model,
             input_ids,
@@ -122,11 +100,20 @@ class SelfSpec:
 
     def memory(self, vocab_size: int) -> Memory:
         """What is learned for a vocabulary, made where it is not there yet."""
-        return self._memory_for(vocab_size)
+        with self._lock:
+            if self._memory is None:
+                self._vocab_size = vocab_size
+                self._memory = self._new_memory(vocab_size)
+            if vocab_size != self._vocab_size:
+                raise VocabularyError(
+                    f"this SelfSpec has learned on a vocabulary of {self._vocab_size} tokens and "
+                    f"the model has {vocab_size}; use one SelfSpec for each tokenizer, or forget()"
+                )
+            return self._memory
 
     def lut(self, vocab_size: int) -> LutSource | None:
         """The LUT pair for a vocabulary, made where it is not there yet; None without one."""
-        for source in self._memory_for(vocab_size).sources:
+        for source in self.memory(vocab_size).sources:
             if isinstance(source, LutSource):
                 return source
         return None
@@ -175,19 +162,7 @@ class SelfSpec:
         return call.decode(ability, self._request_memory)
 
     def _request_memory(self, vocab_size: int) -> Memory:
-        return self._memory_for(vocab_size).for_request(self.config.learning)
-
-    def _memory_for(self, vocab_size: int) -> Memory:
-        with self._lock:
-            if self._memory is None:
-                self._vocab_size = vocab_size
-                self._memory = self._new_memory(vocab_size)
-            if vocab_size != self._vocab_size:
-                raise VocabularyError(
-                    f"this SelfSpec has learned on a vocabulary of {self._vocab_size} tokens and "
-                    f"the model has {vocab_size}; use one SelfSpec for each tokenizer, or forget()"
-                )
-            return self._memory
+        return self.memory(vocab_size).for_request(self.config.learning)
 
     def _new_memory(self, vocab_size: int) -> Memory:
         top_k = min(self.config.top_k, vocab_size)
