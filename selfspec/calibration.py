@@ -9,14 +9,15 @@ assumed. Knows nothing of tokens: only evidence and whether it came true.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from selfspec.records import DraftTree, Evidence, StepRecord
 
 __all__ = ["Calibration", "combine", "prior"]
 
 _PRIOR_WEIGHT = 4.0  # the prior counts like so many trials
+_MAX_ROWS = 2048  # of what is kept with a cache
 _FADE = 0.998  # a trial's weight after each later one of its kind
 
 Kinds = tuple[Evidence, ...]  # of the sources that name one token, in the order of the sources
@@ -31,12 +32,14 @@ class _Rate(NamedTuple):
 def prior(evidence: Evidence) -> float:
     """The probability assumed before anything was counted.
 
-    For a recorded probability: the middle of its bin. For a match: the longer, the surer.
+    For a recorded probability: the middle of its bin. For a match: the longer, the surer, and
+    less so for the lower ranks, or by the share that was counted there.
     """
+    share = 0.5**evidence.probability_bin
     if evidence.match_length == 0:
-        return float(0.7 * 0.5**evidence.probability_bin)
+        return float(0.7 * share)
     sure = 1 - 0.75 * 0.7 ** (evidence.match_length - 1)
-    return float(sure * 0.4 ** (evidence.rank - 1))
+    return float(sure * min(share, 0.4 ** (evidence.rank - 1)))
 
 
 def combine(probabilities: Iterable[float]) -> float:
@@ -79,6 +82,23 @@ class Calibration:
         with self._lock:
             twin._rates = dict(self._rates)
         return twin
+
+    def rows(self, max_rows: int = _MAX_ROWS) -> list[list[Any]]:
+        """The rates that were tried most, as plain lists, sorted: [[evidence, …], hits, trials].
+
+        What was seen but a few times says little, and would make a cache slow to open.
+        """
+        with self._lock:
+            items = sorted(self._rates.items(), key=lambda item: (-item[1].trials, item[0]))
+        kept = sorted(items[:max_rows])
+        return [[[list(e) for e in kinds], rate.hits, rate.trials] for kinds, rate in kept]
+
+    def restore(self, rows: Iterable[Sequence[Any]]) -> None:
+        """Takes over the rates that `rows` gave."""
+        with self._lock:
+            for parts, hits, trials in rows:
+                kinds = tuple(Evidence(*part) for part in parts)
+                self._rates[kinds] = _Rate(hits, trials, hits / trials)
 
     def _observe_siblings(self, tree: DraftTree, node: int, token: int) -> None:
         siblings = tree.looked_at[node]

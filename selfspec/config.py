@@ -14,7 +14,7 @@ from selfspec.errors import ConfigError, unknown_name
 __all__ = ["LEARNING_SCOPES", "SOURCE_NAMES", "SpecConfig"]
 
 LEARNING_SCOPES = ("session", "request", "frozen")
-SOURCE_NAMES = ("lut", "context", "runners")
+SOURCE_NAMES = ("lut", "lut2", "context", "corpus", "runners")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +39,14 @@ class SpecConfig:
             Higher: fewer wasted nodes, and shorter drafts. 0 lets only the budget stop the growth.
         update_interval: Steps for which the shape of a tree is kept and only refilled with new
             tokens. Higher: cheaper drafting. 1 grows every tree anew and guesses best.
-        sources: Where drafts come from: ``"lut"``, what followed a token before; ``"context"``,
-            what this request has said already; ``"runners"``, what the model nearly said. Fewer:
-            less work on the CPU. None at all is plain decoding.
+        sources: Where drafts come from: ``"lut"``, what followed a token before; ``"lut2"``, what
+            followed two tokens; ``"context"``, what this request has said already; ``"corpus"``,
+            the n-grams of a loaded cache, nothing without one; ``"runners"``, what the model
+            nearly said. Fewer: less work on the CPU. None at all is plain decoding.
+        num_branches: Self-Draft's branches: rows of guesses that ride along in each forward and
+            fill the context with what the model would say next. Higher: more n-grams, and a wider
+            forward by as many times `branch_length`. 0: none; the paper's choice is 6.
+        branch_length: Tokens of a branch, 1 or more. Higher: longer n-grams, wider forwards.
         learning: How far what is learned reaches. ``"session"``: from call to call of one
             `SelfSpec`. ``"request"``: each call starts from what was there before and leaves no
             trace, which keeps tenants of a server apart. ``"frozen"``: nothing is learned.
@@ -61,12 +66,15 @@ class SpecConfig:
     threshold: float = 0.0
     update_interval: int = 1
     sources: tuple[str, ...] = SOURCE_NAMES
+    num_branches: int = 0
+    branch_length: int = 6
     learning: str = "session"
     strict: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_nodes", "max_depth", "top_k", "update_interval"):
+        for name in ("max_nodes", "max_depth", "top_k", "update_interval", "branch_length"):
             self._check_count(name)
+        self._check_count("num_branches", least=0)
         for name in ("depth_decay", "width_decay"):
             self._check_real(name, 0 < self._real(name) <= 1, "in (0, 1]")
         self._check_real("threshold", 0 <= self._real("threshold") < 1, "in [0, 1)")
@@ -94,12 +102,12 @@ class SpecConfig:
             if name not in known:
                 raise ConfigError(unknown_name("knob", name, known))
 
-    def _check_count(self, name: str) -> None:
+    def _check_count(self, name: str, least: int = 1) -> None:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, int):
             raise ConfigError(f"{name} must be a whole number (got {value!r})")
-        if value < 1:
-            raise ConfigError(f"{name} must be >= 1 (got {value})")
+        if value < least:
+            raise ConfigError(f"{name} must be >= {least} (got {value})")
 
     def _real(self, name: str) -> float:
         value = getattr(self, name)
@@ -120,3 +128,8 @@ class SpecConfig:
                 raise ConfigError(unknown_name("source", str(name), SOURCE_NAMES))
         if len(set(self.sources)) != len(self.sources):
             raise ConfigError(f"sources must not repeat a name (got {list(self.sources)})")
+        if self.num_branches and "context" not in self.sources:
+            raise ConfigError(
+                f"num_branches={self.num_branches} needs 'context' among the sources, which "
+                f"branches fill (got {list(self.sources)}); add it, or set num_branches=0"
+            )

@@ -17,7 +17,7 @@ import torch
 from selfspec.config import SpecConfig
 from selfspec.memory import Memory
 from selfspec.pace import Lockstep, OwnPace, Row
-from selfspec.records import DraftTree, GenerationStats, StepRecord, TopK
+from selfspec.records import DraftTree, GenerationStats, Queries, StepRecord, TopK
 from selfspec.transcript import Transcript
 
 __all__ = ["Backend", "Decoder", "top_k_of"]
@@ -32,7 +32,7 @@ class Backend(Protocol):
         """How many nodes, of those asked for, the next forward may have."""
         ...
 
-    def lay_out(self, trees: Sequence[DraftTree]) -> Any:
+    def lay_out(self, trees: Sequence[DraftTree | Queries]) -> Any:
         """The arguments of one forward."""
         ...
 
@@ -82,9 +82,12 @@ class Decoder:
         """One forward and all that belongs to it."""
         self._lap = perf_counter()
         max_nodes = self.backend.max_width(self.config.max_nodes)
-        trees = self.pace.draft(self._rows, max_nodes, self.transcript.done)
+        trees = self.pace.draft(self._rows, max_nodes, self.transcript)
+        queries = [
+            row.queries(t, self.transcript) for row, t in zip(self._rows, trees, strict=True)
+        ]
         self._time("draft")
-        layout = self.backend.lay_out(trees)
+        layout = self.backend.lay_out(queries)
         self._time("layout")
         logits = self.backend.forward(layout)
         self._time("forward")
@@ -104,14 +107,12 @@ class Decoder:
     def _learn(self, records: list[StepRecord], logits: torch.Tensor) -> None:
         if self.memory.learns:
             tops = top_k_of(logits, self.memory.top_k)
-            for place, record in enumerate(records):
-                num_nodes = len(record.tree)
-                record.top = tops.part(place, num_nodes)
+            for place, (row, record) in enumerate(zip(self._rows, records, strict=True)):
+                record.top = tops.part(place, len(record.tree))
+                row.take_branches(record, tops.ids[place, len(record.tree) :, 0])
                 self.memory.calibration.observe(record)
         for row, record in zip(self._rows, records, strict=True):
-            row.last_token = record.committed_ids[-1]
-            for cursor in row.cursors:
-                cursor.observe(record)
+            row.observe(record)
 
     def _drop_done_rows(self) -> None:
         if not self.pace.drops_rows:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from selfspec.records import DraftTree
+from selfspec.records import DraftTree, Queries
 
 __all__ = ["Layout", "RowPlaces", "Window", "ancestors", "lay_out"]
 
@@ -72,7 +72,7 @@ def ancestors(parents: Sequence[int], width: int) -> NDArray[np.bool_]:
 
 
 def lay_out(
-    trees: Sequence[DraftTree],
+    trees: Sequence[DraftTree | Queries],
     places: RowPlaces,
     *,
     front: int,
@@ -81,13 +81,13 @@ def lay_out(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Layout:
-    """Lays the rows' trees side by side, padded to the widest one.
+    """Lays the rows' trees side by side, with what rides along, padded to the widest one.
 
     `first_columns` says, for each attention type, which column its first key stands for: windowed
     layers drop what nobody can see any more. Costs O(B · Q · columns) on the device, and
     O(B · Q²) bits on the CPU.
     """
-    width = max(map(len, trees))
+    width = max(len(tree.tokens) for tree in trees)
     depths = _padded([tree.depths for tree in trees], width).to(device)
     tree_sees = torch.from_numpy(np.stack([ancestors(t.parents, width) for t in trees]))
     masker = _Masker(places, front, depths, tree_sees.to(device), dtype)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from selfspec.calibration import Calibration
 from selfspec.records import TopK
@@ -28,7 +30,10 @@ class Memory:
             return Memory(sources, self.calibration.copy(), self.top_k)
         return Memory(self.sources, self.calibration, self.top_k, learns=learning == "session")
 
-    def observe_prompt(self, token_ids: Sequence[int], top: TopK) -> None:
-        """Lets every source see what the model said behind each of the prompt's tokens."""
+    def observe_prompt(self, pairs: NDArray[np.int64], top: TopK) -> None:
+        """Lets every source see what the model said at each place of a prompt.
+
+        `pairs` (N, 2) are the last two tokens at each place; before the first one stands -1.
+        """
         for source in self.sources:
-            source.observe_prompt(token_ids, top)
+            source.observe_prompt(pairs, top)

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from selfspec.config import SpecConfig
 from selfspec.memory import Memory
-from selfspec.records import DraftTree, StepRecord
+from selfspec.records import DraftTree, Queries, StepRecord
 from selfspec.sources import Cursor
+from selfspec.sources.branches import Branches
 from selfspec.transcript import RowStops, Transcript
 from selfspec.tree import TreeGrower
 from selfspec.verify import NoiseTape, walk
@@ -32,13 +35,37 @@ class Row:
     last_token: int
     cursors: list[Cursor]
     grower: TreeGrower
+    branches: Branches
 
     @classmethod
     def open(cls, index: int, token_ids: list[int], memory: Memory, config: SpecConfig) -> Row:
         """A row behind its prompt, whose padding was taken off."""
         cursors = [source.open(token_ids, learns=memory.learns) for source in memory.sources]
         grower = TreeGrower(cursors, config, memory.calibration.probability)
-        return cls(index, token_ids[-1] if token_ids else 0, cursors, grower)
+        num_branches = config.num_branches if memory.learns else 0
+        branches = Branches(token_ids, num_branches, config.branch_length)
+        return cls(index, token_ids[-1] if token_ids else 0, cursors, grower, branches)
+
+    def draft(self, max_nodes: int, transcript: Transcript) -> DraftTree:
+        """A tree that is no deeper than the text may still grow."""
+        return self.grower.grow(self.last_token, max_nodes, transcript.max_depth(self.index))
+
+    def queries(self, tree: DraftTree, transcript: Transcript) -> DraftTree | Queries:
+        """The tree, with what the branches ask beside it."""
+        if not self.branches.tokens or transcript.done[self.index]:
+            return tree
+        return self.branches.ride(tree, transcript.max_depth(self.index))
+
+    def take_branches(self, record: StepRecord, next_ids: NDArray[np.int32]) -> None:
+        """Puts what the model said behind the branches' tokens into the record."""
+        record.num_branch_queries = self.branches.num_riding
+        record.grams = self.branches.take(next_ids[: record.num_branch_queries].tolist())
+
+    def observe(self, record: StepRecord) -> None:
+        """Moves behind the committed tokens and lets every cursor learn."""
+        self.last_token = record.committed_ids[-1]
+        for cursor in self.cursors:
+            cursor.observe(record)
 
 
 class GreedyChooser:
@@ -95,9 +122,9 @@ class OwnPace:
         self._chooser = chooser
         self._stops = stops
 
-    def draft(self, rows: Sequence[Row], max_nodes: int, done: Sequence[bool]) -> list[DraftTree]:
+    def draft(self, rows: Sequence[Row], max_nodes: int, transcript: Transcript) -> list[DraftTree]:
         """One tree for each row still there."""
-        return [row.grower.grow(row.last_token, max_nodes) for row in rows]
+        return [row.draft(max_nodes, transcript) for row in rows]
 
     def verify(
         self,
@@ -149,11 +176,11 @@ class Lockstep:
     logits: list[torch.Tensor] = field(default_factory=list)
     drops_rows = False
 
-    def draft(self, rows: Sequence[Row], max_nodes: int, done: Sequence[bool]) -> list[DraftTree]:
+    def draft(self, rows: Sequence[Row], max_nodes: int, transcript: Transcript) -> list[DraftTree]:
         """One tree for each row; a row that stopped gets the pads that are sure to come."""
-        padded = [self.pads_done_rows and done[row.index] for row in rows]
+        padded = [self.pads_done_rows and transcript.done[row.index] for row in rows]
         trees = [
-            DraftTree.of_root(row.last_token) if pad else row.grower.grow(row.last_token, max_nodes)
+            row.draft(1 if pad else max_nodes, transcript)
             for row, pad in zip(rows, padded, strict=True)
         ]
         depth = max(max(tree.depths) for tree in trees)

@@ -18,10 +18,15 @@ __all__ = [
     "DraftTree",
     "Evidence",
     "GenerationStats",
+    "Gram",
+    "Queries",
     "Siblings",
     "StepRecord",
     "TopK",
 ]
+
+
+Gram = tuple[int, ...]  # two tokens or more; the first is its key
 
 
 class Evidence(NamedTuple):
@@ -115,11 +120,27 @@ class DraftTree:
         assert sum(map(len, self.children)) == len(self) - 1
 
 
+class Queries(NamedTuple):
+    """What one row asks the model in one forward, as parallel lists like a tree's.
+
+    A tree's nodes come first; what rides along behind them hangs on the root, and is nobody's
+    child.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    depths: list[int]
+
+
 class TopK(NamedTuple):
     """The model's K likeliest next tokens at each of N places."""
 
     ids: NDArray[np.int32]  # (N, K), likeliest first
     probabilities: NDArray[np.float16]  # (N, K)
+
+    def at(self, places: Any) -> TopK:
+        """The tables at some places only, in that order."""
+        return TopK(self.ids[places], self.probabilities[places])
 
     def part(self, place: int, num_nodes: int) -> TopK:
         """Of a batch's tables (B, Q, K): what belongs to one row's tree."""
@@ -132,7 +153,8 @@ class StepRecord:
 
     `path` are the accepted nodes, the root first; `committed_ids` the tokens that went to the
     output: the drafts on the path and then the model's own next token, unless the row stopped
-    before. `top` is None where nobody learns.
+    before. `top` is None where nobody learns. `grams` are what branches yielded in the same
+    forward, for which they took `num_branch_queries`.
     """
 
     row: int
@@ -140,6 +162,8 @@ class StepRecord:
     path: list[int]
     committed_ids: list[int]
     top: TopK | None = None
+    grams: Sequence[Gram] = ()
+    num_branch_queries: int = 0
 
     @property
     def num_accepted(self) -> int:
@@ -165,6 +189,7 @@ class GenerationStats:
     num_prompt_tokens_out: int = 0
     num_steps: int = 0
     num_nodes: int = 0
+    num_branch_queries: int = 0
     accepted_lengths: Counter[int] = field(default_factory=Counter)
     drafted_by_source: Counter[str] = field(default_factory=Counter)
     accepted_by_source: Counter[str] = field(default_factory=Counter)
@@ -182,6 +207,11 @@ class GenerationStats:
         return self.num_nodes / max(self.num_steps, 1)
 
     @property
+    def queries_per_step(self) -> float:
+        """Mean width of a row's part of a forward: its nodes and what branches ask beside them."""
+        return (self.num_nodes + self.num_branch_queries) / max(self.num_steps, 1)
+
+    @property
     def overhead(self) -> float:
         """Share of the decoding time that is not the forward."""
         decoding = sum(v for k, v in self.seconds.items() if k not in ("prefill", "plain"))
@@ -191,6 +221,7 @@ class GenerationStats:
         """Adds one verified tree of one row."""
         self.num_steps += 1
         self.num_nodes += len(record.tree)
+        self.num_branch_queries += record.num_branch_queries
         self.num_new_tokens += len(record.committed_ids)
         self.accepted_lengths[record.num_accepted] += 1
         _count_sources(self.drafted_by_source, record.tree, range(1, len(record.tree)))
@@ -205,6 +236,7 @@ class GenerationStats:
             num_prompt_tokens_out=self.num_prompt_tokens_out + other.num_prompt_tokens_out,
             num_steps=self.num_steps + other.num_steps,
             num_nodes=self.num_nodes + other.num_nodes,
+            num_branch_queries=self.num_branch_queries + other.num_branch_queries,
             accepted_lengths=self.accepted_lengths + other.accepted_lengths,
             drafted_by_source=self.drafted_by_source + other.drafted_by_source,
             accepted_by_source=self.accepted_by_source + other.accepted_by_source,
@@ -217,6 +249,8 @@ class GenerationStats:
             f"{self.num_new_tokens} new tokens in {self.num_steps} steps: "
             f"{self.tokens_per_step:.2f} tokens per step, {self.nodes_per_step:.1f} nodes verified",
         ]
+        if self.num_branch_queries:
+            lines.append(f"  with branches {self.queries_per_step:.1f} queries a step")
         if self.disabled_reason:
             lines.append(f"not drafted as asked: {self.disabled_reason}")
         for name, drafted in sorted(self.drafted_by_source.items()):

@@ -48,6 +48,7 @@ class Transcript:
         input_ids: torch.Tensor,  # (B, L)
         *,
         pad_token_id: int | None,
+        max_length: int,
         streamer: Streamer | None = None,
         room: int = 256,
     ) -> None:
@@ -55,6 +56,7 @@ class Transcript:
         self._ids = input_ids.new_empty(num_rows, self.prompt_length + room)
         self._ids[:, : self.prompt_length] = input_ids
         self._pad_id = 0 if pad_token_id is None else pad_token_id
+        self._max_length = max_length
         self._streamer = streamer
         self._num_streamed = self.prompt_length
         self.lengths = [self.prompt_length] * num_rows
@@ -76,6 +78,13 @@ class Transcript:
     def num_new(self, row: int) -> int:
         """Tokens committed to a row."""
         return self.lengths[row] - self.prompt_length
+
+    def max_depth(self, row: int) -> int:
+        """How many drafts can still be committed to a row with a token of the model's behind them.
+
+        Beyond stand positions that stock never reads, and that a model may not have.
+        """
+        return max(self._max_length - self.lengths[row] - 1, 0)
 
     def commit(self, row: int, token: int, stops: RowStops) -> bool:
         """Appends to one row at its own pace; True where the row stops with this token."""

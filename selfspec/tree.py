@@ -69,12 +69,18 @@ class TreeGrower:
         self._num_refills = 0
         self._ages = itertools.count()
         self._states: dict[int, States] = {}  # of the expanded nodes
+        self._max_depth = config.max_depth
 
-    def grow(self, root_token: int, max_nodes: int) -> DraftTree:
-        """A tree of at most `max_nodes` nodes; costs one `expand` and O(log n) for each."""
+    def grow(self, root_token: int, max_nodes: int, max_depth: int | None = None) -> DraftTree:
+        """A tree of at most `max_nodes` nodes; costs one `expand` and O(log n) for each.
+
+        `max_depth` is what this step allows, where that is less than the config does.
+        """
         tree = DraftTree.of_root(root_token)
         self._states = {}
-        if not self._cursors or max_nodes == 1:
+        depth = self._config.max_depth
+        self._max_depth = depth if max_depth is None else min(depth, max_depth)
+        if not self._cursors or max_nodes == 1 or self._max_depth < 1:
             return tree
         if self._shape and self._num_refills + 1 < self._config.update_interval:
             self._num_refills += 1
@@ -93,7 +99,7 @@ class TreeGrower:
             self._push(tree, waiting, place.parent, place.rank + 1)
             node = self._take(tree, place.parent, place.rank, -place.negative_score)
             self._shape.append((place.parent, place.rank))
-            if len(tree) < max_nodes and tree.depths[node] < self._config.max_depth:
+            if len(tree) < max_nodes and tree.depths[node] < self._max_depth:
                 self._expand(tree, node, waiting)
 
     def _refill(self, tree: DraftTree, max_nodes: int) -> None:
@@ -101,7 +107,7 @@ class TreeGrower:
         placed = {0: 0}  # node of the kept shape -> node here
         for kept, (kept_parent, rank) in enumerate(self._shape[: max_nodes - 1], start=1):
             parent = placed.get(kept_parent)
-            if parent is None:
+            if parent is None or tree.depths[parent] >= self._max_depth:
                 continue
             siblings = tree.looked_at[parent] or self._look(tree, parent)
             if rank < len(siblings.tokens):

@@ -20,8 +20,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from selfspec import attach
+from selfspec import SelfSpec, attach
 from selfspec.records import Candidate, Evidence, StepRecord
+from selfspec.sources import LutSource
 from tests.zoo import ARCHITECTURES, NO_SPECIAL, PAD, VOCAB
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "FutureSource",
     "WildSource",
     "attached_model",
+    "lut_of",
     "new_model",
     "prompt",
     "tiny_model",
@@ -81,6 +83,12 @@ def prompt(num_rows: int = 1, length: int = 17, *, seed: int = 1) -> dict[str, t
     return {"input_ids": ids, "attention_mask": mask}
 
 
+def lut_of(spec: SelfSpec, vocab_size: int = VOCAB) -> LutSource:
+    """The LUT pair that a `SelfSpec` holds."""
+    (lut,) = (s for s in spec.memory(vocab_size).sources if isinstance(s, LutSource))
+    return lut
+
+
 @cache
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """A byte-level BPE with a token for each id of the tiny models."""
@@ -114,7 +122,7 @@ class WildSource:
     def copy(self) -> WildSource:
         return self
 
-    def observe_prompt(self, token_ids: Sequence[int], top: Any) -> None:
+    def observe_prompt(self, pairs: Any, top: Any) -> None:
         pass
 
     def observe(self, record: StepRecord) -> None:
@@ -156,7 +164,7 @@ class FutureSource:
     def copy(self) -> FutureSource:
         return self
 
-    def observe_prompt(self, token_ids: Sequence[int], top: Any) -> None:
+    def observe_prompt(self, pairs: Any, top: Any) -> None:
         pass
 
 

@@ -17,13 +17,14 @@ from selfspec.config import SpecConfig
 from selfspec.engine import Decoder
 from selfspec.memory import Memory
 from selfspec.pace import GreedyChooser, Lockstep, OwnPace, ProcessedChooser, Row
-from selfspec.records import Candidate, DraftTree, Evidence, GenerationStats, StepRecord
+from selfspec.records import Candidate, DraftTree, Evidence, GenerationStats, Queries, StepRecord
 from selfspec.sources import Source
 from selfspec.transcript import RowStops, Transcript
 from selfspec.verify import NoiseTape
 
 VOCAB, PAD, EOS = 7, 0, 6
 Prefix = tuple[int, ...]
+Nodes = DraftTree | Queries
 
 
 class ScriptedModel:
@@ -51,7 +52,7 @@ class ScriptedBackend:
         self.kept: list[list[int]] = []
         self.widths: list[int] = []
         self.max_widths: Iterable[int] = ()  # of the coming forwards, where they are limited
-        self._trees: list[DraftTree] = []
+        self._trees: list[Nodes] = []
 
     def prompt_logits(self) -> torch.Tensor:
         """(B, V): what the prompt's own forward yields."""
@@ -60,20 +61,21 @@ class ScriptedBackend:
     def max_width(self, max_nodes: int) -> int:
         return min(max_nodes, next(iter(self.max_widths), max_nodes))
 
-    def lay_out(self, trees: Sequence[DraftTree]) -> list[DraftTree]:
+    def lay_out(self, trees: Sequence[Nodes]) -> list[Nodes]:
         assert len(trees) == len(self.texts)
         for tree in trees:
-            tree.check()
+            if isinstance(tree, DraftTree):
+                tree.check()
         self._trees = list(trees)
-        self.widths.append(max(map(len, trees)))
+        self.widths.append(max(len(tree.tokens) for tree in trees))
         return self._trees
 
-    def forward(self, layout: list[DraftTree]) -> torch.Tensor:
-        width = max(map(len, layout))
+    def forward(self, layout: list[Nodes]) -> torch.Tensor:
+        width = max(len(tree.tokens) for tree in layout)
         rows = []
         for tree, text in zip(layout, self.texts, strict=True):
             nodes = [self.model.logits(text + path) for path in paths_to_nodes(tree)]
-            rows.append(torch.stack(nodes + nodes[:1] * (width - len(tree))))
+            rows.append(torch.stack(nodes + nodes[:1] * (width - len(nodes))))
         return torch.stack(rows)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
@@ -86,10 +88,10 @@ class ScriptedBackend:
         self.texts = [self.texts[row] for row in rows]
 
 
-def paths_to_nodes(tree: DraftTree) -> list[Prefix]:
+def paths_to_nodes(tree: Nodes) -> list[Prefix]:
     """The tokens from the root down to each node."""
     paths: list[Prefix] = [(tree.tokens[0],)]
-    for node in range(1, len(tree)):
+    for node in range(1, len(tree.tokens)):
         paths.append((*paths[tree.parents[node]], tree.tokens[node]))
     return paths
 
@@ -109,7 +111,7 @@ class TextSource:
     def open(self, prompt_ids: Sequence[int], *, learns: bool) -> TextCursor:
         return TextCursor(self, tuple(prompt_ids))
 
-    def observe_prompt(self, token_ids: Sequence[int], top: Any) -> None:
+    def observe_prompt(self, pairs: Any, top: Any) -> None:
         pass
 
     def copy(self) -> TextSource:
@@ -177,7 +179,9 @@ class Run:
 
     def __post_init__(self) -> None:
         self.backend = ScriptedBackend(self.model, self.prompts)
-        self.transcript = Transcript(torch.tensor(self.prompts), pad_token_id=PAD, room=1)
+        self.transcript = Transcript(
+            torch.tensor(self.prompts), pad_token_id=PAD, max_length=self.max_length, room=1
+        )
         self.stats = GenerationStats()
         self.records: list[StepRecord] = []
         self.memory = Memory(list(self.sources), Calibration(), top_k=3, learns=self.learns)

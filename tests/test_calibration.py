@@ -1,5 +1,6 @@
 """Rates start at the prior, go where the truth is, and fade."""
 
+import json
 import random
 import threading
 import time
@@ -136,6 +137,30 @@ class YieldingRates(dict):
         rate = super().get(key, default)
         time.sleep(0)
         return rate
+
+
+def test_rates_come_back_as_they_were():
+    calibration, twin = Calibration(), Calibration()
+    for turn in range(30):
+        calibration.observe(record(turn % 3 == 0, KIND))
+        calibration.observe(record(turn % 4 == 0, KIND, OTHER))
+    rows = calibration.rows()
+    twin.restore(json.loads(json.dumps(rows)))
+    assert twin.rows() == rows
+    for kinds in ((KIND,), (KIND, OTHER), (OTHER,)):
+        assert twin.probability(kinds) == calibration.probability(kinds)
+    twin.observe(record(True, KIND))
+    assert twin.probability((KIND,)) > calibration.probability((KIND,))
+
+
+def test_what_was_tried_most_is_kept():
+    calibration = Calibration()
+    calibration.observe(record(True, OTHER))
+    for _ in range(3):
+        calibration.observe(record(True, KIND))
+    ((parts, _, trials),) = calibration.rows(1)
+    assert Evidence(*parts[0]) == KIND
+    assert trials > 6
 
 
 def test_two_threads_lose_no_trial():

@@ -86,6 +86,15 @@ def test_refused_values(knobs, message):
     assert refusal(**knobs) == message
 
 
+def test_branches_need_the_context_that_they_fill():
+    message = refusal(num_branches=6, sources=("lut",))
+    assert message.startswith("num_branches=6 needs 'context' among the sources")
+    assert "(got ['lut'])" in message
+    assert SpecConfig(num_branches=0, sources=("lut",)).num_branches == 0
+    assert refusal(num_branches=-1) == "num_branches must be >= 0 (got -1)"
+    assert refusal(branch_length=0) == "branch_length must be >= 1 (got 0)"
+
+
 def test_of_answers_an_unknown_name_with_the_nearest():
     with pytest.raises(ConfigError, match=r"unknown knob 'max_node'; did you mean 'max_nodes'\?"):
         SpecConfig.of(max_node=3)

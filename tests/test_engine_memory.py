@@ -36,7 +36,7 @@ def test_a_frozen_memory_keeps_its_tables_and_its_rates():
     lut = LutSource(VOCAB, 3)
     run = Run(MODEL, [[1, 2]], [lut, omniscient(MODEL)], learns=False)
     run.decode(run.own_pace())
-    assert int((lut.token_ids >= 0).sum()) == 0
+    assert int((lut.rows.token_ids >= 0).sum()) == 0
     assert run.memory.calibration._rates == {}
     assert all(record.top is None for record in run.records)
 
@@ -48,7 +48,7 @@ def test_the_luts_hold_what_the_model_said_last():
     (text,) = run.decode(run.own_pace())
     for token in text[1:-1]:
         expected = model.logits((token,)).argsort(descending=True)[:3].tolist()
-        assert lut.token_ids[token].tolist() == expected
+        assert lut.rows.token_ids[token].tolist() == expected
     assert run.stats.tokens_per_step > 2
 
 

@@ -31,7 +31,9 @@ class Recorder:
 
 
 def transcript(prompts: list[list[int]], streamer: Recorder | None = None, room: int = 256):
-    return Transcript(torch.tensor(prompts), pad_token_id=PAD, streamer=streamer, room=room)
+    return Transcript(
+        torch.tensor(prompts), pad_token_id=PAD, max_length=FAR, streamer=streamer, room=room
+    )
 
 
 def test_a_row_ends_with_any_of_the_end_tokens():
@@ -91,7 +93,7 @@ def test_moving_together_is_stocks_loop():
 
 
 def test_without_a_pad_token_rows_are_filled_with_zeros():
-    text = Transcript(torch.tensor([[1], [2]]), pad_token_id=None)
+    text = Transcript(torch.tensor([[1], [2]]), pad_token_id=None, max_length=FAR)
     text.commit(0, EOS, ENDLESS)
     text.commit(1, 3, ENDLESS)
     text.commit(1, EOS, ENDLESS)
@@ -142,7 +144,7 @@ def test_growth_beyond_the_room_keeps_every_row(room):
 
 def test_sequences_are_a_copy_of_the_prompts_dtype():
     prompt = torch.tensor([[1, 2]], dtype=torch.int32)
-    text = Transcript(prompt, pad_token_id=PAD)
+    text = Transcript(prompt, pad_token_id=PAD, max_length=FAR)
     text.commit(0, 3, ENDLESS)
     out = text.sequences()
     text.commit(0, 4, ENDLESS)

@@ -184,6 +184,16 @@ def test_a_kept_shape_obeys_a_smaller_budget():
     assert paths_of(trees.grow(0, 3)) == [(1,), (1, 3)]
 
 
+def test_a_step_may_allow_less_depth_than_the_config():
+    chain = {last: [(last + 1, 0.9)] for last in range(8)}
+    trees = grower(ScriptedCursor(chain), update_interval=9)
+    assert paths_of(trees.grow(0, 9, 2)) == [(1,), (1, 2)]
+    assert paths_of(trees.grow(0, 9, 1)) == [(1,)]  # the same shape, cut
+    assert len(trees.grow(0, 9, 0)) == 1
+    shallow = grower(ScriptedCursor(chain), max_depth=3)
+    assert max(shallow.grow(0, 9, 5).depths) == 3
+
+
 def test_a_tree_that_found_nothing_leaves_no_shape():
     cursor = ScriptedCursor({1: [(2, 0.9)]})
     trees = grower(cursor, update_interval=5)

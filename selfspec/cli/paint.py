@@ -16,10 +16,11 @@ __all__ = ["Painter", "harmless", "labels", "style_of"]
 _STYLES = {
     OWN: "",
     "lut": "cyan",
+    "lut2": "bright_cyan",
     "context": "green",
-    "runners": "yellow",
+    "grams": "bright_green",
     "corpus": "blue",
-    "branches": "bright_cyan",
+    "runners": "yellow",
     SEVERAL: "magenta",
 }
 _OTHER = "bright_red"  # a source of the user's own

@@ -9,7 +9,7 @@ import torch
 
 from selfspec.kv import TreeKV
 from selfspec.layout import Layout, RowPlaces, Window, lay_out
-from selfspec.records import DraftTree
+from selfspec.records import DraftTree, Queries
 
 __all__ = ["AttentionTypes", "ChainBackend", "TreeBackend"]
 
@@ -55,9 +55,9 @@ class TreeBackend:
             return max_nodes
         return min(max_nodes, period - (self.kv.front + 1) % period)
 
-    def lay_out(self, trees: Sequence[DraftTree]) -> Layout:
+    def lay_out(self, trees: Sequence[DraftTree | Queries]) -> Layout:
         """Ids, positions and masks; makes room in the KV."""
-        self.kv.reserve(max(map(len, trees)))
+        self.kv.reserve(max(len(tree.tokens) for tree in trees))
         return lay_out(
             trees,
             RowPlaces(self.kv.lengths, self._positions, self._visible),
@@ -127,11 +127,12 @@ class ChainBackend:
         """Chains stand where their text will: nothing to mind."""
         return max_nodes
 
-    def lay_out(self, trees: Sequence[DraftTree]) -> dict[str, Any]:
+    def lay_out(self, trees: Sequence[DraftTree | Queries]) -> dict[str, Any]:
         """The model's own inputs for the chains, shorter ones filled up with their last token."""
-        self._width = max(map(len, trees))
+        chains_ids = [tree.tokens for tree in trees]
+        self._width = max(map(len, chains_ids))
         chains = torch.tensor(
-            [tree.tokens + tree.tokens[-1:] * (self._width - len(tree)) for tree in trees],
+            [ids + ids[-1:] * (self._width - len(ids)) for ids in chains_ids],
             device=self._ids.device,
         )
         self._ids = torch.cat([self._ids, chains], dim=-1)

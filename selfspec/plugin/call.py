@@ -53,9 +53,9 @@ class Call:
 
     @property
     def max_reach(self) -> int:
-        """How many tokens beyond the prompt the deepest draft may stand."""
+        """How many tokens beyond the prompt the last one may stand, drafted or not."""
         to_come: int = self.generation_config.max_length - self.input_ids.shape[1]
-        return max(to_come, 1) + self.config.max_nodes
+        return max(to_come, 1)
 
     def decode_plainly(self, reason: str) -> Any:
         """Stock's own loop, with the reason noted; an error instead under `strict`."""
@@ -141,7 +141,8 @@ class Call:
 
     def _room(self) -> int:
         """KV slots to start with behind the prompt: all that may come, or the prompt's length."""
-        return min(self.max_reach, max(self.input_ids.shape[1], _MIN_ROOM) + self.config.max_nodes)
+        width = self.config.max_nodes + self.config.num_branches * self.config.branch_length
+        return min(self.max_reach, max(self.input_ids.shape[1], _MIN_ROOM)) + width
 
     def _decoder(
         self, backend: TreeBackend | ChainBackend, memory: Memory, ability: Ability
@@ -151,6 +152,7 @@ class Call:
         transcript = Transcript(
             self.input_ids,
             pad_token_id=None if pad is None else int(pad),
+            max_length=self.generation_config.max_length,
             streamer=self.streamer,
         )
         return Decoder(
@@ -158,7 +160,7 @@ class Call:
             pace=self._pace(ability),
             transcript=transcript,
             memory=memory,
-            config=self.config.changed(top_k=1) if chains else self.config,
+            config=self.config.changed(top_k=1, num_branches=0) if chains else self.config,
             stats=self.stats,
             listeners=self.listeners,
         )

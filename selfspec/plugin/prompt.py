@@ -62,7 +62,7 @@ class PromptTap:
     ) -> None:
         """Shows the sources what the model said behind each token of the prompt.
 
-        A token that comes more than once is shown where it came last: its row keeps no more.
+        Two tokens that come more than once are shown where they came last: no source keeps more.
         """
         if not self._hidden:
             return
@@ -72,13 +72,13 @@ class PromptTap:
         if length == 0:
             return
         scale = self._scale(hidden[:, -1:], last_logits)
-        tokens = input_ids[:, -length:].reshape(-1).cpu()
+        pairs = _pairs(input_ids.cpu(), None if visible is None else visible.cpu(), length)
         hidden = hidden[:, -length:].reshape(-1, hidden.shape[-1])
-        places = _last_places(tokens, visible, length)
+        places = _last_places(pairs)
         chunk = max(_CHUNK_ELEMENTS // last_logits.shape[-1], 1)
         for part in torch.split(places, chunk):
             logits = self._head(hidden[part.to(hidden.device)]) * scale
-            memory.observe_prompt(tokens[part].tolist(), top_k_of(logits, memory.top_k))
+            memory.observe_prompt(pairs[part].numpy(), top_k_of(logits, memory.top_k))
 
     def _scale(self, last_hidden: torch.Tensor, last_logits: torch.Tensor) -> float:
         """What the model multiplies its head's output with, as Cohere and Granite do."""
@@ -86,10 +86,16 @@ class PromptTap:
         return float((raw * last_logits.float()).sum() / (raw * raw).sum().clamp(min=1e-12))
 
 
-def _last_places(tokens: torch.Tensor, visible: torch.Tensor | None, length: int) -> torch.Tensor:
-    """Indices of each token's last occurrence among the flattened rows, padding left out."""
-    places = torch.arange(len(tokens))
+def _pairs(input_ids: torch.Tensor, visible: torch.Tensor | None, length: int) -> torch.Tensor:
+    """(B * length, 2): the last two tokens at each of the last columns; -1 where there is none."""
+    ids = torch.nn.functional.pad(input_ids, (1, 0), value=-1)
     if visible is not None:
-        places = places[visible[:, -length:].reshape(-1).cpu()]
-    last = dict(zip(tokens[places].tolist(), places.tolist(), strict=True))
+        ids[:, 1:].masked_fill_(~visible[:, -input_ids.shape[1] :], -1)
+    return torch.stack([ids[:, -length - 1 : -1], ids[:, -length:]], dim=-1).reshape(-1, 2)
+
+
+def _last_places(pairs: torch.Tensor) -> torch.Tensor:
+    """Indices of each pair's last occurrence, those left out that end in padding."""
+    tokens = map(tuple, pairs.tolist())
+    last = {pair: place for place, pair in enumerate(tokens) if pair[1] >= 0}
     return torch.tensor(sorted(last.values()), dtype=torch.long)

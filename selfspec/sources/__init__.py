@@ -6,15 +6,31 @@ it opens a `Cursor`, which walks that row's text. Sources handle ints, lists and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from selfspec.records import Candidate, StepRecord, TopK
 from selfspec.sources.context import ContextSource
+from selfspec.sources.corpus import CorpusSource, CorpusTables
 from selfspec.sources.lut import LutSource
+from selfspec.sources.lut2 import Lut2Source
 from selfspec.sources.runners import RunnersSource
 
-__all__ = ["REGISTRY", "ContextSource", "Cursor", "LutSource", "RunnersSource", "Source"]
+__all__ = [
+    "REGISTRY",
+    "ContextSource",
+    "CorpusSource",
+    "CorpusTables",
+    "Cursor",
+    "LastingSource",
+    "Lut2Source",
+    "LutSource",
+    "RunnersSource",
+    "Source",
+]
 
 
 class Cursor(Protocol):
@@ -46,8 +62,8 @@ class Source(Protocol):
         """A cursor at the end of the prompt."""
         ...
 
-    def observe_prompt(self, token_ids: Sequence[int], top: TopK) -> None:
-        """Learns what the model said behind each of the prompt's tokens."""
+    def observe_prompt(self, pairs: NDArray[np.int64], top: TopK) -> None:
+        """Learns what the model said behind each pair (N, 2) of the prompt's tokens."""
         ...
 
     def copy(self) -> Source:
@@ -55,8 +71,22 @@ class Source(Protocol):
         ...
 
 
+@runtime_checkable
+class LastingSource(Source, Protocol):
+    """A source whose memory a cache folder can keep."""
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """All that was learned, the same for the same memory."""
+        ...
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Learns what `arrays` gave."""
+        ...
+
+
 REGISTRY: dict[str, Callable[[int, int], Source]] = {
-    "lut": lambda vocab_size, top_k: LutSource(vocab_size, top_k),
+    "lut": LutSource,
+    "lut2": Lut2Source,
     "context": lambda _vocab_size, top_k: ContextSource(top_k),
     "runners": lambda _vocab_size, _top_k: RunnersSource(),
 }

@@ -1,24 +1,32 @@
-"""What this request has said already: suffix matches over prompt and output.
+"""What this request has said already: suffix matches over prompt and output, and n-gram queues.
 
 Keeps, for the end of the text, every earlier place that reads the same backwards and for how
-many tokens. Its memory is one request's: nothing reaches another row or call.
+many tokens. Beside it stand the n-grams last seen behind each token, which branches feed too. Its
+memory is one request's: nothing reaches another row or call.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from selfspec.records import Candidate, Evidence, StepRecord, TopK
+from selfspec.sources.grams import GRAM_LENGTH, GramQueues, Tail
 
-__all__ = ["ContextCursor", "ContextSource"]
+__all__ = ["ContextCursor", "ContextSource", "Found", "Place"]
 
 _MAX_MATCHES = 32  # places remembered for one suffix, the freshest
 _MAX_MATCH_LENGTH = 8  # lengths beyond are told apart no more
 _MAX_PLACES = 3
 
 Match = tuple[int, int]  # (position of the next token, length of the match before it)
+GramMatch = tuple[int, Tail]  # (tokens of an n-gram that are behind us, those still to come)
 
 
 class ContextSource:
@@ -37,45 +45,106 @@ class ContextSource:
         """Itself: there is nothing to keep apart."""
         return self
 
-    def observe_prompt(self, token_ids: Sequence[int], top: TopK) -> None:
+    def observe_prompt(self, pairs: NDArray[np.int64], top: TopK) -> None:
         """Ignored: the prompt's tokens came with `open`."""
 
 
+class Found(NamedTuple):
+    """What the context knows about one place."""
+
+    matches: tuple[Match, ...]
+    grams: tuple[GramMatch, ...]
+
+
+class Place:
+    """Where a draft stands: behind a token, below another place.
+
+    What is known there is found out when it is asked for: most candidates never win a node.
+    """
+
+    __slots__ = ("above", "found", "token")
+
+    def __init__(
+        self, token: int, *, above: Found | None = None, found: Found | None = None
+    ) -> None:
+        self.token = token
+        self.above = above
+        self.found = found
+
+
 class ContextCursor:
-    """A row's text with the places that match its end."""
+    """A row's text with the places that match its end, and its n-grams."""
 
     def __init__(self, prompt_ids: Sequence[int], top_k: int) -> None:
         self.token_ids: list[int] = []
         self._top_k = top_k
         self._after: dict[int, list[int]] = {}  # token -> positions right behind it
         self._matches: tuple[Match, ...] = ()
+        self.grams = GramQueues()
         for token in prompt_ids:
             self._append(token)
 
-    def root(self) -> tuple[Match, ...]:
-        """All earlier places whose text matches the end of this one, the freshest first."""
-        return self._matches
+    def root(self) -> Place:
+        """Where the text read as it ends now, and the n-grams of its last token."""
+        last = self.token_ids[-1] if self.token_ids else -1
+        return Place(last, found=Found(self._matches, self._fresh_grams(last)))
 
-    def expand(self, state: tuple[Match, ...]) -> list[Candidate]:
-        """The tokens found at those places: longest match first, then freshest."""
-        groups = self._group_by_token(state)
+    def expand(self, state: Place) -> list[Candidate]:
+        """The tokens found there: longest match first, then freshest; then the n-grams' own."""
+        found = self.find(state)
+        groups = self._group_by_token(found.matches)
         ranked = sorted(groups.items(), key=_longest)[: self._top_k]
-        return [
-            Candidate(token, _evidence(places, rank), tuple((p + 1, n + 1) for p, n in places))
+        candidates = [
+            Candidate(token, _evidence(places, rank), Place(token, above=found))
             for rank, (token, places) in enumerate(ranked, start=1)
         ]
+        lengths: dict[int, int] = {}
+        for length, tail in found.grams:
+            # what the text said itself tells more than one token of an n-gram does
+            if tail[0] not in groups and (length > 1 or not groups):
+                lengths[tail[0]] = max(length, lengths.get(tail[0], 0))
+        return candidates + [
+            Candidate(token, Evidence("grams", match_length=length), Place(token, above=found))
+            for token, length in itertools.islice(lengths.items(), self._top_k)
+        ]
 
-    def follow(self, state: tuple[Match, ...], token: int) -> None:
-        """Nothing: a token that came behind no match is no match's continuation."""
+    def follow(self, state: Place, token: int) -> Place:
+        """Any token may have been said before."""
+        return Place(token, above=self.find(state))
 
     def observe(self, record: StepRecord) -> None:
-        """Appends the committed tokens."""
+        """Appends the committed tokens, and takes the branches' n-grams in."""
         for token in record.committed_ids:
             self._append(token)
+        for gram in record.grams:
+            self.grams.add(gram)
 
-    def _group_by_token(self, state: tuple[Match, ...]) -> dict[int, list[Match]]:
+    def find(self, place: Place) -> Found:
+        """What is known at a place, looked up once; costs a look at each match above it."""
+        if place.found is None:
+            assert place.above is not None
+            place.found = self._behind(place.above, place.token)
+        return place.found
+
+    def _behind(self, above: Found, token: int) -> Found:
+        text = self.token_ids
+        matches = tuple(
+            (p + 1, n + 1) for p, n in above.matches if p < len(text) and text[p] == token
+        )
+        if not matches:
+            fresh = self._after.get(token, ())[-_MAX_MATCHES:]
+            matches = tuple((p, 1) for p in reversed(fresh))
+        longer = tuple(
+            (n + 1, tail[1:]) for n, tail in above.grams if tail[0] == token and tail[1:]
+        )
+        return Found(matches, longer + self._fresh_grams(token))
+
+    def _fresh_grams(self, token: int) -> tuple[GramMatch, ...]:
+        return tuple((1, tail) for tail in self.grams.behind(token))
+
+    def _group_by_token(self, matches: Sequence[Match]) -> dict[int, list[Match]]:
         groups: dict[int, list[Match]] = {}
-        for place in state:
+        for place in matches:
             if place[0] < len(self.token_ids):
                 groups.setdefault(self.token_ids[place[0]], []).append(place)
         return groups
@@ -90,6 +159,8 @@ class ContextCursor:
         self._matches = tuple(sorted(kept, reverse=True))
         self.token_ids.append(token)
         behind.append(len(self.token_ids))
+        if len(self.token_ids) >= GRAM_LENGTH:
+            self.grams.add(self.token_ids[-GRAM_LENGTH:])
 
 
 def _longest(group: tuple[int, list[Match]]) -> tuple[int, int]:

@@ -6,37 +6,28 @@ not know the text: one token of context is all that it sees.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from selfspec.records import Candidate, StepRecord, TopK
-from selfspec.sources.bins import evidence_table, stored_exponents
+from selfspec.sources.rows import Rows
 
-__all__ = ["LutCursor", "LutSource"]
+__all__ = ["LutCursor", "LutSource", "path_last"]
 
 
 class LutSource:
     """The pair of tables, shared by all rows and calls of a `SelfSpec`.
 
-    int32 and fp16: 6.2 MB for a vocabulary of 128,256 and K = 8. An empty entry is -1. A row is
-    replaced whole by the newest top-K: keeping older entries or averaging guessed no better.
+    6.2 MB for a vocabulary of 128,256 and K = 8.
     """
 
     name = "lut"
 
     def __init__(self, vocab_size: int, top_k: int) -> None:
-        self.token_ids: NDArray[np.int32] = np.full((vocab_size, top_k), -1, np.int32)
-        self.probabilities: NDArray[np.float16] = np.zeros((vocab_size, top_k), np.float16)
-        self._evidence = evidence_table("lut", top_k)
-        self._lock = threading.Lock()
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the two tables."""
-        return self.token_ids.nbytes + self.probabilities.nbytes
+        self.rows = Rows(self.name, vocab_size, top_k)
 
     def open(self, prompt_ids: Sequence[int], *, learns: bool) -> LutCursor:
         """A cursor behind the last token of the prompt."""
@@ -44,33 +35,40 @@ class LutSource:
 
     def copy(self) -> LutSource:
         """A copy for one request; costs one pass over both tables."""
-        with self._lock:
-            twin = LutSource(0, len(self._evidence))
-            twin.token_ids = self.token_ids.copy()
-            twin.probabilities = self.probabilities.copy()
+        twin = LutSource(0, 0)
+        with self.rows.lock:
+            twin.rows = self.rows.copy()
         return twin
 
-    def learn(self, token_ids: Sequence[int], top: TopK) -> None:
+    def learn(self, token_ids: Sequence[int] | NDArray[Any], top: TopK) -> None:
         """Sets the row of each token to its newest top-K; of repeated tokens the last one wins.
 
         Costs two indexed writes, whatever the number of tokens.
         """
-        with self._lock:
-            self.token_ids[token_ids] = top.ids
-            self.probabilities[token_ids] = top.probabilities
+        with self.rows.lock:
+            self.rows.write(np.asarray(token_ids, np.int64), top)
 
-    observe_prompt = learn
+    def observe_prompt(self, pairs: NDArray[np.int64], top: TopK) -> None:
+        """Learns every place of the prompt."""
+        self.learn(pairs[:, 1], top)
 
     def next_tokens(self, token: int) -> list[Candidate]:
         """The candidates of a token's row, likeliest first."""
-        with self._lock:
-            ids = self.token_ids[token].tolist()
-            exponents = stored_exponents(self.probabilities[token])
-        return [
-            Candidate(id_, kinds[exponent], id_)
-            for id_, exponent, kinds in zip(ids, exponents, self._evidence, strict=True)
-            if id_ >= 0
-        ]
+        with self.rows.lock:
+            entries = self.rows.read(token)
+        return [Candidate(id_, evidence, id_) for id_, evidence in entries]
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The rows that are not empty, by token: what a cache folder keeps."""
+        with self.rows.lock:
+            tokens = self.rows.held()
+            top = self.rows.part(tokens)
+        return {"tokens": tokens.astype(np.int32), **top._asdict()}
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Puts back what `arrays` gave, recorded with whatever K."""
+        top = self.rows.fitted(TopK(arrays["ids"], arrays["probabilities"]))
+        self.learn(arrays["tokens"], top)
 
 
 class LutCursor:
@@ -98,14 +96,12 @@ class LutCursor:
         self._last_token = record.committed_ids[-1] if record.committed_ids else self._last_token
         if not self._learns or record.top is None:
             return
-        order = _path_last(len(record.tree), record.path)
+        order = path_last(record)
         tokens = np.asarray(record.tree.tokens)[order]
-        self._source.learn(
-            tokens,  # type: ignore[arg-type]
-            TopK(record.top.ids[order], record.top.probabilities[order]),
-        )
+        self._source.learn(tokens, record.top.at(order))
 
 
-def _path_last(num_nodes: int, path: Sequence[int]) -> list[int]:
-    on_path = set(path)
-    return [node for node in range(num_nodes) if node not in on_path] + list(path)
+def path_last(record: StepRecord) -> list[int]:
+    """All nodes of a verified tree, the accepted ones behind the others."""
+    on_path = set(record.path)
+    return [node for node in range(len(record.tree)) if node not in on_path] + record.path

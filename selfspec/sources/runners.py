@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from selfspec.records import Candidate, StepRecord, TopK
 from selfspec.sources.bins import evidence_table, stored_exponents
@@ -33,7 +34,7 @@ class RunnersSource:
         """Itself: there is nothing to keep apart."""
         return self
 
-    def observe_prompt(self, token_ids: Sequence[int], top: TopK) -> None:
+    def observe_prompt(self, pairs: NDArray[np.int64], top: TopK) -> None:
         """Ignored: only the last logits of a row count."""
 
 

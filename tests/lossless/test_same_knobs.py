@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from selfspec import SelfSpec
-from tests.fakes import VOCAB, prompt, tiny_model
+from tests.fakes import VOCAB, lut_of, prompt, tiny_model
 from tests.lossless.same import GREEDY, MODES, ROWS_AND_MODES, SAMPLE, doubting, run, run_both
 
 KNOBS: dict[str, dict[str, Any]] = {
@@ -26,6 +26,8 @@ KNOBS: dict[str, dict[str, Any]] = {
     "request": {"learning": "request"},
     "session": {"learning": "session"},
     "frozen": {"learning": "frozen"},
+    "branches": {"num_branches": 6},
+    "long branches": {"num_branches": 2, "branch_length": 10, "max_nodes": 5},
     "all": {"max_nodes": 9, "max_depth": 4, "top_k": 2, "update_interval": 2, "threshold": 0.01},
 }
 
@@ -81,7 +83,6 @@ def test_a_request_drafts_the_same_the_second_time(num_rows: int) -> None:
 def _knowledge(spec: SelfSpec) -> tuple[bytes, bytes, dict[Any, Any]]:
     """All that a call could have changed, as values."""
     memory = spec.memory(VOCAB)
-    lut = spec.lut(VOCAB)
-    assert lut is not None
-    tables = (lut.token_ids, lut.probabilities)
+    lut = lut_of(spec, VOCAB)
+    tables = (lut.rows.token_ids, lut.rows.probabilities)
     return (*(np.array(table).tobytes() for table in tables), dict(memory.calibration._rates))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from selfspec import LutRecorder, SelfSpec, SelfSpecCandidateGenerator
-from tests.fakes import VOCAB, new_model, prompt, tiny_model
+from tests.fakes import VOCAB, lut_of, new_model, prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
     MODES,
@@ -86,15 +86,14 @@ def test_recorder_in_stock_generate(num_rows: int, mode: str) -> None:
     recorded = run(model, inputs, logits_processor=[LutRecorder(spec)], **options)
     assert_same_ids(recorded.ids, stock.ids)
     assert torch.equal(recorded.rng_state, stock.rng_state)
-    lut = spec.lut(VOCAB)
-    assert lut is not None
+    lut = lut_of(spec, VOCAB)
     table = expected_lut(stock.output, inputs, spec.config.top_k)
     for token in range(VOCAB):
         expected = table.get(token, [-1] * spec.config.top_k)
-        assert lut.token_ids[token].tolist() == expected
+        assert lut.rows.token_ids[token].tolist() == expected
     spoken = np.array(sorted(table))
-    assert (lut.probabilities[spoken].sum(-1) <= 1.01).all()
-    assert (np.diff(lut.probabilities[spoken].astype(np.float32), axis=-1) <= 0).all()
+    assert (lut.rows.probabilities[spoken].sum(-1) <= 1.01).all()
+    assert (np.diff(lut.rows.probabilities[spoken].astype(np.float32), axis=-1) <= 0).all()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -115,7 +114,6 @@ def test_recorder_inside_our_own_loop(num_rows: int) -> None:
     other = SelfSpec()
     ours = run(model, inputs, custom_generate=spec, logits_processor=[LutRecorder(other)], **GREEDY)
     assert_same_ids(ours.ids, stock.ids)
-    lut = other.lut(VOCAB)
-    assert lut is not None
+    lut = lut_of(other, VOCAB)
     said = {token for text in texts_of(stock.ids, inputs) for token in text[-40:-1]}
-    assert all(lut.token_ids[token, 0] >= 0 for token in said)
+    assert all(lut.rows.token_ids[token, 0] >= 0 for token in said)

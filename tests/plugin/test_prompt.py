@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -24,17 +25,17 @@ MODELS = ("llama", "cohere")  # the latter scales what its head puts out
 
 
 class Listener:
-    """A source that keeps what the prompt taught, by token."""
+    """A source that keeps what the prompt taught, by the last two tokens."""
 
     name = "listener"
 
     def __init__(self) -> None:
-        self.rows: dict[int, tuple[list[int], np.ndarray]] = {}
+        self.rows: dict[tuple[int, int], tuple[list[int], np.ndarray]] = {}
         self.num_told = 0
 
-    def observe_prompt(self, token_ids: Sequence[int], top: TopK) -> None:
-        for token, ids, probabilities in zip(token_ids, *top, strict=True):
-            self.rows[token] = (ids.tolist(), probabilities)
+    def observe_prompt(self, pairs: np.ndarray, top: TopK) -> None:
+        for pair, ids, probabilities in zip(pairs.tolist(), *top, strict=True):
+            self.rows[tuple(pair)] = (ids.tolist(), probabilities)
             self.num_told += 1
 
 
@@ -66,16 +67,25 @@ def tapped(
 
 def taught_by_a_full_forward(
     model: PreTrainedModel, batch: dict[str, torch.Tensor]
-) -> dict[int, TopK]:
-    """For each token of the prompts, padding left out: the top-K where it came last."""
+) -> dict[tuple[int, int], TopK]:
+    """For each two tokens of the prompts, padding left out: the top-K where they came last."""
     top = top_k_of(forward(model, batch), K)
     last = {}
-    for row, mask in enumerate(batch["attention_mask"].tolist()):
+    for row, (ids, mask) in enumerate(
+        zip(batch["input_ids"].tolist(), batch["attention_mask"].tolist(), strict=True)
+    ):
         for column, counts in enumerate(mask):
             if counts:
-                token = int(batch["input_ids"][row, column])
-                last[token] = TopK(top.ids[row, column], top.probabilities[row, column])
+                first = column == 0 or not mask[column - 1]
+                pair = (-1 if first else ids[column - 1], ids[column])
+                last[pair] = TopK(top.ids[row, column], top.probabilities[row, column])
     return last
+
+
+def pairs_of(ids: torch.Tensor) -> set[tuple[int, int]]:
+    """The last two tokens at each place of one row; -1 before the first."""
+    tokens = [-1, *ids.flatten().tolist()]
+    return set(itertools.pairwise(tokens))
 
 
 def hooks(model: PreTrainedModel) -> int:
@@ -89,10 +99,10 @@ def test_every_token_of_the_prompt_teaches_its_top_k(name, num_rows):
     listener, _ = tapped(model, batch)
     truth = taught_by_a_full_forward(model, batch)
     assert listener.rows.keys() == truth.keys()
-    for token, (ids, probabilities) in listener.rows.items():
-        assert ids == truth[token].ids.tolist()
-        np.testing.assert_allclose(probabilities, truth[token].probabilities, rtol=4e-3, atol=1e-6)
-    assert listener.num_told == len(truth)  # a token that comes twice is told once
+    for pair, (ids, probabilities) in listener.rows.items():
+        assert ids == truth[pair].ids.tolist()
+        np.testing.assert_allclose(probabilities, truth[pair].probabilities, rtol=4e-3, atol=1e-6)
+    assert listener.num_told == len(truth)  # a pair that comes twice is told once
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -160,7 +170,7 @@ def test_another_threads_forward_passes_by():
     with torch.no_grad():
         memory = Memory([listener], Calibration(), top_k=K)
         tap.teach(memory, batch["input_ids"], None, logits[:, -1])
-    assert listener.rows.keys() == set(batch["input_ids"].flatten().tolist())
+    assert listener.rows.keys() == pairs_of(batch["input_ids"])
 
 
 @contextmanager
@@ -185,9 +195,9 @@ def test_chunks_teach_the_same_and_bound_what_is_held(name, monkeypatch):
     assert max(sizes) == 5 * VOCAB  # the prompt's own forward has a token of each row: 3
     assert len(sizes) > 5
     assert parts.rows.keys() == whole.rows.keys()
-    for token, (ids, probabilities) in parts.rows.items():
-        assert ids == whole.rows[token][0]
-        np.testing.assert_allclose(probabilities, whole.rows[token][1], rtol=4e-3, atol=1e-6)
+    for pair, (ids, probabilities) in parts.rows.items():
+        assert ids == whole.rows[pair][0]
+        np.testing.assert_allclose(probabilities, whole.rows[pair][1], rtol=4e-3, atol=1e-6)
 
 
 def test_a_vocabulary_wider_than_a_chunk_goes_token_by_token(monkeypatch):
@@ -208,9 +218,9 @@ def test_a_continued_conversation_teaches_what_was_read_now():
         with tap.open({"logits_to_keep": 1}) as kwargs:
             logits = model(ids[:, 10:], past_key_values=past, **kwargs).logits
         tap.teach(Memory([listener], Calibration(), top_k=K), ids, None, logits[:, -1])
-    assert listener.rows.keys() == set(ids[0, 10:].tolist())
+    assert listener.rows.keys() == set(itertools.pairwise(ids[0, 9:].tolist()))
     truth = taught_by_a_full_forward(model, batch)
-    assert all(listener.rows[t][0] == truth[t].ids.tolist() for t in listener.rows)
+    assert all(listener.rows[pair][0] == truth[pair].ids.tolist() for pair in listener.rows)
 
 
 def test_a_prompt_read_in_pieces_is_taught_whole():
@@ -223,6 +233,6 @@ def test_a_prompt_read_in_pieces_is_taught_whole():
     with torch.no_grad():
         tap.teach(Memory([listener], Calibration(), top_k=K), ids, None, logits[:, -1])
     truth = taught_by_a_full_forward(model, batch)
-    assert {t: ids for t, (ids, _) in listener.rows.items()} == {
-        t: top.ids.tolist() for t, top in truth.items()
+    assert {pair: ids for pair, (ids, _) in listener.rows.items()} == {
+        pair: top.ids.tolist() for pair, top in truth.items()
     }

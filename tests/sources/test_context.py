@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from selfspec.records import DraftTree, StepRecord
+from selfspec.records import Candidate, DraftTree, Evidence, StepRecord
 from selfspec.sources import ContextSource
-from selfspec.sources.context import ContextCursor
+from selfspec.sources.context import ContextCursor, Place
 from tests.oracles import continuations, suffix_matches
 from tests.strategies import texts
 
@@ -21,6 +21,16 @@ def committed(tokens: list[int]) -> StepRecord:
 
 def cursor_behind(text: list[int], top_k: int = 8) -> ContextCursor:
     return ContextSource(top_k).open(text, learns=True)
+
+
+def matches_at(cursor: ContextCursor, place: Place | None = None) -> list[tuple[int, int]]:
+    return list(cursor.find(place or cursor.root()).matches)
+
+
+def copies(cursor: ContextCursor, place: Place | None = None) -> list[Candidate]:
+    """The candidates that suffix matches name, without those of n-grams."""
+    candidates = cursor.expand(place or cursor.root())
+    return [c for c in candidates if c.evidence.source == "context"]
 
 
 class ContextMachine(RuleBasedStateMachine):
@@ -52,11 +62,11 @@ class ContextMachine(RuleBasedStateMachine):
 
     @invariant()
     def matches_are_those_of_a_full_search(self):
-        assert list(self.cursor.root()) == suffix_matches(self.text)
+        assert matches_at(self.cursor) == suffix_matches(self.text)
 
     @invariant()
     def candidates_are_ranked_by_length_then_frequency_then_freshness(self):
-        candidates = self.cursor.expand(self.cursor.root())
+        candidates = copies(self.cursor)
         expected = continuations(self.text)
         assert [c.token for c in candidates] == [token for token, _, _ in expected]
         for rank, (candidate, (_, length, places)) in enumerate(
@@ -80,11 +90,11 @@ def test_a_drafted_token_narrows_the_matches_to_those_it_goes_on(text):
     def check(drafted, state, depth):
         if depth == 3:
             return
-        for candidate in cursor.expand(state):
+        for candidate in copies(cursor, state):
             longer = [*drafted, candidate.token]
             everywhere = suffix_matches([*text, *longer])
             copied = [(p, n) for p, n in everywhere if n > len(longer) and p <= len(text)]
-            assert list(candidate.state) == copied
+            assert matches_at(cursor, candidate.state) == copied
             check(longer, candidate.state, depth + 1)
 
     cursor = cursor_behind(text)
@@ -99,7 +109,7 @@ def test_a_copied_span_costs_a_cursor_step_a_token(monkeypatch):
     monkeypatch.setattr(cursor, "_after", None)
     state, copied = cursor.root(), []
     for _ in span:
-        (candidate,) = cursor.expand(state)
+        (candidate,) = copies(cursor, state)
         copied.append(candidate.token)
         state = candidate.state
     assert copied == span
@@ -110,34 +120,71 @@ def test_nothing_is_guessed_beyond_the_end():
     cursor = cursor_behind([5, 6, 7, 5, 6])
     state = cursor.root()
     tokens = []
-    while candidates := cursor.expand(state):
+    while candidates := copies(cursor, state):
         tokens.append(candidates[0].token)
         state = candidates[0].state
     assert tokens == [7, 5, 6]
     assert cursor.token_ids == [5, 6, 7, 5, 6]
 
 
-def test_a_token_named_by_others_is_not_followed():
-    cursor = cursor_behind([5, 6, 7, 5])
-    assert cursor.follow(cursor.root(), 9) is None
+def test_behind_a_token_that_others_named_stands_what_the_text_said_there():
+    cursor = cursor_behind([5, 6, 7, 8, 6, 9, 5])
+    place = cursor.follow(cursor.root(), 8)
+    assert matches_at(cursor, place) == [(4, 1)]
+    assert [c.token for c in copies(cursor, place)] == [6]
+    assert cursor.expand(cursor.follow(cursor.root(), 99)) == []
 
 
 def test_an_unseen_end_has_no_candidates():
     assert cursor_behind([]).expand(cursor_behind([]).root()) == []
-    assert cursor_behind([1, 2, 3]).root() == ()
+    assert matches_at(cursor_behind([1, 2, 3])) == []
+
+
+def branch_record(*grams: tuple[int, ...]) -> StepRecord:
+    return StepRecord(
+        row=0, tree=DraftTree.of_root(0), path=[0], committed_ids=[50], grams=list(grams)
+    )
+
+
+def test_the_grams_of_branches_are_drafted_from_the_freshest_first():
+    cursor = cursor_behind([1, 2])
+    cursor.observe(branch_record((50, 60, 61, 62), (50, 70, 71)))
+    first = cursor.expand(cursor.root())
+    assert [c.token for c in first] == [70, 60]
+    assert {c.evidence for c in first} == {Evidence("grams", match_length=1)}
+    (second,) = cursor.expand(first[1].state)
+    assert (second.token, second.evidence.match_length) == (61, 2)
+    (third,) = cursor.expand(second.state)
+    assert (third.token, third.evidence.match_length) == (62, 3)
+    assert cursor.expand(third.state) == []
+
+
+def test_what_a_match_and_a_gram_both_name_is_named_once():
+    cursor = cursor_behind([50, 60, 3])
+    cursor.observe(branch_record((50, 60, 61)))
+    (only,) = cursor.expand(cursor.root())
+    assert (only.token, only.evidence.source) == (60, "context")
+    assert {c.token for c in cursor.expand(only.state)} == {3, 61}
+
+
+def test_prompt_and_output_fill_the_queues_too():
+    cursor = cursor_behind([1, 2, 3, 4])
+    cursor.observe(committed([5]))
+    assert cursor.grams.behind(1) == [(2, 3, 4)]
+    assert cursor.grams.behind(2) == [(3, 4, 5)]
 
 
 def test_no_more_than_top_k_candidates():
     cursor = cursor_behind([1, 2, 1, 3, 1, 4, 1], top_k=2)
-    assert [c.token for c in cursor.expand(cursor.root())] == [4, 3]
+    assert [c.token for c in copies(cursor)] == [4, 3]
 
 
 def test_memory_of_matches_is_bounded_and_fresh():
     cursor = cursor_behind([1, 2] * 500 + [1])
-    assert len(cursor.root()) == MAX_MATCHES
+    assert len(matches_at(cursor)) == MAX_MATCHES
     (candidate,) = cursor.expand(cursor.root())
     assert candidate.token == 2
-    assert len(candidate.state) <= MAX_MATCHES
+    assert len(matches_at(cursor, candidate.state)) <= MAX_MATCHES
 
 
 def test_an_old_long_match_outlives_many_short_ones():
@@ -154,4 +201,4 @@ def test_rows_share_nothing():
     first, second = source.open([1, 2, 1], learns=True), source.open([1, 3, 1], learns=True)
     first.observe(committed([2, 1]))
     assert [c.token for c in second.expand(second.root())] == [3]
-    assert source.copy().open([1], learns=True).root() == ()
+    assert matches_at(source.copy().open([1], learns=True)) == []

@@ -42,7 +42,8 @@ def test_learning_replaces_a_row_whole():
 
 def test_of_a_repeated_token_the_last_wins():
     source = LutSource(10, 1)
-    source.observe_prompt([4, 2, 4], top([(5, 0.9)], [(6, 0.9)], [(7, 0.9)]))
+    pairs = np.array([[-1, 4], [4, 2], [2, 4]])
+    source.observe_prompt(pairs, top([(5, 0.9)], [(6, 0.9)], [(7, 0.9)]))
     assert held(source, 4) == [7]
     assert held(source, 2) == [6]
 
@@ -119,7 +120,7 @@ def test_a_frozen_cursor_learns_nothing_and_still_moves():
     source = LutSource(10, 1)
     cursor = source.open([1], learns=False)
     cursor.observe(step([0, 1], [2, 9]))
-    assert int((source.token_ids >= 0).sum()) == 0
+    assert int((source.rows.token_ids >= 0).sum()) == 0
     assert cursor.root() == 9
 
 
@@ -127,7 +128,7 @@ def test_a_step_without_logits_teaches_nothing():
     source = LutSource(10, 1)
     cursor = source.open([1], learns=True)
     cursor.observe(step([0], [9], learned=False))
-    assert int((source.token_ids >= 0).sum()) == 0
+    assert int((source.rows.token_ids >= 0).sum()) == 0
     assert cursor.root() == 9
 
 
@@ -141,10 +142,30 @@ def test_a_copy_is_independent_both_ways():
     assert (held(source, 3), held(twin, 3)) == ([7], [])
 
 
+def test_arrays_come_back_as_they_were_and_leave_out_what_is_empty():
+    source, twin = LutSource(10, 2), LutSource(12, 2)
+    source.learn([7, 4], top([(5, 0.5), (6, 0.2)], [(1, 0.9), (2, 0.1)]))
+    arrays = source.arrays()
+    assert arrays["tokens"].tolist() == [4, 7]
+    twin.restore(arrays)  # a model whose logits are wider
+    assert (held(twin, 4), held(twin, 7), held(twin, 5)) == ([1, 2], [5, 6], [])
+    for name, array in twin.arrays().items():
+        np.testing.assert_array_equal(array, arrays[name])
+
+
+def test_rows_of_another_k_are_cut_or_filled_up():
+    source = LutSource(10, 2)
+    source.learn([4], top([(5, 0.5), (6, 0.2)]))
+    for top_k, expected in ((1, [5]), (4, [5, 6])):
+        twin = LutSource(10, top_k)
+        twin.restore(source.arrays())
+        assert held(twin, 4) == expected
+
+
 def test_the_pair_fits_its_promise():
     source = REGISTRY["lut"](128_256, 8)
-    assert source.nbytes <= 6.2e6
-    assert source.token_ids.shape == source.probabilities.shape == (128_256, 8)
+    assert source.rows.nbytes <= 6.2e6
+    assert source.rows.token_ids.shape == source.rows.probabilities.shape == (128_256, 8)
 
 
 class YieldingTable(np.ndarray):
@@ -163,7 +184,7 @@ class YieldingTable(np.ndarray):
 def test_learning_and_reading_from_several_threads_never_mix_two_rows():
     """Both halves of a row come from one write: token 1 is sure, token 2 is not."""
     source = LutSource(4, 2)
-    source.token_ids = source.token_ids.view(YieldingTable)
+    source.rows.token_ids = source.rows.token_ids.view(YieldingTable)
     sure, unsure = top([(1, 0.9), (1, 0.9)]), top([(2, 0.01), (2, 0.01)])
     source.learn([0], sure)
     stop = threading.Event()

@@ -1,0 +1,294 @@
+"""What follows a phrase in a corpus: read-only n-gram tables, and the source that asks them.
+
+Longer prefixes first, then higher frequency. Knows neither the corpus nor the file behind the
+arrays, and trusts neither: every bound is checked where it is used.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from selfspec.records import Candidate, Evidence, StepRecord, TopK
+
+__all__ = ["CorpusCursor", "CorpusSource", "CorpusTables"]
+
+_MAX_PREFIX = 8
+_MAX_BIN = 14
+_SOME, _MANY = 4, 16  # counts that start the second and the third bucket
+_TOKENS = ("token", "next_token")
+_UINT16, _UINT32 = np.dtype(np.uint16), np.dtype(np.uint32)
+
+Array = NDArray[Any]
+Places = tuple[int, ...]  # of the text's last 1, 2, … tokens in the tables; -1 where they are not
+State = tuple[Places, int | None]  # where the text stood, and a token since that is not looked up
+
+
+class _Level(NamedTuple):
+    """The prefixes of one length, as memoryviews: read in Python ten times faster than arrays."""
+
+    size: int  # number of prefixes
+    offsets: memoryview  # of the prefix one token shorter -> where its children start here
+    tokens: memoryview
+    totals: memoryview
+    starts: memoryview  # of a prefix here -> where its continuations start
+    next_tokens: memoryview
+    next_counts: memoryview
+
+    def find(self, parent: int, token: int) -> int:
+        """The child of a shorter prefix that carries `token`, or -1."""
+        offsets, tokens = self.offsets, self.tokens
+        high = offsets[parent + 1]
+        if high > self.size:
+            high = self.size
+        found = bisect_left(tokens, token, offsets[parent], high)
+        return found if found < high and tokens[found] == token else -1
+
+
+class CorpusTables:
+    """A prefix trie in flat arrays; level m holds the prefixes of m tokens, from 1 to n.
+
+    ::
+
+        token.m       last token of each prefix, sorted within its parent
+        child.m       where a prefix's children start in level m + 1; one entry more than prefixes
+        total.m       how often the prefix was followed by anything, pruned continuations included
+        next.m        where its continuations start; one entry more than prefixes
+        next_token.m  continuations, most frequent first
+        next_count.m  how often each came
+
+    The last level has no children. `min_counts` tells for each level below which count
+    continuations were left out; it is known where the tables were just counted, and else empty.
+
+    >>> a, b = np.uint16, np.uint32
+    >>> tables = CorpusTables.from_arrays({
+    ...     "token.1": a([5]), "total.1": b([3]), "next.1": b([0, 1]),
+    ...     "next_token.1": a([6]), "next_count.1": b([2]),
+    ... })
+    >>> tables.step((), 5), tables.continuations(1, 0, 8)
+    ((0,), (3, [(6, 2)]))
+    """
+
+    def __init__(
+        self, arrays: Mapping[str, Array], max_prefix: int, min_counts: Sequence[int]
+    ) -> None:
+        self.max_prefix = max_prefix
+        self.min_counts = tuple(min_counts)
+        self._arrays = dict(arrays)
+        self._levels = [self._level(length) for length in range(1, max_prefix + 1)]
+        self._longer = self._levels[1:]
+
+    @classmethod
+    def from_arrays(
+        cls, arrays: Mapping[str, Array], *, min_counts: Sequence[int] = ()
+    ) -> CorpusTables:
+        """Tables over arrays of any origin; raises ValueError where they can't be tables.
+
+        Looks at names, dtypes, lengths and the ends of offsets only: cheap whatever the size.
+        """
+        max_prefix = sum(re.fullmatch(r"token\.\d+", name) is not None for name in arrays)
+        if not 1 <= max_prefix <= _MAX_PREFIX:
+            raise ValueError(
+                f"corpus tables must have 1 to {_MAX_PREFIX} levels (got {max_prefix})"
+            )
+        _check_names(arrays, max_prefix)
+        for name, array in arrays.items():
+            _check_array(name, array)
+        for length in range(1, max_prefix + 1):
+            _check_level(arrays, length, max_prefix)
+        return cls(arrays, max_prefix, min_counts)
+
+    def arrays(self) -> dict[str, Array]:
+        """The arrays by name; not copied."""
+        return dict(self._arrays)
+
+    @property
+    def num_prefixes(self) -> int:
+        """Prefixes of all lengths."""
+        return sum(len(level.tokens) for level in self._levels)
+
+    @property
+    def num_continuations(self) -> int:
+        """Continuations of all prefixes."""
+        return sum(len(level.next_tokens) for level in self._levels)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all arrays."""
+        return sum(array.nbytes for array in self._arrays.values())
+
+    def step(self, places: Places, token: int) -> Places:
+        """Where the text stands one token later; () where no prefix ends in that token.
+
+        `places` holds, for the last 1, 2, … tokens, their place in the level of that length.
+        Costs one bisection a length.
+        """
+        found = [self._levels[0].find(0, token)]
+        for level, parent in zip(self._longer, places, strict=False):
+            found.append(level.find(parent, token) if parent >= 0 else -1)
+        return tuple(found) if max(found) >= 0 else ()
+
+    def continuations(
+        self, length: int, place: int, limit: int
+    ) -> tuple[int, list[tuple[int, int]]]:
+        """A prefix's total and its (token, count), most frequent first, at most `limit`."""
+        level = self._levels[length - 1]
+        low = level.starts[place]
+        high = min(level.starts[place + 1], low + limit)
+        tokens, counts = level.next_tokens[low:high], level.next_counts[low:high]
+        return level.totals[place], list(zip(tokens.tolist(), counts.tolist(), strict=True))
+
+    def _level(self, length: int) -> _Level:
+        arrays = self._arrays
+        root = np.array([0, len(arrays["token.1"])], np.uint32)
+        offsets = root if length == 1 else arrays[f"child.{length - 1}"]
+        names = ("token", "total", "next", "next_token", "next_count")
+        views = [_view(arrays[f"{name}.{length}"]) for name in names]
+        return _Level(len(views[0]), _view(offsets), *views)
+
+
+class CorpusSource:
+    """Asks corpus tables; learns nothing. A file can make it guess badly, and no more.
+
+    `vocab_size` is the model's: tokens beyond it are never named.
+    """
+
+    name = "corpus"
+
+    def __init__(self, tables: CorpusTables, vocab_size: int, top_k: int) -> None:
+        self.tables = tables
+        self._vocab_size = vocab_size
+        self._top_k = top_k
+
+    def open(self, prompt_ids: Sequence[int], *, learns: bool) -> CorpusCursor:
+        """A cursor behind the prompt, of which the last few tokens matter."""
+        return CorpusCursor(self, prompt_ids)
+
+    def copy(self) -> CorpusSource:
+        """Itself: there is nothing that could be learned."""
+        return self
+
+    def observe_prompt(self, pairs: NDArray[np.int64], top: TopK) -> None:
+        """Ignored: the tables are read-only."""
+
+    def resolve(self, state: State) -> Places:
+        """The places of a state; a handful of bisections where they are not known yet."""
+        places, token = state
+        return places if token is None else self.tables.step(places, token)
+
+    def next_tokens(self, places: Places) -> list[Candidate]:
+        """The candidates behind all prefixes that end here: longest first, then frequency."""
+        candidates: dict[int, Candidate] = {}
+        for length in range(len(places), 0, -1):
+            if places[length - 1] >= 0 and len(candidates) < self._top_k:
+                self._add_next(candidates, places, length)
+        return list(candidates.values())
+
+    def _add_next(self, candidates: dict[int, Candidate], places: Places, length: int) -> None:
+        """Adds what one prefix names beside those already named, up to the top K of all."""
+        rank, top_k = len(candidates), self._top_k
+        total, following = self.tables.continuations(length, places[length - 1], top_k + rank)
+        for token, count in following:
+            if token not in candidates and token < self._vocab_size:
+                rank += 1
+                evidence = _evidence(length, rank, count, total)
+                candidates[token] = Candidate(token, evidence, (places, token))
+                if rank == top_k:
+                    return
+
+
+class CorpusCursor:
+    """A row's place in the tables."""
+
+    def __init__(self, source: CorpusSource, prompt_ids: Sequence[int]) -> None:
+        self._source = source
+        self._places: Places = ()
+        self._append(prompt_ids)
+
+    def root(self) -> State:
+        """The prefixes that the end of the text is."""
+        return self._places, None
+
+    def expand(self, state: State) -> list[Candidate]:
+        """What followed those prefixes, longest first; at most the top K."""
+        return self._source.next_tokens(self._source.resolve(state))
+
+    def follow(self, state: State, token: int) -> State | None:
+        """The prefixes behind any token; None where there are none."""
+        places = self._source.tables.step(self._source.resolve(state), token)
+        return (places, None) if places else None
+
+    def observe(self, record: StepRecord) -> None:
+        """Goes on behind the committed tokens."""
+        self._append(record.committed_ids)
+
+    def _append(self, token_ids: Sequence[int]) -> None:
+        for token in token_ids[-self._source.tables.max_prefix :]:
+            self._places = self._source.tables.step(self._places, token)
+
+
+def _evidence(length: int, rank: int, count: int, total: int) -> Evidence:
+    """Counts as bins: halvings of count / total in whole numbers, and how much it rests on."""
+    halvings = ((total - 1) // count).bit_length() - 1 if total > count > 0 else 0
+    return _evidence_of(length, rank, 1 + (count >= _SOME) + (count >= _MANY), halvings)
+
+
+@lru_cache(maxsize=4096)
+def _evidence_of(length: int, rank: int, bucket: int, halvings: int) -> Evidence:
+    return Evidence("corpus", length, rank, bucket, min(halvings, _MAX_BIN))
+
+
+def _view(array: Array) -> memoryview:
+    """The array as Python reads it fastest; through bytes, for a file aligns it as it likes."""
+    if not len(array):
+        return memoryview(b"")
+    data = array.data.cast("B")
+    return data.cast("H") if array.dtype == np.uint16 else data.cast("I")
+
+
+def _check_names(arrays: Mapping[str, Array], max_prefix: int) -> None:
+    kinds = ("token", "child", "total", "next", "next_token", "next_count")
+    names = {f"{kind}.{length}" for length in range(1, max_prefix + 1) for kind in kinds}
+    names.remove(f"child.{max_prefix}")
+    if odd := sorted(names ^ set(arrays)):
+        problem = "is missing" if odd[0] in names else "does not belong there"
+        raise ValueError(f"corpus tables of {max_prefix} levels: {odd[0]} {problem}")
+
+
+def _check_array(name: str, array: Array) -> None:
+    known = (_UINT16, _UINT32) if name.split(".")[0] in _TOKENS else (_UINT32,)
+    if array.dtype not in known:
+        names = " or ".join(map(str, known))
+        raise ValueError(f"{name} must be of {names} (got {array.dtype})")
+    if array.ndim != 1 or not array.flags.c_contiguous:
+        raise ValueError(f"{name} must be one contiguous row (got shape {array.shape})")
+
+
+def _check_level(arrays: Mapping[str, Array], length: int, max_prefix: int) -> None:
+    num_prefixes = len(arrays[f"token.{length}"])
+    num_next = len(arrays[f"next_token.{length}"])
+    _check_length(arrays, f"total.{length}", num_prefixes)
+    _check_length(arrays, f"next_count.{length}", num_next)
+    _check_offsets(arrays, f"next.{length}", num_prefixes, num_next)
+    if length < max_prefix:
+        num_children = len(arrays[f"token.{length + 1}"])
+        _check_offsets(arrays, f"child.{length}", num_prefixes, num_children)
+
+
+def _check_length(arrays: Mapping[str, Array], name: str, length: int) -> None:
+    if len(arrays[name]) != length:
+        raise ValueError(f"{name} must have {length} entries (got {len(arrays[name])})")
+
+
+def _check_offsets(arrays: Mapping[str, Array], name: str, num_owners: int, end: int) -> None:
+    """Offsets run from 0 to the end of what they point into."""
+    _check_length(arrays, name, num_owners + 1)
+    ends = (int(arrays[name][0]), int(arrays[name][-1]))
+    if ends != (0, end):
+        raise ValueError(f"{name} must run from 0 to {end} (got {ends[0]} to {ends[1]})")

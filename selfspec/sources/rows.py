@@ -1,0 +1,78 @@
+"""Rows of recorded top-K tokens with their probabilities: what both LUT orders are made of.
+
+Knows places in a table, not what a row is about. Safe to read and write from several threads.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+from numpy.typing import NDArray
+
+from selfspec.records import Evidence, TopK
+from selfspec.sources.bins import evidence_table, stored_exponents
+
+__all__ = ["Rows"]
+
+Indices = NDArray[np.int64]
+
+
+class Rows:
+    """`num_rows` rows of `top_k` entries, int32 + fp16; an empty entry is -1.
+
+    A row is replaced whole by the newest top-K: keeping older entries or averaging guessed no
+    better.
+    """
+
+    def __init__(self, source: str, num_rows: int, top_k: int) -> None:
+        self.token_ids: NDArray[np.int32] = np.full((num_rows, top_k), -1, np.int32)
+        self.probabilities: NDArray[np.float16] = np.zeros((num_rows, top_k), np.float16)
+        self._source = source
+        self._evidence = evidence_table(source, top_k)
+        self.lock = threading.Lock()
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the two tables."""
+        return self.token_ids.nbytes + self.probabilities.nbytes
+
+    def write(self, rows: Indices, top: TopK) -> None:
+        """Replaces rows; of one that is named twice the last wins. For who holds the lock."""
+        self.token_ids[rows] = top.ids
+        self.probabilities[rows] = top.probabilities
+
+    def read(self, row: int) -> list[tuple[int, Evidence]]:
+        """A row's entries, likeliest first. For who holds the lock."""
+        ids = self.token_ids[row].tolist()
+        exponents = stored_exponents(self.probabilities[row])
+        return [
+            (id_, kinds[exponent])
+            for id_, exponent, kinds in zip(ids, exponents, self._evidence, strict=True)
+            if id_ >= 0
+        ]
+
+    def held(self) -> Indices:
+        """The rows that are not empty, in order."""
+        return np.flatnonzero(self.token_ids[:, 0] >= 0)
+
+    def part(self, rows: Indices) -> TopK:
+        """A copy of some rows."""
+        return TopK(self.token_ids[rows], self.probabilities[rows])
+
+    def fitted(self, top: TopK) -> TopK:
+        """Rows recorded with another K, cut or filled up with empty entries to this one."""
+        num_rows, top_k = len(top.ids), self.token_ids.shape[1]
+        ids = np.full((num_rows, top_k), -1, np.int32)
+        probabilities = np.zeros((num_rows, top_k), np.float16)
+        shared = min(top_k, top.ids.shape[1])
+        ids[:, :shared] = top.ids[:, :shared]
+        probabilities[:, :shared] = top.probabilities[:, :shared]
+        return TopK(ids, probabilities)
+
+    def copy(self) -> Rows:
+        """A copy of everything. For who holds the lock."""
+        twin = Rows(self._source, 0, self.token_ids.shape[1])
+        twin.token_ids = self.token_ids.copy()
+        twin.probabilities = self.probabilities.copy()
+        return twin

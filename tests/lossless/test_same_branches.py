@@ -1,0 +1,120 @@
+"""Branches riding in the forwards change no token, draw nothing, and stay out of the KV."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from selfspec import SelfSpec
+from tests.fakes import new_model, prompt, tiny_model
+from tests.lossless.same import (
+    GREEDY,
+    MODES,
+    ROWS_AND_MODES,
+    SAMPLE,
+    assert_same_ids,
+    assert_same_kv,
+    doubting,
+    recorded_forwards,
+    run,
+    run_both,
+)
+from tests.zoo import BRANCHING, NOT_BRANCHING
+
+BRANCHES: dict[str, int] = {"num_branches": 4, "branch_length": 5}
+
+
+@pytest.mark.parametrize("name", BRANCHING)
+def test_architectures(name: str) -> None:
+    model, inputs = tiny_model(name), prompt(3)
+    stock = run(model, inputs, **SAMPLE)
+    both = run_both(model, inputs, doubting(stock.ids, inputs, **BRANCHES), **SAMPLE)
+    assert both.stats.num_branch_queries > both.stats.num_steps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", BRANCHING)
+def test_architectures_and_prompts(name: str, seed: int, attention: str) -> None:
+    if attention not in BRANCHING[name].attentions:
+        pytest.skip(f"{name} has no {attention}")
+    model, inputs = tiny_model(name, attention), prompt(1 + seed, 5 + 7 * seed, seed=seed)
+    for options in MODES.values():
+        spec = SelfSpec(num_branches=1 + 2 * seed, branch_length=2 + 2 * seed)
+        run_both(model, inputs, spec, seed=seed, **options)
+
+
+@pytest.mark.parametrize("name", NOT_BRANCHING)
+@pytest.mark.filterwarnings("ignore:.*falling back to.*:UserWarning")
+def test_where_no_tree_fits_no_branch_rides(name: str) -> None:
+    spec = SelfSpec(**BRANCHES)
+    both = run_both(tiny_model(name), prompt(3), spec, drafts=False, **GREEDY)
+    assert both.stats.num_branch_queries == 0
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+def test_on_and_off_under_one_seed(num_rows: int, mode: str) -> None:
+    """Warm and cold, the text and the random state behind it are those without branches."""
+    model, inputs = tiny_model("qwen2"), prompt(num_rows)
+    off = run(model, inputs, custom_generate=SelfSpec(), **MODES[mode])
+    spec = SelfSpec(**BRANCHES)
+    for _ in range(3):
+        on = run(model, inputs, custom_generate=spec, **MODES[mode])
+        assert_same_ids(on.ids, off.ids)
+        assert torch.equal(on.rng_state, off.rng_state)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_rows_that_move_together(num_rows: int) -> None:
+    """Recorded scores make them; a row that stopped asks nothing more."""
+    inputs = prompt(num_rows)
+    options: dict[str, Any] = {
+        "return_dict_in_generate": True,
+        "output_scores": True,
+        "eos_token_id": [15, 81],
+    }
+    both = run_both(tiny_model(), inputs, SelfSpec(**BRANCHES), drafts=False, **options, **SAMPLE)
+    assert len(both.ours.output.scores) == len(both.stock.output.scores)
+
+
+def test_the_kv_that_is_handed_back_knows_nothing_of_them() -> None:
+    for name in ("llama", "gemma3"):
+        both = run_both(
+            tiny_model(name),
+            prompt(),
+            SelfSpec(**BRANCHES),
+            return_dict_in_generate=True,
+            **GREEDY,
+        )
+        assert_same_kv(both.ours.output.past_key_values, both.stock.output.past_key_values)
+
+
+def test_no_position_is_asked_that_the_model_lacks() -> None:
+    """Near the end of learned positions, trees and branches get shorter."""
+    inputs = prompt()
+    model = new_model("gpt2", n_positions=inputs["input_ids"].shape[1] + 40)
+    spec = SelfSpec(num_branches=3, branch_length=9)
+    for seed in range(4):
+        run_both(model, inputs, spec, seed=seed, **SAMPLE)
+    run_both(model, inputs, SelfSpec(), **GREEDY)
+
+
+def test_what_they_cost_is_what_the_stats_say() -> None:
+    model, spec = tiny_model(), SelfSpec(**BRANCHES)
+    with recorded_forwards(model) as widths:
+        run(model, prompt(), custom_generate=spec, **GREEDY)
+    stats = spec.stats
+    # the prompt's forward and, on first use, the probe's come first
+    in_steps = widths[-stats.num_steps :]
+    assert sum(in_steps) == stats.num_nodes + stats.num_branch_queries
+    assert stats.queries_per_step == pytest.approx(sum(in_steps) / stats.num_steps)
+    assert "with branches" in str(stats)
+
+
+def test_frozen_learning_runs_without_them() -> None:
+    spec = SelfSpec(**BRANCHES, learning="frozen")
+    both = run_both(tiny_model(), prompt(), spec, drafts=False, **GREEDY)
+    assert both.stats.num_branch_queries == 0
