@@ -4,9 +4,22 @@
 
     SelfSpecError
     ├── ConfigError       (ValueError)   a knob has a value it can't have
+    ├── BuildError        (ValueError)   a cache can't be built as asked
     ├── UnsupportedError  (ValueError)   this generate() call can't be served
     ├── VocabularyError   (ValueError)   learned on another vocabulary
-    └── AttachError       (TypeError)    this object can't be attached to
+    ├── AttachError       (TypeError)    this object can't be attached to
+    └── CacheError        (ValueError)   a cache folder can't be used or written
+        ├── CacheNotFoundError           there is no cache folder
+        ├── CacheExistsError             there is something already where one shall be written
+        ├── CacheWriteError              it can't be written there
+        ├── CacheCardError               its card is none
+        ├── CacheVersionError            a newer selfspec wrote it
+        ├── CacheTokenizerError          it belongs to another tokenizer
+        ├── CachePathError               its card names a file outside of it
+        ├── CacheFileError               a file that the card names is missing
+        ├── CacheSizeError               a file was cut off or grew
+        ├── CacheChecksumError           a file has other bytes than those that were written
+        └── CacheFormatError             a file holds no tables, or such as can't be
 
 A message is name, rule, value got, and the fix where there is one.
 """
@@ -18,6 +31,19 @@ from difflib import get_close_matches
 
 __all__ = [
     "AttachError",
+    "BuildError",
+    "CacheCardError",
+    "CacheChecksumError",
+    "CacheError",
+    "CacheExistsError",
+    "CacheFileError",
+    "CacheFormatError",
+    "CacheNotFoundError",
+    "CachePathError",
+    "CacheSizeError",
+    "CacheTokenizerError",
+    "CacheVersionError",
+    "CacheWriteError",
     "ConfigError",
     "SelfSpecError",
     "UnsupportedError",
@@ -34,6 +60,10 @@ class ConfigError(SelfSpecError, ValueError):
     """A knob of `SpecConfig` has a value or a name that it can't have."""
 
 
+class BuildError(SelfSpecError, ValueError):
+    """A recipe, its data or the place to build in stand in the way of building a cache."""
+
+
 class UnsupportedError(SelfSpecError, ValueError):
     """A `generate()` call asks for something that drafting can't serve."""
 
@@ -44,6 +74,54 @@ class VocabularyError(SelfSpecError, ValueError):
 
 class AttachError(SelfSpecError, TypeError):
     """The object has no `generate()` to attach to, or `assistant=` is no `SelfSpec`."""
+
+
+class CacheError(SelfSpecError, ValueError):
+    """A cache folder can't be used or can't be written."""
+
+
+class CacheNotFoundError(CacheError):
+    """There is no cache folder, neither here nor on the Hub."""
+
+
+class CacheExistsError(CacheError):
+    """There is something already where a cache folder shall be written."""
+
+
+class CacheWriteError(CacheError):
+    """A cache folder can't be written: no room, no permission, no connection."""
+
+
+class CacheCardError(CacheError):
+    """The card of a cache folder is not what selfspec writes."""
+
+
+class CacheVersionError(CacheError):
+    """A cache folder has a format that a newer selfspec wrote."""
+
+
+class CacheTokenizerError(CacheError):
+    """A cache folder belongs to another tokenizer, or nobody said to which."""
+
+
+class CachePathError(CacheError):
+    """The card of a cache folder names a file outside of it."""
+
+
+class CacheFileError(CacheError):
+    """A file that the card names is missing or can't be read."""
+
+
+class CacheSizeError(CacheError):
+    """A file has another size than the card says: it was cut off, or grew."""
+
+
+class CacheChecksumError(CacheError):
+    """A file has the right size and other bytes than those that were written."""
+
+
+class CacheFormatError(CacheError):
+    """A file with the right checksum holds no tables, or such as can't be."""
 
 
 def unknown_name(kind: str, got: str, known: Iterable[str]) -> str:

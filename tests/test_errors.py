@@ -18,9 +18,11 @@ def test_every_error_is_in_the_tree_and_drawn():
     ("name", "builtin"),
     [
         ("ConfigError", ValueError),
+        ("BuildError", ValueError),
         ("UnsupportedError", ValueError),
         ("VocabularyError", ValueError),
         ("AttachError", TypeError),
+        ("CacheError", ValueError),
     ],
 )
 def test_each_is_a_builtin_as_well(name, builtin):

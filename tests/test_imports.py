@@ -36,13 +36,14 @@ ALLOWED: dict[str, set[str] | None] = {
     "memory": {"calibration", "records", "sources"},
     "pace": {"config", "memory", "records", "sources", "transcript", "tree", "verify"},
     "engine": {"config", "memory", "pace", "records", "transcript"},
-    "store": {"errors", "sources"},
+    "store": {"errors", "records", "sources"},
     "plugin": EVERYTHING,
+    "build": EVERYTHING,
     "cli": EVERYTHING,
     "": EVERYTHING,  # selfspec/__init__.py
 }
-NO_TORCH = {"calibration", "config", "errors", "memory", "records", "sources", "tree"}
-TRANSFORMERS = {"cli", "kv", "plugin"}
+NO_TORCH = {"calibration", "config", "errors", "memory", "records", "sources", "store", "tree"}
+TRANSFORMERS = {"build", "cli", "kv", "plugin"}
 
 FILES = sorted(
     path for path in ROOT.rglob("*.py") if "hub" not in path.relative_to(ROOT).parts

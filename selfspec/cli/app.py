@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from selfspec.cli.cache import cache as cache_commands
 from selfspec.cli.errors import one_line
-from selfspec.cli.options import Knobs, MaxNewTokens, ModelOptions, Sampling, unfolds
+from selfspec.cli.options import (
+    CacheFolder,
+    Knobs,
+    MaxNewTokens,
+    ModelOptions,
+    Sampling,
+    unfolds,
+)
 from selfspec.config import SpecConfig
 from selfspec.errors import SelfSpecError
+
+if TYPE_CHECKING:
+    from selfspec.store import CacheContents
 
 __all__ = ["app", "main"]
 
@@ -42,6 +53,7 @@ class _Group(TyperGroup):
 
 
 app = typer.Typer(cls=_Group, add_completion=False, pretty_exceptions_enable=False)
+app.add_typer(cache_commands)
 
 
 def main() -> None:
@@ -87,6 +99,7 @@ def demo(
     loading: ModelOptions,
     sampling: Sampling,
     knobs: Knobs,
+    cache: CacheFolder = None,
     prompt: Annotated[
         list[str] | None,
         typer.Option(help="Continue this; can be given again. Default: starts of Python files."),
@@ -98,13 +111,13 @@ def demo(
     tree: Annotated[bool, typer.Option("--tree", help="Draw the tree that guessed most.")] = False,
 ) -> None:
     """Watch drafts being accepted, then see the same text timed against stock generate()."""
-    config = _checked(loading, knobs)
+    config, held = _checked(loading, knobs), _opened(cache)
     from selfspec.cli.demo import Demo
     from selfspec.cli.loading import quiet
     from selfspec.cli.snippets import named
 
     with quiet():
-        writer = _writer(loading, sampling, max_new_tokens)
+        writer = _writer(loading, sampling, max_new_tokens, held)
         same = Demo(writer, config, named(prompt or []), rounds).run(with_tree=tree)
     raise typer.Exit(0 if same else 1)
 
@@ -115,6 +128,7 @@ def chat(
     loading: ModelOptions,
     sampling: Sampling,
     knobs: Knobs,
+    cache: CacheFolder = None,
     system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
     max_new_tokens: MaxNewTokens = 512,
     show_drafts: Annotated[
@@ -126,12 +140,12 @@ def chat(
 
     if loading.model is None:
         check_template(None, None)
-    config = _checked(loading, knobs)
+    config, held = _checked(loading, knobs), _opened(cache)
     from selfspec.cli.chat import Chat
 
     with quiet():
         check_template(loading.model, load_tokenizer(loading).chat_template)
-        writer = _writer(loading, sampling, max_new_tokens)
+        writer = _writer(loading, sampling, max_new_tokens, held)
         Chat(writer, config, system=system, show_drafts=show_drafts).run()
 
 
@@ -141,6 +155,7 @@ def generate(
     loading: ModelOptions,
     sampling: Sampling,
     knobs: Knobs,
+    cache: CacheFolder = None,
     file: Annotated[str, typer.Argument(help="The prompt's file; - is stdin.")] = "-",
     output: Annotated[
         Path | None, typer.Option(help="Write to this file, not to stdout.", show_default=False)
@@ -155,12 +170,10 @@ def generate(
 
     config = _checked(loading, knobs)
     check_output(output)
-    text = read_prompt(file)
-    from selfspec.plugin import SelfSpec
-
-    spec = SelfSpec(config)
+    text, held = read_prompt(file), _opened(cache)
     with quiet():
-        writer = _writer(loading, sampling, max_new_tokens)
+        writer = _writer(loading, sampling, max_new_tokens, held)
+        spec = writer.new_spec(config)
         write_continuation(writer, spec, text, output=output, full=full)
     if stats or spec.stats.disabled_reason:
         print(spec.stats, file=sys.stderr)
@@ -174,13 +187,28 @@ def _checked(loading: ModelOptions, knobs: Knobs) -> SpecConfig:
     return knobs.config()
 
 
-def _writer(loading: ModelOptions, sampling: Sampling, max_new_tokens: int) -> Any:
+def _opened(cache: str | None) -> CacheContents | None:
+    """What --cache names, read before the model: it is sooner said what is wrong with it."""
+    if cache is None:
+        return None
+    from selfspec.store import load_cache
+
+    return load_cache(cache)
+
+
+def _writer(
+    loading: ModelOptions, sampling: Sampling, max_new_tokens: int, held: CacheContents | None
+) -> Any:
     """The model, loaded; a spinner says so where somebody sees it."""
     from rich.console import Console
 
     from selfspec.cli.loading import load_model, load_tokenizer
     from selfspec.cli.writer import Writer
+    from selfspec.store import check_tokenizer, tokenizer_info
 
     with Console(stderr=True).status(f"loading {loading.model or 'the embedded model'}"):
-        loaded = load_model(loading, load_tokenizer(loading))
-        return Writer(loaded, sampling, max_new_tokens)
+        tokenizer = load_tokenizer(loading)
+        if held is not None:
+            check_tokenizer("--cache", held.tokenizer, tokenizer_info(tokenizer))
+        loaded = load_model(loading, tokenizer)
+        return Writer(loaded, sampling, max_new_tokens, held)

@@ -15,7 +15,6 @@ from selfspec.cli.paint import Painter
 from selfspec.cli.writer import Writer
 from selfspec.config import SpecConfig
 from selfspec.errors import unknown_name
-from selfspec.plugin import SelfSpec
 
 __all__ = ["Chat"]
 
@@ -43,7 +42,7 @@ class Chat:
         self._painter = Painter(self._console)
         self._show_drafts = show_drafts
         self._writer = writer
-        self._spec = SelfSpec(config)
+        self._spec = writer.new_spec(config)
         self._last: Answer | None = None
         self.conversation = Conversation(writer, self._spec, self._show, system=system)
 

@@ -18,7 +18,6 @@ from selfspec.cli.timing import Timed, measure, warm_up
 from selfspec.cli.tree_view import best_step, draw
 from selfspec.cli.writer import Writer
 from selfspec.config import SpecConfig
-from selfspec.plugin import SelfSpec
 from selfspec.records import DraftTree
 
 __all__ = ["Demo"]
@@ -56,7 +55,7 @@ class Demo:
 
     def _show(self) -> list[list[int]]:
         """Streams every snippet; one `SelfSpec` goes through all of them, as in real use."""
-        spec = SelfSpec(self.config)
+        spec = self.writer.new_spec(self.config)
         shown = []
         for snippet, ids in zip(self.snippets, self.prompts, strict=True):
             self.console.rule(Text(snippet.name), align="left", style="dim")
@@ -102,7 +101,10 @@ class Demo:
         many = "one round" if self.rounds == 1 else f"median of {self.rounds} rounds"
         self._say(f"Times: {many}, both in turns, warmed up, nothing drawn meanwhile.")
         self.console.print(times_table(rows))
-        self._say("selfspec meets the first snippet cold and keeps what it learns for the next.\n")
+        start = "cold" if self.writer.cache is None else "with the cache"
+        self._say(
+            f"selfspec meets the first snippet {start} and keeps what it learns for the next.\n"
+        )
         self._say("Where the tokens came from:")
         self.console.print(origins_table(rows, self.config.sources))
 

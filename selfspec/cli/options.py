@@ -17,13 +17,23 @@ from typer import Option
 
 from selfspec.config import SpecConfig
 
-__all__ = ["Knobs", "MaxNewTokens", "ModelOptions", "Sampling", "unfolds"]
+__all__ = ["CacheFolder", "Knobs", "MaxNewTokens", "ModelOptions", "Sampling", "unfolds"]
 
 _DRAFTING = "Drafting (changes the speed, never the text)"
 _DEFAULT = SpecConfig()
 
 MaxNewTokens = Annotated[
     int, Option(min=1, help="Stop after so many tokens. More: longer text, and more time.")
+]
+
+CacheFolder = Annotated[
+    str | None,
+    Option(
+        "--cache",
+        help="Start with what this cache folder or Hub repository holds; 'selfspec cache' makes "
+        "one. The model's tokenizer must be the one that it was built for.",
+        show_default=False,
+    ),
 ]
 
 
@@ -110,6 +120,16 @@ class Knobs:
         str,
         _knob("Where drafts come from, with commas. Fewer: less work. Empty: plain decoding."),
     ] = ",".join(_DEFAULT.sources)
+    num_branches: Annotated[
+        int,
+        _knob(
+            "Rows of guesses that ride along and feed the context. More: wider forwards. 0: none."
+        ),
+    ] = _DEFAULT.num_branches
+    branch_length: Annotated[
+        int,
+        _knob("Tokens of such a row. More: longer n-grams, wider forwards."),
+    ] = _DEFAULT.branch_length
     learning: Annotated[
         str,
         _knob("session: learn from call to call. request: within one alone. frozen: not at all."),

@@ -7,12 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from selfspec.cli.live import OWN, origins
 from selfspec.cli.writer import Writer
 from selfspec.config import SpecConfig
-from selfspec.plugin import SelfSpec
 from selfspec.records import GenerationStats, StepRecord
+
+if TYPE_CHECKING:
+    from selfspec.plugin import SelfSpec
 
 __all__ = ["Run", "Timed", "measure", "warm_up"]
 
@@ -55,7 +58,7 @@ class Timed:
 
 def warm_up(writer: Writer, ids: Sequence[int], config: SpecConfig) -> None:
     """Pays for what only first calls cost, with a `SelfSpec` that is thrown away."""
-    for spec in (None, SelfSpec(config)):
+    for spec in (None, writer.new_spec(config)):
         writer.write(ids, spec, max_new_tokens=_WARM_UP_TOKENS)
 
 
@@ -69,11 +72,12 @@ def measure(
 ) -> list[Timed]:
     """Times stock and selfspec prompt by prompt; each round has a new `SelfSpec`.
 
-    So the first prompt of a round is met cold, and later ones with what was learned by then.
+    So the first prompt of a round is met cold, or with the writer's cache, and later ones with
+    what was learned by then.
     """
     timed = [Timed() for _ in prompts]
     for number in range(rounds):
-        spec = SelfSpec(config)
+        spec = writer.new_spec(config)
         spec.ability(writer.model)  # what the model can do is tried once, when a server starts
         for place, ids in enumerate(prompts):
             on_run(f"round {number + 1} of {rounds}, snippet {place + 1} of {len(prompts)}")

@@ -13,7 +13,8 @@ from selfspec.cli.loading import Loaded
 from selfspec.cli.options import Sampling
 
 if TYPE_CHECKING:
-    from selfspec import SelfSpec
+    from selfspec import SelfSpec, SpecConfig
+    from selfspec.store import CacheContents
 
 __all__ = ["Writer"]
 
@@ -27,6 +28,7 @@ class Writer:
     loaded: Loaded
     sampling: Sampling
     max_new_tokens: int
+    cache: CacheContents | None = None
     seed: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -67,6 +69,14 @@ class Writer:
             return "greedy"
         temperature = self.sampling.temperature or self.model.generation_config.temperature
         return f"sampling at temperature {temperature}, seed {self.seed}"
+
+    def new_spec(self, config: SpecConfig) -> SelfSpec:
+        """A `SelfSpec` that starts with what the cache holds, where there is one."""
+        from selfspec import SelfSpec
+
+        if self.cache is None:
+            return SelfSpec(config)
+        return SelfSpec.from_contents(self.cache, config=config)
 
     def reseed(self) -> None:
         """Draws from here on as after the start."""

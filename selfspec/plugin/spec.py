@@ -17,14 +17,15 @@ from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.memory import Memory
 from selfspec.plugin.abilities import Ability, attention_for_trees, probe
 from selfspec.plugin.call import Call
+from selfspec.plugin.persist import Persistent, new_source, restore
 from selfspec.plugin.rules import plain_reason, refuse_unservable
 from selfspec.records import GenerationStats, StepRecord
-from selfspec.sources import REGISTRY, LutSource, Source
+from selfspec.sources import Source
 
 __all__ = ["SelfSpec"]
 
 
-class SelfSpec:
+class SelfSpec(Persistent):
     """Drafts for `generate()`; keeps what it learns from call to call.
 
     Use one for all models that share a tokenizer. Safe to use from several threads.
@@ -111,15 +112,8 @@ class SelfSpec:
                 )
             return self._memory
 
-    def lut(self, vocab_size: int) -> LutSource | None:
-        """The LUT pair for a vocabulary, made where it is not there yet; None without one."""
-        for source in self.memory(vocab_size).sources:
-            if isinstance(source, LutSource):
-                return source
-        return None
-
     def forget(self) -> None:
-        """Drops all that was learned, and the vocabulary it was tied to."""
+        """Goes back to what was loaded, or to nothing, and drops the vocabulary it was tied to."""
         with self._lock:
             self._memory = None
             self._vocab_size = 0
@@ -166,8 +160,11 @@ class SelfSpec:
 
     def _new_memory(self, vocab_size: int) -> Memory:
         top_k = min(self.config.top_k, vocab_size)
-        sources = [REGISTRY[name](vocab_size, top_k) for name in self.config.sources]
-        return Memory([*sources, *self._extra_sources], Calibration(), top_k)
+        named = [new_source(name, self._loaded, vocab_size, top_k) for name in self.config.sources]
+        sources = [source for source in named if source is not None]
+        memory = Memory([*sources, *self._extra_sources], Calibration(), top_k)
+        restore(memory, self._loaded, vocab_size)
+        return memory
 
 
 def _argument_of_generate(name: str) -> Any:

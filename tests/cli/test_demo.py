@@ -11,7 +11,6 @@ import torch
 from rich.console import Console
 
 from selfspec import DraftTree, SpecConfig, StepRecord
-from selfspec.cli import demo as demo_module
 from selfspec.cli import timing
 from selfspec.cli.demo import Demo
 from selfspec.cli.live import OWN
@@ -176,7 +175,7 @@ def coloured(writer, **settings):
 
 def test_a_terminal_gets_colours_and_a_legend(writer):
     out = coloured(writer, color_system="standard")
-    assert "drafted by \x1b[36mlut\x1b[0m  \x1b[32mcontext\x1b[0m" in out
+    assert "drafted by \x1b[36mlut\x1b[0m  \x1b[96mlut2\x1b[0m  \x1b[32mcontext\x1b[0m" in out
     assert "plain: the model's own token" in out
 
 
@@ -219,15 +218,13 @@ def test_origins_add_up_to_all_tokens(writer):
 
 
 def test_the_spec_of_the_screen_is_not_the_one_that_is_timed(writer, monkeypatch):
-    made = []
+    made, new_spec = [], writer.new_spec
 
-    class Noted(demo_module.SelfSpec):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            made.append(self)
+    def noted(config):
+        made.append(new_spec(config))
+        return made[-1]
 
-    monkeypatch.setattr(demo_module, "SelfSpec", Noted)
-    monkeypatch.setattr(timing, "SelfSpec", Noted)
+    monkeypatch.setattr(writer, "new_spec", noted)
     console = Console(file=StringIO())
     Demo(writer, SpecConfig(), [Snippet("one", "the quick")], 2, console).run(with_tree=False)
     warming, shown, *timed = made

@@ -1,0 +1,200 @@
+"""`selfspec cache`: builds, looks into, merges and checks cache folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from selfspec.cli.cache_build import build
+from selfspec.cli.errors import CliError, one_line
+from selfspec.cli.paint import harmless
+
+if TYPE_CHECKING:
+    from selfspec.cli.coverage import Coverage
+    from selfspec.store import CacheContents, Card
+
+__all__ = ["cache"]
+
+_DAMAGED = 2
+
+cache = typer.Typer(
+    name="cache", help="Build, look into, merge and check cache folders.", no_args_is_help=True
+)
+cache.command()(build)
+
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the cache folder that is there.")
+]
+
+
+@cache.command()
+def inspect(
+    folder: Annotated[str, typer.Argument(help="A cache folder or a Hub id.")],
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder or Hub id of the tokenizer, to show text for token ids.",
+            show_default=False,
+        ),
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(help="Say how much of this file is known; needs --tokenizer."),
+    ] = None,
+    top: Annotated[int, typer.Option(min=0, help="Entries shown of each table.")] = 5,
+) -> None:
+    """Show what is in a cache: where it comes from, counts, sizes, top entries, coverage."""
+    from selfspec.store import load_cache, locate, read_card
+
+    if text is not None and tokenizer is None:
+        raise CliError("--text needs --tokenizer: a cache knows token ids, not text")
+    known = read_text(text) if text is not None else None
+    path = locate(folder)
+    _check(path)
+    reader = _tokenizer(tokenizer)
+    contents = load_cache(path, tokenizer=reader)
+    _print_card(path, read_card(path)[0])
+    _print_top(contents, reader, top)
+    if known is not None:
+        _print_coverage(contents, reader(known, add_special_tokens=False)["input_ids"])
+
+
+@cache.command()
+def merge(
+    output: Annotated[Path, typer.Argument(help="The cache folder to make.")],
+    folders: Annotated[list[Path], typer.Argument(help="Cache folders of one tokenizer.")],
+    overwrite: Overwrite = False,
+    min_count: Annotated[
+        int, typer.Option(min=1, help="Drop what came less often. More: a smaller file.")
+    ] = 1,
+    max_continuations: Annotated[
+        int, typer.Option(min=1, help="Kept for a prefix. More: a larger file.")
+    ] = 8,
+    max_size: Annotated[
+        str, typer.Option(help="Of the n-gram file; the minimum count is raised until it fits.")
+    ] = "64MB",
+) -> None:
+    """Sum the counts of several caches; of LUT rows the later folders' win."""
+    from selfspec.build.sizes import num_bytes
+    from selfspec.cli.merging import merged
+    from selfspec.store import check_target, save_cache
+
+    check_target(output, overwrite=overwrite)
+    pruning = {
+        "min_count": min_count,
+        "max_continuations": max_continuations,
+        "max_bytes": num_bytes("--max-size", max_size),
+    }
+    parts = _sound(folders)
+    save_cache(output, merged(parts, **pruning), overwrite=overwrite)
+    print(f"{len(parts)} caches merged into {output}")
+
+
+@cache.command()
+def verify(folder: Annotated[Path, typer.Argument(help="A cache folder.")]) -> None:
+    """Check every byte and every entry of a cache; exit status 2 where it is damaged."""
+    from selfspec.store import verify_cache
+
+    report = verify_cache(folder)
+    for file in report.files:
+        verdict = "ok" if file.problem is None else f"DAMAGED: {one_line(file.problem)}"
+        print(f"{file.name}: {verdict}")
+    raise typer.Exit(0 if report.ok else _DAMAGED)
+
+
+def read_text(path: Path) -> str:
+    """The text of a file that must be UTF-8."""
+    try:
+        return path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CliError(f"--text must be UTF-8 text (got byte {error.start} wrong)") from error
+    except OSError as error:
+        message = f"--text must be readable (got {str(path)!r}: {error.strerror})"
+        raise CliError(message) from error
+
+
+def _sound(folders: list[Path]) -> list[CacheContents]:
+    """The caches, checked in full, all of one tokenizer."""
+    from selfspec.store import load_cache, read_card
+
+    owner = read_card(folders[0])[0].tokenizer
+    for folder in folders:
+        _check(folder)
+    return [load_cache(folder, tokenizer=owner) for folder in folders]
+
+
+def _check(folder: Path) -> None:
+    """Refuses a cache whose tables aren't sound, for who reads every entry of them."""
+    from selfspec.store import verify_cache
+
+    for file in verify_cache(folder).files:
+        if file.problem is not None:
+            raise file.problem
+
+
+def _tokenizer(name: str | None) -> Any:
+    if name is None:
+        return None
+    from transformers import AutoTokenizer
+
+    from selfspec.cli.loading import quiet
+
+    try:
+        with quiet():
+            return AutoTokenizer.from_pretrained(name)
+    except (ImportError, OSError, ValueError) as error:
+        message = f"--tokenizer must name a tokenizer (got {name!r}: {one_line(error)})"
+        raise CliError(message) from error
+
+
+def _print_card(folder: Path, card: Card) -> None:
+    import json
+
+    _say(f"cache {folder}")
+    _say(f"tokenizer {card.tokenizer}, {card.tokenizer.vocab_size:,} tokens")
+    for name, entry in sorted(card.files.items()):
+        _say(f"{name}: {entry.size:,} bytes")
+    for name, number in sorted(card.counts.items()):
+        _say(f"{name}: {number:,}")
+    _say(f"entries of a LUT row: {card.top_k or '-'}, longest prefix: {card.max_prefix or '-'}")
+    for name, value in sorted(card.about.items()):
+        _say(f"{name}: {value if isinstance(value, str) else json.dumps(value)}")
+
+
+def _print_top(contents: CacheContents, tokenizer: Any, limit: int) -> None:
+    from selfspec.cli.top_entries import top_entries
+
+    for title, entries in top_entries(contents, limit) if limit else ():
+        _say(f"\n{title}:")
+        for entry in entries:
+            before, after = (_shown(ids, tokenizer) for ids in (entry.before, entry.after))
+            _say(f"  {before} -> {after}  ({entry.weight})")
+
+
+def _shown(token_ids: tuple[int, ...], tokenizer: Any) -> str:
+    from selfspec.cli.tree_view import readable
+
+    if tokenizer is None:
+        return " ".join(map(str, token_ids))
+    return " ".join(readable(tokenizer, token_id) for token_id in token_ids)
+
+
+def _print_coverage(contents: CacheContents, token_ids: list[int]) -> None:
+    from selfspec.cli.coverage import coverage
+
+    _say(f"\ncoverage of {len(token_ids):,} tokens (found: something is known there; named: the")
+    _say("next token is among it):")
+    for line in coverage(contents, token_ids):
+        found, named = _share(line, line.num_found), _share(line, line.num_named)
+        _say(f"  {line.what:<17} {found} found, {named} named")
+
+
+def _share(line: Coverage, number: int) -> str:
+    return f"{number / line.num_places:6.1%}" if line.num_places else "     -"
+
+
+def _say(line: str) -> None:
+    """A line with what a card says, which may come from anywhere."""
+    print(harmless(line))

@@ -1,0 +1,78 @@
+"""Several caches of one tokenizer as one: counts are summed, of LUT rows the later ones win."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from selfspec.cli.errors import CliError
+from selfspec.sources.corpus import CorpusTables
+from selfspec.store import KEY_OF, Arrays, CacheContents
+
+__all__ = ["merged"]
+
+Rates = list[list[Any]]
+
+
+def merged(parts: Sequence[CacheContents], **pruning: int) -> CacheContents:
+    """One cache out of several, which must have the same tokenizer; knows where each came from."""
+    tables = {}
+    for source in KEY_OF:
+        held = [part.tables[source] for part in parts if source in part.tables]
+        if held:
+            tables[source] = _merge_rows(KEY_OF[source], held)
+    return CacheContents(
+        tokenizer=parts[0].tokenizer,
+        tables=tables,
+        corpus=_merge_corpora([part.corpus for part in parts if part.corpus], pruning),
+        calibration=_merge_rates([part.calibration for part in parts if part.calibration]),
+        about={"merged_from": [dict(part.about) for part in parts]},
+    )
+
+
+def _merge_corpora(corpora: Sequence[CorpusTables], pruning: dict[str, int]) -> CorpusTables | None:
+    from selfspec.build.grams import merge_tables
+
+    if not corpora:
+        return None
+    try:
+        return merge_tables(corpora, **pruning)
+    except ValueError as error:
+        raise CliError(f"the corpus tables can't be merged: {error}") from error
+
+
+def _merge_rows(key: str, parts: Sequence[Arrays]) -> Arrays:
+    """Rows by key; of those that several have, the last one's."""
+    width = max(part["ids"].shape[1] for part in parts)
+    keys = np.concatenate([part[key] for part in parts])
+    last = _last_of_each(keys)
+    ids = np.concatenate([_widened(part["ids"], width, -1) for part in parts])
+    probabilities = np.concatenate([_widened(part["probabilities"], width, 0) for part in parts])
+    return {key: keys[last], "ids": ids[last], "probabilities": probabilities[last]}
+
+
+def _last_of_each(keys: NDArray[Any]) -> NDArray[np.int64]:
+    """Where each different key stands last, in the order of the keys."""
+    wide = keys.astype(np.int64)
+    flat = wide if wide.ndim == 1 else (wide[:, 0] << 32) + wide[:, 1]
+    _, first = np.unique(flat[::-1], return_index=True)
+    last: NDArray[np.int64] = len(flat) - 1 - first
+    return last
+
+
+def _widened(rows: NDArray[Any], width: int, fill: int) -> NDArray[Any]:
+    return np.pad(rows, ((0, 0), (0, width - rows.shape[1])), constant_values=fill)
+
+
+def _merge_rates(parts: Sequence[Rates]) -> Rates | None:
+    """Hits and trials of the same kind of evidence add up."""
+    sums: dict[tuple[Any, ...], list[float]] = {}
+    for rows in parts:
+        for kinds, hits, trials in rows:
+            total = sums.setdefault(tuple(map(tuple, kinds)), [0.0, 0.0])
+            total[0] += hits
+            total[1] += trials
+    return [[list(map(list, kinds)), *total] for kinds, total in sorted(sums.items())] or None

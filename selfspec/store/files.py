@@ -1,0 +1,112 @@
+"""Opens a file of a cache folder only if it is the one that the card describes.
+
+Size and checksum are taken from the open file, so that what was checked is what is read, even
+where the folder is replaced meanwhile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from selfspec.errors import CacheChecksumError, CacheFileError, CachePathError, CacheSizeError
+from selfspec.store.card import FileEntry
+from selfspec.store.memo import Memo
+
+__all__ = ["entry_of", "opened"]
+
+_CHUNK = 1 << 20
+
+
+def entry_of(path: Path) -> FileEntry:
+    """Checksum and size of a file just written."""
+    with path.open("rb") as file:
+        return FileEntry(_sha256(file), path.stat().st_size)
+
+
+@contextmanager
+def opened(folder: Path, name: str, entry: FileEntry, memo: Memo) -> Iterator[BinaryIO]:
+    """The file, checked; its checksum is not taken again where the memo knows the file."""
+    path = _inside(folder, name)
+    with _open(path, folder, name) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise _missing(folder, name, "no plain file")
+        _check_size(folder, name, entry, found.st_size)
+        if not memo.knows(str(path), found, entry.sha256):
+            _check_sum(folder, name, entry, file)
+            if os.fstat(file.fileno()).st_mtime_ns == found.st_mtime_ns:
+                memo.remember(str(path), found, entry.sha256)
+        file.seek(0)
+        yield file
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """The file itself, behind all links; a link may not lead out of the folder."""
+    real_folder = folder.resolve()
+    try:
+        path = (real_folder / name).resolve()
+    except (OSError, RuntimeError) as error:  # links in a circle
+        raise _missing(folder, name, error) from error
+    if not any(path.is_relative_to(root) for root in _roots(real_folder)):
+        raise CachePathError(
+            f"{name} of cache {str(folder)!r} must lie in that folder (got a link to "
+            f"{str(path)!r}); put the file itself there"
+        )
+    return path
+
+
+def _roots(folder: Path) -> list[Path]:
+    """Where its files may lie: in the folder, and those of a Hub snapshot in the Hub's stores.
+
+    There every file is a link into the repository's blobs, or further to those of all of them.
+    """
+    repository = folder.parent.parent
+    if folder.parent.name != "snapshots" or not repository.name.startswith("models--"):
+        return [folder]
+    return [folder, repository / "blobs", repository.parent / "blobs"]
+
+
+def _open(path: Path, folder: Path, name: str) -> BinaryIO:
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        return os.fdopen(os.open(path, flags), "rb")  # a pipe opened so doesn't wait for a writer
+    except OSError as error:
+        raise _missing(folder, name, error.strerror) from error
+
+
+def _missing(folder: Path, name: str, got: object) -> CacheFileError:
+    return CacheFileError(
+        f"cache {str(folder)!r} must hold the file {name} that its card names (got: {got}); "
+        "fetch or build it anew"
+    )
+
+
+def _check_size(folder: Path, name: str, entry: FileEntry, size: int) -> None:
+    if size != entry.size:
+        how = "cut off" if size < entry.size else "grown"
+        raise CacheSizeError(
+            f"{name} of cache {str(folder)!r} must have {entry.size} bytes (got {size}: it was "
+            f"{how}); fetch or build it anew"
+        )
+
+
+def _check_sum(folder: Path, name: str, entry: FileEntry, file: BinaryIO) -> None:
+    found = _sha256(file)
+    if found != entry.sha256:
+        raise CacheChecksumError(
+            f"{name} of cache {str(folder)!r} must have the sha256 {entry.sha256[:12]}… "
+            f"(got {found[:12]}…: it was changed or damaged); fetch or build it anew"
+        )
+
+
+def _sha256(file: BinaryIO) -> str:
+    digest = hashlib.sha256()
+    while chunk := file.read(_CHUNK):
+        digest.update(chunk)
+    return digest.hexdigest()

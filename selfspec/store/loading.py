@@ -1,0 +1,123 @@
+"""Opens a cache folder: card, tokenizer, then each file's size and checksum, then its tables.
+
+Tables stay on disk as views into a memory map; what is opened costs the same whatever its size,
+once its checksum has been taken.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from selfspec.errors import CacheError, CacheFormatError, CacheTokenizerError
+from selfspec.sources.corpus import CorpusTables
+from selfspec.store.card import CALIBRATION_FILE, CORPUS_FILE, LUT_FILE, Card, read_card
+from selfspec.store.contents import CacheContents, TokenizerInfo, tokenizer_info
+from selfspec.store.files import opened
+from selfspec.store.hub import locate
+from selfspec.store.memo import Memo, memo_path
+from selfspec.store.swap import is_being_swapped
+from selfspec.store.tables import check_rates, split
+from selfspec.store.tensors import map_tensors
+
+__all__ = ["check_tokenizer", "load_cache", "read_file", "read_files"]
+
+_MAX_TRIES = 100
+_PAUSE = 0.005  # seconds, where a writer is between two renames
+
+T = TypeVar("T")
+
+
+def load_cache(
+    folder_or_hub_id: str | Path, *, revision: str | None = None, tokenizer: Any = None
+) -> CacheContents:
+    """What a cache folder or a repository of the Hub holds; refuses what is not whole.
+
+    With `tokenizer` a cache of another one is refused. Each state of a file is read in full once
+    and remembered; arrays are read-only views, shared by all processes that load the folder.
+    """
+    folder = locate(folder_or_hub_id, revision)
+    wanted = None if tokenizer is None else tokenizer_info(tokenizer)
+    for _ in range(_MAX_TRIES):
+        before = _identity(folder)
+        try:
+            return _load(folder, wanted)
+        except CacheError:
+            if is_being_swapped(folder):
+                time.sleep(_PAUSE)
+            elif _identity(folder) == before:  # else it was replaced while we read
+                raise
+    return _load(folder, wanted)
+
+
+def check_tokenizer(name: str, owner: TokenizerInfo, wanted: TokenizerInfo) -> None:
+    """Refuses ids of another vocabulary."""
+    if owner.fingerprint != wanted.fingerprint:
+        raise CacheTokenizerError(
+            f"{name} was built for tokenizer {owner}, this model uses "
+            f"{wanted}; rebuild it with 'selfspec cache build'"
+        )
+
+
+def read_files(folder: Path, card: Card, memo: Memo) -> CacheContents:
+    """All that the card names."""
+    return CacheContents(
+        tokenizer=card.tokenizer,
+        tables=read_file(folder, card, LUT_FILE, memo) or {},
+        corpus=read_file(folder, card, CORPUS_FILE, memo),
+        calibration=read_file(folder, card, CALIBRATION_FILE, memo),
+        about=card.about,
+        num_ids=card.num_ids,
+    )
+
+
+def read_file(folder: Path, card: Card, name: str, memo: Memo) -> Any:
+    """What one file holds; None where the card names no such file."""
+    if name not in card.files:
+        return None
+    entry = card.files[name]
+    with opened(folder, name, entry, memo) as file:
+        try:
+            return _READERS[name](file, entry.size)
+        except (ValueError, RecursionError) as error:
+            raise CacheFormatError(
+                f"{name} of cache {str(folder)!r} must hold {error}; build it anew"
+            ) from error
+
+
+def _load(folder: Path, wanted: TokenizerInfo | None) -> CacheContents:
+    card, _ = read_card(folder)
+    if wanted is not None:
+        check_tokenizer(f"cache {str(folder)!r}", card.tokenizer, wanted)
+    return read_files(folder, card, Memo(memo_path()))
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """Another one for each folder that is put in this place, even with the same contents."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_ctime_ns
+
+
+def _read_luts(file: BinaryIO, size: int) -> dict[str, Any]:
+    return split(map_tensors(file, size))
+
+
+def _read_corpus(file: BinaryIO, size: int) -> CorpusTables:
+    return CorpusTables.from_arrays(map_tensors(file, size))
+
+
+def _read_rates(file: BinaryIO, size: int) -> list[list[Any]]:
+    return check_rates(json.loads(file.read(size).decode("utf-8")))
+
+
+_READERS: dict[str, Callable[[BinaryIO, int], Any]] = {
+    LUT_FILE: _read_luts,
+    CORPUS_FILE: _read_corpus,
+    CALIBRATION_FILE: _read_rates,
+}

@@ -1,0 +1,130 @@
+"""Writes a cache folder: whole or not at all, and the same bytes for the same contents."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+
+from selfspec.errors import CacheExistsError, CacheFormatError, CacheWriteError
+from selfspec.store.card import (
+    CALIBRATION_FILE,
+    CARD_FILE,
+    CORPUS_FILE,
+    FILES,
+    LUT_FILE,
+    Card,
+)
+from selfspec.store.contents import CacheContents
+from selfspec.store.files import entry_of
+from selfspec.store.swap import put_in_place, scratch_folder, sync_folder
+from selfspec.store.tables import joined
+from selfspec.store.tensors import write_tensors
+
+__all__ = ["check_target", "count", "save_cache", "write_files"]
+
+
+def save_cache(
+    folder: str | os.PathLike[str], contents: CacheContents, *, overwrite: bool = False
+) -> None:
+    """Writes a cache folder beside its place, brings it to disk and renames it.
+
+    With `overwrite`, readers see the old folder or the new one, and of several writers the last
+    one wins. What a killed writer leaves is a hidden folder beside the place, never a torn one.
+    """
+    target = check_target(folder, overwrite=overwrite)
+    try:
+        with scratch_folder(target) as scratch:
+            write_files(scratch, contents)
+            put_in_place(scratch, target, overwrite=overwrite)
+    except FileExistsError as error:
+        raise _taken(target) from error
+    except OSError as error:
+        raise CacheWriteError(
+            f"a cache folder must be writable at {str(target)!r} (got: {error.strerror or error})"
+        ) from error
+
+
+def check_target(folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+    """The place to write to, with links resolved; refuses one that is taken, before any work.
+
+    An empty folder is free. Nothing but a cache folder is ever overwritten.
+    """
+    target = Path(folder).expanduser().resolve()
+    if not os.path.lexists(target):
+        return target
+    names = os.listdir(target) if target.is_dir() else [target.name]
+    if names and not overwrite:
+        raise _taken(target)
+    strange = sorted(set(names) - {CARD_FILE, *FILES})
+    if strange or (names and CARD_FILE not in names):
+        got = f"with {strange[0]!r} in it" if strange else f"without {CARD_FILE}"
+        raise CacheExistsError(
+            f"overwrite=True must name a cache folder with no other files (got {str(target)!r} "
+            f"{got}); name another folder"
+        )
+    return target
+
+
+def write_files(folder: Path, contents: CacheContents) -> None:
+    """Writes the files, and then the card, into an empty folder; all is on disk afterwards."""
+    if contents.tables:
+        write_tensors(folder / LUT_FILE, _joined(contents))
+    if contents.corpus is not None:
+        write_tensors(folder / CORPUS_FILE, contents.corpus.arrays())
+    if contents.calibration:
+        text = json.dumps(contents.calibration, separators=(",", ":"), allow_nan=False)
+        (folder / CALIBRATION_FILE).write_text(text + "\n", encoding="ascii", newline="\n")
+    card = _card(folder, contents)
+    (folder / CARD_FILE).write_bytes(card.to_bytes())
+    for path in folder.iterdir():
+        _sync(path)
+    sync_folder(folder)
+
+
+def count(contents: CacheContents) -> dict[str, int]:
+    """How much there is of what."""
+    counts = {name: len(arrays["ids"]) for name, arrays in contents.tables.items()}
+    if contents.corpus is not None:
+        counts["prefixes"] = int(contents.corpus.num_prefixes)
+        counts["continuations"] = int(contents.corpus.num_continuations)
+    if contents.calibration:
+        counts["calibration"] = len(contents.calibration)
+    return counts
+
+
+def _joined(contents: CacheContents) -> dict[str, np.ndarray]:
+    try:
+        return joined(contents.tables)
+    except ValueError as error:
+        raise CacheFormatError(f"these tables can't be saved: {error}") from error
+
+
+def _card(folder: Path, contents: CacheContents) -> Card:
+    widths = [arrays["ids"].shape[1] for arrays in contents.tables.values()]
+    return Card(
+        tokenizer=contents.tokenizer,
+        num_ids=contents.count_ids(),
+        counts=count(contents),
+        about=contents.about,
+        files={name: entry_of(folder / name) for name in FILES if (folder / name).exists()},
+        top_k=max(widths, default=None),
+        max_prefix=None if contents.corpus is None else contents.corpus.max_prefix,
+    )
+
+
+def _taken(target: Path) -> CacheExistsError:
+    return CacheExistsError(
+        f"the place of a new cache folder must be free (got {str(target)!r}, which exists); name "
+        "another folder, or overwrite it"
+    )
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

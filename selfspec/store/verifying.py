@@ -1,0 +1,103 @@
+"""Checks a cache folder in full: every byte, and every entry of every table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from selfspec.errors import CacheCardError, CacheError, CacheFormatError
+from selfspec.store.card import CALIBRATION_FILE, CARD_FILE, CORPUS_FILE, LUT_FILE, Card, read_card
+from selfspec.store.contents import CacheContents
+from selfspec.store.corpus_check import check_corpus
+from selfspec.store.loading import read_file
+from selfspec.store.memo import Memo
+from selfspec.store.saving import count
+from selfspec.store.tables import check_values
+
+__all__ = ["CacheReport", "FileReport", "verify_cache"]
+
+_EVERY_TIME = Memo(None)
+
+
+@dataclass(frozen=True)
+class FileReport:
+    """What came of one file; `problem` is None where all is well."""
+
+    name: str
+    size: int
+    problem: CacheError | None = None
+
+
+@dataclass(frozen=True)
+class CacheReport:
+    """What came of a folder, file by file, the card last."""
+
+    folder: Path
+    card: Card
+    files: tuple[FileReport, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Is everything as it was written?"""
+        return all(file.problem is None for file in self.files)
+
+
+def verify_cache(folder: str | Path) -> CacheReport:
+    """Reads everything, whatever was remembered. Raises where there is no card to go by."""
+    folder = Path(folder).expanduser()
+    card, data = read_card(folder)
+    held: dict[str, Any] = {}
+    reports = []
+    for name in sorted(card.files):
+        problem = _attempt(partial(_check_file, folder, card, name, held))
+        reports.append(FileReport(name, card.files[name].size, problem))
+    whole = len(held) == len(card.files)
+    problem = _attempt(lambda: _check_card(folder, card, held)) if whole else None
+    reports.append(FileReport(CARD_FILE, len(data), problem))
+    return CacheReport(folder, card, tuple(reports))
+
+
+def _attempt(check: Callable[[], None]) -> CacheError | None:
+    try:
+        check()
+    except CacheError as error:
+        return error
+    return None
+
+
+def _check_file(folder: Path, card: Card, name: str, held: dict[str, Any]) -> None:
+    """A file and what it holds, which then is put by."""
+    found = read_file(folder, card, name, _EVERY_TIME)
+    try:
+        if name == LUT_FILE:
+            for source, arrays in found.items():
+                check_values(source, arrays, card.num_ids)
+        if name == CORPUS_FILE:
+            check_corpus(found.arrays(), found.max_prefix, card.num_ids)
+    except ValueError as error:
+        raise CacheFormatError(
+            f"{name} of cache {str(folder)!r} is no sound table: {error}"
+        ) from error
+    held[name] = found
+
+
+def _check_card(folder: Path, card: Card, held: dict[str, Any]) -> None:
+    """What the card says of the files, where those are sound."""
+    contents = CacheContents(
+        tokenizer=card.tokenizer,
+        tables=held.get(LUT_FILE) or {},
+        corpus=held.get(CORPUS_FILE),
+        calibration=held.get(CALIBRATION_FILE),
+    )
+    widths = [arrays["ids"].shape[1] for arrays in contents.tables.values()]
+    max_prefix = None if contents.corpus is None else contents.corpus.max_prefix
+    found = (contents.count_ids(), count(contents), max(widths, default=None), max_prefix)
+    said = (card.num_ids, dict(card.counts), card.top_k, card.max_prefix)
+    if found != said:
+        raise CacheCardError(
+            f"{CARD_FILE} of cache {str(folder)!r} must say what the files hold: num_ids, counts, "
+            f"top_k and max_prefix {found} (got {said})"
+        )

@@ -1,0 +1,192 @@
+"""Small cache contents of every kind, and random ones."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from selfspec.sources.corpus import CorpusTables
+from selfspec.store import CacheContents, TokenizerInfo
+from selfspec.store.files import entry_of
+
+VOCAB_SIZE = 50
+OWNER = TokenizerInfo("5a" * 32, "owner/toy", VOCAB_SIZE)
+TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4, 1, 5, 9, 2, 7, 3, 1, 4, 2]
+FILES = ("calibration.json", "corpus.safetensors", "lut.safetensors")
+
+
+class FakeTokenizer:
+    """A vocabulary and a name: all that a fingerprint is made of."""
+
+    def __init__(self, num_tokens: int = VOCAB_SIZE, name: str = "owner/toy") -> None:
+        self.vocab = {f"token {id_}": id_ for id_ in range(num_tokens)}
+        self.name_or_path = name
+
+    def get_vocab(self) -> dict[str, int]:
+        return self.vocab
+
+
+def count_grams(text: Sequence[int], max_prefix: int = 2) -> CorpusTables:
+    """Counts a text in the plainest way: every gram kept."""
+    levels = [_count(text, m) for m in range(1, max_prefix + 1)]
+    arrays = {}
+    for m, grams in enumerate(levels, start=1):
+        prefixes = sorted(grams)
+        following = [sorted(grams[p].items(), key=lambda x: (-x[1], x[0])) for p in prefixes]
+        pairs = [pair for group in following for pair in group]
+        arrays[f"token.{m}"] = np.array([p[-1] for p in prefixes], np.uint16)
+        arrays[f"total.{m}"] = np.array([grams[p].total() for p in prefixes], np.uint32)
+        arrays[f"next.{m}"] = _offsets([len(group) for group in following])
+        arrays[f"next_token.{m}"] = np.array([token for token, _ in pairs], np.uint16)
+        arrays[f"next_count.{m}"] = np.array([count for _, count in pairs], np.uint32)
+        if m < max_prefix:
+            longer = Counter(p[:-1] for p in levels[m])
+            arrays[f"child.{m}"] = _offsets([longer[p] for p in prefixes])
+    return CorpusTables.from_arrays(arrays)
+
+
+def _count(text: Sequence[int], length: int) -> dict[tuple[int, ...], Counter[int]]:
+    grams: dict[tuple[int, ...], Counter[int]] = {}
+    for end in range(length, len(text)):
+        grams.setdefault(tuple(text[end - length : end]), Counter())[text[end]] += 1
+    return grams
+
+
+def _offsets(lengths: Sequence[int]) -> np.ndarray:
+    return np.cumsum([0, *lengths]).astype(np.uint32)
+
+
+def lut(tokens: Sequence[int] = (1, 3, 9), top_k: int = 4) -> dict[str, np.ndarray]:
+    ids = (np.arange(len(tokens) * top_k) % VOCAB_SIZE).reshape(-1, top_k)
+    return {
+        "tokens": np.array(tokens, np.int32),
+        "ids": ids.astype(np.int32),
+        "probabilities": np.full(ids.shape, 0.25, np.float16),
+    }
+
+
+def lut2(pairs: Sequence[tuple[int, int]] = ((1, 4), (3, 1)), top_k: int = 4):
+    arrays = lut(range(len(pairs)), top_k)
+    del arrays["tokens"]
+    return {"pairs": np.array(pairs, np.int32).reshape(-1, 2), **arrays}
+
+
+def rates() -> list:
+    return [
+        [[["lut", 0, 1, 1, 0]], 3.5, 5.0],
+        [[["lut", 0, 1, 1, 0], ["runners", 0, 1, 1, 2]], 1.0, 4.0],
+    ]
+
+
+def contents(**changes) -> CacheContents:
+    """One of each kind."""
+    fields = {
+        "tokenizer": OWNER,
+        "tables": {"lut": lut(), "lut2": lut2()},
+        "corpus": count_grams(TEXT),
+        "calibration": rates(),
+        "about": {"corpus": "digits of π", "licence": "none", "tokens": len(TEXT)},
+    }
+    return CacheContents(**{**fields, **changes})
+
+
+def plain(held: CacheContents) -> tuple:
+    """Everything in it as plain values, so that two can be compared."""
+    return (
+        held.tokenizer,
+        {source: _plain(arrays) for source, arrays in held.tables.items()},
+        None if held.corpus is None else _plain(held.corpus.arrays()),
+        held.calibration,
+        dict(held.about),
+    )
+
+
+def _plain(arrays) -> dict[str, tuple]:
+    return {name: (str(a.dtype), a.shape, a.tobytes()) for name, a in arrays.items()}
+
+
+def flip_byte(path: Path, position: int = -1) -> None:
+    """One byte other than it was; size and times stay."""
+    before = path.stat()
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def edit_card(folder, change) -> None:
+    card = json.loads((folder / "cache.json").read_text())
+    change(card)
+    (folder / "cache.json").write_text(json.dumps(card))
+
+
+def bless(folder, name) -> None:
+    """Makes the card agree with a damaged file, as one who means harm would."""
+    edit_card(folder, lambda card: card["files"].update({name: vars(entry_of(folder / name))}))
+
+
+def age(folder: Path) -> None:
+    """Makes all files an hour older: young ones are not remembered."""
+    for path in folder.iterdir():
+        if path.is_file():
+            then = path.stat().st_mtime_ns - 3600 * 10**9
+            os.utime(path, ns=(then, then))
+
+
+def _tables_of(key: str, width: tuple[int, ...]):
+    ids = st.integers(-1, VOCAB_SIZE - 1)
+
+    def table(keys):
+        shape = st.tuples(st.just(len(keys)), st.integers(1, 5))
+        return shape.flatmap(
+            lambda shape: st.fixed_dictionaries(
+                {
+                    key: st.just(np.array(sorted(keys), np.int32).reshape(-1, *width)),
+                    "ids": npst.arrays(np.int32, shape, elements=ids),
+                    "probabilities": npst.arrays(
+                        np.float16, shape, elements=st.floats(0, 1, width=16)
+                    ),
+                }
+            )
+        )
+
+    one = st.integers(0, VOCAB_SIZE - 1)
+    return st.sets(one if width == () else st.tuples(one, one), max_size=6).flatmap(table)
+
+
+_texts = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=6, max_size=40)
+_evidence = st.tuples(
+    st.sampled_from(["lut", "lut2", "corpus", "mine"]),
+    *[st.integers(0, 20)] * 4,
+).map(list)
+_rates = st.tuples(
+    st.lists(_evidence, min_size=1, max_size=3), st.floats(0, 5), st.floats(5, 500)
+).map(list)
+_json = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**60), 2**60)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+any_contents = st.builds(
+    CacheContents,
+    tokenizer=st.just(OWNER),
+    tables=st.fixed_dictionaries(
+        {},
+        optional={"lut": _tables_of("tokens", ()), "lut2": _tables_of("pairs", (2,))},
+    ),
+    corpus=st.none() | st.builds(count_grams, _texts, st.integers(1, 4)),
+    calibration=st.none() | st.lists(_rates, min_size=1, max_size=5),
+    about=st.dictionaries(st.text(), _json, max_size=3),
+)

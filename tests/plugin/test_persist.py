@@ -1,0 +1,285 @@
+"""From memory to a folder or the Hub and back, between models that share a tokenizer."""
+
+import threading
+
+import huggingface_hub
+import numpy as np
+import pytest
+
+import selfspec
+from selfspec import (
+    CacheExistsError,
+    CacheFormatError,
+    CacheNotFoundError,
+    CacheTokenizerError,
+    SelfSpec,
+    SpecConfig,
+    VocabularyError,
+)
+from selfspec.sources.corpus import CorpusSource
+from selfspec.store import CacheContents, load_cache, save_cache, tokenizer_info, verify_cache
+from tests.caches import FakeTokenizer, count_grams, lut, plain
+from tests.fakes import VOCAB, attached_model, lut_of, new_model, prompt
+
+TOKENIZER = FakeTokenizer(VOCAB)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("home")))
+
+
+def write(spec, model=None, **options):
+    model = attached_model() if model is None else model
+    return model.generate(**prompt(), assistant=spec, max_new_tokens=24, **options)
+
+
+@pytest.fixture
+def learned() -> SelfSpec:
+    spec = SelfSpec(max_nodes=8)
+    write(spec)
+    return spec
+
+
+@pytest.fixture
+def folder(learned, tmp_path):
+    learned.save_pretrained(tmp_path / "cache", tokenizer=TOKENIZER, about={"by": "a test"})
+    return tmp_path / "cache"
+
+
+def corpus_of(text=(5, 6, 7, 8, 9) * 4) -> CacheContents:
+    return CacheContents(tokenizer=tokenizer_info(TOKENIZER), corpus=count_grams(text))
+
+
+def test_what_was_learned_comes_back(learned, folder):
+    loaded = SelfSpec.from_pretrained(folder, tokenizer=TOKENIZER, max_nodes=8)
+    ours, theirs = lut_of(loaded), lut_of(learned)
+    np.testing.assert_array_equal(ours.rows.token_ids, theirs.rows.token_ids)
+    np.testing.assert_array_equal(ours.rows.probabilities, theirs.rows.probabilities)
+    assert loaded.memory(VOCAB).calibration.rows() == learned.memory(VOCAB).calibration.rows()
+    assert plain(loaded.contents()) == plain(load_cache(folder))
+
+
+def test_it_pays_from_the_first_step_and_the_text_is_the_same(folder):
+    cold, warm = SelfSpec(max_nodes=8), SelfSpec.from_pretrained(folder, max_nodes=8)
+    stock = write(None)
+    assert write(cold).tolist() == write(warm).tolist() == stock.tolist()
+    assert warm.stats.num_steps < cold.stats.num_steps
+
+
+def test_saved_loaded_and_saved_is_the_same_folder(folder, tmp_path):
+    """Before the first use and after a look at the memory."""
+    untouched, looked_at = SelfSpec.from_pretrained(folder), SelfSpec.from_pretrained(folder)
+    looked_at.memory(VOCAB)
+    for name, spec in (("one", untouched), ("other", looked_at)):
+        spec.save_pretrained(tmp_path / name)
+        for path in folder.iterdir():
+            assert (tmp_path / name / path.name).read_bytes() == path.read_bytes()
+
+
+def test_saving_needs_to_know_the_tokenizer(learned, folder, tmp_path):
+    with pytest.raises(CacheTokenizerError, match=r"\(got tokenizer=None\); pass tokenizer="):
+        learned.save_pretrained(tmp_path / "other")
+    loaded = SelfSpec.from_pretrained(folder)
+    loaded.save_pretrained(tmp_path / "other", tokenizer=TOKENIZER)
+    with pytest.raises(CacheTokenizerError, match=r"can't be saved for another .*leave tokenizer="):
+        loaded.save_pretrained(tmp_path / "third", tokenizer=FakeTokenizer(VOCAB + 1))
+
+
+def test_what_is_there_stays_unless_told(learned, folder):
+    with pytest.raises(CacheExistsError):
+        learned.save_pretrained(folder, tokenizer=TOKENIZER)
+    write(learned)
+    learned.save_pretrained(folder, tokenizer=TOKENIZER, overwrite=True)
+    assert load_cache(folder).about == {}
+    assert verify_cache(folder).ok
+
+
+def test_about_is_kept_until_it_is_said_anew(folder, tmp_path):
+    spec = SelfSpec.from_pretrained(folder)
+    spec.save_pretrained(tmp_path / "kept")
+    spec.save_pretrained(tmp_path / "new", about={"by": "another"})
+    assert load_cache(tmp_path / "kept").about == {"by": "a test"}
+    assert load_cache(tmp_path / "new").about == {"by": "another"}
+
+
+def test_knobs_as_ever(folder):
+    config = SpecConfig(max_nodes=5)
+    assert SelfSpec.from_pretrained(folder, config=config).config == config
+    assert SelfSpec.from_pretrained(folder, config=config, top_k=3).config.top_k == 3
+    with pytest.raises(selfspec.ConfigError, match="did you mean 'max_nodes'"):
+        SelfSpec.from_pretrained(folder, max_node=5)
+    with pytest.raises(CacheNotFoundError):
+        SelfSpec.from_pretrained(folder / "nowhere")
+
+
+@pytest.mark.parametrize("top_k", [1, 3, 12])
+def test_another_k_cuts_or_fills_the_rows(learned, folder, top_k):
+    theirs = lut_of(learned).rows.token_ids
+    ours = lut_of(SelfSpec.from_pretrained(folder, top_k=top_k)).rows.token_ids
+    shared = min(top_k, theirs.shape[1])
+    np.testing.assert_array_equal(ours[:, :shared], theirs[:, :shared])
+    assert (ours[:, shared:] == -1).all()
+
+
+def test_tables_of_sources_that_are_left_out_are_kept(folder, tmp_path):
+    spec = SelfSpec.from_pretrained(folder, sources=("lut", "context"))
+    write(spec)
+    spec.save_pretrained(tmp_path / "other")
+    kept, before = load_cache(tmp_path / "other").tables, load_cache(folder).tables
+    np.testing.assert_array_equal(kept["lut2"]["pairs"], before["lut2"]["pairs"])
+
+
+def test_forgetting_goes_back_to_what_was_loaded(folder):
+    spec = SelfSpec.from_pretrained(folder)
+    write(spec, do_sample=True)
+    assert plain(spec.contents()) != plain(load_cache(folder))
+    spec.forget()
+    spec.memory(VOCAB)
+    assert plain(spec.contents()) == plain(load_cache(folder))
+
+
+def test_a_spec_of_your_own_class_stays_one(folder):
+    class Mine(SelfSpec):
+        pass
+
+    assert type(Mine.from_pretrained(folder)) is Mine
+
+
+class TestCorpus:
+    def test_it_drafts(self, tmp_path):
+        stock = write(None)
+        save_cache(tmp_path / "cache", corpus_of(stock[0].tolist() * 2))
+        spec = SelfSpec.from_pretrained(tmp_path / "cache", sources=("corpus",))
+        assert write(spec).tolist() == stock.tolist()
+        assert spec.stats.accepted_by_source["corpus"] > 0
+        assert spec.stats.tokens_per_step > 2
+
+    def test_it_stands_where_the_knobs_name_it(self, tmp_path):
+        save_cache(tmp_path / "cache", corpus_of())
+        spec = SelfSpec.from_pretrained(tmp_path / "cache", sources=("corpus", "lut"))
+        assert [source.name for source in spec.memory(VOCAB).sources] == ["corpus", "lut"]
+        spec = SelfSpec.from_pretrained(tmp_path / "cache", sources=("lut",))
+        assert [source.name for source in spec.memory(VOCAB).sources] == ["lut"]
+
+    def test_without_one_there_is_no_such_source(self, folder):
+        for spec in (SelfSpec(), SelfSpec.from_pretrained(folder)):
+            sources = spec.memory(VOCAB).sources
+            assert not any(isinstance(source, CorpusSource) for source in sources)
+
+    def test_it_is_saved_along(self, tmp_path):
+        save_cache(tmp_path / "cache", corpus_of())
+        spec = SelfSpec.from_pretrained(tmp_path / "cache")
+        write(spec)
+        spec.save_pretrained(tmp_path / "more")
+        more = load_cache(tmp_path / "more")
+        assert plain(more)[2] == plain(corpus_of())[2]
+        assert set(more.tables) == {"lut", "lut2"}
+
+    def test_specs_share_what_was_loaded_once(self, tmp_path):
+        save_cache(tmp_path / "cache", corpus_of())
+        contents = load_cache(tmp_path / "cache")
+        specs = [SelfSpec.from_contents(contents, max_nodes=n) for n in (4, 8)]
+        tables = [
+            source.tables
+            for spec in specs
+            for source in spec.memory(VOCAB).sources
+            if isinstance(source, CorpusSource)
+        ]
+        assert tables == [contents.corpus, contents.corpus]
+
+
+class TestVocabulary:
+    def test_another_tokenizer_is_refused(self, folder):
+        with pytest.raises(CacheTokenizerError, match="was built for tokenizer"):
+            SelfSpec.from_pretrained(folder, tokenizer=FakeTokenizer(VOCAB + 1))
+
+    def test_models_that_share_a_tokenizer_share_a_cache(self, folder):
+        """Their logits may be padded wider than the vocabulary, each in its own way."""
+        wide = selfspec.attach(new_model(vocab_size=VOCAB + 64))
+        for model, width in ((attached_model(), VOCAB), (wide, VOCAB + 64)):
+            spec = SelfSpec.from_pretrained(folder, tokenizer=TOKENIZER)
+            assert write(spec, model).tolist() == write(None, model).tolist()
+            assert len(lut_of(spec, width).rows.token_ids) == width
+
+    def test_ids_of_the_padding_are_saved_as_they_are(self, tmp_path):
+        """A random model names them too."""
+        wide = selfspec.attach(new_model(vocab_size=VOCAB + 64))
+        spec = SelfSpec()
+        write(spec, wide)
+        spec.save_pretrained(tmp_path / "cache", tokenizer=TOKENIZER)
+        assert load_cache(tmp_path / "cache").num_ids > VOCAB
+        assert verify_cache(tmp_path / "cache").ok
+
+    def test_a_model_without_the_ids_is_refused_at_first_use(self, folder):
+        narrow = selfspec.attach(new_model(vocab_size=VOCAB // 2))
+        spec = SelfSpec.from_pretrained(folder)
+        with pytest.raises(VocabularyError, match=r"token ids up to \d+ and the model has"):
+            spec.memory(VOCAB // 2)
+        inputs = {k: v.clamp(max=VOCAB // 2 - 1) for k, v in prompt().items()}
+        with pytest.raises(VocabularyError):
+            narrow.generate(**inputs, assistant=spec, max_new_tokens=4)
+        write(spec)  # and stays of use for others
+
+    @pytest.mark.parametrize("source", ["lut", "lut2"])
+    def test_a_card_that_lies_is_found_out_before_use(self, folder, source):
+        contents = load_cache(folder)
+        tables = {name: dict(arrays) for name, arrays in contents.tables.items()}
+        tables[source]["ids"] = tables[source]["ids"] + VOCAB
+        lying = CacheContents(tokenizer=contents.tokenizer, tables=tables, num_ids=VOCAB)
+        with pytest.raises(CacheFormatError, match=f"ids of {source} must be in"):
+            SelfSpec.from_contents(lying).memory(VOCAB)
+
+    def test_contents_made_by_hand_are_counted(self):
+        contents = CacheContents(tokenizer=tokenizer_info(TOKENIZER), tables={"lut": lut([VOCAB])})
+        with pytest.raises(VocabularyError):
+            SelfSpec.from_contents(contents).memory(VOCAB)
+
+
+def test_the_hub_gets_what_a_folder_would(learned, folder, tmp_path, monkeypatch):
+    calls = []
+
+    class Api:
+        def __init__(self, token):
+            calls.append(token)
+
+        def __getattr__(self, name):
+            return lambda *args, **options: calls.append((name, args, options))
+
+        def upload_folder(self, *, folder_path, **options):
+            calls.append(plain(load_cache(folder_path)))
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    url = learned.push_to_hub(
+        "owner/name", tokenizer=TOKENIZER, private=True, about={"by": "a test"}, token="secret"
+    )
+    assert url == "https://huggingface.co/owner/name"
+    assert calls == [
+        "secret",
+        ("create_repo", ("owner/name",), {"private": True, "exist_ok": True}),
+        plain(load_cache(folder)),
+    ]
+
+
+def test_the_hub_is_asked_for_what_is_no_folder(folder, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    asked = []
+
+    def snapshot_download(repo_id, *, revision, allow_patterns):
+        asked.append((repo_id, revision))
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    spec = SelfSpec.from_pretrained("owner/name", revision="v2")
+    assert asked == [("owner/name", "v2")]
+    assert plain(spec.contents()) == plain(load_cache(folder))
+
+
+def test_saving_while_another_thread_learns(folder, tmp_path):
+    spec = SelfSpec.from_pretrained(folder)
+    thread = threading.Thread(target=write, args=(spec,))
+    thread.start()
+    for turn in range(5):
+        spec.save_pretrained(tmp_path / str(turn))
+        assert verify_cache(tmp_path / str(turn)).ok
+    thread.join()
