@@ -2,8 +2,9 @@
 
     python -m eval.tokens_per_step --model PATH --questions question.jsonl --max-nodes 8 16 32 64
 
-One `SelfSpec` is kept over all questions and cold at the start. The figure is all tokens over
-all steps, with the mean number of verified nodes in brackets; the last line is one JSON object.
+One `SelfSpec` is kept over all questions and knows nothing at the first one, or what the cache
+of `--cache` does. The figure is all tokens over all steps, with the mean number of queries in
+brackets, those of branches among them; the last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -30,25 +31,42 @@ Prompts = list[tuple[Question, torch.Tensor]]
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures each width in turn and prints a table."""
     options = _options(argv)
+    model, prompts = load(options)
+    rows = {}
+    for max_nodes in options.max_nodes:
+        knobs = {"sources": tuple(options.sources), **_parsed(options.knob)}
+        spec = new_spec(options, max_nodes=max_nodes, **knobs)
+        rows[max_nodes] = measure(model, prompts, options, spec)
+        print(_row_line(max_nodes, rows[max_nodes]), flush=True)
+    figures = {width: rounded(by_task) for width, by_task in rows.items()}
+    print(json.dumps({**settings(options, len(prompts)), "rows": figures}))
+    return 0
+
+
+def load(options: argparse.Namespace) -> tuple[Any, Prompts]:
+    """The model, and the prompts to measure on."""
     quieten()
     dtype = getattr(torch, options.dtype)
     model = transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype)
     model = model.to(options.device).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
     questions = read_questions(options.questions)
-    prompts = measuring_set(tokenizer, questions, offset=options.offset)[: options.limit]
-    rows = {}
-    for max_nodes in options.max_nodes:
-        knobs = {"sources": tuple(options.sources), **_parsed(options.knob)}
-        rows[max_nodes] = measure(model, prompts, options, max_nodes=max_nodes, **knobs)
-        print(_row_line(max_nodes, rows[max_nodes]), flush=True)
-    print(json.dumps(_summary(options, rows, len(prompts))))
-    return 0
+    return model, measuring_set(tokenizer, questions, offset=options.offset)[: options.limit]
 
 
-def measure(model: Any, prompts: Prompts, options: Any, **knobs: Any) -> dict[str, Any]:
+def new_spec(options: argparse.Namespace, **knobs: Any) -> selfspec.SelfSpec:
+    """A `SelfSpec` that knows what the cache does, or nothing."""
+    if options.cache is None:
+        return selfspec.SelfSpec(**knobs)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
+    extra = knobs.pop("extra_sources", ())
+    return selfspec.SelfSpec.from_pretrained(
+        options.cache, tokenizer=tokenizer, extra_sources=extra, **knobs
+    )
+
+
+def measure(model: Any, prompts: Prompts, options: Any, spec: selfspec.SelfSpec) -> dict[str, Any]:
     """Statistics by task, and `overall`, of one `SelfSpec` kept over all prompts."""
-    spec = selfspec.SelfSpec(**knobs)
     by_task: dict[str, selfspec.GenerationStats] = defaultdict(selfspec.GenerationStats)
     for index, (question, input_ids) in enumerate(prompts):
         torch.manual_seed(options.seed + index)
@@ -65,15 +83,14 @@ def measure(model: Any, prompts: Prompts, options: Any, **knobs: Any) -> dict[st
 
 def _row_line(max_nodes: int, by_task: dict[str, selfspec.GenerationStats]) -> str:
     cells = (
-        f"{task} {stats.tokens_per_step:.2f} ({stats.nodes_per_step:.0f})"
+        f"{task} {stats.tokens_per_step:.2f} ({stats.queries_per_step:.0f})"
         for task, stats in by_task.items()
     )
     return f"{max_nodes:>3} nodes: " + ", ".join(cells)
 
 
-def _summary(
-    options: argparse.Namespace, rows: dict[int, dict[str, Any]], num_prompts: int
-) -> dict[str, Any]:
+def settings(options: argparse.Namespace, num_prompts: int) -> dict[str, Any]:
+    """What a figure was measured with, but for what varies from line to line."""
     return {
         "bench": "tokens_per_step",
         "model": Path(options.model).name,
@@ -82,17 +99,19 @@ def _summary(
         "temperature": options.temperature,
         "sources": options.sources,
         "knobs": options.knob,
+        "cache": None if options.cache is None else Path(options.cache).name,
         "num_prompts": num_prompts,
         "offset": options.offset,
         "seed": options.seed,
         **versions(),
-        "rows": {
-            width: {
-                task: [round(stats.tokens_per_step, 3), round(stats.nodes_per_step, 1)]
-                for task, stats in by_task.items()
-            }
-            for width, by_task in rows.items()
-        },
+    }
+
+
+def rounded(by_task: dict[str, selfspec.GenerationStats]) -> dict[str, list[float]]:
+    """[tokens per step, queries per step] of each task."""
+    return {
+        task: [round(stats.tokens_per_step, 3), round(stats.queries_per_step, 1)]
+        for task, stats in by_task.items()
     }
 
 
@@ -110,11 +129,19 @@ def _parsed(knobs: Sequence[str]) -> dict[str, Any]:
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m eval.tokens_per_step", description=__doc__)
+    add_options(parser)
+    parser.add_argument("--sources", nargs="*", default=list(SOURCE_NAMES))
+    parser.add_argument("--knob", nargs="*", default=[], help="other knobs, as name=value")
+    return parser.parse_args(argv)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What is measured on, and how it is sampled."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--model", required=True, help="model id or folder")
     parser.add_argument("--questions", required=True, type=Path, help="Spec-Bench question.jsonl")
+    parser.add_argument("--cache", default=None, help="cache folder or Hub id; default: cold")
     parser.add_argument("--max-nodes", nargs="+", type=int, default=[8, 16, 32, 64])
-    parser.add_argument("--sources", nargs="*", default=list(SOURCE_NAMES))
     parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--dtype", default="float32")
@@ -122,8 +149,6 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--offset", type=int, default=0, help="which tenth of the questions")
     parser.add_argument("--limit", type=int, default=None, help="measure on the first N prompts")
-    parser.add_argument("--knob", nargs="*", default=[], help="other knobs, as name=value")
-    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from eval import bench_step, tokens_per_step
+from eval import ablation, bench_step, tokens_per_step
 from eval.questions import measuring_set, read_questions
-from selfspec.records import GenerationStats
+from eval.switch import SwitchSource
+from selfspec.records import GenerationStats, TopK
 from tests.tiny import make_tokenizer
 
 TASKS = ("writing", "qa", "translation")
@@ -74,6 +76,41 @@ def test_tokens_per_step(questions, chat_folder, capsys, temperature):
     tokens, nodes = result["rows"]["8"]["overall"]
     assert tokens >= 1
     assert 1 < nodes <= 8
+
+
+def test_ablation_measures_each_set_once(questions, chat_folder, capsys, tmp_path):
+    out = tmp_path / "rows.jsonl"
+    options = ["--model", chat_folder, "--questions", str(questions), "--max-nodes", "4", "8"]
+    options += ["--max-new-tokens", "12", "--limit", "2", "--out", str(out), "--sets"]
+    assert ablation.main([*options, "all", "lut"]) == 0
+    lines = out.read_text().splitlines()
+    assert [(e["set"], e["max_nodes"]) for e in map(json.loads, lines)] == [
+        ("all", 4),
+        ("all", 8),
+        ("lut", 4),
+        ("lut", 8),
+    ]
+    capsys.readouterr()
+    assert ablation.main([*options, "all", "no-lut", "switch"]) == 0
+    assert out.read_text().splitlines()[:4] == lines
+    assert len(out.read_text().splitlines()) == 8
+    table = capsys.readouterr().out
+    assert "| all | 4 |" in table
+    assert "| switch | 8 |" in table
+
+
+def test_the_switch_copies_a_long_match_and_else_asks_the_lut():
+    span = [1, 2, 3, 4, 5, 6, 7]
+    source = SwitchSource(20, 2)
+    source.observe_prompt(
+        np.array([[-1, 5]]), TopK(np.array([[9, 8]]), np.array([[0.5, 0.3]], np.float16))
+    )
+    long = source.open([*span, 0, *span[:5]], learns=True)
+    assert [c.token for c in long.expand(long.root())] == [6]
+    assert long.expand(long.root())[0].evidence.source == "match"
+    short = source.open([*span, 0, 5], learns=True)
+    assert [c.token for c in short.expand(short.root())] == [9, 8]
+    assert [c.evidence.rank for c in short.expand(short.root())] == [1, 2]
 
 
 def test_bench_step(questions, chat_folder, capsys):

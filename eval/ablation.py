@@ -1,0 +1,96 @@
+"""What each source is worth: alone, left out, all together, and against the switch rule.
+
+    python -m eval.ablation --model PATH --questions question.jsonl --out rows.jsonl
+
+Each line of the file is one set of sources at one width, measured as `eval.tokens_per_step`
+does. Sets: `all`; a source's name, that one alone; `no-NAME`, all but that one; `branches`, all
+with Self-Draft's 6 x 6 branches beside them; `switch`, longest match else LUT tree. A line that
+the file has already is not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from eval.switch import SwitchSource
+from eval.tokens_per_step import add_options, load, measure, new_spec, rounded, settings
+from selfspec.config import SOURCE_NAMES
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures every set at every width and prints a table at the end."""
+    options = _options(argv)
+    model, prompts = load(options)
+    done = _read(options.out)
+    wanted = [
+        _key(options, name, n) for name, n in itertools.product(options.sets, options.max_nodes)
+    ]
+    for key in wanted:
+        if key in done:
+            continue
+        spec = new_spec(options, max_nodes=key[1], **_knobs(key[0], model.config.vocab_size))
+        figures = rounded(measure(model, prompts, options, spec))
+        line = {**settings(options, len(prompts)), "set": key[0], "max_nodes": key[1]}
+        done[key] = {**line, "rows": figures}
+        with options.out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(done[key]) + "\n")
+        print(f"{key[0]:>10} {key[1]:>3}: {figures['overall'][0]:.2f}", flush=True)
+    print(table([done[key] for key in wanted]))
+    return 0
+
+
+def table(lines: Sequence[dict[str, Any]]) -> str:
+    """Markdown: a row for each set and width, a column for each task."""
+    tasks = list(lines[0]["rows"])
+    rows = [["sources", "nodes", *tasks], ["---"] * (len(tasks) + 2)]
+    for line in lines:
+        cells = (f"{line['rows'][t][0]:.2f} ({line['rows'][t][1]:.0f})" for t in tasks)
+        rows.append([line["set"], str(line["max_nodes"]), *cells])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _knobs(name: str, vocab_size: int) -> dict[str, Any]:
+    if name == "switch":
+        return {"sources": (), "extra_sources": [SwitchSource(vocab_size, 8)], "max_depth": 64}
+    if name == "all":
+        return {}
+    if name == "branches":
+        return {"num_branches": 6}
+    if name.startswith("no-"):
+        return {"sources": tuple(source for source in SOURCE_NAMES if f"no-{source}" != name)}
+    return {"sources": (name,)}
+
+
+def _key(options: argparse.Namespace, name: str, max_nodes: int) -> tuple[Any, ...]:
+    cache = None if options.cache is None else Path(options.cache).name
+    return name, max_nodes, options.temperature, cache, options.offset
+
+
+def _read(path: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    entries = map(json.loads, lines)
+    names = ("set", "max_nodes", "temperature", "cache", "offset")
+    return {tuple(entry[name] for name in names): entry for entry in entries}
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m eval.ablation", description=__doc__)
+    add_options(parser)
+    alone = [*SOURCE_NAMES, *(f"no-{name}" for name in SOURCE_NAMES)]
+    parser.add_argument("--sets", nargs="+", default=["all", *alone, "branches", "switch"])
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines, appended to")
+    options = parser.parse_args(argv)
+    options.sources, options.knob = None, []  # what `settings` names is each line's `set` here
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

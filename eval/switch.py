@@ -1,0 +1,79 @@
+"""The rule that published model-free pairings use, as a source, to be compared with.
+
+Where the end of the text was said before for long enough, that span alone is drafted, as a
+chain; everywhere else a tree from the first-order LUT whose shape is fixed by rank. Nothing is
+weighed against anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from selfspec.records import Candidate, Evidence, StepRecord, TopK
+from selfspec.sources import ContextSource, Cursor, LutSource
+
+__all__ = ["SwitchSource"]
+
+_LEAST_MATCH = 5
+
+
+class SwitchSource:
+    """Longest match, else LUT."""
+
+    name = "switch"
+
+    def __init__(self, vocab_size: int, top_k: int) -> None:
+        self._lut = LutSource(vocab_size, top_k)
+        self._context = ContextSource(1)
+
+    def open(self, prompt_ids: Sequence[int], *, learns: bool) -> SwitchCursor:
+        """A cursor behind the prompt."""
+        return SwitchCursor(
+            self._context.open(prompt_ids, learns=learns), self._lut.open(prompt_ids, learns=learns)
+        )
+
+    def copy(self) -> SwitchSource:
+        """Never asked for: measured in one session."""
+        raise NotImplementedError
+
+    def observe_prompt(self, pairs: NDArray[np.int64], top: TopK) -> None:
+        """What the LUT learns."""
+        self._lut.observe_prompt(pairs, top)
+
+
+class SwitchCursor:
+    """Asks one of two cursors; which one, the root decides for the whole tree."""
+
+    def __init__(self, context: Cursor, lut: Cursor) -> None:
+        self._context = context
+        self._lut = lut
+        self._copies = False
+
+    def root(self) -> Any:
+        """Chooses by the longest match that the text's end has."""
+        place = self._context.root()
+        named = self._context.expand(place)[:1]
+        self._copies = bool(named) and named[0].evidence.match_length >= _LEAST_MATCH
+        return place if self._copies else self._lut.root()
+
+    def expand(self, state: Any) -> list[Candidate]:
+        """One token in a chain, the row's tokens in a tree, with no evidence but the rank."""
+        if self._copies:
+            return [self._plain(c, 1) for c in self._context.expand(state)[:1]]
+        return [self._plain(c, rank) for rank, c in enumerate(self._lut.expand(state), 1)]
+
+    def follow(self, state: Any, token: int) -> None:
+        """Nobody else is asked."""
+
+    def observe(self, record: StepRecord) -> None:
+        """Both learn."""
+        self._context.observe(record)
+        self._lut.observe(record)
+
+    def _plain(self, candidate: Candidate, rank: int) -> Candidate:
+        kind = "match" if self._copies else "tree"
+        return candidate._replace(evidence=Evidence(kind, rank=rank))
