@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from selfspec import SelfSpec
+from selfspec.config import SOURCE_NAMES
 from selfspec.records import Candidate
 from selfspec.sources import REGISTRY
+from selfspec.store import CacheContents, TokenizerInfo
+from tests.caches import count_grams
 from tests.fakes import VOCAB, WildSource, prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
@@ -20,13 +24,34 @@ from tests.lossless.same import (
     run,
     run_both,
     slow,
+    texts_of,
 )
+from tests.zoo import BRANCHING
 
 SETS: dict[str, tuple[str, ...]] = {
     "default": SelfSpec().config.sources,
     "none": (),
     **{name: (name,) for name in REGISTRY},
 }
+
+
+# drawn from so that a loaded cache's guesses are right often enough to be believed
+CORPUS_SETS: dict[str, dict[str, Any]] = {
+    "alone": {"sources": ("corpus",)},
+    "all": {},
+    "all with branches": {"num_branches": 3},
+    "left out": {"sources": tuple(s for s in SOURCE_NAMES if s != "corpus")},
+}
+
+
+def knowing_corpus(texts: Sequence[Sequence[int]], **knobs: Any) -> SelfSpec:
+    """A `SelfSpec` with a loaded cache that has read `texts`, with a lie at every third token."""
+    read = [token for text in texts for token in text]
+    lies = [token if place % 3 else (token + 1) % VOCAB for place, token in enumerate(read)]
+    owner = TokenizerInfo("5a" * 32, "tiny", VOCAB)
+    return SelfSpec.from_contents(
+        CacheContents(tokenizer=owner, corpus=count_grams([*read, *lies], 4)), **knobs
+    )
 
 
 class StubbornSource(WildSource):
@@ -73,6 +98,27 @@ def test_builtin_sources(sources: tuple[str, ...], num_rows: int, mode: str) -> 
     spec = SelfSpec(sources=sources)
     both = run_both(tiny_model(), prompt(num_rows), spec, drafts=bool(sources), **MODES[mode])
     assert sources or both.stats.tokens_per_step == 1
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+@pytest.mark.parametrize("knobs", CORPUS_SETS.values(), ids=CORPUS_SETS)
+def test_corpus(knobs: dict[str, Any], num_rows: int, mode: str) -> None:
+    model, inputs = tiny_model("qwen3"), prompt(num_rows)
+    stock = run(model, inputs, **MODES[mode])
+    spec = knowing_corpus(texts_of(stock.ids, inputs), **knobs)
+    both = run_both(model, inputs, spec, **MODES[mode])
+    asked = "corpus" in spec.config.sources
+    assert (both.stats.accepted_by_source["corpus"] > 20) is asked
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BRANCHING)
+def test_corpus_on_other_architectures(name: str) -> None:
+    model, inputs = tiny_model(name), prompt(3, 11, seed=5)
+    for options in MODES.values():
+        texts = texts_of(run(model, inputs, **options).ids, inputs)
+        for knobs in CORPUS_SETS.values():
+            run_both(model, inputs, knowing_corpus(texts, **knobs), **options)
 
 
 @pytest.mark.parametrize("mode", ["greedy", slow("sample")])
