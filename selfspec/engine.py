@@ -108,8 +108,8 @@ class Decoder:
         if self.memory.learns:
             tops = top_k_of(logits, self.memory.top_k)
             for place, (row, record) in enumerate(zip(self._rows, records, strict=True)):
-                record.top = tops.part(place, len(record.tree))
-                row.take_branches(record, tops.ids[place, len(record.tree) :, 0])
+                record.top = tops.at((place, slice(len(record.tree))))
+                row.take_branches(record, tops, place, self.memory)
                 self.memory.calibration.observe(record)
         for row, record in zip(self._rows, records, strict=True):
             row.observe(record)

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from selfspec.config import SpecConfig
 from selfspec.memory import Memory
-from selfspec.records import DraftTree, Queries, StepRecord
+from selfspec.records import DraftTree, Queries, StepRecord, TopK
 from selfspec.sources import Cursor
 from selfspec.sources.branches import Branches
 from selfspec.transcript import RowStops, Transcript
@@ -56,10 +55,19 @@ class Row:
             return tree
         return self.branches.ride(tree, transcript.max_depth(self.index))
 
-    def take_branches(self, record: StepRecord, next_ids: NDArray[np.int32]) -> None:
-        """Puts what the model said behind the branches' tokens into the record."""
-        record.num_branch_queries = self.branches.num_riding
-        record.grams = self.branches.take(next_ids[: record.num_branch_queries].tolist())
+    def take_branches(self, record: StepRecord, tops: TopK, place: int, memory: Memory) -> None:
+        """Lets the sources see what the model said behind the branches' tokens, in a batch's tops.
+
+        It is what the model says there, as true as in the tree: the LUTs learn it all.
+        """
+        pairs = self.branches.pairs(record.tree.tokens[0])
+        if not pairs:
+            return
+        first = len(record.tree)
+        top = tops.at((place, slice(first, first + len(pairs))))
+        memory.observe_prompt(np.array(pairs, np.int64), top)
+        record.num_branch_queries = len(pairs)
+        record.grams = self.branches.take(top.ids[:, 0].tolist())
 
     def observe(self, record: StepRecord) -> None:
         """Moves behind the committed tokens and lets every cursor learn."""

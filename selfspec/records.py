@@ -139,12 +139,8 @@ class TopK(NamedTuple):
     probabilities: NDArray[np.float16]  # (N, K)
 
     def at(self, places: Any) -> TopK:
-        """The tables at some places only, in that order."""
+        """The tables at some places only, named as numpy indexes arrays."""
         return TopK(self.ids[places], self.probabilities[places])
-
-    def part(self, place: int, num_nodes: int) -> TopK:
-        """Of a batch's tables (B, Q, K): what belongs to one row's tree."""
-        return TopK(self.ids[place, :num_nodes], self.probabilities[place, :num_nodes])
 
 
 @dataclass(slots=True, kw_only=True)

@@ -56,9 +56,9 @@ def test_check_sees_a_broken_tree(name, index, value):
         tree.check()
 
 
-def test_top_k_part_is_one_rows_tree():
+def test_top_k_at_some_places_of_a_row():
     ids = np.arange(2 * 3 * 2).reshape(2, 3, 2)
-    part = TopK(ids, ids / 100).part(1, 2)
+    part = TopK(ids, ids / 100).at((1, slice(2)))
     assert part.ids.tolist() == [[6, 7], [8, 9]]
     assert part.probabilities.tolist() == [[0.06, 0.07], [0.08, 0.09]]
 

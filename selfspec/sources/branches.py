@@ -30,10 +30,9 @@ class Branches:
         self.tokens = [self._start() for _ in range(self._num_branches)]
         self._riding: list[list[int]] = []
 
-    @property
-    def num_riding(self) -> int:
-        """Queries in the forward that is under way."""
-        return sum(map(len, self._riding))
+    def pairs(self, root: int) -> list[tuple[int, int]]:
+        """The last two tokens at each query of the forward that is under way."""
+        return [pair for branch in self._riding for pair in itertools.pairwise([root, *branch])]
 
     def ride(self, tree: DraftTree, max_depth: int) -> Queries:
         """The tree's queries with those of the branches behind them.

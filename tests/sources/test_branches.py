@@ -38,7 +38,7 @@ def test_the_global_dice_are_not_touched():
     branches = Branches(PROMPT, 6, 3)
     for _ in range(5):
         branches.ride(DraftTree.of_root(1), 9)
-        branches.take([5] * branches.num_riding)
+        branches.take([5] * len(branches.pairs(1)))
     assert random.getstate() == python
     assert torch.equal(torch.get_rng_state(), torchs)
 
@@ -81,7 +81,7 @@ def test_every_sub_sequence_yields_a_gram_and_the_last_draft_is_appended():
     assert grams == [(1, 12), (1, 2, 13), (1, 2, 3, 14), (2, 3, 4, 15), (3, 4, 5, 16)]
     assert max(map(len, grams)) == GRAM_LENGTH
     assert branches.tokens == [[1, 2, 3, 4, 5, 16]]
-    assert branches.num_riding == 0
+    assert branches.pairs(0) == []
 
 
 def test_a_full_branch_drops_its_first_token():
@@ -94,7 +94,7 @@ def test_a_full_branch_drops_its_first_token():
 def test_each_branch_takes_its_own_answers():
     branches = branches_of([1, 2], [3])
     branches.ride(DraftTree.of_root(0), 9)
-    assert branches.num_riding == 3
+    assert branches.pairs(0) == [(0, 1), (1, 2), (0, 3)]
     assert branches.take([5, 6, 7]) == [(1, 5), (1, 2, 6), (3, 7)]
     assert branches.tokens == [[1, 2, 6], [3, 7]]
 
@@ -112,7 +112,7 @@ def test_nothing_stands_where_the_text_can_not_reach(max_depth):
     branches = branches_of([1, 2, 3], [4])
     queries = branches.ride(DraftTree.of_root(0), max_depth)
     assert max(queries.depths) <= max_depth
-    said = list(range(50, 50 + branches.num_riding))
+    said = list(range(50, 50 + len(branches.pairs(0))))
     assert len(branches.take(said)) == len(said)
 
 
