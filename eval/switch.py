@@ -40,9 +40,9 @@ class SwitchSource:
         """Never asked for: measured in one session."""
         raise NotImplementedError
 
-    def observe_prompt(self, pairs: NDArray[np.int64], top: TopK) -> None:
+    def observe_places(self, pairs: NDArray[np.int64], top: TopK) -> None:
         """What the LUT learns."""
-        self._lut.observe_prompt(pairs, top)
+        self._lut.observe_places(pairs, top)
 
 
 class SwitchCursor:

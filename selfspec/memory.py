@@ -30,10 +30,10 @@ class Memory:
             return Memory(sources, self.calibration.copy(), self.top_k)
         return Memory(self.sources, self.calibration, self.top_k, learns=learning == "session")
 
-    def observe_prompt(self, pairs: NDArray[np.int64], top: TopK) -> None:
+    def observe_places(self, pairs: NDArray[np.int64], top: TopK) -> None:
         """Lets every source see what the model said at each place of a prompt.
 
         `pairs` (N, 2) are the last two tokens at each place; before the first one stands -1.
         """
         for source in self.sources:
-            source.observe_prompt(pairs, top)
+            source.observe_places(pairs, top)

@@ -122,7 +122,7 @@ class WildSource:
     def copy(self) -> WildSource:
         return self
 
-    def observe_prompt(self, pairs: Any, top: Any) -> None:
+    def observe_places(self, pairs: Any, top: Any) -> None:
         pass
 
     def observe(self, record: StepRecord) -> None:
@@ -164,7 +164,7 @@ class FutureSource:
     def copy(self) -> FutureSource:
         return self
 
-    def observe_prompt(self, pairs: Any, top: Any) -> None:
+    def observe_places(self, pairs: Any, top: Any) -> None:
         pass
 
 

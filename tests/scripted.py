@@ -111,7 +111,7 @@ class TextSource:
     def open(self, prompt_ids: Sequence[int], *, learns: bool) -> TextCursor:
         return TextCursor(self, tuple(prompt_ids))
 
-    def observe_prompt(self, pairs: Any, top: Any) -> None:
+    def observe_places(self, pairs: Any, top: Any) -> None:
         pass
 
     def copy(self) -> TextSource:

@@ -78,7 +78,7 @@ class PromptTap:
         chunk = max(_CHUNK_ELEMENTS // last_logits.shape[-1], 1)
         for part in torch.split(places, chunk):
             logits = self._head(hidden[part.to(hidden.device)]) * scale
-            memory.observe_prompt(pairs[part].numpy(), top_k_of(logits, memory.top_k))
+            memory.observe_places(pairs[part].numpy(), top_k_of(logits, memory.top_k))
 
     def _scale(self, last_hidden: torch.Tensor, last_logits: torch.Tensor) -> float:
         """What the model multiplies its head's output with, as Cohere and Granite do."""

@@ -72,7 +72,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         """Learns from the scores (1, drafts + 1, V) of the step; `input_ids` holds its outcome."""
         memory = self._spec.memory(scores.shape[-1])
         top = top_k_of(scores[0, : num_matches + 1], memory.top_k)
-        memory.observe_prompt(_last_pairs(input_ids[:, :-1], num_matches + 1), top)
+        memory.observe_places(_last_pairs(input_ids[:, :-1], num_matches + 1), top)
         if self._row is None:
             self._row = Row.open(0, input_ids[0].tolist(), memory, self._spec.config)
             self._num_read = input_ids.shape[1]
@@ -107,7 +107,7 @@ class LutRecorder(LogitsProcessor):  # type: ignore[misc]
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
         memory = self._spec.memory(scores.shape[-1])
         if input_ids.shape[1]:
-            memory.observe_prompt(_last_pairs(input_ids, 1), top_k_of(scores, memory.top_k))
+            memory.observe_places(_last_pairs(input_ids, 1), top_k_of(scores, memory.top_k))
         return scores
 
 

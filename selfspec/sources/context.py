@@ -45,7 +45,7 @@ class ContextSource:
         """Itself: there is nothing to keep apart."""
         return self
 
-    def observe_prompt(self, pairs: NDArray[np.int64], top: TopK) -> None:
+    def observe_places(self, pairs: NDArray[np.int64], top: TopK) -> None:
         """Ignored: the prompt's tokens came with `open`."""
 
 

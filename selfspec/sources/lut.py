@@ -48,7 +48,7 @@ class LutSource:
         with self.rows.lock:
             self.rows.write(np.asarray(token_ids, np.int64), top)
 
-    def observe_prompt(self, pairs: NDArray[np.int64], top: TopK) -> None:
+    def observe_places(self, pairs: NDArray[np.int64], top: TopK) -> None:
         """Learns every place of the prompt."""
         self.learn(pairs[:, 1], top)
 

@@ -55,7 +55,7 @@ class Lut2Source:
             twin._rows = self._rows.copy()
         return twin
 
-    def observe_prompt(self, pairs: NDArray[np.int64], top: TopK) -> None:
+    def observe_places(self, pairs: NDArray[np.int64], top: TopK) -> None:
         """Learns every place that has a token before it; of repeated pairs the last one wins."""
         known = pairs[:, 0] >= 0
         keys = pairs[known, 0].astype(np.int64) * self._vocab_size + pairs[known, 1]
@@ -86,7 +86,7 @@ class Lut2Source:
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Puts back what `arrays` gave, recorded with whatever K."""
         top = self._rows.fitted(TopK(arrays["ids"], arrays["probabilities"]))
-        self.observe_prompt(arrays["pairs"].astype(np.int64), top)
+        self.observe_places(arrays["pairs"].astype(np.int64), top)
 
 
 class Lut2Cursor:
@@ -113,7 +113,7 @@ class Lut2Cursor:
         """Learns from all nodes; the accepted ones last, so that they win over the others."""
         if self._learns and record.top is not None:
             order = path_last(record)
-            self._source.observe_prompt(self._pairs(record)[order], record.top.at(order))
+            self._source.observe_places(self._pairs(record)[order], record.top.at(order))
         end = (record.tree.tokens[0], *record.committed_ids)[-2:]
         self._pair = (end[0], end[1]) if len(end) == 2 else self._pair
 

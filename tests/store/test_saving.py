@@ -26,6 +26,11 @@ def test_nothing_else_is_left_beside_it(folder):
     assert plain(load_cache(folder)) == plain(OTHER)
 
 
+def test_whoever_may_read_the_card_may_read_the_tables(folder):
+    modes = {path.stat().st_mode & 0o777 for path in folder.iterdir()}
+    assert len(modes) == 1
+
+
 def test_folders_above_it_are_made(tmp_path):
     save_cache(tmp_path / "a" / "b" / "cache", contents())
     assert verify_cache(tmp_path / "a" / "b" / "cache").ok
