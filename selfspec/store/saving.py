@@ -53,9 +53,7 @@ def check_target(folder: str | os.PathLike[str], *, overwrite: bool = False) -> 
     An empty folder is free. Nothing but a cache folder is ever overwritten.
     """
     target = Path(folder).expanduser().resolve()
-    if not os.path.lexists(target):
-        return target
-    names = os.listdir(target) if target.is_dir() else [target.name]
+    names = _names_at(target)
     if names and not overwrite:
         raise _taken(target)
     strange = sorted(set(names) - {CARD_FILE, *FILES})
@@ -66,6 +64,19 @@ def check_target(folder: str | os.PathLike[str], *, overwrite: bool = False) -> 
             f"{got}); name another folder"
         )
     return target
+
+
+def _names_at(target: Path) -> list[str]:
+    """What is in a folder, or the name of what is no folder; nothing where nothing is.
+
+    Asked once: another writer may take the folder away at any moment.
+    """
+    try:
+        return os.listdir(target)
+    except FileNotFoundError:
+        return []
+    except NotADirectoryError:
+        return [target.name] if os.path.lexists(target) else []
 
 
 def write_files(folder: Path, contents: CacheContents) -> None:

@@ -222,6 +222,19 @@ def test_of_two_processes_one_is_refused(tmp_path):
     assert plain(load_cache(tmp_path / "cache")) in [plain(held) for held in BOTH]
 
 
+def test_a_folder_that_another_writer_moves_away_is_a_free_place(folder, monkeypatch):
+    """Between asking whether it is there and what is in it."""
+    listdir = os.listdir
+
+    def moved_away(path):
+        if path == folder and folder.exists():
+            shutil.rmtree(folder)
+        return listdir(path)
+
+    monkeypatch.setattr(saving.os, "listdir", moved_away)
+    assert saving.check_target(folder, overwrite=True) == folder
+
+
 def test_a_racing_writer_is_refused_at_the_last_moment(tmp_path, monkeypatch):
     write = saving.write_files
 
