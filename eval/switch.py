@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selfspec.records import Candidate, Evidence, StepRecord, TopK
-from selfspec.sources import ContextSource, Cursor, LutSource
+from selfspec.sources import ContextSource, LutSource
+from selfspec.sources.context import ContextCursor
+from selfspec.sources.lut import LutCursor
 
 __all__ = ["SwitchSource"]
 
@@ -48,7 +50,7 @@ class SwitchSource:
 class SwitchCursor:
     """Asks one of two cursors; which one, the root decides for the whole tree."""
 
-    def __init__(self, context: Cursor, lut: Cursor) -> None:
+    def __init__(self, context: ContextCursor, lut: LutCursor) -> None:
         self._context = context
         self._lut = lut
         self._copies = False
@@ -56,8 +58,8 @@ class SwitchCursor:
     def root(self) -> Any:
         """Chooses by the longest match that the text's end has."""
         place = self._context.root()
-        named = self._context.expand(place)[:1]
-        self._copies = bool(named) and named[0].evidence.match_length >= _LEAST_MATCH
+        lengths = [length for _, length in self._context.find(place).matches]
+        self._copies = max(lengths, default=0) >= _LEAST_MATCH
         return place if self._copies else self._lut.root()
 
     def expand(self, state: Any) -> list[Candidate]:

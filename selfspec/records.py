@@ -33,13 +33,13 @@ class Evidence(NamedTuple):
     """What a source knows about a candidate, binned, so that equal evidence is counted together.
 
     `probability_bin` counts halvings of the recorded probability: bin 0 is [0.5, 1], bin 1
-    [0.25, 0.5), and so on.
+    [0.25, 0.5), and so on. `count_bin` tells how much a counted one rests on.
     """
 
     source: str
     match_length: int = 0
     rank: int = 1
-    num_places: int = 1
+    count_bin: int = 0
     probability_bin: int = 0
 
 

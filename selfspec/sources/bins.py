@@ -1,4 +1,8 @@
-"""Recorded probabilities as evidence: bins by powers of two, read off the bits of an fp16."""
+"""Recorded probabilities as evidence: bins by powers of two, read off the bits of an fp16.
+
+Few bins on purpose: each kind of evidence, and each way in which kinds meet, has a rate of its
+own to be counted, and what is told apart too finely is never counted enough.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from selfspec.records import Evidence
 __all__ = ["evidence_table", "stored_exponents"]
 
 _TOP_EXPONENT = 14  # of p in [0.5, 1); each halving one less, 1.0 itself one more
+_MAX_BIN = 6  # what is less likely than 1 in 64 is told apart no more
 
 
 def stored_exponents(probabilities: NDArray[np.float16]) -> list[int]:
@@ -23,8 +28,8 @@ def stored_exponents(probabilities: NDArray[np.float16]) -> list[int]:
 
 def evidence_table(source: str, top_k: int) -> list[list[Evidence]]:
     """Every evidence that a recorded top-K can give, made once: [rank - 1][stored exponent]."""
-    bins = [max(_TOP_EXPONENT - exponent, 0) for exponent in range(16)]
-    bins += [_TOP_EXPONENT] * 48  # a NaN or a negative number is as unlikely as can be
+    bins = [min(max(_TOP_EXPONENT - exponent, 0), _MAX_BIN) for exponent in range(16)]
+    bins += [_MAX_BIN] * 48  # a NaN or a negative number is as unlikely as can be
     return [
         [Evidence(source, rank=rank, probability_bin=bin_) for bin_ in bins]
         for rank in range(1, top_k + 1)

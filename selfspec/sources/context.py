@@ -22,8 +22,7 @@ from selfspec.sources.grams import GRAM_LENGTH, GramQueues, Tail
 __all__ = ["ContextCursor", "ContextSource", "Found", "Place"]
 
 _MAX_MATCHES = 32  # places remembered for one suffix, the freshest
-_MAX_MATCH_LENGTH = 8  # lengths beyond are told apart no more
-_MAX_PLACES = 3
+_MAX_MATCH_LENGTH = 4  # lengths beyond are told apart no more
 
 Match = tuple[int, int]  # (position of the next token, length of the match before it)
 GramMatch = tuple[int, Tail]  # (tokens of an n-gram that are behind us, those still to come)
@@ -95,7 +94,7 @@ class ContextCursor:
         groups = self._group_by_token(found.matches)
         ranked = sorted(groups.items(), key=_longest)[: self._top_k]
         candidates = [
-            Candidate(token, _evidence(places, rank), Place(token, above=found))
+            Candidate(token, _evidence(_length(places), rank), Place(token, above=found))
             for rank, (token, places) in enumerate(ranked, start=1)
         ]
         lengths: dict[int, int] = {}
@@ -163,16 +162,14 @@ class ContextCursor:
             self.grams.add(self.token_ids[-GRAM_LENGTH:])
 
 
+def _length(places: Sequence[Match]) -> int:
+    return max(length for _, length in places)
+
+
 def _longest(group: tuple[int, list[Match]]) -> tuple[int, int]:
-    places = group[1]
-    return (-max(n for _, n in places), -len(places))
-
-
-def _evidence(places: list[Match], rank: int) -> Evidence:
-    length = max(n for _, n in places)
-    return _evidence_of(min(length, _MAX_MATCH_LENGTH), rank, min(len(places), _MAX_PLACES))
+    return (-_length(group[1]), -len(group[1]))
 
 
 @lru_cache(maxsize=1024)
-def _evidence_of(match_length: int, rank: int, num_places: int) -> Evidence:
-    return Evidence("context", match_length=match_length, rank=rank, num_places=num_places)
+def _evidence(match_length: int, rank: int) -> Evidence:
+    return Evidence("context", match_length=min(match_length, _MAX_MATCH_LENGTH), rank=rank)

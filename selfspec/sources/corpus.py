@@ -20,7 +20,7 @@ from selfspec.records import Candidate, Evidence, StepRecord, TopK
 __all__ = ["CorpusCursor", "CorpusSource", "CorpusTables"]
 
 _MAX_PREFIX = 8
-_MAX_BIN = 14
+_MAX_BIN = 6
 _SOME, _MANY = 4, 16  # counts that start the second and the third bucket
 _TOKENS = ("token", "next_token")
 _UINT16, _UINT32 = np.dtype(np.uint16), np.dtype(np.uint32)
@@ -192,14 +192,13 @@ class CorpusSource:
 
     def _add_next(self, candidates: dict[int, Candidate], places: Places, length: int) -> None:
         """Adds what one prefix names beside those already named, up to the top K of all."""
-        rank, top_k = len(candidates), self._top_k
-        total, following = self.tables.continuations(length, places[length - 1], top_k + rank)
+        limit = self._top_k + len(candidates)
+        total, following = self.tables.continuations(length, places[length - 1], limit)
         for token, count in following:
             if token not in candidates and token < self._vocab_size:
-                rank += 1
-                evidence = _evidence(length, rank, count, total)
+                evidence = _evidence(length, count, total)
                 candidates[token] = Candidate(token, evidence, (places, token))
-                if rank == top_k:
+                if len(candidates) == self._top_k:
                     return
 
 
@@ -233,15 +232,17 @@ class CorpusCursor:
             self._places = self._source.tables.step(self._places, token)
 
 
-def _evidence(length: int, rank: int, count: int, total: int) -> Evidence:
+def _evidence(length: int, count: int, total: int) -> Evidence:
     """Counts as bins: halvings of count / total in whole numbers, and how much it rests on."""
     halvings = ((total - 1) // count).bit_length() - 1 if total > count > 0 else 0
-    return _evidence_of(length, rank, 1 + (count >= _SOME) + (count >= _MANY), halvings)
+    return _evidence_of(length, 1 + (count >= _SOME) + (count >= _MANY), min(halvings, _MAX_BIN))
 
 
-@lru_cache(maxsize=4096)
-def _evidence_of(length: int, rank: int, bucket: int, halvings: int) -> Evidence:
-    return Evidence("corpus", length, rank, bucket, min(halvings, _MAX_BIN))
+@lru_cache(maxsize=1024)
+def _evidence_of(length: int, bucket: int, probability_bin: int) -> Evidence:
+    return Evidence(
+        "corpus", match_length=length, count_bin=bucket, probability_bin=probability_bin
+    )
 
 
 def _view(array: Array) -> memoryview:

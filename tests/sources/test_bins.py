@@ -19,5 +19,5 @@ def test_the_table_tells_ranks_and_bins_apart():
     table = evidence_table("x", 3)
     exponents = stored_exponents(np.array([1, 0.5, 0.25, 0.2, 1e-7, 0], np.float16))
     kinds = [table[1][exponent] for exponent in exponents]
-    assert [kind.probability_bin for kind in kinds] == [0, 0, 1, 2, 14, 14]
+    assert [kind.probability_bin for kind in kinds] == [0, 0, 1, 2, 6, 6]
     assert {(kind.source, kind.rank) for kind in kinds} == {("x", 2)}
