@@ -26,7 +26,7 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures every set at every width and prints a table at the end."""
+    """Measures every set at every width and prints a table, and its last column as JSON."""
     options = _options(argv)
     model, prompts = load(options)
     done = _read(options.out)
@@ -43,7 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         with options.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(done[key]) + "\n")
         print(f"{key[0]:>10} {key[1]:>3}: {figures['overall'][0]:.2f}", flush=True)
-    print(table([done[key] for key in wanted]))
+    lines = [done[key] for key in wanted]
+    print(table(lines))
+    overall = {f"{line['set']} {line['max_nodes']}": line["rows"]["overall"] for line in lines}
+    print(json.dumps({**settings(options, len(prompts)), "bench": "ablation", "rows": overall}))
     return 0
 
 

@@ -83,10 +83,10 @@ class Calibration:
             twin._rates = dict(self._rates)
         return twin
 
-    def rows(self, max_rows: int = _MAX_ROWS) -> list[list[Any]]:
+    def rows(self, max_rows: int | None = _MAX_ROWS) -> list[list[Any]]:
         """The rates that were tried most, as plain lists, sorted: [[evidence, …], hits, trials].
 
-        What was seen but a few times says little, and would make a cache slow to open.
+        What was seen but a few times says little, and would make a cache slow to open. None: all.
         """
         with self._lock:
             items = sorted(self._rates.items(), key=lambda item: (-item[1].trials, item[0]))

@@ -56,7 +56,7 @@ class Learned:
             for source, tables in tables_of(memory).items()
             for name, array in tables.items()
         }
-        rates = json.dumps(memory.calibration.rows()).encode()
+        rates = json.dumps(memory.calibration.rows(None)).encode()
         arrays["rates"] = np.frombuffer(rates, np.uint8)
         stream = io.BytesIO()
         np.savez(stream, **arrays)
