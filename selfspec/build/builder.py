@@ -6,7 +6,7 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -212,13 +212,25 @@ class Builder:
 
     def _about(self) -> dict[str, Any]:
         """The card's own words: where a cache comes from, and no times, paths or machines."""
-        recipe = self._recipe.as_dict()
+        public = _without_folders(self._recipe)
+        recipe = public.as_dict()
         about = {key: recipe.pop(key) for key in ("name", "licence")}
         model = tokenizer_info(self._tokenizer).name or self._model_name
         asked = {"model": model} if self._asks_model else {}
-        command = command_of(self._recipe, model if self._model_name else None)
+        command = command_of(public, model if self._model_name else None)
         counts = {**self._counts, "min_counts": self._min_counts}
         return {**about, **asked, **counts, "recipe": recipe, "command": command}
+
+
+def _without_folders(recipe: Recipe) -> Recipe:
+    """The recipe as a card may tell it to everybody: local files by their last name."""
+    data = Path(recipe.data).expanduser()
+    files = [Path(each).expanduser() for each in recipe.data_files]
+    return replace(
+        recipe,
+        data=data.resolve().name if data.exists() else recipe.data,
+        data_files=tuple(file.name if file.is_absolute() else str(file) for file in files),
+    )
 
 
 def command_of(recipe: Recipe, model_name: str | None) -> str:

@@ -54,6 +54,8 @@ def test_a_cache_of_both_kinds(tmp_path, build, lines, texts, tokenizer):
     tokens = sum(len(tokenizer(text)["input_ids"]) for text in texts)
     assert (about["documents"], about["tokens"], about["tokens_read"]) == (9, tokens, tokens)
     assert (about["name"], about["licence"], about["left_out"]) == ("tiny", "CC0", 0)
+    assert about["recipe"]["data"] == lines.name
+    assert str(tmp_path) not in json.dumps(about)
     assert not (tmp_path / "cache.building").exists()
 
 
