@@ -18,7 +18,7 @@ from selfspec.sources.rows import Rows
 
 __all__ = ["Lut2Cursor", "Lut2Source"]
 
-_SLOT_BITS = 16
+_SLOT_BITS = 17
 _SPREAD = 0x9E3779B97F4A7C15  # odd, and without pattern: neighbours fall far apart
 _WORD = (1 << 64) - 1
 
@@ -26,7 +26,7 @@ Pair = tuple[int, int]  # the last token but one, the last token
 
 
 class Lut2Source:
-    """Slots for 65,536 pairs, shared by all rows and calls of a `SelfSpec`: 3.7 MB for K = 8."""
+    """Slots for 131,072 pairs, shared by all rows and calls of a `SelfSpec`: 7.3 MB for K = 8."""
 
     name = "lut2"
 
