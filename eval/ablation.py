@@ -74,13 +74,14 @@ def _knobs(name: str, vocab_size: int) -> dict[str, Any]:
 
 def _key(options: argparse.Namespace, name: str, max_nodes: int) -> tuple[Any, ...]:
     cache = None if options.cache is None else Path(options.cache).name
-    return name, max_nodes, options.temperature, cache, options.offset
+    prompts = options.offset, options.every, options.task
+    return name, max_nodes, options.temperature, cache, *prompts
 
 
 def _read(path: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     entries = map(json.loads, lines)
-    names = ("set", "max_nodes", "temperature", "cache", "offset")
+    names = ("set", "max_nodes", "temperature", "cache", "offset", "every", "task")
     return {tuple(entry[name] for name in names): entry for entry in entries}
 
 

@@ -57,18 +57,19 @@ def encode(tokenizer: Any, question: Question) -> torch.Tensor:
 
 
 def measuring_set(
-    tokenizer: Any, questions: Iterable[Question], *, offset: int = 0
+    tokenizer: Any, questions: Iterable[Question], *, offset: int = 0, every: int = _EVERY
 ) -> list[tuple[Question, torch.Tensor]]:
     """Every tenth question of each task, from its first on, whose prompt is not too long.
 
-    `offset` picks other tenths, for tuning on questions that nothing is measured on.
+    `offset` picks other tenths, for tuning on questions that nothing is measured on; `every`
+    takes more or fewer than a tenth.
     """
     seen: dict[str, int] = {}
     chosen = []
     for question in questions:
         place = seen.setdefault(question.task, 0)
         seen[question.task] += 1
-        if place % _EVERY != offset:
+        if place % every != offset:
             continue
         ids = encode(tokenizer, question)
         if ids.shape[1] <= _MAX_PROMPT_TOKENS:

@@ -51,7 +51,10 @@ def load(options: argparse.Namespace) -> tuple[Any, Prompts]:
     model = model.to(options.device).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
     questions = read_questions(options.questions)
-    return model, measuring_set(tokenizer, questions, offset=options.offset)[: options.limit]
+    if options.task is not None:
+        questions = [question for question in questions if question.task == options.task]
+    prompts = measuring_set(tokenizer, questions, offset=options.offset, every=options.every)
+    return model, prompts[: options.limit]
 
 
 def new_spec(options: argparse.Namespace, **knobs: Any) -> selfspec.SelfSpec:
@@ -102,6 +105,8 @@ def settings(options: argparse.Namespace, num_prompts: int) -> dict[str, Any]:
         "cache": None if options.cache is None else Path(options.cache).name,
         "num_prompts": num_prompts,
         "offset": options.offset,
+        "every": options.every,
+        "task": options.task,
         "seed": options.seed,
         **versions(),
     }
@@ -148,6 +153,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--offset", type=int, default=0, help="which tenth of the questions")
+    parser.add_argument("--every", type=int, default=10, help="1: all questions of each task")
+    parser.add_argument("--task", default=None, help="questions of this task alone")
     parser.add_argument("--limit", type=int, default=None, help="measure on the first N prompts")
 
 

@@ -41,6 +41,7 @@ def test_the_measuring_set_is_every_tenth_question_of_each_task(questions, token
     chosen = measuring_set(tokenizer, read_questions(questions))
     assert [question.id for question, _ in chosen] == [0, 10, 100, 110, 200, 210]
     assert {question.task for question, _ in chosen} == {"multi-turn", "qa", "translation"}
+    assert len(measuring_set(tokenizer, read_questions(questions), every=1)) == 36
     others = measuring_set(tokenizer, read_questions(questions), offset=5)
     assert [question.id for question, _ in others] == [5, 105, 205]
 
