@@ -65,7 +65,7 @@ class Chat:
     def _introduce(self) -> None:
         self._note(f"{self._writer.loaded}, {self._writer}. /help lists commands.")
         if self._show_drafts and self._painter.in_colour:
-            self._console.print(self._painter.legend(self._spec.config.sources))
+            self._console.print(self._painter.legend(self._writer.origins(self._spec.config)))
 
     def _read_line(self) -> str:
         if sys.stdin.isatty():

@@ -51,7 +51,7 @@ class Demo:
     def _introduce(self) -> None:
         self._say(f"selfspec {__version__} with {self.writer.loaded}, {self.writer}")
         if self.painter.in_colour:
-            self.console.print(self.painter.legend(self.config.sources))
+            self.console.print(self.painter.legend(self.writer.origins(self.config)))
 
     def _show(self) -> list[list[int]]:
         """Streams every snippet; one `SelfSpec` goes through all of them, as in real use."""
@@ -106,7 +106,7 @@ class Demo:
             f"selfspec meets the first snippet {start} and keeps what it learns for the next.\n"
         )
         self._say("Where the tokens came from:")
-        self.console.print(origins_table(rows, self.config.sources))
+        self.console.print(origins_table(rows, self.writer.origins(self.config)))
 
     def _compare(self, found: Sequence[Difference]) -> bool:
         total = len(self.snippets)

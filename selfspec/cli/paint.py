@@ -75,4 +75,4 @@ class Painter:
         text = Text("drafted by ")
         for origin, label in labels(sources).items():
             text.append(label, style_of(origin)).append("  ")
-        return text.append("plain: the model's own token")
+        return text.append("plain: the model's own")

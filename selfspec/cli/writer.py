@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Writer"]
 
 _GREEDY = {"do_sample": False}
+_KINDS = {"context": ("context", "grams")}  # what a source's evidence is named, if not as itself
 
 
 @dataclass
@@ -77,6 +78,12 @@ class Writer:
         if self.cache is None:
             return SelfSpec(config)
         return SelfSpec.from_contents(self.cache, config=config)
+
+    def origins(self, config: SpecConfig) -> list[str]:
+        """Where drafted tokens can come from: from a corpus only with a cache that has one."""
+        has_corpus = self.cache is not None and self.cache.corpus is not None
+        asked = [name for name in config.sources if name != "corpus" or has_corpus]
+        return [kind for name in asked for kind in _KINDS.get(name, (name,))]
 
     def reseed(self) -> None:
         """Draws from here on as after the start."""

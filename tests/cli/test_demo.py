@@ -176,7 +176,7 @@ def coloured(writer, **settings):
 def test_a_terminal_gets_colours_and_a_legend(writer):
     out = coloured(writer, color_system="standard")
     assert "drafted by \x1b[36mlut\x1b[0m  \x1b[96mlut2\x1b[0m  \x1b[32mcontext\x1b[0m" in out
-    assert "plain: the model's own token" in out
+    assert "plain: the model's own" in out
 
 
 def test_no_color_gets_no_legend(writer):
