@@ -11,8 +11,9 @@ from typing import Any
 
 from selfspec.errors import ConfigError, unknown_name
 
-__all__ = ["LEARNING_SCOPES", "SOURCE_NAMES", "SpecConfig"]
+__all__ = ["BUDGETS", "LEARNING_SCOPES", "SOURCE_NAMES", "SpecConfig"]
 
+BUDGETS = ("fixed", "measured")
 LEARNING_SCOPES = ("session", "request", "frozen")
 SOURCE_NAMES = ("lut", "lut2", "context", "corpus", "runners")
 
@@ -27,6 +28,10 @@ class SpecConfig:
     Args:
         max_nodes: Nodes of the draft tree, its root included, and so the width of a forward.
             Higher: more tokens a step, and a dearer step. 1 is plain decoding.
+        budget: How many of `max_nodes` a step takes. ``"fixed"``: all that there are guesses for.
+            ``"measured"``: as many as bring the most tokens a second, by what a forward of each
+            width costs on this machine and by how likely each guess is. The cost is measured on
+            first use, within 3 seconds, and kept in the user's cache folder.
         max_depth: The deepest draft, in tokens beyond the root. Higher: long copied spans are
             taken in one step. Lower: the tree spends its nodes on breadth.
         top_k: Candidates kept for each token in the LUTs, and children looked at for each node.
@@ -59,6 +64,7 @@ class SpecConfig:
     """
 
     max_nodes: int = 16
+    budget: str = "fixed"
     max_depth: int = 32
     top_k: int = 8
     depth_decay: float = 1.0
@@ -79,6 +85,8 @@ class SpecConfig:
             self._check_real(name, 0 < self._real(name) <= 1, "in (0, 1]")
         self._check_real("threshold", 0 <= self._real("threshold") < 1, "in [0, 1)")
         self._check_sources()
+        if self.budget not in BUDGETS:
+            raise ConfigError(unknown_name("budget", str(self.budget), BUDGETS))
         if self.learning not in LEARNING_SCOPES:
             raise ConfigError(unknown_name("learning scope", str(self.learning), LEARNING_SCOPES))
         if not isinstance(self.strict, bool):

@@ -7,7 +7,7 @@ criteria. So a scripted model can drive it, and no word of transformers is neede
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from selfspec.config import SpecConfig
+from selfspec.cost import Budget, FixedBudget
 from selfspec.memory import Memory
 from selfspec.pace import Lockstep, OwnPace, Row
 from selfspec.records import DraftTree, GenerationStats, Queries, StepRecord, TopK
@@ -59,6 +60,7 @@ class Decoder:
     memory: Memory
     config: SpecConfig
     stats: GenerationStats
+    budget: Budget = field(default_factory=FixedBudget)
     listeners: Sequence[Listener] = ()
 
     def start(self, rows: list[Row], prompt_logits: torch.Tensor) -> None:
@@ -81,8 +83,8 @@ class Decoder:
     def step(self) -> None:
         """One forward and all that belongs to it."""
         self._lap = perf_counter()
-        max_nodes = self.backend.max_width(self.config.max_nodes)
-        trees = self.pace.draft(self._rows, max_nodes, self.transcript)
+        max_nodes = self.backend.max_width(self.budget.max_nodes(self.config.max_nodes))
+        trees = self.pace.draft(self._rows, max_nodes, self.transcript, self.budget)
         queries = [
             row.queries(t, self.transcript) for row, t in zip(self._rows, trees, strict=True)
         ]
@@ -90,9 +92,13 @@ class Decoder:
         layout = self.backend.lay_out(queries)
         self._time("layout")
         logits = self.backend.forward(layout)
-        self._time("forward")
+        seconds = self._time("forward")
         records = self._verify(trees, logits)
-        self._time("verify")
+        verify_seconds = self._time("verify")
+        if logits.is_cuda:  # there the forward is waited for where its outcome is first read
+            seconds += verify_seconds
+        width = max(len(asked.tokens) for asked in queries)
+        self.budget.observe(width, seconds, sum(record.num_accepted for record in records))
         self.backend.commit([record.path for record in records])
         self._time("commit")
         self._learn(records, logits)
@@ -127,10 +133,13 @@ class Decoder:
             for record in records:
                 listener(record)
 
-    def _time(self, stage: str) -> None:
+    def _time(self, stage: str) -> float:
+        """Adds the time since the last stage to this one, and returns it."""
         now = perf_counter()
-        self.stats.seconds[stage] += now - self._lap  # type: ignore[assignment]
+        seconds = now - self._lap
+        self.stats.seconds[stage] += seconds  # type: ignore[assignment]
         self._lap = now
+        return seconds
 
 
 def top_k_of(logits: torch.Tensor, k: int) -> TopK:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from selfspec.config import SpecConfig
+from selfspec.cost import Budget
 from selfspec.memory import Memory
 from selfspec.records import DraftTree, Queries, StepRecord, TopK
 from selfspec.sources import Cursor
@@ -45,9 +46,12 @@ class Row:
         branches = Branches(token_ids, num_branches, config.branch_length)
         return cls(index, token_ids[-1] if token_ids else 0, cursors, grower, branches)
 
-    def draft(self, max_nodes: int, transcript: Transcript) -> DraftTree:
+    def draft(
+        self, max_nodes: int, transcript: Transcript, pays: Callable[[float], bool] | None
+    ) -> DraftTree:
         """A tree that is no deeper than the text may still grow."""
-        return self.grower.grow(self.last_token, max_nodes, transcript.max_depth(self.index))
+        depth = transcript.max_depth(self.index)
+        return self.grower.grow(self.last_token, max_nodes, depth, pays)
 
     def queries(self, tree: DraftTree, transcript: Transcript) -> DraftTree | Queries:
         """The tree, with what the branches ask beside it."""
@@ -130,9 +134,13 @@ class OwnPace:
         self._chooser = chooser
         self._stops = stops
 
-    def draft(self, rows: Sequence[Row], max_nodes: int, transcript: Transcript) -> list[DraftTree]:
+    def draft(
+        self, rows: Sequence[Row], max_nodes: int, transcript: Transcript, budget: Budget
+    ) -> list[DraftTree]:
         """One tree for each row still there."""
-        return [row.draft(max_nodes, transcript) for row in rows]
+        trees = [row.draft(max_nodes, transcript, budget.search(max_nodes)) for row in rows]
+        budget.fit(trees, max_nodes)
+        return trees
 
     def verify(
         self,
@@ -184,13 +192,16 @@ class Lockstep:
     logits: list[torch.Tensor] = field(default_factory=list)
     drops_rows = False
 
-    def draft(self, rows: Sequence[Row], max_nodes: int, transcript: Transcript) -> list[DraftTree]:
+    def draft(
+        self, rows: Sequence[Row], max_nodes: int, transcript: Transcript, budget: Budget
+    ) -> list[DraftTree]:
         """One tree for each row; a row that stopped gets the pads that are sure to come."""
         padded = [self.pads_done_rows and transcript.done[row.index] for row in rows]
         trees = [
-            row.draft(1 if pad else max_nodes, transcript)
+            row.draft(1 if pad else max_nodes, transcript, budget.search(max_nodes))
             for row, pad in zip(rows, padded, strict=True)
         ]
+        budget.fit(trees, max_nodes)
         depth = max(max(tree.depths) for tree in trees)
         for tree, pad in zip(trees, padded, strict=True):
             for node in range(depth if pad else 0):

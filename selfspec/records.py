@@ -107,6 +107,14 @@ class DraftTree:
         self.looked_at.append(None)
         return node
 
+    def cut(self, num_nodes: int) -> None:
+        """Keeps the nodes that were added first; what was looked at below them stays known."""
+        for node in range(len(self) - 1, num_nodes - 1, -1):
+            del self.children[self.parents[node]][self.tokens[node]]
+        for held in (self.tokens, self.parents, self.depths, self.scores):
+            del held[num_nodes:]
+        del self.evidence[num_nodes:], self.children[num_nodes:], self.looked_at[num_nodes:]
+
     def check(self) -> None:
         """Asserts every invariant; for tests and for sources under development."""
         assert self.parents[0] == -1
@@ -210,7 +218,9 @@ class GenerationStats:
     @property
     def overhead(self) -> float:
         """Share of the decoding time that is not the forward."""
-        decoding = sum(v for k, v in self.seconds.items() if k not in ("prefill", "plain"))
+        decoding = sum(
+            v for k, v in self.seconds.items() if k not in ("prefill", "plain", "profile")
+        )
         return 1 - self.seconds["forward"] / decoding if decoding else 0.0
 
     def count_step(self, record: StepRecord) -> None:

@@ -71,10 +71,17 @@ class TreeGrower:
         self._states: dict[int, States] = {}  # of the expanded nodes
         self._max_depth = config.max_depth
 
-    def grow(self, root_token: int, max_nodes: int, max_depth: int | None = None) -> DraftTree:
+    def grow(
+        self,
+        root_token: int,
+        max_nodes: int,
+        max_depth: int | None = None,
+        pays: Callable[[float], bool] | None = None,
+    ) -> DraftTree:
         """A tree of at most `max_nodes` nodes; costs one `expand` and O(log n) for each.
 
-        `max_depth` is what this step allows, where that is less than the config does.
+        `max_depth` is what this step allows, where that is less than the config does. `pays` is
+        asked before each node with its score, and ends the growth where it says no.
         """
         tree = DraftTree.of_root(root_token)
         self._states = {}
@@ -87,15 +94,19 @@ class TreeGrower:
             self._refill(tree, max_nodes)
         else:
             self._num_refills = 0
-            self._grow_best_first(tree, max_nodes)
+            self._grow_best_first(tree, max_nodes, pays)
         return tree
 
-    def _grow_best_first(self, tree: DraftTree, max_nodes: int) -> None:
+    def _grow_best_first(
+        self, tree: DraftTree, max_nodes: int, pays: Callable[[float], bool] | None
+    ) -> None:
         self._shape = []
         waiting: list[_Place] = []
         self._expand(tree, 0, waiting)
         while waiting and len(tree) < max_nodes:
             place = heapq.heappop(waiting)
+            if pays is not None and not pays(-place.negative_score):
+                return
             self._push(tree, waiting, place.parent, place.rank + 1)
             node = self._take(tree, place.parent, place.rank, -place.negative_score)
             self._shape.append((place.parent, place.rank))

@@ -213,6 +213,32 @@ def corpus_candidates(
     return list(named.values())[:top_k]
 
 
+# -- costs -------------------------------------------------------------------------------------
+
+
+def isotonic(values: Sequence[float]) -> list[float]:
+    """The nearest never falling values, by the min-max formula over all stretches."""
+    places = range(len(values))
+
+    def mean(start: int, end: int) -> float:
+        return sum(values[start : end + 1]) / (end + 1 - start)
+
+    return [
+        max(min(mean(start, end) for end in places[i:]) for start in places[: i + 1])
+        for i in places
+    ]
+
+
+def token_rates(
+    scores: Sequence[Sequence[float]], seconds: Callable[[int], float], max_nodes: int
+) -> list[float]:
+    """Tokens a second at each width from 1 on, for rows that share the forward."""
+    return [
+        sum(1 + sum(row[: width - 1]) for row in scores) / seconds(width)
+        for width in range(1, max_nodes + 1)
+    ]
+
+
 # -- decoding ----------------------------------------------------------------------------------
 
 

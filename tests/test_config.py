@@ -76,6 +76,10 @@ def test_threshold_is_in_its_interval():
             f"unknown source 'luts'; did you mean 'lut'? (known: {KNOWN})",
         ),
         (
+            {"budget": "mesured"},
+            "unknown budget 'mesured'; did you mean 'measured'? (known: fixed, measured)",
+        ),
+        (
             {"learning": "sesion"},
             "unknown learning scope 'sesion'; did you mean 'session'? "
             "(known: frozen, request, session)",

@@ -31,18 +31,30 @@ ALLOWED: dict[str, set[str] | None] = {
     "verify": {"records"},
     "transcript": set(),
     "kv": {"errors"},
-    "cost": {"records"},
+    "cost": {"config", "errors", "records", "user_files"},
     "overlap": {"kv"},
     "memory": {"calibration", "records", "sources"},
-    "pace": {"config", "memory", "records", "sources", "transcript", "tree", "verify"},
-    "engine": {"config", "memory", "pace", "records", "transcript"},
-    "store": {"errors", "records", "sources"},
+    "pace": {"cost", "config", "memory", "records", "sources", "transcript", "tree", "verify"},
+    "engine": {"config", "cost", "memory", "pace", "records", "transcript"},
+    "store": {"errors", "records", "sources", "user_files"},
+    "user_files": set(),
     "plugin": EVERYTHING,
     "build": EVERYTHING,
     "cli": EVERYTHING,
     "": EVERYTHING,  # selfspec/__init__.py
 }
-NO_TORCH = {"calibration", "config", "errors", "memory", "records", "sources", "store", "tree"}
+NO_TORCH = {
+    "calibration",
+    "config",
+    "cost",
+    "errors",
+    "memory",
+    "records",
+    "sources",
+    "store",
+    "tree",
+    "user_files",
+}
 TRANSFORMERS = {"build", "cli", "kv", "plugin"}
 
 FILES = sorted(

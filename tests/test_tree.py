@@ -194,6 +194,19 @@ def test_a_step_may_allow_less_depth_than_the_config():
     assert max(shallow.grow(0, 9, 5).depths) == 3
 
 
+def test_growth_ends_where_the_next_node_does_not_pay():
+    chain = {last: [(last + 1, 0.5)] for last in range(8)}
+    asked = []
+
+    def pays(score: float) -> bool:
+        asked.append(score)
+        return score > 0.2
+
+    tree = grower(ScriptedCursor(chain)).grow(0, 9, None, pays)
+    assert paths_of(tree) == [(1,), (1, 2)]
+    assert asked == [0.5, 0.25, 0.125]
+
+
 def test_a_tree_that_found_nothing_leaves_no_shape():
     cursor = ScriptedCursor({1: [(2, 0.9)]})
     trees = grower(cursor, update_interval=5)

@@ -179,6 +179,38 @@ def generate(
         print(spec.stats, file=sys.stderr)
 
 
+@app.command()
+@unfolds
+def profile(
+    loading: ModelOptions,
+    context: Annotated[
+        int, typer.Option(min=1, help="Tokens of text in front. More: dearer attention.")
+    ] = 512,
+    batch: Annotated[int, typer.Option(min=1, help="Rows in a forward.")] = 1,
+    output: Annotated[
+        Path | None, typer.Option(help="Write the curve to this JSON file.", show_default=False)
+    ] = None,
+) -> None:
+    """What a forward of each width costs on this machine, in a table and a plot."""
+    from selfspec.cli.generate import check_output
+    from selfspec.cli.loading import check_options, load_model, load_tokenizer, quiet
+
+    check_options(loading)
+    check_output(output)
+    from rich.console import Console
+
+    from selfspec.cli.profile import check_context, print_curve, write_curve
+    from selfspec.plugin.costs import profile as measure
+
+    with quiet(), Console(stderr=True).status("measuring"):
+        model = load_model(loading, load_tokenizer(loading)).model
+        check_context(context, model)
+        about, curve = measure(model, num_columns=context, num_rows=batch)
+    print_curve(Console(), curve, about)
+    if output is not None:
+        write_curve(output, curve, about)
+
+
 def _checked(loading: ModelOptions, knobs: Knobs) -> SpecConfig:
     """The knobs, with all options looked at that can be before torch is imported."""
     from selfspec.cli.loading import check_options

@@ -92,6 +92,10 @@ class Knobs:
         int,
         _knob("Nodes of a draft tree. More: more tokens a step, dearer steps. 1: plain decoding."),
     ] = _DEFAULT.max_nodes
+    budget: Annotated[
+        str,
+        _knob("fixed: always all nodes. measured: as many as pay on this machine, up to those."),
+    ] = _DEFAULT.budget
     max_depth: Annotated[
         int,
         _knob("Longest draft, in tokens. More: long copies in one step. Less: broader trees."),

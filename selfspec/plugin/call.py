@@ -11,6 +11,7 @@ import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from selfspec.config import SpecConfig
+from selfspec.cost import Budget, FixedBudget, MeasuredBudget
 from selfspec.engine import Decoder
 from selfspec.errors import UnsupportedError
 from selfspec.kv import foreign_layer
@@ -18,6 +19,7 @@ from selfspec.memory import Memory
 from selfspec.pace import GreedyChooser, Lockstep, OwnPace, ProcessedChooser, Row
 from selfspec.plugin.abilities import Ability
 from selfspec.plugin.backends import ChainBackend, TreeBackend
+from selfspec.plugin.costs import Costs
 from selfspec.plugin.prompt import PromptTap
 from selfspec.plugin.rope import stands_beyond
 from selfspec.plugin.rules import for_rows, has_eos_rule, looks_at_rows, row_stops
@@ -27,6 +29,7 @@ from selfspec.verify import NoiseTape
 
 __all__ = ["Call", "SelfSpecOutput"]
 
+_STEPS_THAT_TEACH = 64  # about the cost of a forward, enough to be written down
 _MIN_ROOM = 256  # KV slots behind the prompt, where more may come
 
 
@@ -49,6 +52,7 @@ class Call:
     model_kwargs: dict[str, Any]
     config: SpecConfig
     stats: GenerationStats
+    costs: Costs
     listeners: tuple[Any, ...] = ()
 
     @property
@@ -98,6 +102,8 @@ class Call:
                 decoder.run()
         finally:
             backend.release()
+        if self.stats.num_steps >= _STEPS_THAT_TEACH:
+            self.costs.keep()
         decoder.transcript.end()
         return self._result(decoder)
 
@@ -162,8 +168,18 @@ class Call:
             memory=memory,
             config=self.config.changed(top_k=1, num_branches=0) if chains else self.config,
             stats=self.stats,
+            budget=self._budget(backend),
             listeners=self.listeners,
         )
+
+    def _budget(self, backend: TreeBackend | ChainBackend) -> Budget:
+        """Chains always take what they are allowed: their forwards are not tried beforehand."""
+        if self.config.budget == "fixed" or isinstance(backend, ChainBackend):
+            return FixedBudget()
+        start = perf_counter()
+        curve = self.costs.curve(self.model, backend, len(self.input_ids))
+        self.stats.seconds["profile"] += perf_counter() - start  # type: ignore[assignment]
+        return MeasuredBudget(curve)
 
     def _pace(self, ability: Ability) -> OwnPace | Lockstep:
         """Own pace where nothing asks for the rows to move together."""

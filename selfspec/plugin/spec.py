@@ -17,6 +17,7 @@ from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.memory import Memory
 from selfspec.plugin.abilities import Ability, attention_for_trees, probe
 from selfspec.plugin.call import Call
+from selfspec.plugin.costs import Costs
 from selfspec.plugin.persist import Persistent, new_source, restore
 from selfspec.plugin.rules import plain_reason, refuse_unservable
 from selfspec.records import GenerationStats, StepRecord
@@ -55,6 +56,7 @@ class SelfSpec(Persistent):
         self._extra_sources = tuple(extra_sources)
         self._memory: Memory | None = None
         self._vocab_size = 0
+        self._costs = Costs()
         self._abilities: WeakKeyDictionary[Any, dict[Any, Ability]] = WeakKeyDictionary()
         self._listeners: tuple[Callable[[StepRecord], None], ...] = ()
         self._lock = threading.Lock()
@@ -89,6 +91,7 @@ class SelfSpec(Persistent):
             model_kwargs,
             self.config,
             GenerationStats(num_calls=1),
+            self._costs,
             self._listeners,
         )
         refuse_unservable(model, generation_config)

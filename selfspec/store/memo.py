@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
-import tempfile
 import time
 from pathlib import Path
+
+from selfspec.user_files import replace_text, user_folder
 
 __all__ = ["Memo", "memo_path"]
 
@@ -21,19 +21,9 @@ _SETTLED = 2_000_000_000  # ns: a file this fresh could change again within one 
 
 
 def memo_path() -> Path | None:
-    """Where the platform keeps what can be made again; None where there is no such place."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    try:
-        base = Path(given) if os.path.isabs(given) else _platform_folder()
-    except RuntimeError:  # nobody knows a home
-        return None
-    return base / "selfspec" / "verified.json"
-
-
-def _platform_folder() -> Path:
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
+    """The user's own memo; None where the platform has no place for it."""
+    folder = user_folder()
+    return None if folder is None else folder / "verified.json"
 
 
 class Memo:
@@ -56,7 +46,7 @@ class Memo:
         entries[path] = _state(stat, sha256)
         kept = dict(list(entries.items())[-_MAX_ENTRIES:])
         with contextlib.suppress(OSError):
-            _replace(self._path, json.dumps(kept))
+            replace_text(self._path, json.dumps(kept))
 
     def _read(self) -> dict[str, object]:
         if self._path is None:
@@ -70,16 +60,3 @@ class Memo:
 
 def _state(stat: os.stat_result, sha256: str) -> list[object]:
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, sha256]
-
-
-def _replace(path: Path, text: str) -> None:
-    """Puts a whole file in the place of another at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".verified-")
-    try:
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise

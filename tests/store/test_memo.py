@@ -1,7 +1,6 @@
 """A file is read in full once for each of its states, and the home may be as it likes."""
 
 import os
-import sys
 
 import pytest
 
@@ -85,31 +84,11 @@ def test_a_home_that_can_not_be_written(folder, read, home):
 
 
 def test_no_home_at_all(folder, read, monkeypatch):
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(memo.Path, "home", staticmethod(_no_home))
+    monkeypatch.setattr(memo, "user_folder", lambda: None)
     assert memo.memo_path() is None
     age(folder)
     load_cache(folder)
     assert len(read) == len(FILES)
-
-
-def _no_home():
-    raise RuntimeError("Could not determine home directory.")
-
-
-@pytest.mark.parametrize(("platform", "tail"), [("linux", ".cache"), ("darwin", "Library/Caches")])
-def test_where_platforms_keep_it(monkeypatch, tmp_path, platform, tail):
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(sys, "platform", platform)
-    assert memo.memo_path() == tmp_path / tail / "selfspec" / "verified.json"
-
-
-def test_a_relative_xdg_folder_is_ignored(monkeypatch, tmp_path):
-    """As its specification asks."""
-    monkeypatch.setenv("XDG_CACHE_HOME", "here")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert memo.memo_path().is_relative_to(tmp_path)
 
 
 def test_old_entries_make_room(tmp_path, monkeypatch):

@@ -1,0 +1,123 @@
+"""What `selfspec profile` shows: the seconds of a forward by its width, as a table and a plot."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from selfspec.cli.errors import CliError
+from selfspec.cli.paint import harmless
+from selfspec.cost import CostCurve
+
+__all__ = ["check_context", "curve_plot", "curve_table", "print_curve", "write_curve"]
+
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
+_COLUMNS = 64
+_MAX_LINES = 8  # of the plot, above its axis
+
+
+def check_context(num_columns: int, model: Any) -> None:
+    """A text of that length must fit into the model's positions, with a draft behind it."""
+    config = model.config.get_text_config(decoder=True)
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is not None and num_columns >= limit:
+        raise CliError(f"--context must be < {limit}, the model's positions (got {num_columns})")
+
+
+def print_curve(console: Console, curve: CostCurve, about: Mapping[str, str | int]) -> None:
+    """What was measured and where, the table, and below it the plot."""
+    for name, value in about.items():
+        console.print(harmless(f"{name}: {value}"), markup=False, highlight=False)
+    console.print(curve_table(curve))
+    console.print("seconds of a forward in plain steps, by its width", highlight=False)
+    console.print(curve_plot(curve), markup=False, highlight=False, soft_wrap=True)
+
+
+def curve_table(curve: CostCurve) -> Table:
+    """A line for each measured width; a step of n plain steps pays if it brings n tokens."""
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for title in ("width", "ms", "plain steps", "ms a node"):
+        table.add_column(title, justify="right")
+    for width in curve.widths:
+        milliseconds = 1000 * curve.seconds(width)
+        cells = (_digits(milliseconds), f"{curve.relative(width):.2f}")
+        table.add_row(str(width), *cells, _digits(milliseconds / width))
+    return table
+
+
+def curve_plot(curve: CostCurve) -> str:
+    """Columns of text as high as a forward is dear, at a linear scale on both axes.
+
+    The width below, the cost in plain steps on the left.
+    """
+    widest = curve.widths[-1]
+    costs = [curve.relative(_width_at(column, widest)) for column in range(_COLUMNS)]
+    tick = _tick(max(costs))
+    heights = [round(8 * cost / tick) for cost in costs]  # in eighths of a line
+    ticks = [f"{line * tick:g}" for line in range(math.ceil(max(heights) / 8) + 1)]
+    margin = max(map(len, ticks))
+    lines = [f"{t:>{margin}} |{_line(heights, i)}" for i, t in enumerate(ticks[1:])]
+    axis = f"{ticks[0]:>{margin}} +" + "-" * _COLUMNS
+    return "\n".join([*reversed(lines), axis, " " * (margin + 2) + _labels(curve.widths)])
+
+
+def write_curve(path: Path, curve: CostCurve, about: Mapping[str, str | int]) -> None:
+    """The curve as JSON: what was measured, and by width the seconds and the plain steps."""
+    widths = curve.widths
+    values = {
+        "about": dict(about),
+        "widths": list(widths),
+        "seconds": [curve.seconds(width) for width in widths],
+        "plain_steps": [curve.relative(width) for width in widths],
+    }
+    try:
+        path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise CliError(f"--output must be writable (got {str(path)!r}: {error})") from error
+
+
+def _digits(value: float) -> str:
+    """Three digits that count, without an exponent.
+
+    >>> _digits(0.01234), _digits(21.26), _digits(1040.2)
+    ('0.0123', '21.3', '1040')
+    """
+    return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}"
+
+
+def _width_at(column: int, widest: int) -> int:
+    return 1 + column * widest // _COLUMNS
+
+
+def _column_of(width: int, widest: int) -> int:
+    """The first column that shows a width, or else the one where it would be."""
+    return -(-(width - 1) * _COLUMNS // widest)
+
+
+def _tick(highest: float) -> float:
+    """What a line is worth: 1/4 of a plain step, doubled until the plot is low enough."""
+    tick = 0.25
+    while tick * _MAX_LINES < highest:
+        tick *= 2
+    return tick
+
+
+def _line(heights: list[int], line: int) -> str:
+    return "".join(_EIGHTHS[min(max(height - 8 * line, 0), 8)] for height in heights).rstrip()
+
+
+def _labels(widths: tuple[int, ...]) -> str:
+    """The widths below their columns, those left out for which there is no room."""
+    text = ""
+    for width in widths:
+        column = _column_of(width, widths[-1])
+        if not text or column > len(text):
+            text = text.ljust(column) + str(width)
+    return text

@@ -1,0 +1,167 @@
+"""How wide a forward pays, when to leave drafting alone, and a threshold that adapts itself.
+
+The tokens that a tree of w nodes brings are 1 + Σ of its first w - 1 scores: a node's score is
+the chance that it is accepted, and the model's own next token comes in any case. The best width
+has the most tokens a second. Width 1, plain decoding, is one of the choices.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate, zip_longest
+from typing import NamedTuple
+
+from selfspec.cost.curve import CostCurve
+
+__all__ = ["AdaptiveThreshold", "Choice", "CoolDown", "WidthSearch", "best_width"]
+
+_LEAST, _MOST = 1e-6, 0.99  # a threshold of 0 or 1 could never leave it
+
+
+class Choice(NamedTuple):
+    """A width, and what it is expected to bring."""
+
+    width: int
+    tokens: float  # in one forward, of all rows
+    rate: float  # tokens a second
+
+
+def best_width(
+    scores: Sequence[Sequence[float]], curve: CostCurve, max_nodes: int, *, beside: int = 0
+) -> Choice:
+    """The width that brings the most tokens a second, of those from 1 to `max_nodes`.
+
+    `scores` has a list for each row that shares the forward: the scores of its tree's nodes in
+    the order they were added, without the root. A row whose tree has fewer brings what it has.
+    `beside` are queries that a row asks besides its tree. The narrowest of equal ones is taken.
+    """
+    gains = map(sum, zip_longest(*scores, fillvalue=0.0))
+    brought = accumulate(gains, initial=float(len(scores)))
+    best = Choice(1, 0.0, -1.0)
+    for width, (seconds, tokens) in enumerate(
+        zip(_costs(curve, max_nodes, beside), brought, strict=False), start=1
+    ):
+        if tokens / seconds > best.rate:
+            best = Choice(width, tokens, tokens / seconds)
+    return best
+
+
+class WidthSearch:
+    """The best width of one tree, found while it grows, node by node, best score first.
+
+    ``take(score)`` before each node; where it says no, growth is over, and the tree is cut to
+    the first `best.width` nodes. Costs less than 1 µs a node.
+
+    >>> search = WidthSearch(CostCurve({1: 1.0, 2: 1.1, 3: 1.2, 8: 4.0}), max_nodes=8)
+    >>> [search.take(score) for score in (0.9, 0.6, 0.5)]
+    [True, True, False]
+    >>> search.num_nodes, search.best.width
+    (3, 3)
+    """
+
+    def __init__(self, curve: CostCurve, max_nodes: int, *, beside: int = 0) -> None:
+        self._costs = [0.0, *_costs(curve, max_nodes, beside)]  # by width
+        self._corners = [w - beside for w in curve.widths if 1 < w - beside < max_nodes]
+        self._corners.append(max_nodes)
+        self._tokens = 1.0
+        self.num_nodes = 1
+        self.best = Choice(1, 1.0, 1.0 / self._costs[1])
+
+    def take(self, score: float) -> bool:
+        """Counts the next node in, unless no tree with it can beat the best one so far.
+
+        Exact as long as no later score is above this one.
+        """
+        width = self.num_nodes + 1
+        if width >= len(self._costs):
+            return False
+        tokens = self._tokens + score
+        rate = tokens / self._costs[width]
+        if rate > self.best.rate:
+            self.best = Choice(width, tokens, rate)
+        elif not self._may_pay(score):
+            return False
+        self.num_nodes, self._tokens = width, tokens
+        return True
+
+    def _may_pay(self, score: float) -> bool:
+        """Could any wider tree beat the best one, if every further node had this score?
+
+        With n nodes that bring S tokens, the best rate R so far, and no further score above s, a
+        tree of w > n nodes brings at most S + (w - n)·s tokens. It beats R only if
+
+            f(w) = S + (w - n)·s - R·T(w) > 0.
+
+        T is straight between the curve's widths, so f is too, and over n … max it is highest at
+        n, at one of those widths, or at max. At n it is not above 0, since R ≥ S / T(n). So where
+        f is not above 0 at the widths beyond n and at max, no wider tree pays, and none of those
+        that have lower scores.
+        """
+        spare = self._tokens - self.num_nodes * score
+        rate, costs = self.best.rate, self._costs
+        wider = self._corners[bisect_right(self._corners, self.num_nodes) :]
+        return any(spare + width * score > rate * costs[width] for width in wider)
+
+
+def _costs(curve: CostCurve, max_nodes: int, beside: int) -> list[float]:
+    """The seconds of a forward with 1 … `max_nodes` nodes of a row's tree."""
+    return curve.table(max_nodes + beside)[1 + beside :]
+
+
+class CoolDown:
+    """Leaves drafting alone for a while where it brings nothing.
+
+    After `patience` tries in a row that brought nothing, 1 step is plain; each further such try
+    doubles that, up to `max_skip` steps. The first try that brings something resets it all. So of
+    n steps on text that nobody can guess, all but n / (max_skip + 1) and a handful are plain, and
+    text that can be guessed again is noticed after `max_skip` steps at the latest.
+    """
+
+    def __init__(self, *, patience: int = 4, max_skip: int = 16) -> None:
+        self._patience = patience
+        self._max_skip = max_skip
+        self._num_useless = 0
+        self._next_skip = 1
+        self._num_to_skip = 0
+
+    def may_draft(self) -> bool:
+        """Asked once before each step: shall it look for drafts? False counts a skipped step."""
+        if self._num_to_skip:
+            self._num_to_skip -= 1
+            return False
+        return True
+
+    def observe(self, num_accepted: int) -> None:
+        """Told after each step that looked for drafts, also where it found none worth verifying."""
+        if num_accepted:
+            self._num_useless, self._next_skip = 0, 1
+            return
+        self._num_useless += 1
+        if self._num_useless >= self._patience:
+            self._num_to_skip = min(self._next_skip, self._max_skip)
+            self._next_skip = 2 * self._num_to_skip
+
+
+class AdaptiveThreshold:
+    """EdgeLLM's threshold α, under which no node is drafted: lower while drafts are right.
+
+    After a path that was accepted whole α ← α / 2; otherwise
+    α ← α / Tc^((N_all - N_correct) / N_all), with Tc the path's cumulative confidence, the product
+    of its probabilities. Stays in [1e-6, 0.99].
+    """
+
+    def __init__(self, start: float = 0.01) -> None:
+        self.value = _between_bounds(start)
+
+    def observe(self, num_drafted: int, num_correct: int, confidence: float) -> None:
+        """Takes in a verified path: its length, how much of it was right, and its score."""
+        if num_drafted < 1:
+            return
+        wrong = (num_drafted - num_correct) / num_drafted
+        factor = max(confidence, _LEAST) ** -wrong if wrong else 0.5
+        self.value = _between_bounds(self.value * factor)
+
+
+def _between_bounds(threshold: float) -> float:
+    return min(max(threshold, _LEAST), _MOST)

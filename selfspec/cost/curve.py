@@ -1,0 +1,232 @@
+"""The seconds of a forward by its width: measured, kept monotone, refined from real steps.
+
+Knows widths and times; not what runs, nor what is worth drafting.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["WIDTHS", "CostCurve", "monotone"]
+
+WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
+_LEAST_WIDTHS = 2  # fewer make no slope
+_WIDEST = 4096  # of what is kept point by point
+
+# How a step refines the curve: the log of the time over the expected one, cut at ± _BOUND, is
+# followed by the share _GAIN. So no single step moves anything by more than 1 %, and what stays
+# is near the median of the steps that fade at that rate.
+_GAIN = 0.1
+_BOUND = 0.1
+# A slow moment of the machine slows every width, and what counts is the ratio of widths. So most
+# of a step's news moves the whole curve, and the rest the points beside its width.
+_SHARED = 0.9
+_REFIT_EVERY = 8  # steps: a fit costs several times what a step's news does
+_WIDER = 1.25  # times the widest point, and a width gets a point of its own
+
+
+class _Fit(NamedTuple):
+    """A monotone curve, ready to be read: a table by width, and a line behind its end."""
+
+    table: list[float]  # [0] is there to let a width be its index
+    slope: float
+
+
+class CostCurve:
+    """The seconds of a forward by its width, never falling, straight between measured widths.
+
+    Behind the widest point it goes on as a line, at the slope of the last piece or of the whole
+    curve, whichever is steeper. With one point alone every further query costs as much as the
+    first: nothing is drafted where nothing is known. Safe to read and refine from several
+    threads.
+
+    >>> curve = CostCurve({1: 0.010, 2: 0.010, 8: 0.016, 16: 0.032})
+    >>> [round(1000 * curve.seconds(width)) for width in (1, 5, 8, 12, 24)]
+    [10, 13, 16, 24, 48]
+    """
+
+    def __init__(self, points: Mapping[int, float]) -> None:
+        """From the seconds measured at some widths, one at least."""
+        self._widths = tuple(sorted(points))
+        self._points = [float(points[width]) for width in self._widths]
+        _check(self._widths, self._points)
+        self._num_refined = 0
+        self._lock = threading.Lock()
+        self._fit = _fitted(self._widths, self._points)
+
+    @classmethod
+    def measure(
+        cls,
+        run: Callable[[int], object],
+        widths: Sequence[int] = WIDTHS,
+        *,
+        repeats: int = 5,
+        max_seconds: float = 3.0,
+        clock: Callable[[], float] = perf_counter,
+    ) -> CostCurve:
+        """Times `run(width)`, which returns when the work is done, in rounds over all widths.
+
+        Each width is first run once untimed. Rounds, so that a slow moment hits every width
+        alike; the median of a width's times, since that is what `refine` will follow: the lowest
+        would leave out the disturbances that are usual on this machine, and long forwards have
+        more of them. Stops widening, and later repeating, before it would take more than
+        `max_seconds` by what the curve so far expects; two widths are measured in any case.
+        """
+        watch = _Watch(run, clock, clock() + max_seconds)
+        times: dict[int, list[float]] = {}
+        for width in sorted(set(widths)):
+            expected = 2 * cls(_medians(times)).seconds(width) if times else 0.0
+            if len(times) >= _LEAST_WIDTHS and not watch.has_time_for(expected):
+                break
+            run(width)
+            times[width] = [watch.seconds_of(width)]
+        for _ in range(repeats - 1):
+            if not watch.has_time_for(sum(_medians(times).values())):
+                break
+            for width, taken in times.items():
+                taken.append(watch.seconds_of(width))
+        return cls(_medians(times))
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The widths that have a point; between two, and behind the last, the curve is straight."""
+        return self._widths
+
+    def seconds(self, width: int) -> float:
+        """The seconds of a forward of `width` >= 1 queries; a look into a list."""
+        table, slope = self._fit
+        last = len(table) - 1
+        return table[width] if width <= last else table[last] + slope * (width - last)
+
+    def table(self, widest: int) -> list[float]:
+        """The seconds of every width up to `widest`, each at its own index; [0] is a filler."""
+        table, slope = self._fit
+        last, more = len(table) - 1, range(1, widest - len(table) + 2)
+        return table[: widest + 1] + [table[last] + slope * number for number in more]
+
+    def relative(self, width: int) -> float:
+        """The cost in plain steps."""
+        return self.seconds(width) / self.seconds(1)
+
+    def refine(self, width: int, seconds: float) -> None:
+        """Takes in what a real step of this width took; a few µs.
+
+        No single one moves the curve by more than 1 %, however odd. A change that lasts is
+        followed within some hundred steps, one of two widths' ratio within some hundred of each.
+        """
+        if not 0 < seconds < math.inf:
+            return
+        with self._lock:
+            self._follow(width, seconds)
+            self._num_refined += 1
+            if self._num_refined % _REFIT_EVERY == 0:
+                self._fit = _fitted(self._widths, self._points)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The points, for JSON."""
+        with self._lock:
+            return {"widths": list(self._widths), "seconds": list(self._points)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> CostCurve:
+        """Back from `as_dict`; raises `ValueError` where that is not what the values are."""
+        try:
+            return cls(dict(zip(values["widths"], values["seconds"], strict=True)))
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"a curve must have widths and seconds (got: {error!r})") from error
+
+    def _follow(self, width: int, seconds: float) -> None:
+        if _WIDEST >= width > _WIDER * self._widths[-1]:
+            self._points.append(self.seconds(width))
+            self._widths = (*self._widths, width)
+        left, share = self._place(width)
+        news = math.log(seconds) - math.log(self._raw(width))
+        step = _GAIN * min(max(news, -_BOUND), _BOUND)
+        shared = math.exp(_SHARED * step)
+        self._points = [point * shared for point in self._points]
+        self._points[left] *= math.exp((1 - _SHARED) * (1 - share) * step)
+        if share:
+            self._points[left + 1] *= math.exp((1 - _SHARED) * share * step)
+
+    def _raw(self, width: int) -> float:
+        """As measured and refined, before it is made monotone: pooled points would run away."""
+        if width > (widest := self._widths[-1]):
+            return self._points[-1] * self.seconds(width) / self.seconds(widest)
+        left, share = self._place(width)
+        right = self._points[left + 1] if share else 0.0
+        return (1 - share) * self._points[left] + share * right
+
+    def _place(self, width: int) -> tuple[int, float]:
+        """The point at or left of a width, and how far it is on the way to the next one."""
+        left = max(bisect_right(self._widths, width) - 1, 0)
+        if width <= self._widths[left] or left + 1 == len(self._widths):
+            return left, 0.0
+        start, end = self._widths[left : left + 2]
+        return left, (width - start) / (end - start)
+
+
+def monotone(values: Sequence[float]) -> list[float]:
+    """The never falling values that are nearest by least squares (pool adjacent violators).
+
+    >>> monotone([1.0, 3.0, 2.0, 4.0])
+    [1.0, 2.5, 2.5, 4.0]
+    """
+    pools: list[tuple[float, int]] = []  # mean, and of how many
+    for value in values:
+        mean, count = value, 1
+        while pools and pools[-1][0] > mean:
+            left, more = pools.pop()
+            mean = (mean * count + left * more) / (count + more)
+            count += more
+        pools.append((mean, count))
+    return [mean for mean, count in pools for _ in range(count)]
+
+
+class _Watch(NamedTuple):
+    """Runs something and says how long it took."""
+
+    run: Callable[[int], object]
+    clock: Callable[[], float]
+    end: float
+
+    def seconds_of(self, width: int) -> float:
+        start = self.clock()
+        self.run(width)
+        # a clock may be too coarse to see it
+        return max(self.clock() - start, 1e-9)
+
+    def has_time_for(self, seconds: float) -> bool:
+        return self.clock() + seconds <= self.end
+
+
+def _medians(times: Mapping[int, Sequence[float]]) -> dict[int, float]:
+    return {width: median(taken) for width, taken in times.items()}
+
+
+def _fitted(widths: Sequence[int], points: Sequence[float]) -> _Fit:
+    heights = monotone(points)
+    inside = np.interp(np.arange(widths[-1] + 1), widths, heights)
+    table = np.maximum.accumulate(inside).tolist()  # it rounds, a little below a point at times
+    if len(widths) == 1:
+        return _Fit(table, heights[0] / widths[0])
+    chords = ((heights[-1] - heights[i]) / (widths[-1] - widths[i]) for i in (0, -2))
+    return _Fit(table, max(chords))
+
+
+def _check(widths: Sequence[int], points: Sequence[float]) -> None:
+    if not widths:
+        raise ValueError("a curve must have a point at least (got none)")
+    for width in widths:
+        if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= _WIDEST:
+            raise ValueError(f"a width must be a whole number in 1 … {_WIDEST} (got {width!r})")
+    for point in points:
+        if not 0 < point < math.inf:
+            raise ValueError(f"seconds must be > 0 and finite (got {point!r})")

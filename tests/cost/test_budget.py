@@ -1,0 +1,223 @@
+"""The best width is the best of all widths, and stopping early never loses it."""
+
+from itertools import accumulate
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from selfspec.cost import AdaptiveThreshold, Choice, CoolDown, CostCurve, WidthSearch, best_width
+from tests.oracles import token_rates
+
+probabilities = st.one_of(st.sampled_from([0.0, 0.5, 1.0]), st.floats(0, 1))
+score_lists = st.lists(probabilities, max_size=24)
+falling = score_lists.map(lambda scores: sorted(scores, reverse=True))
+# flat stretches and cliffs, so that the best width may lie behind many that do not pay
+rises = st.sampled_from([0.0, 0.1, 0.5, 3.0])
+curves = st.dictionaries(st.integers(1, 24), rises, min_size=1, max_size=8).map(
+    lambda rise: CostCurve(
+        dict(zip(sorted(rise), accumulate(rise.values(), initial=1.0), strict=False))
+    )
+)
+beside = st.integers(0, 12)
+FLAT = CostCurve({1: 2.0, 64: 2.0})
+
+
+def grown(search: WidthSearch, scores: list[float]) -> WidthSearch:
+    for score in scores:
+        if not search.take(score):
+            break
+    return search
+
+
+# -- the best width ----------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(st.lists(score_lists, min_size=1, max_size=4), curves, st.integers(1, 30), beside)
+def test_the_best_width_is_the_best_of_all(scores, curve, max_nodes, beside):
+    choice = best_width(scores, curve, max_nodes, beside=beside)
+    rates = token_rates(scores, lambda width: curve.seconds(width + beside), max_nodes)
+    assert choice.rate == pytest.approx(max(rates))
+    assert choice.rate == pytest.approx(rates[choice.width - 1])
+    assert choice.tokens == pytest.approx(choice.rate * curve.seconds(choice.width + beside))
+    clearly_less = [rate for rate in rates[: choice.width - 1] if rate < choice.rate]
+    assert len(clearly_less) == choice.width - 1
+
+
+def test_equal_rates_go_to_the_narrower():
+    assert best_width([[0.0] * 8], FLAT, 9) == Choice(1, 1.0, 0.5)
+    assert best_width([[1.0, 0.0, 0.0]], FLAT, 9).width == 2
+    assert best_width([[1.0] * 8], CostCurve({1: 1.0}), 9).width == 1
+
+
+def test_no_draft_and_no_row_mean_plain_decoding():
+    assert best_width([[]], FLAT, 16) == Choice(1, 1.0, 0.5)
+    assert best_width([[], []], FLAT, 16) == Choice(1, 2.0, 1.0)
+    assert best_width([], FLAT, 16) == Choice(1, 0.0, 0.0)
+    assert best_width([[1.0] * 8], FLAT, 1).width == 1
+
+
+def test_rows_share_the_width_that_is_best_for_their_sum():
+    curve = CostCurve({1: 1.0, 2: 1.2, 4: 1.6})
+    sure, unsure = [0.9, 0.8, 0.7], [0.05, 0.02, 0.01]
+    assert best_width([sure], curve, 4).width == 4
+    assert best_width([unsure], curve, 4).width == 1
+    assert best_width([sure, unsure], curve, 4).width == 4
+    assert best_width([sure, *[unsure] * 3], curve, 4).width == 3
+    assert best_width([sure, *[unsure] * 9], curve, 4).width == 1
+    assert best_width([sure, [0.9]], curve, 4).tokens == pytest.approx(1 + 2.4 + 1.9)
+
+
+def test_a_worked_example():
+    """T = 1, 1.1, 1.2, 1.3: tokens a second 1, 1.727, 2.083, 2.077."""
+    curve = CostCurve({1: 1.0, 4: 1.3})
+    choice = best_width([[0.9, 0.6, 0.2]], curve, 16)
+    assert choice.width == 3
+    assert choice.tokens == pytest.approx(2.5)
+    assert choice.rate == pytest.approx(2.5 / 1.2)
+
+
+# -- found while growing -----------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(falling, curves, st.integers(1, 30), beside)
+def test_stopping_early_finds_what_all_scores_would(scores, curve, max_nodes, beside):
+    search = grown(WidthSearch(curve, max_nodes, beside=beside), scores)
+    choice = best_width([scores], curve, max_nodes, beside=beside)
+    assert search.best.rate == pytest.approx(choice.rate)
+    assert search.best.width <= search.num_nodes <= max_nodes
+    rates = token_rates([scores], lambda width: curve.seconds(width + beside), max_nodes)
+    assert rates[search.best.width - 1] == pytest.approx(max(rates))
+
+
+@settings(deadline=None)
+@given(falling, curves, st.integers(1, 30), beside)
+def test_no_node_is_refused_while_equal_ones_behind_it_could_pay(scores, curve, most, beside):
+    """A refusal is right, and so is an acceptance: with scores no lower than this, more pays."""
+    search = WidthSearch(curve, most, beside=beside)
+    taken: list[float] = []
+    for score in scores:
+        best = search.best.rate
+        rates = token_rates(
+            [taken + [score] * most], lambda width: curve.seconds(width + beside), most
+        )
+        could = max(rates[len(taken) + 1 :], default=0.0)
+        took = search.take(score)
+        if could > best * (1 + 1e-9):
+            assert took
+        if could < best * (1 - 1e-9):
+            assert not took
+        if not took:
+            break
+        taken.append(score)
+
+
+@pytest.mark.parametrize("beside", [0, 3])
+@pytest.mark.parametrize("max_nodes", [8, 9, 30])
+def test_growth_goes_through_a_stretch_that_does_not_pay(max_nodes, beside):
+    """From 2 to 8 a tree costs three times a single node, and beyond that a lot."""
+    curve = CostCurve({1 + beside: 1.0, 2 + beside: 3.0, 8 + beside: 3.0, 9 + beside: 20.0})
+    search = grown(WidthSearch(curve, max_nodes, beside=beside), [0.35] * 29)
+    assert search.best.width == search.num_nodes == 8
+    search = grown(WidthSearch(curve, 3, beside=beside), [0.35] * 29)
+    assert search.best.width == search.num_nodes == 1
+
+
+def test_what_brings_no_more_is_not_taken():
+    assert grown(WidthSearch(FLAT, 9), [0.0] * 8).num_nodes == 1
+    assert grown(WidthSearch(FLAT, 9), [1.0, 0.0, 0.0]).best.width == 2
+    as_dear_as_a_step = CostCurve({1: 1.0, 2: 2.0, 3: 3.0})
+    assert grown(WidthSearch(as_dear_as_a_step, 9), [1.0] * 8).best.width == 1
+
+
+def test_nothing_is_taken_beyond_the_limit():
+    assert grown(WidthSearch(FLAT, 4), [1.0] * 9).num_nodes == 4
+    search = WidthSearch(FLAT, 1)
+    assert not search.take(1.0)
+    assert search.best == Choice(1, 1.0, 0.5)
+
+
+def test_hopeless_scores_stop_at_once():
+    curve = CostCurve({1: 1.0, 64: 3.0})
+    assert not WidthSearch(curve, 64).take(0.01)
+
+
+# -- leaving drafting alone --------------------------------------------------------------------
+
+
+def steps(cool_down: CoolDown, num_accepted: int, num_steps: int) -> str:
+    """A letter a step: d where it drafted, with that many accepted, and a dot where not."""
+    text = ""
+    for _ in range(num_steps):
+        drafts = cool_down.may_draft()
+        if drafts:
+            cool_down.observe(num_accepted)
+        text += "d" if drafts else "."
+    return text
+
+
+def test_useless_drafts_are_left_alone_for_longer_and_longer():
+    cool_down = CoolDown(patience=3, max_skip=4)
+    assert steps(cool_down, 0, 20) == "ddd.d..d....d....d.."
+
+
+def test_success_starts_anew():
+    cool_down = CoolDown(patience=3, max_skip=4)
+    assert steps(cool_down, 0, 8) == "ddd.d..d"
+    assert steps(cool_down, 1, 12) == "....dddddddd"
+    assert steps(cool_down, 0, 8) == "ddd.d..d"
+
+
+def test_a_success_now_and_then_keeps_it_drafting():
+    cool_down = CoolDown(patience=3)
+    for _ in range(20):
+        assert steps(cool_down, 0, 2) + steps(cool_down, 1, 1) == "ddd"
+
+
+@settings(deadline=None)
+@given(st.integers(1, 6), st.integers(0, 40), st.integers(0, 500))
+def test_the_worst_case_is_cheap(patience, max_skip, num_steps):
+    drafted = steps(CoolDown(patience=patience, max_skip=max_skip), 0, num_steps).count("d")
+    assert drafted <= patience + max_skip.bit_length() + num_steps / (max_skip + 1) + 1
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 2), max_size=200), st.integers(0, 16))
+def test_it_never_skips_longer_than_its_bound(accepted, max_skip):
+    cool_down = CoolDown(patience=2, max_skip=max_skip)
+    text = ""
+    for number in accepted:
+        text += steps(cool_down, number, 1)
+    assert max(map(len, text.split("d")), default=0) <= max_skip
+
+
+# -- a threshold that adapts itself ------------------------------------------------------------
+
+
+def test_a_right_path_halves_the_threshold_and_a_wrong_one_raises_it():
+    threshold = AdaptiveThreshold(0.08)
+    threshold.observe(4, 4, 0.3)
+    assert threshold.value == pytest.approx(0.04)
+    threshold.observe(4, 1, 0.25)
+    assert threshold.value == pytest.approx(0.04 / 0.25**0.75)
+    threshold.observe(0, 0, 1.0)
+    assert threshold.value == pytest.approx(0.04 / 0.25**0.75)
+
+
+@settings(deadline=None)
+@given(
+    st.floats(0, 1),
+    st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8), st.floats(0, 1)), max_size=60),
+)
+def test_a_threshold_stays_between_0_and_1(start, paths):
+    threshold = AdaptiveThreshold(start)
+    for num_drafted, num_correct, confidence in paths:
+        before = threshold.value
+        threshold.observe(num_drafted, min(num_correct, num_drafted), confidence)
+        assert 0 < threshold.value < 1
+        if 0 < num_drafted <= num_correct:
+            assert threshold.value <= before
+        else:
+            assert threshold.value >= before

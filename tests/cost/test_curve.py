@@ -1,0 +1,322 @@
+"""A curve never falls, whatever was measured, and no odd step bends it."""
+
+import json
+import math
+import random
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from selfspec.cost import WIDTHS, CostCurve
+from selfspec.cost import curve as curve_module
+from selfspec.cost.curve import monotone
+from tests.oracles import isotonic
+
+times = st.floats(1e-5, 10.0)
+measured = st.dictionaries(st.integers(1, 80), times, min_size=1, max_size=10)
+
+TYPICAL = {1: 1.0, 2: 1.02, 4: 1.08, 8: 1.2, 16: 1.5, 32: 1.9, 64: 3.0}
+
+
+class Machine:
+    """Runs forwards on a clock of its own; `slowness` sees how many forwards were run before."""
+
+    def __init__(
+        self,
+        seconds: Callable[[int], float] = lambda width: 1 + 0.03 * width,
+        slowness: Callable[[int], float] = lambda _number: 1.0,
+    ) -> None:
+        self.now = 0.0
+        self.runs: list[int] = []
+        self._seconds = seconds
+        self._slowness = slowness
+
+    def run(self, width: int) -> None:
+        self.now += self._seconds(width) * self._slowness(len(self.runs))
+        self.runs.append(width)
+
+    def clock(self) -> float:
+        return self.now
+
+    def measure(self, *widths: int, repeats: int = 5, max_seconds: float = 1e6) -> CostCurve:
+        return CostCurve.measure(
+            self.run,
+            widths or WIDTHS,
+            repeats=repeats,
+            max_seconds=max_seconds,
+            clock=self.clock,
+        )
+
+
+# -- shape -------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(st.lists(times, max_size=12))
+def test_pooling_is_isotonic_regression(values):
+    pooled = monotone(values)
+    assert pooled == pytest.approx(isotonic(values))
+    assert pooled == sorted(pooled)
+    assert monotone(pooled) == pooled
+
+
+@settings(deadline=None)
+@given(measured)
+def test_a_curve_never_falls_and_goes_through_its_points(points):
+    curve = CostCurve(points)
+    seconds = [curve.seconds(width) for width in range(1, 100)]
+    assert seconds == sorted(seconds)
+    widths = sorted(points)
+    pooled = isotonic([points[width] for width in widths])
+    assert [curve.seconds(width) for width in widths] == pytest.approx(pooled)
+
+
+@settings(deadline=None)
+@given(measured, st.integers(1, 120))
+def test_a_table_holds_the_same(points, widest):
+    curve = CostCurve(points)
+    table = curve.table(widest)
+    assert table[1:] == [curve.seconds(width) for width in range(1, widest + 1)]
+
+
+def test_straight_between_points_and_behind_them():
+    curve = CostCurve({2: 1.0, 4: 2.0, 8: 2.4})
+    assert [curve.seconds(width) for width in (1, 2, 3, 4, 5)] == pytest.approx(
+        [1.0, 1.0, 1.5, 2.0, 2.1]
+    )
+    # the last piece rises by 0.1 a query, the whole curve by 0.2333: the dearer one goes on
+    assert curve.seconds(14) == pytest.approx(2.4 + 6 * 1.4 / 6)
+    assert CostCurve({1: 1.0, 8: 1.0, 16: 3.0}).seconds(24) == pytest.approx(5.0)
+    assert curve.relative(4) == pytest.approx(2.0)
+    assert curve.widths == (2, 4, 8)
+
+
+def test_one_point_promises_nothing():
+    """A tree of w nodes costs w forwards, and no tree brings more tokens than that."""
+    curve = CostCurve({1: 0.5})
+    assert [curve.seconds(width) for width in (1, 2, 7)] == pytest.approx([0.5, 1.0, 3.5])
+
+
+# -- measuring ---------------------------------------------------------------------------------
+
+
+def test_measuring_finds_the_cost_in_rounds_over_all_widths():
+    machine = Machine()
+    curve = machine.measure(8, 1, 2, 8, repeats=3)
+    assert curve.widths == (1, 2, 8)
+    for width in curve.widths:
+        assert curve.seconds(width) == pytest.approx(1 + 0.03 * width)
+    warm_up, rounds = [1, 1, 2, 2, 8, 8], [1, 2, 8] * 2
+    assert machine.runs == warm_up + rounds
+
+
+def test_the_first_run_of_a_width_does_not_count():
+    def slowness(number: int) -> float:
+        return 50.0 if number < 2 * len(WIDTHS) and number % 2 == 0 else 1.0
+
+    curve = Machine(slowness=slowness).measure()
+    assert curve.seconds(64) == pytest.approx(1 + 0.03 * 64)
+
+
+def test_a_slow_moment_hits_all_widths_alike():
+    """Two rounds of five, in the middle of which the machine does something else."""
+
+    def slowness(number: int) -> float:
+        start = 2 * len(WIDTHS) + len(WIDTHS) // 2
+        return 10.0 if start <= number < start + 2 * len(WIDTHS) else 1.0
+
+    curve = Machine(slowness=slowness).measure()
+    assert [curve.seconds(width) for width in WIDTHS] == pytest.approx(
+        [1 + 0.03 * width for width in WIDTHS]
+    )
+
+
+def test_measuring_keeps_to_its_time():
+    for limit in (10.0, 20.0, 40.0, 80.0):
+        machine = Machine(seconds=lambda width: 1 + 0.1 * width)
+        curve = machine.measure(max_seconds=limit)
+        assert machine.now <= limit
+        assert curve.seconds(curve.widths[-1]) == pytest.approx(1 + 0.1 * curve.widths[-1])
+    assert curve.widths == WIDTHS
+
+
+def test_a_width_that_would_take_too_long_is_not_tried():
+    curve = (machine := Machine(seconds=float)).measure(max_seconds=40.0)
+    assert curve.widths == (1, 2, 4, 8)
+    assert curve.seconds(64) == pytest.approx(64.0)
+    assert 12 not in machine.runs
+
+
+def test_two_widths_are_measured_however_long_they_take():
+    machine = Machine(seconds=lambda width: 100.0 + width)
+    assert machine.measure(max_seconds=1.0).widths == (1, 2)
+    assert machine.runs == [1, 1, 2, 2]
+
+
+def test_a_clock_too_coarse_to_see_anything():
+    curve = Machine(seconds=lambda _width: 0.0).measure()
+    assert 0 < curve.seconds(1) <= curve.seconds(64) < 1e-6
+
+
+# -- refining ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [1, 6, 16, 64, 70, 200])
+@pytest.mark.parametrize("factor", [100.0, 0.01, 1e12])
+def test_one_outlier_changes_nothing_noticeable(width, factor):
+    curve = CostCurve(TYPICAL)
+    before = curve.table(100)
+    feed(curve, [(width, factor * curve.seconds(width))], times=1)
+    feed(curve, [(8, curve.seconds(8))], times=16)  # until it shows
+    assert curve.table(100)[1:] == pytest.approx(before[1:], rel=0.011)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf, -math.inf])
+def test_times_that_can_not_be_are_ignored(seconds):
+    curve = CostCurve(TYPICAL)
+    feed(curve, [(8, seconds)], times=100)
+    assert curve.as_dict() == CostCurve(TYPICAL).as_dict()
+
+
+def feed(curve: CostCurve, steps: list[tuple[int, float]], times: int) -> None:
+    for _ in range(times):
+        for width, seconds in steps:
+            curve.refine(width, seconds)
+
+
+def test_what_slows_every_width_hardly_moves_their_ratio():
+    curve = CostCurve(TYPICAL)
+    feed(curve, [(8, 2.4)], times=500)
+    assert curve.seconds(8) == pytest.approx(2.4, rel=0.01)
+    assert curve.seconds(64) == pytest.approx(6.0, rel=0.08)
+    assert curve.relative(8) == pytest.approx(1.2, rel=0.08)
+
+
+def test_what_slows_one_width_is_learned_where_others_are_seen():
+    curve = CostCurve(TYPICAL)
+    feed(curve, [(1, 1.0), (8, 1.5)], times=600)
+    assert curve.seconds(1) == pytest.approx(1.0, rel=0.03)
+    assert curve.seconds(8) == pytest.approx(1.5, rel=0.03)
+
+
+def test_a_width_between_two_points_moves_both():
+    curve = CostCurve(TYPICAL)
+    feed(curve, [(1, 1.0), (12, 1.6), (64, 3.0)], times=1500)
+    assert curve.seconds(12) == pytest.approx(1.6, rel=0.03)
+    assert curve.seconds(8) > 1.2
+    assert curve.seconds(16) > 1.5
+
+
+def test_noise_and_a_tenth_of_wild_steps_leave_the_median():
+    curve, rng = CostCurve(TYPICAL), random.Random(5)
+    for _ in range(4000):
+        width = rng.choice([1, 4, 8, 16])
+        noise = 50.0 if rng.random() < 0.1 else rng.lognormvariate(0, 0.05)
+        curve.refine(width, noise * TYPICAL[width])
+    for width in (1, 4, 8, 16):
+        assert curve.seconds(width) == pytest.approx(TYPICAL[width], rel=0.05)
+        assert curve.relative(width) == pytest.approx(TYPICAL[width], rel=0.05)
+
+
+def test_points_that_contradict_each_other_stay_where_they_were_seen():
+    """8 is dearer than 12 in truth: both show the mean, and neither runs away from it."""
+    curve = CostCurve({1: 1.0, 8: 1.4, 12: 1.2})
+    feed(curve, [(1, 1.0), (8, 1.4), (12, 1.2)], times=2000)
+    assert curve.seconds(8) == curve.seconds(12) == pytest.approx(1.3, rel=0.01)
+    assert curve.as_dict()["seconds"] == pytest.approx([1.0, 1.4, 1.2], rel=0.01)
+
+
+def test_a_width_far_behind_the_last_gets_a_point_of_its_own():
+    curve = CostCurve({1: 1.0, 8: 1.4})
+    feed(curve, [(1, 1.0), (8, 1.4), (20, 1.6)], times=2000)
+    assert curve.widths == (1, 8, 20)
+    assert curve.seconds(20) == pytest.approx(1.6, rel=0.05)
+    assert curve.seconds(8) == pytest.approx(1.4, rel=0.05)
+    feed(curve, [(24, 1.7), (10**9, 5.0)], times=1)
+    assert curve.widths == (1, 8, 20)
+
+
+@settings(deadline=None)
+@given(measured, st.lists(st.tuples(st.integers(1, 200), st.floats()), max_size=40))
+@example({1: 1.0}, [(2, 5e-324), (1, 1e308)])
+def test_no_steps_bend_a_curve_out_of_shape(points, steps):
+    curve = CostCurve(points)
+    feed(curve, steps, times=8)
+    table = curve.table(300)[1:]
+    assert table == sorted(table)
+    assert table[0] > 0
+    assert math.isfinite(table[-1])
+    assert curve.table(300) == pytest.approx(CostCurve.from_dict(curve.as_dict()).table(300))
+
+
+def test_steps_of_several_threads_all_count(monkeypatch):
+    """Though each gives the others a turn in the middle of its step."""
+
+    def exp(value: float) -> float:
+        time.sleep(0)
+        return math.exp(value)
+
+    yielding = SimpleNamespace(exp=exp, log=math.log, inf=math.inf)
+    monkeypatch.setattr(curve_module, "math", yielding)
+    curve, alone = CostCurve(TYPICAL), CostCurve(TYPICAL)
+    step = (8, 1e300)  # so far off that every one of them moves the curve
+    feed(alone, [step], times=400)
+    threads = [threading.Thread(target=feed, args=(curve, [step], 100)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert curve.as_dict() == alone.as_dict()
+
+
+# -- as JSON -----------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(measured)
+def test_a_curve_comes_back_from_json(points):
+    curve = CostCurve(points)
+    again = CostCurve.from_dict(json.loads(json.dumps(curve.as_dict())))
+    assert again.table(100) == curve.table(100)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"widths": []},
+        {"widths": [1]},
+        {"widths": [1, "2"]},
+        {"widths": [0, 2]},
+        {"widths": [1, 10**12]},
+        {"widths": [1, 2.0]},
+        {"widths": [True, 2]},
+        {"widths": [1, [2]]},
+        {"widths": None},
+        {"seconds": [0.1, 0.0]},
+        {"seconds": [0.1, -1]},
+        {"seconds": [0.1, math.nan]},
+        {"seconds": [0.1, 10**400]},
+        {"seconds": [0.1, None]},
+        {"seconds": [0.1, "fast"]},
+    ],
+    ids=str,
+)
+def test_what_is_no_curve_is_refused(damage):
+    with pytest.raises(ValueError, match="a curve must have widths and seconds"):
+        CostCurve.from_dict({"widths": [1, 2], "seconds": [0.1, 0.1], **damage})
+
+
+def test_a_refusal_says_what_it_got():
+    with pytest.raises(ValueError, match=r"a width must be a whole number in 1 … 4096 \(got 0\)"):
+        CostCurve({0: 1.0})
+    with pytest.raises(ValueError, match=r"seconds must be > 0 and finite \(got -1.0\)"):
+        CostCurve({1: -1.0})
+    with pytest.raises(ValueError, match="a curve must have a point at least"):
+        CostCurve({})
+    with pytest.raises(ValueError, match="got: KeyError"):
+        CostCurve.from_dict({"seconds": []})
