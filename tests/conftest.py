@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.tiny import make_model, make_tokenizer
@@ -15,6 +16,10 @@ TEMPLATE = (
     "{% if m['role'] == 'assistant' %}<|eos|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+
+# how long an example takes says nothing on a machine that does other things too
+settings.register_profile("any machine", parent=settings(), deadline=None)
+settings.load_profile("any machine")
 
 # tiny tensors gain nothing from threads, and workers side by side would fight over the cores
 torch.set_num_threads(1)

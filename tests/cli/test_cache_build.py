@@ -84,7 +84,8 @@ def test_options_replace_the_keys_of_a_recipe(build, texts, tmp_path):
 def test_the_card_names_the_command(build, texts, tmp_path):
     build("--data", texts, "--build", "ngrams", "--workers", "1", "--roles", "me=user")
     command = card(tmp_path / "cache")["about"]["command"]
-    assert command.endswith(f"--data {texts} --roles me=user --build ngrams --window 16 --batch 2")
+    keys = f"--data {texts.name} --roles me=user --build ngrams --window 16 --batch 2"
+    assert command.endswith(keys)
     assert "workers" not in command
 
 
