@@ -52,9 +52,14 @@ def read_documents(
 
 def _rows(recipe: Recipe, inputs: Inputs, skip: int) -> Iterator[Mapping[str, Any]]:
     """Whatever the reader of somebody else's file raises is told as what it is: bad data."""
-    from datasets.exceptions import DatasetsError
-
-    wrong = (DatasetsError, ArithmeticError, LookupError, OSError, RuntimeError, TypeError)
+    wrong = (
+        _datasets().exceptions.DatasetsError,
+        ArithmeticError,
+        LookupError,
+        OSError,
+        RuntimeError,
+        TypeError,
+    )
     place = skip
     try:
         for row in _load(recipe, inputs).skip(skip):
@@ -70,13 +75,19 @@ def _rows(recipe: Recipe, inputs: Inputs, skip: int) -> Iterator[Mapping[str, An
         ) from error
 
 
-def _load(recipe: Recipe, inputs: Inputs) -> Any:
+def _datasets() -> Any:
+    """The package, which only those have who build caches."""
     try:
         import datasets
     except ImportError as error:
         raise BuildError(
             "reading data sets needs the datasets package: pip install 'selfspec[cache]'"
         ) from error
+    return datasets
+
+
+def _load(recipe: Recipe, inputs: Inputs) -> Any:
+    datasets = _datasets()
     datasets.disable_progress_bars()
     loaded = datasets.load_dataset(split=recipe.split, streaming=True, **_arguments(recipe, inputs))
     wanted, columns = recipe.messages or recipe.column, loaded.column_names

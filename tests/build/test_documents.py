@@ -183,6 +183,8 @@ def test_a_hub_that_is_not_there_is_said(monkeypatch):
 
 def test_without_datasets_the_extra_is_named(tmp_path, monkeypatch):
     path = write(tmp_path / "a.jsonl", TEXTS)
+    for name in [name for name in sys.modules if name.split(".")[0] == "datasets"]:
+        monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(BuildError, match=r"pip install 'selfspec\[cache\]'"):
         read(path)

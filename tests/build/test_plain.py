@@ -73,6 +73,7 @@ def test_what_is_not_utf8_is_replaced(tmp_path):
         ("a.xz", b"no xz"),
         ("a.bz2", b"no bz2"),
     ],
+    ids=["cut off", "no gzip", "no xz", "no bz2"],
 )
 def test_broken_packings_are_named(tmp_path, name, data):
     (tmp_path / name).write_bytes(data)
