@@ -27,6 +27,7 @@ from eval.grow import grow
 from eval.questions import Question, measuring_set, read_questions
 from eval.setup import machine, quieten, sampling, versions
 from eval.shapes import SHAPES
+from selfspec.config import BUDGETS
 from selfspec.records import GenerationStats
 
 STAGES = ("draft", "layout", "forward", "verify", "commit", "learn")
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     model = _model(options)
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
     prompts = measuring_set(tokenizer, read_questions(options.questions))[: options.limit]
-    spec = selfspec.SelfSpec(max_nodes=options.max_nodes)
+    spec = selfspec.SelfSpec(max_nodes=options.max_nodes, budget=options.budget)
     _answer(model, spec, prompts[0], options)  # warms up; what it taught is forgotten
     spec.forget()
     spec.total_stats = GenerationStats()
@@ -142,6 +143,7 @@ def _summary(
         "machine": machine(options.device),
         "num_cpus": os.cpu_count(),
         "max_nodes": options.max_nodes,
+        "budget": options.budget,
         "temperature": options.temperature,
         "attention": model.config._attn_implementation,
         **versions(),
@@ -169,6 +171,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--questions", required=True, type=Path, help="Spec-Bench question.jsonl")
     parser.add_argument("--shape", choices=sorted(SHAPES), help="grow the model to this shape")
     parser.add_argument("--max-nodes", type=int, default=16)
+    parser.add_argument("--budget", choices=BUDGETS, default="fixed", help="or what pays here")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--dtype", default="float32")

@@ -24,7 +24,7 @@ __all__ = ["Costs", "profile"]
 
 _Key = dict[str, str | int]
 _MAX_SECONDS = 3.0  # of a call that finds no curve
-_LEAST_CONTEXT = 64  # shorter texts are one bucket
+_LEAST_CONTEXT = 512  # shorter texts are one bucket
 
 
 class Costs:
