@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from selfspec.calibration import Calibration
 from selfspec.records import TopK
-from selfspec.sources import Source
+from selfspec.sources import LastingSource, Source
 
 __all__ = ["Memory"]
 
@@ -29,6 +30,10 @@ class Memory:
             sources = [source.copy() for source in self.sources]
             return Memory(sources, self.calibration.copy(), self.top_k)
         return Memory(self.sources, self.calibration, self.top_k, learns=learning == "session")
+
+    def tables(self) -> dict[str, dict[str, NDArray[Any]]]:
+        """The arrays of every source that a cache folder can keep."""
+        return {s.name: s.arrays() for s in self.sources if isinstance(s, LastingSource)}
 
     def observe_places(self, pairs: NDArray[np.int64], top: TopK) -> None:
         """Lets every source see what the model said at each place of a prompt.

@@ -17,7 +17,6 @@ from selfspec.build.documents import read_documents
 from selfspec.build.extent import num_documents
 from selfspec.build.generations import Generations, read_answers
 from selfspec.build.inputs import find_inputs
-from selfspec.build.learned import tables_of
 from selfspec.build.limits import vocab_size
 from selfspec.build.progress import Bars
 from selfspec.build.recipe import Recipe
@@ -111,7 +110,7 @@ class Builder:
         memory = self._spec.memory(vocab_size(self._model)) if recipe.wants_lut else None
         return CacheContents(
             tokenizer=tokenizer_info(self._tokenizer),
-            tables=tables_of(memory) if memory else {},
+            tables=memory.tables() if memory else {},
             corpus=corpus,
             # reading alone counts no drafts
             calibration=memory.calibration.rows() if memory and recipe.generates else None,

@@ -19,16 +19,7 @@ from selfspec.memory import Memory
 from selfspec.plugin.spec import SelfSpec
 from selfspec.sources import LastingSource
 
-__all__ = ["Learned", "tables_of"]
-
-
-def tables_of(memory: Memory) -> dict[str, dict[str, NDArray[Any]]]:
-    """The arrays of every source that a cache folder can keep."""
-    return {
-        source.name: source.arrays()
-        for source in memory.sources
-        if isinstance(source, LastingSource)
-    }
+__all__ = ["Learned"]
 
 
 class Learned:
@@ -53,7 +44,7 @@ class Learned:
         memory = self.memory
         arrays: dict[str, Any] = {
             f"{source}.{name}": array
-            for source, tables in tables_of(memory).items()
+            for source, tables in memory.tables().items()
             for name, array in tables.items()
         }
         rates = json.dumps(memory.calibration.rows(None)).encode()

@@ -4,13 +4,12 @@ Knows widths, seconds and scores; not what runs, and nothing of tensors.
 """
 
 from selfspec.cost.book import CostBook
-from selfspec.cost.budget import AdaptiveThreshold, Choice, CoolDown, WidthSearch, best_width
+from selfspec.cost.budget import Choice, CoolDown, WidthSearch, best_width
 from selfspec.cost.curve import WIDTHS, CostCurve
 from selfspec.cost.policy import Budget, FixedBudget, MeasuredBudget
 
 __all__ = [
     "WIDTHS",
-    "AdaptiveThreshold",
     "Budget",
     "Choice",
     "CoolDown",

@@ -1,4 +1,4 @@
-"""How wide a forward pays, when to leave drafting alone, and a threshold that adapts itself.
+"""How wide a forward pays, and when to leave drafting alone.
 
 The tokens that a tree of w nodes brings are 1 + Σ of its first w - 1 scores: a node's score is
 the chance that it is accepted, and the model's own next token comes in any case. The best width
@@ -14,9 +14,7 @@ from typing import NamedTuple
 
 from selfspec.cost.curve import CostCurve
 
-__all__ = ["AdaptiveThreshold", "Choice", "CoolDown", "WidthSearch", "best_width"]
-
-_LEAST, _MOST = 1e-6, 0.99  # a threshold of 0 or 1 could never leave it
+__all__ = ["Choice", "CoolDown", "WidthSearch", "best_width"]
 
 
 class Choice(NamedTuple):
@@ -141,27 +139,3 @@ class CoolDown:
         if self._num_useless >= self._patience:
             self._num_to_skip = min(self._next_skip, self._max_skip)
             self._next_skip = 2 * self._num_to_skip
-
-
-class AdaptiveThreshold:
-    """EdgeLLM's threshold α, under which no node is drafted: lower while drafts are right.
-
-    After a path that was accepted whole α ← α / 2; otherwise
-    α ← α / Tc^((N_all - N_correct) / N_all), with Tc the path's cumulative confidence, the product
-    of its probabilities. Stays in [1e-6, 0.99].
-    """
-
-    def __init__(self, start: float = 0.01) -> None:
-        self.value = _between_bounds(start)
-
-    def observe(self, num_drafted: int, num_correct: int, confidence: float) -> None:
-        """Takes in a verified path: its length, how much of it was right, and its score."""
-        if num_drafted < 1:
-            return
-        wrong = (num_drafted - num_correct) / num_drafted
-        factor = max(confidence, _LEAST) ** -wrong if wrong else 0.5
-        self.value = _between_bounds(self.value * factor)
-
-
-def _between_bounds(threshold: float) -> float:
-    return min(max(threshold, _LEAST), _MOST)

@@ -93,7 +93,7 @@ def _key(model: Any, num_rows: int, num_columns: int) -> _Key:
     """All that the cost depends on, by name."""
     device = model.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    shape = hashlib.sha256(repr(model.config.to_json_string()).encode()).hexdigest()[:16]
+    shape = hashlib.sha256(model.config.to_json_string().encode()).hexdigest()[:16]
     return {
         "model": type(model).__name__,
         "config": shape,

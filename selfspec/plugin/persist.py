@@ -79,9 +79,8 @@ class Persistent:
         loaded = self._loaded or CacheContents(tokenizer=_owner(None, tokenizer))
         tables, calibration = dict(loaded.tables), loaded.calibration
         if self._memory is not None:
-            sources = self._memory.sources
-            lasting = [s for s in sources if isinstance(s, LastingSource) and s.name in KEY_OF]
-            tables |= {source.name: source.arrays() for source in lasting}
+            learned = self._memory.tables()
+            tables |= {name: arrays for name, arrays in learned.items() if name in KEY_OF}
             calibration = self._memory.calibration.rows()
         return CacheContents(
             tokenizer=_owner(loaded.tokenizer, tokenizer),

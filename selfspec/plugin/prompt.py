@@ -18,7 +18,7 @@ import torch
 from selfspec.engine import top_k_of
 from selfspec.memory import Memory
 
-__all__ = ["PromptTap"]
+__all__ = ["PromptTap", "last_pairs"]
 
 _CHUNK_ELEMENTS = 1 << 24  # logits held at a time
 
@@ -72,7 +72,7 @@ class PromptTap:
         if length == 0:
             return
         scale = self._scale(hidden[:, -1:], last_logits)
-        pairs = _pairs(input_ids.cpu(), None if visible is None else visible.cpu(), length)
+        pairs = last_pairs(input_ids.cpu(), None if visible is None else visible.cpu(), length)
         hidden = hidden[:, -length:].reshape(-1, hidden.shape[-1])
         places = _last_places(pairs)
         chunk = max(_CHUNK_ELEMENTS // last_logits.shape[-1], 1)
@@ -86,7 +86,7 @@ class PromptTap:
         return float((raw * last_logits.float()).sum() / (raw * raw).sum().clamp(min=1e-12))
 
 
-def _pairs(input_ids: torch.Tensor, visible: torch.Tensor | None, length: int) -> torch.Tensor:
+def last_pairs(input_ids: torch.Tensor, visible: torch.Tensor | None, length: int) -> torch.Tensor:
     """(B * length, 2): the last two tokens at each of the last columns; -1 where there is none."""
     ids = torch.nn.functional.pad(input_ids, (1, 0), value=-1)
     if visible is not None:

@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.logits_process import LogitsProcessor
 
 from selfspec.engine import top_k_of
 from selfspec.pace import Row
+from selfspec.plugin.prompt import last_pairs
 from selfspec.plugin.spec import SelfSpec
 from selfspec.records import DraftTree, StepRecord
 
@@ -72,7 +71,8 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         """Learns from the scores (1, drafts + 1, V) of the step; `input_ids` holds its outcome."""
         memory = self._spec.memory(scores.shape[-1])
         top = top_k_of(scores[0, : num_matches + 1], memory.top_k)
-        memory.observe_places(_last_pairs(input_ids[:, :-1], num_matches + 1), top)
+        pairs = last_pairs(input_ids[:, :-1].cpu(), None, num_matches + 1)
+        memory.observe_places(pairs.numpy(), top)
         if self._row is None:
             self._row = Row.open(0, input_ids[0].tolist(), memory, self._spec.config)
             self._num_read = input_ids.shape[1]
@@ -107,16 +107,9 @@ class LutRecorder(LogitsProcessor):  # type: ignore[misc]
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
         memory = self._spec.memory(scores.shape[-1])
         if input_ids.shape[1]:
-            memory.observe_places(_last_pairs(input_ids, 1), top_k_of(scores, memory.top_k))
+            pairs = last_pairs(input_ids.cpu(), None, 1)
+            memory.observe_places(pairs.numpy(), top_k_of(scores, memory.top_k))
         return scores
-
-
-def _last_pairs(input_ids: torch.Tensor, num_places: int) -> NDArray[np.int64]:
-    """(B * num_places, 2): the last two tokens at each of the last places of a text (B, L)."""
-    ids = torch.nn.functional.pad(input_ids, (1, 0), value=-1).cpu()
-    start = ids.shape[1] - num_places
-    pairs = torch.stack([ids[:, start - 1 : -1], ids[:, start:]], dim=-1)
-    return pairs.reshape(-1, 2).numpy()
 
 
 def _best_chain(tree: DraftTree) -> list[int]:

@@ -9,7 +9,6 @@ from rich.console import Console
 
 from selfspec import SelfSpec
 from selfspec.build.generations import Generations, read_answers
-from selfspec.build.learned import tables_of
 from selfspec.build.limits import vocab_size
 from selfspec.build.progress import Bars
 from selfspec.build.recipe import Recipe
@@ -47,7 +46,7 @@ def generate(folder, model, tokenizer, *, batches=None, kill=None, **keys):
             stage.run(iter(prompts), Bars(Console(quiet=True)).stage("generating", None))
         lines = (work.folder / "generations.jsonl").read_text().splitlines()
         memory = spec.memory(vocab_size(model))
-        return [json.loads(line) for line in lines], tables_of(memory), memory.calibration.rows()
+        return [json.loads(line) for line in lines], memory.tables(), memory.calibration.rows()
 
 
 def test_answers_are_stocks(tmp_path, model, tokenizer):

@@ -6,7 +6,7 @@ import torch
 from rich.console import Console
 
 from selfspec import SelfSpec
-from selfspec.build.learned import Learned, tables_of
+from selfspec.build.learned import Learned
 from selfspec.build.limits import vocab_size
 from selfspec.build.progress import Bars
 from selfspec.build.recipe import Recipe
@@ -44,7 +44,7 @@ def read(folder, model, *, moves=None, error=KeyboardInterrupt, save_seconds=0.0
             warmup._read = stopping
         if not warmup.finished:
             warmup.run(iter(documents(warmup.documents)), bar)
-        return warmup, tables_of(spec.memory(vocab_size(model)))
+        return warmup, spec.memory(vocab_size(model)).tables()
 
 
 def expected_tables(model) -> dict:
@@ -57,7 +57,7 @@ def expected_tables(model) -> dict:
                 logits = model(torch.tensor([window])).logits[0]
             pairs = list(zip([-1, *window], window, strict=False))
             memory.observe_places(np.array(pairs), top_k_of(logits, memory.top_k))
-    return tables_of(memory)
+    return memory.tables()
 
 
 def assert_same(one, other):
@@ -121,12 +121,12 @@ def test_what_was_learned_comes_back_as_it_was(tmp_path, model):
     pairs = np.stack([ids[:-1], ids[1:]], axis=-1)
     learned.memory.observe_places(pairs, top_k_of(logits, 8))
     learned.memory.calibration.restore([[[["lut", 0, 1, 1, 0]], 0.1 + 0.2, 3.0]])
-    before, rates = tables_of(learned.memory), learned.memory.calibration.rows()
+    before, rates = learned.memory.tables(), learned.memory.calibration.rows()
     learned.save(3)
     learned.restore(0)
     assert learned.memory.calibration.rows() == []
     learned.restore(3)
-    assert_same(tables_of(learned.memory), before)
+    assert_same(learned.memory.tables(), before)
     assert learned.memory.calibration.rows() == rates
     learned.save(4)
     assert learned.places() == [0, 3, 4]

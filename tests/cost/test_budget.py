@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selfspec.cost import AdaptiveThreshold, Choice, CoolDown, CostCurve, WidthSearch, best_width
+from selfspec.cost import Choice, CoolDown, CostCurve, WidthSearch, best_width
 from tests.oracles import token_rates
 
 probabilities = st.one_of(st.sampled_from([0.0, 0.5, 1.0]), st.floats(0, 1))
@@ -191,33 +191,3 @@ def test_it_never_skips_longer_than_its_bound(accepted, max_skip):
     for number in accepted:
         text += steps(cool_down, number, 1)
     assert max(map(len, text.split("d")), default=0) <= max_skip
-
-
-# -- a threshold that adapts itself ------------------------------------------------------------
-
-
-def test_a_right_path_halves_the_threshold_and_a_wrong_one_raises_it():
-    threshold = AdaptiveThreshold(0.08)
-    threshold.observe(4, 4, 0.3)
-    assert threshold.value == pytest.approx(0.04)
-    threshold.observe(4, 1, 0.25)
-    assert threshold.value == pytest.approx(0.04 / 0.25**0.75)
-    threshold.observe(0, 0, 1.0)
-    assert threshold.value == pytest.approx(0.04 / 0.25**0.75)
-
-
-@settings(deadline=None)
-@given(
-    st.floats(0, 1),
-    st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8), st.floats(0, 1)), max_size=60),
-)
-def test_a_threshold_stays_between_0_and_1(start, paths):
-    threshold = AdaptiveThreshold(start)
-    for num_drafted, num_correct, confidence in paths:
-        before = threshold.value
-        threshold.observe(num_drafted, min(num_correct, num_drafted), confidence)
-        assert 0 < threshold.value < 1
-        if 0 < num_drafted <= num_correct:
-            assert threshold.value <= before
-        else:
-            assert threshold.value >= before
