@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from transformers.cache_utils import StaticCache
 
+from eval.errors import EvalError
 from eval.setup import sampling
 from selfspec import GenerationStats, SelfSpec, SpecConfig
 from selfspec.errors import unknown_name
@@ -33,14 +34,15 @@ __all__ = [
 _LOOKUP_TOKENS = 10  # of prompt lookup: what its authors and transformers' documentation use
 
 
-class MethodError(ValueError):
+class MethodError(EvalError):
     """There is no method of that name, or what it needs was not given."""
 
 
 class Method(Protocol):
-    """One contestant. Whatever its `answer` learns, `forget` drops."""
+    """One contestant. Whatever its `answer` learns, `forget` drops; `learns` says if it does."""
 
     name: str
+    learns: bool
 
     @property
     def stats(self) -> GenerationStats | None:
@@ -81,6 +83,7 @@ class StockMethod:
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
+    learns = False
 
     @property
     def stats(self) -> GenerationStats | None:
@@ -126,6 +129,8 @@ class StaticMethod(StockMethod):
 class AssistedMethod(StockMethod):
     """Stock's assisted decoding: another, smaller model drafts a chain."""
 
+    learns = True
+
     def __init__(self, name: str, assistant: Any) -> None:
         super().__init__(name, {"assistant_model": assistant})
         self._assistant = assistant
@@ -138,6 +143,8 @@ class AssistedMethod(StockMethod):
 
 class SelfSpecMethod(StockMethod):
     """Drafts of a `SelfSpec`, which learns from answer to answer."""
+
+    learns = True
 
     def __init__(self, name: str, spec: SelfSpec) -> None:
         super().__init__(name, {"custom_generate": spec})

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from eval.errors import EvalError
+
 __all__ = ["Question", "encode", "measuring_set", "read_questions"]
 
 # Spec-Bench files MT-Bench's eight categories under one task
@@ -39,7 +41,7 @@ def read_questions(path: Path) -> list[Question]:
             task = "multi-turn" if task in _MULTI_TURN else task
             questions.append(Question(entry["question_id"], task, tuple(entry["turns"])))
         except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ValueError(
+            raise EvalError(
                 f"{path} line {number} must be a JSON object with question_id, category and turns "
                 f"(got {line[:60]!r}: {error})"
             ) from error

@@ -1,8 +1,10 @@
-"""What every measuring command does alike: how it samples, and what it says it ran on."""
+"""What every measuring command does alike: how it samples, reads knobs, and says what it ran on."""
 
 from __future__ import annotations
 
+import json
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import transformers
 
 import selfspec
 
-__all__ = ["machine", "quieten", "sampling", "versions"]
+__all__ = ["machine", "one_line", "parsed_knobs", "quieten", "sampling", "versions"]
 
 
 def quieten() -> None:
@@ -25,6 +27,23 @@ def sampling(temperature: float) -> dict[str, Any]:
     if temperature == 0:
         return {"do_sample": False}
     return {"do_sample": True, "temperature": temperature, "top_k": 0}
+
+
+def one_line(error: Exception) -> str:
+    """An error for a row or a line of output."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def parsed_knobs(knobs: Sequence[str]) -> dict[str, Any]:
+    """`name=value` pairs; values are JSON where they parse as such."""
+    parsed: dict[str, Any] = {}
+    for knob in knobs:
+        name, _, value = knob.partition("=")
+        try:
+            parsed[name] = json.loads(value)
+        except json.JSONDecodeError:
+            parsed[name] = value
+    return parsed
 
 
 def versions() -> dict[str, str]:
