@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from eval.grow import DTYPES
 from eval.methods import METHODS
-from eval.prompts import NUM_RANDOM, add_model_options, add_question_options
+from eval.prompts import add_model_options, add_prompt_options
 from eval.setup import machine, versions
 from selfspec.config import BUDGETS
 
@@ -62,17 +63,14 @@ def _digest(path: Path) -> str:
 
 
 def _add_prompt_options(option: Any) -> None:
-    text = f"random: {NUM_RANDOM} texts (or --limit) of 200 random tokens, which nobody can guess"
-    option("--text", choices=_TEMPERATURES, default="questions", help=text)
-    add_question_options(option)
+    add_prompt_options(option)
     warmth = "0: greedy; default: 0, for random texts 1.5"
     option("--temperature", type=float, metavar="T", help=warmth)
-    seed = "prompt n is drawn with seed + n, by all methods; default: 0"
-    option("--seed", type=int, default=0, metavar="N", help=seed)
 
 
 def _add_model_options(option: Any) -> None:
     add_model_options(option)
+    option("--dtype", choices=DTYPES, default="float32", help="default: float32")
     threads = os.cpu_count() or 1
     option("--threads", type=int, default=threads, metavar="N", help="of a CPU; default: all")
 

@@ -22,7 +22,6 @@ from statistics import median
 from typing import Any
 
 import torch
-import transformers
 
 from eval.answers import STOCK, Row, row_from_json, row_to_json
 from eval.bench_options import parse, settings
@@ -40,12 +39,11 @@ from eval.figures import OVERALL, Figures, by_task
 from eval.interleaved import Asked, catch_up, measure, warm_up
 from eval.journal import Journal
 from eval.methods import Method, MethodError, Resources, new_method
-from eval.prompts import NUM_RANDOM, Prompts, load_model, load_questions, random_prompts
-from eval.setup import parsed_knobs, quieten
-from eval.shapes import GrowError
+from eval.prompts import Prompts, load_model, load_prompts
+from eval.setup import exit_status, parsed_knobs, quieten
 from eval.tokens_per_step import new_spec
 from selfspec.config import SpecConfig
-from selfspec.errors import SelfSpecError, UnsupportedError
+from selfspec.errors import UnsupportedError
 from selfspec.plugin.costs import profile
 
 _OURS = "selfspec"  # whose figures stand at the top of the JSON
@@ -56,18 +54,14 @@ ByTask = dict[str, Figures]
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status: 1 where an answer failed, 2 with one line where the run can't be made."""
     options = parse(argv, __doc__)
-    try:
-        return _run(options)
-    except (GrowError, OSError, SelfSpecError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+    return exit_status(lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> int:
     quieten()
     torch.set_num_threads(options.threads)
     methods = _methods(options)
-    prompts = _prompts(options)
+    prompts = load_prompts(options)
     model = _load(options, options.model, options.shape)
     asked_for = settings(options, model)
     journal = Journal(options.out, asked_for)
@@ -103,15 +97,6 @@ def _methods(options: argparse.Namespace) -> list[Method]:
     return [new_method(name, resources) for name in dict.fromkeys(options.methods)]
 
 
-def _prompts(options: argparse.Namespace) -> Prompts:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
-    if options.text == "random":
-        return random_prompts(tokenizer, options.limit or NUM_RANDOM, seed=options.seed)
-    if options.questions is None:
-        raise EvalError("--questions must name Spec-Bench's question.jsonl (got none)")
-    return load_questions(options, tokenizer)
-
-
 def _rows(
     options: argparse.Namespace,
     model: Any,
@@ -123,7 +108,7 @@ def _rows(
     asked = Asked(options.max_new_tokens, options.temperature, options.seed)
     left_out = warm_up(model, methods, prompts, asked)
     methods = [method for method in methods if method.name not in left_out]
-    rows = [row_from_json(values) for values in journal.rows[: len(prompts)]]
+    rows = _known_rows(journal, prompts)
     if rows:
         print(f"{len(rows)} of {len(prompts)} prompts are in {options.out} already", flush=True)
     catch_up(model, methods, prompts[: len(rows)], asked)
@@ -132,6 +117,19 @@ def _rows(
         rows.append(row)
         print(row_line(row), flush=True)
     return rows, left_out
+
+
+def _known_rows(journal: Journal, prompts: Prompts) -> list[Row]:
+    """The rows that there are already, if they are of these very prompts."""
+    rows = [row_from_json(values) for values in journal.rows[: len(prompts)]]
+    for row, (question, ids) in zip(rows, prompts, strict=False):
+        had, asked = (row.id, row.num_prompt_tokens), (question.id, ids.shape[1])
+        if had != asked:
+            raise EvalError(
+                f"rows to go on with must be of the same prompts, id and tokens {asked} "
+                f"(got {had}); name another file with --out"
+            )
+    return rows
 
 
 def _costs(model: Any, prompts: Prompts, options: argparse.Namespace) -> Costs | str:

@@ -1,10 +1,11 @@
-"""What every measuring command does alike: how it samples, reads knobs, and says what it ran on."""
+"""What measuring commands do alike: how they sample, read knobs, and say what they ran on."""
 
 from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,19 @@ import torch
 import transformers
 
 import selfspec
+from eval.shapes import GrowError
+from selfspec.errors import SelfSpecError
 
-__all__ = ["machine", "one_line", "parsed_knobs", "quieten", "sampling", "versions"]
+__all__ = ["exit_status", "machine", "one_line", "parsed_knobs", "quieten", "sampling", "versions"]
+
+
+def exit_status(run: Callable[[], int]) -> int:
+    """What a command ends with: 2, and one line, where it can't be run as asked."""
+    try:
+        return run()
+    except (GrowError, OSError, SelfSpecError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
 
 
 def quieten() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from eval import bench_step
 from eval.figures import STAGES
@@ -197,6 +198,31 @@ def test_rows_of_other_settings_are_refused(questions, chat_folder, capsys, tmp_
     assert status == 2
     assert "max_nodes 16 (now 4), seed 0 (now 1)" in error
     assert (tmp_path / "rows.jsonl").read_text() == before
+
+
+def test_rows_of_other_prompts_are_refused(questions, chat_folder, capsys, tmp_path):
+    out = tmp_path / "rows.jsonl"
+    asked = ["--model", chat_folder, "--questions", str(questions), "--limit", "1"]
+    asked += ["--methods", "stock", "--out", str(out)]
+    run(capsys, *asked)
+    settings, row = out.read_text().splitlines()
+    out.write_text(settings + "\n" + json.dumps({**json.loads(row), "id": 77}) + "\n")
+    status, _, error = run(capsys, *asked)
+    assert status == 2
+    assert "must be of the same prompts" in error
+    assert "(got (77, " in error
+
+
+def test_a_cache_and_an_assistant_are_taken(questions, chat_folder, capsys, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(chat_folder)
+    SelfSpec().save_pretrained(tmp_path / "known", tokenizer=tokenizer)
+    asked = ["--model", chat_folder, "--questions", str(questions), "--limit", "1"]
+    asked += ["--methods", "stock", "assisted", "selfspec", "--assistant", chat_folder]
+    status, lines, _ = run(capsys, *asked, "--cache", str(tmp_path / "known"))
+    result = json.loads(lines[-1])
+    assert status == 0
+    assert (result["cache"], result["assistant"]) == ("known", Path(chat_folder).name)
+    assert result["figures"]["assisted"]["overall"]["num_same"] == 1
 
 
 class Broken(StockMethod):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from eval import timing
 from eval.methods import METHODS, MethodError, Resources, SelfSpecMethod, new_method
 from eval.timing import num_new_tokens, timed
 from selfspec import SelfSpec, SpecConfig
@@ -105,6 +106,27 @@ def test_the_prompts_forward_and_the_rest_are_told_apart():
     assert result.decode_seconds == result.seconds - result.prefill_seconds
     assert forwards == [2] + [1] * 11, "the hook must be gone after the first forward"
     assert not model._forward_hooks
+
+
+def test_events_tell_milliseconds():
+    class Event:
+        def elapsed_time(self, other: Event) -> float:
+            return 1500.0
+
+    assert timing._seconds_between(Event(), Event()) == 1.5
+    assert timing._seconds_between(1.0, 3.5) == 2.5
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_static_cache_answers_and_prefill_is_told_apart():
+    model = new_model().to("cuda")
+    static, stock = new_method("stock-static"), new_method("stock")
+    assert static.refusal(model) is None
+    expected = stock.answer(model, ids().cuda(), **ASKED)
+    assert torch.equal(static.answer(model, ids().cuda(), **ASKED), expected)
+    result = timed(model, lambda: stock.answer(model, ids().cuda(), **ASKED))
+    assert torch.equal(result.output, expected)
+    assert 0 < result.prefill_seconds < result.seconds
 
 
 def test_the_hook_is_gone_after_an_error():
