@@ -6,7 +6,7 @@ Knows widths, seconds and scores; not what runs, and nothing of tensors.
 from selfspec.cost.book import CostBook
 from selfspec.cost.budget import Choice, CoolDown, WidthSearch, best_width
 from selfspec.cost.curve import WIDTHS, CostCurve
-from selfspec.cost.policy import Budget, FixedBudget, MeasuredBudget
+from selfspec.cost.policy import Budget, FixedBudget, MeasuredBudget, ThresholdBudget
 
 __all__ = [
     "WIDTHS",
@@ -17,6 +17,7 @@ __all__ = [
     "CostCurve",
     "FixedBudget",
     "MeasuredBudget",
+    "ThresholdBudget",
     "WidthSearch",
     "best_width",
 ]

@@ -11,7 +11,7 @@ import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from selfspec.config import SpecConfig
-from selfspec.cost import Budget, FixedBudget, MeasuredBudget
+from selfspec.cost import Budget, FixedBudget, MeasuredBudget, ThresholdBudget
 from selfspec.engine import Decoder
 from selfspec.errors import UnsupportedError
 from selfspec.kv import foreign_layer
@@ -174,6 +174,8 @@ class Call:
 
     def _budget(self, backend: TreeBackend | ChainBackend) -> Budget:
         """Chains always take what they are allowed: their forwards are not tried beforehand."""
+        if self.config.budget == "threshold":
+            return ThresholdBudget()
         if self.config.budget == "fixed" or isinstance(backend, ChainBackend):
             return FixedBudget()
         start = perf_counter()
