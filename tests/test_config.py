@@ -78,7 +78,7 @@ def test_threshold_is_in_its_interval():
         (
             {"budget": "mesured"},
             "unknown budget 'mesured'; did you mean 'measured'? "
-            "(known: measured, fixed, threshold)",
+            "(known: fixed, measured, threshold)",
         ),
         (
             {"learning": "sesion"},
