@@ -10,6 +10,7 @@ from typing import Any
 from eval.benches import Slice
 from eval.environment import short_name
 from eval.errors import EvalError
+from eval.studies import Variant
 
 __all__ = ["Asked", "Shard"]
 
@@ -62,6 +63,7 @@ class Asked:
     max_prompt_tokens: int | None = None
     slice: Slice = field(default_factory=Slice)
     knobs: Mapping[str, Any] = field(default_factory=dict)
+    variants: Mapping[str, Variant] = field(default_factory=dict)  # methods by names of their own
 
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "batch_size", "turns", "threads"):
@@ -80,6 +82,10 @@ class Asked:
             )
         if len(set(self.methods)) < len(self.methods):
             raise EvalError(f"--methods must not repeat a name (got {','.join(self.methods)})")
+
+    def variant(self, name: str) -> Variant:
+        """The method of that name, and the knobs that it has besides those of all."""
+        return self.variants.get(name, Variant(name, {}))
 
     @property
     def state(self) -> str:
@@ -110,6 +116,7 @@ class Asked:
             "state": self.state,
             **self.slice._asdict(),
             "knobs": dict(self.knobs),
+            "variants": {name: variant._asdict() for name, variant in self.variants.items()},
         }
 
     @staticmethod

@@ -27,7 +27,10 @@ _METHOD_COLORS = {
     "switch": "#009e73",
     "selfspec": "#d55e00",
 }
-_MORE_COLORS = ("#7a5195", "#2f4b7c", "#a05195", "#488f31", "#8b4513")
+_MORE_COLORS = (
+    *("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"),
+    *("#7a5195", "#488f31", "#8b4513", "#2f4b7c", "#b8860b", "#a05195"),
+)
 _STAGE_COLORS = {
     "prefill": "#57606a",
     "teach": "#8a919a",
@@ -71,8 +74,9 @@ def pictures(summary: Summary, record: Record) -> list[Picture]:
 
 def method_colors(names: Sequence[str]) -> dict[str, str]:
     """The same colour for a method in every report; others take what is left."""
-    more = cycle(_MORE_COLORS)
-    return {name: _METHOD_COLORS.get(name) or next(more) for name in names}
+    known = {name: _METHOD_COLORS[name] for name in names if name in _METHOD_COLORS}
+    more = cycle(color for color in _MORE_COLORS if color not in known.values())
+    return {name: known.get(name) or next(more) for name in names}
 
 
 def _speed_ups(summary: Summary) -> Picture | None:

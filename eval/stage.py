@@ -47,8 +47,10 @@ class Stage(NamedTuple):
 def check_methods(asked: Asked) -> None:
     """Refuses what can't take part before anything is loaded."""
     for name in asked.methods:
-        if name not in METHODS:
-            raise EvalError(unknown_name("method", name, METHODS))
+        method, knobs = asked.variant(name)
+        if method not in METHODS:
+            raise EvalError(unknown_name("method", method, METHODS))
+        SpecConfig.of(**{**asked.knobs, **knobs})
     if "assisted" in asked.methods and asked.assistant_model is None:
         raise EvalError("method 'assisted' must have --assistant-model (got none); name one")
 
@@ -66,12 +68,13 @@ def set_stage(asked: Asked, shard: Shard) -> Stage:
     model = load_model(options, tokenizer).model
     if asked.shape is not None:
         model = grow(model, asked.shape).to(model.device)
-    resources = Resources(
-        config=SpecConfig.of(**asked.knobs),
-        new_spec=new_spec,
-        assistant=_assistant(asked, options, tokenizer),
-    )
-    methods = {name: new_method(name, resources) for name in asked.methods}
+    assistant = _assistant(asked, options, tokenizer)
+    methods = {}
+    for name in asked.methods:
+        method, knobs = asked.variant(name)
+        config = SpecConfig.of(**{**asked.knobs, **knobs})
+        resources = Resources(config=config, new_spec=new_spec, assistant=assistant)
+        methods[name] = new_method(method, resources)
     return Stage(model.eval(), prompter, methods)
 
 

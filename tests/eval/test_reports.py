@@ -255,7 +255,7 @@ def test_examples_in_docstrings_run(module):
     assert results.failed == 0
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["compare"], ["report"]])
+@pytest.mark.parametrize("command", [[], ["run"], ["compare"], ["report"], ["simulate"], ["study"]])
 def test_help_names_what_there_is(capsys, command):
     with pytest.raises(SystemExit) as stop:
         main([*command, "--help"])
@@ -267,3 +267,7 @@ def test_help_names_what_there_is(capsys, command):
 
         for name in (*METHODS, *BENCHES, "code-stdlib", "--cache", "--warm-up"):
             assert name in text, name
+    if command == ["study"]:
+        from eval.studies import STUDIES
+
+        assert all(study.title in text for study in STUDIES.values())

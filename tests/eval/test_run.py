@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from eval import contest, methods, run
+from eval.asked import Asked
 from eval.command import main
 from eval.rows import ROWS, read_record
+from eval.stage import check_methods
+from eval.studies import STUDIES, named_study
 
 PUBLISHED = "lut-static,lut-tree,self-draft,switch"
 
@@ -319,3 +322,31 @@ def test_the_curve_says_what_a_forward_costs_here(asked, out):
     asked("--limit", "1", "--methods", "stock,prompt-lookup")
     assert read_record(out).curve is None
     assert run._CURVE_CONTEXT + 64 > 512  # the tiny model's positions: so there is none for it
+
+
+def test_a_study_is_a_run_of_variants(chat_folder, questions, tmp_path, capsys):
+    options = ["study", "parts", "--model", chat_folder, "--bench", "spec-bench", "--questions"]
+    options += [str(questions), "--output", str(tmp_path / "out"), "--limit", "1"]
+    assert main([*options, "--max-new-tokens", "8", "--max-nodes", "4"]) == 0
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert list(last["overall"]) == ["stock", "all", "no LUTs", "no dynamic tree", "neither"]
+    assert last["settings"]["variants"]["neither"]["knobs"]["sources"] == ["context", "runners"]
+    assert all(each["num_failed"] == 0 for each in last["overall"].values())
+    assert last["overall"]["all"]["queries_per_step"] <= 4
+    options[1] = "part"
+    assert main(options) == 2
+    assert "unknown study 'part'; did you mean 'parts'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", sorted(STUDIES))
+def test_every_study_names_methods_and_knobs_that_there_are(name, tmp_path):
+    study = named_study(name)
+    assert next(iter(study.variants)) == "stock"
+    asked = Asked(
+        bench="code-stdlib",
+        output=tmp_path,
+        methods=tuple(study.variants),
+        variants=study.variants,
+    )
+    check_methods(asked)
+    json.dumps(asked.settings())
