@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from eval.charts import Bar, Point, grouped_bars, line_chart, points_chart, stac
 from eval.figures import OVERALL
 from eval.rows import Answer, Numbers, Record
 from eval.statistics import pooled
+from eval.svg import Colors
 from selfspec.cost import CostCurve
 
 __all__ = ["Picture", "pictures"]
@@ -60,14 +61,15 @@ def pictures(summary: Summary, record: Record) -> list[Picture]:
     """Those that there is something to draw for."""
     answers = list(record.answers.values())
     names = list(summary["methods"])
+    colors = method_colors(names)  # a method has one in all pictures
     drawers = [
-        _speed_ups(summary),
-        _widths_and_tokens(summary),
-        _accepted(answers, names),
+        _speed_ups(summary, colors),
+        _widths_and_tokens(summary, colors),
+        _accepted(answers, colors),
         _cost(summary),
-        _widths(answers, names),
+        _widths(answers, colors),
         _stages(answers, names),
-        _sources(answers, names),
+        _sources(answers, colors),
     ]
     return [picture for picture in drawers if picture is not None]
 
@@ -79,7 +81,13 @@ def method_colors(names: Sequence[str]) -> dict[str, str]:
     return {name: known.get(name) or next(more) for name in names}
 
 
-def _speed_ups(summary: Summary) -> Picture | None:
+def _only(colors: Colors, names: Iterable[str]) -> Colors:
+    """For a legend of those that are drawn, in the order of all."""
+    drawn = set(names)
+    return {name: color for name, color in colors.items() if name in drawn}
+
+
+def _speed_ups(summary: Summary, colors: Colors) -> Picture | None:
     groups: dict[str, dict[str, Bar]] = {}
     for name, parts in summary["methods"].items():
         for task, figures in parts.items():
@@ -88,14 +96,14 @@ def _speed_ups(summary: Summary) -> Picture | None:
                 groups.setdefault(task, {})[name] = bar
     if not groups:
         return None
-    names = list(dict.fromkeys(name for series in groups.values() for name in series))
+    drawn = [name for series in groups.values() for name in series]
     label = "Speed-up over stock by task"
-    svg = grouped_bars(groups, method_colors(names), label=label, unit="x", base=1.0)
+    svg = grouped_bars(groups, _only(colors, drawn), label=label, unit="x", base=1.0)
     note = "All tokens of a task together; the thin line is where 95 % of resamplings put it."
     return Picture(label, svg, note)
 
 
-def _widths_and_tokens(summary: Summary) -> Picture | None:
+def _widths_and_tokens(summary: Summary, colors: Colors) -> Picture | None:
     points = []
     for name, parts in summary["methods"].items():
         for task, figures in parts.items():
@@ -106,7 +114,6 @@ def _widths_and_tokens(summary: Summary) -> Picture | None:
     if len({point.series for point in points}) < 2:
         return None
     label = "Tokens per step against the width of a step"
-    colors = method_colors([point.series for point in points])
     axes = {"x_title": "queries a step: nodes, and what branches ask", "y_title": "tokens per step"}
     note = (
         "A large dot is a method over all questions, a small one a task. Stock's own drafters "
@@ -115,21 +122,20 @@ def _widths_and_tokens(summary: Summary) -> Picture | None:
     return Picture(label, points_chart(points, colors, label=label, **axes), note)
 
 
-def _accepted(answers: Sequence[Answer], names: Sequence[str]) -> Picture | None:
+def _accepted(answers: Sequence[Answer], colors: Colors) -> Picture | None:
     lines = {}
-    for name in names:
+    for name in colors:
         lengths = pooled(answers, name, "accepted_lengths")
         if lengths:
             lines[name] = _shares({min(n, _MOST_ACCEPTED): 0 for n in lengths}, lengths)
     if not lines:
         return None
     label = "Drafts accepted in a step"
-    colors = method_colors(list(lines))
     is_cut = any(_MOST_ACCEPTED in line for line in lines.values())
     more = f" ({_MOST_ACCEPTED}: that many or more)" if is_cut else ""
     axes = {"unit": " %", "x_title": f"drafts accepted{more}"}
     note = "Share of the steps. 0 is a step that gained nothing over plain decoding."
-    return Picture(label, line_chart(lines, colors, label=label, **axes), note)
+    return Picture(label, line_chart(lines, _only(colors, lines), label=label, **axes), note)
 
 
 def _shares(start: Mapping[int, float], lengths: Mapping[int, int]) -> dict[float, float]:
@@ -155,8 +161,8 @@ def _cost(summary: Summary) -> Picture | None:
     return Picture(label, line_chart({"cost": points}, colors, label=label, **axes), note)
 
 
-def _widths(answers: Sequence[Answer], names: Sequence[str]) -> Picture | None:
-    found = {name: pooled(answers, name, "widths") for name in names}
+def _widths(answers: Sequence[Answer], colors: Colors) -> Picture | None:
+    found = {name: pooled(answers, name, "widths") for name in colors}
     drawn = {name: widths for name, widths in found.items() if widths}
     if not drawn:
         return None
@@ -169,7 +175,7 @@ def _widths(answers: Sequence[Answer], names: Sequence[str]) -> Picture | None:
         for low, high in _bins(widest)
     }
     label = "The widths that were chosen"
-    svg = grouped_bars(groups, method_colors(list(drawn)), label=label, unit=" %", base=0.0)
+    svg = grouped_bars(groups, _only(colors, drawn), label=label, unit=" %", base=0.0)
     return Picture(label, svg, "Share of the steps by the nodes of their trees, the root included.")
 
 
@@ -221,17 +227,17 @@ def _place(stage: str) -> int:
     return order.index(stage) if stage in order else len(order)
 
 
-def _sources(answers: Sequence[Answer], names: Sequence[str]) -> Picture | None:
+def _sources(answers: Sequence[Answer], colors: Colors) -> Picture | None:
     groups: dict[str, dict[str, Bar]] = {}
-    for name in names:
+    for name in colors:
         accepted = pooled(answers, name, "accepted_by_source")
         steps = sum(pooled(answers, name, "accepted_lengths").values())
         for source, count in sorted(accepted.items()):
             groups.setdefault(source, {})[name] = Bar(count / max(steps, 1))
     if not groups:
         return None
-    used = dict.fromkeys(name for series in groups.values() for name in series)
+    drawn = [name for series in groups.values() for name in series]
     label = "Where accepted tokens came from"
-    svg = grouped_bars(groups, method_colors(list(used)), label=label, unit="", base=0.0)
+    svg = grouped_bars(groups, _only(colors, drawn), label=label, unit="", base=0.0)
     note = "Accepted drafts a step that each source named; one that two named counts for both."
     return Picture(label, svg, note)

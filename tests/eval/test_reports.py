@@ -143,6 +143,15 @@ def test_the_page_is_whole_and_has_every_picture():
     assert "http" not in text
 
 
+def test_a_method_has_one_colour_in_all_pictures():
+    made = record()
+    own = {picture.title: picture.svg for picture in pictures(summary(made), made)}
+    color = method_colors(list(summary(made)["methods"]))["other"]
+    titles = ["Speed-up over stock by task", "Drafts accepted in a step"]
+    titles += ["Tokens per step against the width of a step", "Where accepted tokens came from"]
+    assert all(color in own[title] for title in titles)
+
+
 def test_where_there_is_nothing_to_draw_there_is_no_picture():
     made = record()
     for key in [key for key in made.answers if key.method != "stock"]:
