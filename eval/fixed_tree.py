@@ -1,4 +1,4 @@
-"""A LUT tree whose shape never changes, as Token Recycling drafts it, as a source.
+"""A LUT tree of 80 nodes whose shape never changes, after Token Recycling, as a source.
 
 A place in the tree is named by ranks: (1, 1, 3) is the third likeliest token behind the likeliest
 behind the likeliest. Whatever the tables say, only the places of the shape are drafted; where a
@@ -22,8 +22,8 @@ from selfspec.sources.lut import LutCursor
 __all__ = ["NUM_DRAFTED", "NUM_RANKS", "FixedTreeSource", "fixed_shape", "rank_rate"]
 
 NUM_DRAFTED = 80  # Token Recycling's
-# Chances by rank for which the best 80 places are a tree such as the paper draws: 8 children of
-# the root, 6 levels, the first rank's descendants deep and many, the last one's few.
+# Our own choice, not the paper's template: chances by rank for which the best 80 places have 8
+# children of the root and 6 levels, the first rank's descendants deep and many, the last's few.
 _RANK_RATES = (0.46, 0.17, 0.09, 0.06, 0.042, 0.032, 0.025, 0.02)
 NUM_RANKS = len(_RANK_RATES)
 

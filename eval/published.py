@@ -5,7 +5,8 @@
     self-draft   Self-Draft: branches, context, and the corpus of a loaded cache
     switch       longest match, else a LUT tree: SAM decoding paired with Token Recycling
 
-Theirs is what is drafted; the forward, the KV and the walk are ours for all. Importing this module
+What is drafted follows them, with shapes and decays of our choosing where `eval/LOG.md` or the
+code says so; the forward, the KV and the walk are ours for all. Importing this module
 adds them to `eval.methods.METHODS`.
 """
 
@@ -35,7 +36,7 @@ FIXED_NODES = NUM_DRAFTED + 1  # with the root
 _LEVEL_DECAY, _RANK_DECAY = (
     0.8,
     0.7,
-)  # DIAA's δ and α, which `eval/LOG.md` measured without counting
+)  # of `eval/LOG.md`, where nothing was counted
 
 
 class Uncalibrated(Calibration):
