@@ -54,9 +54,19 @@ class Method(Protocol):
         ...
 
     def answer(
-        self, model: Any, ids: torch.Tensor, *, max_new_tokens: int, temperature: float, seed: int
+        self,
+        model: Any,
+        ids: torch.Tensor,
+        *,
+        max_new_tokens: int,
+        temperature: float,
+        seed: int,
+        attention_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """(1, L): the prompt `ids` and the text behind it; temperature 0 is greedy."""
+        """(B, L): the prompts `ids` and the texts behind them; temperature 0 is greedy.
+
+        `attention_mask` tells prompts from the padding on their left; None: there is none.
+        """
         ...
 
     def forget(self) -> None:
@@ -95,13 +105,20 @@ class StockMethod:
         return None
 
     def answer(
-        self, model: Any, ids: torch.Tensor, *, max_new_tokens: int, temperature: float, seed: int
+        self,
+        model: Any,
+        ids: torch.Tensor,
+        *,
+        max_new_tokens: int,
+        temperature: float,
+        seed: int,
+        attention_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Seeds the global stream first, so that equal draws give equal texts."""
         torch.manual_seed(seed)
         output: torch.Tensor = model.generate(
             ids,
-            attention_mask=torch.ones_like(ids),
+            attention_mask=torch.ones_like(ids) if attention_mask is None else attention_mask,
             max_new_tokens=max_new_tokens,
             **sampling(temperature),
             **self.arguments,

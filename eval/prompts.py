@@ -11,9 +11,8 @@ import transformers
 
 from eval.errors import EvalError
 from eval.grow import grow
-from eval.questions import Question, measuring_set, read_questions
+from eval.questions import Question, measuring_set, of_task, read_questions
 from eval.shapes import SHAPES
-from selfspec.errors import unknown_name
 
 __all__ = [
     "TEXTS",
@@ -44,12 +43,7 @@ def load_model(name: str, *, dtype: str, device: str, shape: str | None = None) 
 
 def load_questions(options: argparse.Namespace, tokenizer: Any) -> Prompts:
     """Those of `--questions` that `--task`, `--offset`, `--every` and `--limit` leave."""
-    questions = read_questions(options.questions)
-    if options.task is not None:
-        tasks = {question.task for question in questions}
-        if options.task not in tasks:
-            raise EvalError(unknown_name("task", options.task, tasks))
-        questions = [question for question in questions if question.task == options.task]
+    questions = of_task(read_questions(options.questions), options.task)
     prompts = measuring_set(tokenizer, questions, offset=options.offset, every=options.every)
     if not prompts[: options.limit]:
         raise EvalError(

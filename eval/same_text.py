@@ -35,7 +35,7 @@ from eval.prompts import (
 from eval.setup import exit_status, machine, parsed_knobs, quieten, sampling, versions
 from selfspec import SelfSpec
 
-__all__ = ["Parting", "Texts", "beside_a_longer_one", "compare", "main", "parting"]
+__all__ = ["Parting", "Texts", "beside_a_longer_one", "compare", "main", "parting", "ulp"]
 
 _DTYPES = ("bfloat16", "float16", "float32")
 _NUM_PADS = 8  # in front of a prompt that stands beside a longer one
@@ -109,7 +109,7 @@ def parting(stock: Any, new_ids: Sequence[int], dtype: torch.dtype) -> Parting |
     scores = stock.scores[at][0]
     best = float(scores[expected[at]])
     gap = best - float(scores[new_ids[at]])
-    return Parting(at, gap, gap / _ulp(best, dtype))
+    return Parting(at, gap, gap / ulp(best, dtype))
 
 
 def beside_a_longer_one(ids: torch.Tensor, pad_token_id: int) -> dict[str, torch.Tensor]:
@@ -123,7 +123,7 @@ def beside_a_longer_one(ids: torch.Tensor, pad_token_id: int) -> dict[str, torch
     return {"input_ids": input_ids, "attention_mask": attention_mask}
 
 
-def _ulp(value: float, dtype: torch.dtype) -> float:
+def ulp(value: float, dtype: torch.dtype) -> float:
     """The step from a number of this size to the next one."""
     info = torch.finfo(dtype)
     return 2.0 ** math.floor(math.log2(max(abs(value), info.tiny))) * info.eps
