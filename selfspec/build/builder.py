@@ -77,8 +77,9 @@ class Builder:
         self._bars = bars
         self._options = options
         self._model_name = model_name
-        # what is decoded plainly teaches nothing
-        self._spec = SelfSpec(strict=recipe.wants_lut)
+        # What is decoded plainly teaches nothing; and what is verified must not hang on how fast
+        # this machine is today, or the same recipe would build another cache.
+        self._spec = SelfSpec(strict=recipe.wants_lut, budget="fixed", max_nodes=16)
         self._counts: dict[str, int] = {}
         self._min_counts: list[int] = []  # by length of prefix, what it took to fit
         self._check_template()

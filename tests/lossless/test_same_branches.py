@@ -23,7 +23,12 @@ from tests.lossless.same import (
 )
 from tests.zoo import BRANCHING, NOT_BRANCHING
 
-BRANCHES: dict[str, int] = {"num_branches": 4, "branch_length": 5}
+BRANCHES: dict[str, Any] = {
+    "num_branches": 4,
+    "branch_length": 5,
+    "budget": "fixed",
+    "max_nodes": 16,
+}
 
 
 @pytest.mark.parametrize("name", BRANCHING)

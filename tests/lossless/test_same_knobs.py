@@ -74,7 +74,7 @@ def test_a_session_learns(num_rows: int) -> None:
 
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_a_request_drafts_the_same_the_second_time(num_rows: int) -> None:
-    spec = SelfSpec(learning="request")
+    spec = SelfSpec(learning="request", budget="fixed", max_nodes=16)
     stats = [run_both(tiny_model(), prompt(num_rows), spec, **SAMPLE).stats for _ in range(2)]
     assert stats[0].num_steps == stats[1].num_steps
     assert stats[0].drafted_by_source == stats[1].drafted_by_source
