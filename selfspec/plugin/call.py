@@ -12,6 +12,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget, FixedBudget, MeasuredBudget
+from selfspec.device import Device, device_for
 from selfspec.engine import Decoder
 from selfspec.errors import UnsupportedError
 from selfspec.kv import foreign_layer
@@ -96,7 +97,8 @@ class Call:
         self.stats.seconds["prefill"] += perf_counter() - start  # type: ignore[assignment]
         backend = self._backend(ability)
         try:
-            decoder = self._decoder(backend, memory, ability)
+            device = device_for(prompt_logits.device, overlap=self.config.overlap)
+            decoder = self._decoder(backend, memory, ability, device)
             with self._decode_mode():
                 decoder.start(self._rows(decoder), prompt_logits)
                 decoder.run()
@@ -151,7 +153,11 @@ class Call:
         return min(self.max_reach, max(self.input_ids.shape[1], _MIN_ROOM)) + width
 
     def _decoder(
-        self, backend: TreeBackend | ChainBackend, memory: Memory, ability: Ability
+        self,
+        backend: TreeBackend | ChainBackend,
+        memory: Memory,
+        ability: Ability,
+        device: Device,
     ) -> Decoder:
         chains = ability.mode == "chain"
         pad = self.generation_config._pad_token_tensor
@@ -163,12 +169,13 @@ class Call:
         )
         return Decoder(
             backend=backend,
-            pace=self._pace(ability),
+            pace=self._pace(ability, device),
             transcript=transcript,
             memory=memory,
             config=self.config.changed(top_k=1, num_branches=0) if chains else self.config,
             stats=self.stats,
             budget=self._budget(backend),
+            device=device,
             listeners=self.listeners,
         )
 
@@ -181,13 +188,13 @@ class Call:
         self.stats.seconds["profile"] += perf_counter() - start  # type: ignore[assignment]
         return MeasuredBudget(curve)
 
-    def _pace(self, ability: Ability) -> OwnPace | Lockstep:
+    def _pace(self, ability: Ability, device: Device) -> OwnPace | Lockstep:
         """Own pace where nothing asks for the rows to move together."""
         stops = row_stops(self.stopping_criteria)
         if stops is None or self._moves_together(ability):
             return self._lockstep()
         if not self.logits_processor and not self.generation_config.do_sample:
-            return OwnPace(GreedyChooser(), stops)
+            return OwnPace(GreedyChooser(device), stops)
         tape = NoiseTape(len(self.input_ids)) if self.generation_config.do_sample else None
         processors = for_rows(self.logits_processor, len(self.input_ids))
         return OwnPace(ProcessedChooser(processors, tape), stops)
