@@ -31,8 +31,9 @@ ALLOWED: dict[str, set[str] | None] = {
     "verify": {"records"},
     "transcript": set(),
     "device": set(),
-    "kv": {"device", "errors"},
-    "static_kv": {"kv"},
+    "arena": set(),
+    "kv": {"arena", "device", "errors"},
+    "static_kv": {"arena", "kv"},
     "frames": {"layout", "records"},
     "cost": {"config", "errors", "records", "user_files"},
     "memory": {"calibration", "records", "sources"},
@@ -67,7 +68,7 @@ NO_TORCH = {
     "tree",
     "user_files",
 }
-TRANSFORMERS = {"build", "cli", "kv", "plugin", "static_kv"}
+TRANSFORMERS = {"arena", "build", "cli", "kv", "plugin", "static_kv"}
 
 FILES = sorted(
     path for path in ROOT.rglob("*.py") if "hub" not in path.relative_to(ROOT).parts

@@ -210,10 +210,9 @@ def test_a_single_write_fills_all_layers_of_a_geometry():
 def test_adopting_frees_the_stock_tensors():
     cache = stock_cache(window=4)
     write(cache, [[1, 2, 3]])
+    stock = list(cache.layers)
     adopt(cache, 4, num_rows=1, room=8)
-    assert all(
-        layer.stock.keys.numel() == layer.stock.values.numel() == 0 for layer in cache.layers
-    )
+    assert all(layer.keys.numel() == layer.values.numel() == 0 for layer in stock)
 
 
 def test_fresh_slots_are_zero():
