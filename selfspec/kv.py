@@ -74,7 +74,11 @@ class TreeKV:
         room: int,
     ) -> None:
         self._cache = cache
-        self._window_sizes = window_sizes  # by attention type; 0: sees everything
+        self._window_sizes = {  # of the types that forget: bare stock layers never do
+            name: window_sizes[name]
+            for layer, name in zip(cache.layers, attention_types, strict=True)
+            if isinstance(layer, DynamicSlidingWindowLayer)
+        }
         self.front = int(cache.get_seq_length())
         self.lengths = [self.front] * num_rows
         self.first_columns = dict.fromkeys(attention_types, 0)

@@ -118,7 +118,6 @@ class StaticArenas:
 
     def rest(self) -> None:
         """Between two calls: nobody but this holds any slots."""
-        self.spans.clear()
         for layer in self.layers:
             layer.stores.clear()
             layer.keys = layer.values = None

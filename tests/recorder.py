@@ -28,7 +28,6 @@ REFUSED_OPS = {
     aten.item,
     aten.masked_select,
     aten.nonzero,
-    aten.repeat_interleave,
     aten.unique_consecutive,
 }
 REFUSED_CALLS = {
@@ -87,7 +86,7 @@ class Tape(TorchDispatchMode):
         self.operations: list[Operation] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket in REFUSED_OPS:
+        if func.overloadpacket in REFUSED_OPS or func is aten.repeat_interleave.Tensor:
             raise RuntimeError(f"{NOT_PERMITTED} ({func})")
         operation = Operation(func, args, kwargs or {})
         self.operations.append(operation)
@@ -146,7 +145,9 @@ class RecordingDevice:
     name = "recorder"
     can_capture = True
 
-    def __init__(self, log: list[str], *, overlap: bool = True, fails_at: int | None = None) -> None:
+    def __init__(
+        self, log: list[str], *, overlap: bool = True, fails_at: int | None = None
+    ) -> None:
         self.log = log
         self._overlap = overlap
         self._fails_at = fails_at  # the capture, counted over the log, that fails

@@ -160,4 +160,6 @@ def _static_logits(
     )
     for name, slots in forward.slots.items():
         arenas.spans[name] = Span(slots, forward.front, num_keys[name])
-    return logits_of(model, forward.layout, arenas.cache)
+    logits = logits_of(model, forward.layout, arenas.cache)
+    arenas.spans.clear()  # every forward finds the same here, or it would be compiled again
+    return logits
