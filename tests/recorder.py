@@ -93,7 +93,7 @@ class Tape(TorchDispatchMode):
         return operation.run()
 
     def replay(self) -> None:
-        with torch.no_grad():
+        with torch.inference_mode():  # whose tensors can be written nowhere else
             for operation in self.operations:
                 operation.again()
 
