@@ -62,7 +62,7 @@ def _module_reason(model: Any) -> str | None:
         if "_hf_hook" in vars(module):
             return "accelerate's hooks move its tensors about"
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        if not all(str(hook.__module__).startswith(_HARMLESS_HOOKS) for hook in hooks):
+        if not all(getattr(hook, "__module__", "").startswith(_HARMLESS_HOOKS) for hook in hooks):
             where = f"its module {name!r}" if name else "it"
             return f"{where} has forward hooks, which a replay would leave out"
         places |= {

@@ -531,3 +531,60 @@ def test_the_cost_curve_is_of_the_forward_that_is_used(log: list[str]) -> None:
     run_graphs(model, prompt(), spec, drafts=False, **GREEDY)
     keys = [key["forward"] for key, _ in spec._costs._curves.values()]
     assert keys == ["graph"]
+
+
+# compiled
+
+
+COMPILER_NOTE = "ignore:.*torch.jit.script_method.*:DeprecationWarning"
+
+
+def compile_lightly(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Traces as for any compiler, in one piece, and compiles nothing; returns what was traced."""
+    compiled: list[str] = []
+    real = torch.compile
+
+    def light(function: Any, **options: Any) -> Any:
+        compiled.append(function.__name__)
+        return real(function, backend="eager", fullgraph=True, **options)
+
+    monkeypatch.setattr(torch, "compile", light)
+    return compiled
+
+
+@pytest.mark.filterwarnings(COMPILER_NOTE)
+@pytest.mark.parametrize("name", ["llama", slow("gemma3"), slow("gpt2"), slow("qwen3-moe")])
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+def test_compiled(name: str, num_rows: int, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = compile_lightly(monkeypatch)
+    model, inputs = tiny_model(name), prompt(num_rows)
+    stock = run(model, inputs, **MODES[mode])
+    spec = knowing(stock.ids, inputs, forward="compiled", max_nodes=8)
+    counts = []
+    for _ in range(2):
+        both = run_both(model, inputs, spec, **MODES[mode])
+        assert (both.stats.forward, both.stats.eager_reason) == ("compiled", None)
+        counts.append(len(compiled))
+    assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(COMPILER_NOTE)
+def test_compiled_by_torch_itself() -> None:
+    model, inputs = tiny_model(), prompt()
+    spec = knowing(run(model, inputs, **GREEDY).ids, inputs, forward="compiled", max_nodes=8)
+    for _ in range(2):
+        assert run_both(model, inputs, spec, **GREEDY).stats.forward == "compiled"
+
+
+def test_what_can_not_be_compiled_goes_on_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_function: Any, **_options: Any) -> Any:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    both = run_both(tiny_model(), prompt(), SelfSpec(forward="compiled"), drafts=False, **GREEDY)
+    assert both.stats.forward == "eager"
+    assert "RuntimeError: no compiler" in str(both.stats.eager_reason)
+    strict = SelfSpec(forward="compiled", strict=True)
+    with pytest.raises(UnsupportedError, match="no compiler"):
+        run(tiny_model(), prompt(), custom_generate=strict, **GREEDY)
