@@ -1,185 +1,178 @@
-"""Where a step's time goes, and what drafting gains over stock, on a model of real cost.
+"""What drafting gains over stock, where a step's time goes, and how much there was to gain.
 
     python -m eval.bench_step --model PATH --questions question.jsonl --shape 135m --max-nodes 16
 
-Stock and selfspec answer the same questions in turn, in one run, after a warm-up. The share of
-each stage is its part of the decoding time, the prompt's forward left out. The last line is one
-JSON object.
+All methods answer the same prompts in turn, prompt by prompt in rotated order, in one process and
+after a warm-up; a method that can't run here, or fails, has a row that says why and no figures.
+Printed are a line a prompt, a table by task, the share of each stage of a step, what a forward of
+each width costs, and the bound: what a drafter that is always right would reach at that cost. The
+last line is one JSON object.
+
+With --out, a run that was killed goes on where it was; what selfspec had learned by then, it learns
+again from the same prompts, untimed. On CUDA, seconds end when the device is idle.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import statistics
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from time import perf_counter
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
 
 import torch
-import transformers
 
-import selfspec
-from eval.grow import grow
-from eval.questions import Question, measuring_set, read_questions
-from eval.setup import machine, quieten, sampling, versions
-from eval.shapes import SHAPES
-from selfspec.config import BUDGETS
-from selfspec.records import GenerationStats
+from eval.answers import STOCK, Row, row_from_json, row_to_json
+from eval.bench_options import parse, settings
+from eval.bench_table import (
+    Costs,
+    curve_json,
+    curve_lines,
+    figures_json,
+    figures_table,
+    row_line,
+    stage_table,
+)
+from eval.errors import EvalError
+from eval.figures import OVERALL, Figures, by_task
+from eval.interleaved import Asked, catch_up, measure, warm_up
+from eval.journal import Journal
+from eval.methods import Method, MethodError, Resources, new_method
+from eval.prompts import Prompts, load_model, load_prompts
+from eval.setup import exit_status, parsed_knobs, quieten
+from eval.tokens_per_step import new_spec
+from selfspec.config import SpecConfig
+from selfspec.errors import UnsupportedError
+from selfspec.plugin.costs import profile
 
-STAGES = ("draft", "layout", "forward", "verify", "commit", "learn")
+_OURS = "selfspec"  # whose figures stand at the top of the JSON
 
-
-class Answer(NamedTuple):
-    """One question answered by stock and by selfspec."""
-
-    task: str
-    num_new_tokens: int
-    stock_seconds: float
-    selfspec_seconds: float
-    same: bool
+ByTask = dict[str, Figures]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Answers the questions, prints both tables and the JSON line."""
-    options = _options(argv)
+    """The exit status: 1 where an answer failed, 2 with one line where the run can't be made."""
+    options = parse(argv, __doc__)
+    return exit_status(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
     quieten()
     torch.set_num_threads(options.threads)
-    model = _model(options)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
-    prompts = measuring_set(tokenizer, read_questions(options.questions))[: options.limit]
-    spec = selfspec.SelfSpec(max_nodes=options.max_nodes, budget=options.budget)
-    _answer(model, spec, prompts[0], options)  # warms up; what it taught is forgotten
-    spec.forget()
-    spec.total_stats = GenerationStats()
-    answers = []
-    for prompt in prompts:
-        answers.append(_answer(model, spec, prompt, options))
-        print(_answer_line(answers[-1]), flush=True)
-    print(_stage_table(spec.total_stats))
-    print(json.dumps(_summary(options, model, spec.total_stats, answers)))
-    return 0
+    methods = _methods(options)
+    prompts = load_prompts(options)
+    model = _load(options, options.model, options.shape)
+    asked_for = settings(options, model)
+    journal = Journal(options.out, asked_for)
+    rows, left_out = _rows(options, model, methods, prompts, journal)
+    names = [method.name for method in methods if method.name not in left_out]
+    figures = {name: by_task(rows, name) for name in names}
+    costs = _costs(model, prompts, options)
+    print(figures_table(figures, left_out))
+    _print_stages(figures)
+    print(costs if isinstance(costs, str) else curve_lines(costs))
+    told = _told(rows, figures, costs)
+    print(json.dumps({**asked_for, **told, "left_out": left_out}))
+    return int(any(tasks[OVERALL].num_failed for tasks in figures.values()))
 
 
-def _model(options: argparse.Namespace) -> Any:
-    dtype = getattr(torch, options.dtype)
-    model = transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype)
-    if options.shape is not None:
-        model = grow(model, options.shape)
-    return model.to(options.device).eval()
+def _load(options: argparse.Namespace, name: str, shape: str | None = None) -> Any:
+    return load_model(name, dtype=options.dtype, device=options.device, shape=shape)
 
 
-def _answer(
-    model: Any, spec: Any, prompt: tuple[Question, torch.Tensor], options: argparse.Namespace
-) -> Answer:
-    """Stock first, then selfspec, with the same seed."""
-    question, ids = prompt[0], prompt[1].to(model.device)
-
-    def generate(**kwargs: Any) -> torch.Tensor:
-        torch.manual_seed(options.seed)
-        out: torch.Tensor = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=options.max_new_tokens,
-            **sampling(options.temperature),
-            **kwargs,
+def _methods(options: argparse.Namespace) -> list[Method]:
+    """Those asked for, each with a memory of its own."""
+    if STOCK not in options.methods:
+        raise MethodError(
+            f"--methods must include {STOCK!r}, which the others are compared with "
+            f"(got {' '.join(options.methods)}); add it"
         )
-        return out
-
-    stock, stock_seconds = _timed(generate, model.device)
-    ours, our_seconds = _timed(lambda: generate(custom_generate=spec), model.device)
-    num_new = stock.shape[1] - ids.shape[1]
-    return Answer(question.task, num_new, stock_seconds, our_seconds, torch.equal(stock, ours))
-
-
-def _timed(run: Callable[[], torch.Tensor], device: torch.device) -> tuple[torch.Tensor, float]:
-    _synchronise(device)
-    start = perf_counter()
-    out = run()
-    _synchronise(device)
-    return out, perf_counter() - start
-
-
-def _synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _answer_line(answer: Answer) -> str:
-    speed_up = answer.stock_seconds / answer.selfspec_seconds
-    same = "same text" if answer.same else "TEXT DIFFERS"
-    return (
-        f"{answer.task:<16} {answer.num_new_tokens:>4} tokens  stock {answer.stock_seconds:6.2f} s"
-        f"  selfspec {answer.selfspec_seconds:6.2f} s  {speed_up:.2f}x  {same}"
+    named = {"max_nodes": options.max_nodes, "budget": options.budget}
+    resources = Resources(
+        config=SpecConfig.of(**named | parsed_knobs(options.knob)),
+        new_spec=lambda config=None, **more: new_spec(options, config=config, **more),
+        assistant=None if options.assistant is None else _load(options, options.assistant),
     )
+    return [new_method(name, resources) for name in dict.fromkeys(options.methods)]
 
 
-def _stage_table(stats: GenerationStats) -> str:
-    total = sum(stats.seconds[stage] for stage in STAGES)
-    lines = [f"{stats.num_steps} steps, {stats.nodes_per_step:.1f} nodes, ms a step and share:"]
-    for stage in STAGES:
-        seconds = stats.seconds[stage]
-        per_step = 1000 * seconds / max(stats.num_steps, 1)
-        lines.append(f"  {stage:<8} {per_step:8.3f} ms {seconds / total:7.2%}")
-    lines.append(f"  all but the forward {stats.overhead:.2%}")
-    return "\n".join(lines)
+def _rows(
+    options: argparse.Namespace,
+    model: Any,
+    methods: Sequence[Method],
+    prompts: Prompts,
+    journal: Journal,
+) -> tuple[list[Row], dict[str, str]]:
+    """Every prompt's row, those of an earlier run among them; and who was left out, and why."""
+    asked = Asked(options.max_new_tokens, options.temperature, options.seed)
+    left_out = warm_up(model, methods, prompts, asked)
+    methods = [method for method in methods if method.name not in left_out]
+    rows = _known_rows(journal, prompts)
+    if rows:
+        print(f"{len(rows)} of {len(prompts)} prompts are in {options.out} already", flush=True)
+    catch_up(model, methods, prompts[: len(rows)], asked)
+    for row in measure(model, methods, prompts, asked, start=len(rows)):
+        journal.append(row_to_json(row))
+        rows.append(row)
+        print(row_line(row), flush=True)
+    return rows, left_out
 
 
-def _summary(
-    options: argparse.Namespace, model: Any, stats: GenerationStats, answers: list[Answer]
-) -> dict[str, Any]:
-    speed_ups = [answer.stock_seconds / answer.selfspec_seconds for answer in answers]
-    steps = max(stats.num_steps, 1)
+def _known_rows(journal: Journal, prompts: Prompts) -> list[Row]:
+    """The rows that there are already, if they are of these very prompts."""
+    rows = [row_from_json(values) for values in journal.rows[: len(prompts)]]
+    for row, (question, ids) in zip(rows, prompts, strict=False):
+        had, asked = (row.id, row.num_prompt_tokens), (question.id, ids.shape[1])
+        if had != asked:
+            raise EvalError(
+                f"rows to go on with must be of the same prompts, id and tokens {asked} "
+                f"(got {had}); name another file with --out"
+            )
+    return rows
+
+
+def _costs(model: Any, prompts: Prompts, options: argparse.Namespace) -> Costs | str:
+    """T(width) behind a text of the usual length; or why there is none."""
+    usual = int(median(ids.shape[1] for _, ids in prompts))
+    num_columns = usual + options.max_new_tokens // 2
+    try:
+        _, curve = profile(model, num_columns=num_columns, num_rows=1)
+    except UnsupportedError as error:
+        return str(error)
+    return Costs(curve, num_columns, options.max_nodes)
+
+
+def _print_stages(figures: dict[str, ByTask]) -> None:
+    for name, tasks in figures.items():
+        stats = tasks[OVERALL].stats
+        if stats is not None:
+            print(f"{name}: {stage_table(stats)}")
+
+
+def _told(rows: list[Row], figures: dict[str, ByTask], costs: Costs | str) -> dict[str, Any]:
+    """What came of it, as plain values; selfspec's own overall figures at the top as well."""
+    told = {
+        name: {task: figures_json(each) for task, each in tasks.items()}
+        for name, tasks in figures.items()
+    }
     return {
-        "bench": "bench_step",
-        "model": Path(options.model).name,
-        "shape": options.shape,
-        "dtype": options.dtype,
-        "device": options.device,
-        "threads": options.threads,
-        "machine": machine(options.device),
-        "num_cpus": os.cpu_count(),
-        "max_nodes": options.max_nodes,
-        "budget": options.budget,
-        "temperature": options.temperature,
-        "attention": model.config._attn_implementation,
-        **versions(),
-        "num_prompts": len(answers),
-        "num_same": sum(answer.same for answer in answers),
-        "tokens_per_step": round(stats.tokens_per_step, 3),
-        "nodes_per_step": round(stats.nodes_per_step, 1),
-        "stage_ms": {s: round(1000 * stats.seconds[s] / steps, 3) for s in STAGES},
-        "overhead": round(stats.overhead, 4),
-        "speed_up": {
-            "total": round(
-                sum(a.stock_seconds for a in answers) / sum(a.selfspec_seconds for a in answers), 3
-            ),
-            "median": round(statistics.median(speed_ups), 3),
-            "min": round(min(speed_ups), 3),
-            "max": round(max(speed_ups), 3),
-        },
+        **told.get(_OURS, {}).get(OVERALL, {}),
+        "num_prompts": len(rows),
+        "figures": told,
+        "differs": {name: _differing(rows, name) for name in figures if name != STOCK},
+        **({"no_curve": costs} if isinstance(costs, str) else curve_json(costs)),
     }
 
 
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m eval.bench_step", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--model", required=True, help="model id or folder of a small Llama")
-    parser.add_argument("--questions", required=True, type=Path, help="Spec-Bench question.jsonl")
-    parser.add_argument("--shape", choices=sorted(SHAPES), help="grow the model to this shape")
-    parser.add_argument("--max-nodes", type=int, default=16)
-    parser.add_argument("--budget", choices=BUDGETS, default="fixed", help="or what pays here")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy")
-    parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit", type=int, default=None, help="answer the first N questions")
-    return parser.parse_args(argv)
+def _differing(rows: Sequence[Row], name: str) -> list[dict[str, Any]]:
+    """The prompts on which a method's text is not stock's; on all others it is."""
+    answers = ((row, row.answers[name]) for row in rows)
+    return [
+        {"task": row.task, "id": row.id, "at": answer.differs_at}
+        for row, answer in answers
+        if answer.same is False
+    ]
 
 
 if __name__ == "__main__":

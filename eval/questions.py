@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["Question", "encode", "measuring_set", "read_questions"]
+from eval.entries import Entry, read_entries
+from eval.errors import EvalError
+from selfspec.errors import unknown_name
 
+__all__ = [
+    "FIELDS",
+    "MT_CATEGORIES",
+    "Question",
+    "check_ids",
+    "encode",
+    "every_nth",
+    "measuring_set",
+    "of_task",
+    "question_of",
+    "read_questions",
+]
+
+FIELDS = ("question_id", "category", "turns")
 # Spec-Bench files MT-Bench's eight categories under one task
-_MULTI_TURN = frozenset(
+MT_CATEGORIES = frozenset(
     ["writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"]
 )
 _EVERY = 10  # of a task's questions the 1st, 11th, 21st, … are measured
@@ -22,28 +37,43 @@ _MAX_PROMPT_TOKENS = 1300
 
 @dataclass(frozen=True)
 class Question:
-    """One question: its task and the user's turns."""
+    """One question: its task and the user's turns.
 
-    id: int
+    `plain` is what a model with no chat template continues in place of the first turn; None:
+    the turn as it is.
+    """
+
+    id: int | str
     task: str
     turns: tuple[str, ...]
+    plain: str | None = None
 
 
 def read_questions(path: Path) -> list[Question]:
     """Reads a `question.jsonl`; a malformed line is named by its number."""
-    questions = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            entry = json.loads(line)
-            task = entry["category"]
-            task = "multi-turn" if task in _MULTI_TURN else task
-            questions.append(Question(entry["question_id"], task, tuple(entry["turns"])))
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{path} line {number} must be a JSON object with question_id, category and turns "
-                f"(got {line[:60]!r}: {error})"
-            ) from error
+    entries = list(read_entries(path, FIELDS))
+    questions = [question_of(entry) for entry in entries]
+    check_ids(questions, [entry.where for entry in entries])
     return questions
+
+
+def question_of(entry: Entry) -> Question:
+    """A question from an object in Spec-Bench's schema."""
+    task = entry.text("category")
+    task = "multi-turn" if task in MT_CATEGORIES else task
+    return Question(entry.name("question_id"), task, entry.texts("turns"))
+
+
+def check_ids(questions: Sequence[Question], places: Sequence[str]) -> None:
+    """Refuses an id that comes twice: results are filed by it."""
+    seen: dict[int | str, str] = {}
+    for question, place in zip(questions, places, strict=True):
+        if question.id in seen:
+            raise EvalError(
+                f"{place}: 'question_id' must not come twice (got {question.id!r}, as in "
+                f"{seen[question.id]}); give each question its own"
+            )
+        seen[question.id] = place
 
 
 def encode(tokenizer: Any, question: Question) -> torch.Tensor:
@@ -56,6 +86,26 @@ def encode(tokenizer: Any, question: Question) -> torch.Tensor:
     return ids
 
 
+def every_nth(questions: Iterable[Question], *, offset: int, every: int) -> list[Question]:
+    """Of each task, in order, the questions number `offset`, `offset + every`, … from 0."""
+    seen: dict[str, int] = {}
+    chosen = []
+    for question in questions:
+        place = seen.setdefault(question.task, 0)
+        seen[question.task] += 1
+        if place % every == offset:
+            chosen.append(question)
+    return chosen
+
+
+def of_task(questions: Sequence[Question], task: str | None) -> list[Question]:
+    """Those of one task; None: all. An unknown one is answered with the nearest."""
+    tasks = {question.task for question in questions}
+    if task is not None and task not in tasks:
+        raise EvalError(unknown_name("task", task, tasks))
+    return [question for question in questions if task in (None, question.task)]
+
+
 def measuring_set(
     tokenizer: Any, questions: Iterable[Question], *, offset: int = 0, every: int = _EVERY
 ) -> list[tuple[Question, torch.Tensor]]:
@@ -64,14 +114,6 @@ def measuring_set(
     `offset` picks other tenths, for tuning on questions that nothing is measured on; `every`
     takes more or fewer than a tenth.
     """
-    seen: dict[str, int] = {}
-    chosen = []
-    for question in questions:
-        place = seen.setdefault(question.task, 0)
-        seen[question.task] += 1
-        if place % every != offset:
-            continue
-        ids = encode(tokenizer, question)
-        if ids.shape[1] <= _MAX_PROMPT_TOKENS:
-            chosen.append((question, ids))
-    return chosen
+    chosen = every_nth(questions, offset=offset, every=every)
+    encoded = ((question, encode(tokenizer, question)) for question in chosen)
+    return [(question, ids) for question, ids in encoded if ids.shape[1] <= _MAX_PROMPT_TOKENS]

@@ -21,11 +21,9 @@ import torch
 import transformers
 
 import selfspec
-from eval.questions import Question, measuring_set, read_questions
-from eval.setup import quieten, sampling, versions
+from eval.prompts import Prompts, load_model, load_questions
+from eval.setup import parsed_knobs, quieten, sampling, versions
 from selfspec.config import SOURCE_NAMES
-
-Prompts = list[tuple[Question, torch.Tensor]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     model, prompts = load(options)
     rows = {}
     for max_nodes in options.max_nodes:
-        knobs = {"sources": tuple(options.sources), **_parsed(options.knob)}
+        knobs = {"sources": tuple(options.sources), **parsed_knobs(options.knob)}
         spec = new_spec(options, max_nodes=max_nodes, **knobs)
         rows[max_nodes] = measure(model, prompts, options, spec)
         print(_row_line(max_nodes, rows[max_nodes]), flush=True)
@@ -46,15 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def load(options: argparse.Namespace) -> tuple[Any, Prompts]:
     """The model, and the prompts to measure on."""
     quieten()
-    dtype = getattr(torch, options.dtype)
-    model = transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype)
-    model = model.to(options.device).eval()
+    model = load_model(options.model, dtype=options.dtype, device=options.device)
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
-    questions = read_questions(options.questions)
-    if options.task is not None:
-        questions = [question for question in questions if question.task == options.task]
-    prompts = measuring_set(tokenizer, questions, offset=options.offset, every=options.every)
-    return model, prompts[: options.limit]
+    return model, load_questions(options, tokenizer)
 
 
 def new_spec(options: argparse.Namespace, **knobs: Any) -> selfspec.SelfSpec:
@@ -118,18 +110,6 @@ def rounded(by_task: dict[str, selfspec.GenerationStats]) -> dict[str, list[floa
         task: [round(stats.tokens_per_step, 3), round(stats.queries_per_step, 1)]
         for task, stats in by_task.items()
     }
-
-
-def _parsed(knobs: Sequence[str]) -> dict[str, Any]:
-    """`name=value` pairs; values are JSON where they parse as such."""
-    parsed: dict[str, Any] = {}
-    for knob in knobs:
-        name, _, value = knob.partition("=")
-        try:
-            parsed[name] = json.loads(value)
-        except json.JSONDecodeError:
-            parsed[name] = value
-    return parsed
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:

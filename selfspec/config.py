@@ -13,7 +13,7 @@ from selfspec.errors import ConfigError, unknown_name
 
 __all__ = ["BUDGETS", "FORWARDS", "LEARNING_SCOPES", "SOURCE_NAMES", "SpecConfig"]
 
-BUDGETS = ("fixed", "measured")
+BUDGETS = ("measured", "fixed", "threshold")
 FORWARDS = ("auto", "eager", "graph", "compiled")
 LEARNING_SCOPES = ("session", "request", "frozen")
 SOURCE_NAMES = ("lut", "lut2", "context", "corpus", "runners")
@@ -27,12 +27,15 @@ class SpecConfig:
     number of tokens that it yields.
 
     Args:
-        max_nodes: Nodes of the draft tree, its root included, and so the width of a forward.
-            Higher: more tokens a step, and a dearer step. 1 is plain decoding.
-        budget: How many of `max_nodes` a step takes. ``"fixed"``: all that there are guesses for.
-            ``"measured"``: as many as bring the most tokens a second, by what a forward of each
-            width costs on this machine and by how likely each guess is. The cost is measured on
-            first use, within 3 seconds, and kept in the user's cache folder.
+        max_nodes: The most nodes of the draft tree, its root included, and so the width of a
+            forward. Higher: more tokens a step, and a dearer step. 1 is plain decoding. Under a
+            budget that is not measured, 8 to 16 suit a CPU.
+        budget: How many of `max_nodes` a step takes. ``"measured"``: as many as bring the most
+            tokens a second, by what a forward of each width costs on this machine and by how
+            likely each guess is. The cost is measured on first use, within 3 seconds, and kept
+            in the user's cache folder. ``"fixed"``: all that there are guesses for.
+            ``"threshold"``: those whose chance is above EdgeLLM's threshold, which falls while
+            drafts are right and rises where they are not.
         max_depth: The deepest draft, in tokens beyond the root. Higher: long copied spans are
             taken in one step. Lower: the tree spends its nodes on breadth.
         top_k: Candidates kept for each token in the LUTs, and children looked at for each node.
@@ -76,8 +79,8 @@ class SpecConfig:
     selfspec.errors.ConfigError: max_nodes must be >= 1 (got 0)
     """
 
-    max_nodes: int = 16
-    budget: str = "fixed"
+    max_nodes: int = 64
+    budget: str = "measured"
     max_depth: int = 32
     top_k: int = 8
     depth_decay: float = 1.0

@@ -88,9 +88,7 @@ class Decoder:
         self._lap = perf_counter()
         max_nodes = self.backend.max_width(self.budget.max_nodes(self.config.max_nodes))
         trees = self.pace.draft(self._rows, max_nodes, self.transcript, self.budget)
-        queries = [
-            row.queries(t, self.transcript) for row, t in zip(self._rows, trees, strict=True)
-        ]
+        queries = self._with_branches(trees)
         self._time("draft")
         layout = self.backend.lay_out(queries)
         self._time("layout")
@@ -100,12 +98,20 @@ class Decoder:
         if logits.is_cuda:  # there the forward is waited for where its outcome is first read
             seconds += verify_seconds
         width = max(len(asked.tokens) for asked in queries)
-        self.budget.observe(width, seconds, sum(record.num_accepted for record in records))
         self._commit(records)
         self._learn(records, tops)
+        self.budget.observe(width, seconds, records)
         for record in records:
             self.stats.count_step(record)
         self._tell(records)
+
+    def _with_branches(self, trees: list[DraftTree]) -> Sequence[DraftTree | Queries]:
+        """The trees, and what branches ask beside them where the budget lets them."""
+        width = max(map(len, trees))
+        num_queries = max(row.num_branch_queries(self.transcript) for row in self._rows)
+        if not self.budget.rides(width, num_queries):
+            return trees
+        return [row.queries(t, self.transcript) for row, t in zip(self._rows, trees, strict=True)]
 
     def _verify(
         self, trees: list[DraftTree], logits: torch.Tensor

@@ -54,9 +54,15 @@ class Row:
         depth = transcript.max_depth(self.index)
         return self.grower.grow(self.last_token, max_nodes, depth, pays)
 
+    def num_branch_queries(self, transcript: Transcript) -> int:
+        """How many tokens of branches would ride along."""
+        if transcript.done[self.index]:
+            return 0
+        return self.branches.num_queries(transcript.max_depth(self.index))
+
     def queries(self, tree: DraftTree, transcript: Transcript) -> DraftTree | Queries:
         """The tree, with what the branches ask beside it."""
-        if not self.branches.tokens or transcript.done[self.index]:
+        if not self.num_branch_queries(transcript):
             return tree
         return self.branches.ride(tree, transcript.max_depth(self.index))
 
@@ -65,6 +71,7 @@ class Row:
 
         It is what the model says there, as true as in the tree: the LUTs learn it all.
         """
+        record.num_from_branches = self.branches.num_foreseen(record)
         pairs = self.branches.pairs(record.tree.tokens[0])
         if not pairs:
             return

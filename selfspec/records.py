@@ -158,7 +158,8 @@ class StepRecord:
     `path` are the accepted nodes, the root first; `committed_ids` the tokens that went to the
     output: the drafts on the path and then the model's own next token, unless the row stopped
     before. `top` is None where nobody learns. `grams` are what branches yielded in the same
-    forward, for which they took `num_branch_queries`.
+    forward, for which they took `num_branch_queries`; `num_from_branches` counts the accepted
+    drafts that the row knew from its branches alone.
     """
 
     row: int
@@ -168,6 +169,7 @@ class StepRecord:
     top: TopK | None = None
     grams: Sequence[Gram] = ()
     num_branch_queries: int = 0
+    num_from_branches: int = 0
 
     @property
     def num_accepted(self) -> int:

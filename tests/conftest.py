@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,14 @@ torch.set_num_threads(1)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--model", default=None, help="folder of a small chat model to measure on")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_user_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Cost curves of tiny models don't go into the folder of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("user")))
+        yield
 
 
 @pytest.fixture(scope="session")

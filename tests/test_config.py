@@ -77,7 +77,8 @@ def test_threshold_is_in_its_interval():
         ),
         (
             {"budget": "mesured"},
-            "unknown budget 'mesured'; did you mean 'measured'? (known: fixed, measured)",
+            "unknown budget 'mesured'; did you mean 'measured'? "
+            "(known: fixed, measured, threshold)",
         ),
         (
             {"learning": "sesion"},

@@ -6,7 +6,7 @@ Knows widths, seconds and scores; not what runs, and nothing of tensors.
 from selfspec.cost.book import CostBook
 from selfspec.cost.budget import Choice, CoolDown, WidthSearch, best_width
 from selfspec.cost.curve import WIDTHS, CostCurve
-from selfspec.cost.policy import Budget, FixedBudget, MeasuredBudget
+from selfspec.cost.policy import Budget, FixedBudget, MeasuredBudget, ThresholdBudget
 from selfspec.cost.steps import STEPS, SteppedCurve, stepped
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "FixedBudget",
     "MeasuredBudget",
     "SteppedCurve",
+    "ThresholdBudget",
     "WidthSearch",
     "best_width",
     "stepped",

@@ -1,4 +1,4 @@
-"""How a step spends its width: all that is allowed, or what pays.
+"""How a step spends its width: all that is allowed, what pays, or what is likely enough.
 
 The engine asks before and while it drafts, and tells what came of it.
 """
@@ -10,9 +10,11 @@ from typing import Protocol
 
 from selfspec.cost.budget import CoolDown, WidthSearch, best_width
 from selfspec.cost.curve import CostCurve
-from selfspec.records import DraftTree
+from selfspec.cost.riders import RiderWorth
+from selfspec.cost.threshold import AdaptiveThreshold
+from selfspec.records import DraftTree, StepRecord
 
-__all__ = ["Budget", "FixedBudget", "MeasuredBudget"]
+__all__ = ["Budget", "FixedBudget", "MeasuredBudget", "ThresholdBudget"]
 
 
 class Budget(Protocol):
@@ -30,8 +32,12 @@ class Budget(Protocol):
         """Cuts the trees of a batch to the width that pays for all of them."""
         ...
 
-    def observe(self, width: int, seconds: float, num_accepted: int) -> None:
-        """Told what a forward cost, and how many drafts it proved right."""
+    def rides(self, width: int, num_queries: int) -> bool:
+        """May branches ask so many queries beside trees of this width, in this step?"""
+        ...
+
+    def observe(self, width: int, seconds: float, records: Sequence[StepRecord]) -> None:
+        """Told what a forward of this width cost, and what came of it."""
         ...
 
 
@@ -42,14 +48,38 @@ class FixedBudget:
         """All."""
         return allowed
 
-    def search(self, max_nodes: int) -> None:
+    def search(self, max_nodes: int) -> Callable[[float], bool] | None:
         """Nothing to ask: whatever is allowed is taken."""
+        return None
 
     def fit(self, trees: Sequence[DraftTree], max_nodes: int) -> None:
         """Trees stay as they are."""
 
-    def observe(self, width: int, seconds: float, num_accepted: int) -> None:
+    def rides(self, width: int, num_queries: int) -> bool:
+        """Always."""
+        return True
+
+    def observe(self, width: int, seconds: float, records: Sequence[StepRecord]) -> None:
         """Nothing depends on it."""
+
+
+class ThresholdBudget(FixedBudget):
+    """EdgeLLM's policy: what is likely enough is drafted, whatever it costs; serves one call."""
+
+    def __init__(self) -> None:
+        self._threshold = AdaptiveThreshold()
+
+    def search(self, max_nodes: int) -> Callable[[float], bool]:
+        """A node may be taken while its score is not under the threshold."""
+        return lambda score: score >= self._threshold.value
+
+    def observe(self, width: int, seconds: float, records: Sequence[StepRecord]) -> None:
+        """Moves the threshold by how much of each tree's likeliest path was right."""
+        for record in records:
+            path = _likeliest_path(record.tree)
+            if path:
+                num_right = len(set(path) & set(record.accepted_nodes()))
+                self._threshold.observe(len(path), num_right, record.tree.scores[path[-1]])
 
 
 class MeasuredBudget:
@@ -58,7 +88,9 @@ class MeasuredBudget:
     def __init__(self, curve: CostCurve) -> None:
         self._curve = curve
         self._cool_down = CoolDown()
+        self._riders = RiderWorth()
         self._looks = True  # for drafts, in this step
+        self._rate = 0.0  # tokens a second that this step's trees promise
 
     def max_nodes(self, allowed: int) -> int:
         """All, or 1 while drafting is left alone because it brought nothing."""
@@ -71,13 +103,32 @@ class MeasuredBudget:
 
     def fit(self, trees: Sequence[DraftTree], max_nodes: int) -> None:
         """All rows share a forward, and so its width."""
-        width = best_width([tree.scores[1:] for tree in trees], self._curve, max_nodes).width
+        choice = best_width([tree.scores[1:] for tree in trees], self._curve, max_nodes)
+        self._rate = choice.rate
         for tree in trees:
-            if len(tree) > width:
-                tree.cut(width)
+            if len(tree) > choice.width:
+                tree.cut(choice.width)
 
-    def observe(self, width: int, seconds: float, num_accepted: int) -> None:
+    def rides(self, width: int, num_queries: int) -> bool:
+        """Only where they bring more tokens than the trees would in the time that they take."""
+        if not self._looks or not num_queries:
+            return False
+        seconds = self._curve.seconds(width + num_queries) - self._curve.seconds(width)
+        return self._riders.pay(num_queries, seconds * self._rate)
+
+    def observe(self, width: int, seconds: float, records: Sequence[StepRecord]) -> None:
         """Refines the curve; a try that brought nothing counts towards leaving drafting alone."""
         self._curve.refine(width, seconds)
         if self._looks:
-            self._cool_down.observe(num_accepted)
+            self._cool_down.observe(sum(record.num_accepted for record in records))
+        for record in records:
+            self._riders.observe(record.num_branch_queries, record.num_from_branches)
+
+
+def _likeliest_path(tree: DraftTree) -> list[int]:
+    """From the root down, the child that was added first, which no sibling outscores."""
+    path, node = [], 0
+    while tree.children[node]:
+        node = min(tree.children[node].values())
+        path.append(node)
+    return path

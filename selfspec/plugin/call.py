@@ -10,7 +10,7 @@ import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from selfspec.config import SpecConfig
-from selfspec.cost import STEPS, Budget, FixedBudget, MeasuredBudget
+from selfspec.cost import STEPS, Budget, FixedBudget, MeasuredBudget, ThresholdBudget
 from selfspec.device import Device, device_for
 from selfspec.engine import Decoder
 from selfspec.errors import UnsupportedError
@@ -223,6 +223,8 @@ class Call:
 
     def _budget(self, backend: _Backend) -> Budget:
         """Chains always take what they are allowed: their forwards are not tried beforehand."""
+        if self.config.budget == "threshold":
+            return ThresholdBudget()
         if self.config.budget == "fixed" or isinstance(backend, ChainBackend):
             return FixedBudget()
         start = perf_counter()

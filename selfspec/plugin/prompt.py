@@ -20,7 +20,8 @@ from selfspec.memory import Memory
 
 __all__ = ["PromptTap", "last_pairs"]
 
-_CHUNK_ELEMENTS = 1 << 24  # logits held at a time
+_CHUNK_ELEMENTS = 1 << 22  # logits held at a time
+_MAX_PLACES = 256  # of each row, the last: more bring no more, and each costs a run of the head
 
 
 class PromptTap:
@@ -62,13 +63,14 @@ class PromptTap:
     ) -> None:
         """Shows the sources what the model said behind each token of the prompt.
 
-        Two tokens that come more than once are shown where they came last: no source keeps more.
+        Of long prompts only the end. Two tokens that come more than once are shown where they
+        came last: no source keeps more.
         """
         if not self._hidden:
             return
         hidden = torch.cat(self._hidden, dim=1)
         self._hidden.clear()
-        length = min(hidden.shape[1], input_ids.shape[1])
+        length = min(hidden.shape[1], input_ids.shape[1], _MAX_PLACES)
         if length == 0:
             return
         scale = self._scale(hidden[:, -1:], last_logits)

@@ -11,12 +11,14 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 
-from selfspec.records import DraftTree, Gram, Queries
+from selfspec.records import DraftTree, Gram, Queries, StepRecord
 from selfspec.sources.grams import GRAM_LENGTH
 
 __all__ = ["Branches"]
 
 _SEED = 0
+_MAX_FORESEEN = 1 << 16
+_SAID = ("context", "corpus")  # sources that need no branch to know a token
 
 
 class Branches:
@@ -29,6 +31,20 @@ class Branches:
         self._num_branches = num_branches if prompt_ids else 0
         self.tokens = [self._start() for _ in range(self._num_branches)]
         self._riding: list[list[int]] = []
+        self._foreseen: set[tuple[int, int]] = set()  # a token, and what the model said behind it
+
+    def num_queries(self, max_depth: int) -> int:
+        """How many tokens would ride along now."""
+        return sum(min(len(branch), max_depth) for branch in self.tokens)
+
+    def num_foreseen(self, record: StepRecord) -> int:
+        """Accepted drafts that a branch had foreseen, and that the text had not said before."""
+        tree = record.tree
+        return sum(
+            (tree.tokens[tree.parents[node]], tree.tokens[node]) in self._foreseen
+            and not any(evidence.source in _SAID for evidence in tree.evidence[node])
+            for node in record.accepted_nodes()
+        )
 
     def pairs(self, root: int) -> list[tuple[int, int]]:
         """The last two tokens at each query of the forward that is under way."""
@@ -56,9 +72,12 @@ class Branches:
         for index, branch in enumerate(self._riding):
             said = list(itertools.islice(answers, len(branch)))
             grams += _grams(branch, said)
+            self._foreseen.update(zip(branch, said, strict=True))
             if said:
                 self.tokens[index] = [*branch, said[-1]][-self._max_length :]
         self._riding = []
+        if len(self._foreseen) > _MAX_FORESEEN:
+            self._foreseen.clear()
         self._restart_twins()
         return grams
 

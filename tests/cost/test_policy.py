@@ -5,13 +5,22 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.cost import CostCurve, FixedBudget, MeasuredBudget, best_width
-from selfspec.records import DraftTree
+from selfspec.cost import CostCurve, FixedBudget, MeasuredBudget, ThresholdBudget, best_width
+from selfspec.records import DraftTree, StepRecord
 from tests.strategies import trees
 
 CURVES = st.lists(st.floats(0.01, 2), min_size=8, max_size=8).map(
     lambda steps: CostCurve({w: 1 + sum(steps[:w]) for w in range(1, 9)})
 )
+
+
+def record(num_accepted: int = 0, **counted: int) -> StepRecord:
+    """A step in which the first drafts of a chain of three were right."""
+    tree = DraftTree.of_root(1)
+    for node, score in enumerate((0.9, 0.6, 0.3)):
+        tree.add(node, 2, score)
+    path = list(range(num_accepted + 1))
+    return StepRecord(row=0, tree=tree, path=path, committed_ids=[2] * len(path), **counted)
 
 
 def copied(tree: DraftTree) -> DraftTree:
@@ -46,8 +55,9 @@ def test_a_fixed_budget_takes_all_that_is_allowed():
     for _ in range(50):
         assert budget.max_nodes(7) == 7
         assert budget.search(7) is None
+        assert budget.rides(7, 36)
         budget.fit([tree], 7)
-        budget.observe(2, 1.0, 0)
+        budget.observe(2, 1.0, [record()])
     assert len(tree) == 2
 
 
@@ -56,11 +66,11 @@ def test_drafting_rests_where_it_brings_nothing_and_comes_back():
     looked = []
     for _ in range(100):
         looked.append(budget.max_nodes(8) > 1)
-        budget.observe(8 if looked[-1] else 1, 1.0, 0)
+        budget.observe(8 if looked[-1] else 1, 1.0, [record()])
     assert sum(looked[-50:]) < 6
     while budget.max_nodes(8) == 1:
-        budget.observe(1, 1.0, 0)
-    budget.observe(8, 1.0, 3)
+        budget.observe(1, 1.0, [record()])
+    budget.observe(8, 1.0, [record(3)])
     assert [budget.max_nodes(8) for _ in range(1)] == [8]
 
 
@@ -69,7 +79,7 @@ def test_steps_refine_the_curve():
     budget = MeasuredBudget(curve)
     for _ in range(400):
         budget.max_nodes(8)
-        budget.observe(8, 4.0, 1)
+        budget.observe(8, 4.0, [record(1)])
     assert curve.seconds(8) > 3
 
 
@@ -78,3 +88,74 @@ def test_a_row_alone_stops_growing_where_nothing_wider_pays():
     assert search is not None
     assert not search(0.1)
     assert MeasuredBudget(CostCurve({1: 1.0, 8: 8.0})).search(1) is None
+
+
+# -- branches beside the trees -----------------------------------------------------------------
+
+
+def riding(budget: MeasuredBudget, *, num_steps: int, num_foreseen: int) -> int:
+    """In how many of some steps 12 branch queries went along."""
+    num_rides = 0
+    for _ in range(num_steps):
+        width = budget.max_nodes(8)
+        tree = record(3).tree
+        budget.fit([tree], width)
+        rode = budget.rides(len(tree), 12)
+        num_rides += rode
+        step = record(3, num_branch_queries=12 * rode, num_from_branches=num_foreseen * rode)
+        budget.observe(4 + 12 * rode, 1.0, [step])
+    return num_rides
+
+
+def test_branches_ride_where_width_costs_nothing_and_stay_where_it_does():
+    flat, steep = CostCurve({1: 1.0, 64: 1.0}), CostCurve({1: 1.0, 64: 10.0})
+    assert riding(MeasuredBudget(flat), num_steps=100, num_foreseen=0) == 100
+    assert riding(MeasuredBudget(steep), num_steps=60, num_foreseen=0) == 0
+
+
+def test_branches_that_bring_nothing_are_left_out_but_tried_again():
+    slope = CostCurve({1: 1.0, 64: 1.15})
+    budget = MeasuredBudget(slope)
+    assert riding(budget, num_steps=400, num_foreseen=1) == 400
+    riding(budget, num_steps=800, num_foreseen=0)
+    assert 0 < riding(budget, num_steps=400, num_foreseen=0) < 10
+    riding(budget, num_steps=2000, num_foreseen=3)
+    assert riding(budget, num_steps=100, num_foreseen=3) == 100
+
+
+def test_branches_rest_with_the_drafts():
+    budget = MeasuredBudget(CostCurve({1: 1.0, 64: 1.0}))
+    rested = 0
+    for _ in range(100):
+        rests = budget.max_nodes(8) == 1
+        assert budget.rides(1, 12) != rests
+        rested += rests
+        budget.observe(8, 1.0, [record()])
+    assert rested > 50
+
+
+# -- EdgeLLM's threshold -----------------------------------------------------------------------
+
+
+def test_the_threshold_falls_while_drafts_are_right_and_rises_after_a_miss():
+    budget = ThresholdBudget()
+    takes = budget.search(8)
+    assert takes(0.02)
+    assert not takes(0.005)
+    budget.observe(4, 1.0, [record(3)])
+    assert takes(0.005)
+    for _ in range(30):
+        budget.observe(4, 1.0, [record(0)])
+    assert not takes(0.9)
+    for _ in range(30):
+        budget.observe(4, 1.0, [record(3)])
+    assert takes(1e-5)
+
+
+def test_a_step_without_drafts_moves_no_threshold():
+    budget = ThresholdBudget()
+    bare = StepRecord(row=0, tree=DraftTree.of_root(1), path=[0], committed_ids=[2])
+    for _ in range(20):
+        budget.observe(1, 1.0, [bare])
+    assert budget.search(8)(0.02)
+    assert not budget.search(8)(0.005)

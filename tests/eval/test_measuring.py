@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from eval import ablation, bench_step, tokens_per_step
+from eval import ablation, tokens_per_step
 from eval.questions import measuring_set, read_questions
 from eval.switch import SwitchSource
-from selfspec.records import GenerationStats, TopK
+from selfspec.records import TopK
 from tests.tiny import make_tokenizer
-
-TASKS = ("writing", "qa", "translation")
-
-
-@pytest.fixture
-def questions(tmp_path: Path) -> Path:
-    """Twelve questions of each task, told apart by their ids."""
-    path = tmp_path / "question.jsonl"
-    entries = [
-        {"question_id": 100 * t + n, "category": task, "turns": [f"the fox {n}", "and then?"]}
-        for t, task in enumerate(TASKS)
-        for n in range(12)
-    ]
-    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    return path
 
 
 @pytest.fixture
@@ -112,20 +96,3 @@ def test_the_switch_copies_a_long_match_and_else_asks_the_lut():
     short = source.open([*span, 0, 5], learns=True)
     assert [c.token for c in short.expand(short.root())] == [9, 8]
     assert [c.evidence.rank for c in short.expand(short.root())] == [1, 2]
-
-
-def test_bench_step(questions, chat_folder, capsys):
-    options = ["--model", chat_folder, "--questions", str(questions), "--threads", "1"]
-    result = run(bench_step, capsys, *options, "--max-new-tokens", "12", "--limit", "2")
-    assert result["num_prompts"] == result["num_same"] == 2
-    assert set(result["stage_ms"]) == set(bench_step.STAGES)
-    assert 0 < result["overhead"] < 1
-
-
-def test_the_stage_table_shares_add_up():
-    stats = GenerationStats(num_steps=2, num_nodes=8)
-    stats.seconds.update(dict.fromkeys(bench_step.STAGES, 0.5) | {"prefill": 9.0})
-    lines = bench_step._stage_table(stats).splitlines()
-    assert lines[0] == "2 steps, 4.0 nodes, ms a step and share:"
-    assert [line.split()[-1] for line in lines[1:7]] == ["16.67%"] * 6
-    assert lines[7].endswith("83.33%")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfspec.layout import ancestors
-from selfspec.records import DraftTree
+from selfspec.records import DraftTree, Evidence, StepRecord
 from selfspec.sources.branches import Branches
 from selfspec.sources.grams import GRAM_LENGTH
 from tests.strategies import trees
@@ -120,3 +120,17 @@ def test_without_riding_nothing_is_taken():
     branches = branches_of([1, 2])
     assert branches.take([]) == []
     assert branches.tokens == [[1, 2]]
+
+
+def test_it_counts_the_drafts_that_only_a_branch_had_foreseen():
+    branches = branches_of([1, 2])
+    assert branches.num_queries(9) == 2
+    branches.ride(DraftTree.of_root(0), 9)
+    branches.take([5, 6])
+    tree = DraftTree.of_root(1)
+    for parent, token, source in ((0, 5, "lut"), (1, 2, "lut"), (2, 6, "context"), (2, 7, "lut")):
+        tree.add(parent, token, 0.5, (Evidence(source),))
+    branch_knew = StepRecord(row=0, tree=tree, path=[0, 1, 2, 4], committed_ids=[5, 2, 7, 9])
+    assert branches.num_foreseen(branch_knew) == 1  # 1 5, which nobody else told
+    text_knew = StepRecord(row=0, tree=tree, path=[0, 1, 2, 3], committed_ids=[5, 2, 6, 9])
+    assert branches.num_foreseen(text_knew) == 1  # 2 6 too, but the context had it

@@ -1,0 +1,125 @@
+"""The commands of `python -m eval`: what each of them does, and how it ends.
+
+What is heavy is imported where a command needs it, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from eval.errors import EvalError
+from eval.options import parser
+from eval.studies import named_study
+
+__all__ = ["main"]
+
+_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; what the user got wrong is one line and exit status 2."""
+    options = parser().parse_args(argv)
+    from eval.setup import exit_status
+
+    try:
+        return exit_status(lambda: int(_COMMANDS[options.command](options)))
+    except KeyboardInterrupt:
+        print("stopped: what is done is kept; the same command goes on", file=sys.stderr)
+        return _INTERRUPTED
+
+
+def _study(options: argparse.Namespace) -> int:
+    study = named_study(options.name)
+    options.methods, options.variants = tuple(study.variants), study.variants
+    del options.name
+    return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from eval.asked import Shard
+    from eval.report import write_report
+    from eval.run import run
+    from eval.summary import brief, summary
+
+    shard = Shard.from_environment(os.environ)
+    asked = _asked(options)
+    record = run(asked, shard)
+    if record is None:
+        print(f"{shard} is done; the last one writes the report")
+        return 0
+    print(write_report(asked.output, record))
+    print(f"report: {asked.output / 'report.html'}")
+    print(json.dumps(brief(summary(record))))
+    return 0
+
+
+def _asked(options: argparse.Namespace) -> Any:
+    from eval.asked import Asked
+    from eval.benches import Slice
+    from eval.setup import parsed_knobs
+
+    given = dict(vars(options))
+    for name in ("command", "max_nodes", "budget", "knob"):
+        given.pop(name)
+    slice_ = Slice(**{name: given.pop(name) for name in Slice._fields})
+    named = {"max_nodes": options.max_nodes, "budget": options.budget}
+    knobs = {name: value for name, value in named.items() if value is not None}
+    return Asked(**given, slice=slice_, knobs={**knobs, **parsed_knobs(options.knob)})
+
+
+def _report(options: argparse.Namespace) -> int:
+    from eval.report import write_report
+
+    print(write_report(options.folder, _record(options.folder)))
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from eval.compare import compared
+
+    a, b = _record(options.a), _record(options.b)
+    print(compared(a, b))
+    return 0
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    from eval.setup import parsed_knobs
+    from eval.simulate import recorded_texts, replays_table, simulated
+    from selfspec import SpecConfig
+
+    texts = recorded_texts(_record(options.folder))
+    knobs = parsed_knobs(options.knob)
+    configs = [SpecConfig.of(**{"max_nodes": n, **knobs}) for n in options.max_nodes]
+    found = {config.max_nodes: simulated(config, texts, options.cache) for config in configs}
+    print(replays_table(found).markdown())
+    told = {n: {t: s.tokens_per_step for t, s in tasks.items()} for n, tasks in found.items()}
+    print(json.dumps({"bench": "simulate", "cache": options.cache, "knobs": knobs, "rows": told}))
+    lowest = min(tasks["overall"] for tasks in told.values())
+    return int(options.at_least is not None and lowest < options.at_least)
+
+
+def _record(folder: Path) -> Any:
+    """What a run left in a folder."""
+    from eval.rows import ROWS, read_record
+
+    record = read_record(folder)
+    if not record.runs or not record.answers:
+        raise EvalError(
+            f"{folder} must be the --output of a run, with answers in {ROWS} (got none)"
+        )
+    return record
+
+
+_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "run": _run,
+    "study": _study,
+    "report": _report,
+    "compare": _compare,
+    "simulate": _simulate,
+}

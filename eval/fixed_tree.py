@@ -1,0 +1,106 @@
+"""A LUT tree of 80 nodes whose shape never changes, after Token Recycling, as a source.
+
+A place in the tree is named by ranks: (1, 1, 3) is the third likeliest token behind the likeliest
+behind the likeliest. Whatever the tables say, only the places of the shape are drafted; where a
+row is empty, what would hang there is left out.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from selfspec.records import Candidate, Evidence, StepRecord, TopK
+from selfspec.sources import LutSource
+from selfspec.sources.lut import LutCursor
+
+__all__ = ["NUM_DRAFTED", "NUM_RANKS", "FixedTreeSource", "fixed_shape", "rank_rate"]
+
+NUM_DRAFTED = 80  # Token Recycling's
+# Our own choice, not the paper's template: chances by rank for which the best 80 places have 8
+# children of the root and 6 levels, the first rank's descendants deep and many, the last's few.
+_RANK_RATES = (0.46, 0.17, 0.09, 0.06, 0.042, 0.032, 0.025, 0.02)
+NUM_RANKS = len(_RANK_RATES)
+
+Path = tuple[int, ...]  # ranks, from 1
+
+
+class _Place(NamedTuple):
+    """Where a LUT cursor stands, and where in the shape that is."""
+
+    state: Any
+    path: Path
+
+
+class FixedTreeSource:
+    """A LUT, asked only for the places of the shape."""
+
+    name = "lut"
+
+    def __init__(self, lut: LutSource) -> None:
+        self._lut = lut
+
+    def open(self, prompt_ids: Sequence[int], *, learns: bool) -> FixedTreeCursor:
+        """A cursor behind the prompt."""
+        return FixedTreeCursor(self._lut.open(prompt_ids, learns=learns))
+
+    def copy(self) -> FixedTreeSource:
+        """With a copy of the LUT."""
+        return FixedTreeSource(self._lut.copy())
+
+    def observe_places(self, pairs: NDArray[np.int64], top: TopK) -> None:
+        """What the LUT learns."""
+        self._lut.observe_places(pairs, top)
+
+
+class FixedTreeCursor:
+    """A LUT's cursor that keeps to the shape."""
+
+    def __init__(self, lut: LutCursor) -> None:
+        self._lut = lut
+
+    def root(self) -> _Place:
+        """The shape's root."""
+        return _Place(self._lut.root(), ())
+
+    def expand(self, state: _Place) -> list[Candidate]:
+        """The row's entries that have a place in the shape."""
+        children = []
+        for rank, candidate in enumerate(self._lut.expand(state.state), start=1):
+            path = (*state.path, rank)
+            if path in fixed_shape():
+                children.append(candidate._replace(state=_Place(candidate.state, path)))
+        return children
+
+    def follow(self, state: _Place, token: int) -> None:
+        """Nobody else is asked."""
+
+    def observe(self, record: StepRecord) -> None:
+        """The LUT learns."""
+        self._lut.observe(record)
+
+
+def rank_rate(evidence: Evidence) -> float:
+    """The chance that the shape gives to a rank, whatever was recorded there."""
+    return _RANK_RATES[min(evidence.rank, NUM_RANKS) - 1]
+
+
+@cache
+def fixed_shape() -> frozenset[Path]:
+    """The 80 best places by the products of their ranks' chances."""
+    waiting: list[tuple[float, Path]] = [
+        (-rate, (rank,)) for rank, rate in enumerate(_RANK_RATES, start=1)
+    ]
+    heapq.heapify(waiting)
+    shape: set[Path] = set()
+    while len(shape) < NUM_DRAFTED:
+        negative, path = heapq.heappop(waiting)
+        shape.add(path)
+        for rank, rate in enumerate(_RANK_RATES, start=1):
+            heapq.heappush(waiting, (negative * rate, (*path, rank)))
+    return frozenset(shape)

@@ -1,0 +1,230 @@
+"""What the KV costs in memory: stock's, and ours with its arenas, at the same length of text.
+
+    python -m eval.kv_memory --model PATH --prompt-tokens 512 --new-tokens 128 --max-nodes 16 64
+
+Counts the storages that the KV cache's layers lie in, whatever a layer shows of them. `held` is the
+most that the layers held during any forward; `peak` the most that was alive at any moment, with
+what was given up later than its successor was made. A tree needs slots of its own: `allowed` is
+1.1 times what stock held, and these. All memory beside the weights stands next to it; on CUDA the
+allocator's own figure too. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers.cache_utils import CacheLayerMixin
+
+from eval.bench_table import markdown
+from eval.grow import DTYPES
+from eval.prompts import add_model_options, load_model
+from eval.setup import exit_status, machine, parsed_knobs, quieten, versions
+from eval.storages import StorageLog
+from selfspec import SelfSpec
+
+__all__ = ["Comparison", "Memory", "compare", "main", "watched"]
+
+_SLACK = 1.1  # times stock's
+
+
+class Memory(NamedTuple):
+    """Bytes of one call, weights left out."""
+
+    held: int  # by the KV's layers in a forward
+    peak: int  # of all that was ever theirs, at a time
+    everything: int  # all tensors, at a time
+    column: int  # one token's KV in one row
+    cuda: int | None  # all, as the allocator has it
+
+
+class Comparison(NamedTuple):
+    """Stock's memory and ours, behind the same text."""
+
+    num_prompt_tokens: int
+    num_new_tokens: int
+    width: int  # of the widest forward
+    stock: Memory
+    ours: Memory
+
+    @property
+    def allowed(self) -> float:
+        """What ours may hold: a tenth more than stock, and the tree."""
+        return _SLACK * self.stock.held + self.width * self.stock.column
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compares every length with every width, and prints a table and the JSON line."""
+    options = _options(argv)
+    return exit_status(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    quieten()
+    knobs = parsed_knobs(options.knob)
+    model = load_model(
+        options.model, dtype=options.dtype, device=options.device, shape=options.shape
+    )
+    lengths = itertools.product(options.prompt_tokens, options.new_tokens, options.max_nodes)
+    found = [
+        compare(model, num_prompt, num_new, **{"max_nodes": width, **knobs})
+        for num_prompt, num_new, width in lengths
+    ]
+    print(_table(found))
+    print(json.dumps({**_settings(options, model), "rows": [_told(each) for each in found]}))
+    return 0
+
+
+def compare(model: Any, num_prompt_tokens: int, num_new_tokens: int, **knobs: Any) -> Comparison:
+    """One prompt of random tokens, answered by stock and by a fresh `SelfSpec`, to full length."""
+    generator = torch.Generator().manual_seed(0)
+    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    ids = torch.randint(vocab_size, (1, num_prompt_tokens), generator=generator).to(model.device)
+    spec = SelfSpec(**knobs)
+    spec.ability(model)  # is tried out once, and not part of a call
+
+    def generate(**more: Any) -> None:
+        model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            min_new_tokens=num_new_tokens,
+            max_new_tokens=num_new_tokens,
+            do_sample=False,
+            **more,
+        )
+
+    stock, ours = watched(model, generate), watched(model, lambda: generate(custom_generate=spec))
+    config = spec.config
+    width = config.max_nodes + config.num_branches * config.branch_length
+    return Comparison(num_prompt_tokens, num_new_tokens, width, stock, ours)
+
+
+def watched(model: Any, run: Callable[[], object]) -> Memory:
+    """The memory of what runs; looks at the KV behind every forward."""
+    log = StorageLog()
+    seen: set[int] = set()
+    held, column = 0, 0
+
+    def look(_module: Any, _args: Any, kwargs: dict[str, Any], _output: Any) -> None:
+        nonlocal held, column
+        cache = kwargs.get("past_key_values")
+        layers = [] if cache is None else cache.layers
+        tensors = [tensor for layer in layers for tensor in _tensors(layer)]
+        storages = {tensor.untyped_storage()._cdata: tensor for tensor in tensors}
+        held = max(held, sum(each.untyped_storage().nbytes() for each in storages.values()))
+        column = sum(_column_bytes(layer) for layer in layers)
+        seen.update(map(log.number, storages.values()))
+
+    handle = model.register_forward_hook(look, with_kwargs=True)
+    try:
+        with log, _allocated(model.device) as allocated:
+            run()
+    finally:
+        handle.remove()
+    return Memory(held, log.peak(seen), log.peak(), column, allocated())
+
+
+def _tensors(layer: Any) -> Iterator[torch.Tensor]:
+    """All that a layer holds: keys and values, arenas, and the stock layer that it stands for."""
+    for value in vars(layer).values():
+        inner = value.values() if isinstance(value, dict) else [value]
+        yield from (each for each in inner if isinstance(each, torch.Tensor))
+        if isinstance(value, CacheLayerMixin):
+            yield from _tensors(value)
+
+
+def _column_bytes(layer: Any) -> int:
+    """The bytes of one token in one layer."""
+    return sum(
+        each.element_size() * each[0, :, 0].numel()
+        for each in (layer.keys, layer.values)
+        if each.numel()
+    )
+
+
+@contextmanager
+def _allocated(device: torch.device) -> Iterator[Callable[[], int | None]]:
+    """Yields what tells the most bytes that CUDA's allocator gave out inside; None elsewhere."""
+    if device.type != "cuda":
+        yield lambda: None
+        return
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    yield lambda: int(torch.cuda.max_memory_allocated(device) - before)
+
+
+def _table(found: Sequence[Comparison]) -> str:
+    """A row for each length and width, in MB; what holds more than is allowed is told."""
+    has_cuda = any(each.ours.cuda is not None for each in found)
+    head = ["prompt", "new", "width", "stock holds, MB", "selfspec holds", "ratio", "allowed"]
+    head += ["stock's peak", "selfspec's peak", "ratio", "stock, all", "selfspec, all"]
+    rows = [head + ["stock on CUDA", "selfspec on CUDA"] * has_cuda]
+    for each in found:
+        stock, ours = each.stock, each.ours
+        verdict = "" if ours.held <= each.allowed else " (more)"
+        row = [str(each.num_prompt_tokens), str(each.num_new_tokens), str(each.width)]
+        row += [_mb(stock.held), _mb(ours.held) + verdict, _ratio(ours.held, stock.held)]
+        row += [_mb(each.allowed), _mb(stock.peak), _mb(ours.peak), _ratio(ours.peak, stock.peak)]
+        row += [_mb(stock.everything), _mb(ours.everything)]
+        rows.append(row + [_mb(stock.cuda or 0), _mb(ours.cuda or 0)] * has_cuda)
+    return markdown(rows)
+
+
+def _mb(num_bytes: float) -> str:
+    return f"{num_bytes / 1e6:.2f}"
+
+
+def _ratio(ours: int, stock: int) -> str:
+    return f"{ours / stock:.2f}x"
+
+
+def _told(each: Comparison) -> dict[str, Any]:
+    """Plain values, in bytes."""
+    return {
+        "num_prompt_tokens": each.num_prompt_tokens,
+        "num_new_tokens": each.num_new_tokens,
+        "width": each.width,
+        "stock": each.stock._asdict(),
+        "selfspec": each.ours._asdict(),
+        "allowed": round(each.allowed),
+        "is_allowed": each.ours.held <= each.allowed,
+    }
+
+
+def _settings(options: argparse.Namespace, model: Any) -> dict[str, Any]:
+    return {
+        "bench": "kv_memory",
+        "model": Path(options.model).name,
+        "shape": options.shape,
+        "dtype": options.dtype,
+        "device": options.device,
+        "machine": machine(options.device),
+        "attention": model.config._attn_implementation,
+        "knobs": options.knob,
+        **versions(),
+    }
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m eval.kv_memory", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    option = parser.add_argument
+    add_model_options(option)
+    option("--dtype", choices=DTYPES, default="float32", help="default: float32")
+    many: dict[str, Any] = {"nargs": "+", "type": int, "metavar": "N"}
+    option("--prompt-tokens", **many, default=[128, 1024], help="default: 128 1024")
+    option("--new-tokens", **many, default=[128, 512], help="default: 128 512")
+    option("--max-nodes", **many, default=[16, 64], help="of the trees; default: 16 64")
+    option("--knob", nargs="*", default=[], metavar="NAME=VALUE", help="other knobs of SpecConfig")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

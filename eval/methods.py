@@ -1,0 +1,204 @@
+"""Who takes part in a measurement: by name, each a way to call `model.generate()`.
+
+Knows nothing of questions, clocks or tables. `METHODS` is the registry: whoever has another
+contestant puts its maker there.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from transformers.cache_utils import StaticCache
+
+from eval.errors import EvalError
+from eval.setup import sampling
+from selfspec import GenerationStats, SelfSpec, SpecConfig
+from selfspec.errors import unknown_name
+
+__all__ = [
+    "METHODS",
+    "AssistedMethod",
+    "Method",
+    "MethodError",
+    "Resources",
+    "SelfSpecMethod",
+    "StaticMethod",
+    "StockMethod",
+    "new_method",
+]
+
+_LOOKUP_TOKENS = 10  # of prompt lookup: what its authors and transformers' documentation use
+
+
+class MethodError(EvalError):
+    """There is no method of that name, or what it needs was not given."""
+
+
+class Method(Protocol):
+    """One contestant. Whatever its `answer` learns, `forget` drops; `learns` says if it does."""
+
+    name: str
+    learns: bool
+
+    @property
+    def stats(self) -> GenerationStats | None:
+        """Of the last answer; None where nobody counts."""
+        ...
+
+    def refusal(self, model: Any) -> str | None:
+        """Why it can't take part with this model on its device; None where it can."""
+        ...
+
+    def answer(
+        self,
+        model: Any,
+        ids: torch.Tensor,
+        *,
+        max_new_tokens: int,
+        temperature: float,
+        seed: int,
+        attention_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """(B, L): the prompts `ids` and the texts behind them; temperature 0 is greedy.
+
+        `attention_mask` tells prompts from the padding on their left; None: there is none.
+        """
+        ...
+
+    def forget(self) -> None:
+        """Goes back to what it knew before its first answer."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What makers choose from.
+
+    `new_spec(config)` makes a `SelfSpec`, cold or with a cache loaded, and takes other knobs by
+    name; `assistant` is the small model of assisted decoding.
+    """
+
+    config: SpecConfig = field(default_factory=SpecConfig)
+    new_spec: Callable[..., SelfSpec] = SelfSpec
+    assistant: Any = None
+
+
+@dataclass
+class StockMethod:
+    """Stock `generate()`, with further arguments or none."""
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    learns = False
+
+    @property
+    def stats(self) -> GenerationStats | None:
+        """Stock counts nothing."""
+        return None
+
+    def refusal(self, model: Any) -> str | None:
+        """Stock takes any model."""
+        return None
+
+    def answer(
+        self,
+        model: Any,
+        ids: torch.Tensor,
+        *,
+        max_new_tokens: int,
+        temperature: float,
+        seed: int,
+        attention_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Seeds the global stream first, so that equal draws give equal texts."""
+        torch.manual_seed(seed)
+        output: torch.Tensor = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids) if attention_mask is None else attention_mask,
+            max_new_tokens=max_new_tokens,
+            **sampling(temperature),
+            **self.arguments,
+        )
+        return output
+
+    def forget(self) -> None:
+        """Stock learns nothing."""
+
+
+class StaticMethod(StockMethod):
+    """Stock with its static KV cache, for which it compiles its forward.
+
+    It compiles anew where a text is longer than all before: answer the longest one first.
+    """
+
+    def refusal(self, model: Any) -> str | None:
+        """Asks transformers itself: without compilation a static cache is only slower."""
+        cache = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=1)
+        if model._valid_auto_compile_criteria({"past_key_values": cache}, model.generation_config):
+            return None
+        return f"transformers does not compile {type(model).__name__} on {model.device.type}"
+
+
+class AssistedMethod(StockMethod):
+    """Stock's assisted decoding: another, smaller model drafts a chain."""
+
+    learns = True
+
+    def __init__(self, name: str, assistant: Any) -> None:
+        super().__init__(name, {"assistant_model": assistant})
+        self._assistant = assistant
+        self._start = copy.deepcopy(assistant.generation_config)
+
+    def forget(self) -> None:
+        """transformers keeps what it learns about the assistant in the assistant's own config."""
+        self._assistant.generation_config = copy.deepcopy(self._start)
+
+
+class SelfSpecMethod(StockMethod):
+    """Drafts of a `SelfSpec`, which learns from answer to answer."""
+
+    learns = True
+
+    def __init__(self, name: str, spec: SelfSpec) -> None:
+        super().__init__(name, {"custom_generate": spec})
+        self.spec = spec
+
+    @property
+    def stats(self) -> GenerationStats:
+        """What the `SelfSpec` counted."""
+        return self.spec.stats
+
+    def forget(self) -> None:
+        """Back to the loaded cache or to nothing; what forwards cost here stays known."""
+        self.spec.forget()
+
+
+Maker = Callable[[Resources], Method]
+
+
+def new_method(name: str, resources: Resources | None = None) -> Method:
+    """The method of that name; an unknown one is answered with the nearest."""
+    if name not in METHODS:
+        raise MethodError(unknown_name("method", name, METHODS))
+    return METHODS[name](resources or Resources())
+
+
+def _assisted(resources: Resources) -> Method:
+    if resources.assistant is None:
+        raise MethodError("method 'assisted' needs an assistant model (got none); name one")
+    return AssistedMethod("assisted", resources.assistant)
+
+
+METHODS: dict[str, Maker] = {
+    "stock": lambda _: StockMethod("stock"),
+    "stock-static": lambda _: StaticMethod("stock-static", {"cache_implementation": "static"}),
+    "prompt-lookup": lambda _: StockMethod(
+        "prompt-lookup", {"prompt_lookup_num_tokens": _LOOKUP_TOKENS}
+    ),
+    "assisted": _assisted,
+    "selfspec": lambda given: SelfSpecMethod("selfspec", given.new_spec(given.config)),
+}

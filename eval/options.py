@@ -1,0 +1,173 @@
+"""The options of `python -m eval`, and what its `--help` says.
+
+Imports nothing heavy, so that help is there at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from eval.studies import STUDIES
+
+__all__ = ["parser"]
+
+_RUN = """\
+Answers the questions of a bench with several decoding methods, question by question in turns, and
+writes all that it measured to --output: rows.jsonl, summary.json, report.md and report.html.
+
+  python -m eval run --bench code-stdlib --output out
+  python -m eval run --model your/model --bench spec-bench --questions question.jsonl --output out
+  torchrun --nproc-per-node 4 -m eval run --device cuda --model your/model --bench mbpp --output out
+
+A run that was stopped goes on where it was when it is started again with the same options; a
+higher --limit makes it longer.
+"""
+_BENCHES = """\
+benches:
+  spec-bench, mt-bench   their question.jsonl, named by --questions (mt-bench also through datasets)
+  humaneval, gsm8k, mbpp through the datasets package, or a local file named by --questions
+  code-stdlib            completion, edit and docstring tasks cut from Python's own library, offline
+  FILE.jsonl             your own: {"turns": ["…", "…"]} or {"prompt": "…"} a line
+methods:
+  stock, stock-static    transformers' generate(), and with a static KV cache, compiled
+  prompt-lookup          transformers' own drafts from the prompt
+  assisted               transformers' own drafts from --assistant-model
+  lut-static             Token Recycling: a LUT and a tree of 80 nodes that keeps its shape
+  lut-tree               DIAA: LUT pair, dynamic tree, nothing counted
+  self-draft             Self-Draft: branches, context, corpus
+  switch                 longest match, else a LUT tree
+  selfspec               all sources, weighed by what came true
+"""
+_STUDY = """\
+Runs one method with different knobs, all of them interleaved as in 'run', and reports on each:
+
+"""
+_SIMULATE = """\
+Drafts for the texts that a run recorded, step by step, and counts what would have been accepted.
+The text stands for the model, so tables learn from its tokens alone, and tokens per step come out
+lower than with the model: compare them with each other only. The last line is one JSON object.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands with their options."""
+    top = argparse.ArgumentParser(prog="python -m eval")
+    top.description = "Measures decoding methods on a model, a bench and a machine of yours."
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+    _add_run(commands)
+    report = commands.add_parser("report", help="write a run's report anew from its rows")
+    report.add_argument("folder", type=Path, help="--output of a run")
+    report.set_defaults(command="report")
+    compare = commands.add_parser("compare", help="two runs side by side, question by question")
+    compare.add_argument("a", type=Path, help="--output of a run")
+    compare.add_argument("b", type=Path, help="that of the other one")
+    compare.set_defaults(command="compare")
+    _add_simulate(commands)
+    _add_study(commands)
+    return top
+
+
+def _add_simulate(commands: Any) -> None:
+    simulate = commands.add_parser(
+        "simulate",
+        help="replay a run's texts through the sources, with no model",
+        description=_SIMULATE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = simulate.add_argument
+    add("folder", type=Path, help="--output of a run")
+    add("--max-nodes", type=int, nargs="+", default=[8, 16, 32, 64], metavar="N")
+    add("--cache", metavar="CACHE", help="start with this cache folder or Hub id")
+    add("--knob", nargs="*", default=[], metavar="NAME=VALUE", help="other knobs of SpecConfig")
+    add("--at-least", type=float, metavar="X", help="exit status 1 where any width yields less")
+    simulate.set_defaults(command="simulate")
+
+
+def _add_run(commands: Any) -> None:
+    run = commands.add_parser(
+        "run",
+        help="answer a bench with several methods and write a report",
+        description=_RUN,
+        epilog=_BENCHES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    run.add_argument(
+        "--methods",
+        type=_names,
+        default=("stock", "prompt-lookup", "selfspec"),
+        metavar="A,B,…",
+        help="of those below; default: stock,prompt-lookup,selfspec",
+    )
+    _add_run_options(run)
+    run.set_defaults(command="run")
+
+
+def _add_study(commands: Any) -> None:
+    study = commands.add_parser(
+        "study",
+        help="make an experiment of the papers on a model of yours",
+        description=_STUDY
+        + "\n".join(f"  {n:<9} {s.title} ({s.after})" for n, s in STUDIES.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    study.add_argument("name", help="one of those above")
+    _add_run_options(study)
+    study.set_defaults(command="study")
+
+
+def _add_run_options(command: Any) -> None:
+    _add_subject(command.add_argument_group("what is measured"))
+    _add_questions(command.add_argument_group("which questions"))
+    _add_decoding(command.add_argument_group("how they are answered"))
+    _add_state(command.add_argument_group("what drafters know, and how they draft"))
+
+
+def _add_subject(group: Any) -> None:
+    add = group.add_argument
+    add("--output", type=Path, required=True, metavar="DIR", help="where all results go")
+    add("--bench", required=True, help="a bench of those below, or FILE.jsonl")
+    add("--model", help="folder or Hub id; default: the embedded one, which writes Python code")
+    add("--assistant-model", metavar="MODEL", help="the small model of method 'assisted'")
+    add("--shape", help="grow a small Llama to this shape first, such as 135m: see eval.grow")
+
+
+def _add_questions(group: Any) -> None:
+    add = group.add_argument
+    add("--questions", type=Path, metavar="FILE", help="a local file of the bench")
+    add("--limit", type=int, metavar="N", help="so many questions, spread over the tasks")
+    add("--task", help="questions of this task alone")
+    add("--every", type=int, default=1, metavar="N", help="every Nth question of each task")
+    add("--offset", type=int, default=0, metavar="N", help="which of the N; default: 0")
+    add("--turns", type=int, metavar="N", help="at most so many turns; default: all")
+    add("--max-prompt-tokens", type=int, metavar="N", help="leave longer first prompts out")
+    add(
+        "--prompt-format",
+        default="auto",
+        help="chat: the tokenizer's template. plain: text to go on with. auto: what fits",
+    )
+
+
+def _add_decoding(group: Any) -> None:
+    add = group.add_argument
+    add("--max-new-tokens", type=int, default=128, metavar="N", help="default: 128")
+    add("--temperature", type=float, default=0.0, metavar="T", help="default: 0, which is greedy")
+    add("--seed", type=int, default=0, metavar="N", help="question number n gets seed N + n")
+    add("--batch-size", type=int, default=1, metavar="N", help="questions answered together")
+    add("--dtype", default="auto", help="float32, bfloat16, float16; auto: float32 on a CPU")
+    add("--device", default="auto", help="cpu, cuda, …; auto: a GPU where there is one")
+    add("--threads", type=int, metavar="N", help="of the CPU; default: torch's choice")
+
+
+def _add_state(group: Any) -> None:
+    add = group.add_argument
+    add("--cache", metavar="CACHE", help="prebuilt state: start with this cache folder or Hub id")
+    add("--warm-up", type=int, default=0, metavar="N", help="answer N other questions first")
+    add("--max-nodes", type=int, metavar="N", help="nodes of a draft tree")
+    add("--budget", help="fixed, or measured: as many of --max-nodes as pay here")
+    add("--knob", nargs="*", default=[], metavar="NAME=VALUE", help="any other knob of SpecConfig")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())

@@ -1,0 +1,151 @@
+"""The tables of a report, from a summary: cells as text, ready for Markdown and for HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+from eval.answers import STOCK
+from eval.figures import OVERALL
+
+__all__ = ["Table", "methods_table", "tasks_table", "winners"]
+
+OURS = "selfspec"
+_NONE = "–"
+_EVEN = 0.01  # differences of 1 % are none
+
+Summary = Mapping[str, Any]
+
+
+class Table(NamedTuple):
+    """A head, rows of cells, and a line below that says how to read them."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+    def markdown(self) -> str:
+        """With the title as a heading."""
+        rule = ["---", *["---:"] * (len(self.head) - 1)]
+        rows = [self.head, rule, *self.rows]
+        lines = [f"| {' | '.join(_piped(cell) for cell in row)} |" for row in rows]
+        return "\n".join([f"## {self.title}", "", *lines, *(["", self.note] if self.note else [])])
+
+    def html(self) -> str:
+        """The same."""
+        head = "".join(f"<th>{escape(cell)}</th>" for cell in self.head)
+        rows = "".join(f"<tr>{_cells(row)}</tr>" for row in self.rows)
+        note = f'<p class="note">{escape(self.note)}</p>' if self.note else ""
+        return (
+            f"<h2>{escape(self.title)}</h2><div class='wide'><table><thead><tr>{head}</tr></thead>"
+            f"<tbody>{rows}</tbody></table></div>{note}"
+        )
+
+
+def methods_table(summary: Summary) -> Table:
+    """A row for each method, over all questions."""
+    head = ["method", "tokens per step", "speed-up", "95 %", "mean", "median", "quartiles", "worst"]
+    head += ["tokens/s", "ms a token", "same text", "failed"]
+    rows = [_method_row(name, parts[OVERALL]) for name, parts in summary["methods"].items()]
+    note = (
+        "Tokens per step: in brackets the queries of a step, nodes and branches. Speed-up: "
+        "stock's seconds a token over the method's, of all tokens together, with the interval in "
+        "which 95 % of resamplings put it; mean, median, quartiles and worst over questions. Same "
+        "text: answers equal to stock's, near-ties and different ones behind them."
+    )
+    return Table("All questions", head, rows, note)
+
+
+def tasks_table(summary: Summary, title: str, figure: str) -> Table:
+    """A row for each method and a column for each task, of `speed_up` or another figure."""
+    methods = summary["methods"]
+    tasks = list(next(iter(methods.values())))
+    rows = [
+        [name, *(_cell(parts[task], figure) for task in tasks)]
+        for name, parts in methods.items()
+        if not (figure == "speed_up" and name == STOCK)
+    ]
+    return Table(title, ["method", *tasks], rows)
+
+
+def winners(summary: Summary) -> list[str]:
+    """Where another method beats selfspec, by more than 1 %: a line for each task and figure."""
+    methods = summary["methods"]
+    if OURS not in methods:
+        return []
+    names = {"speed_up": "speed-up", "tokens_per_step": "tokens per step"}
+    lines = []
+    for figure, called in names.items():
+        for task, own in methods[OURS].items():
+            value = _value(own, figure)
+            for name, parts in methods.items():
+                other = _value(parts[task], figure)
+                if name != OURS and value and other and other > value * (1 + _EVEN):
+                    cells = f"{name} {_cell(parts[task], figure)}, {OURS} {_cell(own, figure)}"
+                    lines.append(f"{task}, {called}: {cells}")
+    return lines
+
+
+def _method_row(name: str, figures: Mapping[str, Any]) -> list[str]:
+    speed_up = figures["speed_up"]
+    quartiles = speed_up and f"{speed_up['q1']:.2f} to {speed_up['q3']:.2f}"
+    interval = speed_up and f"{speed_up['low']:.2f} to {speed_up['high']:.2f}"
+    return [
+        name,
+        _cell(figures, "tokens_per_step"),
+        *(_times(speed_up, "total"), interval or _NONE),
+        *(_times(speed_up, key) for key in ("mean", "median")),
+        *(quartiles or _NONE, _times(speed_up, "min")),
+        _number(figures["goodput"]),
+        _number(figures["latency_ms"]),
+        _verdicts(name, figures),
+        str(figures["num_failed"]),
+    ]
+
+
+def _verdicts(name: str, figures: Mapping[str, Any]) -> str:
+    counts = [figures[key] for key in ("num_identical", "num_near_ties", "num_different")]
+    if name == STOCK or not sum(counts):
+        return _NONE
+    identical, near_ties, different = counts
+    more = [f"{near_ties} near-ties"] * bool(near_ties) + [f"{different} DIFFERENT"] * bool(
+        different
+    )
+    return " + ".join([f"{identical} of {sum(counts)}", *more])
+
+
+def _value(figures: Mapping[str, Any], figure: str) -> float | None:
+    value: Any = figures[figure]
+    total: float | None = value["total"] if isinstance(value, Mapping) else value
+    return total
+
+
+def _cell(figures: Mapping[str, Any], figure: str) -> str:
+    """Tokens per step come with the queries that a step asked for them."""
+    value = _value(figures, figure)
+    if value is None:
+        return _NONE
+    if figure == "speed_up":
+        return f"{value:.2f}x"
+    queries = figures["queries_per_step"]
+    return f"{value:.2f}" if queries is None else f"{value:.2f} ({queries:.0f})"
+
+
+def _times(speed_up: Mapping[str, float] | None, key: str) -> str:
+    return _NONE if speed_up is None else f"{speed_up[key]:.2f}x"
+
+
+def _number(value: float | None) -> str:
+    """Three digits that count, or all in front of the point."""
+    return _NONE if value is None else f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
+
+
+def _piped(cell: str) -> str:
+    return cell.replace("|", "\\|")
+
+
+def _cells(row: Sequence[str]) -> str:
+    first, *rest = (escape(cell) for cell in row)
+    return f"<th>{first}</th>" + "".join(f"<td>{cell}</td>" for cell in rest)

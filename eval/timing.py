@@ -1,0 +1,90 @@
+"""How long a `generate()` call takes, the prompt's forward and the rest told apart.
+
+Knows one model and a callable; nothing of methods, questions or tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+
+__all__ = ["Timed", "num_new_tokens", "synchronise", "timed"]
+
+
+class Timed(NamedTuple):
+    """What a call returned, and its seconds.
+
+    `prefill_seconds` go to the end of the model's first forward; what comes behind it counts as
+    decoding, what a drafter learns from the prompt included.
+    """
+
+    output: torch.Tensor
+    seconds: float
+    prefill_seconds: float
+
+    @property
+    def decode_seconds(self) -> float:
+        """All but the prompt's forward."""
+        return self.seconds - self.prefill_seconds
+
+
+def timed(model: Any, run: Callable[[], torch.Tensor]) -> Timed:
+    """Runs a call of `model.generate()` with the device idle before and after it."""
+    device = model.device
+    synchronise(device)
+    start = perf_counter()
+    with _first_forward(model, device) as prefill_seconds:
+        output = run()
+        synchronise(device)
+    return Timed(output, perf_counter() - start, prefill_seconds())
+
+
+def num_new_tokens(output: torch.Tensor, prompt_ids: torch.Tensor) -> int:
+    """Of one answer (1, L): the new ids, an end token among them; the same for all methods."""
+    return output.shape[1] - prompt_ids.shape[1]
+
+
+def synchronise(device: torch.device) -> None:
+    """Returns when the device has done all that was queued; on a CPU at once."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+@contextmanager
+def _first_forward(model: Any, device: torch.device) -> Iterator[Callable[[], float]]:
+    """Yields what tells the seconds from here to the end of the model's first forward inside.
+
+    One hook, which takes itself off when it fires: the forwards behind it run as they always do.
+    """
+    start = _stamp(device)
+    ends: list[Any] = []
+
+    def fire(*_args: object) -> None:
+        handle.remove()
+        ends.append(_stamp(device))
+
+    handle = model.register_forward_hook(fire)
+    try:
+        yield lambda: _seconds_between(start, ends[0]) if ends else 0.0
+    finally:
+        handle.remove()
+
+
+def _stamp(device: torch.device) -> Any:
+    """A moment. On CUDA an event, so that nobody waits for the queue to drain."""
+    if device.type == "cuda":
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(device))
+        return event
+    synchronise(device)
+    return perf_counter()
+
+
+def _seconds_between(start: Any, end: Any) -> float:
+    if isinstance(start, float):
+        return float(end - start)
+    return float(start.elapsed_time(end)) / 1000

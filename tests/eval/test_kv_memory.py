@@ -1,0 +1,132 @@
+"""The KV's bytes: counted as they are, and no more of them than the text and the tree need."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from eval import kv_memory
+from eval.kv_memory import Comparison, Memory, compare, watched
+from eval.storages import StorageLog
+from tests.fakes import new_model, prompt
+
+COLUMN = 2 * 2 * 8 * 4  # one layer's keys and values, 2 heads of 8 fp32 numbers
+WAITS = pytest.mark.xfail(
+    strict=True, reason="arenas double, whatever may still come, where a text outgrows them"
+)
+TWICE = pytest.mark.xfail(
+    strict=True, reason="the prompt's KV is held twice while it moves into the arenas"
+)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return new_model(num_hidden_layers=1)
+
+
+def test_storages_are_counted_once_and_while_they_live():
+    old = torch.zeros(100)
+    with StorageLog() as log:
+        outside = old.view(10, 10)
+        first = torch.zeros(25)
+        view = first[3:]
+        number = log.number(view)
+        del first
+        second = torch.cat([view, view])
+        del view
+        third = torch.zeros(1)
+    assert log.number(outside) == 0
+    assert (number, log.number(second), log.number(third)) == (1, 2, 3)
+    assert log.peak({1}) == 100
+    assert log.peak({2, 3}) == 4 * (44 + 1)
+    assert log.peak() == 100 + 176
+    assert log.peak(set()) == 0
+
+
+def test_stock_is_counted_to_the_byte(model):
+    inputs = prompt(length=20)
+
+    def generate():
+        model.generate(**inputs, max_new_tokens=10, do_sample=False)
+
+    memory = watched(model, generate)
+    assert memory.column == COLUMN
+    assert memory.held == (20 + 9) * COLUMN  # the last token's KV is never made
+    # keys or values are there in both lengths for a moment
+    assert memory.peak == memory.held + 28 * COLUMN // 2
+    assert memory.everything >= memory.peak
+    assert memory.cuda is None
+    assert not model._forward_hooks
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_allocator_has_its_say():
+    found = compare(new_model().to("cuda"), 60, 20, max_nodes=8)
+    for memory in (found.stock, found.ours):
+        assert memory.cuda is not None
+        assert memory.cuda >= memory.held
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "num_new", "width"),
+    [
+        (200, 40, 16),
+        (100, 100, 64),
+        (17, 120, 16),
+        pytest.param(17, 300, 16, marks=WAITS),
+    ],
+)
+def test_ours_holds_no_more_than_stock_and_a_tree(model, num_prompt, num_new, width):
+    found = compare(model, num_prompt, num_new, max_nodes=width)
+    assert found.stock.held == (num_prompt + num_new - 1) * COLUMN
+    assert found.ours.held >= found.stock.held
+    assert found.allowed == 1.1 * found.stock.held + width * COLUMN
+    assert found.ours.held <= found.allowed
+
+
+def test_branches_have_slots_too(model):
+    found = compare(model, 50, 20, max_nodes=8, num_branches=2, branch_length=3)
+    assert found.width == 14
+    assert found.ours.held <= found.allowed
+
+
+@TWICE
+def test_the_peak_is_near_what_is_held(model):
+    found = compare(model, 200, 40, max_nodes=16)
+    assert found.ours.peak <= 1.1 * found.stock.peak + 16 * COLUMN
+
+
+def test_what_is_held_beyond_the_allowed_is_told(capsys, chat_folder, monkeypatch):
+    stock, ours = Memory(100, 110, 500, 10, None), Memory(300, 310, 700, 10, None)
+    monkeypatch.setattr(kv_memory, "compare", lambda *_, **__: Comparison(5, 6, 7, stock, ours))
+    status = kv_memory.main(["--model", chat_folder, "--prompt-tokens", "5", "--new-tokens", "6"])
+    *table, last = capsys.readouterr().out.splitlines()
+    assert status == 0
+    assert "(more)" in table[2]
+    assert len({line.count("|") for line in table}) == 1
+    row = json.loads(last)["rows"][0]
+    assert (row["allowed"], row["is_allowed"]) == (180, False)
+    assert row["selfspec"]["held"] == 300
+
+
+def test_the_command(capsys, chat_folder):
+    options = ["--prompt-tokens", "20", "30", "--new-tokens", "5", "--max-nodes", "4"]
+    assert kv_memory.main(["--model", chat_folder, *options, "--dtype", "bfloat16"]) == 0
+    *table, last = capsys.readouterr().out.splitlines()
+    assert len(table) == 4
+    rows = json.loads(last)["rows"]
+    assert [(row["num_prompt_tokens"], row["width"]) for row in rows] == [(20, 4), (30, 4)]
+    assert all(row["is_allowed"] for row in rows)
+
+
+def test_an_unknown_knob_is_one_line(capsys, chat_folder):
+    assert kv_memory.main(["--model", chat_folder, "--knob", "depth=3"]) == 2
+    assert "unknown knob 'depth'" in capsys.readouterr().err
+
+
+def test_windowed_layers_are_counted_too():
+    found = compare(new_model("gemma3"), 20, 20, max_nodes=4)
+    assert found.stock.held < 39 * found.stock.column
+    assert found.ours.held >= found.stock.held

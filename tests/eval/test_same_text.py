@@ -1,0 +1,140 @@
+"""The report on half precision: what counts as a difference, and how large it is."""
+
+from __future__ import annotations
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from eval import same_text
+from eval.questions import Question
+from eval.same_text import Parting, Texts, beside_a_longer_one, compare, parting
+from selfspec import SelfSpec
+from tests.fakes import PAD, VOCAB, WildSource, new_model, prompt, tiny_model
+
+PROMPTS = [(Question(n, "qa", ()), prompt(seed=n)["input_ids"]) for n in range(4)]
+
+
+def stock_output(text: list[int], scores: list[list[float]]) -> SimpleNamespace:
+    sequences = torch.tensor([[9, 9, *text]])
+    return SimpleNamespace(sequences=sequences, scores=tuple(torch.tensor([s]) for s in scores))
+
+
+STOCK = stock_output([2, 0, 1], [[0, 0, 9.0], [20.5, 20.25, 3.0], [0, 1, 0]])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "ulps"), [(torch.bfloat16, 2.0), (torch.float16, 16.0), (torch.float32, 2.0**17)]
+)
+def test_a_gap_in_steps_of_the_dtype(dtype, ulps):
+    assert parting(STOCK, [2, 1, 0], dtype) == Parting(1, 0.25, ulps)
+
+
+def test_the_same_text_has_no_gap():
+    assert parting(STOCK, [2, 0, 1], torch.bfloat16) is None
+
+
+@pytest.mark.parametrize("ids", [[2, 0], [2, 0, 1, 1]])
+def test_a_text_of_another_length_is_no_rounding(ids):
+    at = min(len(ids), 3)
+    assert parting(STOCK, ids, torch.bfloat16) == Parting(at, math.inf, math.inf)
+
+
+def test_a_tie_is_no_gap():
+    stock = stock_output([0], [[1.5, 1.5]])
+    assert parting(stock, [1], torch.bfloat16) == Parting(0, 0.0, 0.0)
+
+
+def test_the_prompt_is_padded_beside_a_longer_text():
+    pair = beside_a_longer_one(torch.tensor([[*range(1, 11)]]), PAD)
+    assert pair["input_ids"].tolist() == [
+        [PAD] * 8 + [*range(1, 11)],
+        [*range(1, 9), *range(1, 11)],
+    ]
+    assert pair["attention_mask"].tolist() == [[0] * 8 + [1] * 10, [1] * 18]
+    assert beside_a_longer_one(torch.tensor([[5, 6]]), PAD)["input_ids"].shape == (2, 4)
+
+
+def test_nothing_differs_in_fp32():
+    spec = SelfSpec(extra_sources=[WildSource()])
+    texts = list(compare(tiny_model(), PROMPTS, spec, max_new_tokens=20))
+    assert texts == [Texts(None, None)] * len(PROMPTS)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_differs_by_near_ties_alone(dtype):
+    spec = SelfSpec(extra_sources=[WildSource()])
+    model = new_model(dtype=dtype)
+    for text in compare(model, PROMPTS, spec, max_new_tokens=20):
+        for found in text:
+            assert found is None or abs(found.ulps) <= 4
+    assert spec.total_stats.disabled_reason is None
+
+
+def test_a_wrong_text_is_found():
+    """A decoding loop that changes one token: its gap is stock's own."""
+
+    def wrong(model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
+        ids = type(model)._sample(
+            model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs
+        )
+        ids[0, input_ids.shape[1] + 3] = (ids[0, input_ids.shape[1] + 3] + 1) % VOCAB
+        return ids
+
+    for text in compare(tiny_model(), PROMPTS[:2], wrong, max_new_tokens=8):
+        assert text.drafted is not None
+        assert text.drafted.at == 3
+        assert text.drafted.gap > 0
+        assert text.batched is None
+
+
+def run(capsys, *options: str) -> tuple[int, list[str], str]:
+    status = same_text.main(["--max-new-tokens", "8", *options])
+    captured = capsys.readouterr()
+    return status, captured.out.splitlines(), captured.err
+
+
+def test_the_command(questions, chat_folder, capsys):
+    options = ["--model", chat_folder, "--questions", str(questions), "--limit", "2"]
+    status, lines, _ = run(capsys, *options, "--dtypes", "float32", "bfloat16")
+    result = json.loads(lines[-1])
+    assert status == 0
+    assert list(result["dtypes"]) == ["float32", "bfloat16"]
+    assert result["num_prompts"] == result["dtypes"]["float32"]["num_prompts"] == 2
+    for name in ("selfspec", "stock_in_a_batch_of_two"):
+        assert result["dtypes"]["float32"][name] == {"num_differ": 0, "share": 0.0}
+    table = [line for line in lines if line.startswith("|")]
+    assert len(table) == 2 + 2 * 2
+    assert "| float32 | selfspec | 2 | 0 (0.0%) | – | – | – |" in table
+
+
+def test_differences_are_summed_up():
+    found = [Parting(3, 0.5, 1.0), None, Parting(8, 0.25, 2.0), Parting(10, 0.0, 0.0)]
+    assert same_text._counted(found) == {
+        "num_differ": 3,
+        "share": 0.75,
+        "median_at": 8,
+        "largest_gap": 0.5,
+        "median_ulps": 1.0,
+        "largest_ulps": 2.0,
+    }
+
+
+def test_why_nothing_was_drafted_is_told(capsys, chat_folder, monkeypatch):
+    monkeypatch.setattr(
+        same_text, "load_model", lambda *_, **__: new_model("mamba", vocab_size=320)
+    )
+    status, lines, _ = run(
+        capsys, "--model", chat_folder, "--text", "random", "--limit", "1", "--dtypes", "float32"
+    )
+    assert status == 0
+    assert "disabled_reason" in json.loads(lines[-1])["dtypes"]["float32"]
+
+
+def test_what_can_not_be_run_is_one_line(chat_folder, capsys):
+    status, _, error = run(capsys, "--model", chat_folder)
+    assert status == 2
+    assert error.startswith("error: --questions must name")
