@@ -24,6 +24,7 @@ pytestmark = [
 GREEDY: dict[str, Any] = {"do_sample": False}
 SAMPLE: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "top_p": 0.9}
 ASKED = {"greedy": GREEDY, "penalty": {**GREEDY, "repetition_penalty": 1.2}, "sample": SAMPLE}
+FIXED: dict[str, Any] = {"budget": "fixed", "max_nodes": 16}  # hangs on no clock
 FORWARDS = ("eager", "graph", "compiled")
 
 
@@ -52,6 +53,12 @@ def check_same(
     assert spec.stats.disabled_reason is None
 
 
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads what another one, or the user, has measured."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
 @pytest.fixture
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What each capture came to: a replay or a reason."""
@@ -74,7 +81,7 @@ def test_same_text_and_generator_state(
     forward: str, overlap: bool, asked: dict[str, Any], num_rows: int
 ) -> None:
     model = on_gpu()
-    spec = selfspec.SelfSpec(forward=forward, overlap=overlap, max_nodes=8)
+    spec = selfspec.SelfSpec(forward=forward, overlap=overlap, budget="fixed", max_nodes=8)
     for _ in range(2):
         check_same(model, spec, prompts(num_rows), **asked)
         assert (spec.stats.forward, spec.stats.eager_reason) == (forward, None)
@@ -86,7 +93,7 @@ def test_same_text_and_generator_state(
 )
 def test_architectures_by_graphs(name: str, num_rows: int) -> None:
     """Or, where one can't be captured, eagerly with the reason."""
-    model, spec = on_gpu(name=name), selfspec.SelfSpec()
+    model, spec = on_gpu(name=name), selfspec.SelfSpec(**FIXED)
     for asked in (GREEDY, SAMPLE):
         check_same(model, spec, prompts(num_rows), **asked)
         assert (spec.stats.forward == "graph") == (spec.stats.eager_reason is None)
@@ -101,7 +108,7 @@ def test_texts_that_outgrow_the_first_slots(name: str, monkeypatch: pytest.Monke
 
 
 def test_graphs_are_kept_for_the_next_call(captures: list[Any]) -> None:
-    model, spec = on_gpu(), selfspec.SelfSpec(sources=("lut",), learning="frozen")
+    model, spec = on_gpu(), selfspec.SelfSpec(sources=("lut",), learning="frozen", **FIXED)
     counts = []
     for _ in range(2):
         check_same(model, spec, prompts(1), **GREEDY)
@@ -114,7 +121,7 @@ def test_graphs_are_kept_for_the_next_call(captures: list[Any]) -> None:
 def test_overlap_learns_the_same(forward: str) -> None:
     tables = []
     for overlap in (True, False):
-        spec = selfspec.SelfSpec(forward=forward, overlap=overlap)
+        spec = selfspec.SelfSpec(forward=forward, overlap=overlap, **FIXED)
         model = on_gpu()
         for asked in (GREEDY, SAMPLE):
             check_same(model, spec, prompts(3), **asked)
@@ -128,7 +135,7 @@ def test_overlap_learns_the_same(forward: str) -> None:
 
 def test_a_model_that_reads_values_back_goes_on_eagerly() -> None:
     """And the device is as fit for captures as before."""
-    model, spec = on_gpu(), selfspec.SelfSpec()
+    model, spec = on_gpu(), selfspec.SelfSpec(**FIXED)
     mlp = model.model.layers[0].mlp
     forward = mlp.forward
     mlp.forward = lambda hidden: forward(hidden) * (1.0 if hidden.sum().item() < 1e30 else 2.0)
@@ -144,7 +151,7 @@ def test_a_model_that_reads_values_back_goes_on_eagerly() -> None:
 @pytest.mark.parametrize("fails_at", [2, 3])
 def test_a_capture_that_fails_in_the_midst(fails_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the model's own work under way, as a capture would really break off."""
-    model, spec = on_gpu(name="gemma3"), selfspec.SelfSpec()
+    model, spec = on_gpu(name="gemma3"), selfspec.SelfSpec(**FIXED)
     count, capture = iter(range(1, 1000)), CudaDevice.capture
 
     def failing(self: CudaDevice, work: Any) -> Any:
@@ -183,7 +190,7 @@ def test_a_hook_is_heard_and_named() -> None:
 
 
 def test_a_second_thread_goes_on_eagerly() -> None:
-    model, spec = on_gpu(), selfspec.SelfSpec()
+    model, spec = on_gpu(), selfspec.SelfSpec(**FIXED)
     inside, through = threading.Event(), threading.Event()
     expected = model.generate(**prompts(2), max_new_tokens=48, repetition_penalty=1.1, **GREEDY)
     texts: list[torch.Tensor] = []
@@ -208,7 +215,7 @@ def test_a_second_thread_goes_on_eagerly() -> None:
 
 
 def test_slots_take_little_more_than_the_stock_cache() -> None:
-    model, spec = on_gpu(), selfspec.SelfSpec(max_nodes=16)
+    model, spec = on_gpu(), selfspec.SelfSpec(**FIXED)
     asked = {"max_new_tokens": 400, "return_dict_in_generate": True, **GREEDY}
     stock = model.generate(**prompts(2, 200), **asked).past_key_values
     model.generate(**prompts(2, 200), custom_generate=spec, **asked)
@@ -222,7 +229,7 @@ def test_slots_take_little_more_than_the_stock_cache() -> None:
 def test_a_dropped_model_leaves_no_memory_behind() -> None:
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
-    model, spec = on_gpu(), selfspec.SelfSpec()
+    model, spec = on_gpu(), selfspec.SelfSpec(**FIXED)
     check_same(model, spec, prompts(2), **GREEDY)
     del model
     torch.cuda.synchronize()
@@ -231,8 +238,7 @@ def test_a_dropped_model_leaves_no_memory_behind() -> None:
 
 
 @pytest.mark.parametrize("budget", ["fixed", "measured"])
-def test_budgets_by_graphs(budget: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_budgets_by_graphs(budget: str) -> None:
     model, spec = on_gpu(), selfspec.SelfSpec(budget=budget, max_nodes=64, num_branches=2)
     for num_rows in (1, 3):
         check_same(model, spec, prompts(num_rows), **SAMPLE)
@@ -243,7 +249,7 @@ def test_budgets_by_graphs(budget: str, tmp_path: Any, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_runs_every_forward(dtype: torch.dtype, forward: str) -> None:
     """Near-ties may fall differently, so no text is compared."""
-    spec = selfspec.SelfSpec(forward=forward, max_nodes=8)
+    spec = selfspec.SelfSpec(forward=forward, budget="fixed", max_nodes=8)
     on_gpu(dtype).generate(**prompts(2), max_new_tokens=24, custom_generate=spec)
     assert (spec.stats.forward, spec.stats.eager_reason) == (forward, None)
 
