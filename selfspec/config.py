@@ -11,9 +11,10 @@ from typing import Any
 
 from selfspec.errors import ConfigError, unknown_name
 
-__all__ = ["BUDGETS", "LEARNING_SCOPES", "SOURCE_NAMES", "SpecConfig"]
+__all__ = ["BUDGETS", "FORWARDS", "LEARNING_SCOPES", "SOURCE_NAMES", "SpecConfig"]
 
 BUDGETS = ("measured", "fixed", "threshold")
+FORWARDS = ("auto", "eager", "graph", "compiled")
 LEARNING_SCOPES = ("session", "request", "frozen")
 SOURCE_NAMES = ("lut", "lut2", "context", "corpus", "runners")
 
@@ -58,8 +59,20 @@ class SpecConfig:
         learning: How far what is learned reaches. ``"session"``: from call to call of one
             `SelfSpec`. ``"request"``: each call starts from what was there before and leaves no
             trace, which keeps tenants of a server apart. ``"frozen"``: nothing is learned.
+        forward: How the model is run over drafts. ``"auto"``: as captured graphs on CUDA, eagerly
+            elsewhere and where a model can't be captured. ``"eager"``: op by op; nothing is kept
+            on the device from call to call. ``"graph"``: asks for captured graphs, each made on
+            first use and kept with KV slots of fixed places for the next calls; where there can
+            be none, the call goes on eagerly and ``stats.eager_reason`` says why. ``"compiled"``:
+            the same fixed places through `torch.compile`, on a CPU too: minutes at first for a
+            large model, and captured as graphs on CUDA. A forward may then be wider than its
+            tree: 1, 2, 4, … 64, or a multiple of 64.
+        overlap: True lets a CUDA device look up what is learned from a forward, and move the KV of
+            what was accepted, while the CPU reads the outcome and drafts on. False does one after
+            the other. What is learned is the same; without CUDA there is no difference.
         strict: True refuses a call that can't be drafted for, before the first forward. False
-            decodes it plainly and says why in ``stats.disabled_reason``.
+            decodes it plainly and says why in ``stats.disabled_reason``. With `forward` set to
+            ``"graph"`` or ``"compiled"``, True refuses to go on eagerly, too.
 
     >>> SpecConfig(max_nodes=0)
     Traceback (most recent call last):
@@ -78,6 +91,8 @@ class SpecConfig:
     num_branches: int = 0
     branch_length: int = 6
     learning: str = "session"
+    forward: str = "auto"
+    overlap: bool = True
     strict: bool = False
 
     def __post_init__(self) -> None:
@@ -92,8 +107,11 @@ class SpecConfig:
             raise ConfigError(unknown_name("budget", str(self.budget), BUDGETS))
         if self.learning not in LEARNING_SCOPES:
             raise ConfigError(unknown_name("learning scope", str(self.learning), LEARNING_SCOPES))
-        if not isinstance(self.strict, bool):
-            raise ConfigError(f"strict must be True or False (got {self.strict!r})")
+        if self.forward not in FORWARDS:
+            raise ConfigError(unknown_name("forward", str(self.forward), FORWARDS))
+        for name in ("overlap", "strict"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be True or False (got {getattr(self, name)!r})")
 
     @classmethod
     def of(cls, **knobs: Any) -> SpecConfig:

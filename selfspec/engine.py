@@ -16,6 +16,7 @@ import torch
 
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget, FixedBudget
+from selfspec.device import CpuDevice, Device, Fetched
 from selfspec.memory import Memory
 from selfspec.pace import Lockstep, OwnPace, Row
 from selfspec.records import DraftTree, GenerationStats, Queries, StepRecord, TopK
@@ -61,6 +62,7 @@ class Decoder:
     config: SpecConfig
     stats: GenerationStats
     budget: Budget = field(default_factory=FixedBudget)
+    device: Device = field(default_factory=CpuDevice)
     listeners: Sequence[Listener] = ()
 
     def start(self, rows: list[Row], prompt_logits: torch.Tensor) -> None:
@@ -68,10 +70,11 @@ class Decoder:
         self._rows = rows
         self._lap = perf_counter()
         trees = [DraftTree.of_root(row.last_token) for row in rows]
-        records = self._verify(trees, prompt_logits[:, None])
+        records, tops, _ = self._verify(trees, prompt_logits[:, None])
         self.stats.num_new_tokens += len(records)
         self.stats.num_prompt_tokens_out += len(records)
-        self._learn(records, prompt_logits[:, None])
+        self.device.join()
+        self._learn(records, tops)
         self._tell(records)
 
     def run(self) -> None:
@@ -91,15 +94,12 @@ class Decoder:
         self._time("layout")
         logits = self.backend.forward(layout)
         seconds = self._time("forward")
-        records = self._verify(trees, logits)
-        verify_seconds = self._time("verify")
+        records, tops, verify_seconds = self._verify(trees, logits)
         if logits.is_cuda:  # there the forward is waited for where its outcome is first read
             seconds += verify_seconds
         width = max(len(asked.tokens) for asked in queries)
-        self.backend.commit([record.path for record in records])
-        self._time("commit")
-        self._learn(records, logits)
-        self._time("learn")
+        self._commit(records)
+        self._learn(records, tops)
         self.budget.observe(width, seconds, records)
         for record in records:
             self.stats.count_step(record)
@@ -113,18 +113,43 @@ class Decoder:
             return trees
         return [row.queries(t, self.transcript) for row, t in zip(self._rows, trees, strict=True)]
 
-    def _verify(self, trees: list[DraftTree], logits: torch.Tensor) -> list[StepRecord]:
-        return self.pace.verify(self._rows, trees, logits, self.transcript)
+    def _verify(
+        self, trees: list[DraftTree], logits: torch.Tensor
+    ) -> tuple[list[StepRecord], Fetched | None, float]:
+        """The walks, the tables on their way, and the seconds.
 
-    def _learn(self, records: list[StepRecord], logits: torch.Tensor) -> None:
-        if self.memory.learns:
-            tops = top_k_of(logits, self.memory.top_k)
+        The device is asked for what the walk needs first, and for the tables beside it.
+        """
+        self.pace.read(logits)
+        seconds = self._time("verify")
+        tops = self._fetch_tops(logits)
+        seconds += self._time("learn")
+        records = self.pace.verify(self._rows, trees, logits, self.transcript)
+        return records, tops, seconds + self._time("verify")
+
+    def _fetch_tops(self, logits: torch.Tensor) -> Fetched | None:
+        if not self.memory.learns:
+            return None
+        with self.device.side(logits):
+            return self.device.fetch(*_top_k(logits, self.memory.top_k))
+
+    def _commit(self, records: list[StepRecord]) -> None:
+        """Moves the KV beside what the CPU does until the next forward, which waits for it."""
+        with self.device.side():
+            self.backend.commit([record.path for record in records])
+        self.device.join()
+        self._time("commit")
+
+    def _learn(self, records: list[StepRecord], fetched: Fetched | None) -> None:
+        if fetched is not None:
+            tops = _tables(*fetched.get())
             for place, (row, record) in enumerate(zip(self._rows, records, strict=True)):
                 record.top = tops.at((place, slice(len(record.tree))))
                 row.take_branches(record, tops, place, self.memory)
                 self.memory.calibration.observe(record)
         for row, record in zip(self._rows, records, strict=True):
             row.observe(record)
+        self._time("learn")
 
     def _drop_done_rows(self) -> None:
         if not self.pace.drops_rows:
@@ -150,13 +175,19 @@ class Decoder:
 
 def top_k_of(logits: torch.Tensor, k: int) -> TopK:
     """The K likeliest tokens at each place of `logits` (..., V), with their probabilities."""
+    ids, probabilities = _top_k(logits, k)
+    return _tables(ids.cpu(), probabilities.cpu())
+
+
+def _top_k(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the logits are, and without waiting for them."""
     k = min(k, logits.shape[-1])
     top = logits.topk(k, dim=-1)
     logits = logits.float()
     normaliser = logits.logsumexp(-1, keepdim=True)
     # where the model says NaN or infinity, stock goes on, and so must the tables
-    probabilities = (top.values.float() - normaliser).exp().nan_to_num_(nan=0.0)
-    return TopK(
-        top.indices.cpu().numpy().astype(np.int32),
-        probabilities.cpu().numpy().astype(np.float16),
-    )
+    return top.indices, (top.values.float() - normaliser).exp().nan_to_num_(nan=0.0)
+
+
+def _tables(ids: torch.Tensor, probabilities: torch.Tensor) -> TopK:
+    return TopK(ids.numpy().astype(np.int32), probabilities.numpy().astype(np.float16))

@@ -1,29 +1,21 @@
 """KV layers that append a tree and keep a path, in place of transformers' own while drafting.
 
-Every call that depends on transformers' cache API is here. The prompt's forward fills the stock
+What depends on transformers' cache API is here and in `arena`. The prompt's forward fills the stock
 cache as always; `TreeKV` then moves its contents into preallocated arenas, drafting works on
 those, and `release` hands the stock layers back as if stock decoding had filled them.
-
-All layers of one attention type and one geometry share an arena, so that keeping a path costs
-two copies an arena and not two a layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
-from transformers.cache_utils import (
-    Cache,
-    CacheLayerMixin,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-)
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+
+from selfspec.arena import Arena, ArenaLayer, Geometry
+from selfspec.device import upload
 
 __all__ = ["TreeKV", "can_hold_trees", "foreign_layer"]
-
-_Geometry = tuple[str, tuple[int, ...], torch.dtype, torch.device]
 
 
 def foreign_layer(cache: Cache) -> str | None:
@@ -41,39 +33,12 @@ def can_hold_trees(cache: Cache) -> str | None:
     return foreign_layer(cache)
 
 
-@dataclass
-class _Arena:
-    """Slots for the keys or values of several layers of one geometry."""
+class TreeLayer(ArenaLayer):
+    """A layer that writes where its `TreeKV` says."""
 
-    attention_type: str
-    slots: torch.Tensor  # (members, B, H, capacity, D)
-    members: list[tuple[TreeLayer, str]] = field(default_factory=list)
-
-
-class TreeLayer(CacheLayerMixin):  # type: ignore[misc]
-    """One layer's view of its arenas; writes where its `TreeKV` says."""
-
-    is_sliding = False
-    is_croppable = False
-
-    def __init__(self, kv: TreeKV, stock: CacheLayerMixin, attention_type: str) -> None:
-        super().__init__()
+    def __init__(self, kv: TreeKV, attention_type: str) -> None:
+        super().__init__(attention_type)
         self._kv = kv
-        self.stock = stock
-        self.attention_type = attention_type
-        self.is_initialized = True
-        self.stores: dict[str, torch.Tensor] = {}  # "keys", "values" -> (B, H, capacity, D)
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Nothing to do: the arenas exist before the layer is used."""
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Appends behind the front and returns everything up to there, without copying it."""
-        self.keys = self._append("keys", key_states)
-        self.values = self._append("values", value_states)
-        return self.keys, self.values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Keys and first column of the next forward."""
@@ -83,10 +48,6 @@ class TreeLayer(CacheLayerMixin):  # type: ignore[misc]
     def get_seq_length(self) -> int:
         """Columns in front of the next tree."""
         return self._kv.front
-
-    def get_max_length(self) -> int:
-        """No maximum: arenas grow."""
-        return -1
 
     def _append(self, name: str, states: torch.Tensor) -> torch.Tensor:
         start = self._kv.front - self._kv.first_columns[self.attention_type]
@@ -113,17 +74,18 @@ class TreeKV:
         room: int,
     ) -> None:
         self._cache = cache
-        self._window_sizes = window_sizes  # by attention type; 0: sees everything
+        self._window_sizes = {  # of the types that forget: bare stock layers never do
+            name: window_sizes[name]
+            for layer, name in zip(cache.layers, attention_types, strict=True)
+            if isinstance(layer, DynamicSlidingWindowLayer)
+        }
         self.front = int(cache.get_seq_length())
         self.lengths = [self.front] * num_rows
         self.first_columns = dict.fromkeys(attention_types, 0)
         self._stock_layers = list(cache.layers)
-        layers = [
-            TreeLayer(self, stock, name)
-            for stock, name in zip(cache.layers, attention_types, strict=True)
-        ]
-        self._arenas = self._adopt(layers, room)
-        cache.layers = layers
+        self._layers = self._new_layers(attention_types)
+        self._arenas = self._adopt(room)
+        self._take_over()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -135,7 +97,7 @@ class TreeKV:
         for arena in self._arenas:
             first_column = self.first_columns[arena.attention_type]
             if self.front + width - first_column > arena.slots.shape[3]:
-                self._grow(arena.attention_type, width)
+                self._make_room(arena.attention_type, width)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keeps the KV of each row's path of nodes; the rest of the tree is forgotten.
@@ -154,8 +116,11 @@ class TreeKV:
         index = list(rows)
         for arena in self._arenas:
             arena.slots = arena.slots[:, index]
-            _hand_out(arena)
-        self.lengths = [self.lengths[row] for row in index]
+            self._hand_out(arena)
+        self._count_rows(index)
+
+    def _count_rows(self, rows: Sequence[int]) -> None:
+        self.lengths = [self.lengths[row] for row in rows]
         self.front = max(self.lengths)
 
     def release(self) -> None:
@@ -167,74 +132,102 @@ class TreeKV:
             self._fill_stock(arena, min(self.lengths))
         self._cache.layers = self._stock_layers
 
-    def _adopt(self, layers: Sequence[TreeLayer], room: int) -> list[_Arena]:
-        groups: dict[_Geometry, list[tuple[TreeLayer, str]]] = {}
-        for layer in layers:
+    def _new_layers(self, attention_types: Sequence[str]) -> list[ArenaLayer]:
+        return [TreeLayer(self, name) for name in attention_types]
+
+    def _take_over(self) -> None:
+        """From now on the model finds our layers in the cache."""
+        self._cache.layers = self._layers
+
+    def _adopt(self, room: int) -> list[Arena]:
+        groups: dict[Geometry, list[tuple[int, str]]] = {}
+        for index, (layer, stock) in enumerate(zip(self._layers, self._stock_layers, strict=True)):
             for name in ("keys", "values"):
-                held: torch.Tensor = getattr(layer.stock, name)
-                shape = (*held.shape[:2], held.shape[3])
-                key = (layer.attention_type, shape, held.dtype, held.device)
-                groups.setdefault(key, []).append((layer, name))
-                self.first_columns[layer.attention_type] = self.front - held.shape[2]
+                held: torch.Tensor = getattr(stock, name)
+                rows, heads, num_columns, dim = held.shape
+                key = Geometry(layer.attention_type, (rows, heads, dim), held.dtype, held.device)
+                groups.setdefault(key, []).append((index, name))
+                self.first_columns[layer.attention_type] = self.front - num_columns
         # all memory is taken before anything moves: running out of it leaves the cache whole
         arenas = [self._new_arena(key, members, room) for key, members in groups.items()]
         for arena in arenas:
             self._fill_arena(arena)
         return arenas
 
-    def _new_arena(self, key: _Geometry, members: list[tuple[TreeLayer, str]], room: int) -> _Arena:
-        attention_type, (rows, heads, dim), dtype, device = key
-        held = self.front - self.first_columns[attention_type]
-        # zeros, since a hidden slot's weight is 0 and 0 times what an empty tensor holds may be NaN
-        slots = torch.zeros(len(members), rows, heads, held + room, dim, dtype=dtype, device=device)
-        return _Arena(attention_type, slots, members)
+    def _new_arena(self, key: Geometry, members: list[tuple[int, str]], room: int) -> Arena:
+        held = self.front - self.first_columns[key.attention_type]
+        return Arena(key, self._new_slots(key, len(members), held + room), members)
 
-    def _fill_arena(self, arena: _Arena) -> None:
+    def _new_slots(self, key: Geometry, num_members: int, capacity: int) -> torch.Tensor:
+        """Zeros, since a hidden slot's weight is 0, and 0 times what it held may be NaN."""
+        rows, heads, dim = key.shape
+        shape = (num_members, rows, heads, capacity, dim)
+        return torch.zeros(shape, dtype=key.dtype, device=key.device)
+
+    def _fill_arena(self, arena: Arena) -> None:
         held = self.front - self.first_columns[arena.attention_type]
-        for index, (layer, name) in enumerate(arena.members):
-            arena.slots[index, :, :, :held] = getattr(layer.stock, name)
+        for member, (index, name) in enumerate(arena.members):
+            stock = self._stock_layers[index]
+            arena.slots[member, :, :, :held] = getattr(stock, name)
             # frees the stock tensor as we go, so that the prompt's KV is soon held once
-            setattr(layer.stock, name, arena.slots.new_empty(0))
-        _hand_out(arena)
+            setattr(stock, name, arena.slots.new_empty(0))
+        self._hand_out(arena)
+
+    def _hand_out(self, arena: Arena) -> None:
+        """Tells each layer where its keys or values are now."""
+        for member, (index, name) in enumerate(arena.members):
+            self._layers[index].stores[name] = arena.slots[member]
 
     def _move(self, row: int, length: int, path: Sequence[int]) -> None:
+        columns = torch.tensor([self.front + node for node in path])
         for arena in self._arenas:
             first_column = self.first_columns[arena.attention_type]
-            here = self.front - first_column
-            source = torch.tensor([here + node for node in path], device=arena.slots.device)
+            source = upload(columns - first_column, arena.slots.device)
             slots = arena.slots[:, row]  # (members, H, capacity, D)
             start = length - first_column
             slots[:, :, start : start + len(path)] = slots.index_select(2, source)
 
-    def _grow(self, attention_type: str, width: int) -> None:
+    def _make_room(self, attention_type: str, width: int) -> None:
         """Doubles the arenas of one type; windowed ones first drop what nobody sees any more."""
+        first = self._first_needed(attention_type)
+        held = self.front - first
+        self._refill(attention_type, first, capacity=max(2 * held, held + width))
+
+    def _first_needed(self, attention_type: str) -> int:
+        """The first column of a type that some row still sees, or will."""
         old_first = self.first_columns[attention_type]
         size = self._window_sizes.get(attention_type, 0)
-        first = max(old_first, min(self.lengths) - size + 1) if size else old_first
+        return max(old_first, min(self.lengths) - size + 1) if size else old_first
+
+    def _refill(self, attention_type: str, first: int, capacity: int) -> None:
+        """Moves what is held from column `first` on into arenas of another capacity."""
+        start = first - self.first_columns[attention_type]
         held = self.front - first
         for arena in self._arenas:
             if arena.attention_type != attention_type:
                 continue
-            old = arena.slots
-            capacity = max(2 * held, held + width)
-            arena.slots = old.new_zeros(*old.shape[:3], capacity, old.shape[4])
-            start = first - old_first
-            arena.slots[:, :, :, :held] = old[:, :, :, start : start + held]
-            _hand_out(arena)
+            old = arena.slots[:, :, :, start : start + held]
+            arena.slots = self._new_slots(_of_rows(arena), len(arena.members), capacity)
+            arena.slots[:, :, :, :held] = old
+            self._hand_out(arena)
         self.first_columns[attention_type] = first
 
-    def _fill_stock(self, arena: _Arena, length: int) -> None:
+    def _fill_stock(self, arena: Arena, length: int) -> None:
         end = length - self.first_columns[arena.attention_type]
-        for index, (layer, name) in enumerate(arena.members):
-            stock = layer.stock
+        for member, (index, name) in enumerate(arena.members):
+            stock = self._stock_layers[index]
             start = 0
             if isinstance(stock, DynamicSlidingWindowLayer):
                 start = max(end - stock.sliding_window + 1, 0)
                 stock.cumulative_length = length
-            setattr(stock, name, arena.slots[index, :, :, start:end])
+            setattr(stock, name, self._given_back(arena.slots[member, :, :, start:end]))
+
+    def _given_back(self, held: torch.Tensor) -> torch.Tensor:
+        """What a stock layer gets: the slots themselves, since nobody else needs them."""
+        return held
 
 
-def _hand_out(arena: _Arena) -> None:
-    """Tells each layer where its keys or values are now."""
-    for index, (layer, name) in enumerate(arena.members):
-        layer.stores[name] = arena.slots[index]
+def _of_rows(arena: Arena) -> Geometry:
+    """The geometry of the rows that are still there."""
+    _, heads, dim = arena.geometry.shape
+    return arena.geometry._replace(shape=(arena.slots.shape[1], heads, dim))

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from selfspec.records import DraftTree, Queries
 
-__all__ = ["Layout", "RowPlaces", "Window", "ancestors", "lay_out"]
+__all__ = ["Layout", "RowPlaces", "Window", "ancestors", "in_window", "lay_out"]
 
 
 class Window(NamedTuple):
@@ -155,14 +155,21 @@ class _Masker:
         """(B, Q, columns + Q): is the key near enough to the query."""
         rows = self._query_columns.shape[0]
         keys = torch.cat([columns.expand(rows, -1), self._query_columns], dim=-1)[:, None]
-        queries = self._query_columns[:, :, None]
-        if window.kind == "sliding":
-            return keys > queries - window.size
-        start = self._row_starts()
-        return (keys - start) // window.size == (queries - start) // window.size
+        starts = self._row_starts() if window.kind == "chunked" else None
+        return in_window(window, keys, self._query_columns[:, :, None], starts)
 
     def _row_starts(self) -> torch.Tensor:
         """(B, 1, 1): the first column that counts, from where chunks are told off."""
         if self._visible is None:
             return self._lengths.new_zeros(1, 1, 1)
         return self._visible.int().argmax(-1)[:, None, None]
+
+
+def in_window(
+    window: Window, keys: torch.Tensor, queries: torch.Tensor, starts: torch.Tensor | None
+) -> torch.Tensor:
+    """Is each key, by its column, near enough to each query? Chunks are told off from `starts`."""
+    if window.kind == "sliding":
+        return keys > queries - window.size
+    assert starts is not None
+    return (keys - starts) // window.size == (queries - starts) // window.size

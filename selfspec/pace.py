@@ -14,6 +14,7 @@ import torch
 
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget
+from selfspec.device import CpuDevice, Device, Fetched
 from selfspec.memory import Memory
 from selfspec.records import DraftTree, Queries, StepRecord, TopK
 from selfspec.sources import Cursor
@@ -90,18 +91,23 @@ class Row:
 class GreedyChooser:
     """Greedy decoding with no processors: one batched argmax and one sync for a step."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: Device | None = None) -> None:
+        self._device = device or CpuDevice()
+        self._fetched: Fetched | None = None
         self._choices: list[list[int]] = []
 
     def forget_before(self, step: int) -> None:
         """Nothing to free."""
 
     def read(self, logits: torch.Tensor) -> None:
-        """Takes the logits (B, Q, V) of a step."""
-        self._choices = _argmax(logits).tolist()
+        """Takes the logits (B, Q, V) of a step; waits for nothing."""
+        self._fetched = self._device.fetch(_argmax(logits))
 
     def choose(self, place: int, node: int, row: int, transcript: Transcript) -> int:
         """The token behind a node of the tree at `place` in the forward."""
+        if self._fetched is not None:
+            (choices,) = self._fetched.get()
+            self._fetched, self._choices = None, choices.tolist()
         return self._choices[place][node]
 
 
@@ -149,6 +155,10 @@ class OwnPace:
         budget.fit(trees, max_nodes)
         return trees
 
+    def read(self, logits: torch.Tensor) -> None:
+        """Asks for what the walks need of a step's logits (B, Q, V)."""
+        self._chooser.read(logits)
+
     def verify(
         self,
         rows: Sequence[Row],
@@ -156,8 +166,7 @@ class OwnPace:
         logits: torch.Tensor,
         transcript: Transcript,
     ) -> list[StepRecord]:
-        """Walks each tree to where its row falls off or stops."""
-        self._chooser.read(logits)
+        """Walks each tree to where its row falls off or stops; the logits were read before."""
         records = [
             self._verify_row(place, row, tree, transcript)
             for place, (row, tree) in enumerate(zip(rows, trees, strict=True))
@@ -214,6 +223,9 @@ class Lockstep:
             for node in range(depth if pad else 0):
                 tree.add(node, self.pad_token_id, 1.0)
         return trees
+
+    def read(self, logits: torch.Tensor) -> None:
+        """Asks for nothing: what is chosen at a level depends on the one above."""
 
     def verify(
         self,

@@ -188,6 +188,8 @@ class GenerationStats:
     `num_steps` counts a forward once for each row in it, without the prompt's. `tokens_per_step`
     is therefore 1 for plain decoding, whatever the batch, and its numerator leaves out the
     tokens that the prompt's forward yields. A token named by two sources counts for both.
+    `forward` is how the last call ran the model over drafts, ``"eager"``, ``"graph"`` or
+    ``"compiled"``; `eager_reason` why it was not as asked.
     """
 
     num_calls: int = 0
@@ -201,6 +203,8 @@ class GenerationStats:
     accepted_by_source: Counter[str] = field(default_factory=Counter)
     seconds: Counter[str] = field(default_factory=Counter)
     disabled_reason: str | None = None
+    forward: str = "eager"
+    eager_reason: str | None = None
 
     @property
     def tokens_per_step(self) -> float:
@@ -250,6 +254,8 @@ class GenerationStats:
             accepted_by_source=self.accepted_by_source + other.accepted_by_source,
             seconds=self.seconds + other.seconds,
             disabled_reason=other.disabled_reason or self.disabled_reason,
+            forward=other.forward if other.num_calls else self.forward,
+            eager_reason=other.eager_reason or self.eager_reason,
         )
 
     def __str__(self) -> str:
@@ -261,6 +267,9 @@ class GenerationStats:
             lines.append(f"  with branches {self.queries_per_step:.1f} queries a step")
         if self.disabled_reason:
             lines.append(f"not drafted as asked: {self.disabled_reason}")
+        if self.forward != "eager" or self.eager_reason:
+            reason = f": {self.eager_reason}" if self.eager_reason else ""
+            lines.append(f"  {self.forward} forwards{reason}")
         for name, drafted in sorted(self.drafted_by_source.items()):
             lines.append(f"  {name:<8} {self.accepted_by_source[name]} of {drafted} accepted")
         lines += self._histogram_lines()

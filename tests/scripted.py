@@ -14,6 +14,7 @@ import torch
 
 from selfspec.calibration import Calibration
 from selfspec.config import SpecConfig
+from selfspec.device import CpuDevice, Device
 from selfspec.engine import Decoder
 from selfspec.memory import Memory
 from selfspec.pace import GreedyChooser, Lockstep, OwnPace, ProcessedChooser, Row
@@ -176,6 +177,7 @@ class Run:
     eos: int | None = None
     config: SpecConfig = SpecConfig(max_nodes=6)  # noqa: RUF009 frozen
     learns: bool = True
+    device: Device = CpuDevice()  # noqa: RUF009 has no state
 
     def __post_init__(self) -> None:
         self.backend = ScriptedBackend(self.model, self.prompts)
@@ -188,7 +190,7 @@ class Run:
 
     def own_pace(self, chooser: Any = None) -> OwnPace:
         eos_ids = frozenset() if self.eos is None else frozenset({self.eos})
-        return OwnPace(chooser or GreedyChooser(), RowStops(self.max_length, eos_ids))
+        return OwnPace(chooser or GreedyChooser(self.device), RowStops(self.max_length, eos_ids))
 
     def processed(self, tape: NoiseTape | None) -> ProcessedChooser:
         return ProcessedChooser([unchanged] * len(self.prompts), tape)
@@ -217,6 +219,7 @@ class Run:
             memory=self.memory,
             config=self.config,
             stats=self.stats,
+            device=self.device,
             listeners=[self.records.append],
         )
         rows = [Row.open(i, p, self.memory, self.config) for i, p in enumerate(self.prompts)]

@@ -1,49 +1,257 @@
-"""The core on a CUDA device: same text, same generator state, and trees in half precision too."""
+"""On a CUDA device: same text, same generator state, however forwards are run."""
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 import selfspec
-from tests.fakes import new_model, prompt
+from selfspec.device import CudaDevice
+from tests.fakes import VOCAB, new_model, prompt
+from tests.lossless.same import assert_same_kv
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*TensorFloat32.*:UserWarning"),
+]
+
+GREEDY: dict[str, Any] = {"do_sample": False}
+SAMPLE: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "top_p": 0.9}
+ASKED = {"greedy": GREEDY, "penalty": {**GREEDY, "repetition_penalty": 1.2}, "sample": SAMPLE}
+FIXED: dict[str, Any] = {"budget": "fixed", "max_nodes": 16}  # hangs on no clock
+FORWARDS = ("eager", "graph", "compiled")
 
 
-def on_gpu(dtype: torch.dtype) -> PreTrainedModel:
-    return new_model(dtype=dtype).to("cuda")
+def on_gpu(
+    dtype: torch.dtype = torch.float32, name: str = "llama", **changes: Any
+) -> PreTrainedModel:
+    return new_model(name, dtype=dtype, **changes).to("cuda")
 
 
-def prompts(num_rows: int) -> dict[str, torch.Tensor]:
-    return {name: tensor.cuda() for name, tensor in prompt(num_rows).items()}
+def prompts(num_rows: int, length: int = 17, *, seed: int = 1) -> dict[str, torch.Tensor]:
+    inputs = prompt(num_rows, length, seed=seed)
+    return {name: tensor.cuda() for name, tensor in inputs.items()}
+
+
+def check_same(
+    model: PreTrainedModel, spec: selfspec.SelfSpec, inputs: dict[str, Any], **asked: Any
+) -> None:
+    """Stock's ids, and its generator state behind them."""
+    outputs, states = [], []
+    for extra in ({}, {"custom_generate": spec}):
+        torch.manual_seed(5)
+        outputs.append(model.generate(**inputs, **{"max_new_tokens": 48, **asked, **extra}))
+        states.append(torch.cuda.get_rng_state())
+    assert torch.equal(*outputs)
+    assert torch.equal(*states)
+    assert spec.stats.disabled_reason is None
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads what another one, or the user, has measured."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What each capture came to: a replay or a reason."""
+    results: list[Any] = []
+    capture = CudaDevice.capture
+
+    def counted(self: CudaDevice, work: Any) -> Any:
+        results.append(capture(self, work))
+        return results[-1]
+
+    monkeypatch.setattr(CudaDevice, "capture", counted)
+    return results
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "in-turn"])
+@pytest.mark.parametrize("forward", FORWARDS)
+def test_same_text_and_generator_state(
+    forward: str, overlap: bool, asked: dict[str, Any], num_rows: int
+) -> None:
+    model = on_gpu()
+    spec = selfspec.SelfSpec(forward=forward, overlap=overlap, budget="fixed", max_nodes=8)
+    for _ in range(2):
+        check_same(model, spec, prompts(num_rows), **asked)
+        assert (spec.stats.forward, spec.stats.eager_reason) == (forward, None)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize(
-    "asked",
-    [
-        {"do_sample": False},
-        {"do_sample": False, "repetition_penalty": 1.2},
-        {"do_sample": True, "temperature": 0.8, "top_p": 0.9},
-    ],
-    ids=["greedy", "penalty", "sample"],
+    "name", ["gemma3", "gpt2", "phi3", "mistral", "qwen3-moe", "deepseek-v3", "gpt-oss"]
 )
-def test_same_text_and_generator_state(num_rows: int, asked: dict[str, Any]) -> None:
-    model = on_gpu(torch.float32)
-    spec = selfspec.SelfSpec()
+def test_architectures_by_graphs(name: str, num_rows: int) -> None:
+    """Or, where one can't be captured, eagerly with the reason."""
+    model, spec = on_gpu(name=name), selfspec.SelfSpec(**FIXED)
+    for asked in (GREEDY, SAMPLE):
+        check_same(model, spec, prompts(num_rows), **asked)
+        assert (spec.stats.forward == "graph") == (spec.stats.eager_reason is None)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_texts_that_outgrow_the_first_slots(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("selfspec.plugin.call._MIN_STATIC_ROOM", 16)
+    spec = selfspec.SelfSpec(forward="graph")
+    check_same(on_gpu(name=name), spec, prompts(2), max_new_tokens=400, **GREEDY)
+    assert spec.stats.forward == "graph"
+
+
+def test_graphs_are_kept_for_the_next_call(captures: list[Any]) -> None:
+    model, spec = on_gpu(), selfspec.SelfSpec(sources=("lut",), learning="frozen", **FIXED)
+    counts = []
     for _ in range(2):
-        outputs, states = [], []
-        for extra in ({}, {"custom_generate": spec}):
-            torch.manual_seed(5)
-            outputs.append(model.generate(**prompts(num_rows), max_new_tokens=48, **asked, **extra))
-            states.append(torch.cuda.get_rng_state())
-        assert torch.equal(*outputs)
-        assert torch.equal(*states)
-    assert spec.stats.disabled_reason is None
+        check_same(model, spec, prompts(1), **GREEDY)
+        counts.append(len(captures))
+    assert counts[0] == counts[1] > 0
+    assert all(callable(capture) for capture in captures)
+
+
+@pytest.mark.parametrize("forward", ["eager", "graph"])
+def test_overlap_learns_the_same(forward: str) -> None:
+    tables = []
+    for overlap in (True, False):
+        spec = selfspec.SelfSpec(forward=forward, overlap=overlap, **FIXED)
+        model = on_gpu()
+        for asked in (GREEDY, SAMPLE):
+            check_same(model, spec, prompts(3), **asked)
+        tables.append((spec.total_stats.num_steps, spec.memory(VOCAB).tables()))
+    (steps, ours), (other_steps, theirs) = tables
+    assert steps == other_steps
+    for source, arrays in theirs.items():
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(ours[source][name], array)
+
+
+def test_a_model_that_reads_values_back_goes_on_eagerly() -> None:
+    """And the device is as fit for captures as before."""
+    model, spec = on_gpu(), selfspec.SelfSpec(**FIXED)
+    mlp = model.model.layers[0].mlp
+    forward = mlp.forward
+    mlp.forward = lambda hidden: forward(hidden) * (1.0 if hidden.sum().item() < 1e30 else 2.0)
+    for _ in range(2):
+        check_same(model, spec, prompts(3), **SAMPLE)
+        assert spec.stats.forward == "eager"
+        assert "capturing it fails" in str(spec.stats.eager_reason)
+    mlp.forward = forward
+    check_same(model, spec, prompts(3), **SAMPLE)
+    assert spec.stats.forward == "graph"
+
+
+@pytest.mark.parametrize("fails_at", [2, 3])
+def test_a_capture_that_fails_in_the_midst(fails_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the model's own work under way, as a capture would really break off."""
+    model, spec = on_gpu(name="gemma3"), selfspec.SelfSpec(**FIXED)
+    count, capture = iter(range(1, 1000)), CudaDevice.capture
+
+    def failing(self: CudaDevice, work: Any) -> Any:
+        if next(count) < fails_at:
+            return capture(self, work)
+
+        def broken() -> None:
+            work()
+            if torch.cuda.is_current_stream_capturing():
+                torch.zeros(1, device="cuda").item()
+
+        return capture(self, broken)
+
+    monkeypatch.setattr(CudaDevice, "capture", failing)
+    caches = []
+    for extra in ({}, {"custom_generate": spec}):
+        kv = DynamicCache(config=model.config)
+        ids = model.generate(**prompts(2), max_new_tokens=48, past_key_values=kv, **extra, **GREEDY)
+        caches.append((ids, kv))
+    assert torch.equal(caches[0][0], caches[1][0])
+    assert_same_kv(caches[1][1], caches[0][1])
+    assert spec.stats.forward == "eager"
+    assert "capturing it fails" in str(spec.stats.eager_reason)
+
+
+def test_a_hook_is_heard_and_named() -> None:
+    model, heard = on_gpu(), []
+    model.lm_head.register_forward_hook(lambda *_: heard.append(1))
+    spec = selfspec.SelfSpec(forward="graph")
+    check_same(model, spec, prompts(1), **GREEDY)
+    assert "has forward hooks" in str(spec.stats.eager_reason)
+    assert len(heard) > spec.stats.num_steps
+    strict = selfspec.SelfSpec(forward="graph", strict=True)
+    with pytest.raises(selfspec.UnsupportedError, match="has forward hooks"):
+        model.generate(**prompts(1), max_new_tokens=8, custom_generate=strict)
+
+
+def test_a_second_thread_goes_on_eagerly() -> None:
+    model, spec = on_gpu(), selfspec.SelfSpec(**FIXED)
+    inside, through = threading.Event(), threading.Event()
+    expected = model.generate(**prompts(2), max_new_tokens=48, repetition_penalty=1.1, **GREEDY)
+    texts: list[torch.Tensor] = []
+
+    def wait(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        inside.set()
+        assert through.wait(120)
+        return scores
+
+    def first() -> None:
+        asked = {"repetition_penalty": 1.1, "logits_processor": [wait], **GREEDY}
+        texts.append(model.generate(**prompts(2), max_new_tokens=48, custom_generate=spec, **asked))
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert inside.wait(120)
+    check_same(model, spec, prompts(3), **SAMPLE)
+    assert spec.stats.eager_reason == "another call is using this model's fixed KV slots"
+    through.set()
+    thread.join()
+    assert torch.equal(texts[0], expected)
+
+
+def test_slots_take_little_more_than_the_stock_cache() -> None:
+    model, spec = on_gpu(), selfspec.SelfSpec(**FIXED)
+    asked = {"max_new_tokens": 400, "return_dict_in_generate": True, **GREEDY}
+    stock = model.generate(**prompts(2, 200), **asked).past_key_values
+    model.generate(**prompts(2, 200), custom_generate=spec, **asked)
+    assert spec.stats.forward == "graph"
+    stock_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in stock.layers)
+    arenas = spec._forwards._kept[model]._found.arenas
+    slots_bytes = sum(slots.nbytes for slots in arenas._slots.values())
+    assert slots_bytes <= 1.1 * stock_bytes + 16 * stock_bytes / stock.get_seq_length()
+
+
+def test_a_dropped_model_leaves_no_memory_behind() -> None:
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    model, spec = on_gpu(), selfspec.SelfSpec(**FIXED)
+    check_same(model, spec, prompts(2), **GREEDY)
+    del model
+    torch.cuda.synchronize()
+    assert len(spec._forwards._kept) == 0
+    assert torch.cuda.memory_allocated() <= before + 2**20
+
+
+@pytest.mark.parametrize("budget", ["fixed", "measured"])
+def test_budgets_by_graphs(budget: str) -> None:
+    model, spec = on_gpu(), selfspec.SelfSpec(budget=budget, max_nodes=64, num_branches=2)
+    for num_rows in (1, 3):
+        check_same(model, spec, prompts(num_rows), **SAMPLE)
+        assert spec.stats.forward == "graph"
+
+
+@pytest.mark.parametrize("forward", FORWARDS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_runs_every_forward(dtype: torch.dtype, forward: str) -> None:
+    """Near-ties may fall differently, so no text is compared."""
+    spec = selfspec.SelfSpec(forward=forward, budget="fixed", max_nodes=8)
+    on_gpu(dtype).generate(**prompts(2), max_new_tokens=24, custom_generate=spec)
+    assert (spec.stats.forward, spec.stats.eager_reason) == (forward, None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

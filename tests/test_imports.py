@@ -30,12 +30,25 @@ ALLOWED: dict[str, set[str] | None] = {
     "layout": {"records"},
     "verify": {"records"},
     "transcript": set(),
-    "kv": {"errors"},
+    "device": set(),
+    "arena": set(),
+    "kv": {"arena", "device", "errors"},
+    "static_kv": {"arena", "kv"},
+    "frames": {"layout", "records"},
     "cost": {"config", "errors", "records", "user_files"},
-    "overlap": {"kv"},
     "memory": {"calibration", "records", "sources"},
-    "pace": {"cost", "config", "memory", "records", "sources", "transcript", "tree", "verify"},
-    "engine": {"config", "cost", "memory", "pace", "records", "transcript"},
+    "pace": {
+        "cost",
+        "config",
+        "device",
+        "memory",
+        "records",
+        "sources",
+        "transcript",
+        "tree",
+        "verify",
+    },
+    "engine": {"config", "cost", "device", "memory", "pace", "records", "transcript"},
     "store": {"errors", "records", "sources", "user_files"},
     "user_files": set(),
     "plugin": EVERYTHING,
@@ -55,7 +68,7 @@ NO_TORCH = {
     "tree",
     "user_files",
 }
-TRANSFORMERS = {"build", "cli", "kv", "plugin"}
+TRANSFORMERS = {"arena", "build", "cli", "kv", "plugin", "static_kv"}
 
 FILES = sorted(
     path for path in ROOT.rglob("*.py") if "hub" not in path.relative_to(ROOT).parts

@@ -73,7 +73,15 @@ class KvMachine(RuleBasedStateMachine):
         self.rows = [self.new_stamps(prompt_length) for _ in range(num_rows)]  # the oracle
         self.cache = stock_cache(window)
         write(self.cache, self.rows)
-        self.kv = adopt(self.cache, window, num_rows, room)
+        self.kv = self.adopt()
+
+    def adopt(self) -> TreeKV:
+        return adopt(self.cache, self.window, len(self.rows), self.room)
+
+    def write_tree(self, stamps: list[list[int]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """What attention gets to see of a forward."""
+        self.kv.reserve(len(stamps[0]))
+        return write(self.cache, stamps)
 
     def new_stamps(self, count: int) -> list[int]:
         """Each token that was ever written has a number of its own."""
@@ -86,8 +94,7 @@ class KvMachine(RuleBasedStateMachine):
         width = max(map(len, grown))
         stamps = [self.new_stamps(width) for _ in self.rows]
         front = max(map(len, self.rows))
-        self.kv.reserve(width)
-        seen = write(self.cache, stamps)
+        seen = self.write_tree(stamps)
         self.check_seen(seen, stamps, front)
         paths = [data.draw(paths_down(tree)) for tree in grown]
         self.kv.commit(paths)
@@ -104,7 +111,10 @@ class KvMachine(RuleBasedStateMachine):
                 for start, stamp in zip(starts, columns, strict=True):
                     for got, true in zip(held, states(layer, [stamp]), strict=True):
                         assert torch.equal(got[row, :, start : start + len(stamp)], true[0])
-            assert all(got.shape[2] == front - first + len(stamps[0]) for got in held)
+            assert all(self.is_so_long(got, front - first + len(stamps[0])) for got in held)
+
+    def is_so_long(self, got: torch.Tensor, num_columns: int) -> bool:
+        return got.shape[2] == num_columns
 
     @precondition(lambda self: len(self.rows) > 1)
     @rule(data=st.data())
@@ -122,7 +132,7 @@ class KvMachine(RuleBasedStateMachine):
         write(self.cache, stamps)
         for row, stamp in zip(self.rows, stamps, strict=True):
             row.extend(stamp)
-        self.kv = adopt(self.cache, self.window, len(self.rows), self.room)
+        self.kv = self.adopt()
 
     def check_release(self):
         """The stock layers hold what stock would hold, up to the shortest row."""
@@ -145,13 +155,18 @@ class KvMachine(RuleBasedStateMachine):
         if not hasattr(self, "kv"):
             return
         assert self.kv.lengths == [len(row) for row in self.rows]
-        assert self.kv.front == max(self.kv.lengths) == self.cache.get_seq_length()
-        for layer in self.cache.layers:
-            first = self.kv.first_columns[layer.attention_type]
-            assert layer.get_mask_sizes(4) == (self.kv.front - first + 4, first)
+        assert self.kv.front == max(self.kv.lengths)
+        self.check_sizes()
         # what a window still sees is never dropped
         dropped = self.kv.first_columns["sliding_attention"]
         assert dropped <= max(min(self.kv.lengths) - self.window + 1, 0)
+
+    def check_sizes(self):
+        """What a model may ask the cache for."""
+        assert self.cache.get_seq_length() == self.kv.front
+        for layer in self.cache.layers:
+            first = self.kv.first_columns[layer.attention_type]
+            assert layer.get_mask_sizes(4) == (self.kv.front - first + 4, first)
 
     def teardown(self):
         if hasattr(self, "kv"):
@@ -210,10 +225,9 @@ def test_a_single_write_fills_all_layers_of_a_geometry():
 def test_adopting_frees_the_stock_tensors():
     cache = stock_cache(window=4)
     write(cache, [[1, 2, 3]])
+    stock = list(cache.layers)
     adopt(cache, 4, num_rows=1, room=8)
-    assert all(
-        layer.stock.keys.numel() == layer.stock.values.numel() == 0 for layer in cache.layers
-    )
+    assert all(layer.keys.numel() == layer.values.numel() == 0 for layer in stock)
 
 
 def test_fresh_slots_are_zero():

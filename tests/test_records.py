@@ -123,17 +123,20 @@ def test_adding_counts_as_one_would_have_counted_all(first, second):
     assert parts[0] + parts[1] == whole
 
 
+WORDS = ("disabled_reason", "forward", "eager_reason")
+
+
 def test_adding_leaves_out_no_field():
     stats = GenerationStats(
         **{
             field.name: 3 if field.type == "int" else Counter({"x": 3})
             for field in fields(GenerationStats)
-            if field.name != "disabled_reason"
+            if field.name not in WORDS
         }
     )
     doubled = stats + stats
     for field in fields(GenerationStats):
-        if field.name != "disabled_reason":
+        if field.name not in WORDS:
             assert getattr(doubled, field.name) in (6, Counter({"x": 6})), field.name
     with pytest.raises(TypeError):
         stats + 1
@@ -143,6 +146,15 @@ def test_the_newer_reason_wins():
     old, new = GenerationStats(disabled_reason="old"), GenerationStats(disabled_reason="new")
     assert (old + new).disabled_reason == "new"
     assert (old + GenerationStats()).disabled_reason == "old"
+
+
+def test_the_newer_forward_wins():
+    graph = GenerationStats(num_calls=1, forward="graph")
+    eager = GenerationStats(num_calls=1, eager_reason="no graphs")
+    assert (graph + GenerationStats()).forward == "graph"
+    assert (GenerationStats() + graph).forward == "graph"
+    assert (graph + eager).forward == "eager"
+    assert (graph + eager).eager_reason == (eager + graph).eager_reason == "no graphs"
 
 
 def test_overhead_is_the_share_without_the_forward():
@@ -165,6 +177,8 @@ def test_the_report_names_what_was_counted():
     assert "lut      1 of 2 accepted" in report
     assert "drafts accepted in a step: 2: 100%" in report
     assert "0.250 s: forward 0.250" in report
+    assert "  graph forwards\n" in str(GenerationStats(forward="graph", seconds=Counter(a=1.0)))
+    assert str(GenerationStats(eager_reason="no graphs")).endswith("  eager forwards: no graphs")
     assert str(GenerationStats()) == (
         "0 new tokens in 0 steps: 0.00 tokens per step, 0.0 nodes verified"
     )

@@ -138,6 +138,17 @@ class Knobs:
         str,
         _knob("session: learn from call to call. request: within one alone. frozen: not at all."),
     ] = _DEFAULT.learning
+    forward: Annotated[
+        str,
+        _knob("auto: captured graphs on CUDA, eager elsewhere. eager, graph, compiled: only that."),
+    ] = _DEFAULT.forward
+    overlap: Annotated[
+        bool,
+        _knob(
+            "On CUDA, learn and tidy up beside the drafting, or one after the other.",
+            "--overlap/--no-overlap",
+        ),
+    ] = _DEFAULT.overlap
     strict: Annotated[
         bool,
         _knob(

@@ -7,8 +7,10 @@ from selfspec.cost.book import CostBook
 from selfspec.cost.budget import Choice, CoolDown, WidthSearch, best_width
 from selfspec.cost.curve import WIDTHS, CostCurve
 from selfspec.cost.policy import Budget, FixedBudget, MeasuredBudget, ThresholdBudget
+from selfspec.cost.steps import STEPS, SteppedCurve, stepped
 
 __all__ = [
+    "STEPS",
     "WIDTHS",
     "Budget",
     "Choice",
@@ -17,7 +19,9 @@ __all__ = [
     "CostCurve",
     "FixedBudget",
     "MeasuredBudget",
+    "SteppedCurve",
     "ThresholdBudget",
     "WidthSearch",
     "best_width",
+    "stepped",
 ]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from selfspec.layout import Window
 from selfspec.plugin.backends import AttentionTypes, ChainBackend, TreeBackend
 from selfspec.records import DraftTree
 
-__all__ = ["Ability", "attention_for_trees", "attention_types", "probe"]
+__all__ = ["Ability", "attention_for_trees", "attention_types", "probe", "try_backend"]
 
 _ATTENTIONS = ("sdpa", "eager")
 _NUM_PROBE_IDS = 11
@@ -71,8 +72,7 @@ def probe(model: Any) -> Ability:
     ids = _probe_ids(model)
     if ids is None:
         return Ability("plain", "its vocabulary is too small to try a draft on", None)
-    devices = [model.device] if model.device.type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(devices):
+    with _trying(model):
         types, reason = _try_tree(model, ids)
         if reason is None:
             return Ability("tree", None, types)
@@ -80,6 +80,17 @@ def probe(model: Any) -> Ability:
     if chain_reason is None:
         return Ability("chain", f"{reason}; drafting chains instead of trees", None)
     return Ability("plain", f"{reason}; and no chain either: {chain_reason}", None)
+
+
+def try_backend(model: Any, types: AttentionTypes, new_backend: Callable[..., Any]) -> str | None:
+    """Tries trees on another backend than `TreeBackend`, made with the same arguments.
+
+    For a model that can verify trees; returns why they don't come out right, None where they do.
+    """
+    ids = _probe_ids(model)
+    assert ids is not None
+    with _trying(model):
+        return _attempt(_check_tree, model, ids, types, new_backend)
 
 
 def attention_for_trees(model: Any) -> AttentionTypes | str:
@@ -93,11 +104,19 @@ def attention_for_trees(model: Any) -> AttentionTypes | str:
     return f"{type(model).__name__}: {types}" if isinstance(types, str) else types
 
 
+@contextmanager
+def _trying(model: Any) -> Iterator[None]:
+    """Leaves no trace in the random stream."""
+    devices = [model.device] if model.device.type == "cuda" else []
+    with torch.no_grad(), torch.random.fork_rng(devices):
+        yield
+
+
 def _try_tree(model: Any, ids: list[int]) -> tuple[AttentionTypes | None, str | None]:
     types = attention_for_trees(model)
     if isinstance(types, str):
         return None, types
-    return types, _attempt(_check_tree, model, ids, types)
+    return types, _attempt(_check_tree, model, ids, types, TreeBackend)
 
 
 def _attempt(check: Any, model: Any, *args: Any) -> str | None:
@@ -137,10 +156,13 @@ def _again(model: Any, prompt: Sequence[int], rest: Sequence[int]) -> torch.Tens
     return _run(model, rest, cache)[0]
 
 
-def _check_tree(model: Any, ids: list[int], types: AttentionTypes) -> str | None:
+def _check_tree(
+    model: Any, ids: list[int], types: AttentionTypes, new_backend: Callable[..., Any]
+) -> str | None:
     """A root with wrong children and one right one, b, with a child c; root-b-c is kept, d follows.
 
-    The wrong children shift the right one's place in the KV away from its position.
+    The wrong children shift the right one's place in the KV away from its position. Those of d
+    make both trees need the same width.
     """
     prompt, (root, *wrong, b, c, d) = ids[:4], ids[4:]
     right = [root, b, c, d]
@@ -150,17 +172,22 @@ def _check_tree(model: Any, ids: list[int], types: AttentionTypes) -> str | None
     if reason := can_hold_trees(cache):
         return reason
     position = torch.full((1, 1), len(prompt), device=model.device)
-    backend = TreeBackend(model, cache, types, position, None, room=16)
-    tree = DraftTree.of_root(root)
-    for token in wrong:
-        tree.add(0, token, 0.5)
+    backend = new_backend(model, cache, types, position, None, room=16)
+    tree, last = _bush(root, wrong), _bush(d, [*wrong, b, c])
     path = [0, tree.add(0, b, 0.4)]
     path.append(tree.add(path[1], c, 0.3))
     first = backend.forward(backend.lay_out([tree]))[0, path]
     backend.commit([path])
-    second = backend.forward(backend.lay_out([DraftTree.of_root(d)]))[0]
-    got = torch.cat([first, second])
+    got = torch.cat([first, backend.forward(backend.lay_out([last]))[0, :1]])
+    backend.release()
     return _verdict(got, truth, _again(model, prompt, right), "a tree's mask and positions")
+
+
+def _bush(root: int, tokens: Sequence[int]) -> DraftTree:
+    tree = DraftTree.of_root(root)
+    for token in tokens:
+        tree.add(0, token, 0.5)
+    return tree
 
 
 def _check_chain(model: Any, ids: list[int]) -> str | None:

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from selfspec.device import upload
 from selfspec.kv import TreeKV
 from selfspec.layout import Layout, RowPlaces, Window, lay_out
 from selfspec.records import DraftTree, Queries
 
-__all__ = ["AttentionTypes", "ChainBackend", "TreeBackend"]
+__all__ = ["AttentionTypes", "ChainBackend", "TreeBackend", "logits_of"]
 
 
 class AttentionTypes(NamedTuple):
@@ -26,8 +27,25 @@ class AttentionTypes(NamedTuple):
     scale_period: int
 
 
+def logits_of(model: Any, layout: Layout, cache: Any) -> torch.Tensor:
+    """Logits (B, Q, V) of a model's forward over trees."""
+    masks = layout.masks
+    output = model(
+        input_ids=layout.input_ids,
+        position_ids=layout.position_ids,
+        attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
+        past_key_values=cache,
+        use_cache=True,
+        return_dict=True,
+    )
+    return output.logits  # type: ignore[no-any-return]
+
+
 class TreeBackend:
     """Trees of several rows in one forward, through 4-D masks."""
+
+    kind = "eager"
+    reason = None
 
     def __init__(
         self,
@@ -70,22 +88,13 @@ class TreeBackend:
 
     def forward(self, layout: Layout) -> torch.Tensor:
         """Logits (B, Q, V)."""
-        masks = layout.masks
-        output = self._model(
-            input_ids=layout.input_ids,
-            position_ids=layout.position_ids,
-            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
-            past_key_values=self._cache,
-            use_cache=True,
-            return_dict=True,
-        )
-        return output.logits  # type: ignore[no-any-return]
+        return logits_of(self._model, layout, self._cache)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keeps each row's path and moves its next position behind it."""
         self.kv.commit(paths)
-        lengths = torch.tensor([[len(path)] for path in paths], device=self._positions.device)
-        self._positions = self._positions + lengths
+        lengths = torch.tensor([[len(path)] for path in paths])
+        self._positions = self._positions + upload(lengths, self._positions.device)
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drops the rows that stopped."""
@@ -106,6 +115,9 @@ class ChainBackend:
     All rows move together. Inputs are prepared by the model's own `generate` code, so whatever
     that does for its plain steps holds here too.
     """
+
+    kind = "eager"
+    reason = None
 
     def __init__(
         self,

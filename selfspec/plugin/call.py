@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -11,7 +10,8 @@ import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from selfspec.config import SpecConfig
-from selfspec.cost import Budget, FixedBudget, MeasuredBudget, ThresholdBudget
+from selfspec.cost import STEPS, Budget, FixedBudget, MeasuredBudget, ThresholdBudget
+from selfspec.device import Device, device_for
 from selfspec.engine import Decoder
 from selfspec.errors import UnsupportedError
 from selfspec.kv import foreign_layer
@@ -20,17 +20,23 @@ from selfspec.pace import GreedyChooser, Lockstep, OwnPace, ProcessedChooser, Ro
 from selfspec.plugin.abilities import Ability
 from selfspec.plugin.backends import ChainBackend, TreeBackend
 from selfspec.plugin.costs import Costs
+from selfspec.plugin.forwards import decode_mode
+from selfspec.plugin.graphs import GraphBackend
 from selfspec.plugin.prompt import PromptTap
 from selfspec.plugin.rope import stands_beyond
 from selfspec.plugin.rules import for_rows, has_eos_rule, looks_at_rows, row_stops
+from selfspec.plugin.runner import StaticRunner
 from selfspec.records import GenerationStats
 from selfspec.transcript import Streamer, Transcript
 from selfspec.verify import NoiseTape
 
 __all__ = ["Call", "SelfSpecOutput"]
 
+_Backend = TreeBackend | ChainBackend | GraphBackend
+
 _STEPS_THAT_TEACH = 64  # about the cost of a forward, enough to be written down
 _MIN_ROOM = 256  # KV slots behind the prompt, where more may come
+_MIN_STATIC_ROOM = 4096  # where more slots void what was captured
 
 
 class SelfSpecOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
@@ -82,8 +88,16 @@ class Call:
         self._count_plain(num_rows, length - self.input_ids.shape[1])
         return result
 
-    def decode(self, ability: Ability, memory_for: Any) -> Any:
-        """Drafts as far as the model's ability goes; `memory_for(vocab_size)` is what it learns."""
+    def decode(
+        self, ability: Ability, memory_for: Any, runner: StaticRunner | str | None = None
+    ) -> Any:
+        """Drafts as far as the model's ability goes; `memory_for(vocab_size)` is what it learns.
+
+        `runner` has forwards of fixed shape, or says why there is none, where one was asked for.
+        """
+        if isinstance(runner, str):
+            self._go_eagerly(runner)
+            runner = None
         cache = self.model_kwargs["past_key_values"]
         if ability.mode == "tree" and (reason := foreign_layer(cache)):
             return self.decode_plainly(reason)
@@ -94,18 +108,29 @@ class Call:
         if memory.learns:
             tap.teach(memory, self.input_ids, self._visible(), prompt_logits)
         self.stats.seconds["prefill"] += perf_counter() - start  # type: ignore[assignment]
-        backend = self._backend(ability)
+        backend = self._backend(ability, runner)
         try:
-            decoder = self._decoder(backend, memory, ability)
-            with self._decode_mode():
+            device = device_for(prompt_logits.device, overlap=self.config.overlap)
+            with decode_mode(self.model):
+                decoder = self._decoder(backend, memory, ability, device)
                 decoder.start(self._rows(decoder), prompt_logits)
                 decoder.run()
         finally:
+            self.stats.forward = backend.kind
+            self.stats.eager_reason = backend.reason or self.stats.eager_reason
             backend.release()
         if self.stats.num_steps >= _STEPS_THAT_TEACH:
             self.costs.keep()
         decoder.transcript.end()
         return self._result(decoder)
+
+    def _go_eagerly(self, reason: str) -> None:
+        """Notes why; an error instead where `strict` and `forward` ask for it."""
+        if self.config.strict and self.config.forward != "auto":
+            raise UnsupportedError(
+                f"strict=True and forward={self.config.forward!r} can't be had: {reason}"
+            )
+        self.stats.eager_reason = reason
 
     def _count_plain(self, num_rows: int, num_new: int) -> None:
         self.stats.num_new_tokens += num_rows * num_new
@@ -128,7 +153,7 @@ class Call:
         mask = self.model_kwargs.get("attention_mask")
         return None if mask is None else mask[:, :-1].bool()
 
-    def _backend(self, ability: Ability) -> TreeBackend | ChainBackend:
+    def _backend(self, ability: Ability, runner: StaticRunner | None) -> _Backend:
         cache = self.model_kwargs["past_key_values"]
         if ability.mode == "chain":
             return ChainBackend(self.model, cache, self.input_ids, self.model_kwargs)
@@ -136,22 +161,45 @@ class Call:
         positions = self.model_kwargs["position_ids"][..., -1:]
         visible = self._visible()
         positions = positions.expand(*positions.shape[:-2], len(self.input_ids), 1)
-        return TreeBackend(
-            self.model,
+        arguments = (
             cache,
             ability.attention,
             positions.to(self.model.device),
             None if visible is None else visible.to(self.model.device),
-            room=self._room(),
+        )
+        if runner is not None:
+            try:
+                return self._graph_backend(runner, *arguments)
+            except torch.OutOfMemoryError:
+                self._go_eagerly("there is no memory for fixed KV slots beside the prompt's")
+        return TreeBackend(self.model, *arguments, room=self._room(_MIN_ROOM))
+
+    def _graph_backend(self, runner: StaticRunner, *arguments: Any) -> GraphBackend:
+        measured = STEPS[-1] if self.config.budget == "measured" else 1
+        return GraphBackend(
+            self.model,
+            runner,
+            *arguments,
+            room=self._room(_MIN_STATIC_ROOM),
+            widest=max(self._width, measured),
+            strict=self.config.strict and self.config.forward != "auto",
         )
 
-    def _room(self) -> int:
+    @property
+    def _width(self) -> int:
+        """The most queries of a row in one forward."""
+        return self.config.max_nodes + self.config.num_branches * self.config.branch_length
+
+    def _room(self, least: int) -> int:
         """KV slots to start with behind the prompt: all that may come, or the prompt's length."""
-        width = self.config.max_nodes + self.config.num_branches * self.config.branch_length
-        return min(self.max_reach, max(self.input_ids.shape[1], _MIN_ROOM)) + width
+        return min(self.max_reach, max(self.input_ids.shape[1], least)) + self._width
 
     def _decoder(
-        self, backend: TreeBackend | ChainBackend, memory: Memory, ability: Ability
+        self,
+        backend: _Backend,
+        memory: Memory,
+        ability: Ability,
+        device: Device,
     ) -> Decoder:
         chains = ability.mode == "chain"
         pad = self.generation_config._pad_token_tensor
@@ -163,16 +211,17 @@ class Call:
         )
         return Decoder(
             backend=backend,
-            pace=self._pace(ability),
+            pace=self._pace(ability, device),
             transcript=transcript,
             memory=memory,
             config=self.config.changed(top_k=1, num_branches=0) if chains else self.config,
             stats=self.stats,
             budget=self._budget(backend),
+            device=device,
             listeners=self.listeners,
         )
 
-    def _budget(self, backend: TreeBackend | ChainBackend) -> Budget:
+    def _budget(self, backend: _Backend) -> Budget:
         """Chains always take what they are allowed: their forwards are not tried beforehand."""
         if self.config.budget == "threshold":
             return ThresholdBudget()
@@ -183,13 +232,13 @@ class Call:
         self.stats.seconds["profile"] += perf_counter() - start  # type: ignore[assignment]
         return MeasuredBudget(curve)
 
-    def _pace(self, ability: Ability) -> OwnPace | Lockstep:
+    def _pace(self, ability: Ability, device: Device) -> OwnPace | Lockstep:
         """Own pace where nothing asks for the rows to move together."""
         stops = row_stops(self.stopping_criteria)
         if stops is None or self._moves_together(ability):
             return self._lockstep()
         if not self.logits_processor and not self.generation_config.do_sample:
-            return OwnPace(GreedyChooser(), stops)
+            return OwnPace(GreedyChooser(device), stops)
         tape = NoiseTape(len(self.input_ids)) if self.generation_config.do_sample else None
         processors = for_rows(self.logits_processor, len(self.input_ids))
         return OwnPace(ProcessedChooser(processors, tape), stops)
@@ -233,11 +282,6 @@ class Call:
                 ids = ids[visible[index, -len(ids) :]] if len(ids) else ids
             rows.append(Row.open(index, ids.tolist(), decoder.memory, decoder.config))
         return rows
-
-    def _decode_mode(self) -> AbstractContextManager[None]:
-        """Stock's own switches for the time of decoding, where this version has them."""
-        enter = getattr(self.model, "_optimize_model_for_decode", nullcontext)
-        return enter()
 
     def _result(self, decoder: Decoder) -> Any:
         sequences = decoder.transcript.sequences()

@@ -14,15 +14,19 @@ import torch
 import transformers
 from transformers.cache_utils import DynamicCache
 
-from selfspec.cost import WIDTHS, CostBook, CostCurve
+from selfspec.cost import STEPS, WIDTHS, CostBook, CostCurve, SteppedCurve
 from selfspec.errors import UnsupportedError
 from selfspec.plugin.abilities import probe
-from selfspec.plugin.backends import TreeBackend
+from selfspec.plugin.backends import AttentionTypes, TreeBackend
+from selfspec.plugin.forwards import Forwards, decode_mode
+from selfspec.plugin.graphs import GraphBackend
+from selfspec.plugin.runner import StaticRunner
 from selfspec.records import Queries
 
 __all__ = ["Costs", "profile"]
 
 _Key = dict[str, str | int]
+_Backend = TreeBackend | GraphBackend
 _MAX_SECONDS = 3.0  # of a call that finds no curve
 _LEAST_CONTEXT = 512  # shorter texts are one bucket
 
@@ -35,16 +39,25 @@ class Costs:
         self._curves: dict[tuple[Any, ...], tuple[_Key, CostCurve]] = {}
         self._lock = threading.Lock()
 
-    def curve(self, model: Any, backend: TreeBackend, num_rows: int) -> CostCurve:
-        """The curve for a batch at its present length; takes up to 3 seconds where it is new."""
-        key = _key(model, num_rows, backend.kv.front)
+    def curve(self, model: Any, backend: _Backend, num_rows: int) -> CostCurve:
+        """The curve for a batch at its present length; takes up to 3 seconds where it is new.
+
+        Graphs that are not there yet are captured first, which takes what it takes.
+        """
+        key = _key(model, backend, num_rows)
         place = tuple(key.values())
         with self._lock:
             if place not in self._curves:
-                curve = self._book.find(key) or _measured(backend, num_rows)
+                curve = self._found(key, backend) or _measured(backend, num_rows)
                 self._curves[place] = key, curve
                 self._book.keep(key, curve)
             return self._curves[place][1]
+
+    def _found(self, key: _Key, backend: _Backend) -> CostCurve | None:
+        curve = self._book.find(key)
+        if curve is None or isinstance(backend, TreeBackend):
+            return curve
+        return SteppedCurve.from_dict(curve.as_dict())
 
     def keep(self) -> None:
         """Writes down what real steps have taught about the curves."""
@@ -55,7 +68,12 @@ class Costs:
 
 
 def profile(
-    model: Any, *, num_columns: int, num_rows: int, max_seconds: float = 30.0
+    model: Any,
+    *,
+    num_columns: int,
+    num_rows: int,
+    max_seconds: float = 30.0,
+    forward: str = "auto",
 ) -> tuple[_Key, CostCurve]:
     """Measures behind a text of `num_columns` tokens; returns what the curve depends on with it.
 
@@ -65,31 +83,55 @@ def profile(
     ability = probe(model)
     if ability.attention is None:
         raise UnsupportedError(f"a profile needs a model that can verify trees: {ability.reason}")
-    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    ids = torch.ones(num_rows, num_columns, dtype=torch.long, device=model.device)
-    with torch.no_grad():
-        model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-    positions = torch.full((num_rows, 1), num_columns, device=model.device)
-    backend = TreeBackend(model, cache, ability.attention, positions, None, room=WIDTHS[-1])
-    key, curve = _key(model, num_rows, num_columns), _measured(backend, num_rows, max_seconds)
+    with (
+        torch.no_grad(),
+        Forwards().lend(model, ability.attention, forward) as runner,
+        decode_mode(model),
+    ):
+        backend = _behind_a_text(model, ability.attention, num_rows, num_columns, runner)
+        key, curve = _key(model, backend, num_rows), _measured(backend, num_rows, max_seconds)
     CostBook().keep(key, curve)
     return key, curve
 
 
-def _measured(backend: TreeBackend, num_rows: int, max_seconds: float = _MAX_SECONDS) -> CostCurve:
+def _behind_a_text(
+    model: Any,
+    attention: AttentionTypes,
+    num_rows: int,
+    num_columns: int,
+    runner: StaticRunner | str | None,
+) -> _Backend:
+    """The backend that a call would have, the text read."""
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    ids = torch.ones(num_rows, num_columns, dtype=torch.long, device=model.device)
+    model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    positions = torch.full((num_rows, 1), num_columns, device=model.device)
+    arguments = (cache, attention, positions, None)
+    if isinstance(runner, StaticRunner):
+        widest = STEPS[-1]
+        return GraphBackend(model, runner, *arguments, room=widest, widest=widest)
+    return TreeBackend(model, *arguments, room=WIDTHS[-1])
+
+
+def _measured(backend: _Backend, num_rows: int, max_seconds: float = _MAX_SECONDS) -> CostCurve:
     """Runs forwards behind the text and forgets them: the KV stays as it was."""
 
     def run(width: int) -> None:
         queries = Queries(list(range(width)), [-1] + [0] * (width - 1), [0] * width)
-        logits = backend.forward(backend.lay_out([queries] * num_rows))
+        layout: Any = backend.lay_out([queries] * num_rows)
+        logits = backend.forward(layout)
         if logits.is_cuda:
             torch.cuda.synchronize(logits.device)
 
     with torch.no_grad():
-        return CostCurve.measure(run, max_seconds=max_seconds)
+        if isinstance(backend, TreeBackend):
+            return CostCurve.measure(run, max_seconds=max_seconds)
+        for width in STEPS:
+            run(width)
+        return SteppedCurve.measure(run, STEPS, max_seconds=max_seconds)
 
 
-def _key(model: Any, num_rows: int, num_columns: int) -> _Key:
+def _key(model: Any, backend: _Backend, num_rows: int) -> _Key:
     """All that the cost depends on, by name."""
     device = model.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
@@ -102,7 +144,8 @@ def _key(model: Any, num_rows: int, num_columns: int) -> _Key:
         "device": name,
         "attention": str(getattr(model.config, "_attn_implementation", None)),
         "rows": num_rows,
-        "context": max(num_columns, _LEAST_CONTEXT).bit_length(),
+        "context": max(backend.kv.front, _LEAST_CONTEXT).bit_length(),
+        "forward": backend.kind,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,

@@ -10,7 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["rope_reason", "stands_beyond"]
+__all__ = ["changing_rope", "rope_reason", "stands_beyond"]
+
+
+def changing_rope(config: Any) -> str | None:
+    """The kind of a rotary embedding that changes with the length; None where there is none."""
+    return next((kind for kind, _ in _limits(config)), None)
 
 
 def stands_beyond(config: Any, model_kwargs: Mapping[str, Any]) -> bool:

@@ -18,6 +18,7 @@ from selfspec.memory import Memory
 from selfspec.plugin.abilities import Ability, attention_for_trees, probe
 from selfspec.plugin.call import Call
 from selfspec.plugin.costs import Costs
+from selfspec.plugin.forwards import Forwards
 from selfspec.plugin.persist import Persistent, new_source, restore
 from selfspec.plugin.rules import plain_reason, refuse_unservable
 from selfspec.records import GenerationStats, StepRecord
@@ -57,6 +58,7 @@ class SelfSpec(Persistent):
         self._memory: Memory | None = None
         self._vocab_size = 0
         self._costs = Costs()
+        self._forwards = Forwards()
         self._abilities: WeakKeyDictionary[Any, dict[Any, Ability]] = WeakKeyDictionary()
         self._listeners: tuple[Callable[[StepRecord], None], ...] = ()
         self._lock = threading.Lock()
@@ -156,7 +158,9 @@ class SelfSpec(Persistent):
         ability = self.ability(call.model)
         if ability.mode == "plain" or (ability.reason and self.config.strict):
             return call.decode_plainly(ability.reason or "")
-        return call.decode(ability, self._request_memory)
+        forward = self.config.forward
+        with self._forwards.lend(call.model, ability.attention, forward) as runner:
+            return call.decode(ability, self._request_memory, runner)
 
     def _request_memory(self, vocab_size: int) -> Memory:
         return self.memory(vocab_size).for_request(self.config.learning)

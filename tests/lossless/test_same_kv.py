@@ -51,6 +51,20 @@ def test_a_cache_that_was_handed_in_is_filled_in_place(
     assert_same_kv(ours, stock)
 
 
+@pytest.mark.parametrize("kind", ["bare", "configured"])
+def test_a_cache_that_was_handed_in_outgrows_the_first_arenas(kind: str) -> None:
+    """A bare one keeps what no window sees any more, as stock's does."""
+    model = tiny_model("mistral")
+    both = run_both(
+        model,
+        prompt(),
+        fresh=lambda: {"past_key_values": cache_of(model, kind)},
+        max_new_tokens=330,
+        **GREEDY,
+    )
+    assert_same_kv(both.our_extras["past_key_values"], both.stock_extras["past_key_values"])
+
+
 def chat(model: Any, speakers: tuple[str, ...], num_rows: int, options: dict[str, Any]) -> Any:
     """Turns on one cache, each by stock or by us; the last turn's ids and the cache."""
     inputs = prompt(num_rows)

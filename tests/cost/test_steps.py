@@ -1,0 +1,66 @@
+"""Forwards that come in a few widths: what lies between two costs as the wider one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfspec.cost import STEPS, CostCurve, SteppedCurve, WidthSearch, best_width, stepped
+
+POINTS = {1: 1.0, 2: 1.1, 4: 1.2, 8: 2.0, 16: 3.0, 32: 3.2, 64: 8.0}
+
+
+def test_steps_are_powers_of_two_and_then_multiples():
+    assert STEPS == (1, 2, 4, 8, 16, 32, 64)
+    steps = sorted({stepped(width) for width in range(1, 257)})
+    assert steps == [*STEPS, 128, 192, 256]
+
+
+@given(st.integers(1, 1000))
+def test_a_step_has_room_and_is_a_step(width):
+    assert stepped(width) >= width
+    assert stepped(stepped(width)) == stepped(width)
+
+
+def test_between_two_steps_the_wider_one_is_paid():
+    curve = SteppedCurve(POINTS)
+    table = curve.table(80)
+    assert len(table) == 81
+    for width in range(1, 81):
+        assert curve.seconds(width) == table[width] == curve.seconds(stepped(width))
+    assert [curve.seconds(width) for width in STEPS] == [POINTS[width] for width in STEPS]
+    assert table[65] == table[80] > table[64]
+
+
+def test_a_real_step_refines_the_step_that_it_took():
+    curve, other = SteppedCurve(POINTS), CostCurve(POINTS)
+    for _ in range(80):
+        curve.refine(11, 6.0)
+        other.refine(16, 6.0)
+    assert curve.as_dict() == other.as_dict()
+
+
+def test_a_kept_curve_comes_back_with_its_steps():
+    curve = SteppedCurve.from_dict(CostCurve(POINTS).as_dict())
+    assert curve.seconds(3) == POINTS[4]
+
+
+scores = st.lists(st.floats(0.01, 1.0), max_size=70).map(lambda s: sorted(s, reverse=True))
+
+
+@given(scores, st.integers(1, 64))
+def test_the_search_finds_the_best_width(scores, max_nodes):
+    curve = SteppedCurve(POINTS)
+    search = WidthSearch(curve, max_nodes)
+    for score in scores[: max_nodes - 1]:
+        if not search.take(score):
+            break
+    best = best_width([scores], curve, max_nodes)
+    assert search.best.rate == pytest.approx(best.rate)
+
+
+def test_a_tree_fills_the_step_that_it_pays_for():
+    curve = SteppedCurve(POINTS)
+    assert best_width([[0.5] * 63], curve, 64).width == 32
+    assert best_width([[0.5] * 9], curve, 64).width == 8

@@ -1,0 +1,594 @@
+"""Captured graphs change no token: on a device whose replays run operations and no Python.
+
+Every capture works on the very tensors that it was made with, and what runs beside the main stream
+comes as late as it may; so what a real device would get wrong comes out wrong here.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import DynamicCache
+
+from selfspec import SelfSpec, UnsupportedError
+from selfspec.plugin.costs import profile
+from tests.fakes import VOCAB, new_model, prompt, tiny_model
+from tests.lossless.same import (
+    GREEDY,
+    MODES,
+    NUM_NEW,
+    ROWS_AND_MODES,
+    SAMPLE,
+    assert_same_ids,
+    assert_same_kv,
+    doubting,
+    knowing,
+    late_token,
+    run,
+    run_both,
+    slow,
+)
+from tests.lossless.test_same_architectures import ending
+from tests.lossless.test_same_entrances import PEFT_NOTE
+from tests.lossless.test_same_kv import WINDOWED, answered, cache_of
+from tests.recorder import RecordingDevice
+from tests.zoo import BRANCHING
+
+FEW = ("llama", "gemma3", "gpt2", "qwen3-moe", "phi3", "deepseek-v3", "gpt-oss")
+FIXED: dict[str, Any] = {"budget": "fixed", "max_nodes": 16}  # hangs on no clock
+NOT_CAPTURED = {"llama4": "its queries are scaled by where they stand in the KV"}
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    """No test reads what another one, or the user, has measured."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def use_recorders(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[str]:
+    """Makes every device a recording one; returns what they are asked, in order."""
+    log: list[str] = []
+
+    def new_device(_device: torch.device, *, overlap: bool) -> RecordingDevice:
+        return RecordingDevice(log, overlap=overlap, **options)
+
+    for name in ("call", "forwards"):
+        monkeypatch.setattr(f"selfspec.plugin.{name}.device_for", new_device)
+    return log
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    return use_recorders(monkeypatch)
+
+
+def run_graphs(model: Any, inputs: dict[str, Any], spec: SelfSpec | None = None, **options: Any):
+    """Stock and captured graphs on one call: the same text, by graphs."""
+    both = run_both(model, inputs, spec, **options)
+    assert both.stats.forward == "graph"
+    assert both.stats.eager_reason is None
+    return both
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+@pytest.mark.parametrize("name", [n if n in FEW else slow(n) for n in BRANCHING])
+def test_every_architecture(name: str, num_rows: int, mode: str, log: list[str]) -> None:
+    model, inputs = tiny_model(name), prompt(num_rows)
+    both = run_both(model, inputs, **ending(model, inputs, MODES[mode]))
+    assert both.stats.tokens_per_step > 1.2
+    assert both.stats.eager_reason == NOT_CAPTURED.get(name)
+    assert (both.stats.forward == "graph") == (name not in NOT_CAPTURED) == ("replay" in log)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_every_attention(name: str, attention: str, log: list[str]) -> None:
+    run_graphs(tiny_model(name, attention), prompt(3), **GREEDY)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "penalty": {**GREEDY, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3},
+    "min-p": {"do_sample": True, "temperature": 1.2, "min_p": 0.05},
+    "min-length": {**GREEDY, "eos_token_id": [15, 81], "min_new_tokens": 20},
+    "ends": {**SAMPLE, "eos_token_id": [15, 26, 81]},
+    "scores": {**SAMPLE, "return_dict_in_generate": True, "output_scores": True},
+    "one": {**GREEDY, "max_new_tokens": 1},
+    "two": {**GREEDY, "max_new_tokens": 2},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_processors_and_limits(num_rows: int, options: dict[str, Any], log: list[str]) -> None:
+    drafts = options.get("max_new_tokens", NUM_NEW) > 2
+    run_graphs(tiny_model("gemma3"), prompt(num_rows), drafts=drafts, **options)
+
+
+def test_rows_that_finish_one_after_the_other(log: list[str]) -> None:
+    """A forward has room for 4, 2 and 1 of the 5 rows; who is left moves to the front."""
+    model, inputs = tiny_model("mistral"), prompt(5)
+    ids = run(model, inputs, **GREEDY).ids
+    ends = [late_token(row[17:-1].tolist()) for row in ids[:4]]
+    run_graphs(model, inputs, eos_token_id=ends, **GREEDY)
+
+
+@pytest.mark.parametrize("room", [slow(4096), 16])
+@pytest.mark.parametrize("name", ["llama", "gemma3", slow("mistral")])
+@pytest.mark.parametrize("num_rows", [1, slow(3)])
+def test_texts_that_cross_length_buckets(
+    name: str, num_rows: int, room: int, monkeypatch: pytest.MonkeyPatch, log: list[str]
+) -> None:
+    """17 + 300 tokens: keys come in 256 columns, then in more; arenas of 16 more are outgrown."""
+    monkeypatch.setattr("selfspec.plugin.call._MIN_STATIC_ROOM", room)
+    run_graphs(tiny_model(name), prompt(num_rows), max_new_tokens=300, **SAMPLE)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("kind", ["bare", "configured"])
+@pytest.mark.parametrize("name", [n for n in WINDOWED if n not in NOT_CAPTURED])
+def test_a_chat_on_one_cache(name: str, kind: str, num_rows: int, log: list[str]) -> None:
+    """Three turns; the KV that each hands back is the next one's."""
+    model, texts, caches = tiny_model(name), [], []
+    spec = SelfSpec(sources=("context", "lut"))
+    for extra in ({}, {"custom_generate": spec}):
+        inputs, kv = prompt(num_rows), cache_of(model, kind)
+        for turn in range(3):
+            ids = run(model, inputs, past_key_values=kv, max_new_tokens=29, **extra, **GREEDY).ids
+            inputs = answered(ids, inputs, turn)
+        texts.append(ids)
+        caches.append(kv)
+    assert spec.stats.forward == "graph"
+    assert_same_ids(texts[1], texts[0])
+    assert_same_kv(caches[1], caches[0])
+
+
+@pytest.mark.parametrize("budget", ["fixed", "measured"])
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+def test_budgets(budget: str, num_rows: int, mode: str, log: list[str]) -> None:
+    model, inputs = tiny_model(), prompt(num_rows)
+    stock = run(model, inputs, **MODES[mode])
+    spec = doubting(stock.ids, inputs, budget=budget, max_nodes=64)
+    for _ in range(2):
+        both = run_both(model, inputs, spec, drafts=False, **MODES[mode])
+        assert both.stats.forward == "graph"
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_branches_ride_along(num_rows: int, log: list[str]) -> None:
+    spec = SelfSpec(num_branches=6, branch_length=6, **FIXED)
+    both = run_graphs(tiny_model("gemma3"), prompt(num_rows), spec, **GREEDY)
+    assert both.stats.queries_per_step > 25
+
+
+@pytest.mark.parametrize("forward", ["auto", "eager"])
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+def test_overlap_changes_neither_text_nor_steps_nor_what_is_learned(
+    num_rows: int, mode: str, forward: str, log: list[str]
+) -> None:
+    model, inputs = tiny_model("gemma3"), prompt(num_rows)
+    stock = run(model, inputs, **MODES[mode])
+    results = []
+    for overlap in (True, False):
+        log.clear()
+        spec = doubting(stock.ids, inputs, overlap=overlap, forward=forward, **FIXED)
+        for _ in range(2):
+            run_both(model, inputs, spec, **MODES[mode])
+        assert ("side" in log) == overlap
+        arrays = spec.memory(VOCAB).tables()
+        results.append((spec.total_stats.accepted_lengths, spec.total_stats.num_steps, arrays))
+    (*with_overlap, ours), (*without, theirs) = results
+    assert with_overlap == without
+    for source, tables in theirs.items():
+        for name, table in tables.items():
+            np.testing.assert_array_equal(ours[source][name], table)
+
+
+def test_a_second_call_captures_nothing_new(log: list[str]) -> None:
+    model, inputs = tiny_model(), prompt(2)
+    stock = run(model, inputs, **GREEDY)
+    spec = knowing(stock.ids, inputs, **FIXED)
+    captures = []
+    for _ in range(3):
+        run_graphs(model, inputs, spec, **GREEDY)
+        captures.append(log.count("capture"))
+    assert captures[0] > 0
+    assert captures[0] == captures[1] == captures[2]
+
+
+def test_each_call_starts_from_clean_slots(log: list[str]) -> None:
+    """Other prompts, other rows, other padding, in the slots of those before."""
+    model = tiny_model("gemma3")
+    spec = SelfSpec()
+    for num_rows, length, seed in ((3, 17, 1), (1, 30, 2), (2, 9, 3), (3, 17, 4)):
+        inputs = prompt(num_rows, length, seed=seed)
+        both = run_both(model, inputs, spec, drafts=False, seed=seed, **SAMPLE)
+        assert both.stats.forward == "graph"
+
+
+@pytest.mark.parametrize("modes", [(torch.inference_mode, torch.no_grad)] * 2, ids=[0, 1])
+def test_inference_mode_and_back(modes: tuple[Any, Any], log: list[str]) -> None:
+    model, spec = new_model("gemma3"), SelfSpec()
+    for mode in modes:
+        with mode():
+            run_both(model, prompt(3), spec, drafts=False, **GREEDY)
+            assert spec.stats.forward == "graph"
+
+
+# who may not use graphs, and why
+
+
+def add_hook(model: Any) -> None:
+    model.model.layers[0].register_forward_hook(lambda *_: None)
+
+
+def add_pre_hook(model: Any) -> None:
+    model.register_forward_pre_hook(lambda *_: None)
+
+
+def add_accelerate(model: Any) -> None:
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+
+    add_hook_to_module(model.model.layers[1], AlignDevicesHook())
+
+
+def look_experts_up(model: Any) -> None:
+    model.set_experts_implementation("eager")
+
+
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 100.0}
+REASONS: dict[str, tuple[str, dict[str, Any], Callable[[Any], None], str]] = {
+    "hook": ("llama", {}, add_hook, "its module 'model.layers.0' has forward hooks"),
+    "pre-hook": ("llama", {}, add_pre_hook, "it has forward hooks, which a replay would leave out"),
+    "accelerate": ("llama", {}, add_accelerate, "accelerate's hooks move its tensors about"),
+    "scales": ("llama4", {}, lambda _: None, "its queries are scaled by where they stand"),
+    "experts": ("qwen3-moe", {}, look_experts_up, "capturing it fails"),
+    "rope": (
+        "llama",
+        {"rope_parameters": DYNAMIC},
+        lambda _: None,
+        "its dynamic rotary embedding changes with the length of a forward",
+    ),
+    "chain": ("bloom", {}, lambda _: None, "a chain grows the stock KV cache"),
+}
+
+
+@pytest.mark.parametrize("case", REASONS.values(), ids=REASONS)
+def test_a_model_that_can_not_be_captured_goes_on_eagerly(
+    case: tuple[str, dict[str, Any], Callable[[Any], None], str], log: list[str]
+) -> None:
+    name, changes, prepare, reason = case
+    model = new_model(name, **changes)
+    prepare(model)
+    spec = SelfSpec()
+    for _ in range(2):
+        both = run_both(model, prompt(3), spec, drafts=False, **GREEDY)
+        assert both.stats.forward == "eager"
+        assert reason in str(both.stats.eager_reason)
+    assert "replay" not in log
+    strict = SelfSpec(strict=True, forward="graph")
+    with pytest.raises(UnsupportedError, match="strict=True"):
+        run(model, prompt(), custom_generate=strict, **GREEDY)
+
+
+def test_a_hook_that_comes_and_goes(log: list[str]) -> None:
+    """It is heard while it is there; then the graphs of before serve on."""
+    model, inputs, heard = new_model(), prompt(), []
+    stock = run(model, inputs, **GREEDY)
+    spec = knowing(stock.ids, inputs, **FIXED)
+    run_graphs(model, inputs, spec, **GREEDY)
+    num_captures = log.count("capture")
+    handle = model.lm_head.register_forward_hook(lambda *_: heard.append(1))
+    run_both(model, inputs, spec, **GREEDY)
+    assert "has forward hooks" in str(spec.stats.eager_reason)
+    assert len(heard) > spec.stats.num_steps
+    handle.remove()
+    run_graphs(model, inputs, spec, **GREEDY)
+    assert log.count("capture") == num_captures
+
+
+def test_a_cpu_captures_no_graphs() -> None:
+    model, inputs = tiny_model(), prompt()
+    asked = run_both(model, inputs, SelfSpec(forward="graph"), drafts=False, **GREEDY)
+    assert asked.stats.eager_reason == "a CPU captures no graphs"
+    assert "eager forwards: a CPU captures no graphs" in str(asked.stats)
+    auto = run_both(model, inputs, SelfSpec(strict=True), drafts=False, **GREEDY)
+    assert (auto.stats.forward, auto.stats.eager_reason) == ("eager", None)
+    with pytest.raises(UnsupportedError, match=r"forward='graph' can't be had: a CPU captures"):
+        run(model, inputs, custom_generate=SelfSpec(forward="graph", strict=True), **GREEDY)
+
+
+def test_eager_asks_for_no_graph(log: list[str]) -> None:
+    both = run_both(tiny_model(), prompt(), SelfSpec(forward="eager"), drafts=False, **GREEDY)
+    assert (both.stats.forward, both.stats.eager_reason) == ("eager", None)
+    assert "capture" not in log
+
+
+# what changes under a graph
+
+
+def test_weights_that_are_written_in_place_are_followed(log: list[str]) -> None:
+    model, spec, texts = new_model(), SelfSpec(), []
+    for _ in range(2):
+        texts.append(run_graphs(model, prompt(), spec, drafts=False, **GREEDY).ours.ids)
+        with torch.no_grad():
+            model.lm_head.weight.copy_(model.lm_head.weight.roll(1, 0))
+    assert not torch.equal(*texts)
+
+
+def move(model: Any) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+
+
+def narrow(model: Any) -> None:
+    model.to(torch.bfloat16)
+
+
+def replace_one(model: Any) -> None:
+    weight = model.model.layers[0].mlp.down_proj.weight
+    model.model.layers[0].mlp.down_proj.weight = torch.nn.Parameter(weight.data.roll(1, 0))
+
+
+def attend_eagerly(model: Any) -> None:
+    model.set_attn_implementation("eager")
+
+
+@pytest.mark.parametrize("change", [move, narrow, replace_one, attend_eagerly])
+def test_a_model_that_changed_is_captured_anew(
+    change: Callable[[Any], None], log: list[str]
+) -> None:
+    model, inputs = new_model(), prompt()
+    spec = SelfSpec()
+    run_graphs(model, inputs, spec, drafts=False, **GREEDY)
+    num_captures = log.count("capture")
+    change(model)
+    run_graphs(model, inputs, spec, drafts=False, **GREEDY)
+    assert log.count("capture") > num_captures
+
+
+@pytest.mark.filterwarnings(PEFT_NOTE)
+def test_adapters_that_are_switched(log: list[str]) -> None:
+    torch.manual_seed(3)
+    config = LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)
+    model = get_peft_model(new_model(), config)
+    model.add_adapter("other", config)
+    model.eval()
+    spec, texts = SelfSpec(), []
+    for name in ("default", "other", "default"):
+        model.set_adapter(name)
+        texts.append(run_graphs(model, prompt(), spec, drafts=False, **GREEDY).ours.ids.tolist())
+    with model.disable_adapter():
+        texts.append(run_graphs(model, prompt(), spec, drafts=False, **GREEDY).ours.ids.tolist())
+    assert texts[0] == texts[2]
+    assert len({str(text) for text in texts}) == 3
+
+
+def test_autocast_is_no_part_of_a_graph_without(log: list[str]) -> None:
+    model, spec = new_model(), SelfSpec()
+    run_graphs(model, prompt(), spec, drafts=False, **GREEDY)
+    num_captures = log.count("capture")
+    with torch.autocast("cpu", torch.bfloat16):
+        run(model, prompt(), custom_generate=spec, **GREEDY)
+    assert log.count("capture") > num_captures
+    run_graphs(model, prompt(), spec, drafts=False, **GREEDY)
+
+
+# failures
+
+
+@pytest.mark.parametrize("fails_at", [1, 2, 3])
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+def test_a_failed_capture_leaves_everything_whole(
+    fails_at: int, num_rows: int, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the trial before the first call, or in its midst: the text and the cache are stock's."""
+    log = use_recorders(monkeypatch, fails_at=fails_at)
+    model = tiny_model("gemma3")
+    stock = run(model, prompt(num_rows), **MODES[mode])
+    spec = doubting(stock.ids, prompt(num_rows), **FIXED)
+    for _ in range(2):
+        both = run_both(
+            model,
+            prompt(num_rows),
+            spec,
+            fresh=lambda: {"past_key_values": cache_of(model, "configured")},
+            **MODES[mode],
+        )
+        assert both.stats.forward == "eager"
+        assert "capturing it fails (RuntimeError: operation not permitted" in str(
+            both.stats.eager_reason
+        )
+        assert_same_kv(both.our_extras["past_key_values"], both.stock_extras["past_key_values"])
+    assert log.count("capture") == fails_at
+
+
+def test_a_failed_capture_breaks_a_strict_call_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_recorders(monkeypatch, fails_at=2)
+    model, kv = tiny_model(), DynamicCache()
+    with pytest.raises(UnsupportedError, match="strict=True and forwards can't be as asked"):
+        run(
+            model,
+            prompt(),
+            custom_generate=SelfSpec(strict=True, forward="graph"),
+            past_key_values=kv,
+            **GREEDY,
+        )
+    assert kv.get_seq_length() == 17
+
+
+def test_no_memory_for_fixed_slots(monkeypatch: pytest.MonkeyPatch, log: list[str]) -> None:
+    model, inputs, spec = tiny_model(), prompt(), SelfSpec()
+    run_graphs(model, inputs, spec, drafts=False, **GREEDY)
+
+    def full(*_args: Any, **_kwargs: Any) -> None:
+        raise torch.OutOfMemoryError("on purpose")
+
+    monkeypatch.setattr("selfspec.static_kv.StaticArenas.take", full)
+    longer = prompt(1, 300)
+    both = run_both(model, longer, spec, drafts=False, **GREEDY)
+    assert "no memory for fixed KV slots" in str(both.stats.eager_reason)
+    monkeypatch.undo()
+    use_recorders(monkeypatch)
+    run_graphs(model, longer, spec, drafts=False, **GREEDY)
+
+
+def test_an_error_from_outside_leaves_graphs_fit_for_use(log: list[str]) -> None:
+    model, inputs = tiny_model("gemma3"), prompt(3)
+    spec = SelfSpec()
+
+    def fuse(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if ids.shape[1] > 30:
+            raise KeyError("on purpose")
+        return scores
+
+    with pytest.raises(KeyError, match="on purpose"):
+        run(model, inputs, custom_generate=spec, logits_processor=[fuse], **GREEDY)
+    run_graphs(model, inputs, spec, drafts=False, **GREEDY)
+
+
+# who shares what
+
+
+def test_a_second_thread_goes_on_eagerly(log: list[str]) -> None:
+    """The first one stands still in its midst until the second one is through."""
+    model, inputs = tiny_model("gemma3"), prompt(2)
+    stock = run(model, inputs, repetition_penalty=1.1, **GREEDY)
+    spec = SelfSpec()
+    inside, through = threading.Event(), threading.Event()
+    texts: list[torch.Tensor] = []
+
+    def wait(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        inside.set()
+        assert through.wait(60)
+        return scores
+
+    def first() -> None:
+        options = {"repetition_penalty": 1.1, "logits_processor": [wait]}
+        texts.append(run(model, inputs, custom_generate=spec, **options, **GREEDY).ids)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert inside.wait(60)
+    both = run_both(model, prompt(3), spec, drafts=False, **SAMPLE)
+    assert both.stats.forward == "eager"
+    assert both.stats.eager_reason == "another call is using this model's fixed KV slots"
+    through.set()
+    thread.join()
+    assert_same_ids(texts[0], stock.ids)
+    assert spec.stats.forward == "graph"
+
+
+def test_two_models_have_slots_of_their_own(log: list[str]) -> None:
+    spec = SelfSpec()
+    for _ in range(2):
+        for name in ("llama", "gemma3"):
+            run_graphs(tiny_model(name), prompt(), spec, drafts=False, **GREEDY)
+
+
+def test_a_model_that_is_dropped_takes_its_graphs_along(log: list[str]) -> None:
+    spec, model = SelfSpec(), new_model()
+    run_graphs(model, prompt(), spec, drafts=False, **GREEDY)
+    assert len(spec._forwards._kept) == 1
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    assert len(spec._forwards._kept) == 0
+
+
+def test_slots_take_little_more_than_the_stock_cache(log: list[str]) -> None:
+    """At the length of the whole text: the same, and room for a tree, rounded up to 64."""
+    model, inputs = tiny_model(), prompt(2, 200)
+    spec = SelfSpec(**FIXED)
+    options = {"max_new_tokens": 400, "return_dict_in_generate": True}
+    both = run_graphs(model, inputs, spec, drafts=False, **options, **GREEDY)
+    stock = both.stock.output.past_key_values
+    stock_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in stock.layers)
+    bytes_of_tree = 16 * stock_bytes / stock.get_seq_length()
+    arenas = spec._forwards._kept[model]._found.arenas
+    assert sum(x.nbytes for x in arenas._slots.values()) <= 1.1 * stock_bytes + bytes_of_tree
+
+
+# costs
+
+
+def test_the_cost_curve_is_of_the_forward_that_is_used(log: list[str]) -> None:
+    model = tiny_model()
+    curves = {}
+    for forward in ("graph", "eager"):
+        key, curve = profile(model, num_columns=20, num_rows=2, forward=forward)
+        assert key["forward"] == forward
+        curves[forward] = curve
+    assert curves["graph"].seconds(3) == curves["graph"].seconds(4)
+    assert curves["graph"].widths == (1, 2, 4, 8, 16, 32, 64)
+    spec = SelfSpec(budget="measured", max_nodes=16)
+    run_graphs(model, prompt(), spec, drafts=False, **GREEDY)
+    keys = [key["forward"] for key, _ in spec._costs._curves.values()]
+    assert keys == ["graph"]
+
+
+# compiled
+
+
+COMPILER_NOTE = "ignore:.*torch.jit.script_method.*:DeprecationWarning"
+
+
+def compile_lightly(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Traces as for any compiler, in one piece, and compiles nothing; returns what was traced."""
+    compiled: list[str] = []
+    real = torch.compile
+
+    def light(function: Any, **options: Any) -> Any:
+        compiled.append(function.__name__)
+        return real(function, backend="eager", fullgraph=True, **options)
+
+    monkeypatch.setattr(torch, "compile", light)
+    return compiled
+
+
+@pytest.mark.filterwarnings(COMPILER_NOTE)
+@pytest.mark.parametrize("name", ["llama", slow("gemma3"), slow("gpt2"), slow("qwen3-moe")])
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+def test_compiled(name: str, num_rows: int, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = compile_lightly(monkeypatch)
+    model, inputs = tiny_model(name), prompt(num_rows)
+    stock = run(model, inputs, **MODES[mode])
+    spec = knowing(stock.ids, inputs, forward="compiled", budget="fixed", max_nodes=8)
+    counts = []
+    for _ in range(2):
+        both = run_both(model, inputs, spec, **MODES[mode])
+        assert (both.stats.forward, both.stats.eager_reason) == ("compiled", None)
+        counts.append(len(compiled))
+    assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(COMPILER_NOTE)
+def test_compiled_by_torch_itself() -> None:
+    model, inputs = tiny_model(), prompt()
+    spec = knowing(
+        run(model, inputs, **GREEDY).ids, inputs, forward="compiled", budget="fixed", max_nodes=8
+    )
+    for _ in range(2):
+        assert run_both(model, inputs, spec, **GREEDY).stats.forward == "compiled"
+
+
+def test_what_can_not_be_compiled_goes_on_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_function: Any, **_options: Any) -> Any:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    both = run_both(tiny_model(), prompt(), SelfSpec(forward="compiled"), drafts=False, **GREEDY)
+    assert both.stats.forward == "eager"
+    assert "RuntimeError: no compiler" in str(both.stats.eager_reason)
+    strict = SelfSpec(forward="compiled", strict=True)
+    with pytest.raises(UnsupportedError, match="no compiler"):
+        run(tiny_model(), prompt(), custom_generate=strict, **GREEDY)
