@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from selfspec.config import LEARNING_SCOPES, SOURCE_NAMES, SpecConfig
+from selfspec.config import FORWARDS, LEARNING_SCOPES, SOURCE_NAMES, SpecConfig
 from selfspec.errors import ConfigError
 
 KNOWN = ", ".join(sorted(SOURCE_NAMES))
@@ -32,6 +32,8 @@ def refusal(**knobs) -> str:
         {"sources": ()},
         {"sources": ["context"]},
         *({"learning": scope} for scope in LEARNING_SCOPES),
+        *({"forward": name} for name in FORWARDS),
+        {"overlap": False},
     ],
 )
 def test_accepted_values(knobs):
@@ -89,6 +91,15 @@ def test_threshold_is_in_its_interval():
 )
 def test_refused_values(knobs, message):
     assert refusal(**knobs) == message
+
+
+def test_forward_and_overlap_are_checked_like_the_others():
+    assert refusal(forward="grph") == (
+        "unknown forward 'grph'; did you mean 'graph'? (known: auto, compiled, eager, graph)"
+    )
+    assert refusal(forward=None).startswith("unknown forward 'None'")
+    for value in (1, "yes", None):
+        assert refusal(overlap=value) == f"overlap must be True or False (got {value!r})"
 
 
 def test_branches_need_the_context_that_they_fill():
