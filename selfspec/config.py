@@ -52,8 +52,9 @@ class SpecConfig:
             followed two tokens; ``"context"``, what this request has said already; ``"corpus"``,
             the n-grams of a loaded cache, nothing without one; ``"runners"``, what the model
             nearly said. Fewer: less work on the CPU. None at all is plain decoding.
-        num_branches: Self-Draft's branches: rows of guesses that ride along in each forward and
-            fill the context with what the model would say next. Higher: more n-grams, and a wider
+        num_branches: Self-Draft's branches: rows of guesses that ride along in a forward and fill
+            the context with what the model would say next; under a measured budget only where
+            they bring more than their time would otherwise. Higher: more n-grams, and a wider
             forward by as many times `branch_length`. 0: none; the paper's choice is 6.
         branch_length: Tokens of a branch, 1 or more. Higher: longer n-grams, wider forwards.
         learning: How far what is learned reaches. ``"session"``: from call to call of one

@@ -7,6 +7,7 @@ those, and `release` hands the stock layers back as if stock decoding had filled
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -61,7 +62,8 @@ class TreeKV:
     """The committed KV of a batch, with room behind it for one tree a row.
 
     `lengths` are the committed columns of each row, `front` the column where trees are appended:
-    the longest row's length. `attention_types` names each layer's type.
+    the longest row's length. `attention_types` names each layer's type. `room` columns are there to
+    start with; the text grows by at most `reach`, where that is known.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class TreeKV:
         *,
         num_rows: int,
         room: int,
+        reach: int | None = None,
     ) -> None:
         self._cache = cache
         self._window_sizes = {  # of the types that forget: bare stock layers never do
@@ -80,6 +83,7 @@ class TreeKV:
             if isinstance(layer, DynamicSlidingWindowLayer)
         }
         self.front = int(cache.get_seq_length())
+        self._longest = math.inf if reach is None else self.front + reach
         self.lengths = [self.front] * num_rows
         self.first_columns = dict.fromkeys(attention_types, 0)
         self._stock_layers = list(cache.layers)
@@ -188,10 +192,14 @@ class TreeKV:
             slots[:, :, start : start + len(path)] = slots.index_select(2, source)
 
     def _make_room(self, attention_type: str, width: int) -> None:
-        """Doubles the arenas of one type; windowed ones first drop what nobody sees any more."""
+        """Doubles the arenas of one type, or makes them as long as the text can still become.
+
+        Windowed ones first drop what nobody sees any more.
+        """
         first = self._first_needed(attention_type)
         held = self.front - first
-        self._refill(attention_type, first, capacity=max(2 * held, held + width))
+        most = int(min(2 * held, self._longest - first + width))
+        self._refill(attention_type, first, capacity=max(most, held + width))
 
     def _first_needed(self, attention_type: str) -> int:
         """The first column of a type that some row still sees, or will."""

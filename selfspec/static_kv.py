@@ -136,10 +136,13 @@ class StaticKV(TreeKV):
         num_rows: int,
         room: int,
         widest: int,
+        reach: int | None = None,
     ) -> None:
         self._static = arenas
         self._widest = widest
-        super().__init__(cache, attention_types, window_sizes, num_rows=num_rows, room=room)
+        super().__init__(
+            cache, attention_types, window_sizes, num_rows=num_rows, room=room, reach=reach
+        )
 
     def num_keys(self, width: int) -> dict[str, int]:
         """How many slots of each type a forward of so many nodes is shown."""

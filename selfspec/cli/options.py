@@ -90,11 +90,11 @@ class Knobs:
 
     max_nodes: Annotated[
         int,
-        _knob("Nodes of a draft tree. More: more tokens a step, dearer steps. 1: plain decoding."),
+        _knob("The most nodes of a draft tree, and so the width of a step. 1: plain decoding."),
     ] = _DEFAULT.max_nodes
     budget: Annotated[
         str,
-        _knob("fixed: always all nodes. measured: as many as pay on this machine, up to those."),
+        _knob("measured: as many nodes as pay on this machine. fixed: all. threshold: the likely."),
     ] = _DEFAULT.budget
     max_depth: Annotated[
         int,

@@ -56,6 +56,7 @@ class TreeBackend:
         visible: torch.Tensor | None,  # (B, P) bool
         *,
         room: int,
+        reach: int | None = None,
     ) -> None:
         num_rows = next_positions.shape[-2]
         sizes = {name: window.size for name, window in attention.windows.items()}
@@ -64,7 +65,14 @@ class TreeBackend:
         self._attention = attention
         self._positions = next_positions
         self._visible = visible
-        self.kv = TreeKV(cache, attention.by_layer, sizes, num_rows=num_rows, room=room)
+        self.kv = TreeKV(
+            cache, attention.by_layer, sizes, num_rows=num_rows, room=room, reach=reach
+        )
+
+    @property
+    def front(self) -> int:
+        """Columns in front of the next tree."""
+        return self.kv.front
 
     def max_width(self, max_nodes: int) -> int:
         """How wide the next forward may be: no tree crosses a change of scale."""
@@ -135,6 +143,11 @@ class ChainBackend:
         self._width = 0
         cache.activate_past_recording()
 
+    @property
+    def front(self) -> int:
+        """Columns in front of the next chain."""
+        return int(self._cache.get_seq_length())
+
     def max_width(self, max_nodes: int) -> int:
         """Chains stand where their text will: nothing to mind."""
         return max_nodes
@@ -162,10 +175,12 @@ class ChainBackend:
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keeps the same number of tokens of every row, and takes the rest back."""
         num_kept = len(paths[0])
-        num_dropped = self._width - num_kept
-        self._cache.crop(-num_dropped)
-        self._ids = self._ids[:, : self._ids.shape[1] - num_dropped]
+        self._take_back(self._width - num_kept)
         self._kwargs = self._advanced(num_kept)
+
+    def forget(self) -> None:
+        """Takes the last chains back whole, as if they had never been read."""
+        self._take_back(self._width)
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Never asked for: rows that move together stay together."""
@@ -176,6 +191,10 @@ class ChainBackend:
         for layer in self._cache.layers:
             if hasattr(layer, "record_past"):
                 layer.record_past = False
+
+    def _take_back(self, num_tokens: int) -> None:
+        self._cache.crop(-num_tokens)
+        self._ids = self._ids[:, : self._ids.shape[1] - num_tokens]
 
     def _advanced(self, num_tokens: int) -> dict[str, Any]:
         """The model's arguments, masks and positions longer by some tokens."""

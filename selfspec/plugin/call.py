@@ -10,7 +10,7 @@ import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from selfspec.config import SpecConfig
-from selfspec.cost import STEPS, Budget, FixedBudget, MeasuredBudget, ThresholdBudget
+from selfspec.cost import Budget, FixedBudget, MeasuredBudget, ThresholdBudget
 from selfspec.device import Device, device_for
 from selfspec.engine import Decoder
 from selfspec.errors import UnsupportedError
@@ -172,16 +172,16 @@ class Call:
                 return self._graph_backend(runner, *arguments)
             except torch.OutOfMemoryError:
                 self._go_eagerly("there is no memory for fixed KV slots beside the prompt's")
-        return TreeBackend(self.model, *arguments, room=self._room(_MIN_ROOM))
+        return TreeBackend(self.model, *arguments, room=self._room(_MIN_ROOM), reach=self.max_reach)
 
     def _graph_backend(self, runner: StaticRunner, *arguments: Any) -> GraphBackend:
-        measured = STEPS[-1] if self.config.budget == "measured" else 1
         return GraphBackend(
             self.model,
             runner,
             *arguments,
             room=self._room(_MIN_STATIC_ROOM),
-            widest=max(self._width, measured),
+            widest=self._width,
+            reach=self.max_reach,
             strict=self.config.strict and self.config.forward != "auto",
         )
 
@@ -222,13 +222,14 @@ class Call:
         )
 
     def _budget(self, backend: _Backend) -> Budget:
-        """Chains always take what they are allowed: their forwards are not tried beforehand."""
         if self.config.budget == "threshold":
             return ThresholdBudget()
-        if self.config.budget == "fixed" or isinstance(backend, ChainBackend):
+        if self.config.budget == "fixed":
             return FixedBudget()
         start = perf_counter()
-        curve = self.costs.curve(self.model, backend, len(self.input_ids))
+        # a chain stands where the text will, and so no text becomes longer than it may
+        reach = self.max_reach if isinstance(backend, ChainBackend) else self._width
+        curve = self.costs.curve(self.model, backend, len(self.input_ids), min(self._width, reach))
         self.stats.seconds["profile"] += perf_counter() - start  # type: ignore[assignment]
         return MeasuredBudget(curve)
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import transformers
 from transformers.cache_utils import DynamicCache
 
-from selfspec.cost import STEPS, WIDTHS, CostBook, CostCurve, SteppedCurve
+from selfspec.cost import STEPS, WIDTHS, CostBook, CostCurve, SteppedCurve, stepped
 from selfspec.errors import UnsupportedError
 from selfspec.plugin.abilities import probe
-from selfspec.plugin.backends import AttentionTypes, TreeBackend
+from selfspec.plugin.backends import AttentionTypes, ChainBackend, TreeBackend
 from selfspec.plugin.forwards import Forwards, decode_mode
 from selfspec.plugin.graphs import GraphBackend
 from selfspec.plugin.runner import StaticRunner
@@ -26,7 +27,7 @@ from selfspec.records import Queries
 __all__ = ["Costs", "profile"]
 
 _Key = dict[str, str | int]
-_Backend = TreeBackend | GraphBackend
+_Backend = TreeBackend | GraphBackend | ChainBackend
 _MAX_SECONDS = 3.0  # of a call that finds no curve
 _LEAST_CONTEXT = 512  # shorter texts are one bucket
 
@@ -39,23 +40,26 @@ class Costs:
         self._curves: dict[tuple[Any, ...], tuple[_Key, CostCurve]] = {}
         self._lock = threading.Lock()
 
-    def curve(self, model: Any, backend: _Backend, num_rows: int) -> CostCurve:
+    def curve(self, model: Any, backend: _Backend, num_rows: int, widest: int) -> CostCurve:
         """The curve for a batch at its present length; takes up to 3 seconds where it is new.
 
-        Graphs that are not there yet are captured first, which takes what it takes.
+        New is one, too, that was measured for narrower forwards than `widest`. Graphs that are
+        not there yet are captured first, which takes what it takes.
         """
-        key = _key(model, backend, num_rows)
+        key, widths = _key(model, backend, num_rows), _widths(backend, widest)
         place = tuple(key.values())
         with self._lock:
-            if place not in self._curves:
-                curve = self._found(key, backend) or _measured(backend, num_rows)
+            curve = self._curves[place][1] if place in self._curves else self._found(key, backend)
+            if curve is None or curve.widths[-1] < widths[-1]:
+                curve = _measured(backend, num_rows, widths)
+            if place not in self._curves or self._curves[place][1] is not curve:
                 self._curves[place] = key, curve
                 self._book.keep(key, curve)
-            return self._curves[place][1]
+            return curve
 
     def _found(self, key: _Key, backend: _Backend) -> CostCurve | None:
         curve = self._book.find(key)
-        if curve is None or isinstance(backend, TreeBackend):
+        if curve is None or not isinstance(backend, GraphBackend):
             return curve
         return SteppedCurve.from_dict(curve.as_dict())
 
@@ -89,7 +93,8 @@ def profile(
         decode_mode(model),
     ):
         backend = _behind_a_text(model, ability.attention, num_rows, num_columns, runner)
-        key, curve = _key(model, backend, num_rows), _measured(backend, num_rows, max_seconds)
+        key, widths = _key(model, backend, num_rows), _widths(backend, WIDTHS[-1])
+        curve = _measured(backend, num_rows, widths, max_seconds)
     CostBook().keep(key, curve)
     return key, curve
 
@@ -113,7 +118,19 @@ def _behind_a_text(
     return TreeBackend(model, *arguments, room=WIDTHS[-1])
 
 
-def _measured(backend: _Backend, num_rows: int, max_seconds: float = _MAX_SECONDS) -> CostCurve:
+def _widths(backend: _Backend, widest: int) -> tuple[int, ...]:
+    """Those to measure, so that a forward of `widest` queries has a price; one at least."""
+    if isinstance(backend, GraphBackend):
+        return tuple(width for width in STEPS if width <= stepped(widest))
+    return tuple(width for width in WIDTHS if width <= widest)
+
+
+def _measured(
+    backend: _Backend,
+    num_rows: int,
+    widths: Sequence[int],
+    max_seconds: float = _MAX_SECONDS,
+) -> CostCurve:
     """Runs forwards behind the text and forgets them: the KV stays as it was."""
 
     def run(width: int) -> None:
@@ -122,13 +139,15 @@ def _measured(backend: _Backend, num_rows: int, max_seconds: float = _MAX_SECOND
         logits = backend.forward(layout)
         if logits.is_cuda:
             torch.cuda.synchronize(logits.device)
+        if isinstance(backend, ChainBackend):
+            backend.forget()
 
     with torch.no_grad():
-        if isinstance(backend, TreeBackend):
-            return CostCurve.measure(run, max_seconds=max_seconds)
-        for width in STEPS:
+        if not isinstance(backend, GraphBackend):
+            return CostCurve.measure(run, widths, max_seconds=max_seconds)
+        for width in widths:
             run(width)
-        return SteppedCurve.measure(run, STEPS, max_seconds=max_seconds)
+        return SteppedCurve.measure(run, widths, max_seconds=max_seconds)
 
 
 def _key(model: Any, backend: _Backend, num_rows: int) -> _Key:
@@ -144,8 +163,8 @@ def _key(model: Any, backend: _Backend, num_rows: int) -> _Key:
         "device": name,
         "attention": str(getattr(model.config, "_attn_implementation", None)),
         "rows": num_rows,
-        "context": max(backend.kv.front, _LEAST_CONTEXT).bit_length(),
-        "forward": backend.kind,
+        "context": max(backend.front, _LEAST_CONTEXT).bit_length(),
+        "forward": "chain" if isinstance(backend, ChainBackend) else backend.kind,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,

@@ -39,6 +39,7 @@ class GraphBackend:
         *,
         room: int,
         widest: int,
+        reach: int | None = None,
         strict: bool = False,
     ) -> None:
         num_rows = next_positions.shape[-2]
@@ -59,6 +60,7 @@ class GraphBackend:
             num_rows=num_rows,
             room=room,
             widest=stepped(widest),
+            reach=reach,
         )
         runner.show(visible, self.kv.front)
 
@@ -71,6 +73,11 @@ class GraphBackend:
     def reason(self) -> str | None:
         """Why they are not as asked."""
         return self._runner.reason
+
+    @property
+    def front(self) -> int:
+        """Columns in front of the next tree."""
+        return self.kv.front
 
     def max_width(self, max_nodes: int) -> int:
         """As many as are asked for."""

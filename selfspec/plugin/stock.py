@@ -23,6 +23,9 @@ from selfspec.records import DraftTree, StepRecord
 __all__ = ["LutRecorder", "SelfSpecCandidateGenerator"]
 
 
+_MAX_NODES = 16  # of the tree that a chain is taken from: what stock's forward costs, nobody asks
+
+
 class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
     """The best chain of the tree, for stock `_assisted_decoding`, which takes one row.
 
@@ -61,7 +64,8 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         row = self._row
         if row is None:
             return input_ids, None
-        self._chain = row.grower.grow(row.last_token, self._spec.config.max_nodes)
+        max_nodes = min(self._spec.config.max_nodes, _MAX_NODES)
+        self._chain = row.grower.grow(row.last_token, max_nodes)
         drafted = input_ids.new_tensor([_best_chain(self._chain)])
         return torch.cat([input_ids, drafted], dim=-1), None
 

@@ -33,6 +33,10 @@ ROWS_AND_MODES = [
 ]
 
 
+# all that there are guesses for is verified, whatever it costs
+FIXED: dict[str, Any] = {"budget": "fixed", "max_nodes": 16}
+
+
 class Outcome(NamedTuple):
     """What a `generate()` call leaves behind."""
 
@@ -128,13 +132,13 @@ def texts_of(ids: torch.Tensor, inputs: dict[str, Any]) -> list[list[int]]:
 def doubting(ids: torch.Tensor, inputs: dict[str, Any], *, seed: int = 0, **knobs: Any) -> SelfSpec:
     """A `SelfSpec` whose drafts are right for a while and then wrong, all over the tree."""
     source = FutureSource(texts_of(ids, inputs), doubt=0.3, seed=seed)
-    return SelfSpec(extra_sources=[source], **knobs)
+    return SelfSpec(extra_sources=[source], **{**FIXED, **knobs})
 
 
 def knowing(ids: torch.Tensor, inputs: dict[str, Any], **knobs: Any) -> SelfSpec:
     """A `SelfSpec` that drafts nothing but the truth."""
     source = FutureSource(texts_of(ids, inputs))
-    return SelfSpec(extra_sources=[source], **{"sources": (), **knobs})
+    return SelfSpec(extra_sources=[source], **{**FIXED, "sources": (), **knobs})
 
 
 def assert_clean(model: Any) -> None:

@@ -10,6 +10,7 @@ import torch
 from selfspec import SelfSpec
 from tests.fakes import new_model, prompt, tiny_model
 from tests.lossless.same import (
+    FIXED,
     GREEDY,
     MODES,
     ROWS_AND_MODES,
@@ -23,12 +24,7 @@ from tests.lossless.same import (
 )
 from tests.zoo import BRANCHING, NOT_BRANCHING
 
-BRANCHES: dict[str, Any] = {
-    "num_branches": 4,
-    "branch_length": 5,
-    "budget": "fixed",
-    "max_nodes": 16,
-}
+BRANCHES: dict[str, Any] = {"num_branches": 4, "branch_length": 5, **FIXED}
 
 
 @pytest.mark.parametrize("name", BRANCHING)

@@ -12,12 +12,6 @@ from tests.lossless.same import GREEDY, MODES, ROWS_AND_MODES, doubting, run, ru
 from tests.zoo import BRANCHING
 
 
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path, monkeypatch):
-    """No test reads what another one, or the user, has measured."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-
-
 def with_curve(spec: SelfSpec, curve: CostCurve) -> SelfSpec:
     """A `SelfSpec` that takes a curve for measured, whatever is asked of it."""
     spec._costs.curve = lambda *_args: curve  # type: ignore[method-assign]
@@ -40,7 +34,7 @@ def test_whatever_a_forward_costs(curve: CostCurve, num_rows: int, mode: str) ->
 
 
 @pytest.mark.parametrize("name", BRANCHING)
-def test_measured_on_every_architecture(name: str) -> None:
+def test_measured_on_every_architecture(name: str, measuring) -> None:
     model, inputs = tiny_model(name), prompt(3)
     spec = SelfSpec(budget="measured", max_nodes=64)
     for _ in range(2):
@@ -61,13 +55,16 @@ def test_what_costs_nothing_is_drafted_wide_and_what_costs_much_is_not() -> None
     assert widths["steep"] < 3
 
 
-def test_chains_take_what_they_are_allowed() -> None:
-    spec = SelfSpec(budget="measured")
-    both = run_both(tiny_model("bloom"), prompt(), spec, drafts=False, **GREEDY)
-    assert "profile" not in both.stats.seconds
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["falcon-alibi", "bloom", "gpt-neo"])
+def test_chains_are_measured_too(name: str, mode: str, measuring) -> None:
+    spec = SelfSpec()
+    for num_rows in (1, 3):
+        both = run_both(tiny_model(name), prompt(num_rows), spec, drafts=False, **MODES[mode])
+        assert both.stats.seconds["profile"] > 0
 
 
-def test_a_curve_is_measured_once_for_a_model_and_found_again(tmp_path, monkeypatch) -> None:
+def test_a_curve_is_measured_once_for_a_model_and_found_again(measuring, monkeypatch) -> None:
     model, measured = tiny_model(), []
     measure = CostCurve.measure
 
@@ -77,7 +74,7 @@ def test_a_curve_is_measured_once_for_a_model_and_found_again(tmp_path, monkeypa
 
     monkeypatch.setattr(CostCurve, "measure", counted)
     for _ in range(2):
-        spec = SelfSpec(budget="measured")
+        spec = SelfSpec(max_nodes=16)
         for _ in range(2):
             run(model, prompt(), custom_generate=spec, **GREEDY)
     assert len(measured) == 1
@@ -85,9 +82,12 @@ def test_a_curve_is_measured_once_for_a_model_and_found_again(tmp_path, monkeypa
     assert len(measured) == 2
     run(model, prompt(3), custom_generate=spec, **GREEDY)
     assert len(measured) == 3
+    wider = SelfSpec(max_nodes=32)
+    run(model, prompt(3), custom_generate=wider, **GREEDY)
+    assert len(measured) == 4
 
 
-def test_without_a_folder_it_is_measured_for_each_spec(tmp_path) -> None:
+def test_without_a_folder_it_is_measured_for_each_spec(tmp_path, measuring) -> None:
     spec = SelfSpec(budget="measured")
     spec._costs = Costs(CostBook(tmp_path / "file" / "that" / "is" / "none"))
     (tmp_path / "file").write_text("")

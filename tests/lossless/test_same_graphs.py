@@ -520,7 +520,7 @@ def test_slots_take_little_more_than_the_stock_cache(log: list[str]) -> None:
 # costs
 
 
-def test_the_cost_curve_is_of_the_forward_that_is_used(log: list[str]) -> None:
+def test_the_cost_curve_is_of_the_forward_that_is_used(log: list[str], measuring: Any) -> None:
     model = tiny_model()
     curves = {}
     for forward in ("graph", "eager"):

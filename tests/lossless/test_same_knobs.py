@@ -9,7 +9,16 @@ import pytest
 
 from selfspec import SelfSpec
 from tests.fakes import VOCAB, lut_of, prompt, tiny_model
-from tests.lossless.same import GREEDY, MODES, ROWS_AND_MODES, SAMPLE, doubting, run, run_both
+from tests.lossless.same import (
+    FIXED,
+    GREEDY,
+    MODES,
+    ROWS_AND_MODES,
+    SAMPLE,
+    doubting,
+    run,
+    run_both,
+)
 
 KNOBS: dict[str, dict[str, Any]] = {
     "max_nodes=1": {"max_nodes": 1},
@@ -74,7 +83,7 @@ def test_a_session_learns(num_rows: int) -> None:
 
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_a_request_drafts_the_same_the_second_time(num_rows: int) -> None:
-    spec = SelfSpec(learning="request", budget="fixed", max_nodes=16)
+    spec = SelfSpec(learning="request", **FIXED)
     stats = [run_both(tiny_model(), prompt(num_rows), spec, **SAMPLE).stats for _ in range(2)]
     assert stats[0].num_steps == stats[1].num_steps
     assert stats[0].drafted_by_source == stats[1].drafted_by_source

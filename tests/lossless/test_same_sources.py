@@ -15,6 +15,7 @@ from selfspec.store import CacheContents, TokenizerInfo
 from tests.caches import count_grams
 from tests.fakes import VOCAB, WildSource, prompt, tiny_model
 from tests.lossless.same import (
+    FIXED,
     GREEDY,
     MODES,
     NUM_NEW,
@@ -95,7 +96,7 @@ class DeafSource(WildSource):
 @pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("sources", SETS.values(), ids=SETS)
 def test_builtin_sources(sources: tuple[str, ...], num_rows: int, mode: str) -> None:
-    spec = SelfSpec(sources=sources)
+    spec = SelfSpec(sources=sources, **FIXED)
     both = run_both(tiny_model(), prompt(num_rows), spec, drafts=bool(sources), **MODES[mode])
     assert sources or both.stats.tokens_per_step == 1
 
@@ -133,7 +134,7 @@ def test_what_was_learned_changes_no_later_text(sources: tuple[str, ...], mode: 
 @pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("seed", range(3))
 def test_wild_source(seed: int, num_rows: int, mode: str) -> None:
-    spec = SelfSpec(sources=(), extra_sources=[WildSource(width=1 + 2 * seed, seed=seed)])
+    spec = SelfSpec(sources=(), extra_sources=[WildSource(width=1 + 2 * seed, seed=seed)], **FIXED)
     run_both(tiny_model("mistral"), prompt(num_rows), spec, seed=seed, **MODES[mode])
 
 
@@ -145,7 +146,11 @@ def test_wild_source_beside_a_doubting_one(seed: int, max_nodes: int) -> None:
     for options in MODES.values():
         stock = run(model, inputs, seed=seed, **options)
         doubter = doubting(stock.ids, inputs, seed=seed)._extra_sources[0]
-        spec = SelfSpec(max_nodes=max_nodes, extra_sources=[WildSource(seed=seed), doubter])
+        spec = SelfSpec(
+            max_nodes=max_nodes,
+            budget="fixed",
+            extra_sources=[WildSource(seed=seed), doubter],
+        )
         run_both(model, inputs, spec, seed=seed, **options)
 
 
@@ -156,7 +161,7 @@ def test_wild_source_beside_a_doubting_one(seed: int, max_nodes: int) -> None:
     ids=lambda source: source.name,
 )
 def test_useless_sources(source: WildSource, num_rows: int) -> None:
-    spec = SelfSpec(sources=(), extra_sources=[source], max_nodes=12)
+    spec = SelfSpec(sources=(), extra_sources=[source], **FIXED)
     drafts = source.name != "silent"
     for options in MODES.values():
         run_both(tiny_model(), prompt(num_rows), spec, drafts=drafts, **options)

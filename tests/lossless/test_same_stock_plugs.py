@@ -11,6 +11,7 @@ import torch
 from selfspec import LutRecorder, SelfSpec, SelfSpecCandidateGenerator
 from tests.fakes import VOCAB, lut_of, new_model, prompt, tiny_model
 from tests.lossless.same import (
+    FIXED,
     GREEDY,
     MODES,
     ROWS_AND_MODES,
@@ -100,7 +101,7 @@ def test_recorder_in_stock_generate(num_rows: int, mode: str) -> None:
 def test_what_was_recorded_helps_to_draft(mode: str) -> None:
     """Recording a text and then drafting the same one: the LUT knows each token's last follower."""
     model, inputs = tiny_model("cohere"), prompt()
-    spec = SelfSpec(sources=("lut",), learning="frozen")
+    spec = SelfSpec(sources=("lut",), learning="frozen", **FIXED)
     stock = run(model, inputs, logits_processor=[LutRecorder(spec)], **MODES[mode])
     ours = run(model, inputs, custom_generate=spec, **MODES[mode])
     assert_same_ids(ours.ids, stock.ids)
