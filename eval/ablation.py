@@ -18,7 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from eval.environment import short_name
+from eval.errors import exit_status
+from eval.options import described
 from eval.switch import SwitchSource
+from eval.tables import Table
 from eval.tokens_per_step import add_options, load, measure, new_spec, rounded, settings
 from selfspec.config import SOURCE_NAMES
 
@@ -28,6 +32,10 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures every set at every width and prints a table, and its last column as JSON."""
     options = _options(argv)
+    return exit_status(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
     model, prompts = load(options)
     done = _read(options.out)
     wanted = [
@@ -53,11 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def table(lines: Sequence[dict[str, Any]]) -> str:
     """Markdown: a row for each set and width, a column for each task."""
     tasks = list(lines[0]["rows"])
-    rows = [["sources", "nodes", *tasks], ["---"] * (len(tasks) + 2)]
+    rows = []
     for line in lines:
         cells = (f"{line['rows'][t][0]:.2f} ({line['rows'][t][1]:.0f})" for t in tasks)
         rows.append([line["set"], str(line["max_nodes"]), *cells])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return Table("Tokens per step (queries)", ["sources", "nodes", *tasks], rows).markdown()
 
 
 def _knobs(name: str, vocab_size: int) -> dict[str, Any]:
@@ -73,9 +81,8 @@ def _knobs(name: str, vocab_size: int) -> dict[str, Any]:
 
 
 def _key(options: argparse.Namespace, name: str, max_nodes: int) -> tuple[Any, ...]:
-    cache = None if options.cache is None else Path(options.cache).name
     prompts = options.offset, options.every, options.task
-    return name, max_nodes, options.temperature, cache, *prompts
+    return name, max_nodes, options.temperature, short_name(options.cache), *prompts
 
 
 def _read(path: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
@@ -86,7 +93,7 @@ def _read(path: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m eval.ablation", description=__doc__)
+    parser = described("ablation", __doc__)
     add_options(parser)
     alone = [*SOURCE_NAMES, *(f"no-{name}" for name in SOURCE_NAMES)]
     parser.add_argument("--sets", nargs="+", default=["all", *alone, "branches", "switch"])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from eval.benches import Slice
 from eval.environment import short_name
 from eval.errors import EvalError
+from eval.options import drafting_knobs
 from eval.studies import Variant
 
 __all__ = ["Asked", "Shard"]
@@ -82,6 +84,14 @@ class Asked:
             )
         if len(set(self.methods)) < len(self.methods):
             raise EvalError(f"--methods must not repeat a name (got {','.join(self.methods)})")
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> Asked:
+        """From the options of a command that are called alike."""
+        names = [each.name for each in fields(cls) if hasattr(options, each.name)]
+        slice_ = Slice(*(getattr(options, name) for name in Slice._fields))
+        given = {name: getattr(options, name) for name in names}
+        return cls(**{**given, "slice": slice_, "knobs": drafting_knobs(options)})
 
     def variant(self, name: str) -> Variant:
         """The method of that name, and the knobs that it has besides those of all."""

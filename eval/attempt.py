@@ -12,8 +12,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 from eval.dialogue import Padded
+from eval.errors import one_line
 from eval.methods import Method, SelfSpecMethod, StaticMethod
-from eval.setup import one_line
 from eval.timing import Timed, timed
 from selfspec.records import GenerationStats, StepRecord
 

@@ -1,178 +1,144 @@
 """What drafting gains over stock, where a step's time goes, and how much there was to gain.
 
-    python -m eval.bench_step --model PATH --questions question.jsonl --shape 135m --max-nodes 16
+    python -m eval.bench_step --model PATH --questions question.jsonl --shape 135m
 
-All methods answer the same prompts in turn, prompt by prompt in rotated order, in one process and
-after a warm-up; a method that can't run here, or fails, has a row that says why and no figures.
-Printed are a line a prompt, a table by task, the share of each stage of a step, what a forward of
-each width costs, and the bound: what a drafter that is always right would reach at that cost. The
-last line is one JSON object.
+The measuring set of Spec-Bench, answered as by 'python -m eval run': all methods in turns, question
+by question in rotated order, after a warm-up. Printed are a line a question, a table by task, the
+share of each stage of a step, what a forward of each width costs, and the bound: what a drafter
+that is always right would reach at that cost. The last line is one JSON object.
 
-With --out, a run that was killed goes on where it was; what selfspec had learned by then, it learns
-again from the same prompts, untimed. On CUDA, seconds end when the device is idle.
+With --text random, the texts are of random tokens, drawn at temperature 1.5: what drafting costs
+where it brings nothing. With --out, a run that was killed goes on where it was, and 'python -m eval
+compare' takes the file.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Sequence
-from statistics import median
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
+from eval.asked import Asked, Shard
+from eval.errors import EvalError, exit_status
+from eval.options import add_methods, add_run_options, described
+from eval.progress import RunProgress
+from eval.prompts import EVERY, MAX_PROMPT_TOKENS
+from eval.rows import ROWS, STOCK, Record
+from eval.run import run
+from eval.statistics import OVERALL
+from eval.steps import bounds, curve_table, stages_table
+from eval.summary import summary
+from eval.tables import OURS, steps_table
+from selfspec import SpecConfig
+from selfspec.cost import CostCurve
 
-from eval.answers import STOCK, Row, row_from_json, row_to_json
-from eval.bench_options import parse, settings
-from eval.bench_table import (
-    Costs,
-    curve_json,
-    curve_lines,
-    figures_json,
-    figures_table,
-    row_line,
-    stage_table,
-)
-from eval.errors import EvalError
-from eval.figures import OVERALL, Figures, by_task
-from eval.interleaved import Asked, catch_up, measure, warm_up
-from eval.journal import Journal
-from eval.methods import Method, MethodError, Resources, new_method
-from eval.prompts import Prompts, load_model, load_prompts
-from eval.setup import exit_status, parsed_knobs, quieten
-from eval.tokens_per_step import new_spec
-from selfspec.config import SpecConfig
-from selfspec.errors import UnsupportedError
-from selfspec.plugin.costs import profile
+__all__ = ["main"]
 
-_OURS = "selfspec"  # whose figures stand at the top of the JSON
-
-ByTask = dict[str, Figures]
+_BENCHES = {"questions": "spec-bench", "random": "random"}  # by kind of text
+_TEMPERATURES = {"questions": 0.0, "random": 1.5}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status: 1 where an answer failed, 2 with one line where the run can't be made."""
-    options = parse(argv, __doc__)
+    options = _options(argv)
     return exit_status(lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> int:
-    quieten()
-    torch.set_num_threads(options.threads)
-    methods = _methods(options)
-    prompts = load_prompts(options)
-    model = _load(options, options.model, options.shape)
-    asked_for = settings(options, model)
-    journal = Journal(options.out, asked_for)
-    rows, left_out = _rows(options, model, methods, prompts, journal)
-    names = [method.name for method in methods if method.name not in left_out]
-    figures = {name: by_task(rows, name) for name in names}
-    costs = _costs(model, prompts, options)
-    print(figures_table(figures, left_out))
-    _print_stages(figures)
-    print(costs if isinstance(costs, str) else curve_lines(costs))
-    told = _told(rows, figures, costs)
-    print(json.dumps({**asked_for, **told, "left_out": left_out}))
-    return int(any(tasks[OVERALL].num_failed for tasks in figures.values()))
-
-
-def _load(options: argparse.Namespace, name: str, shape: str | None = None) -> Any:
-    return load_model(name, dtype=options.dtype, device=options.device, shape=shape)
-
-
-def _methods(options: argparse.Namespace) -> list[Method]:
-    """Those asked for, each with a memory of its own."""
     if STOCK not in options.methods:
-        raise MethodError(
+        raise EvalError(
             f"--methods must include {STOCK!r}, which the others are compared with "
             f"(got {' '.join(options.methods)}); add it"
         )
-    named = {"max_nodes": options.max_nodes, "budget": options.budget}
-    resources = Resources(
-        config=SpecConfig.of(**named | parsed_knobs(options.knob)),
-        new_spec=lambda config=None, **more: new_spec(options, config=config, **more),
-        assistant=None if options.assistant is None else _load(options, options.assistant),
-    )
-    return [new_method(name, resources) for name in dict.fromkeys(options.methods)]
+    with _rows_file(options.output) as options.output:
+        record = run(Asked.of(options), Shard(), options.output, RunProgress(sys.stdout))
+    assert record is not None  # one process answers all
+    figures = summary(record)
+    max_nodes = SpecConfig.of(**figures["settings"]["knobs"]).max_nodes
+    tables = [steps_table(figures), stages_table(figures)]
+    if record.curve is not None:
+        curve = CostCurve.from_dict(record.curve)
+        tables.append(curve_table(curve, record.curve["num_columns"], max_nodes))
+    print("\n\n".join(table.markdown() for table in tables if table is not None))
+    print(json.dumps(_told(figures, record)))
+    return int(any(name not in figures["left_out"] for name in figures["errors"]))
 
 
-def _rows(
-    options: argparse.Namespace,
-    model: Any,
-    methods: Sequence[Method],
-    prompts: Prompts,
-    journal: Journal,
-) -> tuple[list[Row], dict[str, str]]:
-    """Every prompt's row, those of an earlier run among them; and who was left out, and why."""
-    asked = Asked(options.max_new_tokens, options.temperature, options.seed)
-    left_out = warm_up(model, methods, prompts, asked)
-    methods = [method for method in methods if method.name not in left_out]
-    rows = _known_rows(journal, prompts)
-    if rows:
-        print(f"{len(rows)} of {len(prompts)} prompts are in {options.out} already", flush=True)
-    catch_up(model, methods, prompts[: len(rows)], asked)
-    for row in measure(model, methods, prompts, asked, start=len(rows)):
-        journal.append(row_to_json(row))
-        rows.append(row)
-        print(row_line(row), flush=True)
-    return rows, left_out
+@contextmanager
+def _rows_file(path: Path | None) -> Iterator[Path]:
+    """Where rows go: a file that stays, or one for this run alone."""
+    if path is not None:
+        yield path
+        return
+    with TemporaryDirectory() as folder:
+        yield Path(folder) / ROWS
 
 
-def _known_rows(journal: Journal, prompts: Prompts) -> list[Row]:
-    """The rows that there are already, if they are of these very prompts."""
-    rows = [row_from_json(values) for values in journal.rows[: len(prompts)]]
-    for row, (question, ids) in zip(rows, prompts, strict=False):
-        had, asked = (row.id, row.num_prompt_tokens), (question.id, ids.shape[1])
-        if had != asked:
-            raise EvalError(
-                f"rows to go on with must be of the same prompts, id and tokens {asked} "
-                f"(got {had}); name another file with --out"
-            )
-    return rows
-
-
-def _costs(model: Any, prompts: Prompts, options: argparse.Namespace) -> Costs | str:
-    """T(width) behind a text of the usual length; or why there is none."""
-    usual = int(median(ids.shape[1] for _, ids in prompts))
-    num_columns = usual + options.max_new_tokens // 2
-    try:
-        _, curve = profile(model, num_columns=num_columns, num_rows=1)
-    except UnsupportedError as error:
-        return str(error)
-    return Costs(curve, num_columns, options.max_nodes)
-
-
-def _print_stages(figures: dict[str, ByTask]) -> None:
-    for name, tasks in figures.items():
-        stats = tasks[OVERALL].stats
-        if stats is not None:
-            print(f"{name}: {stage_table(stats)}")
-
-
-def _told(rows: list[Row], figures: dict[str, ByTask], costs: Costs | str) -> dict[str, Any]:
-    """What came of it, as plain values; selfspec's own overall figures at the top as well."""
-    told = {
-        name: {task: figures_json(each) for task, each in tasks.items()}
-        for name, tasks in figures.items()
-    }
+def _told(figures: dict[str, Any], record: Record) -> dict[str, Any]:
+    """All figures, as plain values; selfspec's own overall ones at the top as well."""
+    settings, methods = figures["settings"], figures["methods"]
+    config = SpecConfig.of(**settings["knobs"])
     return {
-        **told.get(_OURS, {}).get(OVERALL, {}),
-        "num_prompts": len(rows),
-        "figures": told,
-        "differs": {name: _differing(rows, name) for name in figures if name != STOCK},
-        **({"no_curve": costs} if isinstance(costs, str) else curve_json(costs)),
+        **figures["environment"],
+        **settings,
+        "bench": "bench_step",
+        "text": settings["bench"],
+        "max_nodes": config.max_nodes,
+        "budget": config.budget,
+        **methods.get(OURS, {}).get(OVERALL, {}),
+        "num_prompts": len({key[:2] for key in record.answers}),
+        "figures": methods,
+        "differs": {name: _differing(record, name) for name in methods if name != STOCK},
+        **{name: figures[name] for name in ("left_out", "errors")},
+        **_curve_json(record, config.max_nodes),
     }
 
 
-def _differing(rows: Sequence[Row], name: str) -> list[dict[str, Any]]:
-    """The prompts on which a method's text is not stock's; on all others it is."""
-    answers = ((row, row.answers[name]) for row in rows)
+def _differing(record: Record, method: str) -> list[dict[str, Any]]:
+    """The answers that are not stock's, and from which token on."""
+    given = [each for each in record.answers.values() if each.method == method and each.numbers]
     return [
-        {"task": row.task, "id": row.id, "at": answer.differs_at}
-        for row, answer in answers
-        if answer.same is False
+        {"task": each.task, "questions": each.questions, "at": each.numbers.differs_at}
+        for each in given
+        if each.numbers is not None and each.numbers.differs_at is not None
     ]
+
+
+def _curve_json(record: Record, max_nodes: int) -> dict[str, Any]:
+    """T(width) in milliseconds, and the bounds; null where it could not be measured."""
+    if record.curve is None:
+        return {"curve": None, "bound": None}
+    curve = CostCurve.from_dict(record.curve)
+    times = {str(width): round(1000 * curve.seconds(width), 4) for width in curve.widths}
+    return {
+        "curve": {"context": record.curve["num_columns"], "ms": times},
+        "bound": {
+            str(width): {"speed_up": round(each.speed_up, 3), "width": each.width}
+            for width, each in bounds(curve, max_nodes).items()
+        },
+    }
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = described("bench_step", __doc__)
+    add = parser.add_argument
+    add("--text", choices=sorted(_BENCHES), default="questions", help="default: questions")
+    add("--out", dest="output", type=Path, metavar="FILE", help="keep rows; go on with its own")
+    add_methods(parser)
+    add_run_options(parser)
+    parser.set_defaults(every=EVERY, turns=1, max_prompt_tokens=MAX_PROMPT_TOKENS)
+    parser.set_defaults(device="cpu", dtype="float32", threads=os.cpu_count(), temperature=None)
+    options = parser.parse_args(argv)
+    options.bench = _BENCHES[options.text]
+    if options.temperature is None:
+        options.temperature = _TEMPERATURES[options.text]
+    return options
 
 
 if __name__ == "__main__":

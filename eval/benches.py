@@ -6,6 +6,7 @@
     gsm8k         1,319 school problems
     mbpp          500 small Python programs
     code-stdlib   completion, edit and docstring tasks cut from the standard library, offline
+    random        200 texts of 200 random tokens, which no draft can guess
     FILE.jsonl    {"turns": ["…", "…"]} or {"prompt": "…"} a line; question_id and category optional
 
 Knows no tokenizer: a question is text.
@@ -23,6 +24,7 @@ from typing import NamedTuple
 from eval.entries import Entry, read_entries
 from eval.errors import EvalError
 from eval.questions import FIELDS, Question, check_ids, every_nth, of_task, question_of
+from eval.random_text import random_questions
 from eval.stdlib_bench import stdlib_questions
 from selfspec.errors import unknown_name
 
@@ -64,13 +66,13 @@ class Slice(NamedTuple):
 
 def load_bench(name: str, path: Path | None = None) -> Loaded:
     """All questions of a bench; `path` is a local file of it in its own format."""
-    if name == "code-stdlib":
+    if name in _MADE_HERE:
         _refuse_file(name, path)
-        return _loaded(name, stdlib_questions())
+        return _loaded(name, _MADE_HERE[name]())
     if name in BENCHES:
         return _loaded(name, _questions(name, BENCHES[name], path))
     if not name.endswith((".json", ".jsonl")):
-        message = unknown_name("bench", name, [*BENCHES, "code-stdlib"])
+        message = unknown_name("bench", name, [*BENCHES, *_MADE_HERE])
         raise EvalError(f"{message}; or name a FILE.jsonl of your own")
     _refuse_file(name, path)
     own = Path(name).expanduser()
@@ -193,4 +195,8 @@ BENCHES: dict[str, Bench] = {
         _mbpp,
         Hub("google-research-datasets/mbpp", "full", "test"),
     ),
+}
+_MADE_HERE: dict[str, Callable[[], list[Question]]] = {
+    "code-stdlib": stdlib_questions,
+    "random": random_questions,
 }

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.errors import EvalError
-from eval.options import parser
+from eval.errors import EvalError, exit_status
+from eval.options import parsed_knobs, parser
 from eval.studies import named_study
 
 __all__ = ["main"]
@@ -25,8 +25,6 @@ _INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; what the user got wrong is one line and exit status 2."""
     options = parser().parse_args(argv)
-    from eval.setup import exit_status
-
     try:
         return exit_status(lambda: int(_COMMANDS[options.command](options)))
     except KeyboardInterrupt:
@@ -37,19 +35,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _study(options: argparse.Namespace) -> int:
     study = named_study(options.name)
     options.methods, options.variants = tuple(study.variants), study.variants
-    del options.name
     return _run(options)
 
 
 def _run(options: argparse.Namespace) -> int:
-    from eval.asked import Shard
+    from eval.asked import Asked, Shard
+    from eval.progress import RunProgress
     from eval.report import write_report
+    from eval.rows import shard_path
     from eval.run import run
     from eval.summary import brief, summary
 
     shard = Shard.from_environment(os.environ)
-    asked = _asked(options)
-    record = run(asked, shard)
+    asked = Asked.of(options)
+    rows = shard_path(asked.output, shard.rank, shard.num_shards)
+    record = run(asked, shard, rows, RunProgress(sys.stderr))
     if record is None:
         print(f"{shard} is done; the last one writes the report")
         return 0
@@ -57,20 +57,6 @@ def _run(options: argparse.Namespace) -> int:
     print(f"report: {asked.output / 'report.html'}")
     print(json.dumps(brief(summary(record))))
     return 0
-
-
-def _asked(options: argparse.Namespace) -> Any:
-    from eval.asked import Asked
-    from eval.benches import Slice
-    from eval.setup import parsed_knobs
-
-    given = dict(vars(options))
-    for name in ("command", "max_nodes", "budget", "knob"):
-        given.pop(name)
-    slice_ = Slice(**{name: given.pop(name) for name in Slice._fields})
-    named = {"max_nodes": options.max_nodes, "budget": options.budget}
-    knobs = {name: value for name, value in named.items() if value is not None}
-    return Asked(**given, slice=slice_, knobs={**knobs, **parsed_knobs(options.knob)})
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -89,7 +75,6 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _simulate(options: argparse.Namespace) -> int:
-    from eval.setup import parsed_knobs
     from eval.simulate import recorded_texts, replays_table, simulated
     from selfspec import SpecConfig
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from eval.errors import EvalError
-from eval.figures import OVERALL
 from eval.rows import Answer, Record
-from eval.statistics import costs, figures, ratios
+from eval.speed_up import costs, ratios
+from eval.statistics import OVERALL, figures
 from eval.tables import Table
 
 __all__ = ["compared", "differences"]
@@ -68,8 +68,8 @@ def _table(a: Record, b: Record) -> Table:
         _row(name, task, _of(left, task), _of(right, task)) for name in methods for task in tasks
     ]
     note = (
-        "A / B where there are two. B is faster: A's seconds a token over B's, of all tokens "
-        "together, then over questions; same: equal texts of all answers."
+        "A / B where there are two. B is faster: A's seconds over B's for texts of A's length, "
+        "of all questions together, then of single ones; same: equal texts of all answers."
     )
     return Table("A and B", [*head, "same"], rows, note)
 

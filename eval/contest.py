@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from eval.answers import STOCK
 from eval.asked import Asked
 from eval.attempt import Outcome, attempt
 from eval.batches import Batch
 from eval.dialogue import Padded, padded
+from eval.errors import one_line
 from eval.methods import SelfSpecMethod, StaticMethod
-from eval.rows import Answer, Numbers
+from eval.rows import STOCK, Answer, Numbers
 from eval.sameness import compare
-from eval.setup import one_line
 from eval.stage import Stage
 
 __all__ = ["Contest"]
@@ -54,7 +53,7 @@ class Contest:
 
     def __init__(self, stage: Stage, asked: Asked, run: str) -> None:
         self._stage = stage
-        self._refusals = {n: method.refusal(stage.model) for n, method in stage.methods.items()}
+        self._refusals = stage.left_out()
         self._asked = asked
         self._run = run
 
@@ -113,7 +112,7 @@ class Contest:
         return names[first:] + names[:first]
 
     def _attempt(self, name: str, prompts: Padded, batch: Batch) -> Outcome:
-        if (refusal := self._refusals[name]) is not None:
+        if (refusal := self._refusals.get(name)) is not None:
             return Outcome([], {}, refusal)
         return attempt(
             self._stage.model,

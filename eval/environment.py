@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 
 import eval as evaluation
 import selfspec
 from eval.errors import EvalError
-from eval.setup import machine, versions
 from selfspec.store import locate, read_card, tokenizer_info
 
-__all__ = ["check_same", "environment", "short_name"]
+__all__ = ["check_same", "environment", "short_name", "versions", "where"]
 
 _SAMPLE = 64  # values of each weight that go into the hash
 # a longer run of the same questions, and a commit that changes no code, are no other run
@@ -27,17 +28,34 @@ _MAY_DIFFER = frozenset(["limit", "git_commit", "git_dirty"])
 def environment(model: Any, tokenizer: Any, cache: str | None) -> dict[str, Any]:
     """Of this process, with its model on its device."""
     return {
-        **versions(),
+        **where(model),
         **_git(),
         "source_sha256": _source_sha256(),
         "model_sha256": _model_sha256(model),
         "num_parameters": model.num_parameters(),
         "tokenizer_sha256": tokenizer_info(tokenizer).fingerprint,
         "cache_sha256": None if cache is None else _cache_sha256(cache),
+    }
+
+
+def where(model: Any) -> dict[str, Any]:
+    """What runs the model, and by which code."""
+    return {
+        **versions(),
         "attention": str(getattr(model.config, "_attn_implementation", None)),
-        "machine": machine(str(model.device)),
+        "machine": _machine(model.device),
         "threads": torch.get_num_threads(),
         "num_cpus": os.cpu_count(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of all that a figure depends on."""
+    return {
+        "selfspec": selfspec.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
     }
 
 
@@ -62,6 +80,16 @@ def check_same(folder: Path, known: Mapping[str, Any], now: Mapping[str, Any]) -
                     f"{name} must be what it was when the run in {folder} began: {was!r} (got "
                     f"{is_now!r}); choose another --output, or go back to {was!r}"
                 )
+
+
+def _machine(device: torch.device) -> str:
+    """The name of the GPU or processor that runs the model."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _git() -> dict[str, Any]:

@@ -32,6 +32,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from eval.axes import PARTS, Axis, attention_axes, axes_of
+from eval.errors import exit_status
 from eval.shapes import SHAPES, GrowError, GrownShape, known, named_shape
 
 __all__ = ["SHAPES", "GrowError", "GrownShape", "grow", "named_shape", "num_parameters"]
@@ -269,16 +270,13 @@ def _run(options: argparse.Namespace) -> None:
     inner = num_parameters(grown)
     print(f"parameters: {inner:,} and {_count(grown) - inner:,} in embeddings")
     print(f"largest logit difference: {difference:.2g} of {largest:.3g}")
+    return 0
 
 
 def main(argv: list[str] | None = None) -> int:
     """The exit status: 2 with one line on stderr where the input can't be grown."""
-    try:
-        _run(_parser().parse_args(argv))
-    except (GrowError, OSError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    return 0
+    options = _parser().parse_args(argv)
+    return exit_status(lambda: _run(options))
 
 
 if __name__ == "__main__":

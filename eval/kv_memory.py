@@ -17,17 +17,18 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
-from eval.bench_table import markdown
+from eval.environment import short_name, where
+from eval.errors import exit_status
 from eval.grow import DTYPES
-from eval.prompts import add_model_options, load_model
-from eval.setup import exit_status, machine, parsed_knobs, quieten, versions
+from eval.loading import load_model, quieten
+from eval.options import add_knob, add_model, described, parsed_knobs
 from eval.storages import StorageLog
+from eval.tables import Table
 from selfspec import SelfSpec
 
 __all__ = ["Comparison", "Memory", "compare", "main", "watched"]
@@ -83,11 +84,14 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def compare(model: Any, num_prompt_tokens: int, num_new_tokens: int, **knobs: Any) -> Comparison:
-    """One prompt of random tokens, answered by stock and by a fresh `SelfSpec`, to full length."""
+    """One prompt of random tokens, answered by stock and by a fresh `SelfSpec`, to full length.
+
+    Its trees are of full width, if no knob says otherwise.
+    """
     generator = torch.Generator().manual_seed(0)
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     ids = torch.randint(vocab_size, (1, num_prompt_tokens), generator=generator).to(model.device)
-    spec = SelfSpec(**knobs)
+    spec = SelfSpec(**{"budget": "fixed", **knobs})
     spec.ability(model)  # is tried out once, and not part of a call
 
     def generate(**more: Any) -> None:
@@ -165,7 +169,8 @@ def _table(found: Sequence[Comparison]) -> str:
     has_cuda = any(each.ours.cuda is not None for each in found)
     head = ["prompt", "new", "width", "stock holds, MB", "selfspec holds", "ratio", "allowed"]
     head += ["stock's peak", "selfspec's peak", "ratio", "stock, all", "selfspec, all"]
-    rows = [head + ["stock on CUDA", "selfspec on CUDA"] * has_cuda]
+    head += ["stock on CUDA", "selfspec on CUDA"] * has_cuda
+    rows = []
     for each in found:
         stock, ours = each.stock, each.ours
         verdict = "" if ours.held <= each.allowed else " (more)"
@@ -174,7 +179,7 @@ def _table(found: Sequence[Comparison]) -> str:
         row += [_mb(each.allowed), _mb(stock.peak), _mb(ours.peak), _ratio(ours.peak, stock.peak)]
         row += [_mb(stock.everything), _mb(ours.everything)]
         rows.append(row + [_mb(stock.cuda or 0), _mb(ours.cuda or 0)] * has_cuda)
-    return markdown(rows)
+    return Table("The KV's memory", head, rows).markdown()
 
 
 def _mb(num_bytes: float) -> str:
@@ -201,28 +206,26 @@ def _told(each: Comparison) -> dict[str, Any]:
 def _settings(options: argparse.Namespace, model: Any) -> dict[str, Any]:
     return {
         "bench": "kv_memory",
-        "model": Path(options.model).name,
+        "model": short_name(options.model) or "tiny",
         "shape": options.shape,
         "dtype": options.dtype,
-        "device": options.device,
-        "machine": machine(options.device),
-        "attention": model.config._attn_implementation,
+        "device": model.device.type,
         "knobs": options.knob,
-        **versions(),
+        **where(model),
     }
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m eval.kv_memory", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = described("kv_memory", __doc__)
     option = parser.add_argument
-    add_model_options(option)
+    add_model(parser)
     option("--dtype", choices=DTYPES, default="float32", help="default: float32")
     many: dict[str, Any] = {"nargs": "+", "type": int, "metavar": "N"}
     option("--prompt-tokens", **many, default=[128, 1024], help="default: 128 1024")
     option("--new-tokens", **many, default=[128, 512], help="default: 128 512")
     option("--max-nodes", **many, default=[16, 64], help="of the trees; default: 16 64")
-    option("--knob", nargs="*", default=[], metavar="NAME=VALUE", help="other knobs of SpecConfig")
+    add_knob(parser)
+    parser.set_defaults(device="cpu")
     return parser.parse_args(argv)
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers.cache_utils import StaticCache
 
 from eval.errors import EvalError
-from eval.setup import sampling
 from selfspec import GenerationStats, SelfSpec, SpecConfig
 from selfspec.errors import unknown_name
 
@@ -27,8 +26,8 @@ __all__ = [
     "Resources",
     "SelfSpecMethod",
     "StaticMethod",
-    "StockMethod",
     "new_method",
+    "sampling",
 ]
 
 _LOOKUP_TOKENS = 10  # of prompt lookup: what its authors and transformers' documentation use
@@ -36,42 +35,6 @@ _LOOKUP_TOKENS = 10  # of prompt lookup: what its authors and transformers' docu
 
 class MethodError(EvalError):
     """There is no method of that name, or what it needs was not given."""
-
-
-class Method(Protocol):
-    """One contestant. Whatever its `answer` learns, `forget` drops; `learns` says if it does."""
-
-    name: str
-    learns: bool
-
-    @property
-    def stats(self) -> GenerationStats | None:
-        """Of the last answer; None where nobody counts."""
-        ...
-
-    def refusal(self, model: Any) -> str | None:
-        """Why it can't take part with this model on its device; None where it can."""
-        ...
-
-    def answer(
-        self,
-        model: Any,
-        ids: torch.Tensor,
-        *,
-        max_new_tokens: int,
-        temperature: float,
-        seed: int,
-        attention_mask: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """(B, L): the prompts `ids` and the texts behind them; temperature 0 is greedy.
-
-        `attention_mask` tells prompts from the padding on their left; None: there is none.
-        """
-        ...
-
-    def forget(self) -> None:
-        """Goes back to what it knew before its first answer."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +51,11 @@ class Resources:
 
 
 @dataclass
-class StockMethod:
-    """Stock `generate()`, with further arguments or none."""
+class Method:
+    """One contestant: `generate()` with arguments of its own, or none, as it is in stock.
+
+    Whatever its `answer` learns, `forget` drops; `learns` says if it does.
+    """
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -97,11 +63,11 @@ class StockMethod:
 
     @property
     def stats(self) -> GenerationStats | None:
-        """Stock counts nothing."""
+        """Of the last answer; None where nobody counts, as in stock."""
         return None
 
     def refusal(self, model: Any) -> str | None:
-        """Stock takes any model."""
+        """Why it can't take part with this model on its device; None where it can."""
         return None
 
     def answer(
@@ -114,7 +80,11 @@ class StockMethod:
         seed: int,
         attention_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Seeds the global stream first, so that equal draws give equal texts."""
+        """(B, L): the prompts `ids` and the texts behind them.
+
+        `attention_mask` tells prompts from the padding on their left; None: there is none. Seeds
+        the global stream first, so that equal draws give equal texts.
+        """
         torch.manual_seed(seed)
         output: torch.Tensor = model.generate(
             ids,
@@ -126,10 +96,10 @@ class StockMethod:
         return output
 
     def forget(self) -> None:
-        """Stock learns nothing."""
+        """Goes back to what it knew before its first answer."""
 
 
-class StaticMethod(StockMethod):
+class StaticMethod(Method):
     """Stock with its static KV cache, for which it compiles its forward.
 
     It compiles anew where a text is longer than all before: answer the longest one first.
@@ -143,7 +113,7 @@ class StaticMethod(StockMethod):
         return f"transformers does not compile {type(model).__name__} on {model.device.type}"
 
 
-class AssistedMethod(StockMethod):
+class AssistedMethod(Method):
     """Stock's assisted decoding: another, smaller model drafts a chain."""
 
     learns = True
@@ -158,7 +128,7 @@ class AssistedMethod(StockMethod):
         self._assistant.generation_config = copy.deepcopy(self._start)
 
 
-class SelfSpecMethod(StockMethod):
+class SelfSpecMethod(Method):
     """Drafts of a `SelfSpec`, which learns from answer to answer."""
 
     learns = True
@@ -175,6 +145,13 @@ class SelfSpecMethod(StockMethod):
     def forget(self) -> None:
         """Back to the loaded cache or to nothing; what forwards cost here stays known."""
         self.spec.forget()
+
+
+def sampling(temperature: float) -> dict[str, Any]:
+    """Arguments of `generate()`; 0 is greedy."""
+    if temperature == 0:
+        return {"do_sample": False}
+    return {"do_sample": True, "temperature": temperature, "top_k": 0}
 
 
 Maker = Callable[[Resources], Method]
@@ -194,9 +171,9 @@ def _assisted(resources: Resources) -> Method:
 
 
 METHODS: dict[str, Maker] = {
-    "stock": lambda _: StockMethod("stock"),
+    "stock": lambda _: Method("stock"),
     "stock-static": lambda _: StaticMethod("stock-static", {"cache_implementation": "static"}),
-    "prompt-lookup": lambda _: StockMethod(
+    "prompt-lookup": lambda _: Method(
         "prompt-lookup", {"prompt_lookup_num_tokens": _LOOKUP_TOKENS}
     ),
     "assisted": _assisted,

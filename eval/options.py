@@ -6,12 +6,25 @@ Imports nothing heavy, so that help is there at once.
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from eval.studies import STUDIES
 
-__all__ = ["parser"]
+__all__ = [
+    "add_drafting",
+    "add_knob",
+    "add_methods",
+    "add_model",
+    "add_questions",
+    "add_run_options",
+    "described",
+    "drafting_knobs",
+    "parsed_knobs",
+    "parser",
+]
 
 _RUN = """\
 Answers the questions of a bench with several decoding methods, question by question in turns, and
@@ -29,6 +42,7 @@ benches:
   spec-bench, mt-bench   their question.jsonl, named by --questions (mt-bench also through datasets)
   humaneval, gsm8k, mbpp through the datasets package, or a local file named by --questions
   code-stdlib            completion, edit and docstring tasks cut from Python's own library, offline
+  random                 texts of random tokens, which no draft can guess
   FILE.jsonl             your own: {"turns": ["…", "…"]} or {"prompt": "…"} a line
 methods:
   stock, stock-static    transformers' generate(), and with a static KV cache, compiled
@@ -69,6 +83,34 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def described(command: str, description: str | None) -> argparse.ArgumentParser:
+    """The parser of a command of its own, whose description keeps its lines."""
+    return argparse.ArgumentParser(
+        prog=f"python -m eval.{command}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def drafting_knobs(options: argparse.Namespace) -> dict[str, Any]:
+    """The knobs that were named; all others are `SpecConfig`'s own."""
+    named = {"max_nodes": options.max_nodes, "budget": options.budget}
+    given = {name: value for name, value in named.items() if value is not None}
+    return {**given, **parsed_knobs(options.knob)}
+
+
+def parsed_knobs(knobs: Sequence[str]) -> dict[str, Any]:
+    """`name=value` pairs; values are JSON where they parse as such."""
+    parsed: dict[str, Any] = {}
+    for knob in knobs:
+        name, _, value = knob.partition("=")
+        try:
+            parsed[name] = json.loads(value)
+        except json.JSONDecodeError:
+            parsed[name] = value
+    return parsed
+
+
 def _add_simulate(commands: Any) -> None:
     simulate = commands.add_parser(
         "simulate",
@@ -80,7 +122,7 @@ def _add_simulate(commands: Any) -> None:
     add("folder", type=Path, help="--output of a run")
     add("--max-nodes", type=int, nargs="+", default=[8, 16, 32, 64], metavar="N")
     add("--cache", metavar="CACHE", help="start with this cache folder or Hub id")
-    add("--knob", nargs="*", default=[], metavar="NAME=VALUE", help="other knobs of SpecConfig")
+    add_knob(simulate)
     add("--at-least", type=float, metavar="X", help="exit status 1 where any width yields less")
     simulate.set_defaults(command="simulate")
 
@@ -93,14 +135,9 @@ def _add_run(commands: Any) -> None:
         epilog=_BENCHES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    run.add_argument(
-        "--methods",
-        type=_names,
-        default=("stock", "prompt-lookup", "selfspec"),
-        metavar="A,B,…",
-        help="of those below; default: stock,prompt-lookup,selfspec",
-    )
-    _add_run_options(run)
+    _add_bench(run)
+    add_methods(run)
+    add_run_options(run)
     run.set_defaults(command="run")
 
 
@@ -113,61 +150,109 @@ def _add_study(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     study.add_argument("name", help="one of those above")
-    _add_run_options(study)
+    _add_bench(study)
+    add_run_options(study)
     study.set_defaults(command="study")
 
 
-def _add_run_options(command: Any) -> None:
-    _add_subject(command.add_argument_group("what is measured"))
-    _add_questions(command.add_argument_group("which questions"))
+def _add_bench(command: Any) -> None:
+    add = command.add_argument
+    add("--output", type=Path, required=True, metavar="DIR", help="where all results go")
+    add("--bench", required=True, help="a bench that 'run' names, or FILE.jsonl")
+
+
+class _Names(argparse.Action):
+    """Names, set apart by commas or spaces."""
+
+    def __call__(self, parser: Any, options: Any, values: Any, option: Any = None) -> None:
+        names = (name.strip() for text in values for name in text.split(","))
+        setattr(options, self.dest, tuple(name for name in names if name))
+
+
+def add_methods(command: Any) -> None:
+    """Who answers."""
+    command.add_argument(
+        "--methods",
+        nargs="+",
+        action=_Names,
+        default=("stock", "prompt-lookup", "selfspec"),
+        metavar="NAME",
+        help="names with commas or spaces; default: stock prompt-lookup selfspec",
+    )
+
+
+def add_run_options(command: Any) -> None:
+    """All that a run can be told but for its bench, its methods and where results go."""
+    model = command.add_argument_group("which model")
+    add_model(model)
+    help_ = "the small model of method 'assisted'"
+    model.add_argument("--assistant-model", "--assistant", metavar="MODEL", help=help_)
+    _add_precision(model)
+    add_questions(command.add_argument_group("which questions"))
+    _add_prompts(command.add_argument_group("how they are put"))
     _add_decoding(command.add_argument_group("how they are answered"))
     _add_state(command.add_argument_group("what drafters know, and how they draft"))
 
 
-def _add_subject(group: Any) -> None:
+def add_model(group: Any) -> None:
+    """Which model, and where. Its dtype is up to the command."""
     add = group.add_argument
-    add("--output", type=Path, required=True, metavar="DIR", help="where all results go")
-    add("--bench", required=True, help="a bench of those below, or FILE.jsonl")
     add("--model", help="folder or Hub id; default: the embedded one, which writes Python code")
-    add("--assistant-model", metavar="MODEL", help="the small model of method 'assisted'")
     add("--shape", help="grow a small Llama to this shape first, such as 135m: see eval.grow")
+    add("--device", default="auto", help="cpu, cuda, …; auto: a GPU if any; default: %(default)s")
 
 
-def _add_questions(group: Any) -> None:
+def add_questions(group: Any, limit: str = "so many questions, spread over the tasks") -> None:
+    """A file of questions, and which of them; `limit` says what a number of them takes."""
     add = group.add_argument
     add("--questions", type=Path, metavar="FILE", help="a local file of the bench")
-    add("--limit", type=int, metavar="N", help="so many questions, spread over the tasks")
+    add("--limit", type=int, metavar="N", help=limit)
     add("--task", help="questions of this task alone")
-    add("--every", type=int, default=1, metavar="N", help="every Nth question of each task")
+    every = "every Nth question of each task; default: %(default)s"
+    add("--every", type=int, default=1, metavar="N", help=every)
     add("--offset", type=int, default=0, metavar="N", help="which of the N; default: 0")
-    add("--turns", type=int, metavar="N", help="at most so many turns; default: all")
-    add("--max-prompt-tokens", type=int, metavar="N", help="leave longer first prompts out")
-    add(
-        "--prompt-format",
-        default="auto",
-        help="chat: the tokenizer's template. plain: text to go on with. auto: what fits",
-    )
+
+
+def add_drafting(group: Any) -> None:
+    """The knobs of `SpecConfig`; what is not named is as it has it."""
+    add = group.add_argument
+    add("--max-nodes", type=int, metavar="N", help="nodes of a draft tree")
+    add("--budget", help="fixed, or measured: as many of --max-nodes as pay here")
+    add_knob(group)
+
+
+def add_knob(group: Any) -> None:
+    """The knobs that have no option of their own."""
+    more = "any other knob of SpecConfig"
+    group.add_argument("--knob", nargs="*", default=[], metavar="NAME=VALUE", help=more)
+
+
+def _add_precision(group: Any) -> None:
+    add = group.add_argument
+    dtypes = "float32, bfloat16, float16; auto: float32 on a CPU; default: %(default)s"
+    add("--dtype", default="auto", help=dtypes)
+    add("--threads", type=int, metavar="N", help="of the CPU; default: torch's choice")
+
+
+def _add_prompts(group: Any) -> None:
+    add = group.add_argument
+    add("--turns", type=int, metavar="N", help="at most so many; default: %(default)s (None: all)")
+    longest = "leave longer first prompts out; default: %(default)s"
+    add("--max-prompt-tokens", type=int, metavar="N", help=longest)
+    formats = "chat: the tokenizer's template. plain: text to go on with. auto: what fits"
+    add("--prompt-format", default="auto", help=formats)
 
 
 def _add_decoding(group: Any) -> None:
     add = group.add_argument
     add("--max-new-tokens", type=int, default=128, metavar="N", help="default: 128")
-    add("--temperature", type=float, default=0.0, metavar="T", help="default: 0, which is greedy")
+    add("--temperature", type=float, default=0.0, metavar="T", help="0: greedy, the default")
     add("--seed", type=int, default=0, metavar="N", help="question number n gets seed N + n")
     add("--batch-size", type=int, default=1, metavar="N", help="questions answered together")
-    add("--dtype", default="auto", help="float32, bfloat16, float16; auto: float32 on a CPU")
-    add("--device", default="auto", help="cpu, cuda, …; auto: a GPU where there is one")
-    add("--threads", type=int, metavar="N", help="of the CPU; default: torch's choice")
 
 
 def _add_state(group: Any) -> None:
     add = group.add_argument
     add("--cache", metavar="CACHE", help="prebuilt state: start with this cache folder or Hub id")
     add("--warm-up", type=int, default=0, metavar="N", help="answer N other questions first")
-    add("--max-nodes", type=int, metavar="N", help="nodes of a draft tree")
-    add("--budget", help="fixed, or measured: as many of --max-nodes as pay here")
-    add("--knob", nargs="*", default=[], metavar="NAME=VALUE", help="any other knob of SpecConfig")
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+    add_drafting(group)

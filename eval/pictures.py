@@ -7,11 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import Any, NamedTuple
 
-from eval.answers import STOCK
 from eval.charts import Bar, Point, grouped_bars, line_chart, points_chart, stacked_bars
-from eval.figures import OVERALL
-from eval.rows import Answer, Numbers, Record
-from eval.statistics import pooled
+from eval.rows import STOCK, Answer, Numbers, Record
+from eval.statistics import OVERALL, pooled
 from eval.svg import Colors
 from selfspec.cost import CostCurve
 
@@ -153,8 +151,9 @@ def _cost(summary: Summary) -> Picture | None:
     points: dict[float, float] = {width: curve.relative(width) for width in curve.widths}
     label = "What a forward costs by its width"
     note = (
-        f"In plain steps, on this machine, behind 512 tokens. A plain step takes "
-        f"{1000 * curve.seconds(1):.3g} ms. A width pays where it brings more tokens than this."
+        f"In plain steps, on this machine, behind {summary['curve']['num_columns']} tokens. A "
+        f"plain step takes {1000 * curve.seconds(1):.3g} ms. A width pays where it brings more "
+        "tokens than this."
     )
     axes = {"unit": "", "x_title": "queries of the forward"}
     colors = {"cost": _METHOD_COLORS["selfspec"]}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from time import monotonic
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import (
@@ -18,17 +17,16 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from eval.answers import STOCK
-from eval.rows import Answer
-from eval.statistics import costs, ratios
+from eval.rows import STOCK, Answer
+from eval.speed_up import Cost, costs, ratios
 
 __all__ = ["RunProgress", "answer_line", "clock"]
 
 
 class RunProgress:
-    """On stderr: bars on a terminal, lines alone elsewhere."""
+    """On a terminal with a bar, elsewhere lines alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, file: TextIO) -> None:
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -36,8 +34,8 @@ class RunProgress:
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(elapsed_when_finished=True),
-            console=Console(stderr=True, highlight=False),
-            disable=not sys.stderr.isatty(),
+            console=Console(file=file, highlight=False),
+            disable=not file.isatty(),
             transient=True,
         )
 
@@ -100,21 +98,31 @@ def clock(seconds: float) -> str:
 
 
 def answer_line(lines: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> str:
-    """What a question's answers were like: seconds, or how much faster than stock a token came."""
+    """What a question's answers were like: milliseconds a token, and how much sooner than stock."""
     answers = [Answer.from_line(line) for line in lines if line["kind"] == "answer"]
     names = {each.method for each in answers}
     cells = [_cell(name, answers) for name in methods if name in names]
     ids = ",".join(map(str, answers[0].questions))
-    return f"{answers[0].task} {ids}: {', '.join(cells)}"
+    num_tokens = max((cost.tokens for cost in _costs(answers).values()), default=0)
+    return f"{answers[0].task} {ids}, {num_tokens} tokens: {', '.join(cells)}"
+
+
+def _costs(answers: Sequence[Answer]) -> dict[str, Cost]:
+    """By method, what the question took; without those who failed."""
+    by_method = {each.method: costs(answers, each.method) for each in answers}
+    return {name: cost for name, found in by_method.items() for cost in found.values()}
 
 
 def _cell(name: str, answers: Sequence[Answer]) -> str:
+    cost = _costs(answers).get(name)
+    if cost is None:
+        errors = (each.error for each in answers if each.method == name and each.error)
+        return f"{name} FAILED ({next(errors)})"
+    told = f"{name} {1000 * cost.seconds / max(cost.tokens, 1):.2f} ms"
     speed_up = ratios(costs(answers, STOCK), costs(answers, name))
-    if not (own := costs(answers, name)):
-        return f"{name} FAILED"
     if speed_up is None or name == STOCK:
-        return f"{name} {next(iter(own.values())).seconds:.2f} s"
-    return f"{name} {speed_up.total:.2f}x{_verdict(name, answers)}"
+        return told
+    return f"{told} {speed_up.total:.2f}x{_verdict(name, answers)}"
 
 
 def _verdict(name: str, answers: Sequence[Answer]) -> str:

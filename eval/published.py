@@ -33,10 +33,7 @@ from selfspec.sources import LutSource
 __all__ = ["FIXED_NODES", "PUBLISHED", "Uncalibrated"]
 
 FIXED_NODES = NUM_DRAFTED + 1  # with the root
-_LEVEL_DECAY, _RANK_DECAY = (
-    0.8,
-    0.7,
-)  # of `eval/LOG.md`, where nothing was counted
+_LEVEL_DECAY, _RANK_DECAY = 0.8, 0.7  # of `eval/LOG.md`, where nothing was counted
 
 
 class Uncalibrated(Calibration):
@@ -79,10 +76,13 @@ class _Switch(SelfSpec):
 
 
 def _maker(name: str, kind: type[SelfSpec], **knobs: Any) -> Maker:
-    """Makes a method whose knobs are the asked ones but for those named here."""
+    """Makes a method whose knobs are the asked ones but for those named here.
+
+    None of them knows what a forward costs: their trees take all nodes that they may.
+    """
 
     def make(given: Resources) -> Method:
-        config = given.config.changed(**knobs)
+        config = given.config.changed(budget="fixed", **knobs)
         return SelfSpecMethod(name, _with_loaded(kind(config), given.new_spec(config)))
 
     return make
@@ -99,7 +99,6 @@ PUBLISHED: dict[str, Maker] = {
         "lut-static",
         _FixedTree,
         max_nodes=FIXED_NODES,
-        budget="fixed",
         max_depth=max(map(len, fixed_shape())),
         top_k=NUM_RANKS,
         sources=("lut",),

@@ -1,13 +1,10 @@
-"""Questions in Spec-Bench's own schema, and the slice of them that measurements run on."""
+"""Questions in Spec-Bench's own schema, and parts of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from eval.entries import Entry, read_entries
 from eval.errors import EvalError
@@ -18,9 +15,7 @@ __all__ = [
     "MT_CATEGORIES",
     "Question",
     "check_ids",
-    "encode",
     "every_nth",
-    "measuring_set",
     "of_task",
     "question_of",
     "read_questions",
@@ -31,8 +26,6 @@ FIELDS = ("question_id", "category", "turns")
 MT_CATEGORIES = frozenset(
     ["writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"]
 )
-_EVERY = 10  # of a task's questions the 1st, 11th, 21st, … are measured
-_MAX_PROMPT_TOKENS = 1300
 
 
 @dataclass(frozen=True)
@@ -76,16 +69,6 @@ def check_ids(questions: Sequence[Question], places: Sequence[str]) -> None:
         seen[question.id] = place
 
 
-def encode(tokenizer: Any, question: Question) -> torch.Tensor:
-    """(1, L): the first turn under the tokenizer's chat template."""
-    messages = [{"role": "user", "content": question.turns[0]}]
-    encoded = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
-    ids: torch.Tensor = encoded["input_ids"]
-    return ids
-
-
 def every_nth(questions: Iterable[Question], *, offset: int, every: int) -> list[Question]:
     """Of each task, in order, the questions number `offset`, `offset + every`, … from 0."""
     seen: dict[str, int] = {}
@@ -104,16 +87,3 @@ def of_task(questions: Sequence[Question], task: str | None) -> list[Question]:
     if task is not None and task not in tasks:
         raise EvalError(unknown_name("task", task, tasks))
     return [question for question in questions if task in (None, question.task)]
-
-
-def measuring_set(
-    tokenizer: Any, questions: Iterable[Question], *, offset: int = 0, every: int = _EVERY
-) -> list[tuple[Question, torch.Tensor]]:
-    """Every tenth question of each task, from its first on, whose prompt is not too long.
-
-    `offset` picks other tenths, for tuning on questions that nothing is measured on; `every`
-    takes more or fewer than a tenth.
-    """
-    chosen = every_nth(questions, offset=offset, every=every)
-    encoded = ((question, encode(tokenizer, question)) for question in chosen)
-    return [(question, ids) for question, ids in encoded if ids.shape[1] <= _MAX_PROMPT_TOKENS]

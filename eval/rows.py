@@ -4,7 +4,8 @@ Every line has a `kind`:
 
 run      one start of the command, in one process: `schema`, `run` (its name), `settings` (what was
          asked, equal in all runs of a folder), `environment` (versions, hashes, device, git state),
-         `num_shards` (processes that shared the questions), `notes`
+         `num_shards` (processes that shared the questions), `notes`,
+         `left_out` (methods that this model or device can't have, with the reason)
 answer   one method's answer to one question, or to a batch of them, in one turn:
            run, method, task, questions (their ids), turn (from 0), place (in the order of methods)
          where it failed: `error`, and no numbers; else `numbers`:
@@ -20,7 +21,7 @@ answer   one method's answer to one question, or to a batch of them, in one turn
            differs_at, gap_ulps                first other token (from 0), and how near a tie it was
          What stock's own methods don't count, from `num_nodes` on, is null or empty.
 text     `questions`, `turn`, `prompt_ids` and `output_ids` of the reference: for `eval simulate`
-curve    `seconds` of a forward by its width, on this machine
+curve    `seconds` of a forward by its width, on this machine, behind `num_columns` of text
 
 Where a key (questions, turn, method) comes twice, the later line counts.
 """
@@ -39,6 +40,7 @@ from eval.errors import EvalError
 __all__ = [
     "ROWS",
     "SCHEMA",
+    "STOCK",
     "Answer",
     "Key",
     "Numbers",
@@ -50,6 +52,7 @@ __all__ = [
 
 SCHEMA = 1
 ROWS = "rows.jsonl"
+STOCK = "stock"  # the method that all others are compared with
 _SHARDS = "rows.*-of-*.jsonl"
 Histogram = dict[int, int]
 
@@ -182,10 +185,11 @@ def shard_path(folder: Path, shard: int, num_shards: int) -> Path:
     return folder / (ROWS if num_shards == 1 else f"rows.{shard}-of-{num_shards}.jsonl")
 
 
-def read_record(folder: Path) -> Record:
-    """All that is known in a folder; a last line that a killed run tore is passed over."""
+def read_record(place: Path) -> Record:
+    """All that is known in a folder, or in a file; a last line that a kill tore is passed over."""
     record = Record()
-    for path in [folder / ROWS, *sorted(folder.glob(_SHARDS))]:
+    paths = [place / ROWS, *sorted(place.glob(_SHARDS))] if place.is_dir() else [place]
+    for path in paths:
         for number, line in enumerate(_whole_lines(path), start=1):
             try:
                 record.take(json.loads(line))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from eval.asked import Asked, Shard
@@ -18,24 +19,22 @@ from eval.batches import Batch
 from eval.benches import load_bench
 from eval.contest import Contest
 from eval.environment import check_same, environment
-from eval.errors import EvalError
-from eval.methods import SelfSpecMethod
+from eval.errors import EvalError, one_line
+from eval.loading import quieten
 from eval.plan import Plan, make_plan
 from eval.progress import RunProgress, answer_line
-from eval.rows import ROWS, SCHEMA, Record, RowFile, read_record, shard_path
-from eval.setup import one_line, quieten
+from eval.rows import ROWS, SCHEMA, Record, RowFile, read_record
 from eval.stage import Stage, check_methods, set_stage
-from selfspec.plugin.costs import profile
 from selfspec.user_files import replace_text
 
 __all__ = ["run"]
 
-_CURVE_CONTEXT = 512  # tokens of text behind which the cost of a forward is measured
-_CURVE_SECONDS = 10.0
 
+def run(asked: Asked, shard: Shard, rows: Path, progress: RunProgress) -> Record | None:
+    """Measures what is missing and appends it to `rows`; returns all that was measured.
 
-def run(asked: Asked, shard: Shard) -> Record | None:
-    """Measures what is missing; all that was measured, or None where other shards are at work."""
+    None where other shards are at work.
+    """
     check_methods(asked)
     quieten()
     bench = load_bench(asked.bench, asked.questions)
@@ -48,8 +47,8 @@ def run(asked: Asked, shard: Shard) -> Record | None:
         "prompt_format": stage.prompter.format,
         "questions_sha256": bench.sha256,
     }
-    with RunProgress() as progress:
-        _Runner(asked, shard, stage, plan, progress).go(settings)
+    with progress:
+        _Runner(asked, shard, rows, stage, plan, progress).go(settings)
     return _complete(asked, plan)
 
 
@@ -59,6 +58,7 @@ class _Runner:
 
     asked: Asked
     shard: Shard
+    rows: Path
     stage: Stage
     plan: Plan
     progress: RunProgress
@@ -76,7 +76,9 @@ class _Runner:
             self.progress.say(note)
         if not to_do:
             return
-        rows = RowFile(shard_path(self.asked.output, self.shard.rank, self.shard.num_shards))
+        if done:
+            self.progress.say(f"{len(done)} of {len(own)} are answered already")
+        rows = RowFile(self.rows)
         rows.append([head])
         contest = Contest(self.stage, self.asked, head["run"])
         self._prepare(contest, own, done, known)
@@ -96,6 +98,7 @@ class _Runner:
             "settings": settings,
             "environment": environment(self.stage.model, tokenizer, self.asked.cache),
             "notes": self.plan.notes,
+            "left_out": self.stage.left_out(),
         }
 
     def _prepare(
@@ -126,16 +129,19 @@ class _Runner:
             questions.step(answer_line(lines, self.asked.methods))
 
     def _curve(self) -> list[dict[str, Any]]:
-        """What a forward costs by its width here, where a method of ours took part."""
-        if not any(isinstance(each, SelfSpecMethod) for each in self.stage.methods.values()):
+        """What a forward costs by its width here, behind a prompt of the usual length."""
+        answers = read_record(self.rows).answers.values()
+        given = [(each.numbers, len(each.questions)) for each in answers]
+        lengths = [each.num_prompt_tokens / rows for each, rows in given if each is not None]
+        if not lengths:
             return []
-        size = {"num_columns": _CURVE_CONTEXT, "num_rows": self.asked.batch_size}
+        num_columns = int(median(lengths))
         try:
-            about, curve = profile(self.stage.model, max_seconds=_CURVE_SECONDS, **size)
+            curve = self.stage.curve(num_columns, self.asked.batch_size)
         except (RuntimeError, ValueError, IndexError) as error:
             self.progress.say(f"no curve of what a forward costs: {one_line(error)}")
             return []
-        return [{"kind": "curve", "about": about, **curve.as_dict()}]
+        return [{"kind": "curve", "num_columns": num_columns, **curve.as_dict()}]
 
 
 def _is_done(batch: Batch, asked: Asked, known: Record) -> bool:

@@ -13,40 +13,28 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 
-from eval.bench_table import markdown
+from eval.environment import short_name, where
+from eval.errors import exit_status
 from eval.grow import DTYPES
-from eval.interleaved import first_difference
-from eval.prompts import (
-    Prompts,
-    add_model_options,
-    add_prompt_options,
-    load_model,
-    load_prompts,
-)
-from eval.setup import exit_status, machine, parsed_knobs, quieten, sampling, versions
+from eval.loading import load_model, load_tokenizer, quieten
+from eval.methods import sampling
+from eval.options import add_drafting, add_model, add_questions, described, drafting_knobs
+from eval.prompts import EVERY, Prompts, load_prompts
+from eval.sameness import Parting, parting
+from eval.tables import Table
 from selfspec import SelfSpec
 
-__all__ = ["Parting", "Texts", "beside_a_longer_one", "compare", "main", "parting", "ulp"]
+__all__ = ["Texts", "beside_a_longer_one", "compare", "main"]
 
 _DTYPES = ("bfloat16", "float16", "float32")
 _NUM_PADS = 8  # in front of a prompt that stands beside a longer one
-
-
-class Parting(NamedTuple):
-    """Where a text leaves stock's, and how far behind stock's token the other one was there."""
-
-    at: int  # the number of the new token, from 0
-    gap: float  # in logits; 0 is a tie
-    ulps: float
 
 
 class Texts(NamedTuple):
@@ -64,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     quieten()
-    prompts = load_prompts(options)
+    prompts = load_prompts(options, load_tokenizer(options.model))
     told = {}
     for dtype in dict.fromkeys(options.dtypes):
         model = load_model(options.model, dtype=dtype, device=options.device, shape=options.shape)
@@ -90,26 +78,15 @@ def compare(
         batched = model.generate(**pair, **asked)[0, pair["input_ids"].shape[1] :]
         batched = batched[: len(stock.scores)]  # padded behind its end while the other row goes on
         yield Texts(
-            parting(stock, drafted[0, ids.shape[1] :].tolist(), model.dtype),
-            parting(stock, batched.tolist(), model.dtype),
+            _beside(stock, drafted[0, ids.shape[1] :], model.dtype),
+            _beside(stock, batched, model.dtype),
         )
 
 
-def parting(stock: Any, new_ids: Sequence[int], dtype: torch.dtype) -> Parting | None:
-    """Where new ids leave stock's, as its output of one row with scores has it; None: nowhere.
-
-    The gap is infinite where one text ends and the other does not: no rounding does that.
-    """
+def _beside(stock: Any, new_ids: torch.Tensor, dtype: torch.dtype) -> Parting | None:
+    """Where new ids leave those of stock's output, by the scores that it has of its one row."""
     expected = stock.sequences[0, -len(stock.scores) :].tolist()
-    at = first_difference(new_ids, expected)
-    if at is None:
-        return None
-    if at == min(len(new_ids), len(expected)):
-        return Parting(at, math.inf, math.inf)
-    scores = stock.scores[at][0]
-    best = float(scores[expected[at]])
-    gap = best - float(scores[new_ids[at]])
-    return Parting(at, gap, gap / ulp(best, dtype))
+    return parting(expected, new_ids.tolist(), lambda at: stock.scores[at][0], dtype)
 
 
 def beside_a_longer_one(ids: torch.Tensor, pad_token_id: int) -> dict[str, torch.Tensor]:
@@ -123,12 +100,6 @@ def beside_a_longer_one(ids: torch.Tensor, pad_token_id: int) -> dict[str, torch
     return {"input_ids": input_ids, "attention_mask": attention_mask}
 
 
-def ulp(value: float, dtype: torch.dtype) -> float:
-    """The step from a number of this size to the next one."""
-    info = torch.finfo(dtype)
-    return 2.0 ** math.floor(math.log2(max(abs(value), info.tiny))) * info.eps
-
-
 def _pad_token(model: Any) -> int:
     """Any token will do: the mask hides it."""
     pad = model.generation_config.pad_token_id
@@ -136,7 +107,7 @@ def _pad_token(model: Any) -> int:
 
 
 def _measured(model: Any, prompts: Prompts, options: argparse.Namespace) -> dict[str, Any]:
-    spec = SelfSpec(**{"max_nodes": options.max_nodes, **parsed_knobs(options.knob)})
+    spec = SelfSpec(**drafting_knobs(options))
     texts = list(compare(model, prompts, spec, max_new_tokens=options.max_new_tokens))
     told: dict[str, Any] = {
         "num_prompts": len(texts),
@@ -168,41 +139,43 @@ def _table(told: dict[str, dict[str, Any]]) -> str:
         "median_ulps": "median, ulps",
         "largest_ulps": "largest",
     }
-    rows = [["dtype", "compared with stock", "texts", "differ", *columns.values()]]
     names = {"selfspec": "selfspec", "stock_in_a_batch_of_two": "stock in a batch of two"}
+    rows = []
     for dtype, figures in told.items():
         for key, name in names.items():
             counted = figures[key]
             share = f"{counted['num_differ']} ({counted['share']:.1%})"
             gaps = (str(counted.get(column, "–")) for column in columns)
             rows.append([dtype, name, str(figures["num_prompts"]), share, *gaps])
-    return markdown(rows)
+    head = ["dtype", "compared with stock", "texts", "differ", *columns.values()]
+    return Table("Texts that part from stock's", head, rows).markdown()
 
 
 def _settings(options: argparse.Namespace, num_prompts: int, model: Any) -> dict[str, Any]:
-    names = "shape device max_nodes max_new_tokens text task every offset seed"
+    names = "shape max_new_tokens text task every offset seed"
     return {
         "bench": "same_text",
-        "model": Path(options.model).name,
+        "model": short_name(options.model) or "tiny",
         **{name: getattr(options, name) for name in names.split()},
-        "knobs": options.knob,
-        "machine": machine(options.device),
-        "attention": model.config._attn_implementation,
+        "device": model.device.type,
+        "knobs": drafting_knobs(options),
         "num_prompts": num_prompts,
-        **versions(),
+        **where(model),
     }
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m eval.same_text", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = described("same_text", __doc__)
     option = parser.add_argument
-    add_model_options(option)
+    add_model(parser)
     dtypes = f"default: {' '.join(_DTYPES)}"
     option("--dtypes", nargs="+", choices=DTYPES, default=list(_DTYPES), help=dtypes)
-    option("--max-nodes", type=int, default=16, metavar="N", help="of selfspec's trees")
-    option("--knob", nargs="*", default=[], metavar="NAME=VALUE", help="other knobs of SpecConfig")
-    add_prompt_options(option)
+    add_drafting(parser)
+    option("--text", choices=["questions", "random"], default="questions", help="what is answered")
+    add_questions(parser, limit="the first N prompts; default: all, or 20 random ones")
+    option("--max-new-tokens", type=int, default=128, metavar="N", help="default: 128")
+    option("--seed", type=int, default=0, metavar="N", help="of random texts; default: 0")
+    parser.set_defaults(every=EVERY, device="cpu")
     return parser.parse_args(argv)
 
 

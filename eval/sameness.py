@@ -1,26 +1,35 @@
-"""Whether an answer is stock's, and where it is not, how near a tie the tokens were.
+"""Whether a text is stock's, and where it is not, how near a tie the two tokens were.
 
-    identical     every token
-    near-tie      at the first other token, stock's logits put both within 4 ulps of the dtype:
-                  forwards of different widths round differently, and either may come first
-    different     anything else; under sampling every other token is
-
-The logits come from one forward over the prompt and the common tokens.
+identical     every token
+near-tie      at the first other token, stock's logits put both within 4 ulps of the dtype:
+              forwards of different widths round differently, and either may come first
+different     anything else; under sampling every other token is
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from eval.interleaved import first_difference
-from eval.same_text import ulp
-
-__all__ = ["MAX_ULPS", "Verdict", "compare", "gap_in_ulps"]
+__all__ = ["MAX_ULPS", "Parting", "Verdict", "compare", "first_difference", "parting", "ulp"]
 
 MAX_ULPS = 4
+
+LogitsAt = Callable[[int], torch.Tensor]  # (V,): those from which the new token of a place came
+
+
+class Parting(NamedTuple):
+    """Where a text leaves stock's, and how far apart the two tokens were there.
+
+    The gap is infinite where one text ends and the other does not: no rounding does that.
+    """
+
+    at: int  # the number of the new token, from 0
+    gap: float  # in logits; 0 is a tie
+    ulps: float  # of the likelier token's logit
 
 
 class Verdict(NamedTuple):
@@ -45,24 +54,58 @@ def compare(
     return max(verdicts, key=lambda verdict: _BADNESS.index(verdict.same))
 
 
+def parting(
+    stock: Sequence[int], other: Sequence[int], logits_at: LogitsAt, dtype: torch.dtype
+) -> Parting | None:
+    """Where new ids leave stock's; None: nowhere. Asks for the logits of that place alone."""
+    at = first_difference(stock, other)
+    if at is None:
+        return None
+    if at == min(len(stock), len(other)):
+        return Parting(at, math.inf, math.inf)
+    pair = logits_at(at)[[stock[at], other[at]]].float()
+    gap = float((pair[0] - pair[1]).abs())
+    return Parting(at, gap, gap / ulp(float(pair.abs().max()), dtype))
+
+
+def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """The first place at which two texts differ, be it that one has ended; None: nowhere."""
+    if one == other:
+        return None
+    pairs = enumerate(zip(one, other, strict=False))
+    shorter = min(len(one), len(other))
+    return next((place for place, (a, b) in pairs if a != b), shorter)
+
+
+def ulp(value: float, dtype: torch.dtype) -> float:
+    """The step from a number of this size to the next one."""
+    info = torch.finfo(dtype)
+    return 2.0 ** math.floor(math.log2(max(abs(value), info.tiny))) * info.eps
+
+
 _BADNESS = ("identical", "near-tie", "different")
 
 
 def _verdict(
     model: Any, prompt: Sequence[int], stock: Sequence[int], other: Sequence[int], *, greedy: bool
 ) -> Verdict:
-    place = first_difference(stock, other)
-    if place is None:
+    """The logits come from one forward over the prompt and the common tokens."""
+    if not greedy:
+        place = first_difference(stock, other)
+        return Verdict("identical") if place is None else Verdict("different", place)
+    found = parting(
+        stock, other, lambda at: _last_logits(model, [*prompt, *stock[:at]]), model.dtype
+    )
+    if found is None:
         return Verdict("identical")
-    if not greedy or place == min(len(stock), len(other)):  # one ended where the other went on
-        return Verdict("different", place)
-    gap = gap_in_ulps(model, [*prompt, *stock[:place]], stock[place], other[place])
-    return Verdict("near-tie" if gap <= MAX_ULPS else "different", place, round(gap, 2))
+    same = "near-tie" if found.ulps <= MAX_ULPS else "different"
+    return Verdict(same, found.at, None if math.isinf(found.ulps) else round(found.ulps, 2))
 
 
 @torch.no_grad()
-def gap_in_ulps(model: Any, ids: Sequence[int], left: int, right: int) -> float:
-    """How far apart the logits of two tokens are behind `ids`, in ulps of the likelier one."""
-    logits = model(torch.tensor([list(ids)], device=model.device), logits_to_keep=1).logits[0, -1]
-    pair = logits[[left, right]].float()
-    return float((pair[0] - pair[1]).abs()) / ulp(float(pair.abs().max()), model.dtype)
+def _last_logits(model: Any, ids: Sequence[int]) -> torch.Tensor:
+    """(V,): behind `ids`."""
+    logits: torch.Tensor = model(
+        torch.tensor([list(ids)], device=model.device), logits_to_keep=1
+    ).logits[0, -1]
+    return logits

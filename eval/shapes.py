@@ -18,10 +18,12 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
+from eval.errors import EvalError
+
 __all__ = ["SHAPES", "GrowError", "GrownShape", "known", "named_shape"]
 
 
-class GrowError(ValueError):
+class GrowError(EvalError):
     """The source model, the shape or an option doesn't allow growing."""
 
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from eval.errors import EvalError
-from eval.figures import OVERALL
 from eval.rows import Record
+from eval.statistics import OVERALL
 from eval.tables import Table
 from selfspec import GenerationStats, SelfSpec, SpecConfig, StepRecord
 from selfspec.memory import Memory

@@ -14,16 +14,19 @@ from eval import published as _published  # noqa: F401  (makes the published met
 from eval.asked import Asked, Shard
 from eval.dialogue import Prompter
 from eval.errors import EvalError
-from eval.grow import grow
+from eval.loading import load_model, load_tokenizer
 from eval.methods import METHODS, Method, Resources, new_method
+from eval.random_text import RandomPrompter
 from selfspec import SelfSpec, SpecConfig
 from selfspec.build.limits import max_positions
-from selfspec.cli.loading import load_model, load_tokenizer
-from selfspec.cli.options import ModelOptions
+from selfspec.cost import CostCurve
 from selfspec.errors import unknown_name
+from selfspec.plugin.costs import kept_curve, profile
 from selfspec.store import load_cache
 
 __all__ = ["Stage", "check_methods", "set_stage"]
+
+_CURVE_SECONDS = 10.0
 
 
 class Stage(NamedTuple):
@@ -43,6 +46,17 @@ class Stage(NamedTuple):
             f"the model's {most} positions"
         )
 
+    def left_out(self) -> dict[str, str]:
+        """Who can't take part with this model on its device, and why."""
+        reasons = {name: method.refusal(self.model) for name, method in self.methods.items()}
+        return {name: reason for name, reason in reasons.items() if reason is not None}
+
+    def curve(self, num_columns: int, num_rows: int) -> CostCurve:
+        """What a forward costs by its width: as the methods came to know it, else measured now."""
+        size = {"num_columns": num_columns, "num_rows": num_rows}
+        kept = kept_curve(self.model, **size)
+        return kept or profile(self.model, max_seconds=_CURVE_SECONDS, **size)[1]
+
 
 def check_methods(asked: Asked) -> None:
     """Refuses what can't take part before anything is loaded."""
@@ -59,23 +73,26 @@ def set_stage(asked: Asked, shard: Shard) -> Stage:
     """Loads what was named; what is wrong with it is one line."""
     if asked.threads is not None:
         torch.set_num_threads(asked.threads)
-    options = ModelOptions(
-        model=asked.model, device=_device(asked.device, shard), dtype=asked.dtype
-    )
-    tokenizer = load_tokenizer(options)
-    prompter = Prompter(tokenizer, asked.prompt_format)
+    tokenizer = load_tokenizer(asked.model)
+    prompter = _prompter(asked, tokenizer)
     new_spec = _spec_maker(asked.cache, tokenizer)
-    model = load_model(options, tokenizer).model
-    if asked.shape is not None:
-        model = grow(model, asked.shape).to(model.device)
-    assistant = _assistant(asked, options, tokenizer)
+    where = {"dtype": asked.dtype, "device": _device(asked.device, shard)}
+    model = load_model(asked.model, shape=asked.shape, **where)
+    small = asked.assistant_model
+    assistant = None if small is None else load_model(small, **where)
     methods = {}
     for name in asked.methods:
         method, knobs = asked.variant(name)
         config = SpecConfig.of(**{**asked.knobs, **knobs})
         resources = Resources(config=config, new_spec=new_spec, assistant=assistant)
         methods[name] = new_method(method, resources)
-    return Stage(model.eval(), prompter, methods)
+    return Stage(model, prompter, methods)
+
+
+def _prompter(asked: Asked, tokenizer: Any) -> Prompter:
+    if asked.bench == "random":
+        return RandomPrompter(tokenizer, asked.seed)
+    return Prompter(tokenizer, asked.prompt_format)
 
 
 def _device(name: str, shard: Shard) -> str:
@@ -90,10 +107,3 @@ def _spec_maker(cache: str | None, tokenizer: Any) -> Callable[[SpecConfig], Sel
         return SelfSpec
     contents = load_cache(cache, tokenizer=tokenizer)
     return lambda config: SelfSpec.from_contents(contents, config=config)
-
-
-def _assistant(asked: Asked, options: ModelOptions, tokenizer: Any) -> Any:
-    if asked.assistant_model is None:
-        return None
-    named = ModelOptions(model=asked.assistant_model, device=options.device, dtype=options.dtype)
-    return load_model(named, tokenizer).model.eval()

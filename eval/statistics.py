@@ -1,54 +1,30 @@
-"""From rows to figures: what each method reached, by task and overall. Pure arithmetic.
-
-A question counts once: its turns are added up, and it has a part in a comparison only where
-both methods answered all of them. Two speed-ups are given, since they differ: that of all tokens
-together, in which long answers weigh more, and those of the questions, each weighing the same.
-"""
+"""From rows to figures: what each method reached, by task and overall. Pure arithmetic."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
+from eval.rows import STOCK, Answer, Numbers
+from eval.speed_up import Measure, SpeedUp, costs, decoding_cost, ratios, whole_cost
 
-from eval.answers import STOCK
-from eval.figures import OVERALL, Spread
-from eval.rows import Answer, Numbers
+__all__ = ["OVERALL", "STAGES", "Figures", "by_task", "figures", "pooled"]
 
-__all__ = ["Cost", "Figures", "SpeedUp", "by_task", "costs", "figures", "pooled", "ratios"]
+OVERALL = "overall"
+STAGES = ("draft", "layout", "forward", "verify", "commit", "learn")  # of a step, in order
+_NO_STEP = ("prefill", "teach", "plain", "profile")  # clocks of what is done once a call
 
-_RESAMPLES = 2000
-_SEED = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpeedUp:
-    """Stock's seconds a token over the method's.
-
-    `total` is that of all tokens together, with the interval in which 95 % of resamplings of the
-    questions put it; `mean` and `spread` are over questions.
-    """
-
-    num_questions: int
-    total: float
-    low: float
-    high: float
-    mean: float
-    spread: Spread
-
-    def as_json(self) -> dict[str, Any]:
-        """Flat, with the spread's names beside the others."""
-        values = {**asdict(self), **self.spread._asdict()}
-        del values["spread"]
-        return values
+Given = Sequence[tuple[Answer, Numbers]]  # answers that there are
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """One method on some questions. None: nothing to say, or nothing to compare with."""
+    """One method on some questions. None: nothing to say, or nothing to compare with.
+
+    What is called decoding leaves the prompts' forwards out, and the tokens that they yield.
+    """
 
     num_answers: int
     num_failed: int
@@ -57,25 +33,25 @@ class Figures:
     nodes_per_step: float | None
     queries_per_step: float | None
     goodput: float | None  # tokens a second, of the whole calls
-    latency_ms: float | None  # what one reader waits for a token
-    prefill_ms: float | None
-    speed_up: SpeedUp | None
-    num_identical: int
+    ms_per_token: float | None  # what one reader waits for a token
+    prefill_ms: float | None  # a call
+    decode_ms_per_token: float | None
+    speed_up: SpeedUp | None  # of the whole calls
+    decode_speed_up: SpeedUp | None
+    num_same: int
     num_near_ties: int
     num_different: int
+    stage_ms: dict[str, float]  # a step
+    call_ms: dict[str, float]  # what is spent once a call
+    overhead: float | None  # share of the steps' time that is not the forward
+    disabled_reason: str | None
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "speed_up": self.speed_up and self.speed_up.as_json()}
-
-
-class Cost(NamedTuple):
-    """What a question's answers took, over all turns."""
-
-    seconds: float
-    tokens: int
-
-    def __add__(self, other: Any) -> Cost:
-        return Cost(self.seconds + other.seconds, self.tokens + other.tokens)
+        """Plain values."""
+        both = ("speed_up", "decode_speed_up")
+        given = {name: getattr(self, name) for name in both}
+        flat = {name: value and value.as_json() for name, value in given.items()}
+        return {**asdict(self), **flat}
 
 
 def by_task(answers: Sequence[Answer]) -> dict[str, dict[str, Figures]]:
@@ -92,28 +68,67 @@ def figures(answers: Sequence[Answer], method: str) -> Figures:
     asked = [answer for answer in answers if answer.method == method]
     given = [(answer, answer.numbers) for answer in asked if answer.numbers is not None]
     numbers = [each for _, each in given]
-    num_rows = sum(len(answer.questions) for answer, _ in given)
-    tokens, steps = _sum(numbers, "num_new_tokens"), _sum(numbers, "num_steps")
-    seconds = _sum(numbers, "seconds")
-    waited = sum(each.seconds * len(answer.questions) for answer, each in given)
-    nodes, queries = _sum(numbers, "num_nodes"), _sum(numbers, "num_branch_queries")
-    counted = bool(numbers) and all(each.num_nodes is not None for each in numbers)
     verdicts = Counter(each.same for each in numbers)
+    reasons = [each.disabled_reason for each in numbers if each.disabled_reason]
     return Figures(
         num_answers=len(given),
         num_failed=len(asked) - len(given),
-        num_new_tokens=int(tokens),
-        tokens_per_step=_ratio(tokens - num_rows, steps),
-        nodes_per_step=_ratio(nodes, steps) if counted else None,
-        queries_per_step=_ratio(nodes + queries, steps) if counted else None,
-        goodput=_ratio(tokens, seconds),
-        latency_ms=_ratio(1000 * waited, tokens),
-        prefill_ms=_ratio(1000 * _sum(numbers, "prefill_seconds"), len(given)),
-        speed_up=_speed_up(answers, method),
-        num_identical=verdicts["identical"],
+        num_same=verdicts["identical"],
         num_near_ties=verdicts["near-tie"],
         num_different=verdicts["different"],
+        speed_up=_speed_up(answers, method, whole_cost),
+        decode_speed_up=_speed_up(answers, method, decoding_cost),
+        disabled_reason=reasons[-1] if reasons else None,
+        **_rates(given),
+        **_per_step(given),
+        **_stages(numbers),
     )
+
+
+def _rates(given: Given) -> dict[str, Any]:
+    numbers = [each for _, each in given]
+    tokens, seconds = _sum(numbers, "num_new_tokens"), _sum(numbers, "seconds")
+    waited = sum(each.seconds * len(answer.questions) for answer, each in given)
+    decoding = [(decoding_cost(*each), len(each[0].questions)) for each in given]
+    return {
+        "num_new_tokens": int(tokens),
+        "goodput": _ratio(tokens, seconds),
+        "ms_per_token": _ratio(1000 * waited, tokens),
+        "prefill_ms": _ratio(1000 * _sum(numbers, "prefill_seconds"), len(given)),
+        "decode_ms_per_token": _ratio(
+            1000 * sum(cost.seconds * rows for cost, rows in decoding),
+            sum(cost.tokens for cost, _ in decoding),
+        ),
+    }
+
+
+def _per_step(given: Given) -> dict[str, float | None]:
+    numbers = [each for _, each in given]
+    steps, nodes = _sum(numbers, "num_steps"), _sum(numbers, "num_nodes")
+    queries = nodes + _sum(numbers, "num_branch_queries")
+    counted = bool(numbers) and all(each.num_nodes is not None for each in numbers)
+    decoded = sum(decoding_cost(*each).tokens for each in given)
+    return {
+        "tokens_per_step": _ratio(decoded, steps),
+        "nodes_per_step": _ratio(nodes, steps) if counted else None,
+        "queries_per_step": _ratio(queries, steps) if counted else None,
+    }
+
+
+def _stages(numbers: Sequence[Numbers]) -> dict[str, Any]:
+    """Where time goes, by those who say so; a stage that nobody knows yet comes behind."""
+    spent: Counter[str] = Counter()
+    for each in numbers:
+        spent.update(each.stage_seconds)
+    names = [name for name in (*STAGES, *spent) if name in spent and name not in _NO_STEP]
+    stages = {name: spent[name] for name in names}
+    steps = max(_sum(numbers, "num_steps"), 1)
+    total = sum(stages.values())
+    return {
+        "stage_ms": {name: 1000 * seconds / steps for name, seconds in stages.items()},
+        "call_ms": {n: 1000 * spent[n] / len(numbers) for n in _NO_STEP if n in spent},
+        "overhead": 1 - spent["forward"] / total if total else None,
+    }
 
 
 def pooled(answers: Iterable[Answer], method: str, name: str) -> Counter[Any]:
@@ -125,56 +140,10 @@ def pooled(answers: Iterable[Answer], method: str, name: str) -> Counter[Any]:
     return total
 
 
-def costs(answers: Iterable[Answer], method: str) -> dict[Any, Cost]:
-    """By question, what a method took for it; what it failed on in any turn is left out."""
-    found: dict[Any, Cost] = {}
-    failed = set()
-    for answer in answers:
-        if answer.method != method:
-            continue
-        if answer.numbers is None:
-            failed.add(answer.questions)
-            continue
-        cost = Cost(answer.numbers.seconds, answer.numbers.num_new_tokens)
-        found[answer.questions] = found.get(answer.questions, Cost(0.0, 0)) + cost
-    return {key: cost for key, cost in found.items() if key not in failed}
-
-
-def ratios(slow: Mapping[Any, Cost], fast: Mapping[Any, Cost]) -> SpeedUp | None:
-    """How much faster the second is on the questions that both have; by seconds a token."""
-    shared = [key for key in slow if key in fast and slow[key].tokens and fast[key].tokens]
-    if not shared:
-        return None
-    left = np.array([slow[key] for key in shared], dtype=np.float64)  # (N, 2)
-    right = np.array([fast[key] for key in shared], dtype=np.float64)
-    each = (left[:, 0] / left[:, 1]) / (right[:, 0] / right[:, 1])
-    low, high = _interval(left, right)
-    return SpeedUp(
-        num_questions=len(shared),
-        total=float(_of_all(left.sum(0), right.sum(0))),
-        low=low,
-        high=high,
-        mean=float(each.mean()),
-        spread=Spread.of(each.tolist()),
-    )
-
-
-def _speed_up(answers: Sequence[Answer], method: str) -> SpeedUp | None:
+def _speed_up(answers: Sequence[Answer], method: str, cost: Measure) -> SpeedUp | None:
     """None for stock itself."""
-    return None if method == STOCK else ratios(costs(answers, STOCK), costs(answers, method))
-
-
-def _of_all(left: Any, right: Any) -> Any:
-    return (left[..., 0] / left[..., 1]) / (right[..., 0] / right[..., 1])
-
-
-def _interval(left: Any, right: Any) -> tuple[float, float]:
-    """The bootstrap's 95 %: the total of questions drawn anew, with replacement."""
-    generator = np.random.default_rng(_SEED)
-    drawn = generator.integers(len(left), size=(_RESAMPLES, len(left)))
-    totals = _of_all(left[drawn].sum(1), right[drawn].sum(1))
-    low, high = np.percentile(totals, [2.5, 97.5])
-    return float(low), float(high)
+    sides = (costs(answers, name, cost) for name in (STOCK, method))
+    return None if method == STOCK else ratios(*sides)
 
 
 def _sum(numbers: Sequence[Numbers], name: str) -> float:

@@ -3,12 +3,15 @@
     schema, settings, environment, notes   of the run
     num_runs, num_shards                   processes that took part, and at once
     methods                                method -> task, or `overall` -> figures
+    left_out                               methods that could not take part, and why
     errors                                 what failed, and how often
     curve                                  seconds of a forward by its width; null: not measured
 
-A figure is null where there is nothing to say. `speed_up` is stock's seconds a token over the
-method's: `total` of all tokens together with the bootstrap's 95 % from `low` to `high`, then
-`mean`, `median`, `q1`, `q3`, `min` and `max` over questions.
+A figure is null where there is nothing to say. `speed_up` is stock's seconds over the method's, of
+whole calls: `total` of all questions together with the bootstrap's 95 % from `low` to `high`, then
+`mean`, `median`, `q1`, `q3`, `min` and `max` over questions; a text of another length counts as if
+it had stock's. `decode_speed_up` is the same without the prompts' forwards. `stage_ms` is the time
+of a step by stage, `call_ms` what is spent once a call.
 """
 
 from __future__ import annotations
@@ -17,9 +20,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from eval.figures import OVERALL
 from eval.rows import SCHEMA, Answer, Record
-from eval.statistics import by_task
+from eval.statistics import OVERALL, by_task
 
 __all__ = ["brief", "errors", "summary"]
 
@@ -40,6 +42,7 @@ def summary(record: Record) -> dict[str, Any]:
         "num_runs": len(record.runs),
         "num_shards": max(run["num_shards"] for run in record.runs),
         "methods": {name: methods[name] for name in first["settings"]["methods"]},
+        "left_out": record.runs[-1].get("left_out", {}),
         "errors": errors(answers),
         "curve": record.curve,
     }
@@ -48,7 +51,7 @@ def summary(record: Record) -> dict[str, Any]:
 def brief(values: Mapping[str, Any]) -> dict[str, Any]:
     """The same without the tasks, for a last line of output."""
     methods = {name: parts[OVERALL] for name, parts in values["methods"].items()}
-    kept = ("settings", "environment", "notes", "errors")
+    kept = ("settings", "environment", "notes", "left_out", "errors")
     return {"bench": "run", **{name: values[name] for name in kept}, "overall": methods}
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
-from eval.answers import STOCK
-from eval.figures import OVERALL
+from eval.rows import STOCK
+from eval.statistics import OVERALL
 
-__all__ = ["Table", "methods_table", "tasks_table", "winners"]
+__all__ = ["OURS", "Table", "methods_table", "steps_table", "tasks_table", "winners"]
 
 OURS = "selfspec"
 _NONE = "–"
@@ -51,9 +51,9 @@ def methods_table(summary: Summary) -> Table:
     rows = [_method_row(name, parts[OVERALL]) for name, parts in summary["methods"].items()]
     note = (
         "Tokens per step: in brackets the queries of a step, nodes and branches. Speed-up: "
-        "stock's seconds a token over the method's, of all tokens together, with the interval in "
-        "which 95 % of resamplings put it; mean, median, quartiles and worst over questions. Same "
-        "text: answers equal to stock's, near-ties and different ones behind them."
+        "stock's seconds over the method's, prompts and all, of all questions together, with the "
+        "interval in which 95 % of resamplings put it; mean, median, quartiles and worst over "
+        "questions. Same text: answers equal to stock's, near-ties and different ones behind them."
     )
     return Table("All questions", head, rows, note)
 
@@ -68,6 +68,42 @@ def tasks_table(summary: Summary, title: str, figure: str) -> Table:
         if not (figure == "speed_up" and name == STOCK)
     ]
     return Table(title, ["method", *tasks], rows)
+
+
+def steps_table(summary: Summary) -> Table:
+    """A row for each task and method: what was gained, in all and from decoding alone."""
+    head = ["task", "method", "answers", "tokens", "ms a token", "speed-up", "median", "quartiles"]
+    head += ["min", "max", "decoding, ms", "speed-up", "tokens per step", "same text"]
+    methods = summary["methods"]
+    rows = [
+        [task, name, *_step_cells(name, parts[task])]
+        for task in next(iter(methods.values()))
+        for name, parts in methods.items()
+        if name not in summary["left_out"]
+    ]
+    absent = (f"{name} is left out: {why}." for name, why in summary["left_out"].items())
+    note = (
+        "Speed-up: stock's seconds over the method's, prompts and all; median, quartiles, min and "
+        "max of single questions. Decoding: the same without the prompt's forward."
+    )
+    return Table("By task", head, rows, " ".join([note, *absent]))
+
+
+def _step_cells(name: str, figures: Mapping[str, Any]) -> list[str]:
+    failed = figures["num_failed"]
+    speed_up = figures["speed_up"]
+    return [
+        str(figures["num_answers"]) + f" ({failed} failed)" * bool(failed),
+        str(figures["num_new_tokens"]),
+        _number(figures["ms_per_token"]),
+        *(_times(speed_up, key) for key in ("total", "median")),
+        _quartiles(speed_up),
+        *(_times(speed_up, key) for key in ("min", "max")),
+        _number(figures["decode_ms_per_token"]),
+        _times(figures["decode_speed_up"], "total"),
+        _cell(figures, "tokens_per_step"),
+        _verdicts(name, figures),
+    ]
 
 
 def winners(summary: Summary) -> list[str]:
@@ -90,23 +126,22 @@ def winners(summary: Summary) -> list[str]:
 
 def _method_row(name: str, figures: Mapping[str, Any]) -> list[str]:
     speed_up = figures["speed_up"]
-    quartiles = speed_up and f"{speed_up['q1']:.2f} to {speed_up['q3']:.2f}"
     interval = speed_up and f"{speed_up['low']:.2f} to {speed_up['high']:.2f}"
     return [
         name,
         _cell(figures, "tokens_per_step"),
         *(_times(speed_up, "total"), interval or _NONE),
         *(_times(speed_up, key) for key in ("mean", "median")),
-        *(quartiles or _NONE, _times(speed_up, "min")),
+        *(_quartiles(speed_up), _times(speed_up, "min")),
         _number(figures["goodput"]),
-        _number(figures["latency_ms"]),
+        _number(figures["ms_per_token"]),
         _verdicts(name, figures),
         str(figures["num_failed"]),
     ]
 
 
 def _verdicts(name: str, figures: Mapping[str, Any]) -> str:
-    counts = [figures[key] for key in ("num_identical", "num_near_ties", "num_different")]
+    counts = [figures[key] for key in ("num_same", "num_near_ties", "num_different")]
     if name == STOCK or not sum(counts):
         return _NONE
     identical, near_ties, different = counts
@@ -131,6 +166,10 @@ def _cell(figures: Mapping[str, Any], figure: str) -> str:
         return f"{value:.2f}x"
     queries = figures["queries_per_step"]
     return f"{value:.2f}" if queries is None else f"{value:.2f} ({queries:.0f})"
+
+
+def _quartiles(speed_up: Mapping[str, float] | None) -> str:
+    return _NONE if speed_up is None else f"{speed_up['q1']:.2f} to {speed_up['q3']:.2f}"
 
 
 def _times(speed_up: Mapping[str, float] | None, key: str) -> str:

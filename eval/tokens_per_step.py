@@ -4,7 +4,8 @@
 
 One `SelfSpec` is kept over all questions and knows nothing at the first one, or what the cache
 of `--cache` does. The figure is all tokens over all steps, with the mean number of queries in
-brackets, those of branches among them; the last line is one JSON object.
+brackets, those of branches among them; the last line is one JSON object. Trees take all the nodes
+that they may, unless --knob names another budget: it is widths that are compared.
 """
 
 from __future__ import annotations
@@ -14,21 +15,27 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 import selfspec
-from eval.prompts import Prompts, load_model, load_questions
-from eval.setup import parsed_knobs, quieten, sampling, versions
+from eval.environment import short_name, versions
+from eval.errors import exit_status
+from eval.loading import load_model, load_tokenizer, quieten
+from eval.methods import sampling
+from eval.options import add_knob, add_model, add_questions, described, parsed_knobs
+from eval.prompts import EVERY, Prompts, load_questions
 from selfspec.config import SOURCE_NAMES
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures each width in turn and prints a table."""
     options = _options(argv)
+    return exit_status(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
     model, prompts = load(options)
     rows = {}
     for max_nodes in options.max_nodes:
@@ -44,20 +51,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 def load(options: argparse.Namespace) -> tuple[Any, Prompts]:
     """The model, and the prompts to measure on."""
     quieten()
-    model = load_model(options.model, dtype=options.dtype, device=options.device)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
-    return model, load_questions(options, tokenizer)
+    prompts = load_questions(options, load_tokenizer(options.model))
+    where = {"dtype": options.dtype, "device": options.device, "shape": options.shape}
+    return load_model(options.model, **where), prompts
 
 
 def new_spec(options: argparse.Namespace, **knobs: Any) -> selfspec.SelfSpec:
-    """A `SelfSpec` that knows what the cache does, or nothing."""
+    """A `SelfSpec` of full width that knows what the cache does, or nothing."""
+    knobs = {"budget": "fixed", **knobs}
     if options.cache is None:
         return selfspec.SelfSpec(**knobs)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
-    extra = knobs.pop("extra_sources", ())
-    return selfspec.SelfSpec.from_pretrained(
-        options.cache, tokenizer=tokenizer, extra_sources=extra, **knobs
-    )
+    tokenizer = load_tokenizer(options.model)
+    return selfspec.SelfSpec.from_pretrained(options.cache, tokenizer=tokenizer, **knobs)
 
 
 def measure(model: Any, prompts: Prompts, options: Any, spec: selfspec.SelfSpec) -> dict[str, Any]:
@@ -88,13 +93,13 @@ def settings(options: argparse.Namespace, num_prompts: int) -> dict[str, Any]:
     """What a figure was measured with, but for what varies from line to line."""
     return {
         "bench": "tokens_per_step",
-        "model": Path(options.model).name,
+        "model": short_name(options.model) or "tiny",
         "dtype": options.dtype,
         "device": options.device,
         "temperature": options.temperature,
         "sources": options.sources,
         "knobs": options.knob,
-        "cache": None if options.cache is None else Path(options.cache).name,
+        "cache": short_name(options.cache),
         "num_prompts": num_prompts,
         "offset": options.offset,
         "every": options.every,
@@ -113,29 +118,24 @@ def rounded(by_task: dict[str, selfspec.GenerationStats]) -> dict[str, list[floa
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m eval.tokens_per_step", description=__doc__)
+    parser = described("tokens_per_step", __doc__)
     add_options(parser)
     parser.add_argument("--sources", nargs="*", default=list(SOURCE_NAMES))
-    parser.add_argument("--knob", nargs="*", default=[], help="other knobs, as name=value")
+    add_knob(parser)
     return parser.parse_args(argv)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What is measured on, and how it is sampled."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--model", required=True, help="model id or folder")
-    parser.add_argument("--questions", required=True, type=Path, help="Spec-Bench question.jsonl")
+    add_model(parser)
+    add_questions(parser, limit="the first N prompts")
     parser.add_argument("--cache", default=None, help="cache folder or Hub id; default: cold")
     parser.add_argument("--max-nodes", nargs="+", type=int, default=[8, 16, 32, 64])
     parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--offset", type=int, default=0, help="which tenth of the questions")
-    parser.add_argument("--every", type=int, default=10, help="1: all questions of each task")
-    parser.add_argument("--task", default=None, help="questions of this task alone")
-    parser.add_argument("--limit", type=int, default=None, help="measure on the first N prompts")
+    parser.set_defaults(every=EVERY, device="cpu")
 
 
 if __name__ == "__main__":

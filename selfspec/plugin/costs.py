@@ -24,7 +24,7 @@ from selfspec.plugin.graphs import GraphBackend
 from selfspec.plugin.runner import StaticRunner
 from selfspec.records import Queries
 
-__all__ = ["Costs", "profile"]
+__all__ = ["Costs", "kept_curve", "profile"]
 
 _Key = dict[str, str | int]
 _Backend = TreeBackend | GraphBackend | ChainBackend
@@ -69,6 +69,11 @@ class Costs:
             known = list(self._curves.values())
         for key, curve in known:
             self._book.keep(key, curve)
+
+
+def kept_curve(model: Any, *, num_columns: int, num_rows: int) -> CostCurve | None:
+    """The curve that calls behind a text of that length go by; None where none is kept yet."""
+    return CostBook().find(_key(model, num_rows, num_columns))
 
 
 def profile(

@@ -14,7 +14,7 @@ from eval.fixed_tree import NUM_DRAFTED, fixed_shape, rank_rate
 from eval.methods import METHODS, Resources, new_method
 from eval.published import FIXED_NODES, PUBLISHED
 from eval.questions import Question
-from eval.sameness import MAX_ULPS, Verdict, compare, gap_in_ulps
+from eval.sameness import MAX_ULPS, Verdict, compare
 from selfspec import SelfSpec, SpecConfig
 from selfspec.records import Evidence
 from tests.conftest import TEMPLATE
@@ -67,6 +67,11 @@ def test_where_nothing_is_counted_nothing_is_learned_but_tables():
         method.answer(tiny_model(), ids(), **ASKED)
         memory = method.spec.memory(tiny_model().config.vocab_size)
         assert memory.calibration.rows() == [], name
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_no_published_method_measures_what_a_forward_costs(name):
+    assert new_method(name, Resources()).spec.config.budget == "fixed"
 
 
 def test_each_method_has_its_own_sources_and_width():
@@ -187,9 +192,8 @@ class Scripted(torch.nn.Module):
 )
 def test_gaps_are_told_in_ulps_of_the_larger_logit(dtype, logits, ulps):
     model = Scripted(logits, dtype)
-    assert gap_in_ulps(model, [1], 0, 1) == ulps
-    near = compare(model, [[1]], [[0, 5]], [[1, 5]], greedy=True)
-    assert near.same == ("near-tie" if ulps <= MAX_ULPS else "different")
+    found = compare(model, [[1]], [[0, 5]], [[1, 5]], greedy=True)
+    assert found == Verdict("near-tie" if ulps <= MAX_ULPS else "different", 0, ulps)
 
 
 def test_formats_are_named():

@@ -104,8 +104,8 @@ def test_what_is_held_beyond_the_allowed_is_told(capsys, chat_folder, monkeypatc
     status = kv_memory.main(["--model", chat_folder, "--prompt-tokens", "5", "--new-tokens", "6"])
     *table, last = capsys.readouterr().out.splitlines()
     assert status == 0
-    assert "(more)" in table[2]
-    assert len({line.count("|") for line in table}) == 1
+    assert "(more)" in table[4]
+    assert len({line.count("|") for line in table[2:]}) == 1
     row = json.loads(last)["rows"][0]
     assert (row["allowed"], row["is_allowed"]) == (180, False)
     assert row["selfspec"]["held"] == 300
@@ -115,7 +115,7 @@ def test_the_command(capsys, chat_folder):
     options = ["--prompt-tokens", "20", "30", "--new-tokens", "5", "--max-nodes", "4"]
     assert kv_memory.main(["--model", chat_folder, *options, "--dtype", "bfloat16"]) == 0
     *table, last = capsys.readouterr().out.splitlines()
-    assert len(table) == 4
+    assert len(table) == 6
     rows = json.loads(last)["rows"]
     assert [(row["num_prompt_tokens"], row["width"]) for row in rows] == [(20, 4), (30, 4)]
     assert all(row["is_allowed"] for row in rows)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from eval import ablation, tokens_per_step
-from eval.questions import measuring_set, read_questions
+from eval.prompts import measuring_set
+from eval.questions import read_questions
 from eval.switch import SwitchSource
 from selfspec.records import TopK
 from tests.tiny import make_tokenizer
@@ -61,6 +62,18 @@ def test_tokens_per_step(questions, chat_folder, capsys, temperature):
     tokens, nodes = result["rows"]["8"]["overall"]
     assert tokens >= 1
     assert 1 < nodes <= 8
+
+
+def test_widths_are_compared_at_full_width(questions, chat_folder):
+    options = ["--model", chat_folder, "--questions", str(questions)]
+    parsed = tokens_per_step._options(options)
+    assert tokens_per_step.new_spec(parsed).config.budget == "fixed"
+    assert tokens_per_step.new_spec(parsed, budget="measured").config.budget == "measured"
+
+
+def test_what_can_not_be_run_is_one_line(chat_folder, capsys):
+    assert tokens_per_step.main(["--model", chat_folder]) == 2
+    assert "--questions must name Spec-Bench's question.jsonl" in capsys.readouterr().err
 
 
 def test_ablation_measures_each_set_once(questions, chat_folder, capsys, tmp_path):

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from eval import progress, svg
+from eval import progress, speed_up, steps, svg
 from eval.charts import Bar, Point, grouped_bars, line_chart, points_chart, stacked_bars
 from eval.command import main
 from eval.compare import compared, differences
@@ -15,9 +15,11 @@ from eval.errors import EvalError
 from eval.pictures import _bins, method_colors, pictures
 from eval.report import markdown, page
 from eval.rows import ROWS, Answer, Numbers, Record, RowFile
+from eval.steps import bound, curve_table, stages_table
 from eval.summary import brief, summary
 from eval.svg import Scale, ticks
-from eval.tables import Table, winners
+from eval.tables import Table, steps_table, winners
+from selfspec.cost import CostCurve
 
 SETTINGS = {
     "model": "m",
@@ -78,7 +80,7 @@ def record(selfspec: float = 1.0, **settings) -> Record:
                 "num_shards": 1,
             }
         ],
-        curve={"widths": [1, 2, 64], "seconds": [0.01, 0.01, 0.03]},
+        curve={"widths": [1, 2, 64], "seconds": [0.01, 0.01, 0.03], "num_columns": 90},
     )
     for question, task in ((1, "qa"), (2, "<math>")):
         given = {
@@ -102,7 +104,7 @@ def test_the_summary_has_every_figure_and_its_brief_only_the_overall_ones():
     assert list(found["methods"]["selfspec"]) == ["qa", "<math>", "overall"]
     overall = found["methods"]["selfspec"]["overall"]
     assert overall["speed_up"]["total"] == pytest.approx(4 / 3, rel=1e-4)
-    assert (overall["num_identical"], overall["num_near_ties"]) == (1, 1)
+    assert (overall["num_same"], overall["num_near_ties"]) == (1, 1)
     assert found["errors"] == {"other": {"broken <here>": 1}}
     assert brief(found)["overall"]["selfspec"] == overall
 
@@ -118,6 +120,78 @@ def test_the_markdown_says_what_was_measured_where_others_win_and_what_failed():
     assert "## Where another method does better" in text
     assert "- overall, speed-up: other 1.33x, selfspec 1.11x" in text
     assert "- <math>, speed-up: stock" not in text
+
+
+def test_the_table_by_task_has_a_row_for_each_task_and_method():
+    made = record()
+    made.runs[0]["left_out"] = {"absent": "no GPU"}
+    lines = steps_table(summary(made)).markdown().splitlines()
+    rows = [line for line in lines if line.startswith("|")]
+    assert len(rows) == 2 + 3 * 3
+    assert len({row.count("|") for row in rows}) == 1
+    assert rows[3] == (
+        "| qa | selfspec | 1 | 9 | 111 | 2.00x | 2.00x | 2.00 to 2.00 | 2.00x | 2.00x | 112 | "
+        "2.11x | 2.00 (10) | 1 of 1 |"
+    )
+    assert rows[7].startswith("| <math> | other | 0 (1 failed) | 0 | – | – |")
+    assert "absent is left out: no GPU." in lines[-1]
+
+
+def test_the_stages_of_a_step_have_shares():
+    made = record()
+    table = stages_table(summary(made))
+    assert table is not None
+    rows = {row[0]: row[1] for row in table.rows}
+    assert table.head == ["stage", "selfspec", "other"]  # stock does not say
+    assert rows["forward"] == "187.500 (98.7%)"
+    assert rows["new stage"] == "2.500 (1.3%)"
+    assert rows["all but the forward"] == "1.3%"
+    assert rows["nodes"] == "10.0"
+    assert rows["prefill, a call"] == "100.000"
+    for answer in made.answers.values():
+        if answer.numbers is not None:
+            answer.numbers.stage_seconds.clear()
+    assert stages_table(summary(made)) is None
+
+
+def test_the_bound_is_the_best_width_of_a_perfect_drafter():
+    curve = CostCurve({1: 0.01, 8: 0.02, 16: 0.08})
+    assert bound(curve, 16) == (4.0, 8)
+    assert bound(curve, 1) == (1.0, 1)
+    assert bound(curve, 4) == (pytest.approx(4 * 0.01 / curve.seconds(4)), 4)
+    assert bound(CostCurve({1: 0.01, 64: 0.01}), 16) == (16.0, 16)
+
+
+def test_the_curve_and_its_bound():
+    told = curve_table(CostCurve({1: 0.01, 8: 0.02, 64: 0.08}), 100, 8).markdown()
+    assert "A forward behind 100 tokens" in told
+    assert "| plain steps | 1.00 | 2.00 | 8.00 |" in told
+    assert "4.00x at width 8 within 8 nodes, 8.00x at width 64 within 64 nodes" in told
+
+
+def lines_of(**errors: str) -> list[dict]:
+    """One question; stock's 9 tokens take 2 seconds, ours 1."""
+    given = {"stock": numbers(2.0), "ours": ours(1.0, same="different", differs_at=3)}
+    lines = []
+    for place, method in enumerate(given):
+        about = {"run": "r", "turn": 0, "place": place, "task": "qa", "questions": (7,)}
+        error = errors.get(method)
+        counted = None if error else given[method]
+        lines.append(Answer(**about, method=method, error=error, numbers=counted).as_line())
+    return lines
+
+
+def test_a_line_for_each_question():
+    names = ["stock", "ours"]
+    assert progress.answer_line(lines_of(), names) == (
+        "qa 7, 9 tokens: stock 222.22 ms, ours 111.11 ms 2.00x (different at token 3)"
+    )
+    assert progress.answer_line(lines_of(ours="broken"), names) == (
+        "qa 7, 9 tokens: stock 222.22 ms, ours FAILED (broken)"
+    )
+    assert progress.answer_line(lines_of(stock="no"), names).startswith(
+        "qa 7, 9 tokens: stock FAILED (no), ours 111.11 ms"
+    )
 
 
 def test_a_cell_never_breaks_its_table():
@@ -257,7 +331,7 @@ def test_the_commands_read_folders(tmp_path, capsys):
     assert (tmp_path / "report.html").exists()
 
 
-@pytest.mark.parametrize("module", [svg, progress])
+@pytest.mark.parametrize("module", [svg, progress, speed_up, steps])
 def test_examples_in_docstrings_run(module):
     results = doctest.testmod(module)
     assert results.attempted > 0

@@ -74,6 +74,19 @@ def test_what_a_kill_tore_is_passed_over_and_then_cut_off(tmp_path):
     assert [key.questions for key in read_record(tmp_path).answers] == [(1,), (2,), (3,)]
 
 
+def test_every_place_a_kill_may_stop_at(tmp_path):
+    path = tmp_path / "any.jsonl"
+    RowFile(path).append([answer(1, numbers=NUMBERS).as_line(), answer(2).as_line()])
+    content = path.read_bytes()
+    for end in range(len(content) + 1):
+        path.write_bytes(content[:end])
+        RowFile(path).append([answer(9).as_line()])
+        kept = content[: content.rfind(b"\n", 0, end) + 1]
+        assert path.read_bytes().startswith(kept)
+        known = [key.questions for key in read_record(path).answers]
+        assert known == [*[(1,), (2,)][: kept.count(b"\n")], (9,)]
+
+
 @pytest.mark.parametrize("line", ["{", "[]", '{"no": "kind"}', '{"kind": "answer"}'])
 def test_a_broken_line_is_named_by_its_number(tmp_path, line):
     good = json.dumps(answer().as_line())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import pytest
 
 from eval import contest, methods, run
 from eval.asked import Asked
+from eval.batches import Batch
 from eval.command import main
+from eval.questions import Question
 from eval.rows import ROWS, read_record
 from eval.stage import check_methods
 from eval.studies import STUDIES, named_study
@@ -46,19 +49,22 @@ def test_all_methods_on_the_embedded_model(tmp_path, capsys):
     printed = capsys.readouterr()
     assert "state: cold" in printed.err
     assert "no chat template is used" in printed.err
-    assert re.search(r"\[3/3\] docstring 80: stock [\d.]+ s, prompt-lookup [\d.]+x", printed.err)
+    assert re.search(
+        r"\[3/3\] docstring 80, \d+ tokens: stock [\d.]+ ms, prompt-lookup [\d.]+ ms [\d.]+x",
+        printed.err,
+    )
     assert "# tiny on code-stdlib, cold" in printed.out
     last = json.loads(printed.out.splitlines()[-1])
     overall = last["overall"]
     assert list(overall) == names.split(",")
     for name in set(overall) - {"stock", "stock-static"}:
-        assert overall[name]["num_identical"] == 3, name
+        assert overall[name]["num_same"] == 3, name
         assert overall[name]["tokens_per_step"] >= 1
     assert overall["stock"]["tokens_per_step"] == 1
     assert overall["lut-static"]["queries_per_step"] > overall["selfspec"]["queries_per_step"]
-    assert last["errors"] == {
-        "stock-static": {"transformers does not compile LlamaForCausalLM on cpu": 3}
-    }
+    reason = "transformers does not compile LlamaForCausalLM on cpu"
+    assert last["left_out"] == {"stock-static": reason}
+    assert last["errors"] == {"stock-static": {reason: 3}}
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "report.html",
         "report.md",
@@ -92,7 +98,7 @@ def test_the_order_of_methods_moves_on(asked, out):
 
 
 def test_every_count_is_there(asked, out):
-    asked("--limit", "1", "--turns", "1", "--knob", "num_branches=2")
+    asked("--limit", "1", "--turns", "1", "--budget", "fixed", "--knob", "num_branches=2")
     answers = {key.method: answer.numbers for key, answer in read_record(out).answers.items()}
     ours, stock, lookup = (answers[name] for name in ("selfspec", "stock", "prompt-lookup"))
     assert stock.num_steps == 7
@@ -109,7 +115,8 @@ def test_a_killed_run_goes_on_and_learns_again_what_it_had_learned(
     asked, out, tmp_path, monkeypatch
 ):
     whole = tmp_path / "whole"
-    asked("--limit", "6", output=whole)
+    options = ("--limit", "6", "--budget", "fixed")  # a measured one goes by the clock
+    asked(*options, output=whole)
     answered = contest.Contest.answer
     count = iter(range(100))
 
@@ -119,7 +126,7 @@ def test_a_killed_run_goes_on_and_learns_again_what_it_had_learned(
         return answered(self, batch)
 
     monkeypatch.setattr(contest.Contest, "answer", stops)
-    assert asked("--limit", "6") == 130
+    assert asked(*options) == 130
     monkeypatch.undo()
     path = out / ROWS
     lines = path.read_bytes()
@@ -127,7 +134,7 @@ def test_a_killed_run_goes_on_and_learns_again_what_it_had_learned(
     assert not (out / "summary.json").exists()
     path.write_bytes(lines + b'{"torn')
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    assert asked("--limit", "6") == 0
+    assert asked(*options) == 0
     assert path.read_bytes().startswith(lines)
     assert sorted(map(str, keys(out))) == sorted(map(str, keys(whole)))
     for key, answer in read_record(whole).answers.items():
@@ -180,14 +187,14 @@ def test_shards_answer_their_own_questions_and_the_last_one_reports(
 
 
 def test_a_method_that_fails_has_a_row_that_says_so(asked, out, monkeypatch, capsys):
-    answer = methods.StockMethod.answer
+    answer = methods.Method.answer
 
     def fails(self, model, ids, **more):
         if self.name == "prompt-lookup" and more["seed"] == 12:
             raise RuntimeError("out of\nmemory")
         return answer(self, model, ids, **more)
 
-    monkeypatch.setattr(methods.StockMethod, "answer", fails)
+    monkeypatch.setattr(methods.Method, "answer", fails)
     assert asked("--limit", "2") == 0
     failed = [a for a in read_record(out).answers.values() if a.error is not None]
     assert {(a.method, a.questions, a.error) for a in failed} == {
@@ -200,14 +207,14 @@ def test_a_method_that_fails_has_a_row_that_says_so(asked, out, monkeypatch, cap
 
 
 def test_where_stock_fails_the_others_are_not_compared(asked, out, monkeypatch):
-    answer = methods.StockMethod.answer
+    answer = methods.Method.answer
 
     def fails(self, model, ids, **more):
         if self.name == "stock":
             raise RuntimeError("no")
         return answer(self, model, ids, **more)
 
-    monkeypatch.setattr(methods.StockMethod, "answer", fails)
+    monkeypatch.setattr(methods.Method, "answer", fails)
     assert asked("--limit", "1") == 0
     figures = json.loads((out / "summary.json").read_text())["methods"]["selfspec"]["overall"]
     assert figures["speed_up"] is None
@@ -319,9 +326,32 @@ def test_a_prebuilt_state_is_named(asked, out, chat_folder, tmp_path, capsys):
 
 
 def test_the_curve_says_what_a_forward_costs_here(asked, out):
-    asked("--limit", "1", "--methods", "stock,prompt-lookup")
-    assert read_record(out).curve is None
-    assert run._CURVE_CONTEXT + 64 > 512  # the tiny model's positions: so there is none for it
+    assert asked("--limit", "3", "--turns", "1") == 0
+    record = read_record(out)
+    assert record.curve is not None
+    lengths = [a.numbers.num_prompt_tokens for a in record.answers.values()]
+    assert min(lengths) <= record.curve["num_columns"] <= max(lengths)
+    assert record.curve["widths"][0] == 1
+
+
+def test_the_curve_that_the_run_went_by_is_not_measured_again(asked, out, monkeypatch):
+    def measured(*_args, **_more):
+        raise AssertionError("there is one")
+
+    monkeypatch.setattr("eval.stage.profile", measured)
+    assert asked("--limit", "1", "--turns", "1", "--max-new-tokens", "48") == 0
+    folder = Path(os.environ["XDG_CACHE_HOME"]) / "selfspec" / "costs"
+    (kept,) = folder.iterdir()
+    curve = read_record(out).curve
+    assert json.loads(kept.read_text())["curve"] == {n: curve[n] for n in ("widths", "seconds")}
+
+
+def test_the_longest_of_each_order_of_length_warms_up():
+    def batch(number: int, letters: int) -> Batch:
+        return Batch(number, number, (Question(number, "qa", ("x" * letters,)),), 1)
+
+    own = [batch(n, letters) for n, letters in enumerate((9, 30, 15, 20, 8))]
+    assert [each.number for each in run._longest_of_each_order(own)] == [1, 2]
 
 
 def test_a_study_is_a_run_of_variants(chat_folder, questions, tmp_path, capsys):

@@ -4,48 +4,62 @@ from __future__ import annotations
 
 import json
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from eval import same_text
 from eval.questions import Question
-from eval.same_text import Parting, Texts, beside_a_longer_one, compare, parting
+from eval.same_text import Texts, beside_a_longer_one, compare
+from eval.sameness import Parting, first_difference, parting
 from selfspec import SelfSpec
 from tests.fakes import PAD, VOCAB, WildSource, new_model, prompt, tiny_model
 
 PROMPTS = [(Question(n, "qa", ()), prompt(seed=n)["input_ids"]) for n in range(4)]
 
 
-def stock_output(text: list[int], scores: list[list[float]]) -> SimpleNamespace:
-    sequences = torch.tensor([[9, 9, *text]])
-    return SimpleNamespace(sequences=sequences, scores=tuple(torch.tensor([s]) for s in scores))
+STOCK = [2, 0, 1]
+SCORES = [[0, 0, 9.0], [20.5, 20.25, 3.0], [0, 1, 0]]
 
 
-STOCK = stock_output([2, 0, 1], [[0, 0, 9.0], [20.5, 20.25, 3.0], [0, 1, 0]])
+def parted(ids: list[int], dtype: torch.dtype = torch.bfloat16) -> Parting | None:
+    return parting(STOCK, ids, lambda at: torch.tensor(SCORES[at]), dtype)
 
 
 @pytest.mark.parametrize(
     ("dtype", "ulps"), [(torch.bfloat16, 2.0), (torch.float16, 16.0), (torch.float32, 2.0**17)]
 )
 def test_a_gap_in_steps_of_the_dtype(dtype, ulps):
-    assert parting(STOCK, [2, 1, 0], dtype) == Parting(1, 0.25, ulps)
+    assert parted([2, 1, 0], dtype) == Parting(1, 0.25, ulps)
 
 
 def test_the_same_text_has_no_gap():
-    assert parting(STOCK, [2, 0, 1], torch.bfloat16) is None
+    assert parted([2, 0, 1]) is None
 
 
 @pytest.mark.parametrize("ids", [[2, 0], [2, 0, 1, 1]])
 def test_a_text_of_another_length_is_no_rounding(ids):
     at = min(len(ids), 3)
-    assert parting(STOCK, ids, torch.bfloat16) == Parting(at, math.inf, math.inf)
+    assert parted(ids) == Parting(at, math.inf, math.inf)
 
 
 def test_a_tie_is_no_gap():
-    stock = stock_output([0], [[1.5, 1.5]])
-    assert parting(stock, [1], torch.bfloat16) == Parting(0, 0.0, 0.0)
+    tie = parting([0], [1], lambda _: torch.tensor([1.5, 1.5]), torch.bfloat16)
+    assert tie == Parting(0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "place"),
+    [
+        ([1, 2], [1, 2], None),
+        ([1, 2], [1, 3], 1),
+        ([1], [1, 3], 1),
+        ([1, 3], [1], 1),
+        ([], [], None),
+    ],
+)
+def test_the_first_difference(one, other, place):
+    assert first_difference(one, other) == place
 
 
 def test_the_prompt_is_padded_beside_a_longer_text():

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from eval.figures import Spread
 from eval.rows import Answer, Numbers
-from eval.statistics import by_task, costs, figures, pooled, ratios
+from eval.speed_up import Spread, costs, ratios
+from eval.statistics import STAGES, by_task, figures, pooled
 
 
 def answer(
@@ -43,7 +43,7 @@ ANSWERS = [
     answer(2, "ours", 20.0, num_steps=9, num_nodes=9, num_branch_queries=0, same="near-tie"),
     answer(3, "stock", 10.0, task="math"),
     answer(3, "ours", None, task="math"),
-    # another text, and a longer one: compared by seconds a token
+    # another text, and one twice as long: it counts with half its seconds
     answer(4, "stock", 10.0, task="math"),
     answer(4, "ours", 10.0, tokens=20, task="math", num_nodes=19, same="different"),
 ]
@@ -56,13 +56,16 @@ def test_figures_of_known_rows():
     assert qa.nodes_per_step == 57 / 12
     assert qa.queries_per_step == 63 / 12
     assert qa.goodput == 20 / 25
-    assert qa.latency_ms == 1250
+    assert qa.ms_per_token == 1250
     assert qa.prefill_ms == 250
-    assert (qa.num_identical, qa.num_near_ties, qa.num_different) == (1, 1, 0)
+    assert qa.decode_ms_per_token == pytest.approx(1000 * (4.75 + 19.75) / 18)
+    assert (qa.num_same, qa.num_near_ties, qa.num_different) == (1, 1, 0)
     assert qa.speed_up is not None
-    assert qa.speed_up.total == pytest.approx(30 / 25)  # all tokens together
+    assert qa.speed_up.total == 30 / 25  # as a user waits: all seconds over all seconds
     assert qa.speed_up.mean == pytest.approx(1.5)  # of the ratios 2 and 1
     assert qa.speed_up.spread == pytest.approx(Spread(1.0, 1.25, 1.5, 1.75, 2.0))
+    assert qa.decode_speed_up is not None
+    assert qa.decode_speed_up.total == pytest.approx((9.75 + 19.75) / (4.75 + 19.75))
 
 
 def test_what_failed_has_no_part_in_a_speed_up():
@@ -73,7 +76,7 @@ def test_what_failed_has_no_part_in_a_speed_up():
     assert (overall.num_answers, overall.num_failed) == (3, 1)
     assert overall.speed_up is not None
     assert overall.speed_up.num_questions == 3
-    assert overall.speed_up.total == pytest.approx((40 / 30) / (35 / 40))
+    assert overall.speed_up.total == 40 / (5 + 20 + 10 / 2)
     assert parts["stock"]["overall"].speed_up is None
     assert parts["stock"]["overall"].tokens_per_step == 1.0
     assert parts["stock"]["overall"].nodes_per_step is None
@@ -82,8 +85,39 @@ def test_what_failed_has_no_part_in_a_speed_up():
 def test_all_that_failed_leaves_nothing_to_say():
     nothing = figures([answer(1, "stock", 1.0), answer(1, "ours", None)], "ours")
     assert nothing.num_failed == 1
-    values = (nothing.tokens_per_step, nothing.goodput, nothing.latency_ms, nothing.speed_up)
+    values = (nothing.tokens_per_step, nothing.goodput, nothing.ms_per_token, nothing.speed_up)
     assert values == (None, None, None, None)
+
+
+def test_one_token_answers_have_no_decoding_to_compare():
+    found = figures([answer(1, "stock", 2.0, tokens=1), answer(1, "ours", 1.0, tokens=1)], "ours")
+    assert found.speed_up is not None
+    assert found.speed_up.total == 2.0
+    assert found.decode_speed_up is None
+    assert found.decode_ms_per_token is None
+
+
+def test_a_spread_of_one():
+    assert Spread.of([3.0]) == (3.0,) * 5
+
+
+def test_the_time_of_a_step_by_stage_and_what_belongs_to_no_step():
+    stages = {"wait": 1.0, "prefill": 9.0, **dict.fromkeys(STAGES, 0.5)}
+    answers = [answer(n, "ours", 9.0, num_steps=2, stage_seconds=stages) for n in (1, 2)]
+    found = figures(answers, "ours")
+    assert list(found.stage_ms) == [*STAGES, "wait"]  # what nobody knows yet has its place too
+    assert found.stage_ms == {**dict.fromkeys(STAGES, 250.0), "wait": 500.0}
+    assert found.call_ms == {"prefill": 9000.0}
+    assert found.overhead == 1 - 0.5 / 4.0
+    nothing = figures([answer(1, "stock", 1.0)], "stock")
+    assert (nothing.stage_ms, nothing.call_ms, nothing.overhead) == ({}, {}, None)
+
+
+def test_why_a_method_did_not_draft_is_kept():
+    given = answer(1, "ours", 1.0, disabled_reason="no attention", stage_seconds={"plain": 1.0})
+    found = figures([given, answer(2, "ours", 1.0)], "ours")
+    assert found.disabled_reason == "no attention"
+    assert found.call_ms == {"plain": 500.0}
 
 
 def test_the_turns_of_a_question_are_added_up():
@@ -107,7 +141,7 @@ def test_a_batch_waits_for_all_its_rows():
     one = answer(1, "stock", 4.0, tokens=20)
     batch = replace(one, questions=(1, 2))
     assert figures([batch], "stock").goodput == 5.0
-    assert figures([batch], "stock").latency_ms == 400.0
+    assert figures([batch], "stock").ms_per_token == 400.0
     assert figures([batch], "stock").tokens_per_step == 18 / 19
 
 
