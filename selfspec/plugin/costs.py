@@ -46,7 +46,8 @@ class Costs:
         New is one, too, that was measured for narrower forwards than `widest`. Graphs that are
         not there yet are captured first, which takes what it takes.
         """
-        key, widths = _key(model, backend, num_rows), _widths(backend, widest)
+        key = _key(model, num_rows, backend.front, _forward_of(backend))
+        widths = _widths(backend, widest)
         place = tuple(key.values())
         with self._lock:
             curve = self._curves[place][1] if place in self._curves else self._found(key, backend)
@@ -71,9 +72,14 @@ class Costs:
             self._book.keep(key, curve)
 
 
-def kept_curve(model: Any, *, num_columns: int, num_rows: int) -> CostCurve | None:
-    """The curve that calls behind a text of that length go by; None where none is kept yet."""
-    return CostBook().find(_key(model, num_rows, num_columns))
+def kept_curve(
+    model: Any, *, num_columns: int, num_rows: int, forward: str = "eager"
+) -> CostCurve | None:
+    """The curve that calls behind a text of that length go by; None where none is kept yet.
+
+    `forward` is how they are run, as `GenerationStats.forward` names it.
+    """
+    return CostBook().find(_key(model, num_rows, num_columns, forward))
 
 
 def profile(
@@ -98,7 +104,8 @@ def profile(
         decode_mode(model),
     ):
         backend = _behind_a_text(model, ability.attention, num_rows, num_columns, runner)
-        key, widths = _key(model, backend, num_rows), _widths(backend, WIDTHS[-1])
+        key = _key(model, num_rows, num_columns, _forward_of(backend))
+        widths = _widths(backend, WIDTHS[-1])
         curve = _measured(backend, num_rows, widths, max_seconds)
     CostBook().keep(key, curve)
     return key, curve
@@ -155,7 +162,11 @@ def _measured(
         return SteppedCurve.measure(run, widths, max_seconds=max_seconds)
 
 
-def _key(model: Any, backend: _Backend, num_rows: int) -> _Key:
+def _forward_of(backend: _Backend) -> str:
+    return "chain" if isinstance(backend, ChainBackend) else backend.kind
+
+
+def _key(model: Any, num_rows: int, num_columns: int, forward: str) -> _Key:
     """All that the cost depends on, by name."""
     device = model.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
@@ -168,8 +179,8 @@ def _key(model: Any, backend: _Backend, num_rows: int) -> _Key:
         "device": name,
         "attention": str(getattr(model.config, "_attn_implementation", None)),
         "rows": num_rows,
-        "context": max(backend.front, _LEAST_CONTEXT).bit_length(),
-        "forward": "chain" if isinstance(backend, ChainBackend) else backend.kind,
+        "context": max(num_columns, _LEAST_CONTEXT).bit_length(),
+        "forward": forward,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,

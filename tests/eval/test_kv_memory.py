@@ -13,9 +13,6 @@ from eval.storages import StorageLog
 from tests.fakes import new_model, prompt
 
 COLUMN = 2 * 2 * 8 * 4  # one layer's keys and values, 2 heads of 8 fp32 numbers
-WAITS = pytest.mark.xfail(
-    strict=True, reason="arenas double, whatever may still come, where a text outgrows them"
-)
 TWICE = pytest.mark.xfail(
     strict=True, reason="the prompt's KV is held twice while it moves into the arenas"
 )
@@ -75,7 +72,7 @@ def test_on_a_gpu_the_allocator_has_its_say():
         (200, 40, 16),
         (100, 100, 64),
         (17, 120, 16),
-        pytest.param(17, 300, 16, marks=WAITS),
+        (17, 300, 16),
     ],
 )
 def test_ours_holds_no_more_than_stock_and_a_tree(model, num_prompt, num_new, width):
