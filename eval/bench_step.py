@@ -82,7 +82,8 @@ def _rows_file(path: Path | None) -> Iterator[Path]:
 
 def _told(figures: dict[str, Any], record: Record) -> dict[str, Any]:
     """All figures, as plain values; selfspec's own overall ones at the top as well."""
-    settings, methods = figures["settings"], figures["methods"]
+    settings, left_out = figures["settings"], figures["left_out"]
+    methods = {name: parts for name, parts in figures["methods"].items() if name not in left_out}
     config = SpecConfig.of(**settings["knobs"])
     return {
         **figures["environment"],
@@ -95,7 +96,8 @@ def _told(figures: dict[str, Any], record: Record) -> dict[str, Any]:
         "num_prompts": len({key[:2] for key in record.answers}),
         "figures": methods,
         "differs": {name: _differing(record, name) for name in methods if name != STOCK},
-        **{name: figures[name] for name in ("left_out", "errors")},
+        "left_out": left_out,
+        "errors": figures["errors"],
         **_curve_json(record, config.max_nodes),
     }
 
@@ -131,8 +133,8 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--text", choices=sorted(_BENCHES), default="questions", help="default: questions")
     add("--out", dest="output", type=Path, metavar="FILE", help="keep rows; go on with its own")
     add_methods(parser)
-    add_run_options(parser)
-    parser.set_defaults(every=EVERY, turns=1, max_prompt_tokens=MAX_PROMPT_TOKENS)
+    add_run_options(parser, limit="the first N questions")
+    parser.set_defaults(in_order=True, every=EVERY, turns=1, max_prompt_tokens=MAX_PROMPT_TOKENS)
     parser.set_defaults(device="cpu", dtype="float32", threads=os.cpu_count(), temperature=None)
     options = parser.parse_args(argv)
     options.bench = _BENCHES[options.text]

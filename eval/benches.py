@@ -28,7 +28,7 @@ from eval.random_text import random_questions
 from eval.stdlib_bench import stdlib_questions
 from selfspec.errors import unknown_name
 
-__all__ = ["BENCHES", "Bench", "Loaded", "Slice", "load_bench", "select", "spread"]
+__all__ = ["BENCHES", "Bench", "Loaded", "Slice", "limited", "load_bench", "select", "spread"]
 
 
 class Hub(NamedTuple):
@@ -62,6 +62,7 @@ class Slice(NamedTuple):
     every: int = 1
     offset: int = 0
     limit: int | None = None
+    in_order: bool = False  # the limit takes the first ones, and does not spread over the tasks
 
 
 def load_bench(name: str, path: Path | None = None) -> Loaded:
@@ -82,6 +83,11 @@ def load_bench(name: str, path: Path | None = None) -> Loaded:
 def select(questions: Sequence[Question], asked: Slice) -> list[Question]:
     """The questions of the slice but for its limit, in the bench's order."""
     return every_nth(of_task(questions, asked.task), offset=asked.offset, every=asked.every)
+
+
+def limited(questions: Sequence[Question], asked: Slice) -> list[Question]:
+    """As many as the slice allows. A higher limit keeps what a lower one takes."""
+    return list(questions[: asked.limit]) if asked.in_order else spread(questions, asked.limit)
 
 
 def spread(questions: Sequence[Question], number: int | None) -> list[Question]:

@@ -181,17 +181,21 @@ def add_methods(command: Any) -> None:
     )
 
 
-def add_run_options(command: Any) -> None:
+_SPREAD = "so many questions, spread over the tasks"
+
+
+def add_run_options(command: Any, limit: str = _SPREAD) -> None:
     """All that a run can be told but for its bench, its methods and where results go."""
     model = command.add_argument_group("which model")
     add_model(model)
     help_ = "the small model of method 'assisted'"
     model.add_argument("--assistant-model", "--assistant", metavar="MODEL", help=help_)
     _add_precision(model)
-    add_questions(command.add_argument_group("which questions"))
+    add_questions(command.add_argument_group("which questions"), limit)
     _add_prompts(command.add_argument_group("how they are put"))
     _add_decoding(command.add_argument_group("how they are answered"))
     _add_state(command.add_argument_group("what drafters know, and how they draft"))
+    command.set_defaults(in_order=False)
 
 
 def add_model(group: Any) -> None:
@@ -202,7 +206,7 @@ def add_model(group: Any) -> None:
     add("--device", default="auto", help="cpu, cuda, …; auto: a GPU if any; default: %(default)s")
 
 
-def add_questions(group: Any, limit: str = "so many questions, spread over the tasks") -> None:
+def add_questions(group: Any, limit: str) -> None:
     """A file of questions, and which of them; `limit` says what a number of them takes."""
     add = group.add_argument
     add("--questions", type=Path, metavar="FILE", help="a local file of the bench")
@@ -231,12 +235,14 @@ def _add_precision(group: Any) -> None:
     add = group.add_argument
     dtypes = "float32, bfloat16, float16; auto: float32 on a CPU; default: %(default)s"
     add("--dtype", default="auto", help=dtypes)
-    add("--threads", type=int, metavar="N", help="of the CPU; default: torch's choice")
+    add(
+        "--threads", type=int, metavar="N", help="of the CPU; default: %(default)s, None is torch's"
+    )
 
 
 def _add_prompts(group: Any) -> None:
     add = group.add_argument
-    add("--turns", type=int, metavar="N", help="at most so many; default: %(default)s (None: all)")
+    add("--turns", type=int, metavar="N", help="at most so many; default: %(default)s, None is all")
     longest = "leave longer first prompts out; default: %(default)s"
     add("--max-prompt-tokens", type=int, metavar="N", help=longest)
     formats = "chat: the tokenizer's template. plain: text to go on with. auto: what fits"

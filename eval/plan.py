@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from eval.asked import Asked
 from eval.batches import Batch, batches
-from eval.benches import Loaded, select, spread
+from eval.benches import Loaded, limited, select, spread
 from eval.errors import EvalError
 from eval.questions import Question
 from eval.rows import Key
@@ -35,7 +35,7 @@ def make_plan(asked: Asked, bench: Loaded, stage: Stage) -> Plan:
     warm_up = spread(fitting, asked.warm_up)
     taken = {question.id for question in warm_up}
     rest = [question for question in fitting if question.id not in taken]
-    measured = spread(rest, asked.slice.limit)
+    measured = limited(rest, asked.slice)
     if not measured:
         raise EvalError(
             f"{bench.name} must leave a question to measure (got none of {len(chosen)}); lower "

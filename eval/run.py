@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -72,7 +73,8 @@ class _Runner:
         own = self.plan.measured[self.shard.rank :: self.shard.num_shards]
         done = [batch for batch in own if _is_done(batch, self.asked, known)]
         to_do = [batch for batch in own if batch not in done]
-        for note in [f"state: {self.asked.state}", *self.plan.notes]:
+        absent = [f"{name} is left out: {why}" for name, why in head["left_out"].items()]
+        for note in [f"state: {self.asked.state}", *self.plan.notes, *absent]:
             self.progress.say(note)
         if not to_do:
             return
@@ -113,7 +115,7 @@ class _Runner:
             briefly.warm_up(batch._replace(num_turns=1))
         warming = self.progress.stage("warm-up", len(self.plan.warm_up))
         for batch in self.plan.warm_up:
-            warming.step(answer_line(contest.answer(batch), self.asked.methods))
+            warming.step(answer_line(contest.answer(batch), self._names))
         catching_up = self.progress.stage("catching up", len(done))
         for batch in done:
             places = [(*batch.ids, turn) for turn in range(batch.num_turns)]
@@ -126,7 +128,13 @@ class _Runner:
         for batch in to_do:
             lines = contest.answer(batch)
             rows.append(lines)
-            questions.step(answer_line(lines, self.asked.methods))
+            questions.step(answer_line(lines, self._names))
+
+    @cached_property
+    def _names(self) -> list[str]:
+        """Of those who can take part."""
+        left_out = self.stage.left_out()
+        return [name for name in self.asked.methods if name not in left_out]
 
     def _curve(self) -> list[dict[str, Any]]:
         """What a forward costs by its width here, behind a prompt of the usual length."""
