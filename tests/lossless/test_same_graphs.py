@@ -213,6 +213,15 @@ def test_each_call_starts_from_clean_slots(log: list[str]) -> None:
         assert both.stats.forward == "graph"
 
 
+def test_slots_that_moved_void_what_was_captured(log: list[str]) -> None:
+    """Three rows need new slots; then one row asks for the very shapes of before."""
+    model = tiny_model()
+    inputs = [prompt(num_rows, seed=seed) for seed, num_rows in enumerate((1, 3, 1))]
+    spec = SelfSpec(**FIXED)
+    for given in inputs:
+        run_graphs(model, given, spec, drafts=False, max_new_tokens=280, **GREEDY)
+
+
 @pytest.mark.parametrize("modes", [(torch.inference_mode, torch.no_grad)] * 2, ids=[0, 1])
 def test_inference_mode_and_back(modes: tuple[Any, Any], log: list[str]) -> None:
     model, spec = new_model("gemma3"), SelfSpec()
