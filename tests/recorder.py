@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -211,6 +212,18 @@ class RecordingDevice:
             if operation in self._waiting:
                 self._waiting.remove(operation)
                 operation.again()
+
+
+def use_recorders(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[str]:
+    """Makes every device a recording one; returns what they are asked, in order."""
+    log: list[str] = []
+
+    def new_device(_device: torch.device, *, overlap: bool) -> RecordingDevice:
+        return RecordingDevice(log, overlap=overlap, **options)
+
+    for name in ("call", "forwards"):
+        monkeypatch.setattr(f"selfspec.plugin.{name}.device_for", new_device)
+    return log
 
 
 def _is_tensor(value: Any) -> bool:
