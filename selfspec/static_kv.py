@@ -92,7 +92,7 @@ class StaticArenas:
 
     @property
     def num_rows(self) -> int:
-        """How many rows a forward may have, whether or not a call has so many."""
+        """How many rows there are, in use or not."""
         return min(slots.shape[1] for slots in self._slots.values())
 
     def slots(self, geometry: Geometry, num_members: int) -> torch.Tensor:

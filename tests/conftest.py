@@ -10,6 +10,7 @@ import torch
 from hypothesis import settings
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.recorder import use_recorders
 from tests.tiny import make_model, make_tokenizer
 
 TEMPLATE = (
@@ -28,6 +29,19 @@ torch.set_num_threads(1)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--model", default=None, help="folder of a small chat model to measure on")
+    parser.addoption(
+        "--recorded",
+        action="store_true",
+        help="drafts are verified by captured graphs, on a device that a CPU plays",
+    )
+
+
+@pytest.fixture(autouse=True)
+def recorded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test of the losslessness matrix is one of captured graphs too."""
+    by_itself = "use_recorders" in vars(request.module)
+    if request.config.getoption("--recorded") and not by_itself:
+        use_recorders(monkeypatch)
 
 
 @pytest.fixture(scope="session", autouse=True)

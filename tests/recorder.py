@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -169,12 +170,13 @@ class RecordingDevice:
 
     def join(self) -> None:
         self.log.append("join")
-        self._catch_up()
+        self._run_late(list(self._waiting))
 
     def fetch(self, *tensors: torch.Tensor) -> Arriving:
         self.log.append("fetch beside" if self._is_beside else "fetch")
         copies = tuple(tensor.clone() for tensor in tensors)  # late inside `side`, like the rest
-        return Arriving(copies, self._catch_up if self._is_beside else self._arrive)
+        upto = list(self._waiting) if self._is_beside else []
+        return Arriving(copies, lambda: self._catch_up(upto))
 
     def send(self, host: torch.Tensor, into: torch.Tensor) -> None:
         self.log.append("send")
@@ -200,14 +202,28 @@ class RecordingDevice:
         if self._fails_at is not None and self.log.count("capture") >= self._fails_at:
             raise RuntimeError(NOT_PERMITTED)
 
-    def _arrive(self) -> None:
+    def _catch_up(self, upto: list[Operation]) -> None:
+        """Waits for what was queued before a fetch, and for nothing behind it."""
         self.log.append("get")
+        self._run_late(upto)
 
-    def _catch_up(self) -> None:
-        self._arrive()
-        waiting, self._waiting[:] = list(self._waiting), []
-        for operation in waiting:
-            operation.again()
+    def _run_late(self, operations: list[Operation]) -> None:
+        for operation in operations:
+            if operation in self._waiting:
+                self._waiting.remove(operation)
+                operation.again()
+
+
+def use_recorders(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[str]:
+    """Makes every device a recording one; returns what they are asked, in order."""
+    log: list[str] = []
+
+    def new_device(_device: torch.device, *, overlap: bool) -> RecordingDevice:
+        return RecordingDevice(log, overlap=overlap, **options)
+
+    for name in ("call", "forwards"):
+        monkeypatch.setattr(f"selfspec.plugin.{name}.device_for", new_device)
+    return log
 
 
 def _is_tensor(value: Any) -> bool:

@@ -194,11 +194,14 @@ def test_side_work_is_late_and_garbage_until_then():
         doubled = main * 2
         moved[:] = main
         fetched = device.fetch(doubled)
+        late = doubled + 1
     assert doubled.isnan().all()
     assert moved.tolist() == [0.0, 0.0]
     assert fetched.get()[0].tolist() == [2.0, 4.0]
+    assert late.isnan().all()  # it waits for nothing that was queued behind
     device.join()
     assert moved.tolist() == [1.0, 2.0]
+    assert late.tolist() == [3.0, 5.0]
 
 
 def test_without_overlap_side_work_is_done_at_once():

@@ -57,7 +57,6 @@ STEP = [
     "get",  # the ids
     "side",  # the KV, beside
     "join",
-    "get",
     "get",  # the tables
 ]
 

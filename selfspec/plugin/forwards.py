@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
+
 from selfspec.device import device_for
 from selfspec.plugin.abilities import try_backend
 from selfspec.plugin.backends import AttentionTypes
@@ -80,7 +82,7 @@ class _Kept:
         """What was found before, or else what is found now."""
         state = (compiled, capture_state(model))
         if state != self._state:
-            self._found = ""  # frees the old runner before there is a new one
+            self._state, self._found = None, ""  # frees the old runner before there is a new one
             self._found = _tried(model, attention, compiled)
             self._state = state
         if isinstance(self._found, StaticRunner) and self._found.kind == "eager":
@@ -103,6 +105,9 @@ def _tried(model: Any, attention: AttentionTypes, compiled: bool) -> StaticRunne
     def new_backend(model: Any, *args: Any, **kwargs: Any) -> GraphBackend:
         return GraphBackend(model, runner, *args, **kwargs, widest=_WIDEST_TRIED)
 
-    with decode_mode(model):
-        reason = try_backend(model, attention, new_backend)
+    try:
+        with decode_mode(model):
+            reason = try_backend(model, attention, new_backend)
+    except torch.OutOfMemoryError:
+        reason = "there is no memory to try it"
     return runner.reason or reason or runner

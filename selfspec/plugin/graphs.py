@@ -52,7 +52,8 @@ class GraphBackend:
         self._starts = [0] * num_rows
         if visible is not None:
             self._starts = visible.int().argmax(-1).tolist()
-        self.kv = StaticKV(
+        runner.show(visible, num_rows, int(cache.get_seq_length()))
+        self.kv = StaticKV(  # last, since it empties the cache: what fails before leaves it whole
             cache,
             attention.by_layer,
             sizes,
@@ -62,7 +63,6 @@ class GraphBackend:
             widest=stepped(widest),
             reach=reach,
         )
-        runner.show(visible, self.kv.front)
 
     @property
     def kind(self) -> str:
@@ -88,7 +88,7 @@ class GraphBackend:
         widest = max(len(tree.tokens) for tree in trees)
         width = stepped(widest)
         self.kv.reserve(width)
-        num_rows = min(stepped(len(trees)), self._runner.arenas.num_rows)
+        num_rows = min(stepped(len(trees)), self._runner.num_rows)
         shape = FrameShape(num_rows, width, self._positions.shape[:-1], len(self._types))
         key = ForwardKey(shape, tuple(self.kv.num_keys(width).items()), self.kv.dtype)
         firsts = [self.kv.first_columns[name] for name in self._types]

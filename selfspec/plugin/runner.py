@@ -61,9 +61,13 @@ class StaticRunner:
             return "compiled"
         return "graph" if self.reason is None else "eager"
 
-    def show(self, visible: torch.Tensor | None, num_columns: int) -> None:
-        """Takes down which columns (B, P) of a prompt of so many count; None: all do."""
-        num_rows = self.arenas.num_rows
+    @property
+    def num_rows(self) -> int:
+        """How many rows a forward may have, whether or not a call has so many."""
+        return min(self.arenas.num_rows, len(self._visible))
+
+    def show(self, visible: torch.Tensor | None, num_rows: int, num_columns: int) -> None:
+        """Takes down which columns (B, P) of a prompt count, of so many; None: all do."""
         if num_rows > len(self._visible) or num_columns >= self._visible.shape[1]:
             columns = -(-(num_columns + 1) // _MULTIPLE) * _MULTIPLE  # behind the prompt all count
             with torch.inference_mode(False):

@@ -39,7 +39,7 @@ from tests.lossless.same import (
 from tests.lossless.test_same_architectures import ending
 from tests.lossless.test_same_entrances import PEFT_NOTE
 from tests.lossless.test_same_kv import WINDOWED, answered, cache_of
-from tests.recorder import RecordingDevice
+from tests.recorder import use_recorders
 from tests.zoo import BRANCHING
 
 FEW = ("llama", "gemma3", "gpt2", "qwen3-moe", "phi3", "deepseek-v3", "gpt-oss")
@@ -51,18 +51,6 @@ NOT_CAPTURED = {"llama4": "its queries are scaled by where they stand in the KV"
 def own_folder(tmp_path, monkeypatch):
     """No test reads what another one, or the user, has measured."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-
-
-def use_recorders(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[str]:
-    """Makes every device a recording one; returns what they are asked, in order."""
-    log: list[str] = []
-
-    def new_device(_device: torch.device, *, overlap: bool) -> RecordingDevice:
-        return RecordingDevice(log, overlap=overlap, **options)
-
-    for name in ("call", "forwards"):
-        monkeypatch.setattr(f"selfspec.plugin.{name}.device_for", new_device)
-    return log
 
 
 @pytest.fixture
@@ -211,6 +199,15 @@ def test_each_call_starts_from_clean_slots(log: list[str]) -> None:
         inputs = prompt(num_rows, length, seed=seed)
         both = run_both(model, inputs, spec, drafts=False, seed=seed, **SAMPLE)
         assert both.stats.forward == "graph"
+
+
+def test_slots_that_moved_void_what_was_captured(log: list[str]) -> None:
+    """Three rows need new slots; then one row asks for the very shapes of before."""
+    model = tiny_model()
+    inputs = [prompt(num_rows, seed=seed) for seed, num_rows in enumerate((1, 3, 1))]
+    spec = SelfSpec(**FIXED)
+    for given in inputs:
+        run_graphs(model, given, spec, drafts=False, max_new_tokens=280, **GREEDY)
 
 
 @pytest.mark.parametrize("modes", [(torch.inference_mode, torch.no_grad)] * 2, ids=[0, 1])
