@@ -182,11 +182,10 @@ def top_k_of(logits: torch.Tensor, k: int) -> TopK:
 def _top_k(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Where the logits are, and without waiting for them."""
     k = min(k, logits.shape[-1])
-    top = logits.topk(k, dim=-1)
-    logits = logits.float()
-    normaliser = logits.logsumexp(-1, keepdim=True)
+    ids = logits.topk(k, dim=-1).indices
+    probabilities = logits.softmax(-1, dtype=torch.float32).gather(-1, ids)
     # where the model says NaN or infinity, stock goes on, and so must the tables
-    return top.indices, (top.values.float() - normaliser).exp().nan_to_num_(nan=0.0)
+    return ids, probabilities.nan_to_num_(nan=0.0)
 
 
 def _tables(ids: torch.Tensor, probabilities: torch.Tensor) -> TopK:
