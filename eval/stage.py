@@ -53,9 +53,11 @@ class Stage(NamedTuple):
 
     def curve(self, num_columns: int, num_rows: int) -> CostCurve:
         """What a forward costs by its width: as the methods came to know it, else measured now."""
-        size = {"num_columns": num_columns, "num_rows": num_rows}
-        kept = kept_curve(self.model, **size)
-        return kept or profile(self.model, max_seconds=_CURVE_SECONDS, **size)[1]
+        known = (method.stats for method in self.methods.values())
+        forward = next((stats.forward for stats in known if stats is not None), "eager")
+        of: Any = {"num_columns": num_columns, "num_rows": num_rows, "forward": forward}
+        kept = kept_curve(self.model, **of)
+        return kept or profile(self.model, max_seconds=_CURVE_SECONDS, **of)[1]
 
 
 def check_methods(asked: Asked) -> None:
