@@ -50,10 +50,11 @@ class Costs:
         widths = _widths(backend, widest)
         place = tuple(key.values())
         with self._lock:
-            curve = self._curves[place][1] if place in self._curves else self._found(key, backend)
+            _, known = self._curves.get(place, (key, None))
+            curve = known or self._found(key, backend)
             if curve is None or curve.widths[-1] < widths[-1]:
                 curve = _measured(backend, num_rows, widths)
-            if place not in self._curves or self._curves[place][1] is not curve:
+            if curve is not known:
                 self._curves[place] = key, curve
                 self._book.keep(key, curve)
             return curve
