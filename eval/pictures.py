@@ -32,7 +32,6 @@ _MORE_COLORS = (
 )
 _STAGE_COLORS = {
     "prefill": "#57606a",
-    "teach": "#8a919a",
     "forward": "#0072b2",
     "draft": "#d55e00",
     "layout": "#e69f00",

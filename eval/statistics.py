@@ -9,12 +9,12 @@ from typing import Any
 
 from eval.rows import STOCK, Answer, Numbers
 from eval.speed_up import Measure, SpeedUp, costs, decoding_cost, ratios, whole_cost
+from selfspec.records import ONCE_A_CALL
 
 __all__ = ["OVERALL", "STAGES", "Figures", "by_task", "figures", "pooled"]
 
 OVERALL = "overall"
 STAGES = ("draft", "layout", "forward", "verify", "commit", "learn")  # of a step, in order
-_NO_STEP = ("prefill", "teach", "plain", "profile")  # clocks of what is done once a call
 
 Given = Sequence[tuple[Answer, Numbers]]  # answers that there are
 
@@ -120,13 +120,13 @@ def _stages(numbers: Sequence[Numbers]) -> dict[str, Any]:
     spent: Counter[str] = Counter()
     for each in numbers:
         spent.update(each.stage_seconds)
-    names = [name for name in (*STAGES, *spent) if name in spent and name not in _NO_STEP]
+    names = [name for name in (*STAGES, *spent) if name in spent and name not in ONCE_A_CALL]
     stages = {name: spent[name] for name in names}
     steps = max(_sum(numbers, "num_steps"), 1)
     total = sum(stages.values())
     return {
         "stage_ms": {name: 1000 * seconds / steps for name, seconds in stages.items()},
-        "call_ms": {n: 1000 * spent[n] / len(numbers) for n in _NO_STEP if n in spent},
+        "call_ms": {n: 1000 * spent[n] / len(numbers) for n in ONCE_A_CALL if n in spent},
         "overhead": 1 - spent["forward"] / total if total else None,
     }
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "ONCE_A_CALL",
     "Candidate",
     "DraftTree",
     "Evidence",
@@ -25,6 +26,8 @@ __all__ = [
     "TopK",
 ]
 
+
+ONCE_A_CALL = ("prefill", "plain", "profile")  # clocks of what belongs to no step
 
 Gram = tuple[int, ...]  # two tokens or more; the first is its key
 
@@ -224,9 +227,7 @@ class GenerationStats:
     @property
     def overhead(self) -> float:
         """Share of the decoding time that is not the forward."""
-        decoding = sum(
-            v for k, v in self.seconds.items() if k not in ("prefill", "plain", "profile")
-        )
+        decoding = sum(v for k, v in self.seconds.items() if k not in ONCE_A_CALL)
         return 1 - self.seconds["forward"] / decoding if decoding else 0.0
 
     def count_step(self, record: StepRecord) -> None:
