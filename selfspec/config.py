@@ -14,7 +14,7 @@ from selfspec.errors import ConfigError, unknown_name
 __all__ = ["BUDGETS", "FORWARDS", "LEARNING_SCOPES", "SOURCE_NAMES", "SpecConfig"]
 
 BUDGETS = ("measured", "fixed", "threshold")
-FORWARDS = ("auto", "eager", "graph", "compiled")
+FORWARDS = ("auto", "eager", "turned", "graph", "compiled")
 LEARNING_SCOPES = ("session", "request", "frozen")
 SOURCE_NAMES = ("lut", "lut2", "context", "corpus", "runners")
 
@@ -60,9 +60,12 @@ class SpecConfig:
         learning: How far what is learned reaches. ``"session"``: from call to call of one
             `SelfSpec`. ``"request"``: each call starts from what was there before and leaves no
             trace, which keeps tenants of a server apart. ``"frozen"``: nothing is learned.
-        forward: How the model is run over drafts. ``"auto"``: as captured graphs on CUDA, eagerly
-            elsewhere and where a model can't be captured. ``"eager"``: op by op; nothing is kept
-            on the device from call to call. ``"graph"``: asks for captured graphs, each made on
+        forward: How the model is run over drafts. ``"auto"``: as captured graphs on CUDA, turned on
+            a CPU where that is faster, else eagerly. ``"eager"``: op by op as in stock; nothing
+            is kept on the device from call to call. ``"turned"``: with the projections of a few
+            tokens computed as weight times tokens wherever this CPU's math library is faster so,
+            which is measured on first use, in about 2 seconds, and kept in the user's cache
+            folder. ``"graph"``: asks for captured graphs, each made on
             first use and kept with KV slots of fixed places for the next calls; where there can
             be none, the call goes on eagerly and ``stats.eager_reason`` says why. ``"compiled"``:
             the same fixed places through `torch.compile`, on a CPU too: minutes at first for a
@@ -73,7 +76,7 @@ class SpecConfig:
             the other. What is learned is the same; without CUDA there is no difference.
         strict: True refuses a call that can't be drafted for, before the first forward. False
             decodes it plainly and says why in ``stats.disabled_reason``. With `forward` set to
-            ``"graph"`` or ``"compiled"``, True refuses to go on eagerly, too.
+            ``"turned"``, ``"graph"`` or ``"compiled"``, True refuses to go on eagerly, too.
 
     >>> SpecConfig(max_nodes=0)
     Traceback (most recent call last):

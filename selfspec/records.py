@@ -191,8 +191,8 @@ class GenerationStats:
     `num_steps` counts a forward once for each row in it, without the prompt's. `tokens_per_step`
     is therefore 1 for plain decoding, whatever the batch, and its numerator leaves out the
     tokens that the prompt's forward yields. A token named by two sources counts for both.
-    `forward` is how the last call ran the model over drafts, ``"eager"``, ``"graph"`` or
-    ``"compiled"``; `eager_reason` why it was not as asked.
+    `forward` is how the last call ran the model over drafts, ``"eager"``, ``"turned"``,
+    ``"graph"`` or ``"compiled"``; `eager_reason` why it was not as asked.
     """
 
     num_calls: int = 0

@@ -31,11 +31,13 @@ ALLOWED: dict[str, set[str] | None] = {
     "verify": {"records"},
     "transcript": set(),
     "device": set(),
+    "products": set(),
     "arena": set(),
     "kv": {"arena", "device", "errors"},
     "static_kv": {"arena", "kv"},
     "frames": {"layout", "records"},
-    "cost": {"config", "errors", "records", "user_files"},
+    "book": {"user_files"},
+    "cost": {"book", "config", "errors", "records"},
     "memory": {"calibration", "records", "sources"},
     "pace": {
         "cost",
@@ -57,6 +59,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "": EVERYTHING,  # selfspec/__init__.py
 }
 NO_TORCH = {
+    "book",
     "calibration",
     "config",
     "cost",

@@ -140,7 +140,10 @@ class Knobs:
     ] = _DEFAULT.learning
     forward: Annotated[
         str,
-        _knob("auto: captured graphs on CUDA, eager elsewhere. eager, graph, compiled: only that."),
+        _knob(
+            "auto: captured graphs on CUDA, turned products on a CPU where they are faster. "
+            "eager, turned, graph, compiled: only that."
+        ),
     ] = _DEFAULT.forward
     overlap: Annotated[
         bool,

@@ -44,7 +44,6 @@ def logits_of(model: Any, layout: Layout, cache: Any) -> torch.Tensor:
 class TreeBackend:
     """Trees of several rows in one forward, through 4-D masks."""
 
-    kind = "eager"
     reason = None
 
     def __init__(
@@ -57,8 +56,10 @@ class TreeBackend:
         *,
         room: int,
         reach: int | None = None,
+        kind: str = "eager",  # how the model is run
     ) -> None:
         num_rows = next_positions.shape[-2]
+        self.kind = kind
         sizes = {name: window.size for name, window in attention.windows.items()}
         self._model = model
         self._cache = cache
@@ -124,7 +125,6 @@ class ChainBackend:
     that does for its plain steps holds here too.
     """
 
-    kind = "eager"
     reason = None
 
     def __init__(
@@ -133,7 +133,10 @@ class ChainBackend:
         cache: Any,
         input_ids: torch.Tensor,  # (B, L): what was read so far, without the roots
         model_kwargs: dict[str, Any],  # as they stand for the step that reads the roots
+        *,
+        kind: str = "eager",  # how the model is run
     ) -> None:
+        self.kind = kind
         self._model = model
         self._cache = cache
         self._ids = input_ids

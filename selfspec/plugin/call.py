@@ -20,7 +20,7 @@ from selfspec.pace import GreedyChooser, Lockstep, OwnPace, ProcessedChooser, Ro
 from selfspec.plugin.abilities import Ability
 from selfspec.plugin.backends import ChainBackend, TreeBackend
 from selfspec.plugin.costs import Costs
-from selfspec.plugin.forwards import decode_mode
+from selfspec.plugin.forwards import Lent
 from selfspec.plugin.graphs import GraphBackend
 from selfspec.plugin.prompt import PromptTap
 from selfspec.plugin.rope import stands_beyond
@@ -88,16 +88,11 @@ class Call:
         self._count_plain(num_rows, length - self.input_ids.shape[1])
         return result
 
-    def decode(
-        self, ability: Ability, memory_for: Any, runner: StaticRunner | str | None = None
-    ) -> Any:
-        """Drafts as far as the model's ability goes; `memory_for(vocab_size)` is what it learns.
-
-        `runner` has forwards of fixed shape, or says why there is none, where one was asked for.
-        """
-        if isinstance(runner, str):
-            self._go_eagerly(runner)
-            runner = None
+    def decode(self, ability: Ability, memory_for: Any, lent: Lent) -> Any:
+        """Drafts as far as the model's ability goes; `memory_for(vocab_size)` is what it learns."""
+        self.stats.seconds["profile"] += lent.seconds  # type: ignore[assignment]
+        if lent.reason is not None:
+            self._go_eagerly(lent.reason)
         cache = self.model_kwargs["past_key_values"]
         if ability.mode == "tree" and (reason := foreign_layer(cache)):
             return self.decode_plainly(reason)
@@ -108,10 +103,10 @@ class Call:
         if memory.learns:
             tap.teach(memory, self.input_ids, self._visible(), prompt_logits)
         self.stats.seconds["prefill"] += perf_counter() - start  # type: ignore[assignment]
-        backend = self._backend(ability, runner)
+        backend = self._backend(ability, lent)
         try:
             device = device_for(prompt_logits.device, overlap=self.config.overlap)
-            with decode_mode(self.model):
+            with lent.decoding(self.model):
                 decoder = self._decoder(backend, memory, ability, device)
                 decoder.start(self._rows(decoder), prompt_logits)
                 decoder.run()
@@ -153,10 +148,12 @@ class Call:
         mask = self.model_kwargs.get("attention_mask")
         return None if mask is None else mask[:, :-1].bool()
 
-    def _backend(self, ability: Ability, runner: StaticRunner | None) -> _Backend:
+    def _backend(self, ability: Ability, lent: Lent) -> _Backend:
         cache = self.model_kwargs["past_key_values"]
         if ability.mode == "chain":
-            return ChainBackend(self.model, cache, self.input_ids, self.model_kwargs)
+            return ChainBackend(
+                self.model, cache, self.input_ids, self.model_kwargs, kind=lent.kind
+            )
         assert ability.attention is not None
         positions = self.model_kwargs["position_ids"][..., -1:]
         visible = self._visible()
@@ -167,12 +164,13 @@ class Call:
             positions.to(self.model.device),
             None if visible is None else visible.to(self.model.device),
         )
-        if runner is not None:
+        if lent.runner is not None:
             try:
-                return self._graph_backend(runner, *arguments)
+                return self._graph_backend(lent.runner, *arguments)
             except torch.OutOfMemoryError:
                 self._go_eagerly("there is no memory for fixed KV slots beside the prompt's")
-        return TreeBackend(self.model, *arguments, room=self._room(_MIN_ROOM), reach=self.max_reach)
+        room = self._room(_MIN_ROOM)
+        return TreeBackend(self.model, *arguments, room=room, reach=self.max_reach, kind=lent.kind)
 
     def _graph_backend(self, runner: StaticRunner, *arguments: Any) -> GraphBackend:
         return GraphBackend(

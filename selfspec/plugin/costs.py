@@ -19,9 +19,8 @@ from selfspec.cost import STEPS, WIDTHS, CostBook, CostCurve, SteppedCurve, step
 from selfspec.errors import UnsupportedError
 from selfspec.plugin.abilities import probe
 from selfspec.plugin.backends import AttentionTypes, ChainBackend, TreeBackend
-from selfspec.plugin.forwards import Forwards, decode_mode
+from selfspec.plugin.forwards import Forwards, Lent
 from selfspec.plugin.graphs import GraphBackend
-from selfspec.plugin.runner import StaticRunner
 from selfspec.records import Queries
 
 __all__ = ["Costs", "kept_curve", "profile"]
@@ -101,10 +100,10 @@ def profile(
         raise UnsupportedError(f"a profile needs a model that can verify trees: {ability.reason}")
     with (
         torch.no_grad(),
-        Forwards().lend(model, ability.attention, forward) as runner,
-        decode_mode(model),
+        Forwards().lend(model, ability.attention, forward) as lent,
+        lent.decoding(model),
     ):
-        backend = _behind_a_text(model, ability.attention, num_rows, num_columns, runner)
+        backend = _behind_a_text(model, ability.attention, num_rows, num_columns, lent)
         key = _key(model, num_rows, num_columns, _forward_of(backend))
         widths = _widths(backend, WIDTHS[-1])
         curve = _measured(backend, num_rows, widths, max_seconds)
@@ -117,7 +116,7 @@ def _behind_a_text(
     attention: AttentionTypes,
     num_rows: int,
     num_columns: int,
-    runner: StaticRunner | str | None,
+    lent: Lent,
 ) -> _Backend:
     """The backend that a call would have, the text read."""
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
@@ -125,10 +124,10 @@ def _behind_a_text(
     model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
     positions = torch.full((num_rows, 1), num_columns, device=model.device)
     arguments = (cache, attention, positions, None)
-    if isinstance(runner, StaticRunner):
+    if lent.runner is not None:
         widest = STEPS[-1]
-        return GraphBackend(model, runner, *arguments, room=widest, widest=widest)
-    return TreeBackend(model, *arguments, room=WIDTHS[-1])
+        return GraphBackend(model, lent.runner, *arguments, room=widest, widest=widest)
+    return TreeBackend(model, *arguments, room=WIDTHS[-1], kind=lent.kind)
 
 
 def _widths(backend: _Backend, widest: int) -> tuple[int, ...]:
@@ -164,7 +163,9 @@ def _measured(
 
 
 def _forward_of(backend: _Backend) -> str:
-    return "chain" if isinstance(backend, ChainBackend) else backend.kind
+    if not isinstance(backend, ChainBackend):
+        return backend.kind
+    return "chain" if backend.kind == "eager" else f"{backend.kind} chain"
 
 
 def _key(model: Any, num_rows: int, num_columns: int, forward: str) -> _Key:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,38 +22,72 @@ from selfspec.plugin.backends import AttentionTypes
 from selfspec.plugin.captures import capture_reason, capture_state
 from selfspec.plugin.graphs import GraphBackend
 from selfspec.plugin.runner import StaticRunner
+from selfspec.plugin.turns import Table, Turns
+from selfspec.products import turning
 
-__all__ = ["Forwards", "decode_mode"]
+__all__ = ["Forwards", "Lent"]
 
 _WIDEST_TRIED = 8
 
 
+@dataclass(frozen=True)
+class Lent:
+    """How one call runs its forwards: by a runner, else op by op, with some products turned.
+
+    `reason` says why not as it was asked for, where it was; `seconds` is what finding out took.
+    """
+
+    runner: StaticRunner | None = None
+    reason: str | None = None
+    table: Table | None = None
+    seconds: float = 0.0
+
+    @property
+    def kind(self) -> str:
+        """How forwards without the runner are run: ``"turned"`` or ``"eager"``."""
+        return "turned" if self.table else "eager"
+
+    @contextmanager
+    def decoding(self, model: Any) -> Iterator[None]:
+        """The model as decoding wants it: stock's own switches, and products turned."""
+        with decode_mode(model), turning(model, self.table) if self.table else nullcontext():
+            yield
+
+
 class Forwards:
-    """The runners of one `SelfSpec`, one for each model. Safe to use from several threads."""
+    """What one `SelfSpec` keeps for each model. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._kept: WeakKeyDictionary[Any, _Kept] = WeakKeyDictionary()
+        self._turns = Turns()
         self._lock = threading.Lock()
 
     @contextmanager
-    def lend(
-        self, model: Any, attention: AttentionTypes | None, forward: str
-    ) -> Iterator[StaticRunner | str | None]:
-        """The model's runner for one call, made on first use; or why there is none.
+    def lend(self, model: Any, attention: AttentionTypes | None, forward: str) -> Iterator[Lent]:
+        """How one call is to run the model; what that takes is made or measured on first use.
 
-        None where none was asked for. `forward` is one of `FORWARDS`, `attention` None where the
-        model is given chains.
+        `forward` is one of `FORWARDS`, `attention` None where the model is given chains.
         """
         device = device_for(model.device, overlap=False)
-        if forward == "eager" or (forward == "auto" and not device.can_capture):
-            yield None
+        if forward == "turned" or (forward == "auto" and not device.can_capture):
+            yield self._turned(model, forward)
+        elif forward == "eager":
+            yield Lent()
         elif attention is None:
-            yield "a chain grows the stock KV cache, which has no fixed places"
+            yield Lent(reason="a chain grows the stock KV cache, which has no fixed places")
         elif forward != "compiled" and not device.can_capture:
-            yield f"a {device.name} captures no graphs"
+            yield Lent(reason=f"a {device.name} captures no graphs")
         else:
-            with self._of(model).borrow(model, attention, forward == "compiled") as runner:
-                yield runner
+            with self._of(model).borrow(model, attention, forward == "compiled") as found:
+                yield Lent(reason=found) if isinstance(found, str) else Lent(found)
+
+    def _turned(self, model: Any, forward: str) -> Lent:
+        start = perf_counter()
+        table = self._turns.table(model)
+        seconds = perf_counter() - start
+        if table or forward == "auto":
+            return Lent(table=table, seconds=seconds)
+        return Lent(reason="none of its products is faster turned here", seconds=seconds)
 
     def _of(self, model: Any) -> _Kept:
         with self._lock:

@@ -159,8 +159,8 @@ class SelfSpec(Persistent):
         if ability.mode == "plain" or (ability.reason and self.config.strict):
             return call.decode_plainly(ability.reason or "")
         forward = self.config.forward
-        with self._forwards.lend(call.model, ability.attention, forward) as runner:
-            return call.decode(ability, self._request_memory, runner)
+        with self._forwards.lend(call.model, ability.attention, forward) as lent:
+            return call.decode(ability, self._request_memory, lent)
 
     def _request_memory(self, vocab_size: int) -> Memory:
         return self.memory(vocab_size).for_request(self.config.learning)

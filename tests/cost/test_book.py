@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from selfspec.cost import CostBook, CostCurve, book
+from selfspec import book
+from selfspec.cost import CostBook, CostCurve
 
 KEY = {"model": "llama 135M", "device": "a card", "batch": 1, "versions": "torch 2.9"}
 CURVE = CostCurve({1: 0.01, 8: 0.012, 64: 0.03})
@@ -50,7 +51,7 @@ def test_another_key_finds_nothing(tmp_path, change):
 
 def test_a_hash_that_collides_is_a_miss(tmp_path, monkeypatch):
     costs = CostBook(tmp_path)
-    monkeypatch.setattr(costs, "_path", lambda _key: tmp_path / "one.json")
+    monkeypatch.setattr(costs._book, "_path", lambda _key: tmp_path / "one.json")
     costs.keep(KEY, CURVE)
     assert costs.find(KEY) is not None
     assert costs.find({**KEY, "batch": 2}) is None
@@ -87,10 +88,10 @@ def test_a_file_cut_off_is_none(tmp_path, share):
         {"key": {}},
         {"key": []},
         {"key": None},
-        {"curve": None},
-        {"curve": []},
-        {"curve": {"widths": [1], "seconds": [-1]}},
-        {"curve": {"widths": [1, 10**12], "seconds": [1, 1]}},
+        {"values": None},
+        {"values": []},
+        {"values": {"widths": [1], "seconds": [-1]}},
+        {"values": {"widths": [1, 10**12], "seconds": [1, 1]}},
     ],
     ids=str,
 )

@@ -163,7 +163,7 @@ def test_a_kept_curve_stays_as_it_is(bench):
     before = kept.read_text()
     _, lines, _ = bench(*asked, "--budget", "fixed")
     assert kept.read_text() == before
-    plain = CostCurve.from_dict(json.loads(before)["curve"]).seconds(1)
+    plain = CostCurve.from_dict(json.loads(before)["values"]).seconds(1)
     assert json.loads(lines[-1])["curve"]["ms"]["1"] == round(1000 * plain, 4)
 
 

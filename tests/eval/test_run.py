@@ -343,7 +343,7 @@ def test_the_curve_that_the_run_went_by_is_not_measured_again(asked, out, monkey
     folder = Path(os.environ["XDG_CACHE_HOME"]) / "selfspec" / "costs"
     (kept,) = folder.iterdir()
     curve = read_record(out).curve
-    assert json.loads(kept.read_text())["curve"] == {n: curve[n] for n in ("widths", "seconds")}
+    assert json.loads(kept.read_text())["values"] == {n: curve[n] for n in ("widths", "seconds")}
 
 
 def test_the_longest_of_each_order_of_length_warms_up():

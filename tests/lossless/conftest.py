@@ -1,4 +1,7 @@
-"""Budgets that hang on no clock: what a tiny model costs today says nothing about the text."""
+"""Nothing hangs on a clock: what a tiny model costs today says nothing about the text.
+
+Budgets go by an even curve, and every product that can be turned is.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from selfspec import products
 from selfspec.cost import CostCurve
 from selfspec.plugin import costs
+from selfspec.plugin.turns import Table, Turns
 
 
 class EvenCurve(CostCurve):
@@ -37,3 +42,14 @@ def even_costs(
         return EvenCurve({width: 1 + width / 100 for width in widths})
 
     monkeypatch.setattr(costs, "_measured", measured)
+
+
+@pytest.fixture(autouse=True)
+def all_turned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sums come out rounded otherwise wherever they ever may."""
+
+    def table(_turns: Turns, model: Any) -> Table:
+        return dict.fromkeys(products.products_of(model), products.NUM_TOKENS)
+
+    monkeypatch.setattr(products, "_LEAST_WEIGHTS", 0)
+    monkeypatch.setattr(Turns, "table", table)

@@ -146,7 +146,8 @@ def assert_clean(model: Any) -> None:
     for name, module in model.named_modules():
         for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
             assert "selfspec" not in str(hook.__module__), f"{hook!r} is left on {name!r}"
-    for name in ("generate", "forward", "_get_candidate_generator"):
+        assert "forward" not in vars(module), f"a forward is left on {name!r}"
+    for name in ("generate", "_get_candidate_generator"):
         assert name not in vars(model), f"{name!r} is left on the model"
 
 

@@ -1,0 +1,202 @@
+"""A turned product is the same one, in the same layout, where and while it is asked for."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import linear
+from torch.nn.utils import parametrize
+
+from selfspec import products
+from selfspec.products import NUM_TOKENS, Product, faster_turned, products_of, turned, turning
+
+SHAPES = [(16,), (1, 16), (5, 16), (1, 1, 16), (2, 3, 16)]
+ROUNDING = {torch.bfloat16: 2e-2, torch.float16: 2e-3}
+
+
+class Two(nn.Module):
+    """Two projections of one kind, one of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(16, 24, bias=False)
+        self.gate = nn.Linear(16, 24)
+        self.down = nn.Linear(24, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.up(x) * self.gate(x))
+
+
+@pytest.fixture(autouse=True)
+def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_LEAST_WEIGHTS", 0)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of tokens of which a product was turned."""
+    numbers: list[int] = []
+
+    def listen(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        numbers.append(x.numel() // x.shape[-1])
+        return turned(x, *rest)
+
+    monkeypatch.setattr(products, "turned", listen)
+    return numbers
+
+
+def table_of(model: nn.Module, *numbers: int) -> dict[Product, tuple[int, ...]]:
+    return dict.fromkeys(products_of(model), numbers)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_it_is_the_same_product(shape: tuple[int, ...], has_bias: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    module = nn.Linear(16, 24, bias=has_bias, dtype=dtype).requires_grad_(False)
+    x = torch.randn(shape, dtype=dtype)
+    straight = linear(x, module.weight, module.bias)
+    other = turned(x, module.weight, module.bias)
+    rounding = ROUNDING.get(dtype, 1e-6)
+    torch.testing.assert_close(other, straight, rtol=rounding, atol=rounding)
+    assert (other.shape, other.stride()) == (straight.shape, straight.stride())
+
+
+def test_what_lies_apart_in_memory_is_read_right() -> None:
+    module = nn.Linear(16, 24).requires_grad_(False)
+    for x in (torch.randn(16, 3).t(), torch.randn(2, 16, 3).mT, torch.randn(1, 16).expand(4, 16)):
+        torch.testing.assert_close(turned(x, module.weight, module.bias), module(x))
+
+
+def test_those_of_a_kind_are_found_together() -> None:
+    model = Two()
+    found = products_of(model)
+    assert found == {
+        Product(24, 16, torch.float32): [model.up, model.gate],
+        Product(16, 24, torch.float32): [model.down],
+    }
+
+
+def test_what_only_looks_like_a_projection_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Quantised(nn.Linear):
+        pass
+
+    model = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)] + [Quantised(4, 4)])
+    vars(model[0])["forward"] = lambda x: x  # as accelerate does where it moves tensors about
+    parametrize.register_parametrization(model[1], "weight", nn.Identity())
+    model[2].to("meta")
+    assert products_of(model) == {}
+    assert list(products_of(nn.Linear(4, 4))) == [Product(4, 4, torch.float32)]
+    monkeypatch.setattr(products, "_LEAST_WEIGHTS", 17)
+    assert products_of(nn.Linear(4, 4)) == {}
+
+
+def test_only_the_numbers_of_tokens_that_pay(asked: list[int]) -> None:
+    model = Two()
+    up = Product(24, 16, torch.float32)
+    with turning(model, {up: (2, 6)}):
+        for number in (1, 2, 3, 4, 5, 6, 7, 65, 200):
+            model(torch.randn(number, 16))
+    assert asked == [2, 2, 5, 5, 6, 6]  # up and gate; 5 goes with 6
+
+
+def test_all_numbers_up_to_the_highest(asked: list[int]) -> None:
+    model = nn.Linear(16, 8)
+    with turning(model, table_of(model, *NUM_TOKENS)):
+        for number in (0, 1, 37, 64, 65):
+            model(torch.randn(number, 16))
+    assert asked == [1, 37, 64]
+
+
+def test_afterwards_the_model_is_as_before(asked: list[int]) -> None:
+    model = Two()
+    before = {name: dict(vars(module)) for name, module in model.named_modules()}
+    with turning(model, table_of(model, 1)):
+        assert "forward" in vars(model.up)
+    with pytest.raises(RuntimeError), turning(model, table_of(model, 1)):
+        model(torch.randn(1, 17))
+    asked.clear()
+    assert {name: vars(module) for name, module in model.named_modules()} == before
+    model(torch.randn(1, 16))
+    assert asked == []
+
+
+def test_one_inside_another(asked: list[int]) -> None:
+    model = Two()
+    x = torch.randn(1, 16)
+    with turning(model, table_of(model, 1)):
+        with turning(model, table_of(model, 1)):
+            model(x)
+        model(x)
+        assert len(asked) == 6
+    assert "forward" not in vars(model.up)
+
+
+def test_other_threads_are_left_alone(asked: list[int]) -> None:
+    model, x = Two(), torch.randn(1, 16)
+    with turning(model, table_of(model, 1)):
+        other = threading.Thread(target=model, args=(x,))
+        other.start()
+        other.join()
+        assert asked == []
+        model(x)
+    assert len(asked) == 3
+
+
+def test_the_last_of_several_threads_undoes_it(asked: list[int]) -> None:
+    model, x = Two(), torch.randn(1, 16)
+    is_inside, may_leave = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        with turning(model, table_of(model, 1)):
+            is_inside.set()
+            may_leave.wait(10)
+
+    other = threading.Thread(target=stay)
+    other.start()
+    is_inside.wait(10)
+    with turning(model, table_of(model, 2)):
+        model(x)
+    assert len(asked) == 3  # by the table of who came first
+    assert "forward" in vars(model.up)
+    may_leave.set()
+    other.join()
+    assert "forward" not in vars(model.up)
+
+
+def test_a_hook_still_hears(asked: list[int]) -> None:
+    model, heard = Two(), []
+    model.up.register_forward_hook(lambda *_: heard.append(1))
+    with turning(model, table_of(model, 1)):
+        model(torch.randn(1, 16))
+    assert (len(heard), len(asked)) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("share", "pays"), [(0.5, True), (0.89, True), (0.91, False), (1.0, False), (3.0, False)]
+)
+def test_only_what_is_clearly_faster_is_turned(
+    share: float, pays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seconds_of(way: object, x: torch.Tensor, _weights: object) -> float:
+        is_turned = way.func is turned  # type: ignore[attr-defined]
+        return len(x) * (share if is_turned and len(x) <= 6 else 1.0)
+
+    monkeypatch.setattr(products, "_seconds_of", seconds_of)
+    numbers = faster_turned([nn.Linear(4, 4)], max_seconds=60)
+    assert numbers == ((1, 2, 3, 4, 6) if pays else ())
+
+
+def test_an_odd_moment_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = iter([1.0] * 2 * len(NUM_TOKENS) + [9.0, 1.0] * len(NUM_TOKENS) + [1.0] * 999)
+    monkeypatch.setattr(products, "_seconds_of", lambda *_: next(rounds))
+    assert faster_turned([nn.Linear(4, 4)], max_seconds=60) == ()
+
+
+def test_one_round_is_measured_however_little_time_there_is() -> None:
+    numbers = faster_turned([nn.Linear(4, 4).requires_grad_(False)], max_seconds=0)
+    assert set(numbers) <= set(NUM_TOKENS)
