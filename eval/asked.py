@@ -126,7 +126,7 @@ class Asked:
             "state": self.state,
             **self.slice._asdict(),
             "knobs": dict(self.knobs),
-            "variants": {name: variant._asdict() for name, variant in self.variants.items()},
+            "variants": {name: _as_json(variant) for name, variant in self.variants.items()},
         }
 
     @staticmethod
@@ -134,3 +134,7 @@ class Asked:
         if value is not None and not value >= least:
             option = name.replace("_", "-")
             raise EvalError(f"--{option} must be >= {least} (got {value})")
+
+
+def _as_json(variant: Variant) -> dict[str, Any]:
+    return {**variant._asdict(), "cache": short_name(variant.cache)}

@@ -101,6 +101,7 @@ def _numbers(
         "drafted_by_source": dict(stats.drafted_by_source),
         "accepted_by_source": dict(stats.accepted_by_source),
         "stage_seconds": {name: float(spent) for name, spent in stats.seconds.items()},
+        "table_bytes": stats.table_bytes,
         "disabled_reason": stats.disabled_reason,
     }
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from eval.errors import EvalError, exit_status
 from eval.options import parsed_knobs, parser
-from eval.studies import named_study
+from eval.studies import named_study, variants_of
 
 __all__ = ["main"]
 
@@ -34,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _study(options: argparse.Namespace) -> int:
     study = named_study(options.name)
-    options.methods, options.variants = tuple(study.variants), study.variants
+    options.variants = variants_of(study, options.caches)
+    options.methods = tuple(options.variants)
     return _run(options)
 
 

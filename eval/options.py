@@ -150,6 +150,8 @@ def _add_study(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     study.add_argument("name", help="one of those above")
+    caches = "for 'starts': cache folders or Hub ids to compare"
+    study.add_argument("--caches", nargs="+", default=[], metavar="CACHE", help=caches)
     _add_bench(study)
     add_run_options(study)
     study.set_defaults(command="study")

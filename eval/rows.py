@@ -15,6 +15,7 @@ answer   one method's answer to one question, or to a batch of them, in one turn
            num_nodes, num_branch_queries       verified nodes, roots included; what branches asked
            accepted_lengths, widths            drafts accepted, nodes verified -> number of steps
            drafted_by_source, accepted_by_source, stage_seconds
+           table_bytes                         what its LUTs take
            disabled_reason                     why it did not draft as asked, if it didn't
            output_sha256                       of the new ids
            same                                identical, near-tie or different; null: not compared
@@ -82,6 +83,7 @@ class Numbers:
     drafted_by_source: dict[str, int] = field(default_factory=dict)
     accepted_by_source: dict[str, int] = field(default_factory=dict)
     stage_seconds: dict[str, float] = field(default_factory=dict)
+    table_bytes: int | None = None
     disabled_reason: str | None = None
     same: str | None = None
     differs_at: int | None = None

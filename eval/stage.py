@@ -63,7 +63,7 @@ class Stage(NamedTuple):
 def check_methods(asked: Asked) -> None:
     """Refuses what can't take part before anything is loaded."""
     for name in asked.methods:
-        method, knobs = asked.variant(name)
+        method, knobs, _ = asked.variant(name)
         if method not in METHODS:
             raise EvalError(unknown_name("method", method, METHODS))
         SpecConfig.of(**{**asked.knobs, **knobs})
@@ -77,15 +77,17 @@ def set_stage(asked: Asked, shard: Shard) -> Stage:
         torch.set_num_threads(asked.threads)
     tokenizer = load_tokenizer(asked.model)
     prompter = _prompter(asked, tokenizer)
-    new_spec = _spec_maker(asked.cache, tokenizer)
+    variants = {name: asked.variant(name) for name in asked.methods}
+    caches = {each.cache or asked.cache for each in variants.values()}
+    new_specs = {cache: _spec_maker(cache, tokenizer) for cache in caches}
     where = {"dtype": asked.dtype, "device": _device(asked.device, shard)}
     model = load_model(asked.model, shape=asked.shape, **where)
     small = asked.assistant_model
     assistant = None if small is None else load_model(small, **where)
     methods = {}
-    for name in asked.methods:
-        method, knobs = asked.variant(name)
+    for name, (method, knobs, cache) in variants.items():
         config = SpecConfig.of(**{**asked.knobs, **knobs})
+        new_spec = new_specs[cache or asked.cache]
         resources = Resources(config=config, new_spec=new_spec, assistant=assistant)
         methods[name] = new_method(method, resources)
     return Stage(model, prompter, methods)

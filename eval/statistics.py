@@ -44,6 +44,7 @@ class Figures:
     stage_ms: dict[str, float]  # a step
     call_ms: dict[str, float]  # what is spent once a call
     overhead: float | None  # share of the steps' time that is not the forward
+    table_bytes: int | None  # the most that LUTs took; None where nobody has any
     disabled_reason: str | None
 
     def as_json(self) -> dict[str, Any]:
@@ -69,6 +70,7 @@ def figures(answers: Sequence[Answer], method: str) -> Figures:
     given = [(answer, answer.numbers) for answer in asked if answer.numbers is not None]
     numbers = [each for _, each in given]
     verdicts = Counter(each.same for each in numbers)
+    tables = [each.table_bytes for each in numbers if each.table_bytes is not None]
     reasons = [each.disabled_reason for each in numbers if each.disabled_reason]
     return Figures(
         num_answers=len(given),
@@ -78,6 +80,7 @@ def figures(answers: Sequence[Answer], method: str) -> Figures:
         num_different=verdicts["different"],
         speed_up=_speed_up(answers, method, whole_cost),
         decode_speed_up=_speed_up(answers, method, decoding_cost),
+        table_bytes=max(tables, default=None),
         disabled_reason=reasons[-1] if reasons else None,
         **_rates(given),
         **_per_step(given),

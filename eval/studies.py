@@ -7,23 +7,26 @@ theirs to say.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from eval.errors import EvalError
 from selfspec.errors import unknown_name
 
-__all__ = ["STUDIES", "Study", "Variant", "named_study"]
+__all__ = ["STUDIES", "Study", "Variant", "named_study", "variants_of"]
 
 _WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 
 
 class Variant(NamedTuple):
-    """A method, with knobs that are its own."""
+    """A method, with knobs that are its own, and a cache where it starts with one."""
 
     method: str
     knobs: Mapping[str, Any]
+    cache: str | None = None
 
 
 class Study(NamedTuple):
@@ -32,6 +35,7 @@ class Study(NamedTuple):
     title: str
     after: str
     variants: Mapping[str, Variant]
+    takes_caches: bool = False  # each makes one more variant
 
 
 def named_study(name: str) -> Study:
@@ -39,6 +43,20 @@ def named_study(name: str) -> Study:
     if name not in STUDIES:
         raise EvalError(unknown_name("study", name, STUDIES))
     return STUDIES[name]
+
+
+def variants_of(study: Study, caches: Sequence[str]) -> dict[str, Variant]:
+    """Who takes part: those of the study, and one for each cache where it compares caches."""
+    if not caches and study.takes_caches:
+        raise EvalError("this study must have --caches FOLDER … (got none): it compares them")
+    if caches and not study.takes_caches:
+        raise EvalError(f"--caches must not be given to this study (got {', '.join(caches)})")
+    names = [Path(cache).name for cache in caches]
+    for name, number in Counter([*study.variants, *names]).items():
+        if number > 1:
+            raise EvalError(f"--caches must each have a last name of their own (got two {name!r})")
+    mine = {name: Variant("selfspec", {}, cache) for name, cache in zip(names, caches, strict=True)}
+    return {**study.variants, **mine}
 
 
 def _ours(**knobs: Any) -> Variant:
@@ -69,7 +87,19 @@ STUDIES: dict[str, Study] = {
             "no LUTs": _ours(sources=["context", "runners"]),
             "no dynamic tree": _ours(update_interval=_KEPT),
             "neither": _ours(sources=["context", "runners"], update_interval=_KEPT),
+            "no overlap": _ours(overlap=False),
         },
+    ),
+    "tables": Study(
+        "what LUTs take, and what they bring, by the candidates that they keep",
+        "DIAA, table 4",
+        {"stock": _STOCK, **{f"top {k}": _ours(top_k=k) for k in (2, 4, 8, 16, 32)}},
+    ),
+    "starts": Study(
+        "what LUTs and corpora filled beforehand from different data bring; pass --caches",
+        "DIAA, figure 9",
+        {"stock": _STOCK, "cold": _ours()},
+        takes_caches=True,
     ),
     "shapes": Study(
         "nodes of a tree, and steps for which it keeps its shape",

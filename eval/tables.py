@@ -46,11 +46,12 @@ class Table(NamedTuple):
 
 def methods_table(summary: Summary) -> Table:
     """A row for each method, over all questions."""
-    head = ["method", "tokens per step", "speed-up", "95 %", "mean", "median", "quartiles", "worst"]
-    head += ["tokens/s", "ms a token", "same text", "failed"]
+    head = ["method", "tokens per step", "a query", "speed-up", "95 %", "mean", "median"]
+    head += ["quartiles", "worst", "tokens/s", "ms a token", "LUTs, MB", "same text", "failed"]
     rows = [_method_row(name, parts[OVERALL]) for name, parts in summary["methods"].items()]
     note = (
-        "Tokens per step: in brackets the queries of a step, nodes and branches. Speed-up: "
+        "Tokens per step: in brackets the queries of a step, nodes and branches; a query: the one "
+        "over the other, 1 for plain decoding. Speed-up: "
         "stock's seconds over the method's, prompts and all, of all questions together, with the "
         "interval in which 95 % of resamplings put it; mean, median, quartiles and worst over "
         "questions. Same text: answers equal to stock's, near-ties and different ones behind them."
@@ -130,11 +131,13 @@ def _method_row(name: str, figures: Mapping[str, Any]) -> list[str]:
     return [
         name,
         _cell(figures, "tokens_per_step"),
+        _number(_per_query(figures)),
         *(_times(speed_up, "total"), interval or _NONE),
         *(_times(speed_up, key) for key in ("mean", "median")),
         *(_quartiles(speed_up), _times(speed_up, "min")),
         _number(figures["goodput"]),
         _number(figures["ms_per_token"]),
+        _megabytes(figures.get("table_bytes")),
         _verdicts(name, figures),
         str(figures["num_failed"]),
     ]
@@ -166,6 +169,16 @@ def _cell(figures: Mapping[str, Any], figure: str) -> str:
         return f"{value:.2f}x"
     queries = figures["queries_per_step"]
     return f"{value:.2f}" if queries is None else f"{value:.2f} ({queries:.0f})"
+
+
+def _per_query(figures: Mapping[str, Any]) -> float | None:
+    """Tokens that a verified node, or a branch's, brings on average."""
+    queries = figures["queries_per_step"]
+    return figures["tokens_per_step"] / queries if queries else None
+
+
+def _megabytes(num_bytes: int | None) -> str:
+    return _NONE if num_bytes is None else f"{num_bytes / 1e6:.1f}"
 
 
 def _quartiles(speed_up: Mapping[str, float] | None) -> str:

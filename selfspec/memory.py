@@ -24,6 +24,11 @@ class Memory:
     top_k: int  # of each node's logits, what sources are shown
     learns: bool = True
 
+    @property
+    def nbytes(self) -> int:
+        """Of all sources that a cache folder can keep."""
+        return sum(source.nbytes for source in self.sources if isinstance(source, LastingSource))
+
     def for_request(self, learning: str) -> Memory:
         """The memory that one call works on, by the learning scope."""
         if learning == "request":

@@ -192,7 +192,8 @@ class GenerationStats:
     is therefore 1 for plain decoding, whatever the batch, and its numerator leaves out the
     tokens that the prompt's forward yields. A token named by two sources counts for both.
     `forward` is how the last call ran the model over drafts, ``"eager"``, ``"turned"``,
-    ``"graph"`` or ``"compiled"``; `eager_reason` why it was not as asked.
+    ``"graph"`` or ``"compiled"``; `eager_reason` why it was not as asked. `table_bytes` is what
+    the LUTs take, of the last call that drafted.
     """
 
     num_calls: int = 0
@@ -208,6 +209,7 @@ class GenerationStats:
     disabled_reason: str | None = None
     forward: str = "eager"
     eager_reason: str | None = None
+    table_bytes: int = 0
 
     @property
     def tokens_per_step(self) -> float:
@@ -257,6 +259,7 @@ class GenerationStats:
             disabled_reason=other.disabled_reason or self.disabled_reason,
             forward=other.forward if other.num_calls else self.forward,
             eager_reason=other.eager_reason or self.eager_reason,
+            table_bytes=other.table_bytes or self.table_bytes,
         )
 
     def __str__(self) -> str:

@@ -100,6 +100,7 @@ class Call:
         start = perf_counter()
         prompt_logits, tap = self._read_prompt()
         memory: Memory = memory_for(prompt_logits.shape[-1])
+        self.stats.table_bytes = memory.nbytes
         if memory.learns:
             tap.teach(memory, self.input_ids, self._visible(), prompt_logits)
         self.stats.seconds["prefill"] += perf_counter() - start  # type: ignore[assignment]

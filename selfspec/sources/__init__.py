@@ -75,6 +75,11 @@ class Source(Protocol):
 class LastingSource(Source, Protocol):
     """A source whose memory a cache folder can keep."""
 
+    @property
+    def nbytes(self) -> int:
+        """What it takes, however much of it is in use."""
+        ...
+
     def arrays(self) -> dict[str, NDArray[Any]]:
         """All that was learned, the same for the same memory."""
         ...

@@ -29,6 +29,11 @@ class LutSource:
     def __init__(self, vocab_size: int, top_k: int) -> None:
         self.rows = Rows(self.name, vocab_size, top_k)
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of both tables."""
+        return self.rows.nbytes
+
     def open(self, prompt_ids: Sequence[int], *, learns: bool) -> LutCursor:
         """A cursor behind the last token of the prompt."""
         return LutCursor(self, prompt_ids[-1] if prompt_ids else None, learns=learns)

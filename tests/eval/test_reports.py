@@ -114,7 +114,7 @@ def test_the_markdown_says_what_was_measured_where_others_win_and_what_failed():
     assert text.startswith("# m grown to 135m on b, cold\n")
     assert "- decoding: T = 0.3, 8 new tokens at most" in text
     assert "- knobs: top_k = 4" in text
-    assert "| selfspec | 2.00 (10) | 1.11x |" in text
+    assert "| selfspec | 2.00 (10) | 0.20 | 1.11x |" in text
     assert "1 of 2 + 1 near-ties |" in text
     assert "- other, 1 answers: broken <here>" in text
     assert "## Where another method does better" in text

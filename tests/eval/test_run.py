@@ -8,15 +8,18 @@ import re
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from eval import contest, methods, run
 from eval.asked import Asked
 from eval.batches import Batch
 from eval.command import main
+from eval.errors import EvalError
 from eval.questions import Question
 from eval.rows import ROWS, read_record
 from eval.stage import check_methods
-from eval.studies import STUDIES, named_study
+from eval.studies import STUDIES, named_study, variants_of
+from selfspec import SelfSpec
 
 PUBLISHED = "lut-static,lut-tree,self-draft,switch"
 
@@ -359,13 +362,59 @@ def test_a_study_is_a_run_of_variants(chat_folder, questions, tmp_path, capsys):
     options += [str(questions), "--output", str(tmp_path / "out"), "--limit", "1"]
     assert main([*options, "--max-new-tokens", "8", "--max-nodes", "4"]) == 0
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert list(last["overall"]) == ["stock", "all", "no LUTs", "no dynamic tree", "neither"]
+    named = ["stock", "all", "no LUTs", "no dynamic tree", "neither", "no overlap"]
+    assert list(last["overall"]) == named
     assert last["settings"]["variants"]["neither"]["knobs"]["sources"] == ["context", "runners"]
     assert all(each["num_failed"] == 0 for each in last["overall"].values())
     assert last["overall"]["all"]["queries_per_step"] <= 4
     options[1] = "part"
     assert main(options) == 2
     assert "unknown study 'part'; did you mean 'parts'?" in capsys.readouterr().err
+
+
+def test_the_study_of_tables_says_what_they_take(chat_folder, questions, tmp_path, capsys):
+    options = ["study", "tables", "--model", chat_folder, "--bench", "spec-bench", "--questions"]
+    options += [str(questions), "--output", str(tmp_path / "out"), "--limit", "1"]
+    assert main([*options, "--max-new-tokens", "8"]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    head = next(line.split(" | ") for line in lines if "LUTs, MB" in line)
+    row = next(line.split(" | ") for line in lines if line.startswith("| top 16 | "))
+    taken = json.loads(last)["overall"]["top 16"]["table_bytes"]
+    assert row[head.index("LUTs, MB")] == f"{taken / 1e6:.1f}"
+    assert taken > json.loads(last)["overall"]["top 2"]["table_bytes"] > 0
+    assert json.loads(last)["overall"]["stock"]["table_bytes"] is None
+
+
+def test_a_study_of_caches_has_one_more_for_each(chat_folder, questions, tmp_path, capsys):
+    tokenizer = AutoTokenizer.from_pretrained(chat_folder)
+    model = AutoModelForCausalLM.from_pretrained(chat_folder)
+    spec = SelfSpec()
+    ids = tokenizer("def read(self)", return_tensors="pt").input_ids
+    model.generate(ids, max_new_tokens=24, do_sample=False, custom_generate=spec)
+    spec.save_pretrained(tmp_path / "own", tokenizer=tokenizer)
+    options = ["study", "starts", "--model", chat_folder, "--bench", "spec-bench", "--questions"]
+    options += [str(questions), "--output", str(tmp_path / "out"), "--limit", "1"]
+    options += ["--max-new-tokens", "8"]
+    assert main([*options, "--caches", str(tmp_path / "own")]) == 0
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert list(last["overall"]) == ["stock", "cold", "own"]
+    assert all(each["num_failed"] == 0 for each in last["overall"].values())
+    assert last["settings"]["variants"]["own"]["cache"] == "own"
+
+
+@pytest.mark.parametrize(
+    ("name", "caches", "told"),
+    [
+        ("starts", [], "must have --caches FOLDER … (got none)"),
+        ("parts", ["a"], "--caches must not be given to this study (got a)"),
+        ("starts", ["a/x", "b/x"], "a last name of their own (got two 'x')"),
+        ("starts", ["a/stock"], "a last name of their own (got two 'stock')"),
+    ],
+)
+def test_caches_only_where_they_are_compared(name, caches, told):
+    with pytest.raises(EvalError) as caught:
+        variants_of(named_study(name), caches)
+    assert told in str(caught.value)
 
 
 @pytest.mark.parametrize("name", sorted(STUDIES))
