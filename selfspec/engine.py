@@ -17,6 +17,7 @@ import torch
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget, FixedBudget
 from selfspec.device import CpuDevice, Device, Fetched
+from selfspec.logits import as_read, top_k
 from selfspec.memory import Memory
 from selfspec.pace import Lockstep, OwnPace, Row
 from selfspec.records import DraftTree, GenerationStats, Queries, StepRecord, TopK
@@ -120,6 +121,7 @@ class Decoder:
 
         The device is asked for what the walk needs first, and for the tables beside it.
         """
+        logits = as_read(logits)
         self.pace.read(logits)
         seconds = self._time("verify")
         tops = self._fetch_tops(logits)
@@ -131,7 +133,7 @@ class Decoder:
         if not self.memory.learns:
             return None
         with self.device.side(logits):
-            return self.device.fetch(*_top_k(logits, self.memory.top_k))
+            return self.device.fetch(*top_k(logits, self.memory.top_k))
 
     def _commit(self, records: list[StepRecord]) -> None:
         """Moves the KV beside what the CPU does until the next forward, which waits for it."""
@@ -175,17 +177,8 @@ class Decoder:
 
 def top_k_of(logits: torch.Tensor, k: int) -> TopK:
     """The K likeliest tokens at each place of `logits` (..., V), with their probabilities."""
-    ids, probabilities = _top_k(logits, k)
+    ids, probabilities = top_k(logits, k)
     return _tables(ids.cpu(), probabilities.cpu())
-
-
-def _top_k(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the logits are, and without waiting for them."""
-    k = min(k, logits.shape[-1])
-    ids = logits.topk(k, dim=-1).indices
-    probabilities = logits.softmax(-1, dtype=torch.float32).gather(-1, ids)
-    # where the model says NaN or infinity, stock goes on, and so must the tables
-    return ids, probabilities.nan_to_num_(nan=0.0)
 
 
 def _tables(ids: torch.Tensor, probabilities: torch.Tensor) -> TopK:

@@ -15,6 +15,7 @@ import torch
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget
 from selfspec.device import CpuDevice, Device, Fetched
+from selfspec.logits import likeliest
 from selfspec.memory import Memory
 from selfspec.records import DraftTree, Queries, StepRecord, TopK
 from selfspec.sources import Cursor
@@ -101,7 +102,7 @@ class GreedyChooser:
 
     def read(self, logits: torch.Tensor) -> None:
         """Takes the logits (B, Q, V) of a step; waits for nothing."""
-        self._fetched = self._device.fetch(_argmax(logits))
+        self._fetched = self._device.fetch(likeliest(logits))
 
     def choose(self, place: int, node: int, row: int, transcript: Transcript) -> int:
         """The token behind a node of the tree at `place` in the forward."""
@@ -276,12 +277,3 @@ class Lockstep:
         kept = tuple(self.scores) if self.keeps_scores else None
         transcript.commit_all(tokens, self.criteria, kept)
         return tokens.tolist()
-
-
-def _argmax(logits: torch.Tensor) -> torch.Tensor:
-    """The first of the largest, like `torch.argmax`, which on a CPU is many times slower."""
-    if logits.dtype == torch.float64:  # stock rounds first, and what rounds alike is a tie
-        logits = logits.float()
-    if logits.device.type == "cpu" and logits.dtype == torch.float32:
-        return torch.from_numpy(logits.numpy().argmax(-1))
-    return logits.argmax(-1)

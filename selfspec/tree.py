@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from selfspec.config import SpecConfig
@@ -43,16 +44,16 @@ def merge_candidates(
             kinds, child_states = merged.setdefault(token, ([], {}))
             kinds.append(evidence)
             child_states[index] = child_state
-    ranked = sorted(
-        ((probability(tuple(kinds)), token) for token, (kinds, _) in merged.items()),
-        key=lambda child: -child[0],
-    )[:top_k]
-    tokens = [token for _, token in ranked]
+    children = []
+    for token, (kinds, child_states) in merged.items():
+        joint = tuple(kinds)
+        children.append((probability(joint), token, joint, child_states))
+    ranked = sorted(children, key=itemgetter(0), reverse=True)[:top_k]
     return Siblings(
-        tokens,
-        [p for p, _ in ranked],
-        [tuple(merged[token][0]) for token in tokens],
-        [merged[token][1] for token in tokens],
+        [token for _, token, _, _ in ranked],
+        [p for p, _, _, _ in ranked],
+        [joint for _, _, joint, _ in ranked],
+        [child_states for _, _, _, child_states in ranked],
     )
 
 

@@ -187,6 +187,10 @@ def profile(
         int, typer.Option(min=1, help="Tokens of text in front. More: dearer attention.")
     ] = 512,
     batch: Annotated[int, typer.Option(min=1, help="Rows in a forward.")] = 1,
+    forward: Annotated[
+        str,
+        typer.Option(help="How the model is run: auto, eager, turned, graph or compiled."),
+    ] = "auto",
     output: Annotated[
         Path | None, typer.Option(help="Write the curve to this JSON file.", show_default=False)
     ] = None,
@@ -197,6 +201,7 @@ def profile(
 
     check_options(loading)
     check_output(output)
+    SpecConfig.of(forward=forward)
     from rich.console import Console
 
     from selfspec.cli.profile import check_context, print_curve, write_curve
@@ -205,7 +210,7 @@ def profile(
     with quiet(), Console(stderr=True).status("measuring"):
         model = load_model(loading, load_tokenizer(loading)).model
         check_context(context, model)
-        about, curve = measure(model, num_columns=context, num_rows=batch)
+        about, curve = measure(model, num_columns=context, num_rows=batch, forward=forward)
     print_curve(Console(), curve, about)
     if output is not None:
         write_curve(output, curve, about)

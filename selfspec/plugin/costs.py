@@ -93,7 +93,7 @@ def profile(
     """Measures behind a text of `num_columns` tokens; returns what the curve depends on with it.
 
     Kept, so that the next call with a measured budget finds it. Refuses a model that can't verify
-    a tree.
+    a tree, or can't be run as asked.
     """
     ability = probe(model)
     if ability.attention is None:
@@ -103,6 +103,8 @@ def profile(
         Forwards().lend(model, ability.attention, forward) as lent,
         lent.decoding(model),
     ):
+        if lent.reason is not None and forward != "auto":
+            raise UnsupportedError(f"forward={forward!r} can't be had: {lent.reason}")
         backend = _behind_a_text(model, ability.attention, num_rows, num_columns, lent)
         key = _key(model, num_rows, num_columns, _forward_of(backend))
         widths = _widths(backend, WIDTHS[-1])

@@ -111,3 +111,13 @@ class TestCommand:
     def test_a_context_that_does_not_fit(self, fails, chat_folder):
         line = fails("profile", "--model", chat_folder, "--device", "cpu", "--context", "999999")
         assert "--context must be <" in line
+
+    def test_a_forward_as_asked_or_none(self, run, fails, chat_folder):
+        asked = ("profile", "--model", chat_folder, "--device", "cpu", "--context", "9")
+        assert "forward: eager" in run(*asked, "--forward", "eager").output
+        assert "unknown forward 'egaer'; did you mean 'eager'?" in fails(
+            *asked, "--forward", "egaer"
+        )
+        assert "forward='graph' can't be had: a CPU captures no graphs" in fails(
+            *asked, "--forward", "graph"
+        )
