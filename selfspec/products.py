@@ -41,10 +41,13 @@ def products_of(model: nn.Module) -> dict[Product, list[nn.Linear]]:
     """The model's plain projections on a CPU that are worth turning, those of a kind together.
 
     Leaves out what only looks like one: quantised or parametrised ones, those that a hook of
-    accelerate's moves about. Costs some µs a module.
+    accelerate's moves about. None of a model that was compiled, which would be compiled anew.
+    Costs some µs a module.
     """
     found: dict[Product, list[nn.Linear]] = {}
     for module in model.modules():
+        if _is_compiled(module):
+            return {}
         if type(module) is not nn.Linear or "forward" in vars(module):
             continue
         weight = module.weight
@@ -135,21 +138,28 @@ class _Turns:
 
     def __init__(self, model: nn.Module, table: Mapping[Product, Collection[int]]) -> None:
         self.num_inside = 0
-        self._modules: list[nn.Module] = []
+        self._forwards: list[tuple[nn.Module, _TurningForward]] = []
         for product, modules in products_of(model).items():
             pays = _by_number(table.get(product, ()))
             for module in modules if any(pays) else ():
-                vars(module)["forward"] = _TurningForward(module, pays)
-                self._modules.append(module)
+                forward = vars(module)["forward"] = _TurningForward(module, pays)
+                self._forwards.append((module, forward))
 
     def undo(self) -> None:
-        for module in self._modules:
-            del vars(module)["forward"]
+        for module, forward in self._forwards:
+            if vars(module).get("forward") is forward:  # else somebody else's by now
+                del vars(module)["forward"]
 
 
 _lock = threading.Lock()
 _this_thread = _ThisThread()
 _turns: WeakKeyDictionary[nn.Module, _Turns] = WeakKeyDictionary()
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """By `module.compile()`, or with a compiled function for its forward."""
+    own = vars(module).get("forward")
+    return module._compiled_call_impl is not None or hasattr(own, "_torchdynamo_orig_callable")
 
 
 def _by_number(numbers: Collection[int]) -> list[bool]:

@@ -95,6 +95,22 @@ def test_what_only_looks_like_a_projection_is_left_alone(monkeypatch: pytest.Mon
     assert products_of(nn.Linear(4, 4)) == {}
 
 
+def test_a_compiled_model_is_left_alone() -> None:
+    by_method, by_forward = Two(), Two()
+    by_method.compile()
+    by_forward.forward = torch.compile(by_forward.forward)  # type: ignore[method-assign]
+    assert products_of(nn.ModuleList([by_method])) == {}
+    assert products_of(by_forward) == {}
+
+
+def test_what_somebody_else_put_there_meanwhile_stays() -> None:
+    model = Two()
+    with turning(model, table_of(model, 1)):
+        vars(model.up)["forward"] = mine = lambda x: x
+    assert vars(model.up)["forward"] is mine
+    assert "forward" not in vars(model.down)
+
+
 def test_only_the_numbers_of_tokens_that_pay(asked: list[int]) -> None:
     model = Two()
     up = Product(24, 16, torch.float32)
