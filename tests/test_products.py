@@ -95,6 +95,7 @@ def test_what_only_looks_like_a_projection_is_left_alone(monkeypatch: pytest.Mon
     assert products_of(nn.Linear(4, 4)) == {}
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, as it loads dynamo
 def test_a_compiled_model_is_left_alone() -> None:
     by_method, by_forward = Two(), Two()
     by_method.compile()
