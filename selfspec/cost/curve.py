@@ -19,6 +19,7 @@ __all__ = ["WIDTHS", "CostCurve", "monotone"]
 
 WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 _LEAST_WIDTHS = 2  # fewer make no slope
+_SLOW = 0.1  # seconds: what a first run costs more is small beside it
 _WIDEST = 4096  # of what is kept point by point
 
 # How a step refines the curve: the log of the time over the expected one, cut at ± _BOUND, is
@@ -74,19 +75,22 @@ class CostCurve:
     ) -> CostCurve:
         """Times `run(width)`, which returns when the work is done, in rounds over all widths.
 
-        Each width is first run once untimed. Rounds, so that a slow moment hits every width
-        alike; the median of a width's times, since that is what `refine` will follow: the lowest
-        would leave out the disturbances that are usual on this machine, and long forwards have
-        more of them. Stops widening, and later repeating, before it would take more than
-        `max_seconds` by what the curve so far expects; two widths are measured in any case.
+        Each width is first run once untimed, unless it takes long anyway. Rounds, so that a slow
+        moment hits every width alike; the median of a width's times, since that is what `refine`
+        will follow: the lowest would leave out the disturbances that are usual on this machine,
+        and long forwards have more of them. Stops widening, and later repeating, before it would
+        take more than `max_seconds` by what the curve so far expects; two widths are measured in
+        any case.
         """
         watch = _Watch(run, clock, clock() + max_seconds)
         times: dict[int, list[float]] = {}
         for width in sorted(set(widths)):
-            expected = 2 * cls(_medians(times)).seconds(width) if times else 0.0
-            if len(times) >= _LEAST_WIDTHS and not watch.has_time_for(expected):
+            expected = cls(_medians(times)).seconds(width) if times else 0.0
+            is_quick = expected < _SLOW
+            if len(times) >= _LEAST_WIDTHS and not watch.has_time_for((1 + is_quick) * expected):
                 break
-            run(width)
+            if is_quick:
+                run(width)
             times[width] = [watch.seconds_of(width)]
         for _ in range(repeats - 1):
             if not watch.has_time_for(sum(_medians(times).values())):
@@ -94,6 +98,19 @@ class CostCurve:
             for width, taken in times.items():
                 taken.append(watch.seconds_of(width))
         return cls(_medians(times))
+
+    def reaching(self, width: int) -> CostCurve:
+        """The same with a point at `width` at least, where measuring did not get so far.
+
+        A query behind the last point then costs a sixteenth of a plain step at least: what is
+        left unmeasured is slow, and so bound by what it computes.
+        """
+        last = self._widths[-1]
+        if width <= last:
+            return self
+        least = self.seconds(last) + (width - last) * self.seconds(1) / 16
+        points = dict(zip(self._widths, self._points, strict=True))
+        return type(self)({**points, width: max(self.seconds(width), least)})
 
     @property
     def widths(self) -> tuple[int, ...]:

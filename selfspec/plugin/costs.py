@@ -52,7 +52,7 @@ class Costs:
             _, known = self._curves.get(place, (key, None))
             curve = known or self._found(key, backend)
             if curve is None or curve.widths[-1] < widths[-1]:
-                curve = _measured(backend, num_rows, widths)
+                curve = _measured(backend, num_rows, widths).reaching(widths[-1])
             if curve is not known:
                 self._curves[place] = key, curve
                 self._book.keep(key, curve)

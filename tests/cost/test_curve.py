@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from selfspec.cost import WIDTHS, CostCurve
+from selfspec.cost import WIDTHS, CostCurve, SteppedCurve
 from selfspec.cost import curve as curve_module
 from selfspec.cost.curve import monotone
 from tests.oracles import isotonic
@@ -106,11 +106,11 @@ def test_one_point_promises_nothing():
 
 
 def test_measuring_finds_the_cost_in_rounds_over_all_widths():
-    machine = Machine()
+    machine = Machine(seconds=lambda width: 0.01 + 0.0003 * width)
     curve = machine.measure(8, 1, 2, 8, repeats=3)
     assert curve.widths == (1, 2, 8)
     for width in curve.widths:
-        assert curve.seconds(width) == pytest.approx(1 + 0.03 * width)
+        assert curve.seconds(width) == pytest.approx(0.01 + 0.0003 * width)
     warm_up, rounds = [1, 1, 2, 2, 8, 8], [1, 2, 8] * 2
     assert machine.runs == warm_up + rounds
 
@@ -147,15 +147,15 @@ def test_measuring_keeps_to_its_time():
 
 def test_a_width_that_would_take_too_long_is_not_tried():
     curve = (machine := Machine(seconds=float)).measure(max_seconds=40.0)
-    assert curve.widths == (1, 2, 4, 8)
+    assert curve.widths == (1, 2, 4, 8, 12)
     assert curve.seconds(64) == pytest.approx(64.0)
-    assert 12 not in machine.runs
+    assert 16 not in machine.runs
 
 
 def test_two_widths_are_measured_however_long_they_take():
     machine = Machine(seconds=lambda width: 100.0 + width)
     assert machine.measure(max_seconds=1.0).widths == (1, 2)
-    assert machine.runs == [1, 1, 2, 2]
+    assert machine.runs == [1, 1, 2]
 
 
 def test_a_clock_too_coarse_to_see_anything():
@@ -320,3 +320,30 @@ def test_a_refusal_says_what_it_got():
         CostCurve({})
     with pytest.raises(ValueError, match="got: KeyError"):
         CostCurve.from_dict({"seconds": []})
+
+
+def test_where_measuring_ended_early_a_query_is_not_taken_for_free():
+    curve = CostCurve({1: 1.6, 2: 1.6}).reaching(18)
+    assert curve.widths == (1, 2, 18)
+    assert curve.seconds(18) == pytest.approx(1.6 + 16 * 0.1)
+    assert curve.seconds(10) == pytest.approx(1.6 + 8 * 0.1)
+    steep = CostCurve({1: 1.0, 2: 3.0})
+    assert steep.reaching(10).seconds(10) == pytest.approx(steep.seconds(10))
+
+
+def test_what_was_measured_stays_as_it_is():
+    curve = CostCurve({1: 1.0, 8: 2.0})
+    assert curve.reaching(8) is curve
+    assert curve.reaching(3) is curve
+    assert type(SteppedCurve({1: 1.0, 2: 1.0}).reaching(8)) is SteppedCurve
+
+
+def test_what_takes_long_anyway_is_not_run_untimed():
+    now, runs = [0.0], []
+
+    def run(width):
+        runs.append(width)
+        now[0] += 0.01 if width == 1 else 0.5
+
+    CostCurve.measure(run, (1, 2, 4), repeats=1, max_seconds=60, clock=lambda: now[0])
+    assert runs == [1, 1, 2, 2, 4]

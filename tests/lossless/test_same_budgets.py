@@ -87,6 +87,21 @@ def test_a_curve_is_measured_once_for_a_model_and_found_again(measuring, monkeyp
     assert len(measured) == 4
 
 
+def test_what_is_too_slow_to_be_measured_is_not_tried_in_every_call(measuring, monkeypatch) -> None:
+    model, measured = tiny_model(), []
+
+    def slowly(_run: object, widths: object, **_more: object) -> CostCurve:
+        measured.append(widths)
+        return CostCurve({1: 1.0, 2: 1.2})
+
+    monkeypatch.setattr(CostCurve, "measure", slowly)
+    for _ in range(2):
+        spec = SelfSpec()
+        for _ in range(2):
+            run(model, prompt(), custom_generate=spec, **GREEDY)
+    assert len(measured) == 1
+
+
 def test_without_a_folder_it_is_measured_for_each_spec(tmp_path, measuring) -> None:
     spec = SelfSpec(budget="measured")
     spec._costs = Costs(CostBook(tmp_path / "file" / "that" / "is" / "none"))
