@@ -178,7 +178,7 @@ def _per_query(figures: Mapping[str, Any]) -> float | None:
 
 
 def _megabytes(num_bytes: int | None) -> str:
-    return _NONE if num_bytes is None else f"{num_bytes / 1e6:.1f}"
+    return f"{num_bytes / 1e6:.1f}" if num_bytes else _NONE
 
 
 def _quartiles(speed_up: Mapping[str, float] | None) -> str:
