@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping
 from html import escape
@@ -11,6 +12,7 @@ from typing import Any
 from eval.errors import EvalError
 from eval.pictures import pictures
 from eval.rows import Record
+from eval.statistics import OVERALL
 from eval.summary import summary
 from eval.tables import Table, methods_table, tasks_table, winners
 from selfspec.user_files import replace_text
@@ -24,12 +26,12 @@ _STYLE = """
 @media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --soft: #9198a1; --paper: #0d1117;
   --grid: #262c36; --strong: #161b22; } }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
-  max-width: 1040px; margin: 2rem auto; padding: 0 1rem; }
+  max-width: 1240px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; margin-bottom: .2rem } h2 { font-size: 1.1rem; margin-top: 2.2rem }
 p.note, dl { color: var(--soft); font-size: .87rem }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem } dd { margin: 0 }
 .wide { overflow-x: auto } table { border-collapse: collapse; font-size: .87rem }
-th, td { padding: .25rem .6rem; text-align: right; white-space: nowrap }
+th, td { padding: .25rem .42rem; text-align: right; white-space: nowrap }
 tbody th, thead th:first-child { text-align: left }
 thead th { color: var(--soft); font-weight: 500 }
 tbody tr:nth-child(odd) { background: var(--strong) }
@@ -66,11 +68,9 @@ def markdown(figures: Summary) -> str:
     """What the run was, its tables, and where others were better."""
     about = [f"- {name}: {value}" for name, value in _about(figures).items()]
     tables = [table.markdown() for table in _tables(figures)]
-    losses = _section("Where another method does better", winners(figures))
-    failures = _section("What failed", _failures(figures))
-    return (
-        "\n\n".join([f"# {_title(figures)}", "\n".join(about), *tables, *losses, *failures]) + "\n"
-    )
+    lists = [_section(title, lines) for title, lines in _lists(figures).items()]
+    parts = [f"# {_title(figures)}", "\n".join(about), *tables, *itertools.chain(*lists)]
+    return "\n\n".join(parts) + "\n"
 
 
 def page(figures: Summary, record: Record) -> str:
@@ -84,8 +84,7 @@ def page(figures: Summary, record: Record) -> str:
         for picture in pictures(figures, record)
     )
     first, *others = (table.html() for table in _tables(figures))
-    lists = _html_list("Where another method does better", winners(figures))
-    lists += _html_list("What failed", _failures(figures))
+    lists = "".join(_html_list(title, lines) for title, lines in _lists(figures).items())
     title = escape(_title(figures))
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
@@ -116,8 +115,14 @@ def _about(figures: Summary) -> dict[str, str]:
         f"{where['threads']} threads{shards}",
         "versions": f"selfspec {where['selfspec']} ({commit}), torch {where['torch']}, "
         f"transformers {where['transformers']}, Python {where['python']}",
-        "questions": "; ".join(figures["notes"]),
+        "questions": "; ".join([*figures["notes"], f"{_num_answers(figures)} answers of each"]),
     }
+
+
+def _num_answers(figures: Summary) -> int:
+    """Fewer than asked for where the run was stopped."""
+    overall = next(iter(figures["methods"].values()))[OVERALL]
+    return int(overall["num_answers"] + overall["num_failed"])
 
 
 def _tables(figures: Summary) -> list[Table]:
@@ -128,12 +133,19 @@ def _tables(figures: Summary) -> list[Table]:
     ]
 
 
-def _failures(figures: Summary) -> list[str]:
-    return [
+def _lists(figures: Summary) -> dict[str, list[str]]:
+    """What is said in lines below the tables, by the title of its section."""
+    failures = [
         f"{name}, {count} answers: {error}"
         for name, counts in figures["errors"].items()
         for error, count in counts.items()
+        if name not in figures["left_out"]
     ]
+    return {
+        "Where another method does better": winners(figures),
+        "Left out": [f"{name}: {why}" for name, why in figures["left_out"].items()],
+        "What failed": failures,
+    }
 
 
 def _section(title: str, lines: Iterable[str]) -> list[str]:

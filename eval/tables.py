@@ -48,7 +48,7 @@ def methods_table(summary: Summary) -> Table:
     """A row for each method, over all questions."""
     head = ["method", "tokens per step", "a query", "speed-up", "95 %", "mean", "median"]
     head += ["quartiles", "worst", "tokens/s", "ms a token", "LUTs, MB", "same text", "failed"]
-    rows = [_method_row(name, parts[OVERALL]) for name, parts in summary["methods"].items()]
+    rows = [_method_row(name, parts[OVERALL]) for name, parts in _taking_part(summary).items()]
     note = (
         "Tokens per step: in brackets the queries of a step, nodes and branches; a query: the one "
         "over the other, 1 for plain decoding. Speed-up: "
@@ -61,7 +61,7 @@ def methods_table(summary: Summary) -> Table:
 
 def tasks_table(summary: Summary, title: str, figure: str) -> Table:
     """A row for each method and a column for each task, of `speed_up` or another figure."""
-    methods = summary["methods"]
+    methods = _taking_part(summary)
     tasks = list(next(iter(methods.values())))
     rows = [
         [name, *(_cell(parts[task], figure) for task in tasks)]
@@ -75,12 +75,11 @@ def steps_table(summary: Summary) -> Table:
     """A row for each task and method: what was gained, in all and from decoding alone."""
     head = ["task", "method", "answers", "tokens", "ms a token", "speed-up", "median", "quartiles"]
     head += ["min", "max", "decoding, ms", "speed-up", "tokens per step", "same text"]
-    methods = summary["methods"]
+    methods = _taking_part(summary)
     rows = [
         [task, name, *_step_cells(name, parts[task])]
         for task in next(iter(methods.values()))
         for name, parts in methods.items()
-        if name not in summary["left_out"]
     ]
     absent = (f"{name} is left out: {why}." for name, why in summary["left_out"].items())
     note = (
@@ -88,6 +87,12 @@ def steps_table(summary: Summary) -> Table:
         "max of single questions. Decoding: the same without the prompt's forward."
     )
     return Table("By task", head, rows, " ".join([note, *absent]))
+
+
+def _taking_part(summary: Summary) -> dict[str, Any]:
+    """The methods but for those that were left out."""
+    methods, left_out = summary["methods"], summary["left_out"]
+    return {name: parts for name, parts in methods.items() if name not in left_out}
 
 
 def _step_cells(name: str, figures: Mapping[str, Any]) -> list[str]:

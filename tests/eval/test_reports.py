@@ -114,12 +114,25 @@ def test_the_markdown_says_what_was_measured_where_others_win_and_what_failed():
     assert text.startswith("# m grown to 135m on b, cold\n")
     assert "- decoding: T = 0.3, 8 new tokens at most" in text
     assert "- knobs: top_k = 4" in text
+    assert "; 2 answers of each\n" in text
     assert "| selfspec | 2.00 (10) | 0.20 | 1.11x |" in text
     assert "1 of 2 + 1 near-ties |" in text
     assert "- other, 1 answers: broken <here>" in text
     assert "## Where another method does better" in text
     assert "- overall, speed-up: other 1.33x, selfspec 1.11x" in text
     assert "- <math>, speed-up: stock" not in text
+
+
+def test_who_is_left_out_has_no_row_but_a_reason():
+    made = record()
+    made.runs[0]["left_out"] = {"other": "no GPU <here>"}
+    figures = summary(made)
+    text, html = markdown(figures), page(figures, made)
+    assert "| other |" not in text
+    assert "## Left out\n\n- other: no GPU <here>" in text
+    assert "What failed" not in text
+    assert "<li>other: no GPU &lt;here&gt;</li>" in html
+    assert not [row for row in steps_table(figures).rows if row[1] == "other"]
 
 
 def test_the_table_by_task_has_a_row_for_each_task_and_method():
