@@ -48,7 +48,8 @@ def products_of(model: nn.Module) -> dict[Product, list[nn.Linear]]:
     for module in model.modules():
         if _is_compiled(module):
             return {}
-        if type(module) is not nn.Linear or "forward" in vars(module):
+        own = vars(module).get("forward")
+        if type(module) is not nn.Linear or not (own is None or isinstance(own, _TurningForward)):
             continue
         weight = module.weight
         if weight.device.type == "cpu" and weight.numel() >= _LEAST_WEIGHTS:

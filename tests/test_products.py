@@ -153,6 +153,14 @@ def test_one_inside_another(asked: list[int]) -> None:
     assert "forward" not in vars(model.up)
 
 
+def test_what_is_turned_just_now_is_still_found() -> None:
+    """By another thread's call, which would go on straight otherwise."""
+    model = Two()
+    found = products_of(model)
+    with turning(model, table_of(model, 1)):
+        assert products_of(model) == found
+
+
 def test_other_threads_are_left_alone(asked: list[int]) -> None:
     model, x = Two(), torch.randn(1, 16)
     with turning(model, table_of(model, 1)):
