@@ -12,7 +12,9 @@ from typing import NamedTuple
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
-__all__ = ["Arena", "ArenaLayer", "Geometry"]
+__all__ = ["Arena", "ArenaLayer", "Geometry", "Member"]
+
+Member = tuple[int, str]  # a layer's index, and "keys" or "values"
 
 
 class Geometry(NamedTuple):
@@ -30,7 +32,7 @@ class Arena:
 
     geometry: Geometry
     slots: torch.Tensor  # (members, B, H, capacity, D)
-    members: list[tuple[int, str]] = field(default_factory=list)  # layer, "keys" or "values"
+    members: list[Member] = field(default_factory=list)
 
     @property
     def attention_type(self) -> str:

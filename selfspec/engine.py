@@ -76,6 +76,7 @@ class Decoder:
         self.stats.num_prompt_tokens_out += len(records)
         self.device.join()
         self._learn(records, tops)
+        self._time("learn")
         self._tell(records)
 
     def run(self) -> None:
@@ -104,6 +105,7 @@ class Decoder:
         self.budget.observe(width, seconds, records)
         for record in records:
             self.stats.count_step(record)
+        self._time("learn")
         self._tell(records)
 
     def _with_branches(self, trees: list[DraftTree]) -> Sequence[DraftTree | Queries]:
@@ -151,7 +153,6 @@ class Decoder:
                 self.memory.calibration.observe(record)
         for row, record in zip(self._rows, records, strict=True):
             row.observe(record)
-        self._time("learn")
 
     def _drop_done_rows(self) -> None:
         if not self.pace.drops_rows:

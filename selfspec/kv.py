@@ -13,10 +13,13 @@ from collections.abc import Sequence
 import torch
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
-from selfspec.arena import Arena, ArenaLayer, Geometry
+from selfspec.arena import Arena, ArenaLayer, Geometry, Member
 from selfspec.device import upload
 
 __all__ = ["TreeKV", "can_hold_trees", "foreign_layer"]
+
+_SMALL_ARENA = 64 << 20  # bytes; of more than that, parts are moved into arenas one at a time
+_NUM_PARTS = 12  # each is a few copies more a step
 
 
 def foreign_layer(cache: Cache) -> str | None:
@@ -108,11 +111,14 @@ class TreeKV:
 
         Costs nothing where a path is already in place: the first nodes of a tree often are.
         """
+        moves: list[tuple[int, int, int]] = []  # row, column, column in front of the tree
         for row, path in enumerate(paths):
             length = self.lengths[row]
             if any(self.front + node != length + i for i, node in enumerate(path)):
-                self._move(row, length, path)
+                moves += [(row, self.front + node, length + i) for i, node in enumerate(path)]
             self.lengths[row] = length + len(path)
+        if moves:
+            self._move(torch.tensor(moves).T)
         self.front = max(self.lengths)
 
     def keep_rows(self, rows: Sequence[int]) -> None:
@@ -144,7 +150,37 @@ class TreeKV:
         self._cache.layers = self._layers
 
     def _adopt(self, room: int) -> list[Arena]:
-        groups: dict[Geometry, list[tuple[int, str]]] = {}
+        """Moves what the stock layers hold into arenas, part by part.
+
+        So but a part of the KV is ever held twice. Where memory runs out, all that was moved is
+        handed back.
+        """
+        arenas: list[Arena] = []
+        try:
+            for key, members in self._parts(room):
+                arenas.append(self._new_arena(key, members, room))
+                self._fill_arena(arenas[-1])
+        except torch.OutOfMemoryError:
+            for arena in arenas:
+                self._fill_stock(arena, self.front)
+            raise
+        return arenas
+
+    def _parts(self, room: int) -> list[tuple[Geometry, list[Member]]]:
+        """The members of each arena: all of one geometry, or a share where that is much memory."""
+        parts = []
+        for key, members in self._members_by_geometry().items():
+            num_columns = self.front - self.first_columns[key.attention_type] + room
+            num_bytes = len(members) * math.prod(key.shape) * num_columns * key.dtype.itemsize
+            share = len(members)
+            if num_bytes > _SMALL_ARENA:
+                share = max(share // _NUM_PARTS, 1)
+            starts = range(0, len(members), share)
+            parts += [(key, members[start : start + share]) for start in starts]
+        return parts
+
+    def _members_by_geometry(self) -> dict[Geometry, list[Member]]:
+        groups: dict[Geometry, list[Member]] = {}
         for index, (layer, stock) in enumerate(zip(self._layers, self._stock_layers, strict=True)):
             for name in ("keys", "values"):
                 held: torch.Tensor = getattr(stock, name)
@@ -152,13 +188,9 @@ class TreeKV:
                 key = Geometry(layer.attention_type, (rows, heads, dim), held.dtype, held.device)
                 groups.setdefault(key, []).append((index, name))
                 self.first_columns[layer.attention_type] = self.front - num_columns
-        # all memory is taken before anything moves: running out of it leaves the cache whole
-        arenas = [self._new_arena(key, members, room) for key, members in groups.items()]
-        for arena in arenas:
-            self._fill_arena(arena)
-        return arenas
+        return groups
 
-    def _new_arena(self, key: Geometry, members: list[tuple[int, str]], room: int) -> Arena:
+    def _new_arena(self, key: Geometry, members: list[Member], room: int) -> Arena:
         held = self.front - self.first_columns[key.attention_type]
         return Arena(key, self._new_slots(key, len(members), held + room), members)
 
@@ -182,14 +214,14 @@ class TreeKV:
         for member, (index, name) in enumerate(arena.members):
             self._layers[index].stores[name] = arena.slots[member]
 
-    def _move(self, row: int, length: int, path: Sequence[int]) -> None:
-        columns = torch.tensor([self.front + node for node in path])
+    def _move(self, moves: torch.Tensor) -> None:
+        """Copies columns: `moves` (3, N) are rows, columns from, columns to."""
+        placed = {place: upload(moves, place) for place in {a.slots.device for a in self._arenas}}
         for arena in self._arenas:
+            rows, sources, targets = placed[arena.slots.device]
             first_column = self.first_columns[arena.attention_type]
-            source = upload(columns - first_column, arena.slots.device)
-            slots = arena.slots[:, row]  # (members, H, capacity, D)
-            start = length - first_column
-            slots[:, :, start : start + len(path)] = slots.index_select(2, source)
+            slots = arena.slots.movedim((1, 3), (0, 1))  # (B, capacity, members, H, D)
+            slots[rows, targets - first_column] = slots[rows, sources - first_column]
 
     def _make_room(self, attention_type: str, width: int) -> None:
         """Doubles the arenas of one type, or makes them as long as the text can still become.

@@ -13,6 +13,7 @@ different lengths leave holes that the masks hide.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -103,7 +104,10 @@ def _padded(lists: Sequence[list[int]], width: int) -> torch.Tensor:
 
 
 class _Masker:
-    """Builds the masks of one forward, which differ in their window alone."""
+    """Builds the masks of one forward, which differ in their window alone.
+
+    Most need but a few of the tensors that hidden columns are worked out with.
+    """
 
     def __init__(
         self,
@@ -113,28 +117,38 @@ class _Masker:
         tree_sees: torch.Tensor,  # (B, Q, Q)
         dtype: torch.dtype,
     ) -> None:
+        self._places = places
         self._front = front
+        self._depths = depths
         self._tree_sees = tree_sees
         self._dtype = dtype
-        self._lengths = torch.tensor(places.lengths, device=depths.device)
-        self._query_columns = self._lengths[:, None] + depths  # (B, Q)
-        self._visible = places.visible
         self._has_holes = places.visible is not None or min(places.lengths) < front
         self._last_column = front + tree_sees.shape[-1] - 1  # no query stands behind it
 
+    @cached_property
+    def _lengths(self) -> torch.Tensor:
+        return torch.tensor(self._places.lengths, device=self._depths.device)
+
+    @cached_property
+    def _query_columns(self) -> torch.Tensor:
+        return self._lengths[:, None] + self._depths  # (B, Q)
+
     def mask(self, window: Window, first_column: int) -> torch.Tensor:
         """(B, 1, Q, front - first_column + Q), 0 where a node may look."""
-        rows, width = self._query_columns.shape
+        rows, width = self._depths.shape
         num_columns = self._front - first_column
         mask = self._tree_sees.new_zeros(rows, width, num_columns + width, dtype=self._dtype)
         lowest = torch.finfo(self._dtype).min
         mask[..., num_columns:].masked_fill_(~self._tree_sees, lowest)
-        columns = torch.arange(first_column, self._front, device=mask.device)
         if self._has_holes:
-            mask[..., :num_columns].masked_fill_(~self._committed(columns), lowest)
+            committed = self._committed(self._columns(first_column))
+            mask[..., :num_columns].masked_fill_(~committed, lowest)
         if self._reaches_beyond(window, first_column):
-            mask.masked_fill_(~self._in_window(window, columns), lowest)
+            mask.masked_fill_(~self._in_window(window, self._columns(first_column)), lowest)
         return mask[:, None]
+
+    def _columns(self, first_column: int) -> torch.Tensor:
+        return torch.arange(first_column, self._front, device=self._depths.device)
 
     def _reaches_beyond(self, window: Window, first_column: int) -> bool:
         """May a key be too far from a query? Answered from the CPU, for most steps with no."""
@@ -145,9 +159,9 @@ class _Masker:
     def _committed(self, columns: torch.Tensor) -> torch.Tensor:
         """(B, 1, columns): is there a token of the row in this column."""
         sees = columns < self._lengths[:, None]
-        if self._visible is not None:
-            num_prompt = self._visible.shape[1]
-            known = self._visible[:, columns.clamp(max=num_prompt - 1)]
+        if (visible := self._places.visible) is not None:
+            num_prompt = visible.shape[1]
+            known = visible[:, columns.clamp(max=num_prompt - 1)]
             sees = sees & (known | (columns >= num_prompt))
         return sees[:, None]
 
@@ -160,9 +174,9 @@ class _Masker:
 
     def _row_starts(self) -> torch.Tensor:
         """(B, 1, 1): the first column that counts, from where chunks are told off."""
-        if self._visible is None:
+        if self._places.visible is None:
             return self._lengths.new_zeros(1, 1, 1)
-        return self._visible.int().argmax(-1)[:, None, None]
+        return self._places.visible.int().argmax(-1)[:, None, None]
 
 
 def in_window(

@@ -20,11 +20,9 @@ def as_read(logits: torch.Tensor) -> torch.Tensor:
 
 
 def likeliest(logits: torch.Tensor) -> torch.Tensor:
-    """The first of the largest at each place, like `torch.argmax`; waits for nothing."""
+    """The first of the largest at each place; waits for nothing."""
     if logits.dtype == torch.float64:  # stock rounds first, and what rounds alike is a tie
         logits = logits.float()
-    if logits.device.type == "cpu" and logits.dtype == torch.float32:
-        return torch.from_numpy(logits.numpy().argmax(-1))
     return logits.argmax(-1)
 
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget
 from selfspec.device import CpuDevice, Device, Fetched
-from selfspec.logits import likeliest
+from selfspec.logits import as_read, likeliest
 from selfspec.memory import Memory
 from selfspec.records import DraftTree, Queries, StepRecord, TopK
 from selfspec.sources import Cursor
@@ -90,22 +91,31 @@ class Row:
 
 
 class GreedyChooser:
-    """Greedy decoding with no processors: one batched argmax and one sync for a step."""
+    """Greedy decoding with no processors: one batched argmax and one sync for a step.
+
+    On a CPU, where nothing has to be waited for, only at the nodes that are visited.
+    """
 
     def __init__(self, device: Device | None = None) -> None:
         self._device = device or CpuDevice()
         self._fetched: Fetched | None = None
         self._choices: list[list[int]] = []
+        self._here: NDArray[np.float32] | None = None  # logits that a CPU can read
 
     def forget_before(self, step: int) -> None:
         """Nothing to free."""
 
     def read(self, logits: torch.Tensor) -> None:
         """Takes the logits (B, Q, V) of a step; waits for nothing."""
-        self._fetched = self._device.fetch(likeliest(logits))
+        if isinstance(self._device, CpuDevice) and logits.device.type == "cpu":
+            self._here = as_read(logits).numpy()
+        else:
+            self._fetched = self._device.fetch(likeliest(logits))
 
     def choose(self, place: int, node: int, row: int, transcript: Transcript) -> int:
         """The token behind a node of the tree at `place` in the forward."""
+        if self._here is not None:
+            return int(self._here[place, node].argmax())
         if self._fetched is not None:
             (choices,) = self._fetched.get()
             self._fetched, self._choices = None, choices.tolist()

@@ -20,6 +20,7 @@ __all__ = [
     "Evidence",
     "GenerationStats",
     "Gram",
+    "Lesson",
     "Queries",
     "Siblings",
     "StepRecord",
@@ -154,6 +155,17 @@ class TopK(NamedTuple):
         return TopK(self.ids[places], self.probabilities[places])
 
 
+class Lesson(NamedTuple):
+    """What the model said at each node of a tree, the accepted ones last: they win over others.
+
+    The tokens of the nodes, the token above each (-1 above the root), and what came behind.
+    """
+
+    tokens: NDArray[np.int64]
+    above: NDArray[np.int64]
+    top: TopK
+
+
 @dataclass(slots=True, kw_only=True)
 class StepRecord:
     """What came of one verified tree of one row: what sources, calibration and listeners see.
@@ -173,6 +185,14 @@ class StepRecord:
     grams: Sequence[Gram] = ()
     num_branch_queries: int = 0
     num_from_branches: int = 0
+    _lesson: Lesson | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def lesson(self) -> Lesson | None:
+        """What is to be learned, in arrays that are made once; None where nobody learns."""
+        if self._lesson is None and self.top is not None:
+            self._lesson = self._arranged(self.top)
+        return self._lesson
 
     @property
     def num_accepted(self) -> int:
@@ -182,6 +202,15 @@ class StepRecord:
     def accepted_nodes(self) -> list[int]:
         """The drafted nodes whose tokens were committed, in order."""
         return self.path[1 : 1 + self.num_accepted]
+
+    def _arranged(self, top: TopK) -> Lesson:
+        on_path = set(self.path)
+        others = [node for node in range(len(self.tree)) if node not in on_path]
+        order = np.array(others + self.path)
+        tokens = np.array(self.tree.tokens, np.int64)
+        above = tokens[self.tree.parents]
+        above[0] = -1
+        return Lesson(tokens[order], above[order], top.at(order))
 
 
 @dataclass(slots=True)

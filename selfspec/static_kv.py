@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from transformers.cache_utils import Cache, DynamicCache
 
-from selfspec.arena import Arena, ArenaLayer, Geometry
+from selfspec.arena import Arena, ArenaLayer, Geometry, Member
 from selfspec.kv import TreeKV
 
 __all__ = ["Span", "StaticArenas", "StaticKV", "length_bucket"]
@@ -169,7 +169,15 @@ class StaticKV(TreeKV):
     def _take_over(self) -> None:
         """The model is given a cache of ours; the other one keeps its layers, emptied."""
 
-    def _new_arena(self, key: Geometry, members: list[tuple[int, str]], room: int) -> Arena:
+    def _adopt(self, room: int) -> list[Arena]:
+        """All memory is taken before anything moves: running out of it leaves the cache whole."""
+        groups = self._members_by_geometry()
+        arenas = [self._new_arena(key, members, room) for key, members in groups.items()]
+        for arena in arenas:
+            self._fill_arena(arena)
+        return arenas
+
+    def _new_arena(self, key: Geometry, members: list[Member], room: int) -> Arena:
         """Windowed ones forget, and so need no more than what is seen twice over."""
         held = self.front - self.first_columns[key.attention_type]
         size = self._window_sizes.get(key.attention_type, 0)

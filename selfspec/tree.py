@@ -12,7 +12,6 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Sequence
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 from selfspec.config import SpecConfig
@@ -38,22 +37,23 @@ def merge_candidates(
     cursors: Sequence[Cursor], states: States, probability: Probability, top_k: int
 ) -> Siblings:
     """Asks each cursor for the children of one node and merges those that name the same token."""
-    merged: dict[int, tuple[list[Evidence], States]] = {}
+    evidence: dict[int, tuple[Evidence, ...]] = {}
+    child_states: dict[int, States] = {}
     for index, state in states.items():
-        for token, evidence, child_state in cursors[index].expand(state):
-            kinds, child_states = merged.setdefault(token, ([], {}))
-            kinds.append(evidence)
-            child_states[index] = child_state
-    children = []
-    for token, (kinds, child_states) in merged.items():
-        joint = tuple(kinds)
-        children.append((probability(joint), token, joint, child_states))
-    ranked = sorted(children, key=itemgetter(0), reverse=True)[:top_k]
+        for token, kind, child_state in cursors[index].expand(state):
+            if token in evidence:
+                evidence[token] += (kind,)
+                child_states[token][index] = child_state
+            else:
+                evidence[token] = (kind,)
+                child_states[token] = {index: child_state}
+    probabilities = {token: probability(kinds) for token, kinds in evidence.items()}
+    ranked = sorted(probabilities, key=probabilities.__getitem__, reverse=True)[:top_k]
     return Siblings(
-        [token for _, token, _, _ in ranked],
-        [p for p, _, _, _ in ranked],
-        [joint for _, _, joint, _ in ranked],
-        [child_states for _, _, _, child_states in ranked],
+        ranked,
+        [probabilities[token] for token in ranked],
+        [evidence[token] for token in ranked],
+        [child_states[token] for token in ranked],
     )
 
 
@@ -144,13 +144,13 @@ class TreeGrower:
         above = tree.looked_at[parent]
         assert above is not None
         token = tree.tokens[node]
-        states = dict(above.states[above.tokens.index(token)])
+        named = above.states[above.tokens.index(token)]
+        states: States = {}  # in the order of the sources, in which evidence is joined
         for index, state in self._states[parent].items():
-            if index not in states:
-                followed = self._cursors[index].follow(state, token)
-                if followed is not None:
-                    states[index] = followed
-        return dict(sorted(states.items()))  # evidence is joined in the order of the sources
+            below = named[index] if index in named else self._cursors[index].follow(state, token)
+            if below is not None:
+                states[index] = below
+        return states
 
     def _push(self, tree: DraftTree, waiting: list[_Place], parent: int, rank: int) -> None:
         """Lets the next sibling wait. Later ones score no higher, so one at a time is enough."""

@@ -1,6 +1,7 @@
 """`TreeKV` against plain lists of which token lies in which column."""
 
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -67,16 +68,18 @@ class KvMachine(RuleBasedStateMachine):
         prompt_length=st.integers(1, 9),
         window=st.integers(2, 6),
         room=st.integers(0, 5),
+        small_arena=st.sampled_from([0, 1 << 20]),
     )
-    def prompt(self, num_rows, prompt_length, window, room):
-        self.window, self.room, self.num_stamps = window, room, 0
+    def prompt(self, num_rows, prompt_length, window, room, small_arena):
+        self.window, self.room, self.small_arena, self.num_stamps = window, room, small_arena, 0
         self.rows = [self.new_stamps(prompt_length) for _ in range(num_rows)]  # the oracle
         self.cache = stock_cache(window)
         write(self.cache, self.rows)
         self.kv = self.adopt()
 
     def adopt(self) -> TreeKV:
-        return adopt(self.cache, self.window, len(self.rows), self.room)
+        with mock.patch("selfspec.kv._SMALL_ARENA", self.small_arena):
+            return adopt(self.cache, self.window, len(self.rows), self.room)
 
     def write_tree(self, stamps: list[list[int]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """What attention gets to see of a forward."""
@@ -220,6 +223,38 @@ def test_a_single_write_fills_all_layers_of_a_geometry():
         for i, n in [(0, "keys"), (0, "values"), (2, "keys")]
     }
     assert len(storage) == 1
+
+
+def test_much_memory_is_adopted_in_parts(monkeypatch):
+    monkeypatch.setattr("selfspec.kv._SMALL_ARENA", 0)
+    cache = stock_cache(window=4)
+    write(cache, [[1, 2]])
+    kv = adopt(cache, 4, num_rows=1, room=8)
+    assert all(len(arena.members) == 1 for arena in kv._arenas)
+    assert len(kv._arenas) == 2 * len(LAYERS)
+
+
+@pytest.mark.parametrize("num_before", range(8))
+def test_running_out_of_memory_on_the_way_leaves_the_cache_whole(monkeypatch, num_before):
+    monkeypatch.setattr("selfspec.kv._SMALL_ARENA", 0)
+    cache, untouched = stock_cache(window=4), stock_cache(window=4)
+    for each in (cache, untouched):
+        write(each, [[1, 2, 3, 4, 5]])
+    new_slots = TreeKV._new_slots
+    num_left = iter(range(num_before))
+
+    def scarce(*args):
+        if next(num_left, None) is None:
+            raise torch.OutOfMemoryError("on purpose")
+        return new_slots(*args)
+
+    monkeypatch.setattr(TreeKV, "_new_slots", scarce)
+    with pytest.raises(torch.OutOfMemoryError):
+        adopt(cache, 4, num_rows=1, room=8)
+    for ours, stock in zip(cache.layers, untouched.layers, strict=True):
+        assert torch.equal(ours.keys, stock.keys)
+        assert torch.equal(ours.values, stock.values)
+        assert ours.get_seq_length() == stock.get_seq_length() == 5
 
 
 def test_adopting_frees_the_stock_tensors():

@@ -41,7 +41,7 @@ class StaticKvMachine(KvMachine):
     )
     def prompt(self, num_rows, prompt_length, window, room):
         self.arenas = StaticArenas(TYPES)
-        super().prompt(num_rows, prompt_length, window, room)
+        super().prompt(num_rows, prompt_length, window, room, small_arena=0)
 
     def adopt(self) -> StaticKV:
         return adopt(

@@ -59,7 +59,7 @@ class CostCurve:
         self._widths = tuple(sorted(points))
         self._points = [float(points[width]) for width in self._widths]
         _check(self._widths, self._points)
-        self._num_refined = 0
+        self._news: list[tuple[int, float]] = []  # of steps that the fit does not know yet
         self._lock = threading.Lock()
         self._fit = _fitted(self._widths, self._points)
 
@@ -134,7 +134,7 @@ class CostCurve:
         return self.seconds(width) / self.seconds(1)
 
     def refine(self, width: int, seconds: float) -> None:
-        """Takes in what a real step of this width took; a few µs.
+        """Takes in what a real step of this width took; a few µs, for some steps together.
 
         No single one moves the curve by more than 1 %, however odd. A change that lasts is
         followed within some hundred steps, one of two widths' ratio within some hundred of each.
@@ -142,14 +142,15 @@ class CostCurve:
         if not 0 < seconds < math.inf:
             return
         with self._lock:
-            self._follow(width, seconds)
-            self._num_refined += 1
-            if self._num_refined % _REFIT_EVERY == 0:
+            self._news.append((width, seconds))
+            if len(self._news) >= _REFIT_EVERY:
+                self._take_news()
                 self._fit = _fitted(self._widths, self._points)
 
     def as_dict(self) -> dict[str, Any]:
         """The points, for JSON."""
         with self._lock:
+            self._take_news()
             return {"widths": list(self._widths), "seconds": list(self._points)}
 
     @classmethod
@@ -159,6 +160,11 @@ class CostCurve:
             return cls(dict(zip(values["widths"], values["seconds"], strict=True)))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"a curve must have widths and seconds (got: {error!r})") from error
+
+    def _take_news(self) -> None:
+        for width, seconds in self._news:
+            self._follow(width, seconds)
+        self._news.clear()
 
     def _follow(self, width: int, seconds: float) -> None:
         if _WIDEST >= width > _WIDER * self._widths[-1]:

@@ -103,7 +103,8 @@ class MeasuredBudget:
 
     def fit(self, trees: Sequence[DraftTree], max_nodes: int) -> None:
         """All rows share a forward, and so its width."""
-        choice = best_width([tree.scores[1:] for tree in trees], self._curve, max_nodes)
+        widest = min(max(map(len, trees)), max_nodes)
+        choice = best_width([tree.scores[1:] for tree in trees], self._curve, widest)
         self._rate = choice.rate
         for tree in trees:
             if len(tree) > choice.width:

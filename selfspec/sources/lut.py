@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from selfspec.records import Candidate, StepRecord, TopK
 from selfspec.sources.rows import Rows
 
-__all__ = ["LutCursor", "LutSource", "path_last"]
+__all__ = ["LutCursor", "LutSource"]
 
 
 class LutSource:
@@ -97,16 +97,7 @@ class LutCursor:
         return token
 
     def observe(self, record: StepRecord) -> None:
-        """Learns from all nodes; the accepted ones last, so that they win over the others."""
+        """Learns from all nodes."""
         self._last_token = record.committed_ids[-1] if record.committed_ids else self._last_token
-        if not self._learns or record.top is None:
-            return
-        order = path_last(record)
-        tokens = np.asarray(record.tree.tokens)[order]
-        self._source.learn(tokens, record.top.at(order))
-
-
-def path_last(record: StepRecord) -> list[int]:
-    """All nodes of a verified tree, the accepted ones behind the others."""
-    on_path = set(record.path)
-    return [node for node in range(len(record.tree)) if node not in on_path] + record.path
+        if self._learns and (lesson := record.lesson):
+            self._source.learn(lesson.tokens, lesson.top)

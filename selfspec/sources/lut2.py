@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.records import Candidate, StepRecord, TopK
-from selfspec.sources.lut import path_last
+from selfspec.records import Candidate, Lesson, StepRecord, TopK
 from selfspec.sources.rows import Rows
 
 __all__ = ["Lut2Cursor", "Lut2Source"]
@@ -58,11 +57,13 @@ class Lut2Source:
     def observe_places(self, pairs: NDArray[np.int64], top: TopK) -> None:
         """Learns every place that has a token before it; of repeated pairs the last one wins."""
         known = pairs[:, 0] >= 0
-        keys = pairs[known, 0].astype(np.int64) * self._vocab_size + pairs[known, 1]
-        slots = (keys.astype(np.uint64) * np.uint64(_SPREAD)) >> np.uint64(self._shift)
+        if not known.all():
+            pairs, top = pairs[known], top.at(known)
+        keys = pairs[:, 0] * self._vocab_size + pairs[:, 1]
+        slots = (keys.view(np.uint64) * np.uint64(_SPREAD)) >> np.uint64(self._shift)
         with self._rows.lock:
             self._keys[slots] = keys
-            self._rows.write(slots.astype(np.int64), top.at(known))
+            self._rows.write(slots.view(np.int64), top)
 
     def next_tokens(self, pair: Pair) -> list[Candidate]:
         """The candidates behind two tokens; none where another pair has the slot."""
@@ -110,16 +111,14 @@ class Lut2Cursor:
         return None if state is None else (state[1], token)
 
     def observe(self, record: StepRecord) -> None:
-        """Learns from all nodes; the accepted ones last, so that they win over the others."""
-        if self._learns and record.top is not None:
-            order = path_last(record)
-            self._source.observe_places(self._pairs(record)[order], record.top.at(order))
+        """Learns from all nodes."""
+        if self._learns and (lesson := record.lesson):
+            self._source.observe_places(self._pairs(lesson, -len(record.path)), lesson.top)
         end = (record.tree.tokens[0], *record.committed_ids)[-2:]
         self._pair = (end[0], end[1]) if len(end) == 2 else self._pair
 
-    def _pairs(self, record: StepRecord) -> NDArray[np.int64]:
+    def _pairs(self, lesson: Lesson, root: int) -> NDArray[np.int64]:
         """For each node the token above it and its own; above the root stands the text."""
-        tokens = np.asarray(record.tree.tokens)
-        above = tokens[record.tree.parents]
-        above[0] = -1 if self._pair is None else self._pair[0]
-        return np.stack([above, tokens], axis=-1)
+        pairs = np.stack([lesson.above, lesson.tokens], axis=-1)
+        pairs[root, 0] = -1 if self._pair is None else self._pair[0]
+        return pairs
