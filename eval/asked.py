@@ -66,6 +66,7 @@ class Asked:
     slice: Slice = field(default_factory=Slice)
     knobs: Mapping[str, Any] = field(default_factory=dict)
     variants: Mapping[str, Variant] = field(default_factory=dict)  # methods by names of their own
+    study: str | None = None  # that the variants are of
 
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "batch_size", "turns", "threads"):
@@ -126,6 +127,7 @@ class Asked:
             "state": self.state,
             **self.slice._asdict(),
             "knobs": dict(self.knobs),
+            "study": self.study,
             "variants": {name: _as_json(variant) for name, variant in self.variants.items()},
         }
 

@@ -34,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _study(options: argparse.Namespace) -> int:
     study = named_study(options.name)
+    options.study = options.name
     options.variants = variants_of(study, options.caches)
     options.methods = tuple(options.variants)
     return _run(options)

@@ -11,8 +11,10 @@ from typing import Any
 
 from eval.errors import EvalError
 from eval.pictures import pictures
+from eval.reported import reported
 from eval.rows import Record
 from eval.statistics import OVERALL
+from eval.studies import STUDIES
 from eval.summary import summary
 from eval.tables import Table, methods_table, tasks_table, winners
 from selfspec.user_files import replace_text
@@ -106,7 +108,9 @@ def _about(figures: Summary) -> dict[str, str]:
     knobs = ", ".join(f"{name} = {value}" for name, value in settings["knobs"].items())
     shards = f", {figures['num_shards']} processes at once" * (figures["num_shards"] > 1)
     commit = (where["git_commit"] or "no clone")[:10] + ", changed" * where["git_dirty"]
+    study = STUDIES.get(settings.get("study"))
     return {
+        **({"study": f"{study.title} (after {study.after})"} if study else {}),
         "decoding": f"{sampled}, {settings['max_new_tokens']} new tokens at most, batches of "
         f"{settings['batch_size']}, seed {settings['seed']}",
         "state": f"{settings['state']} at the first question; what is learned is kept",
@@ -145,6 +149,9 @@ def _lists(figures: Summary) -> dict[str, list[str]]:
         "Where another method does better": winners(figures),
         "Left out": [f"{name}: {why}" for name, why in figures["left_out"].items()],
         "What failed": failures,
+        "Reported by papers, on their models and machines": reported(
+            figures["methods"], figures["settings"].get("study")
+        ),
     }
 
 

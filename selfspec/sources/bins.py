@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from selfspec.records import Evidence
 
-__all__ = ["evidence_table", "stored_exponents"]
+__all__ = ["MANTISSA_BITS", "evidence_table", "stored_exponents"]
+
+MANTISSA_BITS = 10  # of an fp16
 
 _TOP_EXPONENT = 14  # of p in [0.5, 1); each halving one less, 1.0 itself one more
 _MAX_BIN = 6  # what is less likely than 1 in 64 is told apart no more
@@ -23,7 +25,7 @@ def stored_exponents(probabilities: NDArray[np.float16]) -> list[int]:
     >>> stored_exponents(np.array([1, 0.6, 0.5, 0.3, 0], np.float16))
     [15, 14, 14, 13, 0]
     """
-    return (probabilities.view(np.uint16) >> 10).tolist()  # type: ignore[no-any-return]
+    return (probabilities.view(np.uint16) >> MANTISSA_BITS).tolist()  # type: ignore[no-any-return]
 
 
 def evidence_table(source: str, top_k: int) -> list[list[Evidence]]:

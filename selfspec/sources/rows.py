@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selfspec.records import Evidence, TopK
-from selfspec.sources.bins import evidence_table, stored_exponents
+from selfspec.sources.bins import MANTISSA_BITS, evidence_table
 
 __all__ = ["Rows"]
 
@@ -26,8 +26,9 @@ class Rows:
     """
 
     def __init__(self, source: str, num_rows: int, top_k: int) -> None:
-        self.token_ids: NDArray[np.int32] = np.full((num_rows, top_k), -1, np.int32)
-        self.probabilities: NDArray[np.float16] = np.zeros((num_rows, top_k), np.float16)
+        self._hold(
+            np.full((num_rows, top_k), -1, np.int32), np.zeros((num_rows, top_k), np.float16)
+        )
         self._source = source
         self._evidence = evidence_table(source, top_k)
         self.lock = threading.Lock()
@@ -44,11 +45,12 @@ class Rows:
 
     def read(self, row: int) -> list[tuple[int, Evidence]]:
         """A row's entries, likeliest first. For who holds the lock."""
-        ids = self.token_ids[row].tolist()
-        exponents = stored_exponents(self.probabilities[row])
+        top_k = len(self._evidence)
+        entries = slice(row * top_k, (row + 1) * top_k)
+        ids, bits = self._flat_ids[entries].tolist(), self._flat_bits[entries].tolist()
         return [
-            (id_, kinds[exponent])
-            for id_, exponent, kinds in zip(ids, exponents, self._evidence, strict=True)
+            (id_, kinds[half >> MANTISSA_BITS])
+            for id_, half, kinds in zip(ids, bits, self._evidence, strict=True)
             if id_ >= 0
         ]
 
@@ -73,6 +75,11 @@ class Rows:
     def copy(self) -> Rows:
         """A copy of everything. For who holds the lock."""
         twin = Rows(self._source, 0, self.token_ids.shape[1])
-        twin.token_ids = self.token_ids.copy()
-        twin.probabilities = self.probabilities.copy()
+        twin._hold(self.token_ids.copy(), self.probabilities.copy())
         return twin
+
+    def _hold(self, token_ids: NDArray[np.int32], probabilities: NDArray[np.float16]) -> None:
+        self.token_ids, self.probabilities = token_ids, probabilities
+        # the same memory as Python reads it fastest, a row at a time
+        self._flat_ids = token_ids.reshape(-1).data
+        self._flat_bits = probabilities.reshape(-1).view(np.uint16).data

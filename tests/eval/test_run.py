@@ -16,6 +16,7 @@ from eval.batches import Batch
 from eval.command import main
 from eval.errors import EvalError
 from eval.questions import Question
+from eval.reported import reported
 from eval.rows import ROWS, read_record
 from eval.stage import check_methods
 from eval.studies import STUDIES, named_study, variants_of
@@ -361,7 +362,9 @@ def test_a_study_is_a_run_of_variants(chat_folder, questions, tmp_path, capsys):
     options = ["study", "parts", "--model", chat_folder, "--bench", "spec-bench", "--questions"]
     options += [str(questions), "--output", str(tmp_path / "out"), "--limit", "1"]
     assert main([*options, "--max-new-tokens", "8", "--max-nodes", "4"]) == 0
-    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    out = capsys.readouterr().out
+    assert "- study: what LUTs and dynamic trees are worth (after DIAA, table 3)" in out
+    last = json.loads(out.splitlines()[-1])
     named = ["stock", "all", "no LUTs", "no dynamic tree", "neither", "no overlap"]
     assert list(last["overall"]) == named
     assert last["settings"]["variants"]["neither"]["knobs"]["sources"] == ["context", "runners"]
@@ -370,6 +373,14 @@ def test_a_study_is_a_run_of_variants(chat_folder, questions, tmp_path, capsys):
     options[1] = "part"
     assert main(options) == 2
     assert "unknown study 'part'; did you mean 'parts'?" in capsys.readouterr().err
+
+
+def test_what_papers_report_is_no_figure_of_the_run():
+    assert reported(["stock", "selfspec"], "parts") == []
+    (token_recycling,) = reported(["stock", "lut-static"])
+    (ghidorah,) = reported(["stock"], "widths")
+    assert "Token Recycling" in token_recycling
+    assert "Jetson NX" in ghidorah
 
 
 def test_the_study_of_tables_says_what_they_take(chat_folder, questions, tmp_path, capsys):
