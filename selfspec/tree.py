@@ -3,6 +3,9 @@
 The score of a path is s = Π p · δ^(depth-1) · Π α^(rank-1): the product of its tokens'
 probabilities, decayed once for each level below the first and once for each rank below the best
 sibling. The best-scored place is taken next until the budget is spent (DIAA's dynamic tree).
+A node's children are looked for only once they may be next, by a guess at the best one's score:
+that is most of a tree's cost, and most nodes are leaves in the end. A child that scores above the
+guess comes a little late.
 
 Knows cursors and probabilities; not what a token means, nor what the model will say.
 """
@@ -22,6 +25,8 @@ __all__ = ["TreeGrower", "merge_candidates"]
 
 Probability = Callable[[tuple[Evidence, ...]], float]
 States = dict[int, Any]  # index of a cursor -> its state at a node
+
+_LEAST_HOPE = 0.5  # guessed for a best child whatever its parent: its share of the parent's score
 
 
 class _Place(NamedTuple):
@@ -106,13 +111,16 @@ class TreeGrower:
         self._expand(tree, 0, waiting)
         while waiting and len(tree) < max_nodes:
             place = heapq.heappop(waiting)
+            if tree.looked_at[place.parent] is None:  # a promise
+                self._expand(tree, place.parent, waiting)
+                continue
             if pays is not None and not pays(-place.negative_score):
                 return
             self._push(tree, waiting, place.parent, place.rank + 1)
             node = self._take(tree, place.parent, place.rank, -place.negative_score)
             self._shape.append((place.parent, place.rank))
             if len(tree) < max_nodes and tree.depths[node] < self._max_depth:
-                self._expand(tree, node, waiting)
+                self._promise(tree, node, waiting)
 
     def _refill(self, tree: DraftTree, max_nodes: int) -> None:
         """Puts the newest candidates into the shape kept from an earlier step."""
@@ -151,6 +159,12 @@ class TreeGrower:
             if below is not None:
                 states[index] = below
         return states
+
+    def _promise(self, tree: DraftTree, node: int, waiting: list[_Place]) -> None:
+        """Lets the best child of a node wait unseen, as sure as the node itself was."""
+        score, above = tree.scores[node], tree.scores[tree.parents[node]]
+        hope = max(score / above, _LEAST_HOPE) if above > score else 1.0
+        heapq.heappush(waiting, _Place(-score * hope, next(self._ages), node, 0))
 
     def _push(self, tree: DraftTree, waiting: list[_Place], parent: int, rank: int) -> None:
         """Lets the next sibling wait. Later ones score no higher, so one at a time is enough."""

@@ -1,5 +1,7 @@
 """Growth equals brute force: every path scored, the best taken."""
 
+from unittest import mock
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -52,7 +54,9 @@ def oracle_of(cursors: list[ScriptedCursor], config: SpecConfig) -> GrowthOracle
     st.integers(1, 14),
 )
 def test_growth_takes_the_best_of_all_paths(cursors, config, max_nodes):
-    tree = TreeGrower(cursors, config, probability_of).grow(0, max_nodes)
+    """Exactly, where every node is hoped to have a child as good as itself."""
+    with mock.patch("selfspec.tree._LEAST_HOPE", 1.0):
+        tree = TreeGrower(cursors, config, probability_of).grow(0, max_nodes)
     tree.check()
     everything = oracle_of(cursors, config).paths(0)
     best = everything[: max_nodes - 1]
@@ -63,6 +67,35 @@ def test_growth_takes_the_best_of_all_paths(cursors, config, max_nodes):
     assert len(set(paths)) == len(paths) <= max_nodes - 1
     for path, score in zip(paths, tree.scores[1:], strict=True):
         assert scores[path] == pytest.approx(score)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.builds(ScriptedCursor, tables(), follows=st.booleans()), max_size=3),
+    configs,
+    st.integers(1, 14),
+    st.floats(0.01, 1.0),
+)
+def test_whatever_is_hoped_a_tree_has_good_paths_and_as_many(cursors, config, max_nodes, hope):
+    with mock.patch("selfspec.tree._LEAST_HOPE", hope):
+        tree = TreeGrower(cursors, config, probability_of).grow(0, max_nodes)
+    tree.check()
+    everything = oracle_of(cursors, config).paths(0)
+    scores = {path.tokens: path.score for path in everything}
+    assert tree.scores[1:] == pytest.approx([scores[path] for path in paths_of(tree)])
+    assert len(tree) == 1 + min(len(everything), max_nodes - 1)
+    for node, children in enumerate(tree.children):  # of siblings the best ones
+        tokens = [tree.tokens[child] for child in sorted(children.values())]
+        siblings = tree.looked_at[node]
+        assert tokens == ([] if siblings is None else siblings.tokens[: len(tokens)])
+
+
+def test_a_child_that_is_better_than_hoped_comes_late():
+    """3 scores .18 behind the .2 of 1, but is hoped to score .1, less than the .15 of 2."""
+    table = {0: [(1, 0.2), (2, 0.15)], 1: [(3, 0.9)], 2: [(4, 0.1)]}
+    tree = grower(ScriptedCursor(table)).grow(0, 4)
+    assert paths_of(tree) == [(1,), (2,), (1, 3)]
+    assert tree.looked_at[2] is None
 
 
 def test_a_worked_example_with_the_papers_parameters():
@@ -96,10 +129,10 @@ def test_a_worked_example_with_the_papers_parameters():
 
 
 def test_equal_scores_are_taken_by_age():
-    """1 and 2 tie; behind 1 come 3 and 4, all of them sure: the oldest place goes first."""
-    table = {0: [(1, 0.5), (2, 0.5)], 1: [(3, 1.0)], 2: [(4, 1.0)], 3: [(2, 1.0)]}
+    """All are sure, and hoped to have a child as sure: the oldest place goes first."""
+    table = {0: [(1, 1.0), (2, 1.0)], 1: [(3, 1.0)], 2: [(4, 1.0)], 3: [(2, 1.0)]}
     tree = grower(ScriptedCursor(table)).grow(0, 6)
-    assert tree.scores[1:] == [0.5] * 5
+    assert tree.scores[1:] == [1.0] * 5
     assert paths_of(tree) == [(1,), (2,), (1, 3), (2, 4), (1, 3, 2)]
 
 

@@ -9,13 +9,22 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
 from transformers.cache_utils import DynamicCache
 
-from selfspec.cost import STEPS, WIDTHS, CostBook, CostCurve, SteppedCurve, stepped
+from selfspec.cost import (
+    STEPS,
+    WIDTHS,
+    CostBook,
+    CostCurve,
+    MeasuredBudget,
+    NodeCost,
+    SteppedCurve,
+    stepped,
+)
 from selfspec.errors import UnsupportedError
 from selfspec.plugin.abilities import probe
 from selfspec.plugin.backends import AttentionTypes, ChainBackend, TreeBackend
@@ -31,16 +40,24 @@ _MAX_SECONDS = 3.0  # of a call that finds no curve
 _LEAST_CONTEXT = 512  # shorter texts are one bucket
 
 
+class _Known(NamedTuple):
+    """What steps cost in one place."""
+
+    key: _Key
+    curve: CostCurve
+    node_cost: NodeCost
+
+
 class Costs:
     """The curves that one `SelfSpec` has come to know. Safe to use from several threads."""
 
     def __init__(self, book: CostBook | None = None) -> None:
         self._book = CostBook() if book is None else book
-        self._curves: dict[tuple[Any, ...], tuple[_Key, CostCurve]] = {}
+        self._known: dict[tuple[Any, ...], _Known] = {}
         self._lock = threading.Lock()
 
-    def curve(self, model: Any, backend: _Backend, num_rows: int, widest: int) -> CostCurve:
-        """The curve for a batch at its present length; takes up to 3 seconds where it is new.
+    def budget(self, model: Any, backend: _Backend, num_rows: int, widest: int) -> MeasuredBudget:
+        """For a batch at its present length; takes up to 3 seconds where its curve is new.
 
         New is one, too, that was measured for narrower forwards than `widest`. Graphs that are
         not there yet are captured first, which takes what it takes.
@@ -49,14 +66,14 @@ class Costs:
         widths = _widths(backend, widest)
         place = tuple(key.values())
         with self._lock:
-            _, known = self._curves.get(place, (key, None))
-            curve = known or self._found(key, backend)
+            known = self._known.get(place)
+            curve = known.curve if known else self._found(key, backend)
             if curve is None or curve.widths[-1] < widths[-1]:
                 curve = _measured(backend, num_rows, widths).reaching(widths[-1])
-            if curve is not known:
-                self._curves[place] = key, curve
+            if known is None or curve is not known.curve:
+                known = self._known[place] = _Known(key, curve, NodeCost())
                 self._book.keep(key, curve)
-            return curve
+            return MeasuredBudget(curve, known.node_cost)
 
     def _found(self, key: _Key, backend: _Backend) -> CostCurve | None:
         curve = self._book.find(key)
@@ -67,9 +84,9 @@ class Costs:
     def keep(self) -> None:
         """Writes down what real steps have taught about the curves."""
         with self._lock:
-            known = list(self._curves.values())
-        for key, curve in known:
-            self._book.keep(key, curve)
+            all_known = list(self._known.values())
+        for known in all_known:
+            self._book.keep(known.key, known.curve)
 
 
 def kept_curve(

@@ -27,7 +27,7 @@ def recipe(**keys):
 
 def generate(folder, model, tokenizer, *, batches=None, kill=None, **keys):
     """Generates on in `folder`; stopped after so many batches. `kill` breaks the stage off."""
-    spec = SelfSpec(strict=True)
+    spec = SelfSpec(strict=True, budget="fixed", max_nodes=16)  # as a build: it hangs on no clock
     with open_workplace(folder / "c", {}, restart=False) as work:
         stage = Generations(work, recipe(**keys), model, tokenizer, spec)
         answer, left = stage._answer, [batches]
