@@ -87,7 +87,7 @@ class Decoder:
 
     def step(self) -> None:
         """One forward and all that belongs to it."""
-        start = self._lap = perf_counter()
+        self._lap = perf_counter()
         max_nodes = self.backend.max_width(self.budget.max_nodes(self.config.max_nodes))
         trees = self.pace.draft(self._rows, max_nodes, self.transcript, self.budget)
         queries = self._with_branches(trees)
@@ -102,7 +102,7 @@ class Decoder:
         width = max(len(asked.tokens) for asked in queries)
         self._commit(records)
         self._learn(records, tops)
-        self.budget.observe(width, seconds, records, perf_counter() - start - seconds)
+        self.budget.observe(width, seconds, records)
         for record in records:
             self.stats.count_step(record)
         self._time("learn")

@@ -107,6 +107,14 @@ def test_texts_that_outgrow_the_first_slots(name: str, monkeypatch: pytest.Monke
     assert spec.stats.forward == "graph"
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_a_large_cache_is_taken_over_in_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("selfspec.kv._SMALL_ARENA", 0)
+    spec = selfspec.SelfSpec(forward="eager", **FIXED)
+    for asked in (GREEDY, SAMPLE):
+        check_same(on_gpu(name=name), spec, prompts(3), **asked)
+
+
 def test_graphs_are_kept_for_the_next_call(captures: list[Any]) -> None:
     model, spec = on_gpu(), selfspec.SelfSpec(sources=("lut",), learning="frozen", **FIXED)
     counts = []

@@ -6,7 +6,6 @@ Knows widths, seconds and scores; not what runs, and nothing of tensors.
 from selfspec.cost.book import CostBook
 from selfspec.cost.budget import Choice, CoolDown, WidthSearch, best_width
 from selfspec.cost.curve import WIDTHS, CostCurve
-from selfspec.cost.nodes import NodeCost
 from selfspec.cost.policy import Budget, FixedBudget, MeasuredBudget, ThresholdBudget
 from selfspec.cost.steps import STEPS, SteppedCurve, stepped
 
@@ -20,7 +19,6 @@ __all__ = [
     "CostCurve",
     "FixedBudget",
     "MeasuredBudget",
-    "NodeCost",
     "SteppedCurve",
     "ThresholdBudget",
     "WidthSearch",

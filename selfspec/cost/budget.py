@@ -26,25 +26,19 @@ class Choice(NamedTuple):
 
 
 def best_width(
-    scores: Sequence[Sequence[float]],
-    curve: CostCurve,
-    max_nodes: int,
-    *,
-    beside: int = 0,
-    node_cost: float = 0.0,
+    scores: Sequence[Sequence[float]], curve: CostCurve, max_nodes: int, *, beside: int = 0
 ) -> Choice:
     """The width that brings the most tokens a second, of those from 1 to `max_nodes`.
 
     `scores` has a list for each row that shares the forward: the scores of its tree's nodes in
     the order they were added, without the root. A row whose tree has fewer brings what it has.
-    `beside` are queries that a row asks besides its tree, `node_cost` the seconds that a node takes
-    beside the forward. The narrowest of equal ones is taken.
+    `beside` are queries that a row asks besides its tree. The narrowest of equal ones is taken.
     """
     gains = map(sum, zip_longest(*scores, fillvalue=0.0))
     brought = accumulate(gains, initial=float(len(scores)))
     best = Choice(1, 0.0, -1.0)
     for width, (seconds, tokens) in enumerate(
-        zip(_costs(curve, max_nodes, beside, node_cost), brought, strict=False), start=1
+        zip(_costs(curve, max_nodes, beside), brought, strict=False), start=1
     ):
         if tokens / seconds > best.rate:
             best = Choice(width, tokens, tokens / seconds)
@@ -64,10 +58,8 @@ class WidthSearch:
     (3, 3)
     """
 
-    def __init__(
-        self, curve: CostCurve, max_nodes: int, *, beside: int = 0, node_cost: float = 0.0
-    ) -> None:
-        self._costs = [0.0, *_costs(curve, max_nodes, beside, node_cost)]  # by width
+    def __init__(self, curve: CostCurve, max_nodes: int, *, beside: int = 0) -> None:
+        self._costs = [0.0, *_costs(curve, max_nodes, beside)]  # by width
         self._corners = [w - beside for w in curve.widths if 1 < w - beside < max_nodes]
         self._corners.append(max_nodes)
         self._tokens = 1.0
@@ -110,10 +102,9 @@ class WidthSearch:
         return any(spare + width * score > rate * costs[width] for width in wider)
 
 
-def _costs(curve: CostCurve, max_nodes: int, beside: int, node_cost: float) -> list[float]:
-    """The seconds of a step with 1 … `max_nodes` nodes of a row's tree, but for what all have."""
-    forwards = curve.table(max_nodes + beside)[1 + beside :]
-    return [seconds + number * node_cost for number, seconds in enumerate(forwards)]
+def _costs(curve: CostCurve, max_nodes: int, beside: int) -> list[float]:
+    """The seconds of a forward with 1 … `max_nodes` nodes of a row's tree."""
+    return curve.table(max_nodes + beside)[1 + beside :]
 
 
 class CoolDown:

@@ -10,7 +10,6 @@ from typing import Protocol
 
 from selfspec.cost.budget import CoolDown, WidthSearch, best_width
 from selfspec.cost.curve import CostCurve
-from selfspec.cost.nodes import NodeCost
 from selfspec.cost.riders import RiderWorth
 from selfspec.cost.threshold import AdaptiveThreshold
 from selfspec.records import DraftTree, StepRecord
@@ -37,10 +36,8 @@ class Budget(Protocol):
         """May branches ask so many queries beside trees of this width, in this step?"""
         ...
 
-    def observe(
-        self, width: int, seconds: float, records: Sequence[StepRecord], rest: float = 0.0
-    ) -> None:
-        """Told what a forward of this width cost, what came of it, and what else the step took."""
+    def observe(self, width: int, seconds: float, records: Sequence[StepRecord]) -> None:
+        """Told what a forward of this width cost, and what came of it."""
         ...
 
 
@@ -62,9 +59,7 @@ class FixedBudget:
         """Always."""
         return True
 
-    def observe(
-        self, width: int, seconds: float, records: Sequence[StepRecord], rest: float = 0.0
-    ) -> None:
+    def observe(self, width: int, seconds: float, records: Sequence[StepRecord]) -> None:
         """Nothing depends on it."""
 
 
@@ -78,9 +73,7 @@ class ThresholdBudget(FixedBudget):
         """A node may be taken while its score is not under the threshold."""
         return lambda score: score >= self._threshold.value
 
-    def observe(
-        self, width: int, seconds: float, records: Sequence[StepRecord], rest: float = 0.0
-    ) -> None:
+    def observe(self, width: int, seconds: float, records: Sequence[StepRecord]) -> None:
         """Moves the threshold by how much of each tree's likeliest path was right."""
         for record in records:
             path = _likeliest_path(record.tree)
@@ -90,14 +83,10 @@ class ThresholdBudget(FixedBudget):
 
 
 class MeasuredBudget:
-    """The width that brings the most tokens a second, by a measured curve; serves one call.
+    """The width that brings the most tokens a second, by a measured curve; serves one call."""
 
-    What nodes cost beside the forward is counted in, as far as steps have shown it.
-    """
-
-    def __init__(self, curve: CostCurve, node_cost: NodeCost | None = None) -> None:
+    def __init__(self, curve: CostCurve) -> None:
         self._curve = curve
-        self._node_cost = node_cost or NodeCost()
         self._cool_down = CoolDown()
         self._riders = RiderWorth()
         self._looks = True  # for drafts, in this step
@@ -110,15 +99,12 @@ class MeasuredBudget:
 
     def search(self, max_nodes: int) -> Callable[[float], bool] | None:
         """Where growth may stop."""
-        if max_nodes == 1:
-            return None
-        return WidthSearch(self._curve, max_nodes, node_cost=self._node_cost.seconds).take
+        return WidthSearch(self._curve, max_nodes).take if max_nodes > 1 else None
 
     def fit(self, trees: Sequence[DraftTree], max_nodes: int) -> None:
         """All rows share a forward, and so its width."""
         widest = min(max(map(len, trees)), max_nodes)
-        scores = [tree.scores[1:] for tree in trees]
-        choice = best_width(scores, self._curve, widest, node_cost=self._node_cost.seconds)
+        choice = best_width([tree.scores[1:] for tree in trees], self._curve, widest)
         self._rate = choice.rate
         for tree in trees:
             if len(tree) > choice.width:
@@ -129,16 +115,12 @@ class MeasuredBudget:
         if not self._looks or not num_queries:
             return False
         seconds = self._curve.seconds(width + num_queries) - self._curve.seconds(width)
-        seconds += num_queries * self._node_cost.seconds
         return self._riders.pay(num_queries, seconds * self._rate)
 
-    def observe(
-        self, width: int, seconds: float, records: Sequence[StepRecord], rest: float = 0.0
-    ) -> None:
+    def observe(self, width: int, seconds: float, records: Sequence[StepRecord]) -> None:
         """Refines the curve; a try that brought nothing counts towards leaving drafting alone."""
         self._curve.refine(width, seconds)
         if self._looks:
-            self._node_cost.observe(width, rest)
             self._cool_down.observe(sum(record.num_accepted for record in records))
         for record in records:
             self._riders.observe(record.num_branch_queries, record.num_from_branches)

@@ -10,7 +10,7 @@ import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from selfspec.config import SpecConfig
-from selfspec.cost import Budget, FixedBudget, ThresholdBudget
+from selfspec.cost import Budget, FixedBudget, MeasuredBudget, ThresholdBudget
 from selfspec.device import Device, device_for
 from selfspec.engine import Decoder
 from selfspec.errors import UnsupportedError
@@ -228,10 +228,9 @@ class Call:
         start = perf_counter()
         # a chain stands where the text will, and so no text becomes longer than it may
         reach = self.max_reach if isinstance(backend, ChainBackend) else self._width
-        widest = min(self._width, reach)
-        budget = self.costs.budget(self.model, backend, len(self.input_ids), widest)
+        curve = self.costs.curve(self.model, backend, len(self.input_ids), min(self._width, reach))
         self.stats.seconds["profile"] += perf_counter() - start  # type: ignore[assignment]
-        return budget
+        return MeasuredBudget(curve)
 
     def _pace(self, ability: Ability, device: Device) -> OwnPace | Lockstep:
         """Own pace where nothing asks for the rows to move together."""

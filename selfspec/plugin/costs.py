@@ -9,22 +9,13 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import transformers
 from transformers.cache_utils import DynamicCache
 
-from selfspec.cost import (
-    STEPS,
-    WIDTHS,
-    CostBook,
-    CostCurve,
-    MeasuredBudget,
-    NodeCost,
-    SteppedCurve,
-    stepped,
-)
+from selfspec.cost import STEPS, WIDTHS, CostBook, CostCurve, SteppedCurve, stepped
 from selfspec.errors import UnsupportedError
 from selfspec.plugin.abilities import probe
 from selfspec.plugin.backends import AttentionTypes, ChainBackend, TreeBackend
@@ -40,24 +31,16 @@ _MAX_SECONDS = 3.0  # of a call that finds no curve
 _LEAST_CONTEXT = 512  # shorter texts are one bucket
 
 
-class _Known(NamedTuple):
-    """What steps cost in one place."""
-
-    key: _Key
-    curve: CostCurve
-    node_cost: NodeCost
-
-
 class Costs:
     """The curves that one `SelfSpec` has come to know. Safe to use from several threads."""
 
     def __init__(self, book: CostBook | None = None) -> None:
         self._book = CostBook() if book is None else book
-        self._known: dict[tuple[Any, ...], _Known] = {}
+        self._curves: dict[tuple[Any, ...], tuple[_Key, CostCurve]] = {}
         self._lock = threading.Lock()
 
-    def budget(self, model: Any, backend: _Backend, num_rows: int, widest: int) -> MeasuredBudget:
-        """For a batch at its present length; takes up to 3 seconds where its curve is new.
+    def curve(self, model: Any, backend: _Backend, num_rows: int, widest: int) -> CostCurve:
+        """The curve for a batch at its present length; takes up to 3 seconds where it is new.
 
         New is one, too, that was measured for narrower forwards than `widest`. Graphs that are
         not there yet are captured first, which takes what it takes.
@@ -66,14 +49,14 @@ class Costs:
         widths = _widths(backend, widest)
         place = tuple(key.values())
         with self._lock:
-            known = self._known.get(place)
-            curve = known.curve if known else self._found(key, backend)
+            _, known = self._curves.get(place, (key, None))
+            curve = known or self._found(key, backend)
             if curve is None or curve.widths[-1] < widths[-1]:
                 curve = _measured(backend, num_rows, widths).reaching(widths[-1])
-            if known is None or curve is not known.curve:
-                known = self._known[place] = _Known(key, curve, NodeCost())
+            if curve is not known:
+                self._curves[place] = key, curve
                 self._book.keep(key, curve)
-            return MeasuredBudget(curve, known.node_cost)
+            return curve
 
     def _found(self, key: _Key, backend: _Backend) -> CostCurve | None:
         curve = self._book.find(key)
@@ -84,9 +67,9 @@ class Costs:
     def keep(self) -> None:
         """Writes down what real steps have taught about the curves."""
         with self._lock:
-            all_known = list(self._known.values())
-        for known in all_known:
-            self._book.keep(known.key, known.curve)
+            known = list(self._curves.values())
+        for key, curve in known:
+            self._book.keep(key, curve)
 
 
 def kept_curve(

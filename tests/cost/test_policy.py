@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.cost import (
-    CostCurve,
-    FixedBudget,
-    MeasuredBudget,
-    NodeCost,
-    ThresholdBudget,
-    best_width,
-)
+from selfspec.cost import CostCurve, FixedBudget, MeasuredBudget, ThresholdBudget, best_width
 from selfspec.records import DraftTree, StepRecord
 from tests.strategies import trees
 
@@ -89,24 +81,6 @@ def test_steps_refine_the_curve():
         budget.max_nodes(8)
         budget.observe(8, 4.0, [record(1)])
     assert curve.seconds(8) > 3
-
-
-def test_steps_that_looked_for_drafts_show_what_a_node_costs_beside_the_forward():
-    known = NodeCost()
-    budget = MeasuredBudget(CostCurve({1: 1.0, 8: 1.0}), known)
-    for step in range(100):
-        assert budget.max_nodes(8) == 8
-        width = 1 + step % 8
-        budget.observe(width, 1.0, [record(1)], rest=0.1 + 0.5 * width)
-    assert known.seconds == pytest.approx(0.5, rel=0.2)
-    tree = record(3).tree
-    budget.fit([tree], 8)  # its three drafts bring less than they take
-    assert len(tree) < 4
-    while budget.max_nodes(8) == 8:
-        budget.observe(8, 1.0, [record(0)], rest=4.1)
-    before = known.seconds
-    budget.observe(1, 1.0, [record(0)], rest=100.0)
-    assert known.seconds == before
 
 
 def test_a_row_alone_stops_growing_where_nothing_wider_pays():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from selfspec import SelfSpec
-from selfspec.cost import CostBook, CostCurve, MeasuredBudget
+from selfspec.cost import CostBook, CostCurve
 from selfspec.plugin.costs import Costs
 from tests.fakes import prompt, tiny_model
 from tests.lossless.same import GREEDY, MODES, ROWS_AND_MODES, doubting, run, run_both
@@ -14,7 +14,7 @@ from tests.zoo import BRANCHING
 
 def with_curve(spec: SelfSpec, curve: CostCurve) -> SelfSpec:
     """A `SelfSpec` that takes a curve for measured, whatever is asked of it."""
-    spec._costs.budget = lambda *_args: MeasuredBudget(curve)  # type: ignore[method-assign]
+    spec._costs.curve = lambda *_args: curve  # type: ignore[method-assign]
     return spec
 
 

@@ -528,7 +528,7 @@ def test_the_cost_curve_is_of_the_forward_that_is_used(log: list[str], measuring
     assert curves["graph"].widths == (1, 2, 4, 8, 16, 32, 64)
     spec = SelfSpec(budget="measured", max_nodes=16)
     run_graphs(model, prompt(), spec, drafts=False, **GREEDY)
-    keys = [known.key["forward"] for known in spec._costs._known.values()]
+    keys = [key["forward"] for key, _ in spec._costs._curves.values()]
     assert keys == ["graph"]
 
 

@@ -51,6 +51,24 @@ def test_a_cache_that_was_handed_in_is_filled_in_place(
     assert_same_kv(ours, stock)
 
 
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+@pytest.mark.parametrize("name", WINDOWED)
+def test_a_large_cache_is_taken_over_in_parts(
+    name: str, num_rows: int, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("selfspec.kv._SMALL_ARENA", 0)
+    model = tiny_model(name)
+    both = run_both(
+        model,
+        prompt(num_rows),
+        fresh=lambda: {"past_key_values": cache_of(model, "configured")},
+        eos_token_id=[15, 26],
+        **MODES[mode],
+    )
+    ours, stock = (x["past_key_values"] for x in (both.our_extras, both.stock_extras))
+    assert_same_kv(ours, stock)
+
+
 @pytest.mark.parametrize("kind", ["bare", "configured"])
 def test_a_cache_that_was_handed_in_outgrows_the_first_arenas(kind: str) -> None:
     """A bare one keeps what no window sees any more, as stock's does."""
