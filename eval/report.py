@@ -11,7 +11,6 @@ from typing import Any
 
 from eval.errors import EvalError
 from eval.pictures import pictures
-from eval.reported import reported
 from eval.rows import Record
 from eval.statistics import OVERALL
 from eval.studies import STUDIES
@@ -149,9 +148,6 @@ def _lists(figures: Summary) -> dict[str, list[str]]:
         "Where another method does better": winners(figures),
         "Left out": [f"{name}: {why}" for name, why in figures["left_out"].items()],
         "What failed": failures,
-        "Reported by papers, on their models and machines": reported(
-            figures["methods"], figures["settings"].get("study")
-        ),
     }
 
 

@@ -130,7 +130,6 @@ def test_who_is_left_out_has_no_row_but_a_reason():
     text, html = markdown(figures), page(figures, made)
     assert "| other |" not in text
     assert "## Left out\n\n- other: no GPU <here>" in text
-    assert "## Reported by papers" not in text
     assert "What failed" not in text
     assert "<li>other: no GPU &lt;here&gt;</li>" in html
     assert not [row for row in steps_table(figures).rows if row[1] == "other"]

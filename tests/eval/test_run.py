@@ -16,7 +16,6 @@ from eval.batches import Batch
 from eval.command import main
 from eval.errors import EvalError
 from eval.questions import Question
-from eval.reported import reported
 from eval.rows import ROWS, read_record
 from eval.stage import check_methods
 from eval.studies import STUDIES, named_study, variants_of
@@ -373,14 +372,6 @@ def test_a_study_is_a_run_of_variants(chat_folder, questions, tmp_path, capsys):
     options[1] = "part"
     assert main(options) == 2
     assert "unknown study 'part'; did you mean 'parts'?" in capsys.readouterr().err
-
-
-def test_what_papers_report_is_no_figure_of_the_run():
-    assert reported(["stock", "selfspec"], "parts") == []
-    (token_recycling,) = reported(["stock", "lut-static"])
-    (ghidorah,) = reported(["stock"], "widths")
-    assert "Token Recycling" in token_recycling
-    assert "Jetson NX" in ghidorah
 
 
 def test_the_study_of_tables_says_what_they_take(chat_folder, questions, tmp_path, capsys):
