@@ -1,15 +1,18 @@
-"""What every test shares: one thread for each worker, and the option for a real model."""
+"""What every test shares: one thread for each worker, no clock, the option for a real model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import settings
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from selfspec.cost import CostCurve
+from selfspec.plugin import costs
 from tests.recorder import use_recorders
 from tests.tiny import make_model, make_tokenizer
 
@@ -46,10 +49,39 @@ def recorded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture(scope="session", autouse=True)
 def own_user_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Cost curves of tiny models don't go into the folder of whoever runs the tests."""
+    """What tests measure doesn't go into the folder of whoever runs them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("user")))
         yield
+
+
+class EvenCurve(CostCurve):
+    """Wide forwards cost little more than narrow ones, whatever real steps say."""
+
+    def refine(self, width: int, seconds: float) -> None:
+        """Ignored."""
+
+
+_measured_curve = costs.Costs.curve
+
+
+def _even_curve(_costs: Any, _model: Any, backend: Any, _num_rows: int, widest: int) -> CostCurve:
+    return EvenCurve({width: 1 + width / 100 for width in costs._widths(backend, widest)})
+
+
+@pytest.fixture(scope="session", autouse=True)
+def even_costs() -> Iterator[None]:
+    """Trees are as wide as in a test before, on whatever machine: nothing hangs on a clock."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(costs.Costs, "curve", _even_curve)
+        yield
+
+
+@pytest.fixture
+def measuring(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measures for real, for the tests that ask for it, and finds nothing measured before."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("measuring")))
+    monkeypatch.setattr(costs.Costs, "curve", _measured_curve)
 
 
 @pytest.fixture(scope="session")

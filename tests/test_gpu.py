@@ -54,9 +54,8 @@ def check_same(
 
 
 @pytest.fixture(autouse=True)
-def own_folder(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reads what another one, or the user, has measured."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def own_costs(measuring: None) -> None:
+    """What a forward costs is measured here, and found anew by every test."""
 
 
 @pytest.fixture

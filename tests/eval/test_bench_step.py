@@ -154,7 +154,7 @@ def test_a_failure_is_told_by_the_exit_status(bench, monkeypatch):
     assert figures["speed_up"] is None
 
 
-def test_a_kept_curve_stays_as_it_is(bench):
+def test_a_kept_curve_stays_as_it_is(bench, measuring):
     """It says what calls go by: looking at it must not measure it anew."""
     asked = ["--methods", "stock", "selfspec"]
     bench(*asked)

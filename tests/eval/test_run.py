@@ -337,7 +337,7 @@ def test_the_curve_says_what_a_forward_costs_here(asked, out):
     assert record.curve["widths"][0] == 1
 
 
-def test_the_curve_that_the_run_went_by_is_not_measured_again(asked, out, monkeypatch):
+def test_the_curve_that_the_run_went_by_is_not_measured_again(asked, out, monkeypatch, measuring):
     def measured(*_args, **_more):
         raise AssertionError("there is one")
 

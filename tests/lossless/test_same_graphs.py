@@ -47,12 +47,6 @@ FIXED: dict[str, Any] = {"budget": "fixed", "max_nodes": 16}  # hangs on no cloc
 NOT_CAPTURED = {"llama4": "its queries are scaled by where they stand in the KV"}
 
 
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path, monkeypatch):
-    """No test reads what another one, or the user, has measured."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-
-
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return use_recorders(monkeypatch)
@@ -517,7 +511,7 @@ def test_slots_take_little_more_than_the_stock_cache(log: list[str]) -> None:
 # costs
 
 
-def test_the_cost_curve_is_of_the_forward_that_is_used(log: list[str], measuring: Any) -> None:
+def test_the_cost_curve_is_of_the_forward_that_is_used(log: list[str], measuring: None) -> None:
     model = tiny_model()
     curves = {}
     for forward in ("graph", "eager"):
