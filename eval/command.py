@@ -44,17 +44,22 @@ def _run(options: argparse.Namespace) -> int:
     from eval.asked import Asked, Shard
     from eval.progress import RunProgress
     from eval.report import write_report
+    from eval.reported import keep_tables, reported_tables
     from eval.rows import shard_path
     from eval.run import run
     from eval.summary import brief, summary
 
     shard = Shard.from_environment(os.environ)
     asked = Asked.of(options)
+    if options.reported is not None:
+        reported_tables(options.reported)  # what is wrong with them is said before any work
     rows = shard_path(asked.output, shard.rank, shard.num_shards)
     record = run(asked, shard, rows, RunProgress(sys.stderr))
     if record is None:
         print(f"{shard} is done; the last one writes the report")
         return 0
+    if options.reported is not None:
+        keep_tables(options.reported, asked.output)
     print(write_report(asked.output, record))
     print(f"report: {asked.output / 'report.html'}")
     print(json.dumps(brief(summary(record))))

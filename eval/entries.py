@@ -42,6 +42,20 @@ class Entry(NamedTuple):
             raise self._wrong(field, rule, value, '["first turn", "second turn"]')
         return tuple(value)
 
+    def rows(self, field: str, width: int) -> list[list[str]]:
+        """A list of rows, each of so many texts or numbers."""
+        value = self._value(field, None)
+        are_rows = isinstance(value, list) and all(
+            isinstance(row, list)
+            and len(row) == width
+            and all(isinstance(cell, (str, int, float)) for cell in row)
+            for row in value
+        )
+        if not are_rows or not value:
+            rule = f"a list of rows of {width} texts or numbers, as many as the head has"
+            raise self._wrong(field, rule, value, "[" + "[…], " * 2 + "…]")
+        return [[str(cell) for cell in row] for row in value]
+
     def name(self, field: str, default: int | str | None = None) -> int | str:
         """A whole number or a text, to tell this object from others."""
         value = self._value(field, default)

@@ -161,6 +161,8 @@ def _add_bench(command: Any) -> None:
     add = command.add_argument
     add("--output", type=Path, required=True, metavar="DIR", help="where all results go")
     add("--bench", required=True, help="a bench that 'run' names, or FILE.jsonl")
+    reported = "tables that a paper reports, to be shown below ours: see eval/README.md"
+    add("--reported", type=Path, metavar="FILE", help=reported)
 
 
 class _Names(argparse.Action):

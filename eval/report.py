@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from eval.errors import EvalError
 from eval.pictures import pictures
+from eval.reported import kept_tables
 from eval.rows import Record
 from eval.statistics import OVERALL
 from eval.studies import STUDIES
@@ -47,12 +48,12 @@ svg polyline { fill: none } .grid { stroke: var(--grid) } .base { stroke: var(--
 
 def write_report(folder: Path, record: Record) -> str:
     """Writes the three files; returns the Markdown."""
-    figures = summary(record)
-    text = markdown(figures)
+    figures, reported = summary(record), kept_tables(folder)
+    text = markdown(figures, reported)
     files = {
         "summary.json": json.dumps(figures, indent=1) + "\n",
         "report.md": text,
-        "report.html": page(figures, record),
+        "report.html": page(figures, record, reported),
     }
     for name, content in files.items():
         try:
@@ -65,16 +66,16 @@ def write_report(folder: Path, record: Record) -> str:
     return text
 
 
-def markdown(figures: Summary) -> str:
-    """What the run was, its tables, and where others were better."""
+def markdown(figures: Summary, reported: Sequence[Table] = ()) -> str:
+    """What the run was, its tables, where others were better, and what papers report."""
     about = [f"- {name}: {value}" for name, value in _about(figures).items()]
     tables = [table.markdown() for table in _tables(figures)]
     lists = [_section(title, lines) for title, lines in _lists(figures).items()]
     parts = [f"# {_title(figures)}", "\n".join(about), *tables, *itertools.chain(*lists)]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, *(table.markdown() for table in reported)]) + "\n"
 
 
-def page(figures: Summary, record: Record) -> str:
+def page(figures: Summary, record: Record, reported: Sequence[Table] = ()) -> str:
     """The same with pictures, as HTML."""
     about = "".join(
         f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>"
@@ -86,11 +87,12 @@ def page(figures: Summary, record: Record) -> str:
     )
     first, *others = (table.html() for table in _tables(figures))
     lists = "".join(_html_list(title, lines) for title, lines in _lists(figures).items())
+    beside = "".join(table.html() for table in reported)
     title = escape(_title(figures))
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>'
-        f"<body><h1>{title}</h1><dl>{about}</dl>{first}{drawn}{''.join(others)}{lists}</body></html>\n"
+        f"<body><h1>{title}</h1><dl>{about}</dl>{first}{drawn}{''.join(others)}{lists}{beside}</body></html>\n"
     )
 
 

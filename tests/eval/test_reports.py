@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import json
 from xml.etree import ElementTree
 
 import pytest
@@ -14,6 +15,7 @@ from eval.compare import compared, differences
 from eval.errors import EvalError
 from eval.pictures import _bins, method_colors, pictures
 from eval.report import markdown, page
+from eval.reported import reported_tables
 from eval.rows import ROWS, Answer, Numbers, Record, RowFile
 from eval.steps import bound, curve_table, stages_table
 from eval.summary import brief, summary
@@ -342,6 +344,56 @@ def test_the_commands_read_folders(tmp_path, capsys):
     assert "asked and measured alike" in capsys.readouterr().out
     assert main(["report", str(tmp_path)]) == 0
     assert (tmp_path / "report.html").exists()
+
+
+REPORTED = {
+    "source": "A Paper, table 1",
+    "model": "some <7B>",
+    "hardware": "a card",
+    "head": ["task", "speed-up"],
+    "rows": [["qa", "2.5x"], ["math", 3.25]],
+}
+
+
+def test_what_a_paper_reports_stands_below_and_apart(tmp_path, capsys):
+    made = record()
+    made.runs[0] |= {"kind": "run", "schema": 1}
+    made.curve = {"kind": "curve", **(made.curve or {})}
+    RowFile(tmp_path / ROWS).append(made.lines())
+    (tmp_path / "reported.jsonl").write_text(json.dumps(REPORTED))
+    assert main(["report", str(tmp_path)]) == 0
+    text = (tmp_path / "report.md").read_text()
+    ours, theirs = text.split("## As reported: A Paper, table 1\n")
+    assert "## Speed-up by task" in ours
+    assert "| qa | 2.5x |\n| math | 3.25 |" in theirs
+    assert "for some <7B> on a card; nothing of it was measured here" in theirs
+    assert "some &lt;7B&gt; on a card" in (tmp_path / "report.html").read_text()
+    assert "As reported" not in (tmp_path / "summary.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"model": None}, "reported.jsonl line 1 must be a JSON object with source, model, "),
+        ({"model": None}, "'model' is missing"),
+        ({"rows": [["qa"]]}, "'rows' must be a list of rows of 2 texts or numbers"),
+        ({"rows": [["qa", None]]}, "got [['qa', None]]"),
+        ({"rows": []}, "got []"),
+        ({"head": "task"}, "'head' must be a list of texts"),
+    ],
+)
+def test_reported_tables_that_are_none(tmp_path, changed, told):
+    path = tmp_path / "reported.jsonl"
+    path.write_text(json.dumps(REPORTED | changed))
+    with pytest.raises(EvalError) as caught:
+        reported_tables(path)
+    assert told in str(caught.value)
+
+
+def test_a_file_of_no_reported_table(tmp_path):
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(EvalError, match="must have a table a line"):
+        reported_tables(tmp_path / "empty.jsonl")
 
 
 @pytest.mark.parametrize("module", [svg, progress, speed_up, steps])

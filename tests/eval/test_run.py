@@ -374,6 +374,20 @@ def test_a_study_is_a_run_of_variants(chat_folder, questions, tmp_path, capsys):
     assert "unknown study 'part'; did you mean 'parts'?" in capsys.readouterr().err
 
 
+def test_what_a_paper_reports_is_kept_with_the_run(asked, out, tmp_path, capsys):
+    path = tmp_path / "paper.jsonl"
+    path.write_text('{"source": "P", "model": "m", "hardware": "h", "head": ["a"], "rows": []}')
+    short = ("--limit", "1", "--turns", "1", "--reported", str(path))
+    assert asked(*short) == 2
+    assert f"{path} line 1 must be a JSON object" in capsys.readouterr().err
+    assert not out.exists()
+    path.write_text('{"source": "P", "model": "m", "hardware": "h", "head": ["a"], "rows": [[1]]}')
+    assert asked(*short) == 0
+    assert "## As reported: P\n\n| a |\n| --- |\n| 1 |\n" in capsys.readouterr().out
+    assert (out / "reported.jsonl").read_text() == path.read_text()
+    assert "As reported: P" in (out / "report.html").read_text()
+
+
 def test_the_study_of_tables_says_what_they_take(chat_folder, questions, tmp_path, capsys):
     options = ["study", "tables", "--model", chat_folder, "--bench", "spec-bench", "--questions"]
     options += [str(questions), "--output", str(tmp_path / "out"), "--limit", "1"]
