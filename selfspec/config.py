@@ -14,7 +14,7 @@ from selfspec.errors import ConfigError, unknown_name
 __all__ = ["BUDGETS", "FORWARDS", "LEARNING_SCOPES", "SOURCE_NAMES", "SpecConfig"]
 
 BUDGETS = ("measured", "fixed", "threshold")
-FORWARDS = ("auto", "eager", "turned", "graph", "compiled")
+FORWARDS = ("auto", "eager", "turned", "packed", "graph", "compiled")
 LEARNING_SCOPES = ("session", "request", "frozen")
 SOURCE_NAMES = ("lut", "lut2", "context", "corpus", "runners")
 
@@ -60,23 +60,26 @@ class SpecConfig:
         learning: How far what is learned reaches. ``"session"``: from call to call of one
             `SelfSpec`. ``"request"``: each call starts from what was there before and leaves no
             trace, which keeps tenants of a server apart. ``"frozen"``: nothing is learned.
-        forward: How the model is run over drafts. ``"auto"``: as captured graphs on CUDA, turned on
-            a CPU where that is faster, else eagerly. ``"eager"``: op by op as in stock; nothing
+        forward: How the model is run over drafts. ``"auto"``: as captured graphs on CUDA, packed on
+            a CPU where that is faster and the copies take no more than a quarter of the free
+            memory, else turned, else eagerly. ``"eager"``: op by op as in stock; nothing
             is kept on the device from call to call. ``"turned"``: with the projections of a few
             tokens computed as weight times tokens wherever this CPU's math library is faster so,
-            which is measured on first use, in about 2 seconds, and kept in the user's cache
-            folder. ``"graph"``: asks for captured graphs, each made on
-            first use and kept with KV slots of fixed places for the next calls; where there can
-            be none, the call goes on eagerly and ``stats.eager_reason`` says why. ``"compiled"``:
-            the same fixed places through `torch.compile`, on a CPU too: minutes at first for a
-            large model, and captured as graphs on CUDA. A forward may then be wider than its
-            tree: 1, 2, 4, … 64, or a multiple of 64.
+            which is measured on first use, in about 3 seconds, and kept in the user's cache
+            folder. ``"packed"``: from second copies of their weights, laid out as the library
+            wants them, where that is faster still, however much memory it takes; they are kept
+            while a `SelfSpec` that used them lives. ``"graph"``: asks for captured graphs, each
+            made on first use and kept with KV slots of fixed places for the next calls; where
+            there can be none, the call goes on eagerly and ``stats.eager_reason`` says why.
+            ``"compiled"``: the same fixed places through `torch.compile`, on a CPU too: minutes at
+            first for a large model, and captured as graphs on CUDA. A forward may then be wider
+            than its tree: 1, 2, 4, … 64, or a multiple of 64.
         overlap: True lets a CUDA device look up what is learned from a forward, and move the KV of
             what was accepted, while the CPU reads the outcome and drafts on. False does one after
             the other. What is learned is the same; without CUDA there is no difference.
         strict: True refuses a call that can't be drafted for, before the first forward. False
-            decodes it plainly and says why in ``stats.disabled_reason``. With `forward` set to
-            ``"turned"``, ``"graph"`` or ``"compiled"``, True refuses to go on eagerly, too.
+            decodes it plainly and says why in ``stats.disabled_reason``. With a `forward` other
+            than ``"auto"`` and ``"eager"``, True refuses to go on eagerly, too.
 
     >>> SpecConfig(max_nodes=0)
     Traceback (most recent call last):

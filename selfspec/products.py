@@ -1,32 +1,53 @@
-"""Projections of a few tokens the other way round, for CPUs whose math library is faster so.
+"""Projections of a few tokens, computed otherwise where this machine is faster so.
 
-``x Wᵀ`` and ``(W xᵀ)ᵀ`` are the same sums of the same products. A math library has other code for
-each, and for a handful of tokens one may be several times as fast as the other: which one, only
-this machine can tell. Knows `nn.Linear`; not what a model is made of beside, nor who asks.
+``x Wᵀ`` and ``(W xᵀ)ᵀ``, *turned*, are the same sums of the same products. A math library has other
+code for each, and for a handful of tokens one may be several times as fast as the other. From
+weights that lie as the library wants them, *packed*, it spares itself the sorting, but they are a
+second copy. Which way is fastest, only this machine can tell. Knows `nn.Linear`; not what a model
+is made of beside, nor who asks.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from statistics import median
+from statistics import mean, median
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 from torch.nn.functional import linear
 
-__all__ = ["NUM_TOKENS", "Product", "faster_turned", "products_of", "turned", "turning"]
+__all__ = [
+    "LINEAR",
+    "NUM_TOKENS",
+    "PACKED",
+    "TURNED",
+    "Packed",
+    "Product",
+    "Table",
+    "best_ways",
+    "pack",
+    "products_of",
+    "seconds_by_way",
+    "turned",
+    "turning",
+]
 
+LINEAR, TURNED, PACKED = "linear", "turned", "packed"
 NUM_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # that are told apart, all rows together
 _LEAST_WEIGHTS = 1 << 16  # a smaller product takes as long as it takes to ask for it
 _ENOUGH_BYTES = 1 << 26  # of weights, that no cache holds what the next one needs
 _PAYS = 0.9  # of the time, at most
 _ROUNDS = 3
+_TYPICAL = 8  # tokens, which weights are packed and tried for
+_CLOSE = 0.01  # of the largest outcome: what more than rounding leaves is another product
+
+
+Way = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
 class Product(NamedTuple):
@@ -37,8 +58,11 @@ class Product(NamedTuple):
     dtype: torch.dtype
 
 
+Table = Mapping[Product, Sequence[str]]  # the way for each of `NUM_TOKENS`
+
+
 def products_of(model: nn.Module) -> dict[Product, list[nn.Linear]]:
-    """The model's plain projections on a CPU that are worth turning, those of a kind together.
+    """The model's plain projections on a CPU that are worth a thought, those of a kind together.
 
     Leaves out what only looks like one: quantised or parametrised ones, those that a hook of
     accelerate's moves about. None of a model that was compiled, which would be compiled anew.
@@ -49,9 +73,11 @@ def products_of(model: nn.Module) -> dict[Product, list[nn.Linear]]:
         if _is_compiled(module):
             return {}
         own = vars(module).get("forward")
-        if type(module) is not nn.Linear or not (own is None or isinstance(own, _TurningForward)):
+        if type(module) is not nn.Linear or not (own is None or isinstance(own, _StandIn)):
             continue
-        weight = module.weight
+        weight = module._parameters.get("weight")
+        if type(weight) is not nn.Parameter or not weight.is_contiguous():
+            continue
         if weight.device.type == "cpu" and weight.numel() >= _LEAST_WEIGHTS:
             product = Product(module.out_features, module.in_features, weight.dtype)
             found.setdefault(product, []).append(module)
@@ -72,38 +98,97 @@ def turned(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     return outcome.reshape(*x.shape[:-1], len(weight))
 
 
-def faster_turned(modules: Sequence[nn.Linear], *, max_seconds: float) -> tuple[int, ...]:
-    """Of `NUM_TOKENS`, those for which these products of one kind are clearly faster turned.
+def pack(weight: torch.Tensor) -> torch.Tensor:
+    """A copy that only `Packed` can read; raises `RuntimeError` where there is no such thing."""
+    try:
+        return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _TYPICAL)  # type: ignore[no-any-return]
+    except (AttributeError, NotImplementedError) as error:
+        raise RuntimeError("this build of torch packs no weights") from error
 
-    Both ways by turns and weight after weight, as in a forward, so that both find them where a
+
+class Packed:
+    """`linear` over a packed copy of its weight. Nothing is kept for gradients."""
+
+    def __init__(self, copy: torch.Tensor, dtype: torch.dtype) -> None:
+        self._copy = copy
+        self._dtype = dtype
+        self._product = torch.ops.mkldnn._linear_pointwise.default
+
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """As `linear`, to which go dtypes that it converts and the copy does not."""
+        if x.dtype is not self._dtype or torch.is_autocast_enabled("cpu"):
+            return linear(x, weight, bias)
+        return self._product(x, self._copy, bias, "none", [], "")  # type: ignore[no-any-return]
+
+
+def seconds_by_way(
+    modules: Sequence[nn.Linear], *, max_seconds: float
+) -> dict[str, tuple[float, ...]]:
+    """What these products of one kind take for each of `NUM_TOKENS`, each way that there is.
+
+    All ways by turns and weight after weight, as in a forward, so that all find them where a
     forward does. Takes one round at least, however long.
     """
     end = perf_counter() + max_seconds
-    weights = _enough_of([module.weight for module in modules])
-    ways = (partial(linear, bias=None), partial(turned, bias=None))
-    seconds: dict[int, list[list[float]]] = {number: [] for number in NUM_TOKENS}
+    weights = _enough_of([module.weight.detach() for module in modules])
+    ways = _ways_to(weights)
+    rounds: dict[str, list[list[float]]] = {name: [] for name in ways}
     for around in range(_ROUNDS + 1):
-        for number, rounds in seconds.items():
+        found: dict[str, list[float]] = {name: [] for name in ways}
+        for number in NUM_TOKENS:
             x = weights[0].new_ones(number, weights[0].shape[1])
-            both = [_seconds_of(way, x, weights) for way in ways]
-            if around:  # the first one warms up
-                rounds.append(both)
+            for name, calls in ways.items():
+                found[name].append(_seconds_of(calls, x, weights))
+        for name, seconds in found.items() if around else ():  # the first one warms up
+            rounds[name].append(seconds)
         if around and perf_counter() > end:
             break
-    return tuple(number for number, rounds in seconds.items() if _is_faster(rounds))
+    return {name: tuple(map(median, zip(*each, strict=True))) for name, each in rounds.items()}
+
+
+def best_ways(seconds: Mapping[str, Sequence[float]], allowed: Collection[str]) -> tuple[str, ...]:
+    """For each of `NUM_TOKENS` the way to go, of `LINEAR` and those allowed.
+
+    Turned where that is clearly faster. Packed, if that pays on the whole, wherever none of the
+    others is clearly faster: the copy is there then.
+
+    >>> best_ways({"linear": [3, 3, 3], "turned": [2, 2, 4]}, ["turned", "packed"])
+    ('turned', 'turned', 'linear')
+    >>> best_ways({"linear": [3, 3, 3], "packed": [1, 2.9, 4]}, ["packed"])
+    ('packed', 'packed', 'linear')
+    >>> best_ways({"linear": [3, 3, 3], "packed": [2.9, 2.9, 2.9]}, ["packed"])
+    ('linear', 'linear', 'linear')
+    """
+    ways, least = [LINEAR] * len(seconds[LINEAR]), list(seconds[LINEAR])
+    for place, other in enumerate(seconds.get(TURNED, ()) if TURNED in allowed else ()):
+        if other < _PAYS * least[place]:
+            ways[place], least[place] = TURNED, other
+    if PACKED in allowed and PACKED in seconds:
+        shares = [mine / other for mine, other in zip(seconds[PACKED], least, strict=True)]
+        if mean(shares) < _PAYS:
+            ways = [
+                PACKED if share * _PAYS < 1 else way
+                for way, share in zip(ways, shares, strict=True)
+            ]
+    return tuple(ways)
 
 
 @contextmanager
-def turning(model: nn.Module, table: Mapping[Product, Collection[int]]) -> Iterator[None]:
-    """Turns the products of a model's forwards inside, in this thread alone.
+def turning(
+    model: nn.Module, table: Table, copies: Mapping[nn.Linear, torch.Tensor] | None = None
+) -> Iterator[None]:
+    """Computes the products of a model's forwards otherwise inside, in this thread alone.
 
-    `table` says for how many tokens, of `NUM_TOKENS`, each kind is turned; what lies between goes
-    with the next higher. Where several threads are inside at once, the first one's table holds.
+    `table` says how, for each of `NUM_TOKENS`; what lies between goes with the next higher.
+    `copies` are the packed weights. Where several threads are inside at once, the first one's
+    table holds.
     """
     with _lock:
         turns = _turns.get(model)
         if turns is None:
-            turns = _turns[model] = _Turns(model, table)
+            turns = _turns[model] = _Turns(model, table, copies or {})
         turns.num_inside += 1
     outside, _this_thread.turns = _this_thread.turns, True
     try:
@@ -121,29 +206,36 @@ class _ThisThread(threading.local):
     turns = False
 
 
-class _TurningForward:
+class _StandIn:
     """Stands in for one module's `forward`."""
 
-    def __init__(self, module: nn.Linear, pays: Sequence[bool]) -> None:
+    def __init__(self, module: nn.Linear, ways: Sequence[Way]) -> None:
         self._module = module
-        self._pays = pays  # by the number of tokens
+        self._ways = ways  # by the number of tokens
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         number = x.numel() // x.shape[-1]
-        pays = number < len(self._pays) and self._pays[number] and _this_thread.turns
-        return (turned if pays else linear)(x, self._module.weight, self._module.bias)
+        is_ours = number < len(self._ways) and _this_thread.turns
+        way = self._ways[number] if is_ours else linear
+        return way(x, self._module.weight, self._module.bias)
 
 
 class _Turns:
     """The stand-ins in one model."""
 
-    def __init__(self, model: nn.Module, table: Mapping[Product, Collection[int]]) -> None:
+    def __init__(
+        self, model: nn.Module, table: Table, copies: Mapping[nn.Linear, torch.Tensor]
+    ) -> None:
         self.num_inside = 0
-        self._forwards: list[tuple[nn.Module, _TurningForward]] = []
+        self._forwards: list[tuple[nn.Module, _StandIn]] = []
         for product, modules in products_of(model).items():
-            pays = _by_number(table.get(product, ()))
-            for module in modules if any(pays) else ():
-                forward = vars(module)["forward"] = _TurningForward(module, pays)
+            names = table.get(product, ())
+            for module in modules if set(names) - {LINEAR} else ():
+                known: dict[str, Way] = {LINEAR: linear, TURNED: turned}
+                if module in copies:
+                    known[PACKED] = Packed(copies[module], product.dtype)
+                ways = _by_number([known.get(name, linear) for name in names])
+                forward = vars(module)["forward"] = _StandIn(module, ways)
                 self._forwards.append((module, forward))
 
     def undo(self) -> None:
@@ -163,18 +255,12 @@ def _is_compiled(module: nn.Module) -> bool:
     return module._compiled_call_impl is not None or hasattr(own, "_torchdynamo_orig_callable")
 
 
-def _by_number(numbers: Collection[int]) -> list[bool]:
-    """For every number of tokens up to the highest of `NUM_TOKENS`; none at all is never turned."""
-    pays = [False]
-    for number in NUM_TOKENS:
-        pays += [number in numbers] * (number + 1 - len(pays))
-    return pays
-
-
-def _is_faster(rounds: Sequence[Sequence[float]]) -> bool:
-    """Is the second way clearly faster than the first, by the medians of some rounds?"""
-    straight, other = ([both[way] for both in rounds] for way in (0, 1))
-    return median(other) < _PAYS * median(straight)
+def _by_number(ways: Sequence[Way]) -> list[Way]:
+    """For every number of tokens up to the highest of `NUM_TOKENS`, and for none at all."""
+    all_ways: list[Way] = [linear]
+    for number, way in zip(NUM_TOKENS, ways, strict=True):
+        all_ways += [way] * (number + 1 - len(all_ways))
+    return all_ways
 
 
 def _enough_of(weights: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -182,8 +268,25 @@ def _enough_of(weights: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     return weights[:number]
 
 
-def _seconds_of(way: Any, x: torch.Tensor, weights: Sequence[torch.Tensor]) -> float:
+def _ways_to(weights: Sequence[torch.Tensor]) -> dict[str, list[Way]]:
+    """Each way to use these weights, for each of them; packed only where that comes out right."""
+    ways: dict[str, list[Way]] = {
+        LINEAR: [linear] * len(weights),
+        TURNED: [turned] * len(weights),
+    }
+    first = weights[0]
+    try:
+        x = first.new_ones(_TYPICAL, first.shape[1])
+        expected, found = linear(x, first), Packed(pack(first), first.dtype)(x, first, None)
+        if torch.allclose(found, expected, rtol=_CLOSE, atol=_CLOSE * float(expected.abs().max())):
+            ways[PACKED] = [Packed(pack(weight), weight.dtype) for weight in weights]
+    except RuntimeError:  # no code of the library's for this dtype on this CPU, or no memory
+        pass
+    return ways
+
+
+def _seconds_of(ways: Sequence[Way], x: torch.Tensor, weights: Sequence[torch.Tensor]) -> float:
     start = perf_counter()
-    for weight in weights:
-        way(x, weight)
+    for way, weight in zip(ways, weights, strict=True):
+        way(x, weight, None)
     return perf_counter() - start

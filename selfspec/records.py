@@ -221,8 +221,8 @@ class GenerationStats:
     is therefore 1 for plain decoding, whatever the batch, and its numerator leaves out the
     tokens that the prompt's forward yields. A token named by two sources counts for both.
     `forward` is how the last call ran the model over drafts, ``"eager"``, ``"turned"``,
-    ``"graph"`` or ``"compiled"``; `eager_reason` why it was not as asked. `table_bytes` is what
-    the LUTs take, of the last call that drafted.
+    ``"packed"``, ``"graph"`` or ``"compiled"``; `eager_reason` why it was not as asked. Of the last
+    call that drafted, `table_bytes` is what the LUTs take, `packed_bytes` second copies of weights.
     """
 
     num_calls: int = 0
@@ -239,6 +239,7 @@ class GenerationStats:
     forward: str = "eager"
     eager_reason: str | None = None
     table_bytes: int = 0
+    packed_bytes: int = 0
 
     @property
     def tokens_per_step(self) -> float:
@@ -289,6 +290,7 @@ class GenerationStats:
             forward=other.forward if other.num_calls else self.forward,
             eager_reason=other.eager_reason or self.eager_reason,
             table_bytes=other.table_bytes or self.table_bytes,
+            packed_bytes=other.packed_bytes or self.packed_bytes,
         )
 
     def __str__(self) -> str:
@@ -302,7 +304,8 @@ class GenerationStats:
             lines.append(f"not drafted as asked: {self.disabled_reason}")
         if self.forward != "eager" or self.eager_reason:
             reason = f": {self.eager_reason}" if self.eager_reason else ""
-            lines.append(f"  {self.forward} forwards{reason}")
+            copies = f", {self.packed_bytes / 1e6:.0f} MB of copies" if self.packed_bytes else ""
+            lines.append(f"  {self.forward} forwards{copies}{reason}")
         for name, drafted in sorted(self.drafted_by_source.items()):
             lines.append(f"  {name:<8} {self.accepted_by_source[name]} of {drafted} accepted")
         lines += self._histogram_lines()

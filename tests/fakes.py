@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from selfspec import SelfSpec, attach
+from selfspec.products import pack
 from selfspec.records import Candidate, Evidence, StepRecord
 from selfspec.sources import LutSource
 from tests.zoo import ARCHITECTURES, NO_SPECIAL, PAD, VOCAB
@@ -33,6 +34,7 @@ __all__ = [
     "attached_model",
     "lut_of",
     "new_model",
+    "packs_here",
     "prompt",
     "tiny_model",
     "tiny_tokenizer",
@@ -68,6 +70,16 @@ def tiny_model(
 def attached_model(name: str = "llama") -> PreTrainedModel:
     """A model of its own for `assistant=`."""
     return attach(new_model(name))
+
+
+@cache
+def packs_here(dtype: torch.dtype = torch.float32) -> bool:
+    """Can this machine's torch pack weights?"""
+    try:
+        pack(torch.ones(8, 8, dtype=dtype))
+    except RuntimeError:
+        return False
+    return True
 
 
 def prompt(num_rows: int = 1, length: int = 17, *, seed: int = 1) -> dict[str, torch.Tensor]:

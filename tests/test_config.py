@@ -96,7 +96,7 @@ def test_refused_values(knobs, message):
 def test_forward_and_overlap_are_checked_like_the_others():
     assert refusal(forward="grph") == (
         "unknown forward 'grph'; did you mean 'graph'? "
-        "(known: auto, compiled, eager, graph, turned)"
+        "(known: auto, compiled, eager, graph, packed, turned)"
     )
     assert refusal(forward=None).startswith("unknown forward 'None'")
     for value in (1, "yes", None):

@@ -33,6 +33,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "device": set(),
     "logits": set(),
     "products": set(),
+    "packs": {"products"},
     "arena": set(),
     "kv": {"arena", "device", "errors"},
     "static_kv": {"arena", "kv"},

@@ -1,4 +1,4 @@
-"""A turned product is the same one, in the same layout, where and while it is asked for."""
+"""A turned or packed product is the same one, in the same layout, where and while asked for."""
 
 from __future__ import annotations
 
@@ -11,9 +11,25 @@ from torch.nn.functional import linear
 from torch.nn.utils import parametrize
 
 from selfspec import products
-from selfspec.products import NUM_TOKENS, Product, faster_turned, products_of, turned, turning
+from selfspec.products import (
+    LINEAR,
+    NUM_TOKENS,
+    PACKED,
+    TURNED,
+    Packed,
+    Product,
+    Table,
+    best_ways,
+    pack,
+    products_of,
+    seconds_by_way,
+    turned,
+    turning,
+)
+from tests.fakes import packs_here
 
 SHAPES = [(16,), (1, 16), (5, 16), (1, 1, 16), (2, 3, 16)]
+needs_packs = pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
 ROUNDING = {torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 
@@ -48,8 +64,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return numbers
 
 
-def table_of(model: nn.Module, *numbers: int) -> dict[Product, tuple[int, ...]]:
-    return dict.fromkeys(products_of(model), numbers)
+def ways_of(*numbers: int) -> tuple[str, ...]:
+    return tuple(TURNED if number in numbers else LINEAR for number in NUM_TOKENS)
+
+
+def table_of(model: nn.Module, *numbers: int) -> Table:
+    return dict.fromkeys(products_of(model), ways_of(*numbers))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
@@ -115,7 +135,7 @@ def test_what_somebody_else_put_there_meanwhile_stays() -> None:
 def test_only_the_numbers_of_tokens_that_pay(asked: list[int]) -> None:
     model = Two()
     up = Product(24, 16, torch.float32)
-    with turning(model, {up: (2, 6)}):
+    with turning(model, {up: ways_of(2, 6)}):
         for number in (1, 2, 3, 4, 5, 6, 7, 65, 200):
             model(torch.randn(number, 16))
     assert asked == [2, 2, 5, 5, 6, 6]  # up and gate; 5 goes with 6
@@ -201,27 +221,96 @@ def test_a_hook_still_hears(asked: list[int]) -> None:
     assert (len(heard), len(asked)) == (1, 3)
 
 
+@needs_packs
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("shape", [*SHAPES, (70, 16)], ids=str)
+def test_packed_it_is_the_same_product_too(
+    shape: tuple[int, ...], has_bias: bool, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    module = nn.Linear(16, 24, bias=has_bias, dtype=dtype).requires_grad_(False)
+    x = torch.randn(*shape[:-1], 32, dtype=dtype)[..., ::2]  # lies apart in memory
+    straight = linear(x, module.weight, module.bias)
+    other = Packed(pack(module.weight), dtype)(x, module.weight, module.bias)
+    rounding = ROUNDING.get(dtype, 1e-6)
+    torch.testing.assert_close(other, straight, rtol=rounding, atol=rounding)
+    assert (other.shape, other.stride()) == (straight.shape, straight.stride())
+
+
+@needs_packs
+def test_what_stock_converts_is_left_to_stock() -> None:
+    module = nn.Linear(16, 24).requires_grad_(False)
+    way, x = Packed(pack(module.weight), torch.float32), torch.randn(3, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        outcome = way(x, module.weight, module.bias)
+        assert outcome.dtype is torch.bfloat16
+        assert torch.equal(outcome, module(x))
+    with pytest.raises(RuntimeError, match="dtype"):
+        way(x.double(), module.weight, module.bias)
+
+
+@needs_packs
+def test_copies_are_used_where_the_table_says_so() -> None:
+    model = Two().requires_grad_(False)
+    wrong = {module: pack(-module.weight) for module in model.children()}
+    ways = tuple(PACKED if number in (2, 3) else LINEAR for number in NUM_TOKENS)
+    with turning(model, dict.fromkeys(products_of(model), ways), wrong):
+        for number in (1, 2, 3, 4):
+            x = torch.randn(number, 16)
+            expected = linear(x, model.up.weight) * (-1 if number in (2, 3) else 1)
+            torch.testing.assert_close(model.up(x), expected)
+
+
+def seconds_from(share: float, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[float, ...]]:
+    def seconds_of(ways: list[object], x: torch.Tensor, _weights: object) -> float:
+        return len(x) * (share if ways[0] is turned and len(x) <= 6 else 1.0)
+
+    monkeypatch.setattr(products, "_seconds_of", seconds_of)
+    return seconds_by_way([nn.Linear(4, 4)], max_seconds=60)
+
+
 @pytest.mark.parametrize(
     ("share", "pays"), [(0.5, True), (0.89, True), (0.91, False), (1.0, False), (3.0, False)]
 )
 def test_only_what_is_clearly_faster_is_turned(
     share: float, pays: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def seconds_of(way: object, x: torch.Tensor, _weights: object) -> float:
-        is_turned = way.func is turned  # type: ignore[attr-defined]
-        return len(x) * (share if is_turned and len(x) <= 6 else 1.0)
-
-    monkeypatch.setattr(products, "_seconds_of", seconds_of)
-    numbers = faster_turned([nn.Linear(4, 4)], max_seconds=60)
-    assert numbers == ((1, 2, 3, 4, 6) if pays else ())
+    seconds = seconds_from(share, monkeypatch)
+    numbers = (1, 2, 3, 4, 6) if pays else ()
+    assert best_ways(seconds, (TURNED, PACKED)) == ways_of(*numbers)
+    assert best_ways(seconds, ()) == ways_of()
 
 
 def test_an_odd_moment_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_ways_to", lambda _: {LINEAR: [], TURNED: []})
     rounds = iter([1.0] * 2 * len(NUM_TOKENS) + [9.0, 1.0] * len(NUM_TOKENS) + [1.0] * 999)
     monkeypatch.setattr(products, "_seconds_of", lambda *_: next(rounds))
-    assert faster_turned([nn.Linear(4, 4)], max_seconds=60) == ()
+    seconds = seconds_by_way([nn.Linear(4, 4)], max_seconds=60)
+    assert best_ways(seconds, (TURNED,)) == ways_of()
 
 
 def test_one_round_is_measured_however_little_time_there_is() -> None:
-    numbers = faster_turned([nn.Linear(4, 4).requires_grad_(False)], max_seconds=0)
-    assert set(numbers) <= set(NUM_TOKENS)
+    seconds = seconds_by_way([nn.Linear(4, 4).requires_grad_(False)], max_seconds=0)
+    assert set(seconds) == {LINEAR, TURNED, *([PACKED] if packs_here() else [])}
+    assert all(len(each) == len(NUM_TOKENS) and min(each) > 0 for each in seconds.values())
+
+
+@pytest.mark.parametrize("fails", [RuntimeError("no code for it"), NotImplementedError("no op")])
+def test_what_can_not_be_packed_is_no_way(
+    fails: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_args: object) -> torch.Tensor:
+        raise fails
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", broken, raising=False)
+    seconds = seconds_by_way([nn.Linear(4, 4).requires_grad_(False)], max_seconds=0)
+    assert set(seconds) == {LINEAR, TURNED}
+
+
+@needs_packs
+def test_what_comes_out_wrong_packed_is_no_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "pack", lambda weight: pack(1.1 * weight))
+    torch.manual_seed(0)
+    seconds = seconds_by_way([nn.Linear(4, 4).requires_grad_(False)], max_seconds=0)
+    assert set(seconds) == {LINEAR, TURNED}

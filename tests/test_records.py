@@ -123,7 +123,7 @@ def test_adding_counts_as_one_would_have_counted_all(first, second):
     assert parts[0] + parts[1] == whole
 
 
-LATEST = ("disabled_reason", "forward", "eager_reason", "table_bytes")
+LATEST = ("disabled_reason", "forward", "eager_reason", "table_bytes", "packed_bytes")
 
 
 def test_adding_leaves_out_no_field():

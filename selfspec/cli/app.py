@@ -189,7 +189,7 @@ def profile(
     batch: Annotated[int, typer.Option(min=1, help="Rows in a forward.")] = 1,
     forward: Annotated[
         str,
-        typer.Option(help="How the model is run: auto, eager, turned, graph or compiled."),
+        typer.Option(help="How the model is run: auto, eager, turned, packed, graph or compiled."),
     ] = "auto",
     output: Annotated[
         Path | None, typer.Option(help="Write the curve to this JSON file.", show_default=False)

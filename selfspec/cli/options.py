@@ -141,8 +141,8 @@ class Knobs:
     forward: Annotated[
         str,
         _knob(
-            "auto: captured graphs on CUDA, turned products on a CPU where they are faster. "
-            "eager, turned, graph, compiled: only that."
+            "auto: captured graphs on CUDA, packed weights or turned products on a CPU where they "
+            "are faster. eager, turned, packed, graph, compiled: only that."
         ),
     ] = _DEFAULT.forward
     overlap: Annotated[

@@ -101,6 +101,7 @@ class Call:
         prompt_logits, tap = self._read_prompt()
         memory: Memory = memory_for(prompt_logits.shape[-1])
         self.stats.table_bytes = memory.nbytes
+        self.stats.packed_bytes = lent.packed_bytes
         if memory.learns:
             tap.teach(memory, self.input_ids, self._visible(), prompt_logits)
         self.stats.seconds["prefill"] += perf_counter() - start  # type: ignore[assignment]

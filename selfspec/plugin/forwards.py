@@ -7,23 +7,25 @@ and tried before first use: what a model does that no capture can follow, shows 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import nn
 
 from selfspec.device import device_for
+from selfspec.packs import Packs
 from selfspec.plugin.abilities import try_backend
 from selfspec.plugin.backends import AttentionTypes
 from selfspec.plugin.captures import capture_reason, capture_state
 from selfspec.plugin.graphs import GraphBackend
 from selfspec.plugin.runner import StaticRunner
-from selfspec.plugin.turns import Table, Turns
-from selfspec.products import turning
+from selfspec.plugin.turns import Turns
+from selfspec.products import PACKED, TURNED, Table, products_of, turning
 
 __all__ = ["Forwards", "Lent"]
 
@@ -32,25 +34,33 @@ _WIDEST_TRIED = 8
 
 @dataclass(frozen=True)
 class Lent:
-    """How one call runs its forwards: by a runner, else op by op, with some products turned.
+    """How one call runs its forwards: by a runner, else op by op, some products by other ways.
 
-    `reason` says why not as it was asked for, where it was; `seconds` is what finding out took.
+    `copies` are the weights that are packed. `reason` says why not as it was asked for, where it
+    was; `seconds` is what finding out took.
     """
 
     runner: StaticRunner | None = None
     reason: str | None = None
     table: Table | None = None
+    copies: Mapping[nn.Linear, torch.Tensor] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
     def kind(self) -> str:
-        """How forwards without the runner are run: ``"turned"`` or ``"eager"``."""
-        return "turned" if self.table else "eager"
+        """How forwards without the runner are run: ``"packed"``, ``"turned"`` or ``"eager"``."""
+        return "packed" if self.copies else "turned" if self.table else "eager"
+
+    @property
+    def packed_bytes(self) -> int:
+        """What the copies take, or a little more."""
+        return sum(module.weight.nbytes for module in self.copies)
 
     @contextmanager
     def decoding(self, model: Any) -> Iterator[None]:
-        """The model as decoding wants it: stock's own switches, and products turned."""
-        with decode_mode(model), turning(model, self.table) if self.table else nullcontext():
+        """The model as decoding wants it: stock's own switches, and its products' best ways."""
+        ways = turning(model, self.table, self.copies) if self.table else nullcontext()
+        with decode_mode(model), ways:
             yield
 
 
@@ -60,6 +70,7 @@ class Forwards:
     def __init__(self) -> None:
         self._kept: WeakKeyDictionary[Any, _Kept] = WeakKeyDictionary()
         self._turns = Turns()
+        self._packs: WeakKeyDictionary[Any, Packs] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
     @contextmanager
@@ -69,8 +80,8 @@ class Forwards:
         `forward` is one of `FORWARDS`, `attention` None where the model is given chains.
         """
         device = device_for(model.device, overlap=False)
-        if forward == "turned" or (forward == "auto" and not device.can_capture):
-            yield self._turned(model, forward)
+        if forward in (TURNED, PACKED) or (forward == "auto" and not device.can_capture):
+            yield self._by_best_ways(model, forward)
         elif forward == "eager":
             yield Lent()
         elif attention is None:
@@ -81,13 +92,24 @@ class Forwards:
             with self._of(model).borrow(model, attention, forward == "compiled") as found:
                 yield Lent(reason=found) if isinstance(found, str) else Lent(found)
 
-    def _turned(self, model: Any, forward: str) -> Lent:
+    def _by_best_ways(self, model: Any, forward: str) -> Lent:
         start = perf_counter()
-        table = self._turns.table(model)
-        seconds = perf_counter() - start
-        if table or forward == "auto":
-            return Lent(table=table, seconds=seconds)
-        return Lent(reason="none of its products is faster turned here", seconds=seconds)
+        table = self._turns.table(model, (TURNED,) if forward == TURNED else (TURNED, PACKED))
+        packs, modules = self._packs_of(model), _packed_modules(model, table)
+        if forward == "auto" and not packs.fit(modules):
+            table, modules = self._turns.table(model, (TURNED,)), []
+        copies = packs.copies(modules)
+        is_as_asked = forward == "auto" or (copies if forward == PACKED else table)
+        return Lent(
+            table=table,
+            copies=copies,
+            reason=None if is_as_asked else f"none of its products is faster {forward} here",
+            seconds=perf_counter() - start,
+        )
+
+    def _packs_of(self, model: Any) -> Packs:
+        with self._lock:
+            return self._packs.setdefault(model, Packs.of(model))
 
     def _of(self, model: Any) -> _Kept:
         with self._lock:
@@ -124,6 +146,16 @@ class _Kept:
         if isinstance(self._found, StaticRunner) and self._found.kind == "eager":
             self._found = str(self._found.reason)  # it failed on the way: eager forwards are better
         return self._found
+
+
+def _packed_modules(model: Any, table: Table) -> list[nn.Linear]:
+    """Those for which the table would have their weights packed."""
+    return [
+        module
+        for product, modules in products_of(model).items()
+        for module in modules
+        if PACKED in table.get(product, ())
+    ]
 
 
 def decode_mode(model: Any) -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""Which products of a model are faster turned on this machine: measured on first use, and kept.
+"""How a model's products are computed fastest on this machine: measured on first use, and kept.
 
 A product belongs to no model: what was measured for one serves all that have its like.
 """
@@ -14,13 +14,21 @@ import torch
 from torch import nn
 
 from selfspec.book import Book
-from selfspec.products import NUM_TOKENS, Product, faster_turned, products_of
+from selfspec.products import (
+    LINEAR,
+    NUM_TOKENS,
+    Product,
+    Table,
+    best_ways,
+    products_of,
+    seconds_by_way,
+)
 
 __all__ = ["Turns"]
 
-_MAX_SECONDS = 2.0  # of a call that finds nothing, shared by its products
+_MAX_SECONDS = 3.0  # of a call that finds nothing, shared by its products
 
-Table = Mapping[Product, Collection[int]]
+_Seconds = Mapping[str, Sequence[float]]
 
 
 class Turns:
@@ -28,39 +36,50 @@ class Turns:
 
     def __init__(self, book: Book | None = None) -> None:
         self._book = Book("products") if book is None else book
-        self._known: dict[tuple[Any, ...], tuple[int, ...]] = {}
+        self._known: dict[tuple[Any, ...], _Seconds] = {}
         self._lock = threading.Lock()
 
-    def table(self, model: nn.Module) -> Table:
-        """The products that pay turned, and for how many tokens; empty where none does.
+    def table(self, model: nn.Module, allowed: Collection[str]) -> Table:
+        """The best of the ways that are allowed, of products for which it is not `LINEAR` alone.
 
-        Takes about 2 seconds where all of a model's products are new.
+        Takes about 3 seconds where all of a model's products are new.
         """
         found = products_of(model)
         with self._lock:
-            numbers = {
-                product: self._numbers(product, modules, _MAX_SECONDS / len(found))
+            ways = {
+                product: best_ways(
+                    self._seconds(product, modules, _MAX_SECONDS / len(found)), allowed
+                )
                 for product, modules in found.items()
             }
-        return {product: some for product, some in numbers.items() if some}
+        return {product: names for product, names in ways.items() if set(names) - {LINEAR}}
 
-    def _numbers(
+    def _seconds(
         self, product: Product, modules: Sequence[nn.Linear], max_seconds: float
-    ) -> tuple[int, ...]:
+    ) -> _Seconds:
         key = _key(product)
         place = tuple(key.values())
         if place not in self._known:
             kept = self._book.find(key)
             if not _is_valid(kept):
                 with torch.no_grad():
-                    kept = list(faster_turned(modules, max_seconds=max_seconds))
+                    kept = seconds_by_way(modules, max_seconds=max_seconds)
                 self._book.keep(key, kept)
-            self._known[place] = tuple(kept)
+            self._known[place] = kept
         return self._known[place]
 
 
 def _is_valid(kept: Any) -> bool:
-    return isinstance(kept, list) and all(number in NUM_TOKENS for number in kept)
+    return (
+        isinstance(kept, dict)
+        and LINEAR in kept
+        and all(
+            isinstance(seconds, (list, tuple))
+            and len(seconds) == len(NUM_TOKENS)
+            and all(isinstance(each, (int, float)) for each in seconds)
+            for seconds in kept.values()
+        )
+    )
 
 
 def _key(product: Product) -> dict[str, str | int]:

@@ -1,21 +1,32 @@
-"""Every product that can be turned is, whatever a clock would say."""
+"""Every product that can be computed otherwise is, whatever a clock would say."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from itertools import cycle, islice
 from typing import Any
 
 import pytest
 
 from selfspec import products
-from selfspec.plugin.turns import Table, Turns
+from selfspec.plugin.turns import Turns
+from selfspec.products import NUM_TOKENS, PACKED, Product, Table
+from tests.fakes import packs_here
 
 
 @pytest.fixture(autouse=True)
 def all_turned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sums come out rounded otherwise wherever they ever may."""
+    """The sums come out rounded otherwise wherever they ever may, by each way in turn."""
 
-    def table(_turns: Turns, model: Any) -> Table:
-        return dict.fromkeys(products.products_of(model), products.NUM_TOKENS)
+    def table(_turns: Turns, model: Any, allowed: Collection[str]) -> Table:
+        return {
+            product: tuple(islice(cycle(_there_are(product, allowed)), len(NUM_TOKENS)))
+            for product in products.products_of(model)
+        }
 
     monkeypatch.setattr(products, "_LEAST_WEIGHTS", 0)
     monkeypatch.setattr(Turns, "table", table)
+
+
+def _there_are(product: Product, allowed: Collection[str]) -> list[str]:
+    return [name for name in allowed if name != PACKED or packs_here(product.dtype)]

@@ -291,7 +291,7 @@ def test_a_cpu_captures_no_graphs() -> None:
     assert asked.stats.eager_reason == "a CPU captures no graphs"
     assert "eager forwards: a CPU captures no graphs" in str(asked.stats)
     auto = run_both(model, inputs, SelfSpec(strict=True), drafts=False, **GREEDY)
-    assert (auto.stats.forward, auto.stats.eager_reason) == ("turned", None)
+    assert (auto.stats.forward in ("turned", "packed"), auto.stats.eager_reason) == (True, None)
     with pytest.raises(UnsupportedError, match=r"forward='graph' can't be had: a CPU captures"):
         run(model, inputs, custom_generate=SelfSpec(forward="graph", strict=True), **GREEDY)
 

@@ -1,4 +1,4 @@
-"""Turned products: the same text, in calls that turn and in those that don't."""
+"""Turned products and packed weights: the same text, in calls that use them and in others."""
 
 from __future__ import annotations
 
@@ -6,50 +6,84 @@ import threading
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import linear
 
-from selfspec import SelfSpec, UnsupportedError, products
+from selfspec import SelfSpec, UnsupportedError, packs, products
 from selfspec.plugin.costs import profile
 from selfspec.plugin.turns import Turns
-from tests.fakes import prompt, tiny_model
+from tests.fakes import new_model, packs_here, prompt, tiny_model
 from tests.lossless.same import FIXED, GREEDY, MODES, assert_clean, doubting, run, run_both
+
+needs_packs = pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("forward", ["auto", "turned", "eager"])
+@pytest.mark.parametrize("forward", ["packed", "turned", "eager"])
 def test_turned_or_not(forward: str, mode: str) -> None:
     model, inputs = tiny_model(), prompt(2)
     stock = run(model, inputs, **MODES[mode])
     spec = doubting(stock.ids, inputs, forward=forward, **FIXED)
     both = run_both(model, inputs, spec, **MODES[mode])
-    assert both.stats.forward == ("eager" if forward == "eager" else "turned")
-    assert both.stats.eager_reason is None
-    assert ("turned forwards" in str(both.stats)) == (forward != "eager")
+    assert both.stats.forward == (forward if forward != "packed" or packs_here() else "turned")
+    assert both.stats.eager_reason is None or not packs_here()
+    assert ("turned forwards" in str(both.stats)) == (both.stats.forward == "turned")
+    assert ("packed forwards, 0 MB of copies" in str(both.stats)) == (both.stats.packed_bytes > 0)
     assert_clean(model)
 
 
+@needs_packs
+def test_what_fits_is_packed_by_itself_and_else_turned(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, spec = new_model(), SelfSpec()
+    sizes = [module.weight.nbytes for module in model.modules() if isinstance(module, nn.Linear)]
+    for free, forward, taken in ((4 * sum(sizes) - 4, "turned", 0), (1e9, "packed", sum(sizes))):
+        monkeypatch.setattr(packs, "_free_memory", lambda free=free: free)
+        both = run_both(model, prompt(), spec, drafts=False, **GREEDY)
+        assert (both.stats.forward, both.stats.packed_bytes) == (forward, taken)
+    monkeypatch.setattr(packs, "_free_memory", lambda: 0.0)  # what is there needs no more
+    assert run_both(model, prompt(), SelfSpec(), drafts=False, **GREEDY).stats.forward == "packed"
+
+
+@needs_packs
+def test_weights_that_changed_between_two_calls_are_packed_anew() -> None:
+    """In ways that torch counts nowhere, as adapters' are when they are merged."""
+    model, spec = new_model(), SelfSpec(forward="packed")
+    texts = [run_both(model, prompt(), spec, drafts=False, **GREEDY).stock.ids]
+    for layer in (model.model.layers[0].mlp.up_proj, model.lm_head):
+        layer.weight.data += torch.randn_like(layer.weight)
+        texts.append(run_both(model, prompt(), spec, drafts=False, **GREEDY).stock.ids)
+    assert not torch.equal(texts[0], texts[1])
+    assert not torch.equal(texts[1], texts[2])
+
+
 def test_chains_are_turned_too() -> None:
-    both = run_both(tiny_model("bloom"), prompt(), SelfSpec(), drafts=False, **GREEDY)
+    spec = SelfSpec(forward="turned")
+    both = run_both(tiny_model("bloom"), prompt(), spec, drafts=False, **GREEDY)
     assert both.stats.forward == "turned"
 
 
-def test_turned_forwards_have_a_curve_of_their_own(measuring) -> None:
+def test_each_kind_of_forward_has_a_curve_of_its_own(measuring) -> None:
     model = tiny_model()
-    turned, _ = profile(model, num_columns=20, num_rows=1)
+    turned, _ = profile(model, num_columns=20, num_rows=1, forward="turned")
     eager, _ = profile(model, num_columns=20, num_rows=1, forward="eager")
+    auto, _ = profile(model, num_columns=20, num_rows=1)
     assert (turned.pop("forward"), eager.pop("forward")) == ("turned", "eager")
-    assert turned == eager
+    assert auto.pop("forward") == ("packed" if packs_here() else "turned")
+    assert turned == eager == auto
 
 
-def test_where_nothing_pays_it_goes_on_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("forward", ["turned", "packed"])
+def test_where_nothing_pays_it_goes_on_eagerly(
+    forward: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Turns, "table", lambda *_: {})
     model, inputs = tiny_model(), prompt()
     auto = run_both(model, inputs, SelfSpec(strict=True), drafts=False, **GREEDY)
     assert (auto.stats.forward, auto.stats.eager_reason) == ("eager", None)
-    asked = run_both(model, inputs, SelfSpec(forward="turned"), drafts=False, **GREEDY)
-    assert asked.stats.eager_reason == "none of its products is faster turned here"
-    with pytest.raises(UnsupportedError, match=r"forward='turned' can't be had: none of its"):
-        run(model, inputs, custom_generate=SelfSpec(forward="turned", strict=True), **GREEDY)
+    asked = run_both(model, inputs, SelfSpec(forward=forward), drafts=False, **GREEDY)
+    assert asked.stats.eager_reason == f"none of its products is faster {forward} here"
+    with pytest.raises(UnsupportedError, match=f"forward='{forward}' can't be had: none of its"):
+        run(model, inputs, custom_generate=SelfSpec(forward=forward, strict=True), **GREEDY)
 
 
 def test_a_call_that_breaks_off_leaves_the_model_as_it_was() -> None:
@@ -81,7 +115,7 @@ def test_stock_beside_it_in_another_thread_is_stock(monkeypatch: pytest.MonkeyPa
         if other.is_alive():
             other.join(10)
 
-    other, spec = threading.Thread(target=decode), SelfSpec()
+    other, spec = threading.Thread(target=decode), SelfSpec(forward="turned")
     other.start()
     with spec.listening(hear):
         ours = run(model, inputs, custom_generate=spec, **GREEDY)

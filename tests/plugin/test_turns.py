@@ -15,20 +15,23 @@ from selfspec import products
 from selfspec.book import Book
 from selfspec.plugin import turns
 from selfspec.plugin.turns import Turns
-from selfspec.products import Product
+from selfspec.products import LINEAR, NUM_TOKENS, PACKED, TURNED, Product
+
+NUM = len(NUM_TOKENS)
 
 
 @pytest.fixture(autouse=True)
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many modules each measurement was given; small products count, and pay for 1 and 2."""
+    """How many modules each measurement was given; small products count, some pay turned."""
     numbers: list[int] = []
 
-    def measure(modules: Any, *, max_seconds: float) -> tuple[int, ...]:
+    def measure(modules: Any, *, max_seconds: float) -> dict[str, tuple[float, ...]]:
         numbers.append(len(modules))
-        return (1, 2) if modules[0].in_features == 8 else ()
+        share = 0.5 if modules[0].in_features == 8 else 1.0
+        return {LINEAR: (1.0,) * NUM, TURNED: (share,) * NUM, PACKED: (share / 2,) * NUM}
 
     monkeypatch.setattr(products, "_LEAST_WEIGHTS", 0)
-    monkeypatch.setattr(turns, "faster_turned", measure)
+    monkeypatch.setattr(turns, "seconds_by_way", measure)
     return numbers
 
 
@@ -39,16 +42,19 @@ def model_of(*sizes: tuple[int, int]) -> nn.Module:
 def test_only_what_pays_is_in_the_table(tmp_path: Path, measured: list[int]) -> None:
     known = Turns(Book("products", tmp_path))
     model = model_of((8, 4), (8, 4), (4, 8))
-    assert known.table(model) == {Product(4, 8, torch.float32): (1, 2)}
+    product = Product(4, 8, torch.float32)
+    assert known.table(model, (TURNED,)) == {product: (TURNED,) * NUM}
     assert sorted(measured) == [1, 2]
-    assert known.table(model_of((4, 8))) == {}
-    assert known.table(nn.ReLU()) == {}
+    both = known.table(model, (TURNED, PACKED))
+    assert both == {product: (PACKED,) * NUM, Product(8, 4, torch.float32): (PACKED,) * NUM}
+    assert known.table(model_of((4, 8)), (TURNED,)) == {}
+    assert known.table(nn.ReLU(), (TURNED,)) == {}
     assert len(measured) == 2
 
 
 def test_it_is_found_again_without_measuring(tmp_path: Path, measured: list[int]) -> None:
-    table = Turns(Book("products", tmp_path)).table(model_of((8, 4)))
-    assert Turns(Book("products", tmp_path)).table(model_of((8, 4))) == table
+    table = Turns(Book("products", tmp_path)).table(model_of((8, 4)), (TURNED,))
+    assert Turns(Book("products", tmp_path)).table(model_of((8, 4)), (TURNED,)) == table
     assert len(measured) == 1
 
 
@@ -56,27 +62,39 @@ def test_another_dtype_or_number_of_threads_is_another_thing(
     tmp_path: Path, measured: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = Turns(Book("products", tmp_path))
-    known.table(model_of((8, 4)))
-    known.table(model_of((8, 4)).to(torch.bfloat16))
+    known.table(model_of((8, 4)), (TURNED,))
+    known.table(model_of((8, 4)).to(torch.bfloat16), (TURNED,))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
-    known.table(model_of((8, 4)))
+    known.table(model_of((8, 4)), (TURNED,))
     assert len(measured) == 3
 
 
-@pytest.mark.parametrize("kept", [None, 3, "12", {}, [5], [1, "2"], [[1]]], ids=str)
-def test_what_is_no_list_of_numbers_is_measured_again(
+NONE_OF_OURS = [
+    None,
+    3,
+    [1, 2],  # as it was kept before there were packed weights
+    {},
+    {TURNED: [1.0] * NUM},
+    {LINEAR: [1.0]},
+    {LINEAR: ["1"] * NUM},
+    {LINEAR: [1.0] * NUM, PACKED: 3},
+]
+
+
+@pytest.mark.parametrize("kept", NONE_OF_OURS, ids=str)
+def test_what_is_no_table_of_seconds_is_measured_again(
     kept: object, tmp_path: Path, measured: list[int]
 ) -> None:
-    Turns(Book("products", tmp_path)).table(model_of((8, 4)))
+    Turns(Book("products", tmp_path)).table(model_of((8, 4)), (TURNED,))
     (path,) = tmp_path.iterdir()
     path.write_text(json.dumps({**json.loads(path.read_text()), "values": kept}))
-    assert Turns(Book("products", tmp_path)).table(model_of((8, 4))) != {}
+    assert Turns(Book("products", tmp_path)).table(model_of((8, 4)), (TURNED,)) != {}
     assert len(measured) == 2
 
 
 def test_several_threads_measure_once(tmp_path: Path, measured: list[int]) -> None:
     known, model = Turns(Book("products", tmp_path)), model_of((8, 4))
-    threads = [threading.Thread(target=known.table, args=(model,)) for _ in range(8)]
+    threads = [threading.Thread(target=known.table, args=(model, (TURNED,))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

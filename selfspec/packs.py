@@ -1,0 +1,89 @@
+"""Second copies of a model's weights, laid out as this CPU's math library wants them.
+
+Made on first use, and as large as the weights. One set serves all who use a model, for as long as
+one of them lives. Weights may change between two calls in ways that torch counts nowhere, as
+adapters do when they are merged: so each call sums all of them up, row by row, which takes a
+fraction of a forward's time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+from weakref import WeakKeyDictionary, ref
+
+import psutil
+import torch
+from torch import nn
+
+from selfspec.products import pack
+
+__all__ = ["Packs"]
+
+_SHARE = 0.25  # of the memory that is free, which copies nobody asked for may take
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+class _Held(NamedTuple):
+    address: int
+    sums: torch.Tensor  # of the rows' bits: they tell whether the weight is still the same
+    copy: torch.Tensor
+
+
+class Packs:
+    """One model's copies. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._held: WeakKeyDictionary[nn.Linear, _Held] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Packs:
+        """Those that somebody uses already, or new ones."""
+        with _lock:
+            known = _shared.get(model)
+            packs = known() if known is not None else None
+            if packs is None:
+                packs = cls()
+                _shared[model] = ref(packs)
+            return packs
+
+    def fit(self, modules: Iterable[nn.Linear]) -> bool:
+        """May those that are missing be made, for the memory that they take?"""
+        missing = sum(m.weight.nbytes for m in modules if m not in self._held)
+        return not missing or missing <= _SHARE * _free_memory()
+
+    def copies(self, modules: Iterable[nn.Linear]) -> dict[nn.Linear, torch.Tensor]:
+        """Of these modules' weights as they are now."""
+        with self._lock, torch.no_grad():
+            return {module: self._fresh(module) for module in modules}
+
+    def _fresh(self, module: nn.Linear) -> torch.Tensor:
+        weight, held = module.weight.detach(), self._held.get(module)
+        address, sums = weight.data_ptr(), _row_sums(weight)
+        if held is None or held.address != address or not torch.equal(held.sums, sums):
+            held = self._held[module] = _Held(address, sums, pack(weight))
+        return held.copy
+
+
+_lock = threading.Lock()
+_shared: WeakKeyDictionary[nn.Module, ref[Packs]] = WeakKeyDictionary()
+
+
+def _row_sums(weight: torch.Tensor) -> torch.Tensor:
+    """Of the bits of each row, taken for whole numbers, the longest ones that it divides into."""
+    num_bytes = weight.shape[1] * weight.element_size()
+    words = torch.int64 if num_bytes % 8 == 0 else torch.int16 if num_bytes % 2 == 0 else torch.int8
+    return weight.view(words).sum(-1)
+
+
+def _free_memory() -> float:
+    """Bytes that this machine, or the container that we are in, has to spare."""
+    free = float(psutil.virtual_memory().available)
+    try:
+        limit, used = ((_CGROUP / f"memory.{name}").read_text() for name in ("max", "current"))
+        return min(free, float(limit) - float(used))
+    except (OSError, ValueError):  # no container, or one without a limit
+        return free
