@@ -63,8 +63,8 @@ class SpecConfig:
         forward: How the model is run over drafts. ``"auto"``: as captured graphs on CUDA, packed on
             a CPU where that is faster and the copies take no more than a quarter of the free
             memory, else turned, else eagerly. ``"eager"``: op by op as in stock; nothing
-            is kept on the device from call to call. ``"turned"``: with the projections of a few
-            tokens computed as weight times tokens wherever this CPU's math library is faster so,
+            is kept on the device from call to call. ``"turned"``: with projections computed as
+            weight times tokens wherever this CPU's math library is faster so, the prompt's too,
             which is measured on first use, in about 3 seconds, and kept in the user's cache
             folder. ``"packed"``: from second copies of their weights, laid out as the library
             wants them, where that is faster still, however much memory it takes; they are kept

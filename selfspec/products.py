@@ -1,4 +1,4 @@
-"""Projections of a few tokens, computed otherwise where this machine is faster so.
+"""A model's projections, computed otherwise where this machine is faster so.
 
 ``x Wᵀ`` and ``(W xᵀ)ᵀ``, *turned*, are the same sums of the same products. A math library has other
 code for each, and for a handful of tokens one may be several times as fast as the other. From
@@ -10,6 +10,7 @@ is made of beside, nor who asks.
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import mean, median
@@ -38,11 +39,13 @@ __all__ = [
 ]
 
 LINEAR, TURNED, PACKED = "linear", "turned", "packed"
-NUM_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # that are told apart, all rows together
+# that are told apart, all rows together; the last one stands for all above it, as prompts have
+NUM_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 256)
 _LEAST_WEIGHTS = 1 << 16  # a smaller product takes as long as it takes to ask for it
 _ENOUGH_BYTES = 1 << 26  # of weights, that no cache holds what the next one needs
 _PAYS = 0.9  # of the time, at most
 _ROUNDS = 3
+_MANY = 64  # tokens, from which on arithmetic decides and not what caches hold
 _TYPICAL = 8  # tokens, which weights are packed and tried for
 _CLOSE = 0.01  # of the largest outcome: what more than rounding leaves is another product
 
@@ -139,8 +142,9 @@ def seconds_by_way(
         found: dict[str, list[float]] = {name: [] for name in ways}
         for number in NUM_TOKENS:
             x = weights[0].new_ones(number, weights[0].shape[1])
+            some = weights[: -(-len(weights) * _MANY // max(number, _MANY))]  # many take long
             for name, calls in ways.items():
-                found[name].append(_seconds_of(calls, x, weights))
+                found[name].append(_seconds_of(calls, x, some))
         for name, seconds in found.items() if around else ():  # the first one warms up
             rounds[name].append(seconds)
         if around and perf_counter() > end:
@@ -181,9 +185,9 @@ def turning(
 ) -> Iterator[None]:
     """Computes the products of a model's forwards otherwise inside, in this thread alone.
 
-    `table` says how, for each of `NUM_TOKENS`; what lies between goes with the next higher.
-    `copies` are the packed weights. Where several threads are inside at once, the first one's
-    table holds.
+    `table` says how, for each of `NUM_TOKENS`; what lies between goes with the next higher, and
+    what lies above with the last. `copies` are the packed weights. Where several threads are
+    inside at once, the first one's table holds.
     """
     with _lock:
         turns = _turns.get(model)
@@ -211,13 +215,16 @@ class _StandIn:
 
     def __init__(self, module: nn.Linear, ways: Sequence[Way]) -> None:
         self._module = module
-        self._ways = ways  # by the number of tokens
+        self._ways = (linear, *ways)  # for no token at all, and for each of `NUM_TOKENS`
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         number = x.numel() // x.shape[-1]
-        is_ours = number < len(self._ways) and _this_thread.turns
-        way = self._ways[number] if is_ours else linear
+        way = self._ways[_PLACES[min(number, _LAST)]] if _this_thread.turns else linear
         return way(x, self._module.weight, self._module.bias)
+
+
+_LAST = NUM_TOKENS[-1]
+_PLACES = [bisect_left((0, *NUM_TOKENS), number) for number in range(_LAST + 1)]
 
 
 class _Turns:
@@ -234,7 +241,7 @@ class _Turns:
                 known: dict[str, Way] = {LINEAR: linear, TURNED: turned}
                 if module in copies:
                     known[PACKED] = Packed(copies[module], product.dtype)
-                ways = _by_number([known.get(name, linear) for name in names])
+                ways = [known.get(name, linear) for name in names]
                 forward = vars(module)["forward"] = _StandIn(module, ways)
                 self._forwards.append((module, forward))
 
@@ -253,14 +260,6 @@ def _is_compiled(module: nn.Module) -> bool:
     """By `module.compile()`, or with a compiled function for its forward."""
     own = vars(module).get("forward")
     return module._compiled_call_impl is not None or hasattr(own, "_torchdynamo_orig_callable")
-
-
-def _by_number(ways: Sequence[Way]) -> list[Way]:
-    """For every number of tokens up to the highest of `NUM_TOKENS`, and for none at all."""
-    all_ways: list[Way] = [linear]
-    for number, way in zip(NUM_TOKENS, ways, strict=True):
-        all_ways += [way] * (number + 1 - len(all_ways))
-    return all_ways
 
 
 def _enough_of(weights: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -287,6 +286,6 @@ def _ways_to(weights: Sequence[torch.Tensor]) -> dict[str, list[Way]]:
 
 def _seconds_of(ways: Sequence[Way], x: torch.Tensor, weights: Sequence[torch.Tensor]) -> float:
     start = perf_counter()
-    for way, weight in zip(ways, weights, strict=True):
+    for way, weight in zip(ways, weights, strict=False):
         way(x, weight, None)
     return perf_counter() - start

@@ -98,7 +98,8 @@ class Call:
             return self.decode_plainly(reason)
         self.stats.disabled_reason = ability.reason
         start = perf_counter()
-        prompt_logits, tap = self._read_prompt()
+        with lent.products(self.model):
+            prompt_logits, tap = self._read_prompt()
         memory: Memory = memory_for(prompt_logits.shape[-1])
         self.stats.table_bytes = memory.nbytes
         self.stats.packed_bytes = lent.packed_bytes

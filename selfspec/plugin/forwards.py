@@ -56,11 +56,14 @@ class Lent:
         """What the copies take, or a little more."""
         return sum(module.weight.nbytes for module in self.copies)
 
+    def products(self, model: Any) -> AbstractContextManager[None]:
+        """The model with its products' best ways."""
+        return turning(model, self.table, self.copies) if self.table else nullcontext()
+
     @contextmanager
     def decoding(self, model: Any) -> Iterator[None]:
-        """The model as decoding wants it: stock's own switches, and its products' best ways."""
-        ways = turning(model, self.table, self.copies) if self.table else nullcontext()
-        with decode_mode(model), ways:
+        """The same with stock's own switches for decoding."""
+        with decode_mode(model), self.products(model):
             yield
 
 
