@@ -28,6 +28,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 class _Held(NamedTuple):
     address: int
+    dtype: torch.dtype
     sums: torch.Tensor  # of the rows' bits: they tell whether the weight is still the same
     copy: torch.Tensor
 
@@ -62,9 +63,9 @@ class Packs:
 
     def _fresh(self, module: nn.Linear) -> torch.Tensor:
         weight, held = module.weight.detach(), self._held.get(module)
-        address, sums = weight.data_ptr(), _row_sums(weight)
-        if held is None or held.address != address or not torch.equal(held.sums, sums):
-            held = self._held[module] = _Held(address, sums, pack(weight))
+        place, sums = (weight.data_ptr(), weight.dtype), _row_sums(weight)
+        if held is None or held[:2] != place or not torch.equal(held.sums, sums):
+            held = self._held[module] = _Held(*place, sums, pack(weight))
         return held.copy
 
 

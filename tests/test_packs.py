@@ -76,6 +76,17 @@ def test_a_weight_that_changed_is_packed_anew(
     torch.testing.assert_close(outcome(module, after), linear(torch.ones(1, 16), module.weight))
 
 
+def test_another_dtype_is_packed_anew_whatever_its_bits(
+    module: nn.Linear, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packs, "_row_sums", lambda _: torch.zeros(1))
+    held, here = Packs(), module.weight.data_ptr()
+    before = held.copies([module])[module]
+    module.weight.data = module.weight.data.to(torch.bfloat16)
+    monkeypatch.setattr(torch.Tensor, "data_ptr", lambda _: here)
+    assert held.copies([module])[module] is not before
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("in_features", [15, 16, 17, 18])
 def test_rows_of_every_length_are_summed(in_features: int, dtype: torch.dtype) -> None:
