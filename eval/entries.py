@@ -53,7 +53,7 @@ class Entry(NamedTuple):
         )
         if not are_rows or not value:
             rule = f"a list of rows of {width} texts or numbers, as many as the head has"
-            raise self._wrong(field, rule, value, "[" + "[…], " * 2 + "…]")
+            raise self._wrong(field, rule, value, "[[…], […], …]")
         return [[str(cell) for cell in row] for row in value]
 
     def name(self, field: str, default: int | str | None = None) -> int | str:
