@@ -7,9 +7,12 @@ as stock's loop does. Knows nothing of trees or models; criteria and streamers a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
+
+from selfspec.device import upload
 
 __all__ = ["RowStops", "Streamer", "Transcript"]
 
@@ -33,15 +36,18 @@ class RowStops(NamedTuple):
     eos_ids: frozenset[int] = frozenset()
     criteria: Sequence[Callable[[torch.Tensor, Any], torch.Tensor]] = ()
 
-    def hit(self, ids: torch.Tensor, token: int) -> bool:
-        """Does a row end with `token`, the last of its `ids` (1, L)?"""
-        if token in self.eos_ids or ids.shape[1] >= self.max_length:
+    def hit(self, token: int, length: int, ids: Callable[[], torch.Tensor]) -> bool:
+        """Does a row of so many tokens end with `token`? Asks for its `ids` (1, L) if need be."""
+        if token in self.eos_ids or length >= self.max_length:
             return True
-        return any(bool(criterion(ids, None).any()) for criterion in self.criteria)
+        return any(bool(criterion(ids(), None).any()) for criterion in self.criteria)
 
 
 class Transcript:
-    """The growing output of a batch."""
+    """The growing output of a batch.
+
+    What a row commits waits as plain numbers until somebody reads its tensor.
+    """
 
     def __init__(
         self,
@@ -59,6 +65,7 @@ class Transcript:
         self._max_length = max_length
         self._streamer = streamer
         self._num_streamed = self.prompt_length
+        self._waiting: list[list[int]] = [[] for _ in range(num_rows)]
         self.lengths = [self.prompt_length] * num_rows
         self.done = [False] * num_rows
 
@@ -69,6 +76,7 @@ class Transcript:
 
     def prefix(self, row: int) -> torch.Tensor:
         """(1, L): what a row reads so far."""
+        self._write_down(row)
         return self._ids[row : row + 1, : self.lengths[row]]
 
     def prefixes(self) -> torch.Tensor:
@@ -88,10 +96,9 @@ class Transcript:
 
     def commit(self, row: int, token: int, stops: RowStops) -> bool:
         """Appends to one row at its own pace; True where the row stops with this token."""
-        self._reserve(self.lengths[row] + 1)
-        self._ids[row, self.lengths[row]] = token
+        self._waiting[row].append(token)
         self.lengths[row] += 1
-        self.done[row] = stops.hit(self.prefix(row), token)
+        self.done[row] = stops.hit(token, self.lengths[row], partial(self.prefix, row))
         self._stream()
         return self.done[row]
 
@@ -112,6 +119,7 @@ class Transcript:
         """(B, L): the output, rows that stopped early filled up with the pad token."""
         length = max(self.lengths)
         for row, own_length in enumerate(self.lengths):
+            self._write_down(row)
             if own_length < length:
                 self._ids[row, own_length:length] = self._pad_id
         return self._ids[:, :length].clone()
@@ -120,6 +128,17 @@ class Transcript:
         """Tells the streamer that nothing more will come."""
         if self._streamer is not None:
             self._streamer.end()
+
+    def _write_down(self, row: int) -> None:
+        """Brings the tensor up to what was committed to a row."""
+        waiting = self._waiting[row]
+        if waiting:
+            end = self.lengths[row]
+            self._reserve(end)
+            self._ids[row, end - len(waiting) : end] = upload(
+                torch.tensor(waiting), self._ids.device
+            )
+            waiting.clear()
 
     def _reserve(self, length: int) -> None:
         if length > self._ids.shape[1]:
@@ -139,6 +158,8 @@ class Transcript:
             self._num_streamed += 1
 
     def _column(self, column: int) -> torch.Tensor:
+        for row in range(len(self.lengths)):
+            self._write_down(row)
         ended = [column >= length for length in self.lengths]
         tokens = self._ids[:, column].cpu().clone()
         tokens[torch.tensor(ended)] = self._pad_id

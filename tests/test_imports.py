@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "tree": {"calibration", "config", "records", "sources"},
     "layout": {"records"},
     "verify": {"records"},
-    "transcript": set(),
+    "transcript": {"device"},
     "device": set(),
     "logits": set(),
     "products": set(),
