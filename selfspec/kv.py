@@ -20,6 +20,9 @@ __all__ = ["TreeKV", "can_hold_trees", "foreign_layer"]
 
 _SMALL_ARENA = 64 << 20  # bytes; of more than that, parts are moved into arenas one at a time
 _NUM_PARTS = 12  # each is a few copies more a step
+_FEW_MOVES = 3  # that many copies cost less than one by index
+
+_Move = tuple[int, int, int]  # row, column from, column to
 
 
 def foreign_layer(cache: Cache) -> str | None:
@@ -111,14 +114,13 @@ class TreeKV:
 
         Costs nothing where a path is already in place: the first nodes of a tree often are.
         """
-        moves: list[tuple[int, int, int]] = []  # row, column, column in front of the tree
+        moves: list[_Move] = []
         for row, path in enumerate(paths):
-            length = self.lengths[row]
-            if any(self.front + node != length + i for i, node in enumerate(path)):
-                moves += [(row, self.front + node, length + i) for i, node in enumerate(path)]
-            self.lengths[row] = length + len(path)
+            places = enumerate(path, start=self.lengths[row])
+            moves += [(row, self.front + n, to) for to, n in places if self.front + n != to]
+            self.lengths[row] += len(path)
         if moves:
-            self._move(torch.tensor(moves).T)
+            self._move(moves)
         self.front = max(self.lengths)
 
     def keep_rows(self, rows: Sequence[int]) -> None:
@@ -214,9 +216,29 @@ class TreeKV:
         for member, (index, name) in enumerate(arena.members):
             self._layers[index].stores[name] = arena.slots[member]
 
-    def _move(self, moves: torch.Tensor) -> None:
-        """Copies columns: `moves` (3, N) are rows, columns from, columns to."""
-        placed = {place: upload(moves, place) for place in {a.slots.device for a in self._arenas}}
+    def _move(self, moves: Sequence[_Move]) -> None:
+        """Copies columns."""
+        if len(moves) <= _FEW_MOVES:
+            self._move_in_turn(moves)
+        else:
+            self._move_by_index(moves)
+
+    def _move_in_turn(self, moves: Sequence[_Move]) -> None:
+        """Copies one column after the other, in the order of a path.
+
+        Its nodes are behind where they go to, so none is written over before it is read.
+        """
+        for arena in self._arenas:
+            first_column = self.first_columns[arena.attention_type]
+            for row, source, target in moves:
+                slots = arena.slots.select(1, row)  # (members, H, capacity, D)
+                source_slot = slots.select(2, source - first_column)
+                slots.select(2, target - first_column).copy_(source_slot)
+
+    def _move_by_index(self, moves: Sequence[_Move]) -> None:
+        """Copies all columns at once."""
+        table = torch.tensor(moves).T
+        placed = {place: upload(table, place) for place in {a.slots.device for a in self._arenas}}
         for arena in self._arenas:
             rows, sources, targets = placed[arena.slots.device]
             first_column = self.first_columns[arena.attention_type]

@@ -117,9 +117,9 @@ class Transcript:
 
     def sequences(self) -> torch.Tensor:
         """(B, L): the output, rows that stopped early filled up with the pad token."""
+        self._write_all_down()
         length = max(self.lengths)
         for row, own_length in enumerate(self.lengths):
-            self._write_down(row)
             if own_length < length:
                 self._ids[row, own_length:length] = self._pad_id
         return self._ids[:, :length].clone()
@@ -128,6 +128,10 @@ class Transcript:
         """Tells the streamer that nothing more will come."""
         if self._streamer is not None:
             self._streamer.end()
+
+    def _write_all_down(self) -> None:
+        for row in range(len(self.lengths)):
+            self._write_down(row)
 
     def _write_down(self, row: int) -> None:
         """Brings the tensor up to what was committed to a row."""
@@ -158,8 +162,7 @@ class Transcript:
             self._num_streamed += 1
 
     def _column(self, column: int) -> torch.Tensor:
-        for row in range(len(self.lengths)):
-            self._write_down(row)
+        self._write_all_down()
         ended = [column >= length for length in self.lengths]
         tokens = self._ids[:, column].cpu().clone()
         tokens[torch.tensor(ended)] = self._pad_id

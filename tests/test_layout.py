@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -61,7 +62,7 @@ windows = st.one_of(
 
 
 def laid_out(batch: Batch, window: Window, first_column: int = 0, **changes: Any) -> Layout:
-    positions = torch.tensor([[length] for length in batch.lengths])
+    positions = np.array(batch.lengths)
     places = RowPlaces(batch.lengths, changes.pop("positions", positions), batch.visible())
     arguments = {
         "front": batch.front,
@@ -140,7 +141,7 @@ def test_ids_and_positions_are_the_trees_own(batch):
 def test_positions_of_several_axes():
     """Multi-axis rotary models count (3, B, Q) positions; a tree moves all axes alike."""
     batch = Batch([tree_of([-1, 0, 0, 2]), tree_of([-1, 0])], [7, 5], [set(), set()], 5)
-    positions = torch.tensor([[[7], [5]], [[3], [2]], [[9], [4]]])
+    positions = np.array([[7, 5], [3, 2], [9, 4]])
     layout = laid_out(batch, Window(), positions=positions)
     assert layout.position_ids.shape == (3, 2, 4)
     assert layout.position_ids[:, 0].tolist() == [[7, 8, 8, 9], [3, 4, 4, 5], [9, 10, 10, 11]]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from selfspec.device import upload
 from selfspec.kv import TreeKV
 from selfspec.layout import Layout, RowPlaces, Window, lay_out
 from selfspec.records import DraftTree, Queries
@@ -62,9 +62,10 @@ class TreeBackend:
         self.kind = kind
         sizes = {name: window.size for name, window in attention.windows.items()}
         self._model = model
+        self._device = model.device
         self._cache = cache
         self._attention = attention
-        self._positions = next_positions
+        self._positions = next_positions[..., 0].cpu().numpy().copy()  # (..., B)
         self._visible = visible
         self.kv = TreeKV(
             cache, attention.by_layer, sizes, num_rows=num_rows, room=room, reach=reach
@@ -92,7 +93,7 @@ class TreeBackend:
             windows=self._attention.windows,
             first_columns=self.kv.first_columns,
             dtype=self.kv.dtype,
-            device=self._model.device,
+            device=self._device,
         )
 
     def forward(self, layout: Layout) -> torch.Tensor:
@@ -102,14 +103,13 @@ class TreeBackend:
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keeps each row's path and moves its next position behind it."""
         self.kv.commit(paths)
-        lengths = torch.tensor([[len(path)] for path in paths])
-        self._positions = self._positions + upload(lengths, self._positions.device)
+        self._positions += np.array([len(path) for path in paths])
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drops the rows that stopped."""
         index = list(rows)
         self.kv.keep_rows(index)
-        self._positions = self._positions[..., index, :]
+        self._positions = self._positions[..., index]
         if self._visible is not None:
             self._visible = self._visible[index]
 

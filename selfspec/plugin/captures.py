@@ -33,7 +33,7 @@ def capture_reason(model: Any, attention: AttentionTypes) -> str | None:
         return f"its {kind} rotary embedding changes with the length of a forward"
     if getattr(model, "_device_mesh", None) is not None or getattr(model, "_tp_size", None):
         return "it is spread over several processes"
-    if torch_module._has_any_global_hook():  # type: ignore[no-untyped-call]
+    if torch_module._global_forward_pre_hooks or torch_module._global_forward_hooks:
         return "all modules have forward hooks, which a replay would leave out"
     return _module_reason(model)
 
