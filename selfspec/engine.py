@@ -183,4 +183,5 @@ def top_k_of(logits: torch.Tensor, k: int) -> TopK:
 
 
 def _tables(ids: torch.Tensor, probabilities: torch.Tensor) -> TopK:
-    return TopK(ids.numpy().astype(np.int32), probabilities.numpy().astype(np.float16))
+    known = np.fmax(probabilities.numpy(), 0)  # where the model says NaN, stock goes on: so must we
+    return TopK(ids.numpy().astype(np.int32), known.astype(np.float16))

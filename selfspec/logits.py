@@ -27,28 +27,30 @@ def likeliest(logits: torch.Tensor) -> torch.Tensor:
 
 
 def top_k(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids (..., K) of the K likeliest, likeliest first, and their probabilities; no waiting."""
-    logits = as_read(logits)
-    ids = _likeliest_ids(logits, min(k, logits.shape[-1]))
-    probabilities = logits.softmax(-1, dtype=torch.float32).gather(-1, ids)
-    # where the model says NaN or infinity, stock goes on, and so must the tables
-    return ids, probabilities.nan_to_num_(nan=0.0)
+    """Ids (..., K) of the K likeliest, likeliest first, and their probabilities; no waiting.
+
+    Where the model says NaN or infinity, which ids come is left open, and their probability is NaN.
+    """
+    probabilities = logits.softmax(-1, dtype=torch.float32)
+    largest, ids = _largest(probabilities, min(k, logits.shape[-1]))
+    return ids, largest
 
 
-def _likeliest_ids(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """The ids alone.
+def _largest(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The K largest and where they are.
 
-    On a CPU a wide row is cut into blocks. The K likeliest lie in the K blocks with the largest
+    On a CPU a wide row is cut into blocks. The K largest lie in the K blocks with the largest
     heads, or behind the last whole block, and only there is looked further.
     """
-    num_blocks, num_behind = divmod(logits.shape[-1], _BLOCK)
-    if logits.device.type != "cpu" or logits.shape[-1] < _LEAST_VOCABULARY or k > num_blocks:
-        return logits.topk(k, dim=-1).indices
+    num_blocks, num_behind = divmod(values.shape[-1], _BLOCK)
+    if values.device.type != "cpu" or values.shape[-1] < _LEAST_VOCABULARY or k > num_blocks:
+        return values.topk(k, dim=-1)
     behind = num_blocks * _BLOCK
-    heads = logits[..., :behind].reshape(*logits.shape[:-1], num_blocks, _BLOCK).amax(-1)
+    heads = values[..., :behind].reshape(*values.shape[:-1], num_blocks, _BLOCK).amax(-1)
     blocks = heads.topk(k, dim=-1).indices
-    ids = (blocks[..., None] * _BLOCK + torch.arange(_BLOCK)).flatten(-2)
+    places = (blocks[..., None] * _BLOCK + torch.arange(_BLOCK)).flatten(-2)
     if num_behind:
-        rest = torch.arange(behind, logits.shape[-1])
-        ids = torch.cat([ids, rest.expand(*ids.shape[:-1], -1)], dim=-1)
-    return ids.gather(-1, logits.gather(-1, ids).topk(k, dim=-1).indices)
+        rest = torch.arange(behind, values.shape[-1])
+        places = torch.cat([places, rest.expand(*places.shape[:-1], -1)], dim=-1)
+    largest, chosen = values.gather(-1, places).topk(k, dim=-1)
+    return largest, places.gather(-1, chosen)
