@@ -70,15 +70,13 @@ class FixedTreeCursor:
 
     def expand(self, state: _Place) -> list[Candidate]:
         """The row's entries that have a place in the shape."""
-        children = []
-        for rank, candidate in enumerate(self._lut.expand(state.state), start=1):
-            path = (*state.path, rank)
-            if path in fixed_shape():
-                children.append(candidate._replace(state=_Place(candidate.state, path)))
-        return children
+        row = enumerate(self._lut.expand(state.state), start=1)
+        return [entry for rank, entry in row if (*state.path, rank) in fixed_shape()]
 
-    def follow(self, state: _Place, token: int) -> None:
-        """Nobody else is asked."""
+    def follow(self, state: _Place, token: int) -> _Place:
+        """Below one of the row's entries: nobody else names a token."""
+        ranks = {named: rank for rank, (named, _) in enumerate(self._lut.expand(state.state), 1)}
+        return _Place(self._lut.follow(state.state, token), (*state.path, ranks[token]))
 
     def observe(self, record: StepRecord) -> None:
         """The LUT learns."""

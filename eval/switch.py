@@ -65,17 +65,16 @@ class SwitchCursor:
     def expand(self, state: Any) -> list[Candidate]:
         """One token in a chain, the row's tokens in a tree, with no evidence but the rank."""
         if self._copies:
-            return [self._plain(c, 1) for c in self._context.expand(state)[:1]]
-        return [self._plain(c, rank) for rank, c in enumerate(self._lut.expand(state), 1)]
+            return [(token, Evidence("match")) for token, _ in self._context.expand(state)[:1]]
+        row = enumerate(self._lut.expand(state), start=1)
+        return [(token, Evidence("tree", rank=rank)) for rank, (token, _) in row]
 
-    def follow(self, state: Any, token: int) -> None:
-        """Nobody else is asked."""
+    def follow(self, state: Any, token: int) -> Any:
+        """As the one that was chosen does."""
+        chosen: Any = self._context if self._copies else self._lut
+        return chosen.follow(state, token)
 
     def observe(self, record: StepRecord) -> None:
         """Both learn."""
         self._context.observe(record)
         self._lut.observe(record)
-
-    def _plain(self, candidate: Candidate, rank: int) -> Candidate:
-        kind = "match" if self._copies else "tree"
-        return candidate._replace(evidence=Evidence(kind, rank=rank))

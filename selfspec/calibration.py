@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from selfspec.records import DraftTree, Evidence, StepRecord
 
@@ -23,10 +23,7 @@ _FADE = 0.998  # a trial's weight after each later one of its kind
 Kinds = tuple[Evidence, ...]  # of the sources that name one token, in the order of the sources
 
 
-class _Rate(NamedTuple):
-    hits: float
-    trials: float
-    probability: float
+_Rate = tuple[float, float, float]  # hits, trials, and their quotient
 
 
 def prior(evidence: Evidence) -> float:
@@ -65,7 +62,7 @@ class Calibration:
         """
         rate = self._rates.get(kinds)
         if rate is not None:
-            return rate.probability
+            return rate[2]
         if len(kinds) == 1:
             return self._prior(kinds[0])
         return combine(self.probability((kind,)) for kind in kinds)
@@ -89,29 +86,28 @@ class Calibration:
         What was seen but a few times says little, and would make a cache slow to open. None: all.
         """
         with self._lock:
-            items = sorted(self._rates.items(), key=lambda item: (-item[1].trials, item[0]))
+            items = sorted(self._rates.items(), key=lambda item: (-item[1][1], item[0]))
         kept = sorted(items[:max_rows])
-        return [[[list(e) for e in kinds], rate.hits, rate.trials] for kinds, rate in kept]
+        return [[[list(e) for e in kinds], hits, trials] for kinds, (hits, trials, _) in kept]
 
     def restore(self, rows: Iterable[Sequence[Any]]) -> None:
         """Takes over the rates that `rows` gave."""
         with self._lock:
             for parts, hits, trials in rows:
                 kinds = tuple(Evidence(*part) for part in parts)
-                self._rates[kinds] = _Rate(hits, trials, hits / trials)
+                self._rates[kinds] = (hits, trials, hits / trials)
 
     def _observe_siblings(self, tree: DraftTree, node: int, token: int) -> None:
         siblings = tree.looked_at[node]
         if siblings is None:
             return
+        rates = self._rates
         for candidate, kinds in zip(siblings.tokens, siblings.evidence, strict=True):
-            self._count(kinds, candidate == token)
+            hits, trials, _ = rates.get(kinds) or self._first_rate(kinds)
+            hits = hits * _FADE + (candidate == token)
+            trials = trials * _FADE + 1
+            rates[kinds] = (hits, trials, hits / trials)
 
-    def _count(self, kinds: Kinds, hit: bool) -> None:
-        rate = self._rates.get(kinds)
-        if rate is None:
-            start = self.probability(kinds)
-            rate = _Rate(start * _PRIOR_WEIGHT, _PRIOR_WEIGHT, start)
-        hits = rate.hits * _FADE + hit
-        trials = rate.trials * _FADE + 1
-        self._rates[kinds] = _Rate(hits, trials, hits / trials)
+    def _first_rate(self, kinds: Kinds) -> _Rate:
+        start = self.probability(kinds)
+        return start * _PRIOR_WEIGHT, _PRIOR_WEIGHT, start

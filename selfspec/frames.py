@@ -96,7 +96,7 @@ class FrameWriter:
             fields.ids[row, num_nodes:] = tree.tokens[0]
             fields.depths[row, :num_nodes] = tree.depths
             fields.depths[row, num_nodes:] = 0
-            fields.bits[row] = _packed(ancestors(tree.parents, self._width))
+            fields.bits[row] = _packed(ancestors([tree.parents], self._width)[0])
         fields.positions[..., :num_rows] = places.positions
         fields.lengths[:num_rows] = places.lengths
         fields.starts[:num_rows] = places.starts

@@ -40,7 +40,8 @@ class RowPlaces(NamedTuple):
     """Where the rows of a forward stand."""
 
     lengths: list[int]  # committed columns of each row, padding included
-    next_positions: NDArray[np.int64]  # (..., B): the position id of each row's root
+    first_positions: NDArray[np.int64]  # (..., B): the position id of each row's first root
+    num_moved: list[int]  # how many tokens behind it a row's root stands now
     visible: torch.Tensor | None  # (B, P) bool: prompt columns that count; None: all do
 
 
@@ -52,24 +53,31 @@ class Layout(NamedTuple):
     masks: dict[str, torch.Tensor]  # by attention type: (B, 1, Q, columns)
 
 
-def ancestors(parents: Sequence[int], width: int) -> NDArray[np.bool_]:
-    """(width, width): may node i see node j, that is, is j i itself or above it.
+def ancestors(parents: Sequence[Sequence[int]], width: int) -> NDArray[np.bool_]:
+    """(trees, width, width): may node i see node j, that is, is j i itself or above it.
 
-    Rows beyond the tree repeat the root's, so that no softmax runs over nothing.
+    Rows beyond a tree repeat its root's, so that no softmax runs over nothing.
 
-    >>> ancestors([-1, 0, 0, 1], 4).astype(int)
-    array([[1, 0, 0, 0],
-           [1, 1, 0, 0],
-           [1, 0, 1, 0],
-           [1, 1, 0, 1]])
+    >>> ancestors([[-1, 0, 0, 1]], 4).astype(int)
+    array([[[1, 0, 0, 0],
+            [1, 1, 0, 0],
+            [1, 0, 1, 0],
+            [1, 1, 0, 1]]])
     """
-    sees = np.zeros((width, width), np.bool_)
-    sees[:, 0] = True
-    for node, parent in enumerate(parents):
-        if parent >= 0:
-            sees[node] = sees[parent]
-            sees[node, node] = True
-    return sees
+    sees = bytearray().join([row for tree in parents for row in _ancestor_rows(tree, width)])
+    return np.frombuffer(sees, np.bool_).reshape(len(parents), width, width)
+
+
+def _ancestor_rows(parents: Sequence[int], width: int) -> list[bytearray]:
+    """A byte for each node: rows so small cost an array or a tensor many times as much."""
+    root = bytearray(width)
+    root[0] = 1
+    rows = [root]
+    for node in range(1, len(parents)):
+        row = bytearray(rows[parents[node]])
+        row[node] = 1
+        rows.append(row)
+    return rows + [root] * (width - len(parents))
 
 
 def lay_out(
@@ -86,20 +94,24 @@ def lay_out(
 
     `first_columns` says, for each attention type, which column its first key stands for: windowed
     layers drop what nobody can see any more. Costs O(B · Q · columns) on the device, and
-    O(B · Q²) bits on the CPU.
+    O(B · Q²) bytes on the CPU.
     """
     width = max(len(tree.tokens) for tree in trees)
-    depths = _padded([tree.depths for tree in trees], width)
+    depths = [tree.depths + tree.depths[:1] * (width - len(tree.depths)) for tree in trees]
+    tokens = [tree.tokens + tree.tokens[:1] * (width - len(tree.tokens)) for tree in trees]
     masker = _Masker(trees, places, front, depths, dtype, device)
     return Layout(
-        _sent(_padded([tree.tokens for tree in trees], width), device),
-        _sent(places.next_positions[..., None] + depths, device),
+        _sent(np.array(tokens), device),
+        _sent(places.first_positions[..., None] + _moved(depths, places.num_moved), device),
         {name: masker.mask(window, first_columns[name]) for name, window in windows.items()},
     )
 
 
-def _padded(lists: Sequence[list[int]], width: int) -> NDArray[np.int64]:
-    return np.array([items + items[:1] * (width - len(items)) for items in lists], np.int64)
+def _moved(depths: Sequence[Sequence[int]], by: Sequence[int]) -> NDArray[np.int64]:
+    """(B, Q): what stands at a depth, where its row has come so far."""
+    return np.array(
+        [[moved + depth for depth in row] for row, moved in zip(depths, by, strict=True)]
+    )
 
 
 def _sent(array: NDArray[Any], device: torch.device) -> torch.Tensor:
@@ -109,8 +121,7 @@ def _sent(array: NDArray[Any], device: torch.device) -> torch.Tensor:
 class _Masker:
     """Builds the masks of one forward, which differ in their window alone.
 
-    Most need but a few of the tensors that hidden columns are worked out with. What is known on
-    the CPU is worked out there by numpy: it takes a third of the time that torch does.
+    Most need but a few of the tensors that hidden columns are worked out with.
     """
 
     def __init__(
@@ -118,7 +129,7 @@ class _Masker:
         trees: Sequence[DraftTree | Queries],
         places: RowPlaces,
         front: int,
-        depths: NDArray[np.int64],  # (B, Q)
+        depths: Sequence[Sequence[int]],
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
@@ -128,14 +139,15 @@ class _Masker:
         self._depths = depths
         self._dtype = dtype
         self._device = device
+        self._width = len(depths[0])
         self._has_holes = places.visible is not None or min(places.lengths) < front
-        self._last_column: int = front + depths.shape[1] - 1  # no query stands behind it
+        self._last_column = front + self._width - 1  # no query stands behind it
 
     @cached_property
     def _hidden(self) -> torch.Tensor:
         """(B, Q, Q): which nodes a node may not see."""
-        width = self._depths.shape[1]
-        return _sent(np.array([~ancestors(t.parents, width) for t in self._trees]), self._device)
+        sees = ancestors([tree.parents for tree in self._trees], self._width)
+        return _sent(~sees, self._device)
 
     @cached_property
     def _lengths(self) -> torch.Tensor:
@@ -143,17 +155,15 @@ class _Masker:
 
     @cached_property
     def _query_columns(self) -> torch.Tensor:
-        lengths = np.array(self._places.lengths)
-        return _sent(lengths[:, None] + self._depths, self._device)  # (B, Q)
+        return _sent(_moved(self._depths, self._places.lengths), self._device)  # (B, Q)
 
     def mask(self, window: Window, first_column: int) -> torch.Tensor:
         """(B, 1, Q, front - first_column + Q), 0 where a node may look."""
-        rows, width = self._depths.shape
         num_columns = self._front - first_column
-        shape = (rows, width, num_columns + width)
+        shape = (len(self._depths), self._width, num_columns + self._width)
         mask = torch.zeros(shape, dtype=self._dtype, device=self._device)
         lowest = torch.finfo(self._dtype).min
-        if width > 1:
+        if self._width > 1:
             mask[..., num_columns:].masked_fill_(self._hidden, lowest)
         if self._has_holes:
             committed = self._committed(self._columns(first_column))

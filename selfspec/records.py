@@ -6,7 +6,7 @@ Holds no policy and imports no torch: ids are ints, tables are numpy arrays.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ __all__ = [
     "ONCE_A_CALL",
     "Candidate",
     "DraftTree",
+    "Entries",
     "Evidence",
     "GenerationStats",
     "Gram",
@@ -47,12 +48,8 @@ class Evidence(NamedTuple):
     probability_bin: int = 0
 
 
-class Candidate(NamedTuple):
-    """One likely next token, why a source believes so, and its cursor behind that token."""
-
-    token: int
-    evidence: Evidence
-    state: Hashable
+# one likely next token, and why a source believes so; plain, for a tree looks at hundreds
+Candidate = tuple[int, Evidence]
 
 
 class Siblings(NamedTuple):
@@ -61,7 +58,6 @@ class Siblings(NamedTuple):
     tokens: list[int]
     probabilities: list[float]
     evidence: list[tuple[Evidence, ...]]
-    states: list[dict[int, Any]]  # for each child: index of a cursor that named it -> its state
 
 
 @dataclass(slots=True)
@@ -154,6 +150,18 @@ class TopK(NamedTuple):
         """The tables at some places only, named as numpy indexes arrays."""
         return TopK(self.ids[places], self.probabilities[places])
 
+    def rows(self) -> list[Entries]:
+        """The table of each place."""
+        num_places, k = self.ids.shape
+        ids = np.ascontiguousarray(self.ids).reshape(-1).data
+        halves = np.ascontiguousarray(self.probabilities).reshape(-1).view(np.uint16).data
+        starts = range(0, num_places * k, k)
+        return [(ids[start : start + k], halves[start : start + k]) for start in starts]
+
+
+# one row of a `TopK` as Python copies it fastest: ids of int32, and the bits of each probability
+Entries = tuple[memoryview, memoryview]
+
 
 class Lesson(NamedTuple):
     """What the model said at each node of a tree, the accepted ones last: they win over others.
@@ -161,9 +169,9 @@ class Lesson(NamedTuple):
     The tokens of the nodes, the token above each (-1 above the root), and what came behind.
     """
 
-    tokens: NDArray[np.int64]
-    above: NDArray[np.int64]
-    top: TopK
+    tokens: list[int]
+    above: list[int]
+    entries: list[Entries]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -189,7 +197,7 @@ class StepRecord:
 
     @property
     def lesson(self) -> Lesson | None:
-        """What is to be learned, in arrays that are made once; None where nobody learns."""
+        """What is to be learned, in lists that are made once; None where nobody learns."""
         if self._lesson is None and self.top is not None:
             self._lesson = self._arranged(self.top)
         return self._lesson
@@ -204,13 +212,16 @@ class StepRecord:
         return self.path[1 : 1 + self.num_accepted]
 
     def _arranged(self, top: TopK) -> Lesson:
+        tree = self.tree
         on_path = set(self.path)
-        others = [node for node in range(len(self.tree)) if node not in on_path]
-        order = np.array(others + self.path)
-        tokens = np.array(self.tree.tokens, np.int64)
-        above = tokens[self.tree.parents]
-        above[0] = -1
-        return Lesson(tokens[order], above[order], top.at(order))
+        order = [node for node in range(len(tree)) if node not in on_path] + self.path
+        parents = [tree.parents[node] for node in order]
+        rows = top.rows()
+        return Lesson(
+            [tree.tokens[node] for node in order],
+            [tree.tokens[parent] if parent >= 0 else -1 for parent in parents],
+            [rows[node] for node in order],
+        )
 
 
 @dataclass(slots=True)

@@ -15,7 +15,8 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any
 
 from selfspec.config import SpecConfig
 from selfspec.records import DraftTree, Evidence, Siblings
@@ -29,13 +30,8 @@ States = dict[int, Any]  # index of a cursor -> its state at a node
 _LEAST_HOPE = 0.5  # guessed for a best child whatever its parent: its share of the parent's score
 
 
-class _Place(NamedTuple):
-    """A child that waits for its turn; ordered by score, then by age."""
-
-    negative_score: float
-    age: int
-    parent: int
-    rank: int  # among its siblings, from 0
+# a child that waits for its turn: negative score, age, parent, rank among its siblings from 0
+_Place = tuple[float, int, int, int]
 
 
 def merge_candidates(
@@ -43,22 +39,16 @@ def merge_candidates(
 ) -> Siblings:
     """Asks each cursor for the children of one node and merges those that name the same token."""
     evidence: dict[int, tuple[Evidence, ...]] = {}
-    child_states: dict[int, States] = {}
     for index, state in states.items():
-        for token, kind, child_state in cursors[index].expand(state):
-            if token in evidence:
-                evidence[token] += (kind,)
-                child_states[token][index] = child_state
-            else:
-                evidence[token] = (kind,)
-                child_states[token] = {index: child_state}
-    probabilities = {token: probability(kinds) for token, kinds in evidence.items()}
-    ranked = sorted(probabilities, key=probabilities.__getitem__, reverse=True)[:top_k]
+        for token, kind in cursors[index].expand(state):
+            evidence[token] = (*evidence[token], kind) if token in evidence else (kind,)
+    ranked = [(probability(kinds), token, kinds) for token, kinds in evidence.items()]
+    ranked.sort(key=itemgetter(0), reverse=True)
+    del ranked[top_k:]
     return Siblings(
-        ranked,
-        [probabilities[token] for token in ranked],
-        [evidence[token] for token in ranked],
-        [child_states[token] for token in ranked],
+        [token for _, token, _ in ranked],
+        [sureness for sureness, _, _ in ranked],
+        [kinds for _, _, kinds in ranked],
     )
 
 
@@ -109,17 +99,20 @@ class TreeGrower:
         self._shape = []
         waiting: list[_Place] = []
         self._expand(tree, 0, waiting)
-        while waiting and len(tree) < max_nodes:
-            place = heapq.heappop(waiting)
-            if tree.looked_at[place.parent] is None:  # a promise
-                self._expand(tree, place.parent, waiting)
+        num_nodes = 1
+        while waiting and num_nodes < max_nodes:
+            negative_score, _, parent, rank = heapq.heappop(waiting)
+            siblings = tree.looked_at[parent]
+            if siblings is None:  # a promise
+                self._expand(tree, parent, waiting)
                 continue
-            if pays is not None and not pays(-place.negative_score):
+            if pays is not None and not pays(-negative_score):
                 return
-            self._push(tree, waiting, place.parent, place.rank + 1)
-            node = self._take(tree, place.parent, place.rank, -place.negative_score)
-            self._shape.append((place.parent, place.rank))
-            if len(tree) < max_nodes and tree.depths[node] < self._max_depth:
+            self._push(tree, waiting, parent, rank + 1, siblings)
+            node = tree.add(parent, siblings.tokens[rank], -negative_score, siblings.evidence[rank])
+            num_nodes += 1
+            self._shape.append((parent, rank))
+            if num_nodes < max_nodes and tree.depths[node] < self._max_depth:
                 self._promise(tree, node, waiting)
 
     def _refill(self, tree: DraftTree, max_nodes: int) -> None:
@@ -131,12 +124,12 @@ class TreeGrower:
                 continue
             siblings = tree.looked_at[parent] or self._look(tree, parent)
             if rank < len(siblings.tokens):
-                score = self._score(tree, parent, rank)
-                placed[kept] = self._take(tree, parent, rank, score)
+                score = self._score(tree, parent, rank, siblings)
+                evidence = siblings.evidence[rank]
+                placed[kept] = tree.add(parent, siblings.tokens[rank], score, evidence)
 
     def _expand(self, tree: DraftTree, node: int, waiting: list[_Place]) -> None:
-        self._look(tree, node)
-        self._push(tree, waiting, node, 0)
+        self._push(tree, waiting, node, 0, self._look(tree, node))
 
     def _look(self, tree: DraftTree, node: int) -> Siblings:
         states = self._states[node] = self._states_at(tree, node)
@@ -145,17 +138,14 @@ class TreeGrower:
         return siblings
 
     def _states_at(self, tree: DraftTree, node: int) -> States:
-        """Where each cursor stands at a node; one that did not name its token may follow it."""
+        """Where each cursor stands at a node; in the order of the sources."""
         parent = tree.parents[node]
         if parent < 0:
             return {i: cursor.root() for i, cursor in enumerate(self._cursors)}
-        above = tree.looked_at[parent]
-        assert above is not None
         token = tree.tokens[node]
-        named = above.states[above.tokens.index(token)]
-        states: States = {}  # in the order of the sources, in which evidence is joined
+        states: States = {}
         for index, state in self._states[parent].items():
-            below = named[index] if index in named else self._cursors[index].follow(state, token)
+            below = self._cursors[index].follow(state, token)
             if below is not None:
                 states[index] = below
         return states
@@ -164,28 +154,26 @@ class TreeGrower:
         """Lets the best child of a node wait unseen, as sure as the node itself was."""
         score, above = tree.scores[node], tree.scores[tree.parents[node]]
         hope = max(score / above, _LEAST_HOPE) if above > score else 1.0
-        heapq.heappush(waiting, _Place(-score * hope, next(self._ages), node, 0))
+        heapq.heappush(waiting, (-score * hope, next(self._ages), node, 0))
 
-    def _push(self, tree: DraftTree, waiting: list[_Place], parent: int, rank: int) -> None:
+    def _push(
+        self,
+        tree: DraftTree,
+        waiting: list[_Place],
+        parent: int,
+        rank: int,
+        siblings: Siblings,
+    ) -> None:
         """Lets the next sibling wait. Later ones score no higher, so one at a time is enough."""
-        siblings = tree.looked_at[parent]
-        assert siblings is not None
         if rank >= len(siblings.tokens):
             return
-        score = self._score(tree, parent, rank)
+        score = self._score(tree, parent, rank, siblings)
         # the first level is expanded by default; below it, threshold τ prunes
         if parent > 0 and score < self._config.threshold:
             return
-        heapq.heappush(waiting, _Place(-score, next(self._ages), parent, rank))
+        heapq.heappush(waiting, (-score, next(self._ages), parent, rank))
 
-    def _score(self, tree: DraftTree, parent: int, rank: int) -> float:
-        siblings = tree.looked_at[parent]
-        assert siblings is not None
+    def _score(self, tree: DraftTree, parent: int, rank: int, siblings: Siblings) -> float:
         score = tree.scores[parent] * siblings.probabilities[rank]
         score *= self._config.width_decay**rank
         return score * self._config.depth_decay if parent > 0 else score
-
-    def _take(self, tree: DraftTree, parent: int, rank: int, score: float) -> int:
-        siblings = tree.looked_at[parent]
-        assert siblings is not None
-        return tree.add(parent, siblings.tokens[rank], score, siblings.evidence[rank])

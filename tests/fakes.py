@@ -148,7 +148,7 @@ class WildSource:
 
     def expand(self, state: int) -> list[Candidate]:
         tokens = self._random.sample(range(self._vocab_size), self._width)
-        return [Candidate(token, self._evidence(rank), 0) for rank, token in enumerate(tokens, 1)]
+        return [(token, self._evidence(rank)) for rank, token in enumerate(tokens, 1)]
 
     def _evidence(self, rank: int) -> Evidence:
         return Evidence(self.name, rank=rank, probability_bin=self._random.randrange(4))
@@ -205,8 +205,7 @@ class FutureCursor:
             tokens += [token for token in wrong if token != truth]
             random_.shuffle(tokens)
         return [
-            Candidate(token, Evidence("future", rank=rank), (*state, token))
-            for rank, token in enumerate(tokens, start=1)
+            (token, Evidence("future", rank=rank)) for rank, token in enumerate(tokens, start=1)
         ]
 
     def _truth_behind(self, state: tuple[int, ...]) -> int | None:

@@ -131,7 +131,7 @@ class TextCursor:
 
     def expand(self, state: Prefix) -> list[Candidate]:
         return [
-            Candidate(token, Evidence(self._source.name, rank=rank), (*state, token))
+            (token, Evidence(self._source.name, rank=rank))
             for rank, token in enumerate(self._source.next_tokens(state), start=1)
         ]
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
 from selfspec.records import Candidate, DraftTree, Evidence, StepRecord
 
 __all__ = [
+    "Named",
     "ScriptedCursor",
+    "candidates_of",
     "paths_down",
     "probability_of",
     "tables",
@@ -77,6 +80,19 @@ def probability_of(kinds: Sequence[Evidence]) -> float:
     return 1 - prod(1 - evidence.match_length / _STEPS for evidence in kinds)
 
 
+class Named(NamedTuple):
+    """A candidate, and the state of its cursor behind it."""
+
+    token: int
+    evidence: Evidence
+    state: Any
+
+
+def candidates_of(cursor: Any, state: Any) -> list[Named]:
+    """What a cursor names behind a state, and how it goes on there."""
+    return [Named(token, kind, cursor.follow(state, token)) for token, kind in cursor.expand(state)]
+
+
 class ScriptedCursor:
     """A source that reads its candidates off a table by the last token; counts its expansions."""
 
@@ -100,12 +116,13 @@ class ScriptedCursor:
     def expand(self, state: int) -> list[Candidate]:
         self.num_expanded += 1
         return [
-            Candidate(token, Evidence(self.name, round(probability * _STEPS), rank), token)
+            (token, Evidence(self.name, round(probability * _STEPS), rank))
             for rank, (token, probability) in enumerate(self.table.get(state, []), start=1)
         ]
 
     def follow(self, state: int, token: int) -> int | None:
-        return token if self.follows else None
+        names = any(token == named for named, _ in self.table.get(state, []))
+        return token if names or self.follows else None
 
     def observe(self, record: StepRecord) -> None:
         self.last_token = record.committed_ids[-1]

@@ -20,7 +20,7 @@ RIGHT, WRONG = 7, 8
 def record(hit: bool, *kinds: Evidence) -> StepRecord:
     """A root behind which a candidate of these kinds was looked at, and what the model said."""
     tree = DraftTree.of_root(1)
-    tree.looked_at[0] = Siblings([RIGHT], [0.5], [kinds], [{}])
+    tree.looked_at[0] = Siblings([RIGHT], [0.5], [kinds])
     return StepRecord(row=0, tree=tree, path=[0], committed_ids=[RIGHT if hit else WRONG])
 
 
@@ -103,9 +103,9 @@ def test_only_what_stands_below_accepted_nodes_counts():
     accepted, rejected = tree.add(0, 2, 0.5), tree.add(0, 3, 0.4)
     leaf = tree.add(accepted, 4, 0.3)
     kinds = [Evidence("lut", rank=rank) for rank in range(1, 5)]
-    tree.looked_at[0] = Siblings([2, 3], [0.5, 0.4], [(kinds[0],), (kinds[1],)], [{}, {}])
-    tree.looked_at[accepted] = Siblings([4], [0.6], [(kinds[2],)], [{}])
-    tree.looked_at[rejected] = Siblings([5], [0.6], [(kinds[3],)], [{}])
+    tree.looked_at[0] = Siblings([2, 3], [0.5, 0.4], [(kinds[0],), (kinds[1],)])
+    tree.looked_at[accepted] = Siblings([4], [0.6], [(kinds[2],)])
+    tree.looked_at[rejected] = Siblings([5], [0.6], [(kinds[3],)])
     calibration = Calibration()
     path = [0, accepted, leaf]
     calibration.observe(StepRecord(row=0, tree=tree, path=path, committed_ids=[2, 4, 9]))

@@ -283,7 +283,7 @@ def test_masks_fit_the_keys_that_attention_gets():
     kv.reserve(3)
     layout = lay_out(
         [tree_of([-1, 0, 0]), tree_of([-1])],
-        RowPlaces(kv.lengths, np.array([6, 6]), None),
+        RowPlaces(kv.lengths, np.array([6, 6]), [0, 0], None),
         front=kv.front,
         windows={"full_attention": Window(), "sliding_attention": Window("sliding", 4)},
         first_columns=kv.first_columns,

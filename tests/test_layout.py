@@ -62,8 +62,9 @@ windows = st.one_of(
 
 
 def laid_out(batch: Batch, window: Window, first_column: int = 0, **changes: Any) -> Layout:
-    positions = np.array(batch.lengths)
-    places = RowPlaces(batch.lengths, changes.pop("positions", positions), batch.visible())
+    first = changes.pop("positions", np.full(len(batch.lengths), batch.prompt_length))
+    num_moved = [length - batch.prompt_length for length in batch.lengths]
+    places = RowPlaces(batch.lengths, first, num_moved, batch.visible())
     arguments = {
         "front": batch.front,
         "windows": {"type": window},
@@ -141,7 +142,7 @@ def test_ids_and_positions_are_the_trees_own(batch):
 def test_positions_of_several_axes():
     """Multi-axis rotary models count (3, B, Q) positions; a tree moves all axes alike."""
     batch = Batch([tree_of([-1, 0, 0, 2]), tree_of([-1, 0])], [7, 5], [set(), set()], 5)
-    positions = np.array([[7, 5], [3, 2], [9, 4]])
+    positions = np.array([[5, 5], [1, 2], [7, 4]])
     layout = laid_out(batch, Window(), positions=positions)
     assert layout.position_ids.shape == (3, 2, 4)
     assert layout.position_ids[:, 0].tolist() == [[7, 8, 8, 9], [3, 4, 4, 5], [9, 10, 10, 11]]
@@ -197,6 +198,6 @@ def test_chunks_are_told_off_from_the_first_column_that_counts():
 def test_ancestors_equal_the_walk(tree, num_padding):
     width = len(tree) + num_padding
     walk = MaskOracle(tree.parents, length=0)
-    sees = ancestors(tree.parents, width)
+    (sees,) = ancestors([tree.parents], width)
     for node in range(width):
         assert set(sees[node].nonzero()[0].tolist()) == set(walk.ancestry(node))

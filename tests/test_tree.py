@@ -142,7 +142,6 @@ def test_two_sources_that_name_a_token_reinforce_it():
     assert siblings.tokens == [1, 2, 3]
     assert siblings.probabilities == pytest.approx([1 - 0.5 * 0.6, 0.6, 0.1])
     assert [len(kinds) for kinds in siblings.evidence] == [2, 1, 1]
-    assert siblings.states == [{0: 1, 1: 1}, {0: 2}, {1: 3}]
     assert merge_candidates(cursors, {0: 0, 1: 0}, probability_of, top_k=2).tokens == [1, 2]
 
 

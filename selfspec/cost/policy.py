@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from selfspec.cost.budget import CoolDown, WidthSearch, best_width
+from selfspec.cost.budget import Choice, CoolDown, WidthSearch, best_width
 from selfspec.cost.curve import CostCurve
 from selfspec.cost.riders import RiderWorth
 from selfspec.cost.threshold import AdaptiveThreshold
@@ -90,6 +90,7 @@ class MeasuredBudget:
         self._cool_down = CoolDown()
         self._riders = RiderWorth()
         self._looks = True  # for drafts, in this step
+        self._search: WidthSearch | None = None  # of the last tree
         self._rate = 0.0  # tokens a second that this step's trees promise
 
     def max_nodes(self, allowed: int) -> int:
@@ -99,16 +100,22 @@ class MeasuredBudget:
 
     def search(self, max_nodes: int) -> Callable[[float], bool] | None:
         """Where growth may stop."""
-        return WidthSearch(self._curve, max_nodes).take if max_nodes > 1 else None
+        self._search = WidthSearch(self._curve, max_nodes) if max_nodes > 1 else None
+        return self._search.take if self._search else None
 
     def fit(self, trees: Sequence[DraftTree], max_nodes: int) -> None:
         """All rows share a forward, and so its width."""
-        widest = min(max(map(len, trees)), max_nodes)
-        choice = best_width([tree.scores[1:] for tree in trees], self._curve, widest)
+        choice = self._choice(trees, max_nodes)
         self._rate = choice.rate
         for tree in trees:
             if len(tree) > choice.width:
                 tree.cut(choice.width)
+
+    def _choice(self, trees: Sequence[DraftTree], max_nodes: int) -> Choice:
+        if len(trees) == 1 and self._search and self._search.num_nodes == len(trees[0]):
+            return self._search.best  # found while the only tree grew
+        widest = min(max(map(len, trees)), max_nodes)
+        return best_width([tree.scores[1:] for tree in trees], self._curve, widest)
 
     def rides(self, width: int, num_queries: int) -> bool:
         """Only where they bring more tokens than the trees would in the time that they take."""

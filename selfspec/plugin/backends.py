@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from selfspec.kv import TreeKV
@@ -65,11 +64,12 @@ class TreeBackend:
         self._device = model.device
         self._cache = cache
         self._attention = attention
-        self._positions = next_positions[..., 0].cpu().numpy().copy()  # (..., B)
+        self._positions = next_positions[..., 0].cpu().numpy()  # (..., B)
         self._visible = visible
         self.kv = TreeKV(
             cache, attention.by_layer, sizes, num_rows=num_rows, room=room, reach=reach
         )
+        self._start = self.kv.front
 
     @property
     def front(self) -> int:
@@ -86,9 +86,10 @@ class TreeBackend:
     def lay_out(self, trees: Sequence[DraftTree | Queries]) -> Layout:
         """Ids, positions and masks; makes room in the KV."""
         self.kv.reserve(max(len(tree.tokens) for tree in trees))
+        num_moved = [length - self._start for length in self.kv.lengths]
         return lay_out(
             trees,
-            RowPlaces(self.kv.lengths, self._positions, self._visible),
+            RowPlaces(self.kv.lengths, self._positions, num_moved, self._visible),
             front=self.kv.front,
             windows=self._attention.windows,
             first_columns=self.kv.first_columns,
@@ -101,9 +102,8 @@ class TreeBackend:
         return logits_of(self._model, layout, self._cache)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keeps each row's path and moves its next position behind it."""
+        """Keeps each row's path."""
         self.kv.commit(paths)
-        self._positions += np.array([len(path) for path in paths])
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drops the rows that stopped."""

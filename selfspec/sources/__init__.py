@@ -45,7 +45,7 @@ class Cursor(Protocol):
         ...
 
     def follow(self, state: Any, token: int) -> Any | None:
-        """The state behind a token that another source named; None: nothing to say there."""
+        """The state behind a token, whoever named it; None: nothing to say there."""
         ...
 
     def observe(self, record: StepRecord) -> None:

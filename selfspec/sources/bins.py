@@ -6,12 +6,9 @@ own to be counted, and what is told apart too finely is never counted enough.
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
 from selfspec.records import Evidence
 
-__all__ = ["MANTISSA_BITS", "evidence_table", "stored_exponents"]
+__all__ = ["MANTISSA_BITS", "evidence_table"]
 
 MANTISSA_BITS = 10  # of an fp16
 
@@ -19,17 +16,12 @@ _TOP_EXPONENT = 14  # of p in [0.5, 1); each halving one less, 1.0 itself one mo
 _MAX_BIN = 6  # what is less likely than 1 in 64 is told apart no more
 
 
-def stored_exponents(probabilities: NDArray[np.float16]) -> list[int]:
-    """The sign and exponent bits of each probability: 0 to 15, and up to 63 for what is none.
-
-    >>> stored_exponents(np.array([1, 0.6, 0.5, 0.3, 0], np.float16))
-    [15, 14, 14, 13, 0]
-    """
-    return (probabilities.view(np.uint16) >> MANTISSA_BITS).tolist()  # type: ignore[no-any-return]
-
-
 def evidence_table(source: str, top_k: int) -> list[list[Evidence]]:
-    """Every evidence that a recorded top-K can give, made once: [rank - 1][stored exponent]."""
+    """Every evidence that a recorded top-K can give, made once: [rank - 1][stored exponent].
+
+    A stored exponent are the bits of an fp16 above its mantissa: 0 to 15 for a probability, and up
+    to 63 for what is none.
+    """
     bins = [min(max(_TOP_EXPONENT - exponent, 0), _MAX_BIN) for exponent in range(16)]
     bins += [_MAX_BIN] * 48  # a NaN or a negative number is as unlikely as can be
     return [

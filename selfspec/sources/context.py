@@ -1,8 +1,8 @@
-"""What this request has said already: suffix matches over prompt and output, and n-gram queues.
+"""What this request has said already, or was about to: suffix matches, and branches' n-grams.
 
-Keeps, for the end of the text, every earlier place that reads the same backwards and for how
-many tokens. Beside it stand the n-grams last seen behind each token, which branches feed too. Its
-memory is one request's: nothing reaches another row or call.
+Keeps, for the end of the text, every earlier place of prompt and output that reads the same
+backwards and for how many tokens. Beside it stand the n-grams that branches last yielded behind
+each token. Its memory is one request's: nothing reaches another row or call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selfspec.records import Candidate, Evidence, StepRecord, TopK
-from selfspec.sources.grams import GRAM_LENGTH, GramQueues, Tail
+from selfspec.sources.grams import GramQueues, Tail
 
 __all__ = ["ContextCursor", "ContextSource", "Found", "Place"]
 
@@ -51,8 +51,8 @@ class ContextSource:
 class Found(NamedTuple):
     """What the context knows about one place."""
 
-    matches: tuple[Match, ...]
-    grams: tuple[GramMatch, ...]
+    matches: Sequence[Match]
+    grams: Sequence[GramMatch]
 
 
 class Place:
@@ -78,7 +78,7 @@ class ContextCursor:
         self.token_ids: list[int] = []
         self._top_k = top_k
         self._after: dict[int, list[int]] = {}  # token -> positions right behind it
-        self._matches: tuple[Match, ...] = ()
+        self._matches: Sequence[Match] = ()
         self.grams = GramQueues()
         for token in prompt_ids:
             self._append(token)
@@ -91,21 +91,10 @@ class ContextCursor:
     def expand(self, state: Place) -> list[Candidate]:
         """The tokens found there: longest match first, then freshest; then the n-grams' own."""
         found = self.find(state)
-        groups = self._group_by_token(found.matches)
-        ranked = sorted(groups.items(), key=_longest)[: self._top_k]
-        candidates = [
-            Candidate(token, _evidence(_length(places), rank), Place(token, above=found))
-            for rank, (token, places) in enumerate(ranked, start=1)
-        ]
-        lengths: dict[int, int] = {}
-        for length, tail in found.grams:
-            # what the text said itself tells more than one token of an n-gram does
-            if tail[0] not in groups and (length > 1 or not groups):
-                lengths[tail[0]] = max(length, lengths.get(tail[0], 0))
-        return candidates + [
-            Candidate(token, Evidence("grams", match_length=length), Place(token, above=found))
-            for token, length in itertools.islice(lengths.items(), self._top_k)
-        ]
+        candidates = self._copied(found.matches)
+        if found.grams:
+            candidates += self._from_grams(found.grams, {token for token, _ in candidates})
+        return candidates
 
     def follow(self, state: Place, token: int) -> Place:
         """Any token may have been said before."""
@@ -125,28 +114,51 @@ class ContextCursor:
             place.found = self._behind(place.above, place.token)
         return place.found
 
+    def _copied(self, matches: Sequence[Match]) -> list[Candidate]:
+        """What the text said at each match, the tokens with the longest one first."""
+        text, end = self.token_ids, len(self.token_ids)
+        longest: dict[int, int] = {}
+        counts: dict[int, int] = {}
+        for position, length in matches:
+            if position < end:
+                token = text[position]
+                if token not in longest:
+                    longest[token], counts[token] = length, 1
+                    continue
+                counts[token] += 1
+                if length > longest[token]:
+                    longest[token] = length
+        ranked = list(longest)
+        if len(ranked) > 1:
+            ranked.sort(key=lambda token: (-longest[token], -counts[token]))
+        return [
+            (token, _evidence(min(longest[token], _MAX_MATCH_LENGTH), rank))
+            for rank, token in enumerate(ranked[: self._top_k], start=1)
+        ]
+
+    def _from_grams(self, grams: Sequence[GramMatch], copied: set[int]) -> list[Candidate]:
+        """The next tokens of n-grams that the text itself does not name here."""
+        lengths: dict[int, int] = {}
+        for length, tail in grams:
+            # what the text said itself tells more than one token of an n-gram does
+            if tail[0] not in copied and (length > 1 or not copied):
+                lengths[tail[0]] = max(length, lengths.get(tail[0], 0))
+        return [
+            (token, Evidence("grams", match_length=length))
+            for token, length in itertools.islice(lengths.items(), self._top_k)
+        ]
+
     def _behind(self, above: Found, token: int) -> Found:
         text = self.token_ids
-        matches = tuple(
-            (p + 1, n + 1) for p, n in above.matches if p < len(text) and text[p] == token
-        )
+        matches = [(p + 1, n + 1) for p, n in above.matches if p < len(text) and text[p] == token]
         if not matches:
             fresh = self._after.get(token, ())[-_MAX_MATCHES:]
-            matches = tuple((p, 1) for p in reversed(fresh))
-        longer = tuple(
-            (n + 1, tail[1:]) for n, tail in above.grams if tail[0] == token and tail[1:]
-        )
+            matches = [(p, 1) for p in reversed(fresh)]
+        longer = [(n + 1, tail[1:]) for n, tail in above.grams if tail[0] == token and tail[1:]]
         return Found(matches, longer + self._fresh_grams(token))
 
-    def _fresh_grams(self, token: int) -> tuple[GramMatch, ...]:
-        return tuple((1, tail) for tail in self.grams.behind(token))
-
-    def _group_by_token(self, matches: Sequence[Match]) -> dict[int, list[Match]]:
-        groups: dict[int, list[Match]] = {}
-        for place in matches:
-            if place[0] < len(self.token_ids):
-                groups.setdefault(self.token_ids[place[0]], []).append(place)
-        return groups
+    def _fresh_grams(self, token: int) -> list[GramMatch]:
+        return [(1, tail) for tail in self.grams.behind(token)]
 
     def _append(self, token: int) -> None:
         """Moves the end by one token; costs at most two looks at each remembered match."""
@@ -154,22 +166,14 @@ class ContextCursor:
         behind = self._after.setdefault(token, [])
         fresh = {p: longer.get(p, 1) for p in behind[-_MAX_MATCHES:]}
         fresh.update(longer)  # an old but long match stays, however often the token came since
-        kept = heapq.nlargest(_MAX_MATCHES, fresh.items(), key=lambda match: match[::-1])
-        self._matches = tuple(sorted(kept, reverse=True))
+        kept = list(fresh.items())
+        if len(kept) > _MAX_MATCHES:
+            kept = heapq.nlargest(_MAX_MATCHES, kept, key=lambda match: match[::-1])
+        self._matches = sorted(kept, reverse=True)
         self.token_ids.append(token)
         behind.append(len(self.token_ids))
-        if len(self.token_ids) >= GRAM_LENGTH:
-            self.grams.add(self.token_ids[-GRAM_LENGTH:])
-
-
-def _length(places: Sequence[Match]) -> int:
-    return max(length for _, length in places)
-
-
-def _longest(group: tuple[int, list[Match]]) -> tuple[int, int]:
-    return (-_length(group[1]), -len(group[1]))
 
 
 @lru_cache(maxsize=1024)
 def _evidence(match_length: int, rank: int) -> Evidence:
-    return Evidence("context", match_length=min(match_length, _MAX_MATCH_LENGTH), rank=rank)
+    return Evidence("context", match_length=match_length, rank=rank)

@@ -27,7 +27,6 @@ _UINT16, _UINT32 = np.dtype(np.uint16), np.dtype(np.uint32)
 
 Array = NDArray[Any]
 Places = tuple[int, ...]  # of the text's last 1, 2, … tokens in the tables; -1 where they are not
-State = tuple[Places, int | None]  # where the text stood, and a token since that is not looked up
 
 
 class _Level(NamedTuple):
@@ -177,27 +176,21 @@ class CorpusSource:
     def observe_places(self, pairs: NDArray[np.int64], top: TopK) -> None:
         """Ignored: the tables are read-only."""
 
-    def resolve(self, state: State) -> Places:
-        """The places of a state; a handful of bisections where they are not known yet."""
-        places, token = state
-        return places if token is None else self.tables.step(places, token)
-
     def next_tokens(self, places: Places) -> list[Candidate]:
         """The candidates behind all prefixes that end here: longest first, then frequency."""
-        candidates: dict[int, Candidate] = {}
+        candidates: dict[int, Evidence] = {}
         for length in range(len(places), 0, -1):
             if places[length - 1] >= 0 and len(candidates) < self._top_k:
                 self._add_next(candidates, places, length)
-        return list(candidates.values())
+        return list(candidates.items())
 
-    def _add_next(self, candidates: dict[int, Candidate], places: Places, length: int) -> None:
+    def _add_next(self, candidates: dict[int, Evidence], places: Places, length: int) -> None:
         """Adds what one prefix names beside those already named, up to the top K of all."""
         limit = self._top_k + len(candidates)
         total, following = self.tables.continuations(length, places[length - 1], limit)
         for token, count in following:
             if token not in candidates and token < self._vocab_size:
-                evidence = _evidence(length, count, total)
-                candidates[token] = Candidate(token, evidence, (places, token))
+                candidates[token] = _evidence(length, count, total)
                 if len(candidates) == self._top_k:
                     return
 
@@ -210,18 +203,17 @@ class CorpusCursor:
         self._places: Places = ()
         self._append(prompt_ids)
 
-    def root(self) -> State:
+    def root(self) -> Places:
         """The prefixes that the end of the text is."""
-        return self._places, None
+        return self._places
 
-    def expand(self, state: State) -> list[Candidate]:
+    def expand(self, state: Places) -> list[Candidate]:
         """What followed those prefixes, longest first; at most the top K."""
-        return self._source.next_tokens(self._source.resolve(state))
+        return self._source.next_tokens(state)
 
-    def follow(self, state: State, token: int) -> State | None:
+    def follow(self, state: Places, token: int) -> Places | None:
         """The prefixes behind any token; None where there are none."""
-        places = self._source.tables.step(self._source.resolve(state), token)
-        return (places, None) if places else None
+        return self._source.tables.step(state, token) or None
 
     def observe(self, record: StepRecord) -> None:
         """Goes on behind the committed tokens."""

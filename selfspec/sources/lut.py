@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.records import Candidate, StepRecord, TopK
+from selfspec.records import Candidate, Lesson, StepRecord, TopK
 from selfspec.sources.rows import Rows
 
 __all__ = ["LutCursor", "LutSource"]
@@ -53,6 +53,12 @@ class LutSource:
         with self.rows.lock:
             self.rows.write(np.asarray(token_ids, np.int64), top)
 
+    def take(self, lesson: Lesson) -> None:
+        """Learns from one step."""
+        with self.rows.lock:
+            for token, entries in zip(lesson.tokens, lesson.entries, strict=True):
+                self.rows.put(token, entries)
+
     def observe_places(self, pairs: NDArray[np.int64], top: TopK) -> None:
         """Learns every place of the prompt."""
         self.learn(pairs[:, 1], top)
@@ -60,8 +66,7 @@ class LutSource:
     def next_tokens(self, token: int) -> list[Candidate]:
         """The candidates of a token's row, likeliest first."""
         with self.rows.lock:
-            entries = self.rows.read(token)
-        return [Candidate(id_, evidence, id_) for id_, evidence in entries]
+            return self.rows.read(token)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The rows that are not empty, by token: what a cache folder keeps."""
@@ -100,4 +105,4 @@ class LutCursor:
         """Learns from all nodes."""
         self._last_token = record.committed_ids[-1] if record.committed_ids else self._last_token
         if self._learns and (lesson := record.lesson):
-            self._source.learn(lesson.tokens, lesson.top)
+            self._source.take(lesson)

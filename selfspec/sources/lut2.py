@@ -32,7 +32,7 @@ class Lut2Source:
     def __init__(self, vocab_size: int, top_k: int, *, slot_bits: int = _SLOT_BITS) -> None:
         self._vocab_size = vocab_size
         self._shift = 64 - slot_bits
-        self._keys: NDArray[np.int64] = np.full(1 << slot_bits, -1, np.int64)
+        self._hold_keys(np.full(1 << slot_bits, -1, np.int64))
         self._rows = Rows(self.name, 1 << slot_bits, top_k)
 
     @property
@@ -50,7 +50,7 @@ class Lut2Source:
         twin = Lut2Source(self._vocab_size, 0, slot_bits=0)
         twin._shift = self._shift
         with self._rows.lock:
-            twin._keys = self._keys.copy()
+            twin._hold_keys(self._keys.copy())
             twin._rows = self._rows.copy()
         return twin
 
@@ -65,15 +65,22 @@ class Lut2Source:
             self._keys[slots] = keys
             self._rows.write(slots.view(np.int64), top)
 
+    def take(self, lesson: Lesson, text: Pair | None) -> None:
+        """Learns from one step; `text` are the last two tokens before it, the root among them."""
+        with self._rows.lock:
+            for token, above, entries in zip(*lesson, strict=True):
+                if above < 0 and text is not None:
+                    above = text[0]
+                if above >= 0:
+                    key, slot = self._place(above, token)
+                    self._flat_keys[slot] = key
+                    self._rows.put(slot, entries)
+
     def next_tokens(self, pair: Pair) -> list[Candidate]:
         """The candidates behind two tokens; none where another pair has the slot."""
-        key = pair[0] * self._vocab_size + pair[1]
-        slot = (key * _SPREAD & _WORD) >> self._shift
+        key, slot = self._place(*pair)
         with self._rows.lock:
-            if self._keys[slot] != key:
-                return []
-            entries = self._rows.read(slot)
-        return [Candidate(id_, evidence, (pair[1], id_)) for id_, evidence in entries]
+            return self._rows.read(slot) if self._flat_keys[slot] == key else []
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The slots that are taken, by pair: what a cache folder keeps."""
@@ -88,6 +95,15 @@ class Lut2Source:
         """Puts back what `arrays` gave, recorded with whatever K."""
         top = self._rows.fitted(TopK(arrays["ids"], arrays["probabilities"]))
         self.observe_places(arrays["pairs"].astype(np.int64), top)
+
+    def _place(self, above: int, token: int) -> tuple[int, int]:
+        """The key of a pair, and its slot."""
+        key = above * self._vocab_size + token
+        return key, (key * _SPREAD & _WORD) >> self._shift
+
+    def _hold_keys(self, keys: NDArray[np.int64]) -> None:
+        self._keys = keys
+        self._flat_keys = keys.data  # the same memory as Python reads it fastest
 
 
 class Lut2Cursor:
@@ -113,12 +129,6 @@ class Lut2Cursor:
     def observe(self, record: StepRecord) -> None:
         """Learns from all nodes."""
         if self._learns and (lesson := record.lesson):
-            self._source.observe_places(self._pairs(lesson, -len(record.path)), lesson.top)
+            self._source.take(lesson, self._pair)
         end = (record.tree.tokens[0], *record.committed_ids)[-2:]
         self._pair = (end[0], end[1]) if len(end) == 2 else self._pair
-
-    def _pairs(self, lesson: Lesson, root: int) -> NDArray[np.int64]:
-        """For each node the token above it and its own; above the root stands the text."""
-        pairs = np.stack([lesson.above, lesson.tokens], axis=-1)
-        pairs[root, 0] = -1 if self._pair is None else self._pair[0]
-        return pairs

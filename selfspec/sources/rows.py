@@ -10,7 +10,7 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.records import Evidence, TopK
+from selfspec.records import Entries, Evidence, TopK
 from selfspec.sources.bins import MANTISSA_BITS, evidence_table
 
 __all__ = ["Rows"]
@@ -42,6 +42,15 @@ class Rows:
         """Replaces rows; of one that is named twice the last wins. For who holds the lock."""
         self.token_ids[rows] = top.ids
         self.probabilities[rows] = top.probabilities
+
+    def put(self, row: int, entries: Entries) -> None:
+        """Replaces one row: a few are written so in less time than by `write`.
+
+        For who holds the lock.
+        """
+        top_k = len(self._evidence)
+        start, end = row * top_k, (row + 1) * top_k
+        self._flat_ids[start:end], self._flat_bits[start:end] = entries
 
     def read(self, row: int) -> list[tuple[int, Evidence]]:
         """A row's entries, likeliest first. For who holds the lock."""

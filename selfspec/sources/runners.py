@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selfspec.records import Candidate, StepRecord, TopK
-from selfspec.sources.bins import evidence_table, stored_exponents
+from selfspec.sources.bins import MANTISSA_BITS, evidence_table
 
 __all__ = ["RunnersCursor", "RunnersSource"]
 
@@ -60,17 +60,16 @@ class RunnersCursor:
     def observe(self, record: StepRecord) -> None:
         """Takes the runners-up from the last accepted node."""
         self._runners = ()
-        if record.top is None or not record.committed_ids:
+        lesson = record.lesson
+        if lesson is None or not record.committed_ids:
             return
-        node = record.path[-1]
-        ids = record.top.ids[node].tolist()
-        exponents = stored_exponents(np.ascontiguousarray(record.top.probabilities[node]))
+        ids, halves = lesson.entries[-1]
         others = [
-            (id_, e)
-            for id_, e in zip(ids, exponents, strict=True)
+            (id_, half >> MANTISSA_BITS)
+            for id_, half in zip(ids.tolist(), halves.tolist(), strict=True)
             if id_ != record.committed_ids[-1]
         ]
         self._runners = tuple(
-            Candidate(id_, kinds[exponent], ())
+            (id_, kinds[exponent])
             for (id_, exponent), kinds in zip(others, self._evidence, strict=False)
         )

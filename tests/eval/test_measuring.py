@@ -104,8 +104,8 @@ def test_the_switch_copies_a_long_match_and_else_asks_the_lut():
         np.array([[-1, 5]]), TopK(np.array([[9, 8]]), np.array([[0.5, 0.3]], np.float16))
     )
     long = source.open([*span, 0, *span[:5]], learns=True)
-    assert [c.token for c in long.expand(long.root())] == [6]
-    assert long.expand(long.root())[0].evidence.source == "match"
+    assert [token for token, _ in long.expand(long.root())] == [6]
+    assert long.expand(long.root())[0][1].source == "match"
     short = source.open([*span, 0, 5], learns=True)
-    assert [c.token for c in short.expand(short.root())] == [9, 8]
-    assert [c.evidence.rank for c in short.expand(short.root())] == [1, 2]
+    assert [token for token, _ in short.expand(short.root())] == [9, 8]
+    assert [kind.rank for _, kind in short.expand(short.root())] == [1, 2]

@@ -90,7 +90,7 @@ class DeafSource(WildSource):
 
     def expand(self, state: int) -> list[Candidate]:
         token = self._text[state % len(self._text)]
-        return [Candidate(token, self._evidence(1), state + 1)]
+        return [(token, self._evidence(1))]
 
 
 @pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)

@@ -54,8 +54,9 @@ def test_a_branch_sees_the_root_and_itself_and_nobody_sees_it(tree, tokens):
     queries = branches_of(*tokens).ride(tree, 99)
     width = len(queries.tokens)
     assert width == len(tree) + sum(map(len, tokens))
-    sees = ancestors(queries.parents, width)
-    assert (sees[: len(tree), : len(tree)] == ancestors(tree.parents, len(tree))).all()
+    (sees,) = ancestors([queries.parents], width)
+    (trees_own,) = ancestors([tree.parents], len(tree))
+    assert (sees[: len(tree), : len(tree)] == trees_own).all()
     assert not sees[: len(tree), len(tree) :].any()
     first = len(tree)
     for branch in tokens:

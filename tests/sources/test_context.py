@@ -10,7 +10,7 @@ from selfspec.records import Candidate, DraftTree, Evidence, StepRecord
 from selfspec.sources import ContextSource
 from selfspec.sources.context import ContextCursor, Place
 from tests.oracles import continuations, suffix_matches
-from tests.strategies import texts
+from tests.strategies import candidates_of, texts
 
 MAX_MATCHES = 32  # what the source remembers for one suffix
 
@@ -29,7 +29,7 @@ def matches_at(cursor: ContextCursor, place: Place | None = None) -> list[tuple[
 
 def copies(cursor: ContextCursor, place: Place | None = None) -> list[Candidate]:
     """The candidates that suffix matches name, without those of n-grams."""
-    candidates = cursor.expand(place or cursor.root())
+    candidates = candidates_of(cursor, place or cursor.root())
     return [c for c in candidates if c.evidence.source == "context"]
 
 
@@ -131,11 +131,11 @@ def test_behind_a_token_that_others_named_stands_what_the_text_said_there():
     place = cursor.follow(cursor.root(), 8)
     assert matches_at(cursor, place) == [(4, 1)]
     assert [c.token for c in copies(cursor, place)] == [6]
-    assert cursor.expand(cursor.follow(cursor.root(), 99)) == []
+    assert candidates_of(cursor, cursor.follow(cursor.root(), 99)) == []
 
 
 def test_an_unseen_end_has_no_candidates():
-    assert cursor_behind([]).expand(cursor_behind([]).root()) == []
+    assert candidates_of(cursor_behind([]), cursor_behind([]).root()) == []
     assert matches_at(cursor_behind([1, 2, 3])) == []
 
 
@@ -148,29 +148,29 @@ def branch_record(*grams: tuple[int, ...]) -> StepRecord:
 def test_the_grams_of_branches_are_drafted_from_the_freshest_first():
     cursor = cursor_behind([1, 2])
     cursor.observe(branch_record((50, 60, 61, 62), (50, 70, 71)))
-    first = cursor.expand(cursor.root())
+    first = candidates_of(cursor, cursor.root())
     assert [c.token for c in first] == [70, 60]
     assert {c.evidence for c in first} == {Evidence("grams", match_length=1)}
-    (second,) = cursor.expand(first[1].state)
+    (second,) = candidates_of(cursor, first[1].state)
     assert (second.token, second.evidence.match_length) == (61, 2)
-    (third,) = cursor.expand(second.state)
+    (third,) = candidates_of(cursor, second.state)
     assert (third.token, third.evidence.match_length) == (62, 3)
-    assert cursor.expand(third.state) == []
+    assert candidates_of(cursor, third.state) == []
 
 
 def test_what_a_match_and_a_gram_both_name_is_named_once():
     cursor = cursor_behind([50, 60, 3])
     cursor.observe(branch_record((50, 60, 61)))
-    (only,) = cursor.expand(cursor.root())
+    (only,) = candidates_of(cursor, cursor.root())
     assert (only.token, only.evidence.source) == (60, "context")
-    assert {c.token for c in cursor.expand(only.state)} == {3, 61}
+    assert {c.token for c in candidates_of(cursor, only.state)} == {3, 61}
 
 
-def test_prompt_and_output_fill_the_queues_too():
+def test_the_text_is_found_by_its_matches_and_takes_no_room_in_the_queues():
     cursor = cursor_behind([1, 2, 3, 4])
-    cursor.observe(committed([5]))
-    assert cursor.grams.behind(1) == [(2, 3, 4)]
-    assert cursor.grams.behind(2) == [(3, 4, 5)]
+    cursor.observe(committed([1]))
+    assert len(cursor.grams) == 0
+    assert [c.token for c in candidates_of(cursor, cursor.root())] == [2]
 
 
 def test_no_more_than_top_k_candidates():
@@ -181,7 +181,7 @@ def test_no_more_than_top_k_candidates():
 def test_memory_of_matches_is_bounded_and_fresh():
     cursor = cursor_behind([1, 2] * 500 + [1])
     assert len(matches_at(cursor)) == MAX_MATCHES
-    (candidate,) = cursor.expand(cursor.root())
+    (candidate,) = candidates_of(cursor, cursor.root())
     assert candidate.token == 2
     assert len(matches_at(cursor, candidate.state)) <= MAX_MATCHES
 
@@ -190,7 +190,7 @@ def test_an_old_long_match_outlives_many_short_ones():
     """A token that came often since must not hide the one place that matches for long."""
     rare = [10, 11, 12, 13, 14, 15, 1, 77]
     cursor = cursor_behind(rare + [1, 50] * (MAX_MATCHES + 8) + rare[:-1])
-    best = cursor.expand(cursor.root())[0]
+    best = candidates_of(cursor, cursor.root())[0]
     assert best.token == 77
     assert matches_at(cursor)[-1][1] == 7
 
@@ -199,5 +199,5 @@ def test_rows_share_nothing():
     source = ContextSource(8)
     first, second = source.open([1, 2, 1], learns=True), source.open([1, 3, 1], learns=True)
     first.observe(committed([2, 1]))
-    assert [c.token for c in second.expand(second.root())] == [3]
+    assert [c.token for c in candidates_of(second, second.root())] == [3]
     assert matches_at(source.copy().open([1], learns=True)) == []

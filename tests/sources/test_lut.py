@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from selfspec.records import DraftTree, StepRecord, TopK
 from selfspec.sources import REGISTRY, LutSource
+from tests.strategies import candidates_of
 
 
 def top(*rows: list[tuple[int, float]]) -> TopK:
@@ -23,7 +24,7 @@ def top(*rows: list[tuple[int, float]]) -> TopK:
 
 
 def held(source: LutSource, token: int) -> list[int]:
-    return [candidate.token for candidate in source.next_tokens(token)]
+    return [token for token, _ in source.next_tokens(token)]
 
 
 def test_an_unknown_token_has_no_candidates():
@@ -52,7 +53,7 @@ def test_candidates_come_with_rank_and_bin_and_lead_to_their_own_row():
     source = LutSource(10, 3)
     source.learn([4], top([(5, 0.6), (6, 0.3), (7, 0.01)]))
     cursor = source.open([4], learns=True)
-    candidates = cursor.expand(cursor.root())
+    candidates = candidates_of(cursor, cursor.root())
     assert [c.token for c in candidates] == [c.state for c in candidates] == [5, 6, 7]
     assert [c.evidence.rank for c in candidates] == [1, 2, 3]
     assert [c.evidence.probability_bin for c in candidates] == [0, 1, 6]
@@ -64,7 +65,7 @@ def test_candidates_come_with_rank_and_bin_and_lead_to_their_own_row():
 def test_bins_count_halvings_of_the_stored_probability(probability):
     source = LutSource(2, 1)
     source.learn([0], top([(1, probability)]))
-    bin_ = source.next_tokens(0)[0].evidence.probability_bin
+    bin_ = source.next_tokens(0)[0][1].probability_bin
     stored = float(np.float16(probability))
     if bin_ < 6:
         assert 0.5 ** (bin_ + 1) <= stored < 0.5**bin_ or (stored == 1.0 and bin_ == 0)
@@ -77,7 +78,7 @@ def test_a_nan_probability_is_the_least_likely(broken):
     """Half-precision models overflow now and then, and stock goes on."""
     source = LutSource(10, 2)
     source.learn([4], top([(5, broken), (6, 0.9)]))
-    bins = [candidate.evidence.probability_bin for candidate in source.next_tokens(4)]
+    bins = [kind.probability_bin for _, kind in source.next_tokens(4)]
     assert bins == [6, 0]
 
 
@@ -203,5 +204,5 @@ def test_learning_and_reading_from_several_threads_never_mix_two_rows():
         stop.set()
         writer.join()
     for candidates in reads + copies:
-        kinds = {(c.token, c.evidence.probability_bin) for c in candidates}
+        kinds = {(token, kind.probability_bin) for token, kind in candidates}
         assert kinds in ({(1, 0)}, {(2, 6)})

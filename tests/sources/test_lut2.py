@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from selfspec.records import DraftTree, StepRecord, TopK
 from selfspec.sources import REGISTRY, Lut2Source
+from tests.strategies import candidates_of
 
 V = 50
 pair_lists = st.lists(st.tuples(st.integers(-1, V - 1), st.integers(0, V - 1)), max_size=40)
@@ -27,7 +28,7 @@ def taught(*pairs: tuple[int, int], slot_bits: int = 16) -> Lut2Source:
 
 
 def held(source: Lut2Source, pair: tuple[int, int]) -> list[int]:
-    return [candidate.token for candidate in source.next_tokens(pair)]
+    return [token for token, _ in source.next_tokens(pair)]
 
 
 @settings(deadline=None)
@@ -54,9 +55,9 @@ def test_a_collision_is_a_miss_and_the_newer_pair_stays():
 def test_candidates_lead_on_to_their_own_pair():
     source = taught((1, 2), (2, 0))
     cursor = source.open([9, 1, 2], learns=True)
-    first = cursor.expand(cursor.root())[0]
+    first = candidates_of(cursor, cursor.root())[0]
     assert (first.token, first.state, first.evidence.source) == (0, (2, 0), "lut2")
-    assert [c.token for c in cursor.expand(first.state)] == [1, 2]
+    assert [c.token for c in candidates_of(cursor, first.state)] == [1, 2]
     assert cursor.follow(cursor.root(), 7) == (2, 7)
 
 
@@ -64,7 +65,7 @@ def test_a_text_shorter_than_a_pair_has_nothing():
     for prompt in ([], [4]):
         cursor = taught((1, 2)).open(prompt, learns=True)
         assert cursor.root() is None
-        assert cursor.expand(cursor.root()) == []
+        assert candidates_of(cursor, cursor.root()) == []
         assert cursor.follow(None, 3) is None
 
 

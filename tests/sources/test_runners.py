@@ -7,6 +7,7 @@ import numpy as np
 from selfspec.records import DraftTree, StepRecord, TopK
 from selfspec.sources import RunnersSource
 from selfspec.sources.runners import RunnersCursor
+from tests.strategies import candidates_of
 
 
 def told(ids: list[list[int]], path: list[int], committed: list[int]) -> RunnersCursor:
@@ -23,13 +24,13 @@ def told(ids: list[list[int]], path: list[int], committed: list[int]) -> Runners
 
 def test_before_the_model_has_spoken_there_are_none():
     cursor = RunnersSource().open([1, 2], learns=True)
-    assert cursor.expand(cursor.root()) == []
+    assert candidates_of(cursor, cursor.root()) == []
 
 
 def test_the_chosen_token_is_no_runner():
     """Whichever it was: a sampler may have chosen the third."""
     cursor = told([[5, 6, 7, 8]], [0], [7])
-    candidates = cursor.expand(cursor.root())
+    candidates = candidates_of(cursor, cursor.root())
     assert [c.token for c in candidates] == [5, 6, 8]
     assert [c.evidence.rank for c in candidates] == [1, 2, 3]
     assert [c.evidence.probability_bin for c in candidates] == [0, 2, 4]
@@ -38,7 +39,7 @@ def test_the_chosen_token_is_no_runner():
 
 def test_they_are_those_of_the_last_accepted_node():
     cursor = told([[5, 6], [7, 8], [3, 4]], [0, 1], [11, 7])
-    assert [c.token for c in cursor.expand(cursor.root())] == [8]
+    assert [c.token for c in candidates_of(cursor, cursor.root())] == [8]
 
 
 def test_only_a_few_run():
@@ -47,15 +48,14 @@ def test_only_a_few_run():
 
 def test_nothing_stands_below_them():
     cursor = told([[5, 6, 7]], [0], [5])
-    for candidate in cursor.expand(cursor.root()):
-        assert cursor.expand(candidate.state) == []
+    assert {c.state for c in candidates_of(cursor, cursor.root())} == {None}
     assert cursor.follow(cursor.root(), 9) is None
 
 
 def test_a_step_without_logits_leaves_none():
     cursor = told([[5, 6, 7]], [0], [5])
     cursor.observe(StepRecord(row=0, tree=DraftTree.of_root(5), path=[0], committed_ids=[6]))
-    assert cursor.expand(cursor.root()) == []
+    assert candidates_of(cursor, cursor.root()) == []
 
 
 def test_rows_and_calls_share_nothing():
