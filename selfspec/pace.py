@@ -142,7 +142,8 @@ class ProcessedChooser:
     def choose(self, place: int, node: int, row: int, transcript: Transcript) -> int:
         """The token behind a node, drawn with the noise of its step where sampling is asked."""
         prefix = transcript.prefix(row)
-        logits = self._logits[place, node][None].to(prefix.device, torch.float32, copy=True)
+        logits = self._logits[place, node : node + 1]
+        logits = logits.to(prefix.device, torch.float32, copy=True)
         scores = self._processors[row](prefix, logits)
         if self._tape is None:
             return int(scores.argmax(-1))

@@ -139,8 +139,9 @@ class Transcript:
         if waiting:
             end = self.lengths[row]
             self._reserve(end)
-            self._ids[row, end - len(waiting) : end] = upload(
-                torch.tensor(waiting), self._ids.device
+            many = len(waiting) > 1  # a single number needs no tensor
+            self._ids[row, end - len(waiting) : end] = (
+                upload(torch.tensor(waiting), self._ids.device) if many else waiting[0]
             )
             waiting.clear()
 

@@ -545,6 +545,10 @@ def compile_lightly(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return compiled
 
 
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.6."),
+    reason="torch 2.6 does not follow transformers' decorators: such forwards go on eagerly",
+)
 @pytest.mark.filterwarnings(COMPILER_NOTE)
 @pytest.mark.parametrize("name", ["llama", slow("gemma3"), slow("gpt2"), slow("qwen3-moe")])
 @pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)

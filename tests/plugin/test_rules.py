@@ -32,6 +32,15 @@ from tests.fakes import tiny_model
 
 VOCAB, LENGTH = 31, 6
 
+
+def penalty_behind(*padding: int) -> lp.RepetitionPenaltyLogitsProcessor:
+    """For a batch of padded prompts, where this version of transformers knows of padding."""
+    try:
+        return lp.RepetitionPenaltyLogitsProcessor(1.7, torch.tensor(padding))
+    except ValueError:
+        return pytest.skip("this version of transformers penalizes padding, too")
+
+
 # one of each kind that drafting knows, set so that it does something
 ROW_PROCESSORS = {
     "EpsilonLogitsWarper": lambda: lp.EpsilonLogitsWarper(0.02),
@@ -46,9 +55,7 @@ ROW_PROCESSORS = {
     "MinPLogitsWarper": lambda: lp.MinPLogitsWarper(0.2),
     "NoBadWordsLogitsProcessor": lambda: lp.NoBadWordsLogitsProcessor([[4], [2, 5]], 3),
     "NoRepeatNGramLogitsProcessor": lambda: lp.NoRepeatNGramLogitsProcessor(2),
-    "RepetitionPenaltyLogitsProcessor": lambda: lp.RepetitionPenaltyLogitsProcessor(
-        1.7, prompt_ignore_length=torch.tensor([1, 3, 0])
-    ),
+    "RepetitionPenaltyLogitsProcessor": lambda: penalty_behind(1, 3, 0),
     "SequenceBiasLogitsProcessor": lambda: lp.SequenceBiasLogitsProcessor([[[4], 2.0]]),
     "SuppressTokensAtBeginLogitsProcessor": lambda: lp.SuppressTokensAtBeginLogitsProcessor(
         [4, 5], LENGTH
@@ -84,7 +91,7 @@ def test_row_processors_give_each_row_what_it_gets_in_the_batch(name):
 
 def test_for_rows_shares_what_it_can():
     temperature = lp.TemperatureLogitsWarper(0.7)
-    penalty = lp.RepetitionPenaltyLogitsProcessor(1.5, torch.tensor([1, 3]))
+    penalty = penalty_behind(1, 3)
     batch = LogitsProcessorList([temperature, penalty])
     assert for_rows(batch, 1) == [batch]
     first, second = for_rows(batch, 2)
