@@ -29,6 +29,7 @@ __all__ = [
     "TURNED",
     "Packed",
     "Product",
+    "Products",
     "Table",
     "best_ways",
     "pack",
@@ -61,6 +62,7 @@ class Product(NamedTuple):
     dtype: torch.dtype
 
 
+Products = Mapping[Product, Sequence[nn.Linear]]  # of one model
 Table = Mapping[Product, Sequence[str]]  # the way for each of `NUM_TOKENS`
 
 

@@ -97,9 +97,13 @@ class Call:
         if ability.mode == "tree" and (reason := foreign_layer(cache)):
             return self.decode_plainly(reason)
         self.stats.disabled_reason = ability.reason
-        start = perf_counter()
         with lent.products(self.model):
-            prompt_logits, tap = self._read_prompt()
+            return self._decode(ability, memory_for, lent)
+
+    def _decode(self, ability: Ability, memory_for: Any, lent: Lent) -> Any:
+        """The same, with the model's products as they were lent."""
+        start = perf_counter()
+        prompt_logits, tap = self._read_prompt()
         memory: Memory = memory_for(prompt_logits.shape[-1])
         self.stats.table_bytes = memory.nbytes
         self.stats.packed_bytes = lent.packed_bytes

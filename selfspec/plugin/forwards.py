@@ -25,7 +25,7 @@ from selfspec.plugin.captures import capture_reason, capture_state
 from selfspec.plugin.graphs import GraphBackend
 from selfspec.plugin.runner import StaticRunner
 from selfspec.plugin.turns import Turns
-from selfspec.products import PACKED, TURNED, Table, products_of, turning
+from selfspec.products import PACKED, TURNED, Products, Table, products_of, turning
 
 __all__ = ["Forwards", "Lent"]
 
@@ -97,10 +97,11 @@ class Forwards:
 
     def _by_best_ways(self, model: Any, forward: str) -> Lent:
         start = perf_counter()
-        table = self._turns.table(model, (TURNED,) if forward == TURNED else (TURNED, PACKED))
-        packs, modules = self._packs_of(model), _packed_modules(model, table)
+        found = products_of(model)
+        table = self._turns.table(found, (TURNED,) if forward == TURNED else (TURNED, PACKED))
+        packs, modules = self._packs_of(model), _packed_modules(found, table)
         if forward == "auto" and not packs.fit(modules):
-            table, modules = self._turns.table(model, (TURNED,)), []
+            table, modules = self._turns.table(found, (TURNED,)), []
         copies = packs.copies(modules)
         is_as_asked = forward == "auto" or (copies if forward == PACKED else table)
         return Lent(
@@ -151,11 +152,11 @@ class _Kept:
         return self._found
 
 
-def _packed_modules(model: Any, table: Table) -> list[nn.Linear]:
+def _packed_modules(found: Products, table: Table) -> list[nn.Linear]:
     """Those for which the table would have their weights packed."""
     return [
         module
-        for product, modules in products_of(model).items()
+        for product, modules in found.items()
         for module in modules
         if PACKED in table.get(product, ())
     ]

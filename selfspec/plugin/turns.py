@@ -18,9 +18,9 @@ from selfspec.products import (
     LINEAR,
     NUM_TOKENS,
     Product,
+    Products,
     Table,
     best_ways,
-    products_of,
     seconds_by_way,
 )
 
@@ -39,12 +39,11 @@ class Turns:
         self._known: dict[tuple[Any, ...], _Seconds] = {}
         self._lock = threading.Lock()
 
-    def table(self, model: nn.Module, allowed: Collection[str]) -> Table:
+    def table(self, found: Products, allowed: Collection[str]) -> Table:
         """The best of the ways that are allowed, of products for which it is not `LINEAR` alone.
 
         Takes about 3 seconds where all of a model's products are new.
         """
-        found = products_of(model)
         with self._lock:
             ways = {
                 product: best_ways(

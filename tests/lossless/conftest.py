@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from itertools import cycle, islice
-from typing import Any
 
 import pytest
 
 from selfspec import products
 from selfspec.plugin.turns import Turns
-from selfspec.products import NUM_TOKENS, PACKED, Product, Table
+from selfspec.products import NUM_TOKENS, PACKED, Product, Products, Table
 from tests.fakes import packs_here
 
 
@@ -18,10 +17,10 @@ from tests.fakes import packs_here
 def all_turned(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sums come out rounded otherwise wherever they ever may, by each way in turn."""
 
-    def table(_turns: Turns, model: Any, allowed: Collection[str]) -> Table:
+    def table(_turns: Turns, found: Products, allowed: Collection[str]) -> Table:
         return {
             product: tuple(islice(cycle(_there_are(product, allowed)), len(NUM_TOKENS)))
-            for product in products.products_of(model)
+            for product in found
         }
 
     monkeypatch.setattr(products, "_LEAST_WEIGHTS", 0)

@@ -15,7 +15,7 @@ from selfspec import products
 from selfspec.book import Book
 from selfspec.plugin import turns
 from selfspec.plugin.turns import Turns
-from selfspec.products import LINEAR, NUM_TOKENS, PACKED, TURNED, Product
+from selfspec.products import LINEAR, NUM_TOKENS, PACKED, TURNED, Product, products_of
 
 NUM = len(NUM_TOKENS)
 
@@ -43,18 +43,20 @@ def test_only_what_pays_is_in_the_table(tmp_path: Path, measured: list[int]) -> 
     known = Turns(Book("products", tmp_path))
     model = model_of((8, 4), (8, 4), (4, 8))
     product = Product(4, 8, torch.float32)
-    assert known.table(model, (TURNED,)) == {product: (TURNED,) * NUM}
+    assert known.table(products_of(model), (TURNED,)) == {product: (TURNED,) * NUM}
     assert sorted(measured) == [1, 2]
-    both = known.table(model, (TURNED, PACKED))
+    both = known.table(products_of(model), (TURNED, PACKED))
     assert both == {product: (PACKED,) * NUM, Product(8, 4, torch.float32): (PACKED,) * NUM}
-    assert known.table(model_of((4, 8)), (TURNED,)) == {}
-    assert known.table(nn.ReLU(), (TURNED,)) == {}
+    assert known.table(products_of(model_of((4, 8))), (TURNED,)) == {}
+    assert known.table(products_of(nn.ReLU()), (TURNED,)) == {}
     assert len(measured) == 2
 
 
 def test_it_is_found_again_without_measuring(tmp_path: Path, measured: list[int]) -> None:
-    table = Turns(Book("products", tmp_path)).table(model_of((8, 4)), (TURNED,))
-    assert Turns(Book("products", tmp_path)).table(model_of((8, 4)), (TURNED,)) == table
+    table = Turns(Book("products", tmp_path)).table(products_of(model_of((8, 4))), (TURNED,))
+    assert (
+        Turns(Book("products", tmp_path)).table(products_of(model_of((8, 4))), (TURNED,)) == table
+    )
     assert len(measured) == 1
 
 
@@ -62,10 +64,10 @@ def test_another_dtype_or_number_of_threads_is_another_thing(
     tmp_path: Path, measured: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = Turns(Book("products", tmp_path))
-    known.table(model_of((8, 4)), (TURNED,))
-    known.table(model_of((8, 4)).to(torch.bfloat16), (TURNED,))
+    known.table(products_of(model_of((8, 4))), (TURNED,))
+    known.table(products_of(model_of((8, 4)).to(torch.bfloat16)), (TURNED,))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
-    known.table(model_of((8, 4)), (TURNED,))
+    known.table(products_of(model_of((8, 4))), (TURNED,))
     assert len(measured) == 3
 
 
@@ -85,16 +87,16 @@ NONE_OF_OURS = [
 def test_what_is_no_table_of_seconds_is_measured_again(
     kept: object, tmp_path: Path, measured: list[int]
 ) -> None:
-    Turns(Book("products", tmp_path)).table(model_of((8, 4)), (TURNED,))
+    Turns(Book("products", tmp_path)).table(products_of(model_of((8, 4))), (TURNED,))
     (path,) = tmp_path.iterdir()
     path.write_text(json.dumps({**json.loads(path.read_text()), "values": kept}))
-    assert Turns(Book("products", tmp_path)).table(model_of((8, 4)), (TURNED,)) != {}
+    assert Turns(Book("products", tmp_path)).table(products_of(model_of((8, 4))), (TURNED,)) != {}
     assert len(measured) == 2
 
 
 def test_several_threads_measure_once(tmp_path: Path, measured: list[int]) -> None:
-    known, model = Turns(Book("products", tmp_path)), model_of((8, 4))
-    threads = [threading.Thread(target=known.table, args=(model, (TURNED,))) for _ in range(8)]
+    known, found = Turns(Book("products", tmp_path)), products_of(model_of((8, 4)))
+    threads = [threading.Thread(target=known.table, args=(found, (TURNED,))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
