@@ -73,6 +73,8 @@ class Row:
 
         It is what the model says there, as true as in the tree: the LUTs learn it all.
         """
+        if not self.branches.tokens:
+            return
         record.num_from_branches = self.branches.num_foreseen(record)
         pairs = self.branches.pairs(record.tree.tokens[0])
         if not pairs:

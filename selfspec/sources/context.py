@@ -23,6 +23,7 @@ __all__ = ["ContextCursor", "ContextSource", "Found", "Place"]
 
 _MAX_MATCHES = 32  # places remembered for one suffix, the freshest
 _MAX_MATCH_LENGTH = 4  # lengths beyond are told apart no more
+_LONGEST_SEARCHED = 64  # a prompt that repeats itself throughout would be compared for ever
 
 Match = tuple[int, int]  # (position of the next token, length of the match before it)
 GramMatch = tuple[int, Tail]  # (tokens of an n-gram that are behind us, those still to come)
@@ -75,13 +76,13 @@ class ContextCursor:
     """A row's text with the places that match its end, and its n-grams."""
 
     def __init__(self, prompt_ids: Sequence[int], top_k: int) -> None:
-        self.token_ids: list[int] = []
+        self.token_ids = list(prompt_ids)
         self._top_k = top_k
         self._after: dict[int, list[int]] = {}  # token -> positions right behind it
-        self._matches: Sequence[Match] = ()
+        for position, token in enumerate(self.token_ids, start=1):
+            self._after.setdefault(token, []).append(position)
+        self._matches = self._searched() if self.token_ids else []
         self.grams = GramQueues()
-        for token in prompt_ids:
-            self._append(token)
 
     def root(self) -> Place:
         """Where the text read as it ends now, and the n-grams of its last token."""
@@ -160,18 +161,32 @@ class ContextCursor:
     def _fresh_grams(self, token: int) -> list[GramMatch]:
         return [(1, tail) for tail in self.grams.behind(token)]
 
+    def _searched(self) -> list[Match]:
+        """The matches of the end, from nothing; costs some looks at each place of its token."""
+        text, found = self.token_ids, []
+        for position in self._after[text[-1]][:-1]:  # the last one is the end itself
+            length, longest = 1, min(position, _LONGEST_SEARCHED)
+            while length < longest and text[position - 1 - length] == text[-1 - length]:
+                length += 1
+            found.append((position, length))
+        return _freshest_first(found)
+
     def _append(self, token: int) -> None:
         """Moves the end by one token; costs at most two looks at each remembered match."""
         longer = {p + 1: n + 1 for p, n in self._matches if self.token_ids[p] == token}
         behind = self._after.setdefault(token, [])
         fresh = {p: longer.get(p, 1) for p in behind[-_MAX_MATCHES:]}
         fresh.update(longer)  # an old but long match stays, however often the token came since
-        kept = list(fresh.items())
-        if len(kept) > _MAX_MATCHES:
-            kept = heapq.nlargest(_MAX_MATCHES, kept, key=lambda match: match[::-1])
-        self._matches = sorted(kept, reverse=True)
+        self._matches = _freshest_first(list(fresh.items()))
         self.token_ids.append(token)
         behind.append(len(self.token_ids))
+
+
+def _freshest_first(matches: list[Match]) -> list[Match]:
+    """As many as are remembered, the longest of all."""
+    if len(matches) > _MAX_MATCHES:
+        matches = heapq.nlargest(_MAX_MATCHES, matches, key=lambda match: match[::-1])
+    return sorted(matches, reverse=True)
 
 
 @lru_cache(maxsize=1024)
