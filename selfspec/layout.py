@@ -101,7 +101,7 @@ def lay_out(
     tokens = [tree.tokens + tree.tokens[:1] * (width - len(tree.tokens)) for tree in trees]
     masker = _Masker(trees, places, front, depths, dtype, device)
     return Layout(
-        _sent(np.array(tokens), device),
+        _sent(np.array(tokens, np.int64), device),
         _sent(places.first_positions[..., None] + _moved(depths, places.num_moved), device),
         {name: masker.mask(window, first_columns[name]) for name, window in windows.items()},
     )
@@ -109,9 +109,8 @@ def lay_out(
 
 def _moved(depths: Sequence[Sequence[int]], by: Sequence[int]) -> NDArray[np.int64]:
     """(B, Q): what stands at a depth, where its row has come so far."""
-    return np.array(
-        [[moved + depth for depth in row] for row, moved in zip(depths, by, strict=True)]
-    )
+    rows = [[moved + depth for depth in row] for row, moved in zip(depths, by, strict=True)]
+    return np.array(rows, np.int64)
 
 
 def _sent(array: NDArray[Any], device: torch.device) -> torch.Tensor:
