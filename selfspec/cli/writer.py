@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["Writer"]
 
 _GREEDY = {"do_sample": False}
-_KINDS = {"context": ("context", "grams")}  # what a source's evidence is named, if not as itself
 
 
 @dataclass
@@ -80,10 +79,16 @@ class Writer:
         return SelfSpec.from_contents(self.cache, config=config)
 
     def origins(self, config: SpecConfig) -> list[str]:
-        """Where drafted tokens can come from: from a corpus only with a cache that has one."""
+        """Where drafted tokens can come from.
+
+        From a corpus only with a cache that has one; from n-grams, which the context keeps, only
+        where branches yield some.
+        """
         has_corpus = self.cache is not None and self.cache.corpus is not None
-        asked = [name for name in config.sources if name != "corpus" or has_corpus]
-        return [kind for name in asked for kind in _KINDS.get(name, (name,))]
+        origins = [name for name in config.sources if name != "corpus" or has_corpus]
+        if "context" in origins and config.num_branches:
+            origins.insert(origins.index("context") + 1, "grams")
+        return origins
 
     def reseed(self) -> None:
         """Draws from here on as after the start."""

@@ -217,6 +217,12 @@ def test_origins_add_up_to_all_tokens(writer):
     assert Run([1, 2, 3], 1.0).count_origins() == Counter({OWN: 3})
 
 
+@pytest.mark.parametrize(("num_branches", "named"), [(0, []), (2, ["grams"])])
+def test_origins_are_those_that_there_can_be(writer, num_branches, named):
+    config = SpecConfig(sources=("lut", "context", "corpus"), num_branches=num_branches)
+    assert writer.origins(config) == ["lut", "context", *named]
+
+
 def test_the_spec_of_the_screen_is_not_the_one_that_is_timed(writer, monkeypatch):
     made, new_spec = [], writer.new_spec
 
