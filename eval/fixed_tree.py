@@ -63,19 +63,23 @@ class FixedTreeCursor:
 
     def __init__(self, lut: LutCursor) -> None:
         self._lut = lut
+        self._rows: dict[Path, list[Candidate]] = {}  # that were asked for, by place in the shape
 
     def root(self) -> _Place:
         """The shape's root."""
+        self._rows.clear()
         return _Place(self._lut.root(), ())
 
     def expand(self, state: _Place) -> list[Candidate]:
         """The row's entries that have a place in the shape."""
-        row = enumerate(self._lut.expand(state.state), start=1)
-        return [entry for rank, entry in row if (*state.path, rank) in fixed_shape()]
+        row = self._rows[state.path] = self._lut.expand(state.state)
+        return [
+            entry for rank, entry in enumerate(row, start=1) if (*state.path, rank) in fixed_shape()
+        ]
 
     def follow(self, state: _Place, token: int) -> _Place:
         """Below one of the row's entries: nobody else names a token."""
-        ranks = {named: rank for rank, (named, _) in enumerate(self._lut.expand(state.state), 1)}
+        ranks = {named: rank for rank, (named, _) in enumerate(self._rows[state.path], start=1)}
         return _Place(self._lut.follow(state.state, token), (*state.path, ranks[token]))
 
     def observe(self, record: StepRecord) -> None:

@@ -88,7 +88,7 @@ class TreeKV:
             for layer, name in zip(cache.layers, attention_types, strict=True)
             if isinstance(layer, DynamicSlidingWindowLayer)
         }
-        self.front = int(cache.get_seq_length())
+        self._start = self.front = int(cache.get_seq_length())
         self._longest = math.inf if reach is None else self.front + reach
         self.lengths = [self.front] * num_rows
         self.first_columns = dict.fromkeys(attention_types, 0)
@@ -101,6 +101,11 @@ class TreeKV:
     def dtype(self) -> torch.dtype:
         """The keys' dtype, which masks must share."""
         return self._arenas[0].slots.dtype
+
+    @property
+    def num_moved(self) -> list[int]:
+        """How many tokens were committed to each row since the cache was taken over."""
+        return [length - self._start for length in self.lengths]
 
     def reserve(self, width: int) -> None:
         """Makes room for a tree of `width` nodes, doubling where it lacks."""

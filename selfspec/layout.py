@@ -97,14 +97,18 @@ def lay_out(
     O(B · Q²) bytes on the CPU.
     """
     width = max(len(tree.tokens) for tree in trees)
-    depths = [tree.depths + tree.depths[:1] * (width - len(tree.depths)) for tree in trees]
-    tokens = [tree.tokens + tree.tokens[:1] * (width - len(tree.tokens)) for tree in trees]
+    depths = _padded([tree.depths for tree in trees], width)
+    tokens = _padded([tree.tokens for tree in trees], width)
     masker = _Masker(trees, places, front, depths, dtype, device)
     return Layout(
         _sent(np.array(tokens, np.int64), device),
         _sent(places.first_positions[..., None] + _moved(depths, places.num_moved), device),
         {name: masker.mask(window, first_columns[name]) for name, window in windows.items()},
     )
+
+
+def _padded(lists: Sequence[list[int]], width: int) -> list[list[int]]:
+    return [items + items[:1] * (width - len(items)) for items in lists]
 
 
 def _moved(depths: Sequence[Sequence[int]], by: Sequence[int]) -> NDArray[np.int64]:

@@ -69,7 +69,6 @@ class TreeBackend:
         self.kv = TreeKV(
             cache, attention.by_layer, sizes, num_rows=num_rows, room=room, reach=reach
         )
-        self._start = self.kv.front
 
     @property
     def front(self) -> int:
@@ -86,10 +85,9 @@ class TreeBackend:
     def lay_out(self, trees: Sequence[DraftTree | Queries]) -> Layout:
         """Ids, positions and masks; makes room in the KV."""
         self.kv.reserve(max(len(tree.tokens) for tree in trees))
-        num_moved = [length - self._start for length in self.kv.lengths]
         return lay_out(
             trees,
-            RowPlaces(self.kv.lengths, self._positions, num_moved, self._visible),
+            RowPlaces(self.kv.lengths, self._positions, self.kv.num_moved, self._visible),
             front=self.kv.front,
             windows=self._attention.windows,
             first_columns=self.kv.first_columns,

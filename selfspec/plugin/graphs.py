@@ -48,7 +48,7 @@ class GraphBackend:
         self._runner = runner
         self._strict = strict
         self._types = tuple(attention.windows)
-        self._positions = next_positions[..., 0].cpu().numpy().copy()  # (..., B)
+        self._positions = next_positions[..., 0].cpu().numpy()  # (..., B)
         self._starts = [0] * num_rows
         if visible is not None:
             self._starts = visible.int().argmax(-1).tolist()
@@ -92,7 +92,8 @@ class GraphBackend:
         shape = FrameShape(num_rows, width, self._positions.shape[:-1], len(self._types))
         key = ForwardKey(shape, tuple(self.kv.num_keys(width).items()), self.kv.dtype)
         firsts = [self.kv.first_columns[name] for name in self._types]
-        places = FramePlaces(self.kv.lengths, self._positions, self._starts, firsts, self.kv.front)
+        positions = self._positions + np.array(self.kv.num_moved)
+        places = FramePlaces(self.kv.lengths, positions, self._starts, firsts, self.kv.front)
         self._runner.write(key, trees, places)
         return key, len(trees), widest
 
@@ -105,9 +106,8 @@ class GraphBackend:
         return logits[:num_rows, :widest]
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keeps each row's path and moves its next position behind it."""
+        """Keeps each row's path."""
         self.kv.commit(paths)
-        self._positions += np.array([len(path) for path in paths])
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drops the rows that stopped."""
