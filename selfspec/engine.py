@@ -17,7 +17,7 @@ import torch
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget, FixedBudget
 from selfspec.device import CpuDevice, Device, Fetched
-from selfspec.logits import as_read, top_k
+from selfspec.logits import as_read, fits_at_once, top_k
 from selfspec.memory import Memory
 from selfspec.pace import Lockstep, OwnPace, Row
 from selfspec.records import DraftTree, GenerationStats, Queries, StepRecord, TopK
@@ -123,7 +123,8 @@ class Decoder:
 
         The device is asked for what the walk needs first, and for the tables beside it.
         """
-        logits = as_read(logits)
+        if fits_at_once(logits):
+            logits = as_read(logits)
         self.pace.read(logits)
         seconds = self._time("verify")
         tops = self._fetch_tops(logits)

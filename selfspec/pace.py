@@ -8,26 +8,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget
 from selfspec.device import CpuDevice, Device, Fetched
 from selfspec.logits import as_read, likeliest
 from selfspec.memory import Memory
+from selfspec.noise import NoiseTape
 from selfspec.records import DraftTree, Queries, StepRecord, TopK
+from selfspec.shortlist import Warpers, shortlist
 from selfspec.sources import Cursor
 from selfspec.sources.branches import Branches
 from selfspec.transcript import RowStops, Transcript
 from selfspec.tree import TreeGrower
-from selfspec.verify import NoiseTape, walk
+from selfspec.verify import walk
 
-__all__ = ["GreedyChooser", "Lockstep", "OwnPace", "ProcessedChooser", "Row"]
+__all__ = ["GreedyChooser", "Lockstep", "OwnPace", "ProcessedChooser", "Processing", "Row"]
 
 Processors = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def _as_they_are(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    return scores
+
+
+class Processing(NamedTuple):
+    """A row's processors: the first ones, and the last ones, which may be known as `warpers`."""
+
+    first: Processors
+    last: Processors = _as_they_are
+    warpers: Warpers | None = None
 
 
 @dataclass
@@ -102,7 +116,7 @@ class GreedyChooser:
         self._device = device or CpuDevice()
         self._fetched: Fetched | None = None
         self._choices: list[list[int]] = []
-        self._here: NDArray[np.float32] | None = None  # logits that a CPU can read
+        self._here: torch.Tensor | None = None  # logits that a CPU can read
 
     def forget_before(self, step: int) -> None:
         """Nothing to free."""
@@ -110,14 +124,14 @@ class GreedyChooser:
     def read(self, logits: torch.Tensor) -> None:
         """Takes the logits (B, Q, V) of a step; waits for nothing."""
         if isinstance(self._device, CpuDevice) and logits.device.type == "cpu":
-            self._here = as_read(logits).numpy()
+            self._here = logits
         else:
             self._fetched = self._device.fetch(likeliest(logits))
 
     def choose(self, place: int, node: int, row: int, transcript: Transcript) -> int:
         """The token behind a node of the tree at `place` in the forward."""
         if self._here is not None:
-            return int(self._here[place, node].argmax())
+            return int(as_read(self._here[place, node]).numpy().argmax())
         if self._fetched is not None:
             (choices,) = self._fetched.get()
             self._fetched, self._choices = None, choices.tolist()
@@ -127,8 +141,8 @@ class GreedyChooser:
 class ProcessedChooser:
     """Processors and sampling, only at visited nodes, each with its true prefix."""
 
-    def __init__(self, processors: Sequence[Processors], tape: NoiseTape | None) -> None:
-        self._processors = processors  # one for each row
+    def __init__(self, rows: Sequence[Processing], tape: NoiseTape | None) -> None:
+        self._rows = rows
         self._tape = tape  # None: greedy
         self._logits = torch.empty(0)
 
@@ -146,10 +160,25 @@ class ProcessedChooser:
         prefix = transcript.prefix(row)
         logits = self._logits[place, node : node + 1]
         logits = logits.to(prefix.device, torch.float32, copy=True)
-        scores = self._processors[row](prefix, logits)
+        processing = self._rows[row]
+        scores = processing.first(prefix, logits)
         if self._tape is None:
-            return int(scores.argmax(-1))
-        return self._tape.draw(scores.softmax(-1)[0], row, transcript.num_new(row))
+            return int(processing.last(prefix, scores).argmax(-1))
+        step = transcript.num_new(row)
+        token = self._drawn_from_few(self._tape, scores[0], processing.warpers, row, step)
+        if token is None:
+            token = self._tape.draw(processing.last(prefix, scores)[0], row, step)
+        return token
+
+    @staticmethod
+    def _drawn_from_few(
+        tape: NoiseTape, scores: torch.Tensor, warpers: Warpers | None, row: int, step: int
+    ) -> int | None:
+        """Where a CPU can tell so what the warpers leave, and which of it is drawn."""
+        if warpers is None or scores.device.type != "cpu" or scores.dtype != torch.float32:
+            return None
+        few = shortlist(scores, warpers)
+        return few and tape.draw_from(few, scores, row, step)
 
 
 class OwnPace:

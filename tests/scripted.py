@@ -17,11 +17,11 @@ from selfspec.config import SpecConfig
 from selfspec.device import CpuDevice, Device
 from selfspec.engine import Decoder
 from selfspec.memory import Memory
-from selfspec.pace import GreedyChooser, Lockstep, OwnPace, ProcessedChooser, Row
+from selfspec.noise import NoiseTape
+from selfspec.pace import GreedyChooser, Lockstep, OwnPace, ProcessedChooser, Processing, Row
 from selfspec.records import Candidate, DraftTree, Evidence, GenerationStats, Queries, StepRecord
 from selfspec.sources import Source
 from selfspec.transcript import RowStops, Transcript
-from selfspec.verify import NoiseTape
 
 VOCAB, PAD, EOS = 7, 0, 6
 Prefix = tuple[int, ...]
@@ -193,7 +193,7 @@ class Run:
         return OwnPace(chooser or GreedyChooser(self.device), RowStops(self.max_length, eos_ids))
 
     def processed(self, tape: NoiseTape | None) -> ProcessedChooser:
-        return ProcessedChooser([unchanged] * len(self.prompts), tape)
+        return ProcessedChooser([Processing(unchanged)] * len(self.prompts), tape)
 
     def lockstep(self, **changes: Any) -> Lockstep:
         arguments = {

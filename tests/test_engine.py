@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfspec.config import SpecConfig
-from selfspec.pace import ProcessedChooser
+from selfspec.noise import NoiseTape
+from selfspec.pace import ProcessedChooser, Processing
 from selfspec.records import GenerationStats
 from selfspec.sources import ContextSource, LutSource, RunnersSource
-from selfspec.verify import NoiseTape
 from tests.oracles import greedy_loop, padded
 from tests.scripted import (
     EOS,
@@ -205,7 +205,7 @@ def test_processors_see_each_true_prefix_once():
 
     model = ScriptedModel(5)
     run = Run(model, [[1, 2]], [doubtful(model), wild(2)], max_length=15)
-    (text,) = run.decode(run.own_pace(ProcessedChooser([processor], None)))
+    (text,) = run.decode(run.own_pace(ProcessedChooser([Processing(processor)], None)))
     assert seen == [text[:length] for length in range(2, 15)]
     assert all(text[n] == (model.next_token(tuple(text[:n])) + 1) % VOCAB for n in range(2, 15))
 
@@ -214,7 +214,7 @@ def test_each_row_has_processors_of_its_own():
     model = ScriptedModel(5)
     run = Run(model, [[1, 2], [1, 2]], [omniscient(model), wild(2)], max_length=15)
     shifts = [lambda ids, scores, by=by: scores.roll(by, -1) for by in (0, 1)]
-    texts = run.decode(run.own_pace(ProcessedChooser(shifts, None)))
+    texts = run.decode(run.own_pace(ProcessedChooser(list(map(Processing, shifts)), None)))
     for shift, text in enumerate(texts):
         assert all(
             text[n] == (model.next_token(tuple(text[:n])) + shift) % VOCAB for n in range(2, 15)
@@ -274,5 +274,5 @@ def test_noise_is_freed_once_every_row_is_past_it():
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        run.decode(run.own_pace(Watching([unchanged] * 2, tape)))
+        run.decode(run.own_pace(Watching([Processing(unchanged)] * 2, tape)))
     assert max(held) <= run.config.max_nodes

@@ -16,6 +16,7 @@ from selfspec.engine import Decoder
 from selfspec.errors import UnsupportedError
 from selfspec.kv import foreign_layer
 from selfspec.memory import Memory
+from selfspec.noise import NoiseTape
 from selfspec.pace import GreedyChooser, Lockstep, OwnPace, ProcessedChooser, Row
 from selfspec.plugin.abilities import Ability
 from selfspec.plugin.backends import ChainBackend, TreeBackend
@@ -24,11 +25,10 @@ from selfspec.plugin.forwards import Lent
 from selfspec.plugin.graphs import GraphBackend
 from selfspec.plugin.prompt import PromptTap
 from selfspec.plugin.rope import stands_beyond
-from selfspec.plugin.rules import for_rows, has_eos_rule, looks_at_rows, row_stops
+from selfspec.plugin.rules import for_rows, has_eos_rule, in_two, looks_at_rows, row_stops
 from selfspec.plugin.runner import StaticRunner
 from selfspec.records import GenerationStats
 from selfspec.transcript import Streamer, Transcript
-from selfspec.verify import NoiseTape
 
 __all__ = ["Call", "SelfSpecOutput"]
 
@@ -247,7 +247,7 @@ class Call:
             return OwnPace(GreedyChooser(device), stops)
         tape = NoiseTape(len(self.input_ids)) if self.generation_config.do_sample else None
         processors = for_rows(self.logits_processor, len(self.input_ids))
-        return OwnPace(ProcessedChooser(processors, tape), stops)
+        return OwnPace(ProcessedChooser([in_two(of_row) for of_row in processors], tape), stops)
 
     def _moves_together(self, ability: Ability) -> bool:
         config = self.generation_config

@@ -7,6 +7,7 @@ Reads transformers' objects; runs nothing.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,12 +16,15 @@ from transformers.cache_utils import DynamicCache
 from transformers.generation import logits_process, stopping_criteria
 
 from selfspec.errors import UnsupportedError
+from selfspec.pace import Processing
 from selfspec.plugin.rope import rope_reason
+from selfspec.shortlist import Warpers
 from selfspec.transcript import RowStops
 
 __all__ = [
     "for_rows",
     "has_eos_rule",
+    "in_two",
     "looks_at_rows",
     "plain_reason",
     "refuse_unservable",
@@ -55,6 +59,14 @@ _ROW_PROCESSORS = frozenset(
         "TypicalLogitsWarper",
     )
     if hasattr(logits_process, name)
+)
+
+# Those that may end a list of processors, in this order, by the argument that each has.
+_KNOWN_WARPERS = (
+    ("temperature", logits_process.TemperatureLogitsWarper),
+    ("top_k", logits_process.TopKLogitsWarper),
+    ("top_p", logits_process.TopPLogitsWarper),
+    ("min_p", logits_process.MinPLogitsWarper),
 )
 
 # Model arguments that a tree's forward sets or follows; any other would have to be followed too.
@@ -156,6 +168,27 @@ def _for_row(processor: Any, row: int) -> Any:
     twin = copy.copy(processor)
     twin.prompt_ignore_length = padding[row : row + 1]
     return twin
+
+
+def in_two(processors: Any) -> Processing:
+    """A row's processors, with those at their end that are known well enough to be foreseen."""
+    arguments: dict[str, Any] = {}
+    num_first = len(processors)
+    for name, kind in reversed(_KNOWN_WARPERS):
+        last = processors[num_first - 1] if num_first else None
+        if type(last) is kind and _rules_all_out(last):
+            arguments[name] = getattr(last, name)
+            num_first -= 1
+    if not arguments.keys() - {"temperature"}:  # nothing is ruled out
+        return Processing(processors)
+    first, last = (type(processors)(p) for p in (processors[:num_first], processors[num_first:]))
+    return Processing(first, last, Warpers(**arguments))
+
+
+def _rules_all_out(warper: Any) -> bool:
+    """Does a warper keep no more than it says, and give no score to what it rules out?"""
+    keeps = getattr(warper, "min_tokens_to_keep", 1)
+    return keeps == 1 and getattr(warper, "filter_value", -math.inf) == -math.inf
 
 
 def looks_at_rows(processors: Sequence[Any]) -> bool:

@@ -19,15 +19,18 @@ from transformers.generation import logits_process as lp
 from transformers.generation import stopping_criteria as sc
 
 from selfspec.errors import UnsupportedError
+from selfspec.pace import Processing
 from selfspec.plugin import rules
 from selfspec.plugin.rules import (
     for_rows,
     has_eos_rule,
+    in_two,
     looks_at_rows,
     plain_reason,
     refuse_unservable,
     row_stops,
 )
+from selfspec.shortlist import Warpers
 from tests.fakes import tiny_model
 
 VOCAB, LENGTH = 31, 6
@@ -100,6 +103,53 @@ def test_for_rows_shares_what_it_can():
     assert penalty.prompt_ignore_length.tolist() == [1, 3]
 
 
+WARPED = [
+    lp.TemperatureLogitsWarper(0.7),
+    lp.TopKLogitsWarper(20),
+    lp.TopPLogitsWarper(0.8),
+    lp.MinPLogitsWarper(0.1),
+]
+
+
+def penalty_and(*warpers):
+    return LogitsProcessorList([lp.RepetitionPenaltyLogitsProcessor(1.1), *warpers])
+
+
+@pytest.mark.parametrize("kept", [(0, 1), (1,), (2,), (3,), (0, 1, 2), (0, 1, 2, 3), (1, 3)])
+def test_warpers_at_the_end_are_known(kept):
+    warpers = [WARPED[place] for place in kept]
+    processing = in_two(penalty_and(*warpers))
+    values = (0.7, 20, 0.8, 0.1)
+    assert processing.warpers == Warpers(*(values[n] if n in kept else None for n in range(4)))
+    assert list(processing.last) == warpers
+    assert len(processing.first) == 1
+    ids, scores = torch.tensor([[1, 2]]), torch.randn(1, 50)
+    in_turns = processing.last(ids, processing.first(ids, scores.clone()))
+    assert torch.equal(in_turns, penalty_and(*warpers)(ids, scores.clone()))
+
+
+@pytest.mark.parametrize(
+    "warpers",
+    [
+        [],
+        [lp.TemperatureLogitsWarper(0.7)],  # rules nothing out
+        [lp.TopKLogitsWarper(20), lp.TypicalLogitsWarper(0.9)],
+        [lp.TopKLogitsWarper(20, min_tokens_to_keep=2)],
+        [lp.TopPLogitsWarper(0.9, filter_value=-100.0)],
+    ],
+)
+def test_others_are_left_to_themselves(warpers):
+    processors = penalty_and(*warpers)
+    assert in_two(processors) == Processing(processors)
+
+
+def test_only_those_that_stand_in_stocks_order_are_known():
+    top_p, top_k = lp.TopPLogitsWarper(0.9), lp.TopKLogitsWarper(5)
+    processing = in_two(LogitsProcessorList([top_p, top_k]))
+    assert processing.warpers == Warpers(top_k=5)
+    assert list(processing.first) == [top_p]
+
+
 class Custom(lp.LogitsProcessor):
     def __call__(self, input_ids, scores):
         return scores
@@ -107,6 +157,10 @@ class Custom(lp.LogitsProcessor):
 
 class CustomTopK(lp.TopKLogitsWarper):
     """May do anything that its base does not."""
+
+
+def test_what_is_made_of_a_warper_is_not_known():
+    assert in_two(LogitsProcessorList([CustomTopK(5)])).warpers is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,160 @@
+"""The random numbers that sampling takes: drawn as stock draws them, read only where they matter.
+
+`torch.multinomial(p, 1)` is `(p / q).argmax(-1)` with `q` exponential noise of p's shape. To draw
+`q` takes a CPU longer than all the rest of a token's sampling: 14 ns a token of the vocabulary,
+most of it for logarithms, and all but a few tokens have p = 0 once stock's warpers were there.
+So there only the uniform numbers are drawn that the noise is made from, which moves the generator
+just as far, and logarithms are taken for the tokens that may win. This rounds otherwise than
+stock; where the two best are so near that it could matter, the noise is made as stock makes it.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from selfspec.shortlist import Shortlist
+
+__all__ = ["NoiseTape"]
+
+_CLEARLY = 1 + 1e-4  # roundings move what is compared by some 1e-6 at most, stock's and ours
+
+
+class NoiseTape:
+    """The noise of each step of a batch, drawn as stock draws it.
+
+    Same ids, same generator state behind them. Rows of a batch reach a step at different times, so
+    a step's noise is drawn when the first row gets there and kept until the last one has used it.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self._num_rows = num_rows
+        self._first_kept = 0
+        self._kept: list[_Noise] = []
+
+    def draw(self, scores: torch.Tensor, row: int, step: int) -> int:
+        """Row `row`'s token of step `step`, out of its processed `scores` (V,)."""
+        return self._of_step(step, scores).pick(scores, row)
+
+    def draw_from(self, few: Shortlist, like: torch.Tensor, row: int, step: int) -> int | None:
+        """The same out of all that may be drawn, where stock's scores would be `like` others.
+
+        None where two are so near that only `draw` can tell.
+        """
+        noise = self._of_step(step, like)
+        return few.tokens[0] if len(few.tokens) == 1 else noise.pick_from(few, row)
+
+    def forget_before(self, step: int) -> None:
+        """Frees the noise of the steps that every row has behind it."""
+        num_spent = max(min(step - self._first_kept, len(self._kept)), 0)
+        del self._kept[:num_spent]
+        self._first_kept += num_spent
+
+    def _of_step(self, step: int, like: torch.Tensor) -> _Noise:
+        while step >= self._first_kept + len(self._kept):
+            self._kept.append(_next_noise(self._num_rows, like))
+        return self._kept[step - self._first_kept]
+
+
+class _Noise(Protocol):
+    """One step's noise, for all rows."""
+
+    def pick(self, scores: torch.Tensor, row: int) -> int:
+        """The token that stock would draw for a row out of its scores (V,)."""
+        ...
+
+    def pick_from(self, few: Shortlist, row: int) -> int | None:
+        """The same out of a shortlist; None where it is not sure."""
+        ...
+
+
+def _next_noise(num_rows: int, like: torch.Tensor) -> _Noise:
+    shape = (num_rows, like.shape[-1])
+    if like.device.type == "cpu" and like.dtype == torch.float32 and _is_made_of_uniforms():
+        return _Uniforms(shape)
+    return _Exponentials(like.new_empty(shape).exponential_(1))
+
+
+class _Exponentials:
+    """The noise itself."""
+
+    def __init__(self, noise: torch.Tensor) -> None:
+        self._noise = noise  # (B, V)
+
+    def pick(self, scores: torch.Tensor, row: int) -> int:
+        """As `torch.multinomial` does it."""
+        ratios = scores.softmax(-1) / self._noise[row]
+        best, token = torch.stack([x.double() for x in ratios.max(-1)]).tolist()
+        if best != best:  # a NaN wins; stock refuses it with these words
+            raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
+        return int(token)
+
+    def pick_from(self, few: Shortlist, row: int) -> int | None:
+        """Compares what `pick` compares."""
+        return _clearly_best(few, self._noise[row, few.tokens].tolist())
+
+
+class _Uniforms:
+    """What the noise is made from, and the generator's state before it was drawn."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self._shape = shape
+        self._state = torch.default_generator.get_state()
+        self._values = torch.empty(shape, dtype=torch.float64).uniform_().numpy()
+
+    def pick(self, scores: torch.Tensor, row: int) -> int:
+        """Compares e^score / -log(1 - u) among the tokens that are not ruled out."""
+        here = scores.numpy()
+        with np.errstate(all="ignore"):
+            tokens = np.flatnonzero(here != -np.inf)
+            if not len(tokens):
+                return self._made().pick(scores, row)
+            held = here[tokens]
+            ratios = np.subtract(held, held.max(), dtype=np.float64)
+            np.exp(ratios, out=ratios)
+            noise = np.subtract(1, self._values[row, tokens])
+            np.abs(np.log(noise, out=noise), out=noise)
+            np.divide(ratios, noise, out=ratios)
+        first = int(ratios.argmax())
+        best = ratios[first]
+        ratios[first] = 0
+        if best > ratios.max() * _CLEARLY:
+            return int(tokens[first])
+        return self._made().pick(scores, row)  # nearly equal, or NaN
+
+    def pick_from(self, few: Shortlist, row: int) -> int | None:
+        """In plain Python, which costs a few tokens less than arrays do."""
+        values = self._values[row].data  # as Python reads it fastest
+        return _clearly_best(few, [-math.log(1 - values[token]) for token in few.tokens])
+
+    def _made(self) -> _Exponentials:
+        generator = torch.Generator().set_state(self._state)
+        return _Exponentials(torch.empty(self._shape).exponential_(1, generator=generator))
+
+
+def _clearly_best(few: Shortlist, noise: list[float]) -> int | None:
+    """The token with the highest weight / noise, if no other is nearly as high."""
+    if not all(noise):
+        return None
+    ratios = [weight / q for weight, q in zip(few.weights, noise, strict=True)]
+    best = max(ratios)
+    place = ratios.index(best)
+    ratios[place] = 0.0
+    return few.tokens[place] if best > max(ratios) * _CLEARLY else None
+
+
+@cache
+def _is_made_of_uniforms() -> bool:
+    """Does this torch make exponential noise of one double in [0, 1) for each number?
+
+    Some builds draw it otherwise, as those that leave it to MKL; they are taken as they are.
+    """
+    stock, ours = (torch.Generator().manual_seed(0) for _ in range(2))
+    noise = torch.empty(2, 1024).exponential_(1, generator=stock).double()
+    uniforms = torch.empty(2, 1024, dtype=torch.float64).uniform_(generator=ours)
+    same_way = torch.equal(stock.get_state(), ours.get_state())
+    return same_way and torch.allclose(noise, -torch.log1p(-uniforms), rtol=1e-6, atol=0)

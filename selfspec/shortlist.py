@@ -1,0 +1,113 @@
+"""The few tokens that stock's warpers leave to be drawn, found without a look at all the others.
+
+Stock warps a whole vocabulary for each token: sorts it, sums it up, rules out all but a handful.
+On a CPU that takes as long as a part of the forward. The handful is known from the largest scores
+alone, up to cases so near to a threshold that it hangs on how sums were rounded. Those are told,
+and left to stock's own warpers; so what is said here is what stock would say.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from selfspec.logits import largest
+
+__all__ = ["Shortlist", "Warpers", "shortlist"]
+
+_SPARE = 14  # looked at beyond the K likeliest, since all that equal the last of them stay
+_WIDE = 256  # looked at where only probabilities tell what stays; with more, arrays are faster
+_NEARLY = 1e-5  # of a threshold: roundings move what is compared by some 1e-6 at most
+
+
+class Warpers(NamedTuple):
+    """The arguments of stock's warpers in stock's order; None: it is not there."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+
+
+class Shortlist(NamedTuple):
+    """The tokens that may be drawn, likeliest first, and e^score of each, the first one's 1."""
+
+    tokens: list[int]
+    weights: list[float]
+
+
+def shortlist(logits: torch.Tensor, warpers: Warpers) -> Shortlist | None:
+    """What the warpers leave of float32 `logits` (V,) on a CPU; None where that is not sure.
+
+    >>> shortlist(torch.tensor([0.0, 3.0, 2.0, 1.0]), Warpers(top_k=2)).tokens
+    [1, 2]
+    """
+    num_tokens = len(logits)
+    if warpers.top_k and warpers.top_k > _WIDE:
+        return None
+    num_seen = min(warpers.top_k + _SPARE if warpers.top_k else _WIDE, num_tokens)
+    values, ids = largest(logits, num_seen)
+    scores = _tempered(values, warpers).tolist()
+    while scores and scores[-1] == -math.inf:  # ruled out before
+        scores.pop()
+    if not scores or not scores[0] < math.inf:  # stock says what is wrong with NaN and infinity
+        return None
+    sees_all = len(scores) < num_seen or num_seen == num_tokens
+    if warpers.top_k:
+        num_kept = _num_in_top_k(scores, warpers.top_k)
+        if num_kept == len(scores) and not sees_all:
+            return None
+        del scores[num_kept:]
+        sees_all = True
+    weights = [math.exp(score - scores[0]) for score in scores]
+    num_kept = len(scores)
+    if warpers.top_p is not None:
+        total = sum(weights) if sees_all else _total_weight(logits, warpers, scores[0])
+        num_kept = _num_in_top_p(weights, total * warpers.top_p, _NEARLY * total)
+    if warpers.min_p is not None:
+        num_kept = min(num_kept, _num_above(weights, warpers.min_p))
+    if num_kept == 0 or (num_kept == len(weights) and not sees_all):
+        return None
+    return Shortlist(ids[:num_kept].tolist(), weights[:num_kept])
+
+
+def _tempered(logits: torch.Tensor, warpers: Warpers) -> torch.Tensor:
+    """Divided as stock does, to the bit: what rounds alike is a tie."""
+    return logits if warpers.temperature is None else logits / warpers.temperature
+
+
+def _total_weight(logits: torch.Tensor, warpers: Warpers, highest: float) -> float:
+    return float((_tempered(logits, warpers) - highest).exp_().sum())
+
+
+def _num_in_top_k(scores: list[float], top_k: int) -> int:
+    """How many are not below the K-th."""
+    num_kept = min(top_k, len(scores))
+    while num_kept < len(scores) and scores[num_kept] == scores[top_k - 1]:
+        num_kept += 1
+    return num_kept
+
+
+def _num_in_top_p(weights: list[float], limit: float, nearly: float) -> int:
+    """How many have less than `limit` above them, the first one in any case; 0: not sure."""
+    above = 0.0
+    for place, weight in enumerate(weights):
+        if place:
+            if abs(above - limit) < nearly:
+                return 0
+            if above > limit:  # of equal ones, which comes first hangs on how stock sorts
+                return place if weight < weights[place - 1] * (1 - _NEARLY) else 0
+        above += weight
+    return len(weights)
+
+
+def _num_above(weights: list[float], least: float) -> int:
+    """How many are not below `least`, the first one in any case; 0: not sure."""
+    for place, weight in enumerate(weights):
+        if place and abs(weight - least) < _NEARLY * least:
+            return 0
+        if place and weight < least:
+            return place
+    return len(weights)
