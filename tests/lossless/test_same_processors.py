@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LogitsProcessor, WatermarkingConfig
+from transformers import LogitsProcessor, PreTrainedModel, WatermarkingConfig
 
 from selfspec import SelfSpec
-from tests.fakes import VOCAB, prompt, tiny_model
+from tests.fakes import VOCAB, new_model, prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
     MODES,
@@ -65,6 +65,32 @@ def test_rules(rule: dict[str, Any], num_rows: int, mode: str) -> None:
 @pytest.mark.parametrize("warpers", WARPERS.values(), ids=WARPERS)
 def test_warpers(warpers: dict[str, Any], num_rows: int) -> None:
     run_both(tiny_model(), prompt(num_rows), do_sample=True, **warpers)
+
+
+@pytest.fixture(scope="module")
+def wordy_model() -> PreTrainedModel:
+    """A vocabulary of the size of real ones, of which only parts are worked on at a time."""
+    return new_model(vocab_size=151_936)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize(
+    "warpers",
+    [
+        {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05},
+        {"temperature": 0.1, "top_k": 0, "top_p": 0.9},
+        {"temperature": 0.2, "top_k": 0, "min_p": 0.3},
+        {"temperature": 0.3},
+        {"temperature": 0.3, "top_k": 0},
+        {"temperature": 0.3, "top_k": 0, "typical_p": 0.5},
+        {"do_sample": False},
+    ],
+    ids=str,
+)
+def test_a_real_vocabulary(
+    wordy_model: PreTrainedModel, warpers: dict[str, Any], num_rows: int
+) -> None:
+    run_both(wordy_model, prompt(num_rows), **{"do_sample": True, "max_new_tokens": 24} | warpers)
 
 
 @pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
