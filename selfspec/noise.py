@@ -2,10 +2,11 @@
 
 `torch.multinomial(p, 1)` is `(p / q).argmax(-1)` with `q` exponential noise of p's shape. To draw
 `q` takes a CPU longer than all the rest of a token's sampling: 14 ns a token of the vocabulary,
-most of it for logarithms, and all but a few tokens have p = 0 once stock's warpers were there.
-So there only the uniform numbers are drawn that the noise is made from, which moves the generator
-just as far, and logarithms are taken for the tokens that may win. This rounds otherwise than
-stock; where the two best are so near that it could matter, the noise is made as stock makes it.
+most of it for logarithms, and all but a few tokens have a p of 0 or next to it. So there only the
+uniform numbers are drawn that the noise is made from, which moves the generator just as far, and
+logarithms are taken for the tokens that may win: those on a shortlist, and those beside it whose
+number is next to nothing. This rounds otherwise than stock; where the two best are so near that
+it could matter, the noise is made as stock makes it.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from selfspec.shortlist import Shortlist
+from selfspec.shortlist import Shortlist, Warpers, shortlist
 
 __all__ = ["NoiseTape"]
 
+_AS_THEY_ARE = Warpers()
 _CLEARLY = 1 + 1e-4  # roundings move what is compared by some 1e-6 at most, stock's and ours
 
 
@@ -94,8 +96,11 @@ class _Exponentials:
         return int(token)
 
     def pick_from(self, few: Shortlist, row: int) -> int | None:
-        """Compares what `pick` compares."""
-        return _clearly_best(few, self._noise[row, few.tokens].tolist())
+        """Compares what `pick` compares, where no others may be drawn."""
+        noise = self._noise[row, few.tokens].tolist()
+        if few.rest is not None or not all(noise):
+            return None
+        return _clearly_best(few.tokens, _ratios(few, noise))
 
 
 class _Uniforms:
@@ -104,47 +109,59 @@ class _Uniforms:
     def __init__(self, shape: tuple[int, int]) -> None:
         self._shape = shape
         self._state = torch.default_generator.get_state()
-        self._values = torch.empty(shape, dtype=torch.float64).uniform_().numpy()
+        self._values = torch.empty(shape, dtype=torch.float64).uniform_()
 
     def pick(self, scores: torch.Tensor, row: int) -> int:
-        """Compares e^score / -log(1 - u) among the tokens that are not ruled out."""
-        here = scores.numpy()
-        with np.errstate(all="ignore"):
-            tokens = np.flatnonzero(here != -np.inf)
-            if not len(tokens):
-                return self._made().pick(scores, row)
-            held = here[tokens]
-            ratios = np.subtract(held, held.max(), dtype=np.float64)
-            np.exp(ratios, out=ratios)
-            noise = np.subtract(1, self._values[row, tokens])
-            np.abs(np.log(noise, out=noise), out=noise)
-            np.divide(ratios, noise, out=ratios)
-        first = int(ratios.argmax())
-        best = ratios[first]
-        ratios[first] = 0
-        if best > ratios.max() * _CLEARLY:
-            return int(tokens[first])
-        return self._made().pick(scores, row)  # nearly equal, or NaN
+        """By way of a shortlist; as stock does it only where that does not tell."""
+        few = shortlist(scores, _AS_THEY_ARE)
+        token = None if few is None else self.pick_from(few, row)
+        return self._made().pick(scores, row) if token is None else token
 
     def pick_from(self, few: Shortlist, row: int) -> int | None:
-        """In plain Python, which costs a few tokens less than arrays do."""
-        values = self._values[row].data  # as Python reads it fastest
-        return _clearly_best(few, [-math.log(1 - values[token]) for token in few.tokens])
+        """In plain Python, which for so few tokens takes less than arrays do."""
+        values = self._values[row]
+        view = values.numpy().data  # as Python reads it fastest
+        noise = [-math.log(1 - view[token]) for token in few.tokens]
+        if not all(noise):
+            return None
+        tokens, ratios = few.tokens, _ratios(few, noise)
+        if few.rest is not None:
+            rivals = self._rivals(few, max(ratios), values)
+            tokens = tokens + list(rivals)
+            ratios += rivals.values()
+        return _clearly_best(tokens, ratios)
+
+    @staticmethod
+    def _rivals(few: Shortlist, best: float, uniforms: torch.Tensor) -> dict[int, float]:
+        """The two highest ratios of the rest, among those that come near to the best one.
+
+        Their weights are small, so their noise must be smaller still.
+        """
+        assert few.rest is not None
+        most = -math.expm1(-few.weights[-1] / best * _CLEARLY) * _CLEARLY  # of u = 1 - e^-noise
+        if float(uniforms.min()) > most:
+            return {}
+        values = uniforms.numpy()
+        tokens = np.setdiff1d(np.flatnonzero(values <= most), few.tokens)
+        ratios = few.rest(tokens) / -np.log(1 - values[tokens])
+        highest = np.argsort(ratios)[-2:]
+        return dict(zip(tokens[highest].tolist(), ratios[highest].tolist(), strict=True))
 
     def _made(self) -> _Exponentials:
         generator = torch.Generator().set_state(self._state)
         return _Exponentials(torch.empty(self._shape).exponential_(1, generator=generator))
 
 
-def _clearly_best(few: Shortlist, noise: list[float]) -> int | None:
-    """The token with the highest weight / noise, if no other is nearly as high."""
-    if not all(noise):
-        return None
-    ratios = [weight / q for weight, q in zip(few.weights, noise, strict=True)]
+def _ratios(few: Shortlist, noise: list[float]) -> list[float]:
+    return [weight / q for weight, q in zip(few.weights, noise, strict=True)]
+
+
+def _clearly_best(tokens: list[int], ratios: list[float]) -> int | None:
+    """The token with the highest ratio, if no other is nearly as high."""
     best = max(ratios)
     place = ratios.index(best)
-    ratios[place] = 0.0
-    return few.tokens[place] if best > max(ratios) * _CLEARLY else None
+    second = max(ratios[:place] + ratios[place + 1 :], default=0.0)
+    return tokens[place] if best > second * _CLEARLY else None
 
 
 @cache

@@ -39,7 +39,7 @@ def _as_they_are(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 class Processing(NamedTuple):
     """A row's processors: the first ones, and the last ones, which may be known as `warpers`."""
 
-    first: Processors
+    first: Processors | None
     last: Processors = _as_they_are
     warpers: Warpers | None = None
 
@@ -157,17 +157,18 @@ class ProcessedChooser:
 
     def choose(self, place: int, node: int, row: int, transcript: Transcript) -> int:
         """The token behind a node, drawn with the noise of its step where sampling is asked."""
-        prefix = transcript.prefix(row)
-        logits = self._logits[place, node : node + 1]
-        logits = logits.to(prefix.device, torch.float32, copy=True)
-        processing = self._rows[row]
-        scores = processing.first(prefix, logits)
-        if self._tape is None:
-            return int(processing.last(prefix, scores).argmax(-1))
+        first, last, warpers = self._rows[row]
+        scores = self._logits[place, node : node + 1]
+        # where no unknown processor may write to it, it need not be a copy
+        scores = scores.to(transcript.device, torch.float32, copy=first is not None)
+        if first is not None:
+            scores = first(transcript.prefix(row), scores)
         step = transcript.num_new(row)
-        token = self._drawn_from_few(self._tape, scores[0], processing.warpers, row, step)
+        if self._tape is None:
+            return int(last(transcript.prefix(row), scores).argmax(-1))
+        token = self._drawn_from_few(self._tape, scores[0], warpers, row, step)
         if token is None:
-            token = self._tape.draw(processing.last(prefix, scores)[0], row, step)
+            token = self._tape.draw(last(transcript.prefix(row), scores)[0], row, step)
         return token
 
     @staticmethod

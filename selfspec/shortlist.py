@@ -2,16 +2,20 @@
 
 Stock warps a whole vocabulary for each token: sorts it, sums it up, rules out all but a handful.
 On a CPU that takes as long as a part of the forward. The handful is known from the largest scores
-alone, up to cases so near to a threshold that it hangs on how sums were rounded. Those are told,
-and left to stock's own warpers; so what is said here is what stock would say.
+alone, up to cases so near to a threshold that it hangs on how sums were rounded. Of those nothing
+is said, and stock's own warpers decide; so what is said here is what stock would say.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from selfspec.logits import largest
 
@@ -19,7 +23,12 @@ __all__ = ["Shortlist", "Warpers", "shortlist"]
 
 _SPARE = 14  # looked at beyond the K likeliest, since all that equal the last of them stay
 _WIDE = 256  # looked at where only probabilities tell what stays; with more, arrays are faster
+_NARROW = 64  # looked at where nothing is ruled out
 _NEARLY = 1e-5  # of a threshold: roundings move what is compared by some 1e-6 at most
+
+
+Tokens = NDArray[np.int64]
+Weights = NDArray[np.float64]
 
 
 class Warpers(NamedTuple):
@@ -30,12 +39,21 @@ class Warpers(NamedTuple):
     top_p: float | None = None
     min_p: float | None = None
 
+    @property
+    def rules_out(self) -> bool:
+        """Is there one that rules tokens out?"""
+        return any(value is not None for value in self[1:])
+
 
 class Shortlist(NamedTuple):
-    """The tokens that may be drawn, likeliest first, and e^score of each, the first one's 1."""
+    """The tokens that may be drawn, likeliest first, and e^score of each, the first one's 1.
+
+    `rest` gives the weights of others that may be drawn, too: none is above the last one here.
+    """
 
     tokens: list[int]
     weights: list[float]
+    rest: Callable[[Tokens], Weights] | None = None
 
 
 def shortlist(logits: torch.Tensor, warpers: Warpers) -> Shortlist | None:
@@ -45,9 +63,9 @@ def shortlist(logits: torch.Tensor, warpers: Warpers) -> Shortlist | None:
     [1, 2]
     """
     num_tokens = len(logits)
-    if warpers.top_k and warpers.top_k > _WIDE:
+    num_seen = min(_num_looked_at(warpers), num_tokens)
+    if num_seen == 0:
         return None
-    num_seen = min(warpers.top_k + _SPARE if warpers.top_k else _WIDE, num_tokens)
     values, ids = largest(logits, num_seen)
     scores = _tempered(values, warpers).tolist()
     while scores and scores[-1] == -math.inf:  # ruled out before
@@ -68,9 +86,19 @@ def shortlist(logits: torch.Tensor, warpers: Warpers) -> Shortlist | None:
         num_kept = _num_in_top_p(weights, total * warpers.top_p, _NEARLY * total)
     if warpers.min_p is not None:
         num_kept = min(num_kept, _num_above(weights, warpers.min_p))
-    if num_kept == 0 or (num_kept == len(weights) and not sees_all):
-        return None
-    return Shortlist(ids[:num_kept].tolist(), weights[:num_kept])
+    rest = None
+    if num_kept == len(weights) and not sees_all:
+        if warpers.rules_out:
+            return None
+        rest = partial(_weights_of, logits, warpers, scores[0])
+    return Shortlist(ids[:num_kept].tolist(), weights[:num_kept], rest) if num_kept else None
+
+
+def _num_looked_at(warpers: Warpers) -> int:
+    """0: too many."""
+    if warpers.top_k:
+        return warpers.top_k + _SPARE if warpers.top_k <= _WIDE else 0
+    return _WIDE if warpers.rules_out else _NARROW
 
 
 def _tempered(logits: torch.Tensor, warpers: Warpers) -> torch.Tensor:
@@ -80,6 +108,12 @@ def _tempered(logits: torch.Tensor, warpers: Warpers) -> torch.Tensor:
 
 def _total_weight(logits: torch.Tensor, warpers: Warpers, highest: float) -> float:
     return float((_tempered(logits, warpers) - highest).exp_().sum())
+
+
+def _weights_of(logits: torch.Tensor, warpers: Warpers, highest: float, tokens: Tokens) -> Weights:
+    scores = _tempered(logits[torch.from_numpy(tokens)], warpers).numpy()
+    weights: Weights = np.subtract(scores, highest, dtype=np.float64)
+    return np.exp(weights, out=weights)
 
 
 def _num_in_top_k(scores: list[float], top_k: int) -> int:

@@ -74,6 +74,11 @@ class Transcript:
         """Has every row stopped?"""
         return all(self.done)
 
+    @property
+    def device(self) -> torch.device:
+        """Where stock chooses tokens."""
+        return self._ids.device
+
     def prefix(self, row: int) -> torch.Tensor:
         """(1, L): what a row reads so far."""
         self._write_down(row)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -35,7 +36,13 @@ def check(logits: torch.Tensor, warpers: Warpers) -> bool:
         return False
     left = stock_leaves(logits, warpers)
     expected = torch.nonzero(left != -torch.inf).flatten().tolist()
-    assert sorted(few.tokens) == expected
+    others = sorted(set(expected) - set(few.tokens))
+    assert few.rest is not None or not others
+    assert sorted([*few.tokens, *others]) == expected
+    if few.rest is not None:
+        found = few.rest(np.array(others)).tolist()
+        assert found == pytest.approx((left[others].double() - left.max()).exp().tolist())
+        assert max(found) <= few.weights[-1]
     weights = (left[few.tokens].double() - left.max().double()).exp().tolist()
     assert few.weights == pytest.approx(weights, rel=1e-9)
     assert few.weights == sorted(few.weights, reverse=True)
@@ -80,6 +87,8 @@ def test_where_many_are_equal(warpers, num_tokens, seed):
         Warpers(0.3, top_p=0.9),
         Warpers(0.7, min_p=0.1),
         Warpers(1.2, 40, 0.95, 0.05),
+        Warpers(0.7),
+        Warpers(),
     ],
     ids=str,
 )

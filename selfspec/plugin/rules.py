@@ -179,10 +179,10 @@ def in_two(processors: Any) -> Processing:
         if type(last) is kind and _rules_all_out(last):
             arguments[name] = getattr(last, name)
             num_first -= 1
-    if not arguments.keys() - {"temperature"}:  # nothing is ruled out
+    if not arguments:
         return Processing(processors)
     first, last = (type(processors)(p) for p in (processors[:num_first], processors[num_first:]))
-    return Processing(first, last, Warpers(**arguments))
+    return Processing(first or None, last, Warpers(**arguments))
 
 
 def _rules_all_out(warper: Any) -> bool:
