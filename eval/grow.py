@@ -24,7 +24,7 @@ import argparse
 import copy
 import math
 import sys
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -210,12 +210,13 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m eval.grow", description="Grow a small Llama into the shape of a big one."
     )
     parser.add_argument("--model", required=True, metavar="PATH", help="folder of the small Llama")
-    parser.add_argument("--shape", required=True, help=", ".join(SHAPES))
+    names = ", ".join(SHAPES)
+    shape = f"{names}; 135m:49152: with so many tokens, 135m:full: with as many as its model has"
+    parser.add_argument("--shape", required=True, help=shape)
     parser.add_argument("--out", required=True, metavar="FOLDER", help="new folder to write")
     parser.add_argument("--dtype", help=f"{', '.join(DTYPES)}; default: the model's own")
     parser.add_argument("--device", default="cpu", help="where to build it; default: cpu")
     parser.add_argument("--seed", type=int, default=0, help="of the random weights; default: 0")
-    parser.add_argument("--vocab-size", type=int, metavar="N", help="default: the model's own")
     return parser
 
 
@@ -256,7 +257,7 @@ def _run(options: argparse.Namespace) -> None:
     path, out = Path(options.model), Path(options.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise GrowError(f"out must be a new or an empty folder (got {options.out!r})")
-    shape = replace(named_shape(options.shape), vocab_size=options.vocab_size)
+    shape = named_shape(options.shape)
     dtype = DTYPES[known("dtype", options.dtype, DTYPES)] if options.dtype else None
     device = _check_device(options.device)
     _fit(_read_config(path), shape)  # before the weights are read

@@ -206,7 +206,8 @@ def add_model(group: Any) -> None:
     """Which model, and where. Its dtype is up to the command."""
     add = group.add_argument
     add("--model", help="folder or Hub id; default: the embedded one, which writes Python code")
-    add("--shape", help="grow a small Llama to this shape first, such as 135m: see eval.grow")
+    shape = "grow a small Llama to this shape first, such as 135m, or 135m:full: see eval.grow"
+    add("--shape", help=shape)
     add("--device", default="auto", help="cpu, cuda, …; auto: a GPU if any; default: %(default)s")
 
 

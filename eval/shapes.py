@@ -10,6 +10,9 @@ another size, which leaves parameters and KV bytes as they are.
     3b     Llama-3.2-3B     3072     28    24  8  128   8192   2,818,747,392 (+0.0 %)         128256
     7b     Llama-2-7B       4096     32    32 32  128  11008   6,476,271,616 (+0.0 %)          32000
 
+The vocabulary is the source's own; behind a colon stands another one, such as the model's, which
+weighs where little else does: ``135m:49152``, or ``135m:full``.
+
 SmolLM's 9 heads over 3 groups and Qwen's 14 over 2 became 8 and 16 over 4, since a source of four
 key-value heads needs four groups. KV bytes a token follow: 4/3 of SmolLM's and twice Qwen's.
 """
@@ -93,10 +96,24 @@ SHAPES = {
     "7b": _shape(4096, 32, 32, 32, 128, 11008),
 }
 
+VOCABULARIES = {"135m": 49152, "0.5b": 151936, "1b": 128256, "3b": 128256, "7b": 32000}
+
 
 def named_shape(name: str) -> GrownShape:
-    """The shape of that name."""
-    return SHAPES[known("shape", name, SHAPES)]
+    """The shape of that name: ``0.5b``, ``0.5b:151936``, or ``0.5b:full`` for its model's own."""
+    base, colon, words = name.partition(":")
+    shape = SHAPES[known("shape", base, SHAPES)]
+    return replace(shape, vocab_size=_vocabulary(base, words)) if colon else shape
+
+
+def _vocabulary(base: str, words: str) -> int:
+    if words == "full" and base in VOCABULARIES:
+        return VOCABULARIES[base]
+    if not words.isdecimal():
+        raise GrowError(
+            f"behind its colon a shape must have a number of tokens, or full (got '{base}:{words}')"
+        )
+    return int(words)
 
 
 def known(option: str, name: str, names: Iterable[str]) -> str:

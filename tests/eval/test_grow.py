@@ -324,6 +324,14 @@ def test_other_models_are_refused():
         grow(model, WIDE)
 
 
+def test_a_shape_may_name_its_vocabulary():
+    assert named_shape("135m").vocab_size is None
+    assert named_shape("135m:50000") == replace(SHAPES["135m"], vocab_size=50_000)
+    assert {name: named_shape(f"{name}:full").vocab_size for name in SHAPES} == {
+        "135m": 49_152, "0.5b": 151_936, "1b": 128_256, "3b": 128_256, "7b": 32_000
+    }  # fmt: skip
+
+
 def test_an_unknown_shape_is_answered_with_the_nearest():
     with pytest.raises(GrowError, match=r"135m, 0.5b, 1b, 3b, 7b \(got '137m'\); did you mean"):
         named_shape("137m")
@@ -366,8 +374,8 @@ def test_cli_round_trip(folder, small_shape, tmp_path, capsys):
 
 def test_cli_dtype_and_vocabulary(folder, small_shape, tmp_path):
     out = tmp_path / "grown"
-    options = ("--dtype", "bfloat16", "--vocab-size", "128", "--seed", "4")
-    assert run_cli(folder, small_shape, out, *options) == 0
+    options = ("--dtype", "bfloat16", "--seed", "4")
+    assert run_cli(folder, f"{small_shape}:128", out, *options) == 0
     grown = LlamaForCausalLM.from_pretrained(out, dtype="auto")
     assert grown.dtype == torch.bfloat16
     assert grown.lm_head.weight.shape == (128, 160)
@@ -386,7 +394,9 @@ BAD_OPTIONS = {
     "dtype": (("--dtype", "bfloat"), "(got 'bfloat'); did you mean 'bfloat16'?"),
     "device": (("--device", "abacus"), "device must be one that torch finds here (got 'abacus')"),
     "path": (("--model", "nowhere"), "model must be a folder with a config.json (got 'nowhere')"),
-    "vocab": (("--vocab-size", "7"), "vocab_size must be >= the source's 97 (got 7)"),
+    "vocab": (("--shape", "tiny:7"), "vocab_size must be >= the source's 97 (got 7)"),
+    "words": (("--shape", "tiny:big"), "a number of tokens, or full (got 'tiny:big')"),
+    "full": (("--shape", "tiny:full"), "a number of tokens, or full (got 'tiny:full')"),
 }
 
 
