@@ -75,7 +75,9 @@ def _rooms(shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor]:
     held: torch.Tensor | None = getattr(_OF_THREAD, "held", None)
     if held is None or held.shape[1] < size:
         with torch.inference_mode(False):  # so that both modes may write to it
-            held = _OF_THREAD.held = torch.empty(2, max(size, _ROOM), dtype=torch.float32)
+            held = _OF_THREAD.held = torch.empty(
+                2, max(size, _ROOM), dtype=torch.float32, device="cpu"
+            )
     first, second = held[:, :size]
     return first.view(shape), second.view(shape)
 

@@ -109,7 +109,7 @@ class _Uniforms:
     def __init__(self, shape: tuple[int, int]) -> None:
         self._shape = shape
         self._state = torch.default_generator.get_state()
-        self._values = torch.empty(shape, dtype=torch.float64).uniform_()
+        self._values = torch.empty(shape, dtype=torch.float64, device="cpu").uniform_()
 
     def pick(self, scores: torch.Tensor, row: int) -> int:
         """By way of a shortlist; as stock does it only where that does not tell."""
@@ -148,8 +148,9 @@ class _Uniforms:
         return dict(zip(tokens[highest].tolist(), ratios[highest].tolist(), strict=True))
 
     def _made(self) -> _Exponentials:
-        generator = torch.Generator().set_state(self._state)
-        return _Exponentials(torch.empty(self._shape).exponential_(1, generator=generator))
+        generator = torch.Generator("cpu").set_state(self._state)
+        noise = torch.empty(self._shape, dtype=torch.float32, device="cpu")
+        return _Exponentials(noise.exponential_(1, generator=generator))
 
 
 def _ratios(few: Shortlist, noise: list[float]) -> list[float]:
@@ -170,8 +171,10 @@ def _is_made_of_uniforms() -> bool:
 
     Some builds draw it otherwise, as those that leave it to MKL; they are taken as they are.
     """
-    stock, ours = (torch.Generator().manual_seed(0) for _ in range(2))
-    noise = torch.empty(2, 1024).exponential_(1, generator=stock).double()
-    uniforms = torch.empty(2, 1024, dtype=torch.float64).uniform_(generator=ours)
+    stock, ours = (torch.Generator("cpu").manual_seed(0) for _ in range(2))
+    noise = torch.empty(2, 1024, dtype=torch.float32, device="cpu")
+    uniforms = torch.empty(2, 1024, dtype=torch.float64, device="cpu")
+    noise.exponential_(1, generator=stock)
+    expected = -torch.log1p(-uniforms.uniform_(generator=ours))
     same_way = torch.equal(stock.get_state(), ours.get_state())
-    return same_way and torch.allclose(noise, -torch.log1p(-uniforms), rtol=1e-6, atol=0)
+    return same_way and torch.allclose(noise.double(), expected, rtol=1e-6, atol=0)

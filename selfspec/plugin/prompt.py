@@ -21,7 +21,7 @@ from selfspec.memory import Memory
 __all__ = ["PromptTap", "last_pairs"]
 
 _CHUNK_ELEMENTS = 1 << 22  # logits held at a time
-_MAX_PLACES = 256  # of each row, the last: more bring no more, and each costs a run of the head
+_MAX_PLACES = 64  # of each row, the last: more bring next to nothing, and the head is run for each
 
 
 class PromptTap:
