@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from selfspec.shortlist import Shortlist, Warpers, shortlist
+from selfspec.shortlist import Shortlist, Tokens, Warpers, Weights, shortlist
 
 __all__ = ["NoiseTape"]
 
@@ -48,7 +48,7 @@ class NoiseTape:
         None where two are so near that only `draw` can tell.
         """
         noise = self._of_step(step, like)
-        return few.tokens[0] if len(few.tokens) == 1 else noise.pick_from(few, row)
+        return few.tokens[0] if len(few.tokens) == 1 else _pick_from(few, noise, row)
 
     def forget_before(self, step: int) -> None:
         """Frees the noise of the steps that every row has behind it."""
@@ -69,8 +69,12 @@ class _Noise(Protocol):
         """The token that stock would draw for a row out of its scores (V,)."""
         ...
 
-    def pick_from(self, few: Shortlist, row: int) -> int | None:
-        """The same out of a shortlist; None where it is not sure."""
+    def of(self, tokens: list[int], row: int) -> list[float]:
+        """The noise of some tokens, on a CPU."""
+        ...
+
+    def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
+        """At least all tokens whose noise is not above a limit, and their noise, on a CPU."""
         ...
 
 
@@ -95,12 +99,16 @@ class _Exponentials:
             raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
         return int(token)
 
-    def pick_from(self, few: Shortlist, row: int) -> int | None:
-        """Compares what `pick` compares, where no others may be drawn."""
-        noise = self._noise[row, few.tokens].tolist()
-        if few.rest is not None or not all(noise):
-            return None
-        return _clearly_best(few.tokens, _ratios(few, noise))
+    def of(self, tokens: list[int], row: int) -> list[float]:
+        """Read off."""
+        noise: list[float] = self._noise[row, tokens].tolist()
+        return noise
+
+    def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
+        """Read off."""
+        noise = self._noise[row]
+        tokens = (noise <= limit).nonzero()[:, 0]
+        return tokens.numpy(), noise[tokens].double().numpy()
 
 
 class _Uniforms:
@@ -114,38 +122,23 @@ class _Uniforms:
     def pick(self, scores: torch.Tensor, row: int) -> int:
         """By way of a shortlist; as stock does it only where that does not tell."""
         few = shortlist(scores, _AS_THEY_ARE)
-        token = None if few is None else self.pick_from(few, row)
+        token = None if few is None else _pick_from(few, self, row)
         return self._made().pick(scores, row) if token is None else token
 
-    def pick_from(self, few: Shortlist, row: int) -> int | None:
-        """In plain Python, which for so few tokens takes less than arrays do."""
+    def of(self, tokens: list[int], row: int) -> list[float]:
+        """In plain Python, which for so few takes less than arrays do."""
+        values = self._values[row].numpy().data  # as Python reads it fastest
+        return [-math.log(1 - values[token]) for token in tokens]
+
+    def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
+        """Made where the uniform number says that it may be."""
+        most = -math.expm1(-limit) * _CLEARLY
         values = self._values[row]
-        view = values.numpy().data  # as Python reads it fastest
-        noise = [-math.log(1 - view[token]) for token in few.tokens]
-        if not all(noise):
-            return None
-        tokens, ratios = few.tokens, _ratios(few, noise)
-        if few.rest is not None:
-            rivals = self._rivals(few, max(ratios), values)
-            tokens = tokens + list(rivals)
-            ratios += rivals.values()
-        return _clearly_best(tokens, ratios)
-
-    @staticmethod
-    def _rivals(few: Shortlist, best: float, uniforms: torch.Tensor) -> dict[int, float]:
-        """The two highest ratios of the rest, among those that come near to the best one.
-
-        Their weights are small, so their noise must be smaller still.
-        """
-        assert few.rest is not None
-        most = -math.expm1(-few.weights[-1] / best * _CLEARLY) * _CLEARLY  # of u = 1 - e^-noise
-        if float(uniforms.min()) > most:
-            return {}
-        values = uniforms.numpy()
-        tokens = np.setdiff1d(np.flatnonzero(values <= most), few.tokens)
-        ratios = few.rest(tokens) / -np.log(1 - values[tokens])
-        highest = np.argsort(ratios)[-2:]
-        return dict(zip(tokens[highest].tolist(), ratios[highest].tolist(), strict=True))
+        if float(values.min()) > most:  # as nearly always
+            return np.empty(0, np.int64), np.empty(0)
+        numbers = values.numpy()
+        tokens = np.flatnonzero(numbers <= most)
+        return tokens, np.abs(np.log(1 - numbers[tokens]))
 
     def _made(self) -> _Exponentials:
         generator = torch.Generator("cpu").set_state(self._state)
@@ -153,8 +146,33 @@ class _Uniforms:
         return _Exponentials(noise.exponential_(1, generator=generator))
 
 
-def _ratios(few: Shortlist, noise: list[float]) -> list[float]:
-    return [weight / q for weight, q in zip(few.weights, noise, strict=True)]
+def _pick_from(few: Shortlist, noise: _Noise, row: int) -> int | None:
+    """The token that stock would draw, out of a shortlist; None where it is not sure."""
+    drawn = noise.of(few.tokens, row)
+    if not all(drawn):
+        return None
+    tokens = few.tokens
+    ratios = [weight / q for weight, q in zip(few.weights, drawn, strict=True)]
+    if few.rest is not None:
+        rivals = _rivals(few, max(ratios), noise, row)
+        tokens, ratios = tokens + list(rivals), ratios + list(rivals.values())
+    return _clearly_best(tokens, ratios)
+
+
+def _rivals(few: Shortlist, best: float, noise: _Noise, row: int) -> dict[int, float]:
+    """The two highest ratios of the rest, of those that come near to the best one.
+
+    Their weights are small, so their noise must be smaller still.
+    """
+    assert few.rest is not None
+    tokens, theirs = noise.up_to(few.weights[-1] / best * _CLEARLY, row)
+    if not len(tokens):
+        return {}
+    beside = ~np.isin(tokens, few.tokens)
+    tokens, theirs = tokens[beside], theirs[beside]
+    ratios = few.rest(tokens) / theirs
+    highest = np.argsort(ratios)[-2:]
+    return dict(zip(tokens[highest].tolist(), ratios[highest].tolist(), strict=True))
 
 
 def _clearly_best(tokens: list[int], ratios: list[float]) -> int | None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from selfspec.logits import largest
 
-__all__ = ["Shortlist", "Warpers", "shortlist"]
+__all__ = ["Shortlist", "Tokens", "Warpers", "Weights", "shortlist"]
 
 _SPARE = 14  # looked at beyond the K likeliest, since all that equal the last of them stay
 _WIDE = 256  # looked at where only probabilities tell what stays; with more, arrays are faster
