@@ -1,12 +1,12 @@
 """The random numbers that sampling takes: drawn as stock draws them, read only where they matter.
 
 `torch.multinomial(p, 1)` is `(p / q).argmax(-1)` with `q` exponential noise of p's shape. To draw
-`q` takes a CPU longer than all the rest of a token's sampling: 14 ns a token of the vocabulary,
-most of it for logarithms, and all but a few tokens have a p of 0 or next to it. So there only the
-uniform numbers are drawn that the noise is made from, which moves the generator just as far, and
-logarithms are taken for the tokens that may win: those on a shortlist, and those beside it whose
-number is next to nothing. This rounds otherwise than stock; where the two best are so near that
-it could matter, the noise is made as stock makes it.
+`q` takes a CPU longer than all the rest of a token's sampling, most of it for logarithms, and all
+but a few tokens have a p of 0 or next to it. So there only the uniform numbers are drawn that the
+noise is made from, which moves the generator just as far, and logarithms are taken for the tokens
+that may win: those on a shortlist, and those beside it whose number is next to nothing. This
+rounds otherwise than stock; where the two best are so near that it could matter, the noise is
+made as stock makes it.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class _Exponentials:
         """As `torch.multinomial` does it."""
         ratios = scores.softmax(-1) / self._noise[row]
         best, token = torch.stack([x.double() for x in ratios.max(-1)]).tolist()
-        if best != best:  # a NaN wins; stock refuses it with these words
+        if math.isnan(best):  # a NaN wins; stock refuses it with these words
             raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
         return int(token)
 

@@ -25,6 +25,7 @@ _SPARE = 14  # looked at beyond the K likeliest, since all that equal the last o
 _WIDE = 256  # looked at where only probabilities tell what stays; with more, arrays are faster
 _NARROW = 64  # looked at where nothing is ruled out
 _NEARLY = 1e-5  # of a threshold: roundings move what is compared by some 1e-6 at most
+_OFF = 2.0**-26  # of a float32 sum, for each token: half a step an addition, four lanes or more
 
 
 Tokens = NDArray[np.int64]
@@ -83,7 +84,9 @@ def shortlist(logits: torch.Tensor, warpers: Warpers) -> Shortlist | None:
     num_kept = len(scores)
     if warpers.top_p is not None:
         total = sum(weights) if sees_all else _total_weight(logits, warpers, scores[0])
-        num_kept = _num_in_top_p(weights, total * warpers.top_p, _NEARLY * total)
+        # stock compares what is below with 1 - P, and its sum over the rest is off by as much
+        nearly = _NEARLY + (0 if sees_all else (1 - warpers.top_p) * num_tokens * _OFF)
+        num_kept = _num_in_top_p(weights, total * warpers.top_p, total * nearly)
     if warpers.min_p is not None:
         num_kept = min(num_kept, _num_above(weights, warpers.min_p))
     rest = None

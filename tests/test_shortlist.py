@@ -117,6 +117,25 @@ def test_where_it_is_not_sure_nothing_is_said(logits, warpers):
     assert shortlist(torch.tensor(logits), warpers) is None
 
 
+@pytest.mark.parametrize("tail", [0.05, 0.1, 0.3, 0.5])
+def test_thresholds_that_hang_on_how_a_long_flat_tail_is_summed(tail):
+    """Equal small numbers round alike each time they are added: float32 sums drift."""
+    num_tokens, num_high = 151_936, 60
+    generator = torch.Generator().manual_seed(int(100 * tail))
+    high = torch.randn(num_high, generator=generator).abs() * 1.5
+    low = high.double().exp().sum() * tail / (1 - tail) / (num_tokens - num_high)
+    logits = torch.full((num_tokens,), math.log(low))
+    logits[torch.randperm(num_tokens, generator=generator)[:num_high]] = high
+    above = logits.double().softmax(-1).sort(descending=True).values.cumsum(0)
+    beside = [sign * off for off in (2e-5, 5e-5, 1e-4, 1e-3, 4e-3) for sign in (-1, 1)]
+    said = [
+        check(logits, Warpers(top_p=float(above[place]) + off))
+        for place in (20, 40, 55)
+        for off in beside
+    ]
+    assert any(said)
+
+
 def test_what_is_ruled_out_before_stays_out():
     logits = some_logits(500, seed=1)
     logits[logits < 5] = -torch.inf
