@@ -9,6 +9,7 @@ import torch
 
 from selfspec.kv import TreeKV
 from selfspec.layout import Layout, RowPlaces, Window, lay_out
+from selfspec.plugin.heads import sharing_heads
 from selfspec.records import DraftTree, Queries
 
 __all__ = ["AttentionTypes", "ChainBackend", "TreeBackend", "logits_of"]
@@ -29,14 +30,15 @@ class AttentionTypes(NamedTuple):
 def logits_of(model: Any, layout: Layout, cache: Any) -> torch.Tensor:
     """Logits (B, Q, V) of a model's forward over trees."""
     masks = layout.masks
-    output = model(
-        input_ids=layout.input_ids,
-        position_ids=layout.position_ids,
-        attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
-        past_key_values=cache,
-        use_cache=True,
-        return_dict=True,
-    )
+    with sharing_heads():
+        output = model(
+            input_ids=layout.input_ids,
+            position_ids=layout.position_ids,
+            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
+            past_key_values=cache,
+            use_cache=True,
+            return_dict=True,
+        )
     return output.logits  # type: ignore[no-any-return]
 
 
@@ -171,7 +173,9 @@ class ChainBackend:
 
     def forward(self, layout: dict[str, Any]) -> torch.Tensor:
         """Logits (B, Q, V)."""
-        return self._model(**layout, return_dict=True).logits  # type: ignore[no-any-return]
+        with sharing_heads():
+            output = self._model(**layout, return_dict=True)
+        return output.logits  # type: ignore[no-any-return]
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keeps the same number of tokens of every row, and takes the rest back."""

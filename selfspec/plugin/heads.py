@@ -1,0 +1,140 @@
+"""Heads of queries that share a head of keys and values, asked together.
+
+As soon as there is a mask, stock's sdpa attention copies keys and values for every head that shares
+them: the whole text's, in each layer and each step. Here the queries of such heads stand one behind
+the other as queries of one head, and nothing is copied. Each query sees what it saw. Where a head
+has but one query, in half precision on a CPU, it is asked twice: for one alone torch's code is a
+slow one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+__all__ = ["sharing_heads"]
+
+_NAME = "sdpa"
+_TASK = 32  # queries of a head that one thread of a CPU works on at a time
+_HALVES = (torch.bfloat16, torch.float16)
+_NO_OTHERS = ("position_bias", "cache", "softcap")  # arguments that are stock's own matter
+
+
+@contextmanager
+def sharing_heads() -> Iterator[None]:
+    """Inside, and in this thread alone, sdpa attention asks such heads together; for one forward.
+
+    Left alone are an attention that somebody else put in its place, and torch while it compiles,
+    which makes code of its own.
+    """
+    if torch.compiler.is_compiling() or not _enter():
+        yield
+        return
+    outside, _this_thread.forward = _this_thread.forward, _Forward()
+    try:
+        yield
+    finally:
+        _this_thread.forward = outside
+        _leave()
+
+
+class _Forward:
+    """What the layers of one forward have in common."""
+
+    def __init__(self) -> None:
+        self._masks: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def mask_for(self, num_heads: int, mask: torch.Tensor) -> torch.Tensor:
+        """The mask (B, 1, Q, columns) of so many heads one behind the other, made once."""
+        if mask.shape[2] == 1:
+            return mask
+        key = id(mask), num_heads
+        if key not in self._masks:  # the mask itself is held, so that no other one gets its id
+            self._masks[key] = mask, mask.repeat(1, 1, num_heads, 1)
+        return self._masks[key][1]
+
+
+class _ThisThread(threading.local):
+    forward: _Forward | None = None
+
+
+def _attend(
+    module: Any,
+    query: torch.Tensor,  # (B, heads, Q, D)
+    key: torch.Tensor,  # (B, heads of keys, columns, D)
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, Any]:
+    """Stands in for stock's sdpa attention."""
+    forward = _this_thread.forward
+    num_sharing = getattr(module, "num_key_value_groups", 1)
+    if (
+        forward is None
+        or attention_mask is None
+        or any(others.get(name) is not None for name in _NO_OTHERS)
+        or not _pays(query, key, attention_mask, num_sharing)
+    ):
+        return sdpa_attention_forward(  # type: ignore[no-any-return]
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
+        )
+    rows, num_heads, width, dim = query.shape
+    together = query.reshape(rows, num_heads // num_sharing, num_sharing * width, dim)
+    outcome = scaled_dot_product_attention(
+        together if together.shape[2] > 1 else torch.cat([together, together], dim=2),
+        key,
+        value,
+        attn_mask=forward.mask_for(num_sharing, attention_mask),
+        dropout_p=dropout,
+        scale=scaling,
+    )
+    outcome = outcome[:, :, : num_sharing * width]
+    apart = outcome.view(*outcome.shape[:2], num_sharing, width, -1).permute(0, 3, 1, 2, 4)
+    return apart.reshape(rows, width, num_heads, -1).contiguous(), None
+
+
+def _pays(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor, num_sharing: int) -> bool:
+    """Is there anything to gain, and a mask that is the same for all heads?"""
+    rows, num_heads, width, _ = query.shape
+    num_groups = key.shape[1]
+    if num_heads != num_groups * num_sharing or mask.shape[1:3] != (1, width):
+        return False
+    on_cpu = query.device.type == "cpu"
+    if num_sharing == 1:
+        return on_cpu and width == 1 and query.dtype in _HALVES
+    num_tasks = rows * num_groups * -(-num_sharing * width // _TASK)
+    return width == 1 or not on_cpu or num_tasks >= torch.get_num_threads()
+
+
+_lock = threading.Lock()
+_this_thread = _ThisThread()
+_num_inside = 0
+
+
+def _enter() -> bool:
+    """Puts our attention in the place of stock's; False where that is another one's."""
+    global _num_inside
+    with _lock:
+        if ALL_ATTENTION_FUNCTIONS[_NAME] is sdpa_attention_forward:
+            ALL_ATTENTION_FUNCTIONS[_NAME] = _attend
+        is_ours = ALL_ATTENTION_FUNCTIONS[_NAME] is _attend
+        _num_inside += is_ours
+        return is_ours
+
+
+def _leave() -> None:
+    """The last one takes it away again."""
+    global _num_inside
+    with _lock:
+        _num_inside -= 1
+        if not _num_inside and ALL_ATTENTION_FUNCTIONS[_NAME] is _attend:
+            del ALL_ATTENTION_FUNCTIONS[_NAME]
