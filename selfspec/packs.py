@@ -18,7 +18,7 @@ import psutil
 import torch
 from torch import nn
 
-from selfspec.products import pack
+from selfspec.packed import Group, pack
 
 __all__ = ["Packs"]
 
@@ -27,9 +27,9 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 class _Held(NamedTuple):
-    address: int
+    addresses: tuple[int, ...]
     dtype: torch.dtype
-    sums: torch.Tensor  # of the rows' bits: they tell whether the weight is still the same
+    sums: torch.Tensor  # of the rows' bits: they tell whether the weights are still the same
     copy: torch.Tensor
 
 
@@ -37,7 +37,7 @@ class Packs:
     """One model's copies. Safe to use from several threads."""
 
     def __init__(self) -> None:
-        self._held: WeakKeyDictionary[nn.Linear, _Held] = WeakKeyDictionary()
+        self._held: WeakKeyDictionary[nn.Linear, _Held] = WeakKeyDictionary()  # by a group's first
         self._lock = threading.Lock()
 
     @classmethod
@@ -51,21 +51,22 @@ class Packs:
                 _shared[model] = ref(packs)
             return packs
 
-    def fit(self, modules: Iterable[nn.Linear]) -> bool:
+    def fit(self, groups: Iterable[Group]) -> bool:
         """May those that are missing be made, for the memory that they take?"""
-        missing = sum(m.weight.nbytes for m in modules if m not in self._held)
+        missing = sum(m.weight.nbytes for g in groups if g[0] not in self._held for m in g)
         return not missing or missing <= _SHARE * _free_memory()
 
-    def copies(self, modules: Iterable[nn.Linear]) -> dict[nn.Linear, torch.Tensor]:
-        """Of these modules' weights as they are now."""
+    def copies(self, groups: Iterable[Group]) -> dict[Group, torch.Tensor]:
+        """Of each group's weights as they are now."""
         with self._lock, torch.no_grad():
-            return {module: self._fresh(module) for module in modules}
+            return {group: self._fresh(group) for group in groups}
 
-    def _fresh(self, module: nn.Linear) -> torch.Tensor:
-        weight, held = module.weight.detach(), self._held.get(module)
-        place, sums = (weight.data_ptr(), weight.dtype), _row_sums(weight)
+    def _fresh(self, group: Group) -> torch.Tensor:
+        weights, held = [module.weight.detach() for module in group], self._held.get(group[0])
+        place = tuple(weight.data_ptr() for weight in weights), weights[0].dtype
+        sums = torch.cat([_row_sums(weight) for weight in weights])
         if held is None or held[:2] != place or not torch.equal(held.sums, sums):
-            held = self._held[module] = _Held(*place, sums, pack(weight))
+            held = self._held[group[0]] = _Held(*place, sums, pack(weights))
         return held.copy
 
 

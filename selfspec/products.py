@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import mean, median
 from time import perf_counter
@@ -22,17 +22,17 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
+from selfspec.packed import TYPICAL, Group, Packed, Way, pack, packed_ways
+
 __all__ = [
     "LINEAR",
     "NUM_TOKENS",
     "PACKED",
     "TURNED",
-    "Packed",
     "Product",
     "Products",
     "Table",
     "best_ways",
-    "pack",
     "products_of",
     "seconds_by_way",
     "turned",
@@ -47,11 +47,7 @@ _ENOUGH_BYTES = 1 << 26  # of weights, that no cache holds what the next one nee
 _PAYS = 0.9  # of the time, at most
 _ROUNDS = 3
 _MANY = 64  # tokens, from which on arithmetic decides and not what caches hold
-_TYPICAL = 8  # tokens, which weights are packed and tried for
 _CLOSE = 0.01  # of the largest outcome: what more than rounding leaves is another product
-
-
-Way = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
 class Product(NamedTuple):
@@ -101,31 +97,6 @@ def turned(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     if bias is not None:
         outcome += bias
     return outcome.reshape(*x.shape[:-1], len(weight))
-
-
-def pack(weight: torch.Tensor) -> torch.Tensor:
-    """A copy that only `Packed` can read; raises `RuntimeError` where there is no such thing."""
-    try:
-        return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _TYPICAL)  # type: ignore[no-any-return]
-    except (AttributeError, NotImplementedError) as error:
-        raise RuntimeError("this build of torch packs no weights") from error
-
-
-class Packed:
-    """`linear` over a packed copy of its weight. Nothing is kept for gradients."""
-
-    def __init__(self, copy: torch.Tensor, dtype: torch.dtype) -> None:
-        self._copy = copy
-        self._dtype = dtype
-        self._product = torch.ops.mkldnn._linear_pointwise.default
-
-    def __call__(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        """As `linear`, to which go dtypes that it converts and the copy does not."""
-        if x.dtype is not self._dtype or torch.is_autocast_enabled("cpu"):
-            return linear(x, weight, bias)
-        return self._product(x, self._copy, bias, "none", [], "")  # type: ignore[no-any-return]
 
 
 def seconds_by_way(
@@ -183,13 +154,13 @@ def best_ways(seconds: Mapping[str, Sequence[float]], allowed: Collection[str]) 
 
 @contextmanager
 def turning(
-    model: nn.Module, table: Table, copies: Mapping[nn.Linear, torch.Tensor] | None = None
+    model: nn.Module, table: Table, copies: Mapping[Group, torch.Tensor] | None = None
 ) -> Iterator[None]:
     """Computes the products of a model's forwards otherwise inside, in this thread alone.
 
     `table` says how, for each of `NUM_TOKENS`; what lies between goes with the next higher, and
-    what lies above with the last. `copies` are the packed weights. Where several threads are
-    inside at once, the first one's table holds.
+    what lies above with the last. `copies` are the packed weights, by who uses them. Where several
+    threads are inside at once, the first one's table holds.
     """
     with _lock:
         turns = _turns.get(model)
@@ -233,16 +204,17 @@ class _Turns:
     """The stand-ins in one model."""
 
     def __init__(
-        self, model: nn.Module, table: Table, copies: Mapping[nn.Linear, torch.Tensor]
+        self, model: nn.Module, table: Table, copies: Mapping[Group, torch.Tensor]
     ) -> None:
         self.num_inside = 0
+        packed = packed_ways(copies)
         self._forwards: list[tuple[nn.Module, _StandIn]] = []
         for product, modules in products_of(model).items():
             names = table.get(product, ())
             for module in modules if set(names) - {LINEAR} else ():
                 known: dict[str, Way] = {LINEAR: linear, TURNED: turned}
-                if module in copies:
-                    known[PACKED] = Packed(copies[module], product.dtype)
+                if module in packed:
+                    known[PACKED] = packed[module]
                 ways = [known.get(name, linear) for name in names]
                 forward = vars(module)["forward"] = _StandIn(module, ways)
                 self._forwards.append((module, forward))
@@ -277,10 +249,10 @@ def _ways_to(weights: Sequence[torch.Tensor]) -> dict[str, list[Way]]:
     }
     first = weights[0]
     try:
-        x = first.new_ones(_TYPICAL, first.shape[1])
-        expected, found = linear(x, first), Packed(pack(first), first.dtype)(x, first, None)
+        x = first.new_ones(TYPICAL, first.shape[1])
+        expected, found = linear(x, first), Packed(pack([first]), first.dtype)(x, first, None)
         if torch.allclose(found, expected, rtol=_CLOSE, atol=_CLOSE * float(expected.abs().max())):
-            ways[PACKED] = [Packed(pack(weight), weight.dtype) for weight in weights]
+            ways[PACKED] = [Packed(pack([weight]), weight.dtype) for weight in weights]
     except RuntimeError:  # no code of the library's for this dtype on this CPU, or no memory
         pass
     return ways

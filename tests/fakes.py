@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from selfspec import SelfSpec, attach
-from selfspec.products import pack
+from selfspec.packed import pack
 from selfspec.records import Candidate, Evidence, StepRecord
 from selfspec.sources import LutSource
 from tests.zoo import ARCHITECTURES, NO_SPECIAL, PAD, VOCAB
@@ -76,7 +76,7 @@ def attached_model(name: str = "llama") -> PreTrainedModel:
 def packs_here(dtype: torch.dtype = torch.float32) -> bool:
     """Can this machine's torch pack weights?"""
     try:
-        pack(torch.ones(8, 8, dtype=dtype))
+        pack([torch.ones(8, 8, dtype=dtype)])
     except RuntimeError:
         return False
     return True

@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn.functional import linear
 
 from selfspec import packs
+from selfspec.packed import Packed
 from selfspec.packs import Packs
-from selfspec.products import Packed
 from tests.fakes import packs_here
 
 pytestmark = pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
@@ -68,12 +68,24 @@ def test_a_weight_that_changed_is_packed_anew(
     module: nn.Linear, change: Callable[[torch.Tensor], None]
 ) -> None:
     held = Packs()
-    before = held.copies([module])[module]
-    assert held.copies([module])[module] is before
+    before = held.copies([(module,)])[module,]
+    assert held.copies([(module,)])[module,] is before
     change(module.weight)
-    after = held.copies([module])[module]
+    after = held.copies([(module,)])[module,]
     assert after is not before
     torch.testing.assert_close(outcome(module, after), linear(torch.ones(1, 16), module.weight))
+
+
+def test_a_group_is_packed_anew_where_one_of_it_changed(module: nn.Linear) -> None:
+    group, held = (module, nn.Linear(16, 8)), Packs()
+    before = held.copies([group])[group]
+    assert held.copies([group])[group] is before
+    changed_in_one_place(group[1].weight)
+    after = held.copies([group])[group]
+    assert after is not before
+    both = torch.cat([each.weight for each in group])
+    torch.testing.assert_close(outcome(module, after), linear(torch.ones(1, 16), both))
+    assert held.copies([(module,)])[module,] is not after
 
 
 def test_another_dtype_is_packed_anew_whatever_its_bits(
@@ -81,10 +93,10 @@ def test_another_dtype_is_packed_anew_whatever_its_bits(
 ) -> None:
     monkeypatch.setattr(packs, "_row_sums", lambda _: torch.zeros(1))
     held, here = Packs(), module.weight.data_ptr()
-    before = held.copies([module])[module]
+    before = held.copies([(module,)])[module,]
     module.weight.data = module.weight.data.to(torch.bfloat16)
     monkeypatch.setattr(torch.Tensor, "data_ptr", lambda _: here)
-    assert held.copies([module])[module] is not before
+    assert held.copies([(module,)])[module,] is not before
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -111,7 +123,7 @@ def test_all_who_use_a_model_share_its_copies_and_the_last_one_frees_them(
 
 def test_a_module_that_is_gone_holds_no_copy() -> None:
     held, module = Packs(), nn.Linear(16, 24)
-    held.copies([module])
+    held.copies([(module,)])
     assert len(held._held) == 1
     del module
     gc.collect()
@@ -125,11 +137,11 @@ def test_a_quarter_of_the_free_memory_is_enough(
     free = SimpleNamespace(available=available)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
     held = Packs()
-    assert held.fit([module]) is fits
-    held.copies([module])
+    assert held.fit([(module,)]) is fits
+    held.copies([(module,)])
     free.available = 0
-    assert held.fit([module])  # it is there already
-    assert not held.fit([module, nn.Linear(16, 24)])
+    assert held.fit([(module,)])  # it is there already
+    assert not held.fit([(module,), (nn.Linear(16, 24),)])
 
 
 @pytest.mark.parametrize(
@@ -147,4 +159,4 @@ def test_a_container_has_a_limit_of_its_own(
     if limit is not None:
         (tmp_path / "memory.max").write_text(limit + "\n")
         (tmp_path / "memory.current").write_text("1000\n")
-    assert Packs().fit([module]) is fits
+    assert Packs().fit([(module,)]) is fits

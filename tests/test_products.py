@@ -11,16 +11,15 @@ from torch.nn.functional import linear
 from torch.nn.utils import parametrize
 
 from selfspec import products
+from selfspec.packed import pack
 from selfspec.products import (
     LINEAR,
     NUM_TOKENS,
     PACKED,
     TURNED,
-    Packed,
     Product,
     Table,
     best_ways,
-    pack,
     products_of,
     seconds_by_way,
     turned,
@@ -222,38 +221,9 @@ def test_a_hook_still_hears(asked: list[int]) -> None:
 
 
 @needs_packs
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("has_bias", [True, False])
-@pytest.mark.parametrize("shape", [*SHAPES, (70, 16)], ids=str)
-def test_packed_it_is_the_same_product_too(
-    shape: tuple[int, ...], has_bias: bool, dtype: torch.dtype
-) -> None:
-    torch.manual_seed(0)
-    module = nn.Linear(16, 24, bias=has_bias, dtype=dtype).requires_grad_(False)
-    x = torch.randn(*shape[:-1], 32, dtype=dtype)[..., ::2]  # lies apart in memory
-    straight = linear(x, module.weight, module.bias)
-    other = Packed(pack(module.weight), dtype)(x, module.weight, module.bias)
-    rounding = ROUNDING.get(dtype, 1e-6)
-    torch.testing.assert_close(other, straight, rtol=rounding, atol=rounding)
-    assert (other.shape, other.stride()) == (straight.shape, straight.stride())
-
-
-@needs_packs
-def test_what_stock_converts_is_left_to_stock() -> None:
-    module = nn.Linear(16, 24).requires_grad_(False)
-    way, x = Packed(pack(module.weight), torch.float32), torch.randn(3, 16)
-    with torch.autocast("cpu", torch.bfloat16):
-        outcome = way(x, module.weight, module.bias)
-        assert outcome.dtype is torch.bfloat16
-        assert torch.equal(outcome, module(x))
-    with pytest.raises(RuntimeError, match="dtype"):
-        way(x.double(), module.weight, module.bias)
-
-
-@needs_packs
 def test_copies_are_used_where_the_table_says_so() -> None:
     model = Two().requires_grad_(False)
-    wrong = {module: pack(-module.weight) for module in model.children()}
+    wrong = {(module,): pack([-module.weight]) for module in model.children()}
     ways = tuple(PACKED if number in (2, 3) else LINEAR for number in NUM_TOKENS)
     with turning(model, dict.fromkeys(products_of(model), ways), wrong):
         for number in (1, 2, 3, 4):
@@ -310,7 +280,7 @@ def test_what_can_not_be_packed_is_no_way(
 
 @needs_packs
 def test_what_comes_out_wrong_packed_is_no_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "pack", lambda weight: pack(1.1 * weight))
+    monkeypatch.setattr(products, "pack", lambda weights: pack([1.1 * w for w in weights]))
     torch.manual_seed(0)
     seconds = seconds_by_way([nn.Linear(4, 4).requires_grad_(False)], max_seconds=0)
     assert set(seconds) == {LINEAR, TURNED}

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from selfspec.device import device_for
+from selfspec.packed import Group, groups_of
 from selfspec.packs import Packs
 from selfspec.plugin.abilities import try_backend
 from selfspec.plugin.backends import AttentionTypes
@@ -36,14 +37,14 @@ _WIDEST_TRIED = 8
 class Lent:
     """How one call runs its forwards: by a runner, else op by op, some products by other ways.
 
-    `copies` are the weights that are packed. `reason` says why not as it was asked for, where it
-    was; `seconds` is what finding out took.
+    `copies` are the weights that are packed, by who uses them. `reason` says why not as it was
+    asked for, where it was; `seconds` is what finding out took.
     """
 
     runner: StaticRunner | None = None
     reason: str | None = None
     table: Table | None = None
-    copies: Mapping[nn.Linear, torch.Tensor] = field(default_factory=dict)
+    copies: Mapping[Group, torch.Tensor] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -54,7 +55,7 @@ class Lent:
     @property
     def packed_bytes(self) -> int:
         """What the copies take, or a little more."""
-        return sum(module.weight.nbytes for module in self.copies)
+        return sum(module.weight.nbytes for group in self.copies for module in group)
 
     def products(self, model: Any) -> AbstractContextManager[None]:
         """The model with its products' best ways."""
@@ -99,10 +100,10 @@ class Forwards:
         start = perf_counter()
         found = products_of(model)
         table = self._turns.table(found, (TURNED,) if forward == TURNED else (TURNED, PACKED))
-        packs, modules = self._packs_of(model), _packed_modules(found, table)
-        if forward == "auto" and not packs.fit(modules):
-            table, modules = self._turns.table(found, (TURNED,)), []
-        copies = packs.copies(modules)
+        packs, groups = self._packs_of(model), _packed_groups(model, found, table)
+        if forward == "auto" and not packs.fit(groups):
+            table, groups = self._turns.table(found, (TURNED,)), []
+        copies = packs.copies(groups)
         is_as_asked = forward == "auto" or (copies if forward == PACKED else table)
         return Lent(
             table=table,
@@ -152,14 +153,15 @@ class _Kept:
         return self._found
 
 
-def _packed_modules(found: Products, table: Table) -> list[nn.Linear]:
-    """Those for which the table would have their weights packed."""
-    return [
-        module
+def _packed_groups(model: nn.Module, found: Products, table: Table) -> list[Group]:
+    """Those for which the table would have their weights packed; together what goes alike."""
+    ways = {
+        module: tuple(table[product])
         for product, modules in found.items()
         for module in modules
         if PACKED in table.get(product, ())
-    ]
+    }
+    return groups_of(model, ways)
 
 
 def decode_mode(model: Any) -> AbstractContextManager[None]:

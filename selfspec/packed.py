@@ -1,0 +1,141 @@
+"""Products over weights that lie as this CPU's math library wants them, *packed*.
+
+Projections of one input, as those to queries, keys and values are, may lie in one copy, one behind
+the other: what is asked of the first is then answered for the others, too. Knows `nn.Linear` and
+what such projections are called; not who asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+__all__ = ["TYPICAL", "Group", "Joint", "Packed", "Way", "groups_of", "pack", "packed_ways"]
+
+TYPICAL = 8  # tokens, which weights are packed and tried for
+_OF_ONE_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+Way = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+Group = tuple[nn.Linear, ...]  # those that share a copy
+
+
+def groups_of(model: nn.Module, modules: Mapping[nn.Linear, Hashable]) -> list[Group]:
+    """The modules, in groups of one input where their names, shapes and values here allow it."""
+    groups = list(_groups_by_name(model, modules))
+    grouped = {module for group in groups for module in group}
+    return groups + [(module,) for module in modules if module not in grouped]
+
+
+def _groups_by_name(model: nn.Module, modules: Mapping[nn.Linear, Hashable]) -> Iterator[Group]:
+    for parent in model.modules():
+        for names in _OF_ONE_INPUT:
+            named = [parent._modules.get(name) for name in names]
+            group = [m for m in named if isinstance(m, nn.Linear) and m in modules]
+            if len(group) == len(names) and len({_kind(m, modules[m]) for m in group}) == 1:
+                yield tuple(group)
+
+
+def _kind(module: nn.Linear, value: Hashable) -> Hashable:
+    return value, module.in_features, module.weight.dtype, module.bias is None
+
+
+def pack(weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One copy of them that only `Packed` and `Joint` can read.
+
+    Raises `RuntimeError` where there is no such thing.
+    """
+    whole = torch.cat([*weights]) if len(weights) > 1 else weights[0]
+    try:
+        return torch.ops.mkldnn._reorder_linear_weight(whole.detach(), TYPICAL)  # type: ignore[no-any-return]
+    except (AttributeError, NotImplementedError) as error:
+        raise RuntimeError("this build of torch packs no weights") from error
+
+
+class Packed:
+    """`linear` over a packed copy of its weight. Nothing is kept for gradients."""
+
+    def __init__(self, copy: torch.Tensor, dtype: torch.dtype) -> None:
+        self._copy = copy
+        self._dtype = dtype
+        self._product = torch.ops.mkldnn._linear_pointwise.default
+
+    def takes(self, x: torch.Tensor) -> bool:
+        """False for the dtypes that `linear` converts, and the copy does not."""
+        return x.dtype is self._dtype and not torch.is_autocast_enabled("cpu")
+
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """As `linear`."""
+        if not self.takes(x):
+            return linear(x, weight, bias)
+        return self._product(x, self._copy, bias, "none", [], "")  # type: ignore[no-any-return]
+
+
+class _Answers(NamedTuple):
+    """What a group's projections make of one input."""
+
+    x: torch.Tensor
+    version: int  # of the input, which may be written to
+    outcomes: Sequence[torch.Tensor]
+
+    def are_for(self, x: torch.Tensor) -> bool:
+        return self.x is x and self.version == _version(x)
+
+
+class Joint:
+    """The `linear` of each of a group, over a copy of all their weights.
+
+    The first one asked for an input is answered with the others. Who comes with another input, or
+    when its answer is gone, is answered by `linear` itself.
+    """
+
+    def __init__(self, copy: torch.Tensor, group: Group) -> None:
+        biases = [module.bias.detach() for module in group if module.bias is not None]
+        self._bias = torch.cat(biases) if biases else None
+        self._packed = Packed(copy, group[0].weight.dtype)
+        self._sizes = [module.out_features for module in group]
+        self._answers: _Answers | None = None  # taken and left whole: others may be inside, too
+
+    def way(self, place: int) -> Way:
+        """That of one of the group."""
+        return partial(self._answer, place)
+
+    def _answer(
+        self, place: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        if not self._packed.takes(x):
+            return linear(x, weight, bias)
+        answers = self._ask(x, weight) if place == 0 else self._answers
+        if answers is None or not answers.are_for(x):
+            return linear(x, weight, bias)
+        if place == len(self._sizes) - 1:
+            self._answers = None
+        return answers.outcomes[place].contiguous()
+
+    def _ask(self, x: torch.Tensor, weight: torch.Tensor) -> _Answers:
+        outcomes = torch.split(self._packed(x, weight, self._bias), self._sizes, dim=-1)
+        answers = self._answers = _Answers(x, _version(x), outcomes)
+        return answers
+
+
+def _version(x: torch.Tensor) -> int:
+    """How often it was written to; torch does not count that in inference mode."""
+    return -1 if x.is_inference() else x._version
+
+
+def packed_ways(copies: Mapping[Group, torch.Tensor]) -> dict[nn.Linear, Way]:
+    """How each module uses the copy that it has."""
+    ways: dict[nn.Linear, Way] = {}
+    for group, copy in copies.items():
+        if len(group) == 1:
+            ways[group[0]] = Packed(copy, group[0].weight.dtype)
+            continue
+        joint = Joint(copy, group)
+        ways.update((module, joint.way(place)) for place, module in enumerate(group))
+    return ways
