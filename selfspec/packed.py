@@ -7,7 +7,7 @@ what such projections are called; not who asks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -24,24 +24,24 @@ Way = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 Group = tuple[nn.Linear, ...]  # those that share a copy
 
 
-def groups_of(model: nn.Module, modules: Mapping[nn.Linear, Hashable]) -> list[Group]:
-    """The modules, in groups of one input where their names, shapes and values here allow it."""
+def groups_of(model: nn.Module, modules: Collection[nn.Linear]) -> list[Group]:
+    """The modules, in groups of one input where their names and shapes allow it."""
     groups = list(_groups_by_name(model, modules))
     grouped = {module for group in groups for module in group}
     return groups + [(module,) for module in modules if module not in grouped]
 
 
-def _groups_by_name(model: nn.Module, modules: Mapping[nn.Linear, Hashable]) -> Iterator[Group]:
+def _groups_by_name(model: nn.Module, modules: Collection[nn.Linear]) -> Iterator[Group]:
     for parent in model.modules():
         for names in _OF_ONE_INPUT:
             named = [parent._modules.get(name) for name in names]
             group = [m for m in named if isinstance(m, nn.Linear) and m in modules]
-            if len(group) == len(names) and len({_kind(m, modules[m]) for m in group}) == 1:
+            if len(group) == len(names) and len(set(map(_kind, group))) == 1:
                 yield tuple(group)
 
 
-def _kind(module: nn.Linear, value: Hashable) -> Hashable:
-    return value, module.in_features, module.weight.dtype, module.bias is None
+def _kind(module: nn.Linear) -> Hashable:
+    return module.in_features, module.weight.dtype, module.bias is None
 
 
 def pack(weights: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -9,6 +9,7 @@ is made of beside, nor who asks.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from selfspec.packed import TYPICAL, Group, Packed, Way, pack, packed_ways
+from selfspec.packed import TYPICAL, Group, Way, groups_of, pack, packed_ways
 
 __all__ = [
     "LINEAR",
@@ -51,38 +52,47 @@ _CLOSE = 0.01  # of the largest outcome: what more than rounding leaves is anoth
 
 
 class Product(NamedTuple):
-    """What tells one projection's cost from another's."""
+    """What tells one projection's cost from another's, or that of several of one input."""
 
-    out_features: int
+    out_features: tuple[int, ...]  # of each
     in_features: int
     dtype: torch.dtype
 
 
-Products = Mapping[Product, Sequence[nn.Linear]]  # of one model
+Products = Mapping[Product, Sequence[Group]]  # of one model
 Table = Mapping[Product, Sequence[str]]  # the way for each of `NUM_TOKENS`
 
 
-def products_of(model: nn.Module) -> dict[Product, list[nn.Linear]]:
+def products_of(model: nn.Module) -> dict[Product, list[Group]]:
     """The model's plain projections on a CPU that are worth a thought, those of a kind together.
 
     Leaves out what only looks like one: quantised or parametrised ones, those that a hook of
     accelerate's moves about. None of a model that was compiled, which would be compiled anew.
     Costs some µs a module.
     """
-    found: dict[Product, list[nn.Linear]] = {}
+    modules: dict[nn.Linear, None] = {}
     for module in model.modules():
         if _is_compiled(module):
             return {}
-        own = vars(module).get("forward")
-        if type(module) is not nn.Linear or not (own is None or isinstance(own, _StandIn)):
-            continue
-        weight = module._parameters.get("weight")
-        if type(weight) is not nn.Parameter or not weight.is_contiguous():
-            continue
-        if weight.device.type == "cpu" and weight.numel() >= _LEAST_WEIGHTS:
-            product = Product(module.out_features, module.in_features, weight.dtype)
-            found.setdefault(product, []).append(module)
+        if type(module) is nn.Linear and _is_plain(module):
+            modules[module] = None
+    found: dict[Product, list[Group]] = {}
+    for group in groups_of(model, modules):
+        sizes = tuple(module.out_features for module in group)
+        product = Product(sizes, group[0].in_features, group[0].weight.dtype)
+        found.setdefault(product, []).append(group)
     return found
+
+
+def _is_plain(module: nn.Linear) -> bool:
+    """Nothing but a matrix of a size worth a thought."""
+    own = vars(module).get("forward")
+    if not (own is None or isinstance(own, _StandIn)):
+        return False
+    weight = module._parameters.get("weight")
+    if type(weight) is not nn.Parameter or not weight.is_contiguous():
+        return False
+    return weight.device.type == "cpu" and weight.numel() >= _LEAST_WEIGHTS
 
 
 def turned(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -99,25 +109,23 @@ def turned(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     return outcome.reshape(*x.shape[:-1], len(weight))
 
 
-def seconds_by_way(
-    modules: Sequence[nn.Linear], *, max_seconds: float
-) -> dict[str, tuple[float, ...]]:
+def seconds_by_way(groups: Sequence[Group], *, max_seconds: float) -> dict[str, tuple[float, ...]]:
     """What these products of one kind take for each of `NUM_TOKENS`, each way that there is.
 
     All ways by turns and weight after weight, as in a forward, so that all find them where a
     forward does. Takes one round at least, however long.
     """
     end = perf_counter() + max_seconds
-    weights = _enough_of([module.weight.detach() for module in modules])
-    ways = _ways_to(weights)
+    groups = _enough_of(groups)
+    ways = _ways_to(groups)
     rounds: dict[str, list[list[float]]] = {name: [] for name in ways}
     for around in range(_ROUNDS + 1):
         found: dict[str, list[float]] = {name: [] for name in ways}
         for number in NUM_TOKENS:
-            x = weights[0].new_ones(number, weights[0].shape[1])
-            some = weights[: -(-len(weights) * _MANY // max(number, _MANY))]  # many take long
-            for name, calls in ways.items():
-                found[name].append(_seconds_of(calls, x, some))
+            x = groups[0][0].weight.new_ones(number, groups[0][0].in_features)
+            some = groups[: -(-len(groups) * _MANY // max(number, _MANY))]  # many take long
+            for name, each in ways.items():
+                found[name].append(_seconds_of(each, x, some))
         for name, seconds in found.items() if around else ():  # the first one warms up
             rounds[name].append(seconds)
         if around and perf_counter() > end:
@@ -209,9 +217,9 @@ class _Turns:
         self.num_inside = 0
         packed = packed_ways(copies)
         self._forwards: list[tuple[nn.Module, _StandIn]] = []
-        for product, modules in products_of(model).items():
+        for product, groups in products_of(model).items():
             names = table.get(product, ())
-            for module in modules if set(names) - {LINEAR} else ():
+            for module in itertools.chain(*groups) if set(names) - {LINEAR} else ():
                 known: dict[str, Way] = {LINEAR: linear, TURNED: turned}
                 if module in packed:
                     known[PACKED] = packed[module]
@@ -236,30 +244,41 @@ def _is_compiled(module: nn.Module) -> bool:
     return module._compiled_call_impl is not None or hasattr(own, "_torchdynamo_orig_callable")
 
 
-def _enough_of(weights: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    number = -(-_ENOUGH_BYTES // weights[0].nbytes)
-    return weights[:number]
+def _enough_of(groups: Sequence[Group]) -> Sequence[Group]:
+    num_bytes = sum(module.weight.nbytes for module in groups[0])
+    return groups[: -(-_ENOUGH_BYTES // num_bytes)]
 
 
-def _ways_to(weights: Sequence[torch.Tensor]) -> dict[str, list[Way]]:
-    """Each way to use these weights, for each of them; packed only where that comes out right."""
-    ways: dict[str, list[Way]] = {
-        LINEAR: [linear] * len(weights),
-        TURNED: [turned] * len(weights),
+def _ways_to(groups: Sequence[Group]) -> dict[str, Mapping[nn.Linear, Way]]:
+    """Each way for each module; packed only where that comes out right."""
+    modules = list(itertools.chain(*groups))
+    ways: dict[str, Mapping[nn.Linear, Way]] = {
+        LINEAR: dict.fromkeys(modules, linear),
+        TURNED: dict.fromkeys(modules, turned),
     }
-    first = weights[0]
     try:
-        x = first.new_ones(TYPICAL, first.shape[1])
-        expected, found = linear(x, first), Packed(pack([first]), first.dtype)(x, first, None)
-        if torch.allclose(found, expected, rtol=_CLOSE, atol=_CLOSE * float(expected.abs().max())):
-            ways[PACKED] = [Packed(pack([weight]), weight.dtype) for weight in weights]
+        first = groups[0]
+        if _come_out_right(first, packed_ways({first: pack([m.weight for m in first])})):
+            copies = {group: pack([module.weight for module in group]) for group in groups}
+            ways[PACKED] = packed_ways(copies)
     except RuntimeError:  # no code of the library's for this dtype on this CPU, or no memory
         pass
     return ways
 
 
-def _seconds_of(ways: Sequence[Way], x: torch.Tensor, weights: Sequence[torch.Tensor]) -> float:
+def _come_out_right(group: Group, ways: Mapping[nn.Linear, Way]) -> bool:
+    x = group[0].weight.new_ones(TYPICAL, group[0].in_features)
+    for module in group:
+        expected = linear(x, module.weight, module.bias)
+        found = ways[module](x, module.weight, module.bias)
+        slack = _CLOSE * float(expected.abs().max())
+        if not torch.allclose(found, expected, rtol=_CLOSE, atol=slack):
+            return False
+    return True
+
+
+def _seconds_of(ways: Mapping[nn.Linear, Way], x: torch.Tensor, groups: Sequence[Group]) -> float:
     start = perf_counter()
-    for way, weight in zip(ways, weights, strict=False):
-        way(x, weight, None)
+    for module in itertools.chain(*groups):
+        ways[module](x, module.weight, module.bias)
     return perf_counter() - start

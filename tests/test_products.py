@@ -95,9 +95,23 @@ def test_those_of_a_kind_are_found_together() -> None:
     model = Two()
     found = products_of(model)
     assert found == {
-        Product(24, 16, torch.float32): [model.up, model.gate],
-        Product(16, 24, torch.float32): [model.down],
+        Product((24,), 16, torch.float32): [(model.up,), (model.gate,)],
+        Product((16,), 24, torch.float32): [(model.down,)],
     }
+
+
+def test_those_of_one_input_are_found_together_too() -> None:
+    model = nn.ModuleDict({"gate_proj": nn.Linear(16, 24), "up_proj": nn.Linear(16, 20)})
+    assert products_of(model) == {
+        Product((24, 20), 16, torch.float32): [(model["gate_proj"], model["up_proj"])]
+    }
+
+
+@needs_packs
+def test_those_of_one_input_are_timed_together() -> None:
+    group = (nn.Linear(16, 24).requires_grad_(False), nn.Linear(16, 20).requires_grad_(False))
+    seconds = seconds_by_way([group], max_seconds=0)
+    assert set(seconds) == {LINEAR, TURNED, PACKED}
 
 
 def test_what_only_looks_like_a_projection_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +123,7 @@ def test_what_only_looks_like_a_projection_is_left_alone(monkeypatch: pytest.Mon
     parametrize.register_parametrization(model[1], "weight", nn.Identity())
     model[2].to("meta")
     assert products_of(model) == {}
-    assert list(products_of(nn.Linear(4, 4))) == [Product(4, 4, torch.float32)]
+    assert list(products_of(nn.Linear(4, 4))) == [Product((4,), 4, torch.float32)]
     monkeypatch.setattr(products, "_LEAST_WEIGHTS", 17)
     assert products_of(nn.Linear(4, 4)) == {}
 
@@ -133,7 +147,7 @@ def test_what_somebody_else_put_there_meanwhile_stays() -> None:
 
 def test_only_the_numbers_of_tokens_that_pay(asked: list[int]) -> None:
     model = Two()
-    up = Product(24, 16, torch.float32)
+    up = Product((24,), 16, torch.float32)
     with turning(model, {up: ways_of(2, 6)}):
         for number in (1, 2, 3, 4, 5, 6, 7, 65, 200):
             model(torch.randn(number, 16))
@@ -233,11 +247,11 @@ def test_copies_are_used_where_the_table_says_so() -> None:
 
 
 def seconds_from(share: float, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[float, ...]]:
-    def seconds_of(ways: list[object], x: torch.Tensor, _weights: object) -> float:
-        return len(x) * (share if ways[0] is turned and len(x) <= 6 else 1.0)
+    def seconds_of(ways: dict[object, object], x: torch.Tensor, _groups: object) -> float:
+        return len(x) * (share if turned in ways.values() and len(x) <= 6 else 1.0)
 
     monkeypatch.setattr(products, "_seconds_of", seconds_of)
-    return seconds_by_way([nn.Linear(4, 4)], max_seconds=60)
+    return seconds_by_way([(nn.Linear(4, 4).requires_grad_(False),)], max_seconds=60)
 
 
 @pytest.mark.parametrize(
@@ -253,15 +267,15 @@ def test_only_what_is_clearly_faster_is_turned(
 
 
 def test_an_odd_moment_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "_ways_to", lambda _: {LINEAR: [], TURNED: []})
+    monkeypatch.setattr(products, "_ways_to", lambda _: {LINEAR: {}, TURNED: {}})
     rounds = iter([1.0] * 2 * len(NUM_TOKENS) + [9.0, 1.0] * len(NUM_TOKENS) + [1.0] * 999)
     monkeypatch.setattr(products, "_seconds_of", lambda *_: next(rounds))
-    seconds = seconds_by_way([nn.Linear(4, 4)], max_seconds=60)
+    seconds = seconds_by_way([(nn.Linear(4, 4).requires_grad_(False),)], max_seconds=60)
     assert best_ways(seconds, (TURNED,)) == ways_of()
 
 
 def test_one_round_is_measured_however_little_time_there_is() -> None:
-    seconds = seconds_by_way([nn.Linear(4, 4).requires_grad_(False)], max_seconds=0)
+    seconds = seconds_by_way([(nn.Linear(4, 4).requires_grad_(False),)], max_seconds=0)
     assert set(seconds) == {LINEAR, TURNED, *([PACKED] if packs_here() else [])}
     assert all(len(each) == len(NUM_TOKENS) and min(each) > 0 for each in seconds.values())
 
@@ -274,7 +288,7 @@ def test_what_can_not_be_packed_is_no_way(
         raise fails
 
     monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", broken, raising=False)
-    seconds = seconds_by_way([nn.Linear(4, 4).requires_grad_(False)], max_seconds=0)
+    seconds = seconds_by_way([(nn.Linear(4, 4).requires_grad_(False),)], max_seconds=0)
     assert set(seconds) == {LINEAR, TURNED}
 
 
@@ -282,5 +296,5 @@ def test_what_can_not_be_packed_is_no_way(
 def test_what_comes_out_wrong_packed_is_no_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "pack", lambda weights: pack([1.1 * w for w in weights]))
     torch.manual_seed(0)
-    seconds = seconds_by_way([nn.Linear(4, 4).requires_grad_(False)], max_seconds=0)
+    seconds = seconds_by_way([(nn.Linear(4, 4).requires_grad_(False),)], max_seconds=0)
     assert set(seconds) == {LINEAR, TURNED}

@@ -15,10 +15,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
 
 from selfspec.device import device_for
-from selfspec.packed import Group, groups_of
+from selfspec.packed import Group
 from selfspec.packs import Packs
 from selfspec.plugin.abilities import try_backend
 from selfspec.plugin.backends import AttentionTypes
@@ -100,7 +99,7 @@ class Forwards:
         start = perf_counter()
         found = products_of(model)
         table = self._turns.table(found, (TURNED,) if forward == TURNED else (TURNED, PACKED))
-        packs, groups = self._packs_of(model), _packed_groups(model, found, table)
+        packs, groups = self._packs_of(model), _packed_groups(found, table)
         if forward == "auto" and not packs.fit(groups):
             table, groups = self._turns.table(found, (TURNED,)), []
         copies = packs.copies(groups)
@@ -153,15 +152,14 @@ class _Kept:
         return self._found
 
 
-def _packed_groups(model: nn.Module, found: Products, table: Table) -> list[Group]:
-    """Those for which the table would have their weights packed; together what goes alike."""
-    ways = {
-        module: tuple(table[product])
-        for product, modules in found.items()
-        for module in modules
+def _packed_groups(found: Products, table: Table) -> list[Group]:
+    """Those for which the table would have their weights packed."""
+    return [
+        group
+        for product, groups in found.items()
+        for group in groups
         if PACKED in table.get(product, ())
-    }
-    return groups_of(model, ways)
+    ]
 
 
 def decode_mode(model: Any) -> AbstractContextManager[None]:

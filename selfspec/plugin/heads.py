@@ -77,42 +77,55 @@ def _attend(
 ) -> tuple[torch.Tensor, Any]:
     """Stands in for stock's sdpa attention."""
     forward = _this_thread.forward
-    num_sharing = getattr(module, "num_key_value_groups", 1)
-    if (
-        forward is None
-        or attention_mask is None
-        or any(others.get(name) is not None for name in _NO_OTHERS)
-        or not _pays(query, key, attention_mask, num_sharing)
-    ):
+    num_together = 0
+    if forward is not None and not any(others.get(name) is not None for name in _NO_OTHERS):
+        num_sharing = getattr(module, "num_key_value_groups", 1)
+        num_together = _num_together(query, key, attention_mask, num_sharing)
+    if forward is None or attention_mask is None or not num_together:
         return sdpa_attention_forward(  # type: ignore[no-any-return]
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
         )
     rows, num_heads, width, dim = query.shape
-    together = query.reshape(rows, num_heads // num_sharing, num_sharing * width, dim)
+    queries = query.reshape(rows, num_heads // num_together, num_together * width, dim)
     outcome = scaled_dot_product_attention(
-        together if together.shape[2] > 1 else torch.cat([together, together], dim=2),
-        key,
-        value,
-        attn_mask=forward.mask_for(num_sharing, attention_mask),
+        queries if queries.shape[2] > 1 else torch.cat([queries, queries], dim=2),
+        _copied(key, num_sharing // num_together),
+        _copied(value, num_sharing // num_together),
+        attn_mask=forward.mask_for(num_together, attention_mask),
         dropout_p=dropout,
         scale=scaling,
     )
-    outcome = outcome[:, :, : num_sharing * width]
-    apart = outcome.view(*outcome.shape[:2], num_sharing, width, -1).permute(0, 3, 1, 2, 4)
+    outcome = outcome[:, :, : num_together * width]
+    apart = outcome.view(*outcome.shape[:2], num_together, width, -1).permute(0, 3, 1, 2, 4)
     return apart.reshape(rows, width, num_heads, -1).contiguous(), None
 
 
-def _pays(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor, num_sharing: int) -> bool:
-    """Is there anything to gain, and a mask that is the same for all heads?"""
+def _num_together(
+    query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, num_sharing: int
+) -> int:
+    """How many heads are asked as one; 0 where stock's way is the only one, or as good.
+
+    All that share keys, but on a CPU only as many as leave work for every thread: then keys are
+    copied for some of them still.
+    """
     rows, num_heads, width, _ = query.shape
-    num_groups = key.shape[1]
-    if num_heads != num_groups * num_sharing or mask.shape[1:3] != (1, width):
-        return False
+    if num_heads != key.shape[1] * num_sharing or mask is None or mask.shape[1:3] != (1, width):
+        return 0
     on_cpu = query.device.type == "cpu"
     if num_sharing == 1:
-        return on_cpu and width == 1 and query.dtype in _HALVES
-    num_tasks = rows * num_groups * -(-num_sharing * width // _TASK)
-    return width == 1 or not on_cpu or num_tasks >= torch.get_num_threads()
+        return int(on_cpu and width == 1 and query.dtype in _HALVES)
+    if width == 1 or not on_cpu:
+        return num_sharing
+    for number in range(num_sharing, 1, -1):
+        num_tasks = rows * (num_heads // number) * -(-number * width // _TASK)
+        if num_sharing % number == 0 and num_tasks >= torch.get_num_threads():
+            return number
+    return 0
+
+
+def _copied(states: torch.Tensor, number: int) -> torch.Tensor:
+    """Each head of keys or values so many times."""
+    return states if number == 1 else states.repeat_interleave(number, dim=1)
 
 
 _lock = threading.Lock()

@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from selfspec.book import Book
+from selfspec.packed import Group
 from selfspec.products import (
     LINEAR,
     NUM_TOKENS,
@@ -47,22 +47,20 @@ class Turns:
         with self._lock:
             ways = {
                 product: best_ways(
-                    self._seconds(product, modules, _MAX_SECONDS / len(found)), allowed
+                    self._seconds(product, groups, _MAX_SECONDS / len(found)), allowed
                 )
-                for product, modules in found.items()
+                for product, groups in found.items()
             }
         return {product: names for product, names in ways.items() if set(names) - {LINEAR}}
 
-    def _seconds(
-        self, product: Product, modules: Sequence[nn.Linear], max_seconds: float
-    ) -> _Seconds:
+    def _seconds(self, product: Product, groups: Sequence[Group], max_seconds: float) -> _Seconds:
         key = _key(product)
         place = tuple(key.values())
         if place not in self._known:
             kept = self._book.find(key)
             if not _is_valid(kept):
                 with torch.no_grad():
-                    kept = seconds_by_way(modules, max_seconds=max_seconds)
+                    kept = seconds_by_way(groups, max_seconds=max_seconds)
                 self._book.keep(key, kept)
             self._known[place] = kept
         return self._known[place]
@@ -84,7 +82,7 @@ def _is_valid(kept: Any) -> bool:
 def _key(product: Product) -> dict[str, str | int]:
     """All that decides which way is faster."""
     return {
-        "product": f"{product.out_features} x {product.in_features}",
+        "product": f"{'+'.join(map(str, product.out_features))} x {product.in_features}",
         "dtype": str(product.dtype),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "cpus": os.cpu_count() or 0,

@@ -143,7 +143,7 @@ def test_arguments_that_only_stock_knows_are_left_to_it(asked):
 
 
 def test_on_a_cpu_no_thread_goes_without_work(asked, monkeypatch):
-    """Heads that were put together keep fewer threads busy."""
+    """Heads that are asked as one keep fewer threads busy."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
     with sharing_heads():
         attend(*inputs(3, 4, rows=1))  # 2 heads of 12 queries
@@ -153,6 +153,21 @@ def test_on_a_cpu_no_thread_goes_without_work(asked, monkeypatch):
         attend(*inputs(3, 30, rows=1))  # 90 queries are three times 32
         attend(*inputs(3, 1, rows=1))  # one by one they are slower by far
     assert [query.shape[2] for query, _, _ in asked] == [12, 90, 3]
+
+
+@pytest.mark.parametrize(
+    ("num_threads", "num_together"), [(2, 12), (3, 6), (5, 4), (6, 4), (7, 3), (12, 2), (13, 0)]
+)
+def test_as_many_are_asked_as_one_as_leave_work_for_all(
+    asked, monkeypatch, num_threads, num_together
+):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
+    args = inputs(12, 2, rows=1)
+    with sharing_heads():
+        found = attend(*args)
+    torch.testing.assert_close(found, sdpa_attention_forward(*args)[0])
+    assert [query.shape[2] for query, _, _ in asked] == [2 * num_together] * bool(num_together)
+    assert all(key.shape[1] == 24 / num_together for _, key, _ in asked)
 
 
 def test_outside_and_in_other_threads_stocks_attention_runs(asked):

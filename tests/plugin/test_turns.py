@@ -22,12 +22,12 @@ NUM = len(NUM_TOKENS)
 
 @pytest.fixture(autouse=True)
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many modules each measurement was given; small products count, some pay turned."""
+    """How many groups each measurement was given; small products count, some pay turned."""
     numbers: list[int] = []
 
-    def measure(modules: Any, *, max_seconds: float) -> dict[str, tuple[float, ...]]:
-        numbers.append(len(modules))
-        share = 0.5 if modules[0].in_features == 8 else 1.0
+    def measure(groups: Any, *, max_seconds: float) -> dict[str, tuple[float, ...]]:
+        numbers.append(len(groups))
+        share = 0.5 if groups[0][0].in_features == 8 else 1.0
         return {LINEAR: (1.0,) * NUM, TURNED: (share,) * NUM, PACKED: (share / 2,) * NUM}
 
     monkeypatch.setattr(products, "_LEAST_WEIGHTS", 0)
@@ -42,11 +42,11 @@ def model_of(*sizes: tuple[int, int]) -> nn.Module:
 def test_only_what_pays_is_in_the_table(tmp_path: Path, measured: list[int]) -> None:
     known = Turns(Book("products", tmp_path))
     model = model_of((8, 4), (8, 4), (4, 8))
-    product = Product(4, 8, torch.float32)
+    product = Product((4,), 8, torch.float32)
     assert known.table(products_of(model), (TURNED,)) == {product: (TURNED,) * NUM}
     assert sorted(measured) == [1, 2]
     both = known.table(products_of(model), (TURNED, PACKED))
-    assert both == {product: (PACKED,) * NUM, Product(8, 4, torch.float32): (PACKED,) * NUM}
+    assert both == {product: (PACKED,) * NUM, Product((8,), 4, torch.float32): (PACKED,) * NUM}
     assert known.table(products_of(model_of((4, 8))), (TURNED,)) == {}
     assert known.table(products_of(nn.ReLU()), (TURNED,)) == {}
     assert len(measured) == 2
@@ -69,6 +69,19 @@ def test_another_dtype_or_number_of_threads_is_another_thing(
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     known.table(products_of(model_of((8, 4))), (TURNED,))
     assert len(measured) == 3
+
+
+def test_those_of_one_input_are_another_product(tmp_path: Path, measured: list[int]) -> None:
+    one, other = nn.Linear(8, 4), nn.Linear(8, 6)
+    apart, together = (
+        nn.ModuleList([one, other]),
+        nn.ModuleDict({"gate_proj": one, "up_proj": other}),
+    )
+    known = Turns(Book("products", tmp_path))
+    known.table(products_of(apart), (TURNED,))
+    assert len(known.table(products_of(together), (TURNED,))) == 1
+    assert len(measured) == 3
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 NONE_OF_OURS = [
