@@ -7,7 +7,7 @@ what such projections are called; not who asks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -24,17 +24,22 @@ Way = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 Group = tuple[nn.Linear, ...]  # those that share a copy
 
 
-def groups_of(model: nn.Module, modules: Collection[nn.Linear]) -> list[Group]:
-    """The modules, in groups of one input where their names and shapes allow it."""
-    groups = list(_groups_by_name(model, modules))
+def groups_of(parents: Iterable[nn.Module], modules: Collection[nn.Linear]) -> list[Group]:
+    """The modules, in groups of one input where their names below `parents` and shapes allow it."""
+    groups = list(_groups_by_name(parents, modules))
     grouped = {module for group in groups for module in group}
     return groups + [(module,) for module in modules if module not in grouped]
 
 
-def _groups_by_name(model: nn.Module, modules: Collection[nn.Linear]) -> Iterator[Group]:
-    for parent in model.modules():
+def _groups_by_name(
+    parents: Iterable[nn.Module], modules: Collection[nn.Linear]
+) -> Iterator[Group]:
+    for parent in parents:
+        children = parent._modules
         for names in _OF_ONE_INPUT:
-            named = [parent._modules.get(name) for name in names]
+            if names[0] not in children:  # as in most: a call looks at each
+                continue
+            named = [children.get(name) for name in names]
             group = [m for m in named if isinstance(m, nn.Linear) and m in modules]
             if len(group) == len(names) and len(set(map(_kind, group))) == 1:
                 yield tuple(group)
@@ -49,7 +54,7 @@ def pack(weights: Sequence[torch.Tensor]) -> torch.Tensor:
 
     Raises `RuntimeError` where there is no such thing.
     """
-    whole = torch.cat([*weights]) if len(weights) > 1 else weights[0]
+    whole = torch.cat(list(weights)) if len(weights) > 1 else weights[0]
     try:
         return torch.ops.mkldnn._reorder_linear_weight(whole.detach(), TYPICAL)  # type: ignore[no-any-return]
     except (AttributeError, NotImplementedError) as error:

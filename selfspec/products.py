@@ -70,14 +70,15 @@ def products_of(model: nn.Module) -> dict[Product, list[Group]]:
     accelerate's moves about. None of a model that was compiled, which would be compiled anew.
     Costs some µs a module.
     """
+    parents = list(model.modules())
     modules: dict[nn.Linear, None] = {}
-    for module in model.modules():
+    for module in parents:
         if _is_compiled(module):
             return {}
         if type(module) is nn.Linear and _is_plain(module):
             modules[module] = None
     found: dict[Product, list[Group]] = {}
-    for group in groups_of(model, modules):
+    for group in groups_of(parents, modules):
         sizes = tuple(module.out_features for module in group)
         product = Product(sizes, group[0].in_features, group[0].weight.dtype)
         found.setdefault(product, []).append(group)
@@ -257,10 +258,9 @@ def _ways_to(groups: Sequence[Group]) -> dict[str, Mapping[nn.Linear, Way]]:
         TURNED: dict.fromkeys(modules, turned),
     }
     try:
-        first = groups[0]
-        if _come_out_right(first, packed_ways({first: pack([m.weight for m in first])})):
-            copies = {group: pack([module.weight for module in group]) for group in groups}
-            ways[PACKED] = packed_ways(copies)
+        packed = packed_ways({group: pack([m.weight for m in group]) for group in groups})
+        if _come_out_right(groups[0], packed):
+            ways[PACKED] = packed
     except RuntimeError:  # no code of the library's for this dtype on this CPU, or no memory
         pass
     return ways

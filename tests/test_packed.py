@@ -179,7 +179,7 @@ def test_those_of_one_input_are_found_together() -> None:
     one, other = model
     modules = {m for m in model.modules() if isinstance(m, nn.Linear)}
     modules.remove(other.up_proj)  # small, say
-    assert set(groups_of(model, modules)) == {
+    assert set(groups_of(model.modules(), modules)) == {
         one.group(),
         (one.gate_proj, one.up_proj),
         (one.o_proj,),
@@ -205,7 +205,7 @@ def has_another_dtype(model: Attention) -> None:
 def test_what_does_not_fit_together_is_left_apart(change: Callable[[Attention], None]) -> None:
     model = Attention()
     change(model)
-    assert set(groups_of(model, model.group())) == {(module,) for module in model.group()}
+    assert set(groups_of(model.modules(), model.group())) == {(module,) for module in model.group()}
 
 
 def test_each_module_has_its_way() -> None:
