@@ -16,6 +16,7 @@ import transformers
 import eval as evaluation
 import selfspec
 from eval.errors import EvalError
+from selfspec.hardware import processor
 from selfspec.store import locate, read_card, tokenizer_info
 
 __all__ = ["check_same", "environment", "short_name", "versions", "where"]
@@ -86,10 +87,7 @@ def _machine(device: torch.device) -> str:
     """The name of the GPU or processor that runs the model."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    return processor()
 
 
 def _git() -> dict[str, Any]:

@@ -6,9 +6,9 @@ many times slower than they need to be, and in half precision slower still.
 
 from __future__ import annotations
 
-import threading
-
 import torch
+
+from selfspec.scratch import Scratch
 
 __all__ = ["as_read", "fits_at_once", "largest", "likeliest", "top_k"]
 
@@ -17,7 +17,7 @@ _BLOCK = 64
 _AT_ONCE = 1 << 18  # numbers
 _ROOM = 1 << 20  # numbers worked on at a time where it is more: two of 4 MB
 
-_OF_THREAD = threading.local()
+_SCRATCH = Scratch(2 * _ROOM)
 
 
 def as_read(logits: torch.Tensor) -> torch.Tensor:
@@ -60,26 +60,13 @@ def _top_k_by_parts(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.T
     ids, highest = [], []
     for first in range(0, len(places), step):
         part = places[first : first + step]
-        read, probabilities = _rooms(part.shape)
+        read, probabilities = _SCRATCH.room(2, *part.shape)
         torch.softmax(read.copy_(part), -1, out=probabilities)
         found = largest(probabilities, k)
         highest.append(found[0])
         ids.append(found[1])
     shape = (*logits.shape[:-1], k)
     return torch.cat(ids).view(shape), torch.cat(highest).view(shape)
-
-
-def _rooms(shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two tensors of this thread; what they held is lost."""
-    size = shape.numel()
-    held: torch.Tensor | None = getattr(_OF_THREAD, "held", None)
-    if held is None or held.shape[1] < size:
-        with torch.inference_mode(False):  # so that both modes may write to it
-            held = _OF_THREAD.held = torch.empty(
-                2, max(size, _ROOM), dtype=torch.float32, device="cpu"
-            )
-    first, second = held[:, :size]
-    return first.view(shape), second.view(shape)
 
 
 def largest(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:

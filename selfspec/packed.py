@@ -8,15 +8,28 @@ what such projections are called; not who asks.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.functional import linear
 
-__all__ = ["TYPICAL", "Group", "Joint", "Packed", "Way", "groups_of", "pack", "packed_ways"]
+__all__ = [
+    "HALVES",
+    "TYPICAL",
+    "Group",
+    "Joint",
+    "Packed",
+    "Way",
+    "groups_of",
+    "pack",
+    "packed_bytes",
+    "packed_dtype",
+    "packed_ways",
+]
 
+HALVES = (torch.bfloat16, torch.float16)
 TYPICAL = 8  # tokens, which weights are packed and tried for
 _OF_ONE_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
@@ -55,8 +68,35 @@ def pack(weights: Sequence[torch.Tensor]) -> torch.Tensor:
     Raises `RuntimeError` where there is no such thing.
     """
     whole = torch.cat(list(weights)) if len(weights) > 1 else weights[0]
+    return _reordered(whole.detach().to(packed_dtype(whole.dtype)))
+
+
+def packed_bytes(group: Group) -> int:
+    """What the copy of a group's weights takes, or a little more."""
+    return sum(m.weight.numel() * packed_dtype(m.weight.dtype).itemsize for m in group)
+
+
+@cache
+def packed_dtype(dtype: torch.dtype) -> torch.dtype:
+    """That of copies of such weights: wider than half precision where a CPU can't calculate in it.
+
+    There a product takes its time for each token, and in float32 nearly the same for some as for
+    one. What comes out is rounded to half precision as stock rounds its own sums, which are in
+    float32, too.
+    """
+    if dtype not in HALVES:
+        return dtype
+    tiny = torch.ones(TYPICAL, TYPICAL, dtype=dtype, device="cpu")
     try:
-        return torch.ops.mkldnn._reorder_linear_weight(whole.detach(), TYPICAL)  # type: ignore[no-any-return]
+        Packed(_reordered(tiny), dtype)(tiny, tiny, None)
+    except RuntimeError:
+        return torch.float32
+    return dtype
+
+
+def _reordered(weight: torch.Tensor) -> torch.Tensor:
+    try:
+        return torch.ops.mkldnn._reorder_linear_weight(weight, TYPICAL)  # type: ignore[no-any-return]
     except (AttributeError, NotImplementedError) as error:
         raise RuntimeError("this build of torch packs no weights") from error
 
@@ -79,7 +119,11 @@ class Packed:
         """As `linear`."""
         if not self.takes(x):
             return linear(x, weight, bias)
-        return self._product(x, self._copy, bias, "none", [], "")  # type: ignore[no-any-return]
+        wide = self._copy.dtype
+        if wide is not x.dtype:
+            x, bias = x.to(wide), None if bias is None else bias.to(wide)
+        outcome: torch.Tensor = self._product(x, self._copy, bias, "none", [], "")
+        return outcome.to(self._dtype)
 
 
 class _Answers(NamedTuple):

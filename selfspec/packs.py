@@ -18,7 +18,7 @@ import psutil
 import torch
 from torch import nn
 
-from selfspec.packed import Group, pack
+from selfspec.packed import Group, pack, packed_bytes
 
 __all__ = ["Packs"]
 
@@ -53,7 +53,7 @@ class Packs:
 
     def fit(self, groups: Iterable[Group]) -> bool:
         """May those that are missing be made, for the memory that they take?"""
-        missing = sum(m.weight.nbytes for g in groups if g[0] not in self._held for m in g)
+        missing = sum(packed_bytes(group) for group in groups if group[0] not in self._held)
         return not missing or missing <= _SHARE * _free_memory()
 
     def copies(self, groups: Iterable[Group]) -> dict[Group, torch.Tensor]:

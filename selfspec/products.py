@@ -3,8 +3,10 @@
 ``x Wᵀ`` and ``(W xᵀ)ᵀ``, *turned*, are the same sums of the same products. A math library has other
 code for each, and for a handful of tokens one may be several times as fast as the other. From
 weights that lie as the library wants them, *packed*, it spares itself the sorting, but they are a
-second copy. Which way is fastest, only this machine can tell. Knows `nn.Linear`; not what a model
-is made of beside, nor who asks.
+second copy. A CPU that can't calculate in half precision takes stock's way for one token after the
+other; *widened* to float32, a part of the weights at a time, they are done all at once. Which way
+is fastest, only this machine can tell. Knows `nn.Linear`; not what a model is made of beside, nor
+who asks.
 """
 
 from __future__ import annotations
@@ -23,13 +25,15 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from selfspec.packed import TYPICAL, Group, Way, groups_of, pack, packed_ways
+from selfspec.packed import HALVES, TYPICAL, Group, Way, groups_of, pack, packed_ways
+from selfspec.scratch import Scratch
 
 __all__ = [
     "LINEAR",
     "NUM_TOKENS",
     "PACKED",
     "TURNED",
+    "WIDENED",
     "Product",
     "Products",
     "Table",
@@ -38,16 +42,18 @@ __all__ = [
     "seconds_by_way",
     "turned",
     "turning",
+    "widened",
 ]
 
-LINEAR, TURNED, PACKED = "linear", "turned", "packed"
+LINEAR, TURNED, WIDENED, PACKED = "linear", "turned", "widened", "packed"
 # that are told apart, all rows together; the last one stands for all above it, as prompts have
 NUM_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 256)
 _LEAST_WEIGHTS = 1 << 16  # a smaller product takes as long as it takes to ask for it
 _ENOUGH_BYTES = 1 << 26  # of weights, that no cache holds what the next one needs
 _PAYS = 0.9  # of the time, at most
 _ROUNDS = 3
-_MANY = 64  # tokens, from which on arithmetic decides and not what caches hold
+_LONG = 0.01  # seconds: what takes longer than to read that much does not hang on caches
+_AT_ONCE = 1 << 20  # numbers that are widened: 4 MB
 _CLOSE = 0.01  # of the largest outcome: what more than rounding leaves is another product
 
 
@@ -110,8 +116,26 @@ def turned(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     return outcome.reshape(*x.shape[:-1], len(weight))
 
 
+def widened(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """`linear` in half precision, turned and in float32, in the layout that `linear` gives.
+
+    Takes no memory but for a part of the weights, which each thread keeps. Nothing is kept for
+    gradients.
+    """
+    tokens = x.reshape(-1, x.shape[-1])
+    columns = tokens.float().t()
+    outcome = tokens.new_empty(len(tokens), len(weight))
+    size = max(_AT_ONCE // weight.shape[1], 1)
+    for first in range(0, len(weight), size):
+        part = slice(first, first + size)
+        some = weight.detach()[part]
+        sums = torch.mm(_SCRATCH.room(*some.shape).copy_(some), columns).t()  # (N, part)
+        outcome[:, part] = sums if bias is None else sums + bias[part]
+    return outcome.view(*x.shape[:-1], len(weight))
+
+
 def seconds_by_way(groups: Sequence[Group], *, max_seconds: float) -> dict[str, tuple[float, ...]]:
-    """What these products of one kind take for each of `NUM_TOKENS`, each way that there is.
+    """What one of these products takes for each of `NUM_TOKENS`, each way that there is.
 
     All ways by turns and weight after weight, as in a forward, so that all find them where a
     forward does. Takes one round at least, however long.
@@ -124,9 +148,8 @@ def seconds_by_way(groups: Sequence[Group], *, max_seconds: float) -> dict[str, 
         found: dict[str, list[float]] = {name: [] for name in ways}
         for number in NUM_TOKENS:
             x = groups[0][0].weight.new_ones(number, groups[0][0].in_features)
-            some = groups[: -(-len(groups) * _MANY // max(number, _MANY))]  # many take long
             for name, each in ways.items():
-                found[name].append(_seconds_of(each, x, some))
+                found[name].append(_seconds_of(each, x, groups))
         for name, seconds in found.items() if around else ():  # the first one warms up
             rounds[name].append(seconds)
         if around and perf_counter() > end:
@@ -137,20 +160,23 @@ def seconds_by_way(groups: Sequence[Group], *, max_seconds: float) -> dict[str, 
 def best_ways(seconds: Mapping[str, Sequence[float]], allowed: Collection[str]) -> tuple[str, ...]:
     """For each of `NUM_TOKENS` the way to go, of `LINEAR` and those allowed.
 
-    Turned where that is clearly faster. Packed, if that pays on the whole, wherever none of the
-    others is clearly faster: the copy is there then.
+    Turned or widened where that is clearly faster. Packed, if that pays on the whole, wherever none
+    of the others is clearly faster: the copy is there then.
 
     >>> best_ways({"linear": [3, 3, 3], "turned": [2, 2, 4]}, ["turned", "packed"])
     ('turned', 'turned', 'linear')
+    >>> best_ways({"linear": [3, 6, 9], "widened": [5, 5, 5]}, ["turned", "widened"])
+    ('linear', 'widened', 'widened')
     >>> best_ways({"linear": [3, 3, 3], "packed": [1, 2.9, 4]}, ["packed"])
     ('packed', 'packed', 'linear')
     >>> best_ways({"linear": [3, 3, 3], "packed": [2.9, 2.9, 2.9]}, ["packed"])
     ('linear', 'linear', 'linear')
     """
     ways, least = [LINEAR] * len(seconds[LINEAR]), list(seconds[LINEAR])
-    for place, other in enumerate(seconds.get(TURNED, ()) if TURNED in allowed else ()):
-        if other < _PAYS * least[place]:
-            ways[place], least[place] = TURNED, other
+    for name in (TURNED, WIDENED):
+        for place, other in enumerate(seconds.get(name, ()) if name in allowed else ()):
+            if other < _PAYS * least[place]:
+                ways[place], least[place] = name, other
     if PACKED in allowed and PACKED in seconds:
         shares = [mine / other for mine, other in zip(seconds[PACKED], least, strict=True)]
         if mean(shares) < _PAYS:
@@ -221,7 +247,7 @@ class _Turns:
         for product, groups in products_of(model).items():
             names = table.get(product, ())
             for module in itertools.chain(*groups) if set(names) - {LINEAR} else ():
-                known: dict[str, Way] = {LINEAR: linear, TURNED: turned}
+                known: dict[str, Way] = {LINEAR: linear, TURNED: turned, WIDENED: widened}
                 if module in packed:
                     known[PACKED] = packed[module]
                 ways = [known.get(name, linear) for name in names]
@@ -234,6 +260,7 @@ class _Turns:
                 del vars(module)["forward"]
 
 
+_SCRATCH = Scratch(_AT_ONCE)
 _lock = threading.Lock()
 _this_thread = _ThisThread()
 _turns: WeakKeyDictionary[nn.Module, _Turns] = WeakKeyDictionary()
@@ -257,6 +284,8 @@ def _ways_to(groups: Sequence[Group]) -> dict[str, Mapping[nn.Linear, Way]]:
         LINEAR: dict.fromkeys(modules, linear),
         TURNED: dict.fromkeys(modules, turned),
     }
+    if modules[0].weight.dtype in HALVES:
+        ways[WIDENED] = dict.fromkeys(modules, widened)
     try:
         packed = packed_ways({group: pack([m.weight for m in group]) for group in groups})
         if _come_out_right(groups[0], packed):
@@ -271,14 +300,17 @@ def _come_out_right(group: Group, ways: Mapping[nn.Linear, Way]) -> bool:
     for module in group:
         expected = linear(x, module.weight, module.bias)
         found = ways[module](x, module.weight, module.bias)
-        slack = _CLOSE * float(expected.abs().max())
+        slack = _CLOSE * float(expected.detach().abs().max())
         if not torch.allclose(found, expected, rtol=_CLOSE, atol=slack):
             return False
     return True
 
 
 def _seconds_of(ways: Mapping[nn.Linear, Way], x: torch.Tensor, groups: Sequence[Group]) -> float:
-    start = perf_counter()
-    for module in itertools.chain(*groups):
-        ways[module](x, module.weight, module.bias)
-    return perf_counter() - start
+    """For one group, of as many as are done in a little while."""
+    start, num_done, seconds = perf_counter(), 0, 0.0
+    while num_done < len(groups) and seconds < _LONG:
+        for module in groups[num_done]:
+            ways[module](x, module.weight, module.bias)
+        num_done, seconds = num_done + 1, perf_counter() - start
+    return seconds / num_done

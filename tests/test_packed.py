@@ -10,13 +10,23 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from selfspec.packed import Group, Joint, Packed, groups_of, pack, packed_ways
+from selfspec import packed
+from selfspec.packed import (
+    Group,
+    Joint,
+    Packed,
+    groups_of,
+    pack,
+    packed_bytes,
+    packed_dtype,
+    packed_ways,
+)
 from tests.fakes import packs_here
 
 pytestmark = pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
 
 SHAPES = [(16,), (1, 16), (5, 16), (1, 1, 16), (2, 3, 16), (70, 16)]
-ROUNDING = {torch.bfloat16: 2e-2, torch.float32: 1e-6}
+ROUNDING = {torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float32: 1e-6}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -33,6 +43,38 @@ def test_packed_it_is_the_same_product_too(
     rounding = ROUNDING[dtype]
     torch.testing.assert_close(other, straight, rtol=rounding, atol=rounding)
     assert (other.shape, other.stride()) == (straight.shape, straight.stride())
+
+
+@pytest.fixture
+def no_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a CPU that can't calculate in half precision."""
+    monkeypatch.setattr(packed, "packed_dtype", lambda dtype: torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_wider_copy_gives_what_half_precision_gives(
+    has_bias: bool, dtype: torch.dtype, no_halves: None
+) -> None:
+    attention = Attention(bias=has_bias, dtype=dtype)
+    group, x = attention.group(), torch.randn(5, 16, dtype=dtype)
+    ways = packed_ways({group: pack([module.weight for module in group])})
+    for module in group:
+        expected = module(x)
+        found = ways[module](x, module.weight, module.bias)
+        torch.testing.assert_close(found, expected, rtol=ROUNDING[dtype], atol=ROUNDING[dtype])
+        assert (found.dtype, found.stride()) == (dtype, expected.stride())
+    assert packed_bytes(group) == 4 * sum(module.weight.numel() for module in group)
+
+
+def test_only_half_precision_may_need_a_wider_copy() -> None:
+    assert packed_dtype(torch.float32) is torch.float32
+    assert packed_dtype(torch.float64) is torch.float64
+    for dtype in (torch.bfloat16, torch.float16):
+        module = nn.Linear(16, 24, dtype=dtype)
+        size = packed_dtype(dtype).itemsize
+        assert size in (2, 4)
+        assert packed_bytes((module,)) == size * 16 * 24
 
 
 def test_what_stock_converts_is_left_to_stock() -> None:

@@ -1,4 +1,4 @@
-"""A turned or packed product is the same one, in the same layout, where and while asked for."""
+"""A product asked for otherwise is the same one, in the same layout, where and while asked for."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from selfspec.products import (
     NUM_TOKENS,
     PACKED,
     TURNED,
+    WIDENED,
     Product,
     Table,
     best_ways,
@@ -24,6 +25,7 @@ from selfspec.products import (
     seconds_by_way,
     turned,
     turning,
+    widened,
 )
 from tests.fakes import packs_here
 
@@ -83,6 +85,41 @@ def test_it_is_the_same_product(shape: tuple[int, ...], has_bias: bool, dtype: t
     rounding = ROUNDING.get(dtype, 1e-6)
     torch.testing.assert_close(other, straight, rtol=rounding, atol=rounding)
     assert (other.shape, other.stride()) == (straight.shape, straight.stride())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("at_once", [1, 16 * 10, 1 << 20])
+def test_widened_part_by_part_too(
+    shape: tuple[int, ...],
+    has_bias: bool,
+    dtype: torch.dtype,
+    at_once: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(products, "_AT_ONCE", at_once)
+    torch.manual_seed(0)
+    module = nn.Linear(16, 24, bias=has_bias, dtype=dtype)
+    x = torch.randn(*shape[:-1], 32, dtype=dtype)[..., ::2]  # lies apart in memory
+    with torch.no_grad():
+        straight = module(x)
+        other = widened(x, module.weight, module.bias)
+    torch.testing.assert_close(other, straight, rtol=ROUNDING[dtype], atol=ROUNDING[dtype])
+    assert (other.shape, other.stride()) == (straight.shape, straight.stride())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_only_half_precision_is_widened(dtype: torch.dtype) -> None:
+    module = nn.Linear(16, 24, dtype=dtype).requires_grad_(False)
+    seconds = seconds_by_way([(module,)], max_seconds=0)
+    assert (WIDENED in seconds) == (dtype != torch.float32)
+    model = nn.Sequential(module)
+    table = dict.fromkeys(products_of(model), (WIDENED,) * len(NUM_TOKENS))
+    x = torch.randn(3, 16, dtype=dtype)
+    expected = widened(x, module.weight, module.bias).to(dtype)
+    with turning(model, table):
+        torch.testing.assert_close(model(x), expected)
 
 
 def test_what_lies_apart_in_memory_is_read_right() -> None:

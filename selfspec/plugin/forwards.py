@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from selfspec.device import device_for
-from selfspec.packed import Group
+from selfspec.packed import Group, packed_bytes
 from selfspec.packs import Packs
 from selfspec.plugin.abilities import try_backend
 from selfspec.plugin.backends import AttentionTypes
@@ -25,7 +25,15 @@ from selfspec.plugin.captures import capture_reason, capture_state
 from selfspec.plugin.graphs import GraphBackend
 from selfspec.plugin.runner import StaticRunner
 from selfspec.plugin.turns import Turns
-from selfspec.products import PACKED, TURNED, Products, Table, products_of, turning
+from selfspec.products import (
+    PACKED,
+    TURNED,
+    WIDENED,
+    Products,
+    Table,
+    products_of,
+    turning,
+)
 
 __all__ = ["Forwards", "Lent"]
 
@@ -54,7 +62,7 @@ class Lent:
     @property
     def packed_bytes(self) -> int:
         """What the copies take, or a little more."""
-        return sum(module.weight.nbytes for group in self.copies for module in group)
+        return sum(map(packed_bytes, self.copies))
 
     def products(self, model: Any) -> AbstractContextManager[None]:
         """The model with its products' best ways."""
@@ -98,10 +106,11 @@ class Forwards:
     def _by_best_ways(self, model: Any, forward: str) -> Lent:
         start = perf_counter()
         found = products_of(model)
-        table = self._turns.table(found, (TURNED,) if forward == TURNED else (TURNED, PACKED))
+        without = (TURNED, WIDENED)  # copies
+        table = self._turns.table(found, without if forward == TURNED else (*without, PACKED))
         packs, groups = self._packs_of(model), _packed_groups(found, table)
         if forward == "auto" and not packs.fit(groups):
-            table, groups = self._turns.table(found, (TURNED,)), []
+            table, groups = self._turns.table(found, without), []
         copies = packs.copies(groups)
         is_as_asked = forward == "auto" or (copies if forward == PACKED else table)
         return Lent(

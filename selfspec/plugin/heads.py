@@ -19,11 +19,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from selfspec.packed import HALVES
+
 __all__ = ["sharing_heads"]
 
 _NAME = "sdpa"
 _TASK = 32  # queries of a head that one thread of a CPU works on at a time
-_HALVES = (torch.bfloat16, torch.float16)
 _NO_OTHERS = ("position_bias", "cache", "softcap")  # arguments that are stock's own matter
 
 
@@ -113,7 +114,7 @@ def _num_together(
         return 0
     on_cpu = query.device.type == "cpu"
     if num_sharing == 1:
-        return int(on_cpu and width == 1 and query.dtype in _HALVES)
+        return int(on_cpu and width == 1 and query.dtype in HALVES)
     if width == 1 or not on_cpu:
         return num_sharing
     for number in range(num_sharing, 1, -1):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from selfspec.book import Book
+from selfspec.hardware import processor
 from selfspec.packed import Group
 from selfspec.products import (
     LINEAR,
@@ -84,7 +85,7 @@ def _key(product: Product) -> dict[str, str | int]:
     return {
         "product": f"{'+'.join(map(str, product.out_features))} x {product.in_features}",
         "dtype": str(product.dtype),
-        "capability": torch.backends.cpu.get_cpu_capability(),
+        "processor": processor(),
         "cpus": os.cpu_count() or 0,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
