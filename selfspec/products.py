@@ -169,6 +169,8 @@ def best_ways(seconds: Mapping[str, Sequence[float]], allowed: Collection[str]) 
     ('linear', 'widened', 'widened')
     >>> best_ways({"linear": [3, 3, 3], "packed": [1, 2.9, 4]}, ["packed"])
     ('packed', 'packed', 'linear')
+    >>> best_ways({"linear": [3, 3, 3], "packed": [9, 2, 2]}, ["packed"])
+    ('linear', 'packed', 'packed')
     >>> best_ways({"linear": [3, 3, 3], "packed": [2.9, 2.9, 2.9]}, ["packed"])
     ('linear', 'linear', 'linear')
     """
@@ -179,7 +181,7 @@ def best_ways(seconds: Mapping[str, Sequence[float]], allowed: Collection[str]) 
                 ways[place], least[place] = name, other
     if PACKED in allowed and PACKED in seconds:
         shares = [mine / other for mine, other in zip(seconds[PACKED], least, strict=True)]
-        if mean(shares) < _PAYS:
+        if mean(min(share, 1.0) for share in shares) < _PAYS:  # the others are still there
             ways = [
                 PACKED if share * _PAYS < 1 else way
                 for way, share in zip(ways, shares, strict=True)
