@@ -65,12 +65,14 @@ class SpecConfig:
             memory, else turned, else eagerly. ``"eager"``: op by op as in stock; nothing
             is kept on the device from call to call. ``"turned"``: with projections computed as
             weight times tokens wherever this CPU's math library is faster so, the prompt's too,
-            which is measured on first use, in about 3 seconds, and kept in the user's cache
-            folder. ``"packed"``: from second copies of their weights, laid out as the library
-            wants them, where that is faster still, however much memory it takes; they are kept
-            while a `SelfSpec` that used them lives. ``"graph"``: asks for captured graphs, each
-            made on first use and kept with KV slots of fixed places for the next calls; where
-            there can be none, the call goes on eagerly and ``stats.eager_reason`` says why.
+            and in float32 where the CPU can't calculate in half precision; which is faster is
+            measured on first use, in about 3 seconds, and kept in the user's cache folder.
+            ``"packed"``: from second copies of their weights, laid out as the library wants
+            them, in float32 on such a CPU, where that is faster still, however much memory it
+            takes; they are kept while a `SelfSpec` that used them lives. ``"graph"``: asks for
+            captured graphs, each made on first use and kept with KV slots of fixed places for the
+            next calls; where there can be none, the call goes on eagerly and ``stats.eager_reason``
+            says why.
             ``"compiled"``: the same fixed places through `torch.compile`, on a CPU too: minutes at
             first for a large model, and captured as graphs on CUDA. A forward may then be wider
             than its tree: 1, 2, 4, … 64, or a multiple of 64.

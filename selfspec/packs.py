@@ -1,9 +1,9 @@
 """Second copies of a model's weights, laid out as this CPU's math library wants them.
 
-Made on first use, and as large as the weights. One set serves all who use a model, for as long as
-one of them lives. Weights may change between two calls in ways that torch counts nowhere, as
-adapters do when they are merged: so each call sums all of them up, row by row, which takes a
-fraction of a forward's time.
+Made on first use, and as large as the weights, or twice as large where a CPU can't calculate in
+their half precision. One set serves all who use a model, for as long as one of them lives. Weights
+may change between two calls in ways that torch counts nowhere, as adapters do when they are merged:
+so each call sums all of them up, row by row, which takes a fraction of a forward's time.
 """
 
 from __future__ import annotations

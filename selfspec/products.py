@@ -122,6 +122,8 @@ def widened(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     Takes no memory but for a part of the weights, which each thread keeps. Nothing is kept for
     gradients.
     """
+    if x.dtype is not weight.dtype or torch.is_autocast_enabled("cpu"):  # as stock converts it
+        return linear(x, weight, bias)
     tokens = x.reshape(-1, x.shape[-1])
     columns = tokens.float().t()
     outcome = tokens.new_empty(len(tokens), len(weight))

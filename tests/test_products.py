@@ -109,6 +109,15 @@ def test_widened_part_by_part_too(
     assert (other.shape, other.stride()) == (straight.shape, straight.stride())
 
 
+def test_what_stock_converts_or_refuses_is_left_to_stock() -> None:
+    module = nn.Linear(16, 24, dtype=torch.bfloat16).requires_grad_(False)
+    x = torch.randn(3, 16)
+    with pytest.raises(RuntimeError, match="dtype"):
+        widened(x, module.weight, module.bias)
+    with torch.autocast("cpu", torch.float16):
+        assert torch.equal(widened(x, module.weight, module.bias), module(x))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_only_half_precision_is_widened(dtype: torch.dtype) -> None:
     module = nn.Linear(16, 24, dtype=dtype).requires_grad_(False)
