@@ -16,7 +16,7 @@ import transformers
 import eval as evaluation
 import selfspec
 from eval.errors import EvalError
-from selfspec.hardware import processor
+from selfspec.hardware import device_name
 from selfspec.store import locate, read_card, tokenizer_info
 
 __all__ = ["check_same", "environment", "short_name", "versions", "where"]
@@ -44,7 +44,7 @@ def where(model: Any) -> dict[str, Any]:
     return {
         **versions(),
         "attention": str(getattr(model.config, "_attn_implementation", None)),
-        "machine": _machine(model.device),
+        "machine": device_name(model.device),
         "threads": torch.get_num_threads(),
         "num_cpus": os.cpu_count(),
     }
@@ -81,13 +81,6 @@ def check_same(folder: Path, known: Mapping[str, Any], now: Mapping[str, Any]) -
                     f"{name} must be what it was when the run in {folder} began: {was!r} (got "
                     f"{is_now!r}); choose another --output, or go back to {was!r}"
                 )
-
-
-def _machine(device: torch.device) -> str:
-    """The name of the GPU or processor that runs the model."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return processor()
 
 
 def _git() -> dict[str, Any]:

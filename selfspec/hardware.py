@@ -1,4 +1,4 @@
-"""Which processor this is: what was measured on one of them holds on no other."""
+"""Which processor or card this is: what was measured on one of them holds on no other."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["processor", "processor_of"]
+__all__ = ["device_name", "processor", "processor_of"]
 
 # as x86 and ARM have it; the name of a virtual one often says no more than who made it
 _TELLING = ("cpu family", "model", "stepping", "CPU implementer", "CPU part")
+
+
+def device_name(device: torch.device) -> str:
+    """Of the card, or of the processor; with what else the device is, where it is neither."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return processor() if device.type == "cpu" else f"{device.type}, {processor()}"
 
 
 @cache

@@ -7,7 +7,7 @@ from unittest import mock
 
 import torch
 
-from selfspec.hardware import processor, processor_of
+from selfspec.hardware import device_name, processor, processor_of
 
 INTEL = """\
 processor\t: 0
@@ -43,6 +43,13 @@ def test_there_is_a_name_without_linux_too() -> None:
         mock.patch("platform.machine", return_value="arm64"),
     ):
         assert processor.__wrapped__().startswith("arm64, ")
+
+
+def test_a_device_is_named_by_what_runs_it() -> None:
+    assert device_name(torch.device("cpu")) == processor()
+    assert device_name(torch.device("mps")) == f"mps, {processor()}"
+    with mock.patch("torch.cuda.get_device_name", return_value="a card"):
+        assert device_name(torch.device("cuda")) == "a card"
 
 
 def test_what_torch_uses_of_it_is_told() -> None:

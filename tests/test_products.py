@@ -126,7 +126,7 @@ def test_only_half_precision_is_widened(dtype: torch.dtype) -> None:
     model = nn.Sequential(module)
     table = dict.fromkeys(products_of(model), (WIDENED,) * len(NUM_TOKENS))
     x = torch.randn(3, 16, dtype=dtype)
-    expected = widened(x, module.weight, module.bias).to(dtype)
+    expected = widened(x, module.weight, module.bias)
     with turning(model, table):
         torch.testing.assert_close(model(x), expected)
 

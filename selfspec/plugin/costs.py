@@ -17,7 +17,7 @@ from transformers.cache_utils import DynamicCache
 
 from selfspec.cost import STEPS, WIDTHS, CostBook, CostCurve, SteppedCurve, stepped
 from selfspec.errors import UnsupportedError
-from selfspec.hardware import processor
+from selfspec.hardware import device_name
 from selfspec.plugin.abilities import probe
 from selfspec.plugin.backends import AttentionTypes, ChainBackend, TreeBackend
 from selfspec.plugin.forwards import Forwards, Lent
@@ -171,12 +171,6 @@ def _forward_of(backend: _Backend) -> str:
     return "chain" if backend.kind == "eager" else f"{backend.kind} chain"
 
 
-def _name_of(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return processor() if device.type == "cpu" else device.type
-
-
 def _key(model: Any, num_rows: int, num_columns: int, forward: str) -> _Key:
     """All that the cost depends on, by name."""
     shape = hashlib.sha256(model.config.to_json_string().encode()).hexdigest()[:16]
@@ -185,7 +179,7 @@ def _key(model: Any, num_rows: int, num_columns: int, forward: str) -> _Key:
         "config": shape,
         "parameters": sum(p.numel() for p in model.parameters()),
         "dtype": str(model.dtype),
-        "device": _name_of(model.device),
+        "device": device_name(model.device),
         "attention": str(getattr(model.config, "_attn_implementation", None)),
         "rows": num_rows,
         "context": max(num_columns, _LEAST_CONTEXT).bit_length(),
