@@ -22,6 +22,7 @@ from selfspec.build.limits import max_positions
 from selfspec.cost import CostCurve
 from selfspec.errors import unknown_name
 from selfspec.plugin.costs import kept_curve, profile
+from selfspec.records import GenerationStats
 from selfspec.store import load_cache
 
 __all__ = ["Stage", "check_methods", "set_stage"]
@@ -54,8 +55,9 @@ class Stage(NamedTuple):
     def curve(self, num_columns: int, num_rows: int) -> CostCurve:
         """What a forward costs by its width: as the methods came to know it, else measured now."""
         known = (method.stats for method in self.methods.values())
-        forward = next((stats.forward for stats in known if stats is not None), "eager")
-        of: Any = {"num_columns": num_columns, "num_rows": num_rows, "forward": forward}
+        last = next((stats for stats in known if stats is not None), GenerationStats())
+        how: Any = {"forward": last.forward, "exact": last.exact}
+        of: Any = {"num_columns": num_columns, "num_rows": num_rows, **how}
         kept = kept_curve(self.model, **of)
         return kept or profile(self.model, max_seconds=_CURVE_SECONDS, **of)[1]
 

@@ -76,6 +76,12 @@ class SpecConfig:
             ``"compiled"``: the same fixed places through `torch.compile`, on a CPU too: minutes at
             first for a large model, and captured as graphs on CUDA. A forward may then be wider
             than its tree: 1, 2, 4, … 64, or a multiple of 64.
+        exact: True has half precision come out as in stock's plain steps to the last bit, and so in
+            stock's very text, where that can be had: with ``sdpa`` attention on a CPU that can't
+            calculate in half precision, as those without AVX-512. Each query's attention takes as
+            long as a plain step's then, so that drafts seldom pay, but prompts do. False: to the
+            last bit but for attention, which is faster; where two tokens are equally likely, the
+            text may take the other one, as it may in half precision on any other device.
         overlap: True lets a CUDA device look up what is learned from a forward, and move the KV of
             what was accepted, while the CPU reads the outcome and drafts on. False does one after
             the other. What is learned is the same; without CUDA there is no difference.
@@ -101,6 +107,7 @@ class SpecConfig:
     branch_length: int = 6
     learning: str = "session"
     forward: str = "auto"
+    exact: bool = False
     overlap: bool = True
     strict: bool = False
 
@@ -118,7 +125,7 @@ class SpecConfig:
             raise ConfigError(unknown_name("learning scope", str(self.learning), LEARNING_SCOPES))
         if self.forward not in FORWARDS:
             raise ConfigError(unknown_name("forward", str(self.forward), FORWARDS))
-        for name in ("overlap", "strict"):
+        for name in ("exact", "overlap", "strict"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False (got {getattr(self, name)!r})")
 

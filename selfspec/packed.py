@@ -15,9 +15,12 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
+from selfspec.settled import Part, counts_alone, settle
+
 __all__ = [
     "HALVES",
     "TYPICAL",
+    "Copy",
     "Group",
     "Joint",
     "Packed",
@@ -27,6 +30,7 @@ __all__ = [
     "packed_bytes",
     "packed_dtype",
     "packed_ways",
+    "settles",
 ]
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -35,6 +39,13 @@ _OF_ONE_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 Way = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 Group = tuple[nn.Linear, ...]  # those that share a copy
+
+
+class Copy(NamedTuple):
+    """The weights of a group, one behind the other, as only `Packed` and `Joint` can read them."""
+
+    weights: torch.Tensor
+    lengths: torch.Tensor | None  # of the rows as vectors, where sums are settled by them
 
 
 def groups_of(parents: Iterable[nn.Module], modules: Collection[nn.Linear]) -> list[Group]:
@@ -62,13 +73,13 @@ def _kind(module: nn.Linear) -> Hashable:
     return module.in_features, module.weight.dtype, module.bias is None
 
 
-def pack(weights: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One copy of them that only `Packed` and `Joint` can read.
-
-    Raises `RuntimeError` where there is no such thing.
-    """
-    whole = torch.cat(list(weights)) if len(weights) > 1 else weights[0]
-    return _reordered(whole.detach().to(packed_dtype(whole.dtype)))
+def pack(weights: Sequence[torch.Tensor]) -> Copy:
+    """One copy of them. Raises `RuntimeError` where there is no such thing."""
+    whole = (torch.cat(list(weights)) if len(weights) > 1 else weights[0]).detach()
+    lengths = None
+    if settles(whole.dtype):
+        lengths = torch.linalg.vector_norm(whole, dim=-1, dtype=torch.float32)
+    return Copy(_reordered(whole.to(packed_dtype(whole.dtype))), lengths)
 
 
 def packed_bytes(group: Group) -> int:
@@ -81,17 +92,21 @@ def packed_dtype(dtype: torch.dtype) -> torch.dtype:
     """That of copies of such weights: wider than half precision where a CPU can't calculate in it.
 
     There a product takes its time for each token, and in float32 nearly the same for some as for
-    one. What comes out is rounded to half precision as stock rounds its own sums, which are in
-    float32, too.
+    one.
     """
     if dtype not in HALVES:
         return dtype
     tiny = torch.ones(TYPICAL, TYPICAL, dtype=dtype, device="cpu")
     try:
-        Packed(_reordered(tiny), dtype)(tiny, tiny, None)
+        _product(tiny, _reordered(tiny), None)
     except RuntimeError:
         return torch.float32
     return dtype
+
+
+def settles(dtype: torch.dtype) -> bool:
+    """Are products of such weights worked out in float32, and settled to stock's own bits?"""
+    return packed_dtype(dtype) is not dtype and counts_alone(dtype)
 
 
 def _reordered(weight: torch.Tensor) -> torch.Tensor:
@@ -104,10 +119,9 @@ def _reordered(weight: torch.Tensor) -> torch.Tensor:
 class Packed:
     """`linear` over a packed copy of its weight. Nothing is kept for gradients."""
 
-    def __init__(self, copy: torch.Tensor, dtype: torch.dtype) -> None:
+    def __init__(self, copy: Copy, dtype: torch.dtype) -> None:
         self._copy = copy
         self._dtype = dtype
-        self._product = torch.ops.mkldnn._linear_pointwise.default
 
     def takes(self, x: torch.Tensor) -> bool:
         """False for the dtypes that `linear` converts, and the copy does not."""
@@ -119,11 +133,24 @@ class Packed:
         """As `linear`."""
         if not self.takes(x):
             return linear(x, weight, bias)
-        wide = self._copy.dtype
-        if wide is not x.dtype:
-            x, bias = x.to(wide), None if bias is None else bias.to(wide)
-        outcome: torch.Tensor = self._product(x, self._copy, bias, "none", [], "")
-        return outcome.to(self._dtype)
+        return self.outcome(x, bias, [Part(weight.detach(), bias)])
+
+    def outcome(
+        self, x: torch.Tensor, bias: torch.Tensor | None, parts: Sequence[Part]
+    ) -> torch.Tensor:
+        """That of all weights in the copy, which are those of the parts; `bias` are theirs."""
+        weights, lengths = self._copy
+        wide = x.to(weights.dtype)
+        if lengths is None:
+            bias = None if bias is None else bias.to(weights.dtype)
+            return _product(wide, weights, bias).to(self._dtype)
+        sums = _product(wide, weights, None)
+        tokens = x.reshape(-1, x.shape[-1])
+        return settle(sums.view(len(tokens), -1), tokens, parts, lengths).view(sums.shape)
+
+
+def _product(x: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return torch.ops.mkldnn._linear_pointwise.default(x, weights, bias, "none", [], "")  # type: ignore[no-any-return]
 
 
 class _Answers(NamedTuple):
@@ -144,10 +171,11 @@ class Joint:
     when its answer is gone, is answered by `linear` itself.
     """
 
-    def __init__(self, copy: torch.Tensor, group: Group) -> None:
+    def __init__(self, copy: Copy, group: Group) -> None:
         biases = [module.bias.detach() for module in group if module.bias is not None]
         self._bias = torch.cat(biases) if biases else None
         self._packed = Packed(copy, group[0].weight.dtype)
+        self._group = group
         self._sizes = [module.out_features for module in group]
         self._answers: _Answers | None = None  # taken and left whole: others may be inside, too
 
@@ -160,15 +188,16 @@ class Joint:
     ) -> torch.Tensor:
         if not self._packed.takes(x):
             return linear(x, weight, bias)
-        answers = self._ask(x, weight) if place == 0 else self._answers
+        answers = self._ask(x) if place == 0 else self._answers
         if answers is None or not answers.are_for(x):
             return linear(x, weight, bias)
         if place == len(self._sizes) - 1:
             self._answers = None
         return answers.outcomes[place].contiguous()
 
-    def _ask(self, x: torch.Tensor, weight: torch.Tensor) -> _Answers:
-        outcomes = torch.split(self._packed(x, weight, self._bias), self._sizes, dim=-1)
+    def _ask(self, x: torch.Tensor) -> _Answers:
+        parts = [Part(module.weight.detach(), module.bias) for module in self._group]
+        outcomes = torch.split(self._packed.outcome(x, self._bias, parts), self._sizes, dim=-1)
         answers = self._answers = _Answers(x, _version(x), outcomes)
         return answers
 
@@ -178,7 +207,7 @@ def _version(x: torch.Tensor) -> int:
     return -1 if x.is_inference() else x._version
 
 
-def packed_ways(copies: Mapping[Group, torch.Tensor]) -> dict[nn.Linear, Way]:
+def packed_ways(copies: Mapping[Group, Copy]) -> dict[nn.Linear, Way]:
     """How each module uses the copy that it has."""
     ways: dict[nn.Linear, Way] = {}
     for group, copy in copies.items():

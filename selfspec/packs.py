@@ -18,7 +18,7 @@ import psutil
 import torch
 from torch import nn
 
-from selfspec.packed import Group, pack, packed_bytes
+from selfspec.packed import Copy, Group, pack, packed_bytes
 
 __all__ = ["Packs"]
 
@@ -30,7 +30,7 @@ class _Held(NamedTuple):
     addresses: tuple[int, ...]
     dtype: torch.dtype
     sums: torch.Tensor  # of the rows' bits: they tell whether the weights are still the same
-    copy: torch.Tensor
+    copy: Copy
 
 
 class Packs:
@@ -56,12 +56,12 @@ class Packs:
         missing = sum(packed_bytes(group) for group in groups if group[0] not in self._held)
         return not missing or missing <= _SHARE * _free_memory()
 
-    def copies(self, groups: Iterable[Group]) -> dict[Group, torch.Tensor]:
+    def copies(self, groups: Iterable[Group]) -> dict[Group, Copy]:
         """Of each group's weights as they are now."""
         with self._lock, torch.no_grad():
             return {group: self._fresh(group) for group in groups}
 
-    def _fresh(self, group: Group) -> torch.Tensor:
+    def _fresh(self, group: Group) -> Copy:
         weights, held = [module.weight.detach() for module in group], self._held.get(group[0])
         place = tuple(weight.data_ptr() for weight in weights), weights[0].dtype
         sums = torch.cat([_row_sums(weight) for weight in weights])

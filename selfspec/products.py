@@ -4,9 +4,9 @@
 code for each, and for a handful of tokens one may be several times as fast as the other. From
 weights that lie as the library wants them, *packed*, it spares itself the sorting, but they are a
 second copy. A CPU that can't calculate in half precision takes stock's way for one token after the
-other; *widened* to float32, a part of the weights at a time, they are done all at once. Which way
-is fastest, only this machine can tell. Knows `nn.Linear`; not what a model is made of beside, nor
-who asks.
+other; *widened* to float32, a part of the weights at a time, they are done all at once, and come
+out to the same bits. Which way is fastest, only this machine can tell. Knows `nn.Linear`; not what
+a model is made of beside, nor who asks.
 """
 
 from __future__ import annotations
@@ -25,8 +25,19 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from selfspec.packed import HALVES, TYPICAL, Group, Way, groups_of, pack, packed_ways
+from selfspec.packed import (
+    HALVES,
+    TYPICAL,
+    Copy,
+    Group,
+    Way,
+    groups_of,
+    pack,
+    packed_ways,
+    settles,
+)
 from selfspec.scratch import Scratch
+from selfspec.settled import Part, settle
 
 __all__ = [
     "LINEAR",
@@ -129,10 +140,15 @@ def widened(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     outcome = tokens.new_empty(len(tokens), len(weight))
     size = max(_AT_ONCE // weight.shape[1], 1)
     for first in range(0, len(weight), size):
-        part = slice(first, first + size)
-        some = weight.detach()[part]
-        sums = torch.mm(_SCRATCH.room(*some.shape).copy_(some), columns).t()  # (N, part)
-        outcome[:, part] = sums if bias is None else sums + bias[part]
+        rows = slice(first, first + size)
+        part = Part(weight.detach()[rows], None if bias is None else bias.detach()[rows])
+        wide = _SCRATCH.room(*part.weight.shape).copy_(part.weight)
+        sums = torch.mm(wide, columns).t()  # (N, rows)
+        if settles(weight.dtype):
+            lengths = torch.linalg.vector_norm(wide, dim=-1)
+            outcome[:, rows] = settle(sums, tokens, [part], lengths)
+        else:
+            outcome[:, rows] = sums if part.bias is None else sums + part.bias
     return outcome.view(*x.shape[:-1], len(weight))
 
 
@@ -193,7 +209,7 @@ def best_ways(seconds: Mapping[str, Sequence[float]], allowed: Collection[str]) 
 
 @contextmanager
 def turning(
-    model: nn.Module, table: Table, copies: Mapping[Group, torch.Tensor] | None = None
+    model: nn.Module, table: Table, copies: Mapping[Group, Copy] | None = None
 ) -> Iterator[None]:
     """Computes the products of a model's forwards otherwise inside, in this thread alone.
 
@@ -242,9 +258,7 @@ _PLACES = [bisect_left((0, *NUM_TOKENS), number) for number in range(_LAST + 1)]
 class _Turns:
     """The stand-ins in one model."""
 
-    def __init__(
-        self, model: nn.Module, table: Table, copies: Mapping[Group, torch.Tensor]
-    ) -> None:
+    def __init__(self, model: nn.Module, table: Table, copies: Mapping[Group, Copy]) -> None:
         self.num_inside = 0
         packed = packed_ways(copies)
         self._forwards: list[tuple[nn.Module, _StandIn]] = []
@@ -284,11 +298,11 @@ def _enough_of(groups: Sequence[Group]) -> Sequence[Group]:
 def _ways_to(groups: Sequence[Group]) -> dict[str, Mapping[nn.Linear, Way]]:
     """Each way for each module; packed only where that comes out right."""
     modules = list(itertools.chain(*groups))
-    ways: dict[str, Mapping[nn.Linear, Way]] = {
-        LINEAR: dict.fromkeys(modules, linear),
-        TURNED: dict.fromkeys(modules, turned),
-    }
-    if modules[0].weight.dtype in HALVES:
+    dtype = modules[0].weight.dtype
+    ways: dict[str, Mapping[nn.Linear, Way]] = {LINEAR: dict.fromkeys(modules, linear)}
+    if not settles(dtype):  # else the others come to stock's very bits
+        ways[TURNED] = dict.fromkeys(modules, turned)
+    if dtype in HALVES:
         ways[WIDENED] = dict.fromkeys(modules, widened)
     try:
         packed = packed_ways({group: pack([m.weight for m in group]) for group in groups})

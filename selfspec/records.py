@@ -232,8 +232,9 @@ class GenerationStats:
     is therefore 1 for plain decoding, whatever the batch, and its numerator leaves out the
     tokens that the prompt's forward yields. A token named by two sources counts for both.
     `forward` is how the last call ran the model over drafts, ``"eager"``, ``"turned"``,
-    ``"packed"``, ``"graph"`` or ``"compiled"``; `eager_reason` why it was not as asked. Of the last
-    call that drafted, `table_bytes` is what the LUTs take, `packed_bytes` second copies of weights.
+    ``"packed"``, ``"graph"`` or ``"compiled"``; `eager_reason` why it was not as asked; `exact`,
+    whether half precision came out as in stock's plain steps, to the bit. Of the last call that
+    drafted, `table_bytes` is what the LUTs take, `packed_bytes` second copies of weights.
     """
 
     num_calls: int = 0
@@ -249,6 +250,7 @@ class GenerationStats:
     disabled_reason: str | None = None
     forward: str = "eager"
     eager_reason: str | None = None
+    exact: bool = False
     table_bytes: int = 0
     packed_bytes: int = 0
 
@@ -300,6 +302,7 @@ class GenerationStats:
             disabled_reason=other.disabled_reason or self.disabled_reason,
             forward=other.forward if other.num_calls else self.forward,
             eager_reason=other.eager_reason or self.eager_reason,
+            exact=other.exact if other.num_calls else self.exact,
             table_bytes=other.table_bytes or self.table_bytes,
             packed_bytes=other.packed_bytes or self.packed_bytes,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -135,14 +136,14 @@ def test_together_they_are_the_same_products(
 def num_products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of outcomes of each packed product."""
     asked: list[int] = []
-    call = Packed.__call__
+    outcome_of = Packed.outcome
 
-    def listen(self: Packed, *args: torch.Tensor) -> torch.Tensor:
-        outcome = call(self, *args)
+    def listen(self: Packed, *args: Any) -> torch.Tensor:
+        outcome = outcome_of(self, *args)
         asked.append(outcome.shape[-1])
         return outcome
 
-    monkeypatch.setattr(Packed, "__call__", listen)
+    monkeypatch.setattr(Packed, "outcome", listen)
     return asked
 
 

@@ -9,7 +9,7 @@ import torch
 
 from selfspec.kv import TreeKV
 from selfspec.layout import Layout, RowPlaces, Window, lay_out
-from selfspec.plugin.heads import sharing_heads
+from selfspec.plugin.heads import Asks, asking
 from selfspec.records import DraftTree, Queries
 
 __all__ = ["AttentionTypes", "ChainBackend", "TreeBackend", "logits_of"]
@@ -27,10 +27,10 @@ class AttentionTypes(NamedTuple):
     scale_period: int
 
 
-def logits_of(model: Any, layout: Layout, cache: Any) -> torch.Tensor:
+def logits_of(model: Any, layout: Layout, cache: Any, asks: Asks = "together") -> torch.Tensor:
     """Logits (B, Q, V) of a model's forward over trees."""
     masks = layout.masks
-    with sharing_heads():
+    with asking(asks):
         output = model(
             input_ids=layout.input_ids,
             position_ids=layout.position_ids,
@@ -58,9 +58,11 @@ class TreeBackend:
         room: int,
         reach: int | None = None,
         kind: str = "eager",  # how the model is run
+        asks: Asks = "together",
     ) -> None:
         num_rows = next_positions.shape[-2]
         self.kind = kind
+        self.asks = asks
         sizes = {name: window.size for name, window in attention.windows.items()}
         self._model = model
         self._device = model.device
@@ -99,7 +101,7 @@ class TreeBackend:
 
     def forward(self, layout: Layout) -> torch.Tensor:
         """Logits (B, Q, V)."""
-        return logits_of(self._model, layout, self._cache)
+        return logits_of(self._model, layout, self._cache, self.asks)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keeps each row's path."""
@@ -135,8 +137,10 @@ class ChainBackend:
         model_kwargs: dict[str, Any],  # as they stand for the step that reads the roots
         *,
         kind: str = "eager",  # how the model is run
+        asks: Asks = "together",
     ) -> None:
         self.kind = kind
+        self.asks = asks
         self._model = model
         self._cache = cache
         self._ids = input_ids
@@ -173,7 +177,7 @@ class ChainBackend:
 
     def forward(self, layout: dict[str, Any]) -> torch.Tensor:
         """Logits (B, Q, V)."""
-        with sharing_heads():
+        with asking(self.asks):
             output = self._model(**layout, return_dict=True)
         return output.logits  # type: ignore[no-any-return]
 

@@ -119,6 +119,7 @@ class Call:
                 decoder.run()
         finally:
             self.stats.forward = backend.kind
+            self.stats.exact = backend.asks == "exactly"
             self.stats.eager_reason = backend.reason or self.stats.eager_reason
             backend.release()
         if self.stats.num_steps >= _STEPS_THAT_TEACH:
@@ -159,7 +160,12 @@ class Call:
         cache = self.model_kwargs["past_key_values"]
         if ability.mode == "chain":
             return ChainBackend(
-                self.model, cache, self.input_ids, self.model_kwargs, kind=lent.kind
+                self.model,
+                cache,
+                self.input_ids,
+                self.model_kwargs,
+                kind=lent.kind,
+                asks=lent.asks,
             )
         assert ability.attention is not None
         positions = self.model_kwargs["position_ids"][..., -1:]
@@ -177,7 +183,14 @@ class Call:
             except torch.OutOfMemoryError:
                 self._go_eagerly("there is no memory for fixed KV slots beside the prompt's")
         room = self._room(_MIN_ROOM)
-        return TreeBackend(self.model, *arguments, room=room, reach=self.max_reach, kind=lent.kind)
+        return TreeBackend(
+            self.model,
+            *arguments,
+            room=room,
+            reach=self.max_reach,
+            kind=lent.kind,
+            asks=lent.asks,
+        )
 
     def _graph_backend(self, runner: StaticRunner, *arguments: Any) -> GraphBackend:
         return GraphBackend(

@@ -46,7 +46,7 @@ class Costs:
         New is one, too, that was measured for narrower forwards than `widest`. Graphs that are
         not there yet are captured first, which takes what it takes.
         """
-        key = _key(model, num_rows, backend.front, _forward_of(backend))
+        key = _key(model, num_rows, backend.front, _forward_of(backend), backend.asks == "exactly")
         widths = _widths(backend, widest)
         place = tuple(key.values())
         with self._lock:
@@ -74,13 +74,13 @@ class Costs:
 
 
 def kept_curve(
-    model: Any, *, num_columns: int, num_rows: int, forward: str = "eager"
+    model: Any, *, num_columns: int, num_rows: int, forward: str = "eager", exact: bool = False
 ) -> CostCurve | None:
     """The curve that calls behind a text of that length go by; None where none is kept yet.
 
-    `forward` is how they are run, as `GenerationStats.forward` names it.
+    `forward` and `exact` are how they are run, as `GenerationStats` names it.
     """
-    return CostBook().find(_key(model, num_rows, num_columns, forward))
+    return CostBook().find(_key(model, num_rows, num_columns, forward, exact))
 
 
 def profile(
@@ -90,6 +90,7 @@ def profile(
     num_rows: int,
     max_seconds: float = 30.0,
     forward: str = "auto",
+    exact: bool = False,
 ) -> tuple[_Key, CostCurve]:
     """Measures behind a text of `num_columns` tokens; returns what the curve depends on with it.
 
@@ -101,13 +102,13 @@ def profile(
         raise UnsupportedError(f"a profile needs a model that can verify trees: {ability.reason}")
     with (
         torch.no_grad(),
-        Forwards().lend(model, ability.attention, forward) as lent,
+        Forwards().lend(model, ability.attention, forward, exact=exact) as lent,
         lent.decoding(model),
     ):
         if lent.reason is not None and forward != "auto":
             raise UnsupportedError(f"forward={forward!r} can't be had: {lent.reason}")
         backend = _behind_a_text(model, ability.attention, num_rows, num_columns, lent)
-        key = _key(model, num_rows, num_columns, _forward_of(backend))
+        key = _key(model, num_rows, num_columns, _forward_of(backend), backend.asks == "exactly")
         widths = _widths(backend, WIDTHS[-1])
         curve = _measured(backend, num_rows, widths, max_seconds)
     CostBook().keep(key, curve)
@@ -130,7 +131,7 @@ def _behind_a_text(
     if lent.runner is not None:
         widest = STEPS[-1]
         return GraphBackend(model, lent.runner, *arguments, room=widest, widest=widest)
-    return TreeBackend(model, *arguments, room=WIDTHS[-1], kind=lent.kind)
+    return TreeBackend(model, *arguments, room=WIDTHS[-1], kind=lent.kind, asks=lent.asks)
 
 
 def _widths(backend: _Backend, widest: int) -> tuple[int, ...]:
@@ -171,7 +172,7 @@ def _forward_of(backend: _Backend) -> str:
     return "chain" if backend.kind == "eager" else f"{backend.kind} chain"
 
 
-def _key(model: Any, num_rows: int, num_columns: int, forward: str) -> _Key:
+def _key(model: Any, num_rows: int, num_columns: int, forward: str, exact: bool) -> _Key:
     """All that the cost depends on, by name."""
     shape = hashlib.sha256(model.config.to_json_string().encode()).hexdigest()[:16]
     return {
@@ -184,6 +185,7 @@ def _key(model: Any, num_rows: int, num_columns: int, forward: str) -> _Key:
         "rows": num_rows,
         "context": max(num_columns, _LEAST_CONTEXT).bit_length(),
         "forward": forward,
+        "exact": exact,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,

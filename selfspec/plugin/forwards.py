@@ -17,12 +17,13 @@ from weakref import WeakKeyDictionary
 import torch
 
 from selfspec.device import device_for
-from selfspec.packed import Group, packed_bytes
+from selfspec.packed import Copy, Group, packed_bytes, settles
 from selfspec.packs import Packs
 from selfspec.plugin.abilities import try_backend
 from selfspec.plugin.backends import AttentionTypes
 from selfspec.plugin.captures import capture_reason, capture_state
 from selfspec.plugin.graphs import GraphBackend
+from selfspec.plugin.heads import Asks
 from selfspec.plugin.runner import StaticRunner
 from selfspec.plugin.turns import Turns
 from selfspec.products import (
@@ -44,14 +45,16 @@ _WIDEST_TRIED = 8
 class Lent:
     """How one call runs its forwards: by a runner, else op by op, some products by other ways.
 
-    `copies` are the weights that are packed, by who uses them. `reason` says why not as it was
-    asked for, where it was; `seconds` is what finding out took.
+    `copies` are the weights that are packed, by who uses them. `asks`
+    is how queries are put to attention. `reason` says why not as it was asked for, where it was;
+    `seconds` is what finding out took.
     """
 
     runner: StaticRunner | None = None
     reason: str | None = None
     table: Table | None = None
-    copies: Mapping[Group, torch.Tensor] = field(default_factory=dict)
+    copies: Mapping[Group, Copy] = field(default_factory=dict)
+    asks: Asks = "together"
     seconds: float = 0.0
 
     @property
@@ -66,7 +69,9 @@ class Lent:
 
     def products(self, model: Any) -> AbstractContextManager[None]:
         """The model with its products' best ways."""
-        return turning(model, self.table, self.copies) if self.table else nullcontext()
+        if not self.table:
+            return nullcontext()
+        return turning(model, self.table, self.copies)
 
     @contextmanager
     def decoding(self, model: Any) -> Iterator[None]:
@@ -85,16 +90,20 @@ class Forwards:
         self._lock = threading.Lock()
 
     @contextmanager
-    def lend(self, model: Any, attention: AttentionTypes | None, forward: str) -> Iterator[Lent]:
+    def lend(
+        self, model: Any, attention: AttentionTypes | None, forward: str, *, exact: bool
+    ) -> Iterator[Lent]:
         """How one call is to run the model; what that takes is made or measured on first use.
 
-        `forward` is one of `FORWARDS`, `attention` None where the model is given chains.
+        `forward` is one of `FORWARDS`, `attention` None where the model is given chains; `exact`
+        asks for stock's bits, where they can be had.
         """
         device = device_for(model.device, overlap=False)
+        asks = _asks(model, exact)
         if forward in (TURNED, PACKED) or (forward == "auto" and not device.can_capture):
-            yield self._by_best_ways(model, forward)
+            yield self._by_best_ways(model, forward, asks)
         elif forward == "eager":
-            yield Lent()
+            yield Lent(asks=asks)
         elif attention is None:
             yield Lent(reason="a chain grows the stock KV cache, which has no fixed places")
         elif forward != "compiled" and not device.can_capture:
@@ -103,11 +112,12 @@ class Forwards:
             with self._of(model).borrow(model, attention, forward == "compiled") as found:
                 yield Lent(reason=found) if isinstance(found, str) else Lent(found)
 
-    def _by_best_ways(self, model: Any, forward: str) -> Lent:
+    def _by_best_ways(self, model: Any, forward: str, asks: Asks) -> Lent:
         start = perf_counter()
         found = products_of(model)
         without = (TURNED, WIDENED)  # copies
-        table = self._turns.table(found, without if forward == TURNED else (*without, PACKED))
+        allowed = without if forward == TURNED else (*without, PACKED)
+        table = self._turns.table(found, allowed)
         packs, groups = self._packs_of(model), _packed_groups(found, table)
         if forward == "auto" and not packs.fit(groups):
             table, groups = self._turns.table(found, without), []
@@ -116,6 +126,7 @@ class Forwards:
         return Lent(
             table=table,
             copies=copies,
+            asks=asks,
             reason=None if is_as_asked else f"none of its products is faster {forward} here",
             seconds=perf_counter() - start,
         )
@@ -159,6 +170,18 @@ class _Kept:
         if isinstance(self._found, StaticRunner) and self._found.kind == "eager":
             self._found = str(self._found.reason)  # it failed on the way: eager forwards are better
         return self._found
+
+
+def _asks(model: Any, exact: bool) -> Asks:
+    """How queries are put to attention on the model's device.
+
+    Where products come to the bits of stock's plain steps, which compute each token by itself,
+    attention is to come as near, or as near as that is cheap.
+    """
+    implementation = getattr(model.config, "_attn_implementation", None)
+    if model.device.type != "cpu" or implementation != "sdpa" or not settles(model.dtype):
+        return "together"
+    return "exactly" if exact else "alone"
 
 
 def _packed_groups(found: Products, table: Table) -> list[Group]:

@@ -12,6 +12,7 @@ from selfspec.cost import stepped
 from selfspec.errors import UnsupportedError
 from selfspec.frames import FramePlaces, FrameShape
 from selfspec.plugin.backends import AttentionTypes
+from selfspec.plugin.heads import Asks
 from selfspec.plugin.runner import ForwardKey, StaticRunner
 from selfspec.records import DraftTree, Queries
 from selfspec.static_kv import StaticKV
@@ -27,6 +28,8 @@ class GraphBackend:
     beside the CPU's drafting, costs nothing where the path is in place already, and leaves the
     KV whole between any two steps.
     """
+
+    asks: Asks = "together"
 
     def __init__(
         self,

@@ -1,10 +1,13 @@
-"""Heads of queries that share a head of keys and values, asked together.
+"""How the queries of a forward over drafts are put to attention.
 
-As soon as there is a mask, stock's sdpa attention copies keys and values for every head that shares
-them: the whole text's, in each layer and each step. Here the queries of such heads stand one behind
-the other as queries of one head, and nothing is copied. Each query sees what it saw. Where a head
-has but one query, in half precision on a CPU, it is asked twice: for one alone torch's code is a
-slow one.
+*Together*: those of heads that share a head of keys and values. As soon as there is a mask, stock's
+sdpa attention copies keys and values for every head that shares them: the whole text's, in each
+layer and each step. Here the queries of such heads stand one behind the other as queries of one
+head, and nothing is copied. Each query sees what it saw. Where a head has but one query, in half
+precision on a CPU, it is asked twice: for one alone torch's code is a slow one.
+
+*Alone*, or even *exactly*: each by itself, so that it comes near to the bits of a plain step, or to
+those very bits.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -20,8 +23,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from selfspec.packed import HALVES
+from selfspec.plugin.alone import Keys, attend_alone, attend_exactly, keys_in
 
-__all__ = ["sharing_heads"]
+__all__ = ["Asks", "asking"]
+
+Asks = Literal["together", "alone", "exactly"]
 
 _NAME = "sdpa"
 _TASK = 32  # queries of a head that one thread of a CPU works on at a time
@@ -29,16 +35,16 @@ _NO_OTHERS = ("position_bias", "cache", "softcap")  # arguments that are stock's
 
 
 @contextmanager
-def sharing_heads() -> Iterator[None]:
-    """Inside, and in this thread alone, sdpa attention asks such heads together; for one forward.
+def asking(asks: Asks = "together") -> Iterator[None]:
+    """Inside, and in this thread alone, sdpa attention is asked so; for one forward.
 
-    Left alone are an attention that somebody else put in its place, and torch while it compiles,
-    which makes code of its own.
+    ``"together"`` is for all devices, the others for CPUs. An attention that somebody else put in
+    stock's place is left alone, and so is torch while it compiles, which makes code of its own.
     """
     if torch.compiler.is_compiling() or not _enter():
         yield
         return
-    outside, _this_thread.forward = _this_thread.forward, _Forward()
+    outside, _this_thread.forward = _this_thread.forward, _Forward(asks)
     try:
         yield
     finally:
@@ -49,8 +55,17 @@ def sharing_heads() -> Iterator[None]:
 class _Forward:
     """What the layers of one forward have in common."""
 
-    def __init__(self) -> None:
+    def __init__(self, asks: Asks) -> None:
+        self.asks = asks
         self._masks: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._keys: dict[tuple[int, int | None], tuple[torch.Tensor, list[Keys]]] = {}
+
+    def keys_in(self, mask: torch.Tensor, window: int | None) -> list[Keys]:
+        """Those of each query, found once."""
+        key = id(mask), window
+        if key not in self._keys:
+            self._keys[key] = mask, keys_in(mask, window)
+        return self._keys[key][1]
 
     def mask_for(self, num_heads: int, mask: torch.Tensor) -> torch.Tensor:
         """The mask (B, 1, Q, columns) of so many heads one behind the other, made once."""
@@ -78,13 +93,21 @@ def _attend(
 ) -> tuple[torch.Tensor, Any]:
     """Stands in for stock's sdpa attention."""
     forward = _this_thread.forward
-    num_together = 0
-    if forward is not None and not any(others.get(name) is not None for name in _NO_OTHERS):
-        num_sharing = getattr(module, "num_key_value_groups", 1)
-        num_together = _num_together(query, key, attention_mask, num_sharing)
-    if forward is None or attention_mask is None or not num_together:
+    arguments = {"dropout": dropout, "scaling": scaling, **others}
+    if forward is None or attention_mask is None or _are_stocks_own(query, attention_mask, others):
         return sdpa_attention_forward(  # type: ignore[no-any-return]
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
+            module, query, key, value, attention_mask, **arguments
+        )
+    if forward.asks != "together":
+        keys = forward.keys_in(attention_mask, others.get("sliding_window"))
+        if forward.asks == "exactly":
+            return attend_exactly(module, query, key, value, keys, **arguments), None
+        return attend_alone(query, key, value, keys, dropout=dropout, scaling=scaling), None
+    num_sharing = getattr(module, "num_key_value_groups", 1)
+    num_together = _num_together(query, key, num_sharing)
+    if not num_together:
+        return sdpa_attention_forward(  # type: ignore[no-any-return]
+            module, query, key, value, attention_mask, **arguments
         )
     rows, num_heads, width, dim = query.shape
     queries = query.reshape(rows, num_heads // num_together, num_together * width, dim)
@@ -101,16 +124,21 @@ def _attend(
     return apart.reshape(rows, width, num_heads, -1).contiguous(), None
 
 
-def _num_together(
-    query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, num_sharing: int
-) -> int:
+def _are_stocks_own(query: torch.Tensor, mask: torch.Tensor, others: dict[str, Any]) -> bool:
+    """Is there more to these queries than a mask for all heads says?"""
+    if any(others.get(name) is not None for name in _NO_OTHERS):
+        return True
+    return mask.shape[:3] != (query.shape[0], 1, query.shape[2])
+
+
+def _num_together(query: torch.Tensor, key: torch.Tensor, num_sharing: int) -> int:
     """How many heads are asked as one; 0 where stock's way is the only one, or as good.
 
     All that share keys, but on a CPU only as many as leave work for every thread: then keys are
     copied for some of them still.
     """
     rows, num_heads, width, _ = query.shape
-    if num_heads != key.shape[1] * num_sharing or mask is None or mask.shape[1:3] != (1, width):
+    if num_heads != key.shape[1] * num_sharing:
         return 0
     on_cpu = query.device.type == "cpu"
     if num_sharing == 1:

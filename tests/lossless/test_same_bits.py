@@ -1,0 +1,107 @@
+"""On a CPU that can't calculate in half precision, logits are stock's to the last bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+)
+
+from selfspec.packed import settles
+from tests.fakes import packs_here, prompt
+from tests.lossless.same import FIXED, GREEDY, MODES, doubting, run
+from tests.zoo import PAD, VOCAB
+
+# such sizes as real models have: in others torch's code for activations rounds by place
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.3,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": PAD,
+}
+CONFIGS = {
+    "one key for two heads": LlamaConfig(**SIZES),
+    "a key for each head": LlamaConfig(**{**SIZES, "num_key_value_heads": 4}),
+    "a window": MistralConfig(**SIZES, sliding_window=8),
+    "biases": Qwen2Config(**SIZES),
+    "other projections": GPT2Config(
+        vocab_size=VOCAB, n_embd=64, n_layer=2, n_head=4, initializer_range=0.3, pad_token_id=PAD
+    ),
+}
+HALVES = [torch.bfloat16, torch.float16]
+
+
+def model_of(config: PreTrainedConfig, dtype: torch.dtype) -> Any:
+    if not settles(dtype):
+        pytest.skip(f"this CPU calculates in {dtype} by itself, or settles no sums")
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    return model.to(dtype).eval()
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("forward", ["eager", "turned", "packed"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_logit(name: str, forward: str, num_rows: int, dtype: torch.dtype) -> None:
+    if forward == "packed" and not packs_here(dtype):
+        pytest.skip("this build of torch packs no weights")
+    model, inputs = model_of(CONFIGS[name], dtype), prompt(num_rows)
+    options = {"return_dict_in_generate": True, "output_logits": True, **GREEDY}
+    stock = run(model, inputs, **options)
+    spec = doubting(stock.ids, inputs, forward=forward, exact=True, **FIXED)
+    ours = run(model, inputs, custom_generate=spec, **options)
+    assert spec.stats.exact
+    assert spec.stats.num_nodes > spec.stats.num_steps
+    pairs = zip(ours.output.logits, stock.output.logits, strict=True)
+    assert [torch.equal(mine, theirs) for mine, theirs in pairs] == [True] * len(
+        stock.output.logits
+    )
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("mode", MODES)
+def test_the_text_of_rows_at_their_own_pace(mode: str, dtype: torch.dtype) -> None:
+    model, inputs, options = (
+        model_of(CONFIGS["one key for two heads"], dtype),
+        prompt(3),
+        MODES[mode],
+    )
+    stock = run(model, inputs, **options)
+    spec = doubting(stock.ids, inputs, exact=True, **FIXED)
+    ours = run(model, inputs, custom_generate=spec, **options)
+    assert spec.stats.exact
+    assert torch.equal(ours.ids, stock.ids)
+    assert torch.equal(ours.rng_state, stock.rng_state)
+
+
+def test_without_it_attention_alone_may_differ() -> None:
+    model, inputs = model_of(CONFIGS["one key for two heads"], torch.bfloat16), prompt()
+    stock = run(model, inputs, **GREEDY)
+    spec = doubting(stock.ids, inputs, **FIXED)
+    run(model, inputs, custom_generate=spec, **GREEDY)
+    assert not spec.stats.exact
+
+
+def test_what_calculates_otherwise_is_never_exact() -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIGS["one key for two heads"]).eval()
+    inputs = prompt()
+    spec = doubting(run(model, inputs, **GREEDY).ids, inputs, exact=True, **FIXED)
+    run(model, inputs, custom_generate=spec, **GREEDY)
+    assert not spec.stats.exact

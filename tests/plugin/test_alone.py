@@ -1,0 +1,107 @@
+"""Each query by itself, over its own keys in line: what it sees, and what it comes to."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from selfspec.plugin.alone import attend_alone, attend_exactly, keys_in
+from selfspec.settled import counts_alone
+
+COLUMNS = 29
+
+
+def mask_of(seen: list[list[list[int]]]) -> torch.Tensor:
+    """(B, 1, Q, columns) of the columns that each row's queries see."""
+    mask = torch.full((len(seen), 1, len(seen[0]), COLUMNS), torch.finfo(torch.float32).min)
+    for row, queries in enumerate(seen):
+        for query, columns in enumerate(queries):
+            mask[row, 0, query, columns] = 0
+    return mask
+
+
+def test_a_chain_takes_no_copy() -> None:
+    mask = mask_of([[list(range(20)), list(range(21))]])
+    states = torch.randn(1, 2, COLUMNS, 4)
+    for end, keys in zip((20, 21), keys_in(mask, None), strict=True):
+        assert (keys.others, keys.mask) == (None, None)
+        taken = keys.taken_from(states)
+        assert taken.data_ptr() == states.data_ptr()
+        assert torch.equal(taken, states[:, :, :end])
+
+
+@pytest.mark.parametrize("is_bool", [True, False])
+def test_what_lies_apart_comes_behind(is_bool: bool) -> None:
+    mask = mask_of([[[*range(20), 22, 25]], [[*range(18), 20]]])
+    first, second = keys_in(mask == 0 if is_bool else mask, None)
+    states = torch.randn(2, 2, COLUMNS, 4)
+    assert torch.equal(first.taken_from(states), states[:1, :, [*range(20), 22, 25]])
+    assert torch.equal(second.taken_from(states), states[1:, :, [*range(18), 20]])
+    assert (first.mask, second.mask) == (None, None)
+
+
+def test_padding_stays_and_is_hidden_in_every_row() -> None:
+    padded, whole = keys_in(mask_of([[[*range(3, 20), 22]], [[*range(20), 21]]]), None)
+    assert padded.taken_from(torch.zeros(2, 1, COLUMNS, 4)).shape[2] == 21
+    assert padded.mask is not None
+    assert padded.mask[0, 0, 0].tolist() == [False] * 3 + [True] * 18
+    assert whole.mask is not None
+    assert whole.mask.all()
+
+
+@pytest.mark.parametrize(("window", "num_keys"), [(18, 18), (19, 21), (None, 21)])
+def test_what_has_left_its_window_is_gone(window: int | None, num_keys: int) -> None:
+    (keys,) = keys_in(mask_of([[[*range(3, 20), 22]]]), window)
+    taken = keys.taken_from(torch.zeros(1, 1, COLUMNS, 4))
+    assert taken.shape[2] == num_keys
+    assert keys.mask is not None
+    assert keys.mask.shape[-1] == num_keys
+    assert int(keys.mask.sum()) == 18
+
+
+def tensors(num_sharing: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    torch.manual_seed(num_sharing)
+    module = SimpleNamespace(num_key_value_groups=num_sharing, is_causal=True)
+    query = torch.randn(2, 3, 2 * num_sharing, 8).transpose(1, 2)
+    key, value = torch.randn(2, 2, 2, COLUMNS, 8)
+    return module, *(tensor.to(dtype) for tensor in (query, key, value))
+
+
+SEEN = [[[*range(20)], [*range(20), 22], [*range(20), 22, 24]], [[5, 6], [5, 6, 9], [5, 6, 9, 23]]]
+
+
+@pytest.mark.parametrize("num_sharing", [1, 3])
+@pytest.mark.parametrize("scaling", [None, 0.7])
+def test_both_come_to_what_a_mask_does(scaling: float | None, num_sharing: int) -> None:
+    module, query, key, value = tensors(num_sharing, torch.float32)
+    mask = mask_of(SEEN)
+    shared = (each.repeat_interleave(num_sharing, dim=1) for each in (key, value))
+    expected = scaled_dot_product_attention(query, *shared, attn_mask=mask, scale=scaling)
+    keys, asked = keys_in(mask, None), {"dropout": 0.0, "scaling": scaling}
+    alone = attend_alone(query, key, value, keys, **asked)
+    exactly = attend_exactly(module, query, key, value, keys, **asked)
+    for found in (alone, exactly):
+        assert found.shape == (2, 3, 2 * num_sharing, 8)
+        torch.testing.assert_close(found, expected.transpose(1, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("num_sharing", [1, 3])
+def test_asked_exactly_it_is_a_plain_steps_outcome_to_the_bit(
+    num_sharing: int, dtype: torch.dtype
+) -> None:
+    if not counts_alone(dtype):
+        pytest.skip(f"this CPU computes tokens in {dtype} by several at once")
+    module, query, key, value = tensors(num_sharing, dtype)
+    row, columns = slice(1), SEEN[0][2]
+    plain, _ = sdpa_attention_forward(
+        module, query[row, :, 2:], key[row][:, :, columns], value[row][:, :, columns], None
+    )
+    keys = keys_in(mask_of(SEEN[:1]), None)
+    found = attend_exactly(module, query[row], key[row], value[row], keys)
+    assert torch.equal(found[:, 2:], plain)
