@@ -316,10 +316,11 @@ class GenerationStats:
             lines.append(f"  with branches {self.queries_per_step:.1f} queries a step")
         if self.disabled_reason:
             lines.append(f"not drafted as asked: {self.disabled_reason}")
-        if self.forward != "eager" or self.eager_reason:
+        if self.forward != "eager" or self.eager_reason or self.exact:
+            exact = ", exact" if self.exact else ""
             reason = f": {self.eager_reason}" if self.eager_reason else ""
             copies = f", {self.packed_bytes / 1e6:.0f} MB of copies" if self.packed_bytes else ""
-            lines.append(f"  {self.forward} forwards{copies}{reason}")
+            lines.append(f"  {self.forward} forwards{exact}{copies}{reason}")
         for name, drafted in sorted(self.drafted_by_source.items()):
             lines.append(f"  {name:<8} {self.accepted_by_source[name]} of {drafted} accepted")
         lines += self._histogram_lines()

@@ -191,6 +191,9 @@ def profile(
         str,
         typer.Option(help="How the model is run: auto, eager, turned, packed, graph or compiled."),
     ] = "auto",
+    exact: Annotated[
+        bool, typer.Option("--exact", help="As with exact=True: half precision to stock's bits.")
+    ] = False,
     output: Annotated[
         Path | None, typer.Option(help="Write the curve to this JSON file.", show_default=False)
     ] = None,
@@ -210,7 +213,9 @@ def profile(
     with quiet(), Console(stderr=True).status("measuring"):
         model = load_model(loading, load_tokenizer(loading)).model
         check_context(context, model)
-        about, curve = measure(model, num_columns=context, num_rows=batch, forward=forward)
+        about, curve = measure(
+            model, num_columns=context, num_rows=batch, forward=forward, exact=exact
+        )
     print_curve(Console(), curve, about)
     if output is not None:
         write_curve(output, curve, about)

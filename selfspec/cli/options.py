@@ -145,6 +145,13 @@ class Knobs:
             "are faster. eager, turned, packed, graph, compiled: only that."
         ),
     ] = _DEFAULT.forward
+    exact: Annotated[
+        bool,
+        _knob(
+            "Half precision to the last bit of stock's, where a CPU can't calculate in it; slower.",
+            "--exact/--no-exact",
+        ),
+    ] = _DEFAULT.exact
     overlap: Annotated[
         bool,
         _knob(
