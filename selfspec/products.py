@@ -165,7 +165,7 @@ def seconds_by_way(groups: Sequence[Group], *, max_seconds: float) -> dict[str, 
     for around in range(_ROUNDS + 1):
         found: dict[str, list[float]] = {name: [] for name in ways}
         for number in NUM_TOKENS:
-            x = groups[0][0].weight.new_ones(number, groups[0][0].in_features)
+            x = _some_tokens(number, groups[0][0])
             for name, each in ways.items():
                 found[name].append(_seconds_of(each, x, groups))
         for name, seconds in found.items() if around else ():  # the first one warms up
@@ -313,8 +313,14 @@ def _ways_to(groups: Sequence[Group]) -> dict[str, Mapping[nn.Linear, Way]]:
     return ways
 
 
+def _some_tokens(number: int, module: nn.Linear) -> torch.Tensor:
+    """Different ones: how many sums must be settled, and so the time, hangs on them."""
+    numbers = torch.Generator().manual_seed(0)
+    return torch.randn(number, module.in_features, generator=numbers).to(module.weight.dtype)
+
+
 def _come_out_right(group: Group, ways: Mapping[nn.Linear, Way]) -> bool:
-    x = group[0].weight.new_ones(TYPICAL, group[0].in_features)
+    x = _some_tokens(TYPICAL, group[0])
     for module in group:
         expected = linear(x, module.weight, module.bias)
         found = ways[module](x, module.weight, module.bias)
