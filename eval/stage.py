@@ -56,7 +56,7 @@ class Stage(NamedTuple):
         """What a forward costs by its width: as the methods came to know it, else measured now."""
         known = (method.stats for method in self.methods.values())
         last = next((stats for stats in known if stats is not None), GenerationStats())
-        how: Any = {"forward": last.forward, "exact": last.exact}
+        how: Any = {"forward": last.forward, "rounding": last.rounding}
         of: Any = {"num_columns": num_columns, "num_rows": num_rows, **how}
         kept = kept_curve(self.model, **of)
         return kept or profile(self.model, max_seconds=_CURVE_SECONDS, **of)[1]

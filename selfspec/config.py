@@ -11,11 +11,19 @@ from typing import Any
 
 from selfspec.errors import ConfigError, unknown_name
 
-__all__ = ["BUDGETS", "FORWARDS", "LEARNING_SCOPES", "SOURCE_NAMES", "SpecConfig"]
+__all__ = [
+    "BUDGETS",
+    "FORWARDS",
+    "LEARNING_SCOPES",
+    "ROUNDINGS",
+    "SOURCE_NAMES",
+    "SpecConfig",
+]
 
 BUDGETS = ("measured", "fixed", "threshold")
 FORWARDS = ("auto", "eager", "turned", "packed", "graph", "compiled")
 LEARNING_SCOPES = ("session", "request", "frozen")
+ROUNDINGS = ("stock", "free")
 SOURCE_NAMES = ("lut", "lut2", "context", "corpus", "runners")
 
 
@@ -76,12 +84,12 @@ class SpecConfig:
             ``"compiled"``: the same fixed places through `torch.compile`, on a CPU too: minutes at
             first for a large model, and captured as graphs on CUDA. A forward may then be wider
             than its tree: 1, 2, 4, … 64, or a multiple of 64.
-        exact: True has half precision come out as in stock's plain steps to the last bit, and so in
-            stock's very text, where that can be had: with ``sdpa`` attention on a CPU that can't
-            calculate in half precision, as those without AVX-512. Each query's attention takes as
-            long as a plain step's then, so that drafts seldom pay, but prompts do. False: to the
-            last bit but for attention, which is faster; where two tokens are equally likely, the
-            text may take the other one, as it may in half precision on any other device.
+        rounding: Of half precision on a CPU that can't calculate in it, as those without AVX-512,
+            where stock computes each token by itself. ``"stock"``: with ``sdpa`` attention every
+            logit is that of a plain step, to the last bit, and so every text is stock's. Each
+            query's attention takes as long as a plain step's then: drafts bring little, prompts
+            most. ``"free"``: as is fastest; where two tokens are equally likely, the text may take
+            the other one. On any other device it is always so.
         overlap: True lets a CUDA device look up what is learned from a forward, and move the KV of
             what was accepted, while the CPU reads the outcome and drafts on. False does one after
             the other. What is learned is the same; without CUDA there is no difference.
@@ -107,7 +115,7 @@ class SpecConfig:
     branch_length: int = 6
     learning: str = "session"
     forward: str = "auto"
-    exact: bool = False
+    rounding: str = "stock"
     overlap: bool = True
     strict: bool = False
 
@@ -125,7 +133,9 @@ class SpecConfig:
             raise ConfigError(unknown_name("learning scope", str(self.learning), LEARNING_SCOPES))
         if self.forward not in FORWARDS:
             raise ConfigError(unknown_name("forward", str(self.forward), FORWARDS))
-        for name in ("exact", "overlap", "strict"):
+        if self.rounding not in ROUNDINGS:
+            raise ConfigError(unknown_name("rounding", str(self.rounding), ROUNDINGS))
+        for name in ("overlap", "strict"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False (got {getattr(self, name)!r})")
 

@@ -45,7 +45,7 @@ class Copy(NamedTuple):
     """The weights of a group, one behind the other, as only `Packed` and `Joint` can read them."""
 
     weights: torch.Tensor
-    lengths: torch.Tensor | None  # of the rows as vectors, where sums are settled by them
+    lengths: torch.Tensor | None  # of the rows as vectors, where sums can be settled by them
 
 
 def groups_of(parents: Iterable[nn.Module], modules: Collection[nn.Linear]) -> list[Group]:
@@ -105,7 +105,7 @@ def packed_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def settles(dtype: torch.dtype) -> bool:
-    """Are products of such weights worked out in float32, and settled to stock's own bits?"""
+    """Can products of such weights, worked out in float32, be settled to stock's own bits?"""
     return packed_dtype(dtype) is not dtype and counts_alone(dtype)
 
 
@@ -117,10 +117,14 @@ def _reordered(weight: torch.Tensor) -> torch.Tensor:
 
 
 class Packed:
-    """`linear` over a packed copy of its weight. Nothing is kept for gradients."""
+    """`linear` over a packed copy of its weight. Nothing is kept for gradients.
 
-    def __init__(self, copy: Copy, dtype: torch.dtype) -> None:
-        self._copy = copy
+    `settled`: to stock's own bits, where the copy allows it.
+    """
+
+    def __init__(self, copy: Copy, dtype: torch.dtype, *, settled: bool = False) -> None:
+        self._weights = copy.weights
+        self._lengths = copy.lengths if settled else None
         self._dtype = dtype
 
     def takes(self, x: torch.Tensor) -> bool:
@@ -139,14 +143,13 @@ class Packed:
         self, x: torch.Tensor, bias: torch.Tensor | None, parts: Sequence[Part]
     ) -> torch.Tensor:
         """That of all weights in the copy, which are those of the parts; `bias` are theirs."""
-        weights, lengths = self._copy
-        wide = x.to(weights.dtype)
-        if lengths is None:
-            bias = None if bias is None else bias.to(weights.dtype)
-            return _product(wide, weights, bias).to(self._dtype)
-        sums = _product(wide, weights, None)
+        wide = x.to(self._weights.dtype)
+        if self._lengths is None:
+            bias = None if bias is None else bias.to(wide.dtype)
+            return _product(wide, self._weights, bias).to(self._dtype)
+        sums = _product(wide, self._weights, None)
         tokens = x.reshape(-1, x.shape[-1])
-        return settle(sums.view(len(tokens), -1), tokens, parts, lengths).view(sums.shape)
+        return settle(sums.view(len(tokens), -1), tokens, parts, self._lengths).view(sums.shape)
 
 
 def _product(x: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -171,10 +174,10 @@ class Joint:
     when its answer is gone, is answered by `linear` itself.
     """
 
-    def __init__(self, copy: Copy, group: Group) -> None:
+    def __init__(self, copy: Copy, group: Group, *, settled: bool = False) -> None:
         biases = [module.bias.detach() for module in group if module.bias is not None]
         self._bias = torch.cat(biases) if biases else None
-        self._packed = Packed(copy, group[0].weight.dtype)
+        self._packed = Packed(copy, group[0].weight.dtype, settled=settled)
         self._group = group
         self._sizes = [module.out_features for module in group]
         self._answers: _Answers | None = None  # taken and left whole: others may be inside, too
@@ -207,13 +210,13 @@ def _version(x: torch.Tensor) -> int:
     return -1 if x.is_inference() else x._version
 
 
-def packed_ways(copies: Mapping[Group, Copy]) -> dict[nn.Linear, Way]:
-    """How each module uses the copy that it has."""
+def packed_ways(copies: Mapping[Group, Copy], *, settled: bool = False) -> dict[nn.Linear, Way]:
+    """How each module uses the copy that it has; `settled` as `Packed`."""
     ways: dict[nn.Linear, Way] = {}
     for group, copy in copies.items():
         if len(group) == 1:
-            ways[group[0]] = Packed(copy, group[0].weight.dtype)
+            ways[group[0]] = Packed(copy, group[0].weight.dtype, settled=settled)
             continue
-        joint = Joint(copy, group)
+        joint = Joint(copy, group, settled=settled)
         ways.update((module, joint.way(place)) for place, module in enumerate(group))
     return ways

@@ -4,9 +4,9 @@
 code for each, and for a handful of tokens one may be several times as fast as the other. From
 weights that lie as the library wants them, *packed*, it spares itself the sorting, but they are a
 second copy. A CPU that can't calculate in half precision takes stock's way for one token after the
-other; *widened* to float32, a part of the weights at a time, they are done all at once, and come
-out to the same bits. Which way is fastest, only this machine can tell. Knows `nn.Linear`; not what
-a model is made of beside, nor who asks.
+other; *widened* to float32, a part of the weights at a time, they are done all at once, and may be
+settled to the same bits. Which way is fastest, only this machine can tell. Knows `nn.Linear`; not
+what a model is made of beside, nor who asks.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import threading
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from statistics import mean, median
 from time import perf_counter
 from typing import NamedTuple
@@ -127,11 +128,13 @@ def turned(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     return outcome.reshape(*x.shape[:-1], len(weight))
 
 
-def widened(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def widened(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, settled: bool = False
+) -> torch.Tensor:
     """`linear` in half precision, turned and in float32, in the layout that `linear` gives.
 
-    Takes no memory but for a part of the weights, which each thread keeps. Nothing is kept for
-    gradients.
+    Takes no memory but for a part of the weights, which each thread keeps. `settled`: to stock's
+    own bits, where `settles` says so. Nothing is kept for gradients.
     """
     if x.dtype is not weight.dtype or torch.is_autocast_enabled("cpu"):  # as stock converts it
         return linear(x, weight, bias)
@@ -144,7 +147,7 @@ def widened(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
         part = Part(weight.detach()[rows], None if bias is None else bias.detach()[rows])
         wide = _SCRATCH.room(*part.weight.shape).copy_(part.weight)
         sums = torch.mm(wide, columns).t()  # (N, rows)
-        if settles(weight.dtype):
+        if settled:
             lengths = torch.linalg.vector_norm(wide, dim=-1)
             outcome[:, rows] = settle(sums, tokens, [part], lengths)
         else:
@@ -152,15 +155,21 @@ def widened(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     return outcome.view(*x.shape[:-1], len(weight))
 
 
-def seconds_by_way(groups: Sequence[Group], *, max_seconds: float) -> dict[str, tuple[float, ...]]:
+_WIDENED_SETTLED = partial(widened, settled=True)
+
+
+def seconds_by_way(
+    groups: Sequence[Group], *, max_seconds: float, settled: bool = False
+) -> dict[str, tuple[float, ...]]:
     """What one of these products takes for each of `NUM_TOKENS`, each way that there is.
 
-    All ways by turns and weight after weight, as in a forward, so that all find them where a
-    forward does. Takes one round at least, however long.
+    `settled`: each that comes to stock's bits, where `settles` says that they can be had. All ways
+    by turns and weight after weight, as in a forward, so that all find them where a forward does.
+    Takes one round at least, however long.
     """
     end = perf_counter() + max_seconds
     groups = _enough_of(groups)
-    ways = _ways_to(groups)
+    ways = _ways_to(groups, settled)
     rounds: dict[str, list[list[float]]] = {name: [] for name in ways}
     for around in range(_ROUNDS + 1):
         found: dict[str, list[float]] = {name: [] for name in ways}
@@ -209,18 +218,22 @@ def best_ways(seconds: Mapping[str, Sequence[float]], allowed: Collection[str]) 
 
 @contextmanager
 def turning(
-    model: nn.Module, table: Table, copies: Mapping[Group, Copy] | None = None
+    model: nn.Module,
+    table: Table,
+    copies: Mapping[Group, Copy] | None = None,
+    *,
+    settled: bool = False,
 ) -> Iterator[None]:
     """Computes the products of a model's forwards otherwise inside, in this thread alone.
 
     `table` says how, for each of `NUM_TOKENS`; what lies between goes with the next higher, and
-    what lies above with the last. `copies` are the packed weights, by who uses them. Where several
-    threads are inside at once, the first one's table holds.
+    what lies above with the last. `copies` are the packed weights, by who uses them; `settled`:
+    see `seconds_by_way`. Where several threads are inside at once, the first one's table holds.
     """
     with _lock:
         turns = _turns.get(model)
         if turns is None:
-            turns = _turns[model] = _Turns(model, table, copies or {})
+            turns = _turns[model] = _Turns(model, table, copies or {}, settled)
         turns.num_inside += 1
     outside, _this_thread.turns = _this_thread.turns, True
     try:
@@ -258,14 +271,18 @@ _PLACES = [bisect_left((0, *NUM_TOKENS), number) for number in range(_LAST + 1)]
 class _Turns:
     """The stand-ins in one model."""
 
-    def __init__(self, model: nn.Module, table: Table, copies: Mapping[Group, Copy]) -> None:
+    def __init__(
+        self, model: nn.Module, table: Table, copies: Mapping[Group, Copy], settled: bool
+    ) -> None:
         self.num_inside = 0
-        packed = packed_ways(copies)
+        packed = packed_ways(copies, settled=settled)
         self._forwards: list[tuple[nn.Module, _StandIn]] = []
         for product, groups in products_of(model).items():
             names = table.get(product, ())
             for module in itertools.chain(*groups) if set(names) - {LINEAR} else ():
                 known: dict[str, Way] = {LINEAR: linear, TURNED: turned, WIDENED: widened}
+                if settled and settles(product.dtype):
+                    known[WIDENED] = _WIDENED_SETTLED
                 if module in packed:
                     known[PACKED] = packed[module]
                 ways = [known.get(name, linear) for name in names]
@@ -295,17 +312,19 @@ def _enough_of(groups: Sequence[Group]) -> Sequence[Group]:
     return groups[: -(-_ENOUGH_BYTES // num_bytes)]
 
 
-def _ways_to(groups: Sequence[Group]) -> dict[str, Mapping[nn.Linear, Way]]:
+def _ways_to(groups: Sequence[Group], settled: bool) -> dict[str, Mapping[nn.Linear, Way]]:
     """Each way for each module; packed only where that comes out right."""
     modules = list(itertools.chain(*groups))
     dtype = modules[0].weight.dtype
+    settled = settled and settles(dtype)
     ways: dict[str, Mapping[nn.Linear, Way]] = {LINEAR: dict.fromkeys(modules, linear)}
-    if not settles(dtype):  # else the others come to stock's very bits
+    if not settled:
         ways[TURNED] = dict.fromkeys(modules, turned)
     if dtype in HALVES:
-        ways[WIDENED] = dict.fromkeys(modules, widened)
+        ways[WIDENED] = dict.fromkeys(modules, _WIDENED_SETTLED if settled else widened)
     try:
-        packed = packed_ways({group: pack([m.weight for m in group]) for group in groups})
+        copies = {group: pack([m.weight for m in group]) for group in groups}
+        packed = packed_ways(copies, settled=settled)
         if _come_out_right(groups[0], packed):
             ways[PACKED] = packed
     except RuntimeError:  # no code of the library's for this dtype on this CPU, or no memory

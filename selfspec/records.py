@@ -232,9 +232,9 @@ class GenerationStats:
     is therefore 1 for plain decoding, whatever the batch, and its numerator leaves out the
     tokens that the prompt's forward yields. A token named by two sources counts for both.
     `forward` is how the last call ran the model over drafts, ``"eager"``, ``"turned"``,
-    ``"packed"``, ``"graph"`` or ``"compiled"``; `eager_reason` why it was not as asked; `exact`,
-    whether half precision came out as in stock's plain steps, to the bit. Of the last call that
-    drafted, `table_bytes` is what the LUTs take, `packed_bytes` second copies of weights.
+    ``"packed"``, ``"graph"`` or ``"compiled"``; `eager_reason` why it was not as asked; `rounding`
+    the nearest to what was asked that could be had. Of the last call that drafted, `table_bytes` is
+    what the LUTs take, `packed_bytes` second copies of weights.
     """
 
     num_calls: int = 0
@@ -250,7 +250,7 @@ class GenerationStats:
     disabled_reason: str | None = None
     forward: str = "eager"
     eager_reason: str | None = None
-    exact: bool = False
+    rounding: str = "free"
     table_bytes: int = 0
     packed_bytes: int = 0
 
@@ -302,7 +302,7 @@ class GenerationStats:
             disabled_reason=other.disabled_reason or self.disabled_reason,
             forward=other.forward if other.num_calls else self.forward,
             eager_reason=other.eager_reason or self.eager_reason,
-            exact=other.exact if other.num_calls else self.exact,
+            rounding=other.rounding if other.num_calls else self.rounding,
             table_bytes=other.table_bytes or self.table_bytes,
             packed_bytes=other.packed_bytes or self.packed_bytes,
         )
@@ -316,11 +316,11 @@ class GenerationStats:
             lines.append(f"  with branches {self.queries_per_step:.1f} queries a step")
         if self.disabled_reason:
             lines.append(f"not drafted as asked: {self.disabled_reason}")
-        if self.forward != "eager" or self.eager_reason or self.exact:
-            exact = ", exact" if self.exact else ""
+        if self.forward != "eager" or self.eager_reason or self.rounding != "free":
+            rounding = f", rounding {self.rounding}" if self.rounding != "free" else ""
             reason = f": {self.eager_reason}" if self.eager_reason else ""
             copies = f", {self.packed_bytes / 1e6:.0f} MB of copies" if self.packed_bytes else ""
-            lines.append(f"  {self.forward} forwards{exact}{copies}{reason}")
+            lines.append(f"  {self.forward} forwards{rounding}{copies}{reason}")
         for name, drafted in sorted(self.drafted_by_source.items()):
             lines.append(f"  {name:<8} {self.accepted_by_source[name]} of {drafted} accepted")
         lines += self._histogram_lines()

@@ -43,24 +43,16 @@ def settle(
 ) -> torch.Tensor:
     """What `linear` gives for each part, one behind the other: (N, columns), half precision.
 
-    `sums` are written over.
+    `sums` are written over. Nothing is kept for gradients.
     """
-    outcome = tokens.new_empty(sums.shape)
-    biases = _biases(parts, len(lengths))
-    own_lengths = torch.linalg.vector_norm(tokens, dim=-1, dtype=torch.float32)
-    for first in range(0, len(tokens), _AT_ONCE):
-        some = slice(first, first + _AT_ONCE)
-        rounded, x = outcome[some], tokens[some]
-        unsure = _round(sums[some], biases, own_lengths[some], lengths, into=rounded)
-        column = 0
-        for weight, bias in parts:
-            end = column + len(weight)
-            rows = torch.from_numpy(unsure[:, column:end].any(0).nonzero()[0])
-            if len(rows):
-                own = None if bias is None else bias[rows]
-                asked = linear(x, weight.index_select(0, rows), own)
-                rounded[:, column:end].index_copy_(1, rows, asked)
-            column = end
+    with torch.no_grad():
+        outcome = tokens.new_empty(sums.shape)
+        biases = _biases(parts, len(lengths))
+        own_lengths = torch.linalg.vector_norm(tokens, dim=-1, dtype=torch.float32)
+        for first in range(0, len(tokens), _AT_ONCE):
+            some = slice(first, first + _AT_ONCE)
+            unsure = _round(sums[some], biases, own_lengths[some], lengths, into=outcome[some])
+            _ask(tokens[some], parts, unsure, into=outcome[some])
     return outcome
 
 
@@ -80,6 +72,21 @@ def _round(
     torch.sub(sums, slack, out=into)
     other = torch.add(sums, slack, out=torch.empty_like(into))
     return into.view(torch.int16).numpy() != other.view(torch.int16).numpy()  # type: ignore[no-any-return]
+
+
+def _ask(
+    tokens: torch.Tensor, parts: Sequence[Part], unsure: NDArray[np.bool_], *, into: torch.Tensor
+) -> None:
+    """Puts what torch's own code says into the columns of which one is unsure."""
+    column = 0
+    for weight, bias in parts:
+        end = column + len(weight)
+        rows = torch.from_numpy(unsure[:, column:end].any(0).nonzero()[0])
+        if len(rows):
+            own = None if bias is None else bias[rows]
+            asked = linear(tokens, weight.index_select(0, rows), own)
+            into[:, column:end].index_copy_(1, rows, asked)
+        column = end
 
 
 def _biases(parts: Sequence[Part], num_columns: int) -> torch.Tensor | None:

@@ -123,7 +123,7 @@ def test_adding_counts_as_one_would_have_counted_all(first, second):
     assert parts[0] + parts[1] == whole
 
 
-LATEST = ("disabled_reason", "forward", "eager_reason", "exact", "table_bytes", "packed_bytes")
+LATEST = ("disabled_reason", "forward", "eager_reason", "rounding", "table_bytes", "packed_bytes")
 
 
 def test_adding_leaves_out_no_field():
@@ -185,10 +185,10 @@ def test_the_report_names_what_was_counted():
     assert "0.250 s: forward 0.250" in report
     assert "  graph forwards\n" in str(GenerationStats(forward="graph", seconds=Counter(a=1.0)))
     assert str(GenerationStats(eager_reason="no graphs")).endswith("  eager forwards: no graphs")
-    assert "  packed forwards, exact\n" in str(
-        GenerationStats(forward="packed", exact=True, seconds=Counter(a=1.0))
+    assert "  packed forwards, rounding stock\n" in str(
+        GenerationStats(forward="packed", rounding="stock", seconds=Counter(a=1.0))
     )
-    assert "  eager forwards, exact" in str(GenerationStats(exact=True))
+    assert "  eager forwards, rounding stock" in str(GenerationStats(rounding="stock"))
     assert str(GenerationStats()) == (
         "0 new tokens in 0 steps: 0.00 tokens per step, 0.0 nodes verified"
     )

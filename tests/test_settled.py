@@ -90,3 +90,11 @@ def test_whether_tokens_count_alone_leaves_the_random_stream_as_it_was() -> None
     before = torch.get_rng_state()
     assert {counts_alone(dtype) for dtype in HALVES} <= {True, False}
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_nothing_is_kept_for_gradients() -> None:
+    module = torch.nn.Linear(64, 300).bfloat16()
+    tokens = torch.randn(20, 64).bfloat16()
+    sums = sums_of(tokens, module.weight.detach())
+    part = Part(module.weight, module.bias)
+    assert not settle(sums, tokens, [part], lengths_of(module.weight.detach())).requires_grad

@@ -191,9 +191,9 @@ def profile(
         str,
         typer.Option(help="How the model is run: auto, eager, turned, packed, graph or compiled."),
     ] = "auto",
-    exact: Annotated[
-        bool, typer.Option("--exact", help="As with exact=True: half precision to stock's bits.")
-    ] = False,
+    rounding: Annotated[
+        str, typer.Option(help="Of half precision on a CPU without it: stock or free.")
+    ] = "stock",
     output: Annotated[
         Path | None, typer.Option(help="Write the curve to this JSON file.", show_default=False)
     ] = None,
@@ -204,7 +204,7 @@ def profile(
 
     check_options(loading)
     check_output(output)
-    SpecConfig.of(forward=forward)
+    SpecConfig.of(forward=forward, rounding=rounding)
     from rich.console import Console
 
     from selfspec.cli.profile import check_context, print_curve, write_curve
@@ -214,7 +214,7 @@ def profile(
         model = load_model(loading, load_tokenizer(loading)).model
         check_context(context, model)
         about, curve = measure(
-            model, num_columns=context, num_rows=batch, forward=forward, exact=exact
+            model, num_columns=context, num_rows=batch, forward=forward, rounding=rounding
         )
     print_curve(Console(), curve, about)
     if output is not None:

@@ -145,13 +145,13 @@ class Knobs:
             "are faster. eager, turned, packed, graph, compiled: only that."
         ),
     ] = _DEFAULT.forward
-    exact: Annotated[
-        bool,
+    rounding: Annotated[
+        str,
         _knob(
-            "Half precision to the last bit of stock's, where a CPU can't calculate in it; slower.",
-            "--exact/--no-exact",
+            "Half precision on a CPU that can't calculate in it. stock: to the last bit of a plain "
+            "step's. free: as is fastest."
         ),
-    ] = _DEFAULT.exact
+    ] = _DEFAULT.rounding
     overlap: Annotated[
         bool,
         _knob(

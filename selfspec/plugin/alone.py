@@ -1,9 +1,8 @@
 """Each query of a forward asked alone, over keys that lie in line, as in stock's plain steps.
 
-What attention comes to hangs, in its last bits, most of all on where the keys lie, and a little on
-how many queries are asked together. Asked by stock's own function, a query comes to the very bits
-of a plain step and costs as much. On a CPU, torch's code for one query in half precision is a slow
-one: asked twice it takes a fraction of that, and hardly ever comes to other bits.
+What attention comes to hangs, in its last bits, on where the keys lie and on how many queries are
+asked together. So each query is handed to stock's own function by itself: it comes to the very bits
+of a plain step, and costs as much as one.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-__all__ = ["Keys", "attend_alone", "attend_exactly", "keys_in"]
+__all__ = ["Keys", "attend_alone", "keys_in"]
 
 
 class Keys(NamedTuple):
@@ -71,44 +69,14 @@ def _keys(
 
 
 def attend_alone(
+    module: Any,
     query: torch.Tensor,  # (B, heads, Q, D)
     key: torch.Tensor,  # (B, heads of keys, columns, D)
     value: torch.Tensor,
-    keys: Sequence[Keys],
-    *,
-    dropout: float,
-    scaling: float | None,
-) -> torch.Tensor:
-    """The outcomes (B, Q, heads, D); heads that share keys are asked together."""
-    rows, num_heads, width, dim = query.shape
-    by_shared = query.transpose(1, 2).reshape(rows, width, key.shape[1], -1, dim)
-    num_sharing = by_shared.shape[3]
-    if num_sharing == 1:
-        by_shared = by_shared.expand(-1, -1, -1, 2, -1)
-    outcomes = [
-        scaled_dot_product_attention(
-            by_shared[each.row, each.query][None],
-            each.taken_from(key),
-            each.taken_from(value),
-            attn_mask=each.mask,
-            dropout_p=dropout,
-            scale=scaling,
-        )
-        for each in keys
-    ]
-    apart = torch.cat(outcomes)[:, :, :num_sharing]  # (B * Q, of keys, sharing, D)
-    return apart.reshape(rows, width, num_heads, -1)
-
-
-def attend_exactly(
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    keys: Sequence[Keys],
+    keys: Sequence[Keys],  # of each query, the first row's first
     **arguments: Any,  # of stock's function
 ) -> torch.Tensor:
-    """The same by stock's function, one query at a time."""
+    """The outcomes (B, Q, heads, D)."""
     outcomes = [
         sdpa_attention_forward(
             module,

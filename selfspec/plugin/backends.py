@@ -9,7 +9,7 @@ import torch
 
 from selfspec.kv import TreeKV
 from selfspec.layout import Layout, RowPlaces, Window, lay_out
-from selfspec.plugin.heads import Asks, asking
+from selfspec.plugin.heads import Rounding, attending
 from selfspec.records import DraftTree, Queries
 
 __all__ = ["AttentionTypes", "ChainBackend", "TreeBackend", "logits_of"]
@@ -27,10 +27,10 @@ class AttentionTypes(NamedTuple):
     scale_period: int
 
 
-def logits_of(model: Any, layout: Layout, cache: Any, asks: Asks = "together") -> torch.Tensor:
+def logits_of(model: Any, layout: Layout, cache: Any, rounding: Rounding = "free") -> torch.Tensor:
     """Logits (B, Q, V) of a model's forward over trees."""
     masks = layout.masks
-    with asking(asks):
+    with attending(rounding):
         output = model(
             input_ids=layout.input_ids,
             position_ids=layout.position_ids,
@@ -58,11 +58,11 @@ class TreeBackend:
         room: int,
         reach: int | None = None,
         kind: str = "eager",  # how the model is run
-        asks: Asks = "together",
+        rounding: Rounding = "free",
     ) -> None:
         num_rows = next_positions.shape[-2]
         self.kind = kind
-        self.asks = asks
+        self.rounding = rounding
         sizes = {name: window.size for name, window in attention.windows.items()}
         self._model = model
         self._device = model.device
@@ -101,7 +101,7 @@ class TreeBackend:
 
     def forward(self, layout: Layout) -> torch.Tensor:
         """Logits (B, Q, V)."""
-        return logits_of(self._model, layout, self._cache, self.asks)
+        return logits_of(self._model, layout, self._cache, self.rounding)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keeps each row's path."""
@@ -137,10 +137,10 @@ class ChainBackend:
         model_kwargs: dict[str, Any],  # as they stand for the step that reads the roots
         *,
         kind: str = "eager",  # how the model is run
-        asks: Asks = "together",
+        rounding: Rounding = "free",
     ) -> None:
         self.kind = kind
-        self.asks = asks
+        self.rounding = rounding
         self._model = model
         self._cache = cache
         self._ids = input_ids
@@ -177,7 +177,7 @@ class ChainBackend:
 
     def forward(self, layout: dict[str, Any]) -> torch.Tensor:
         """Logits (B, Q, V)."""
-        with asking(self.asks):
+        with attending(self.rounding):
             output = self._model(**layout, return_dict=True)
         return output.logits  # type: ignore[no-any-return]
 

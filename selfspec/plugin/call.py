@@ -119,7 +119,7 @@ class Call:
                 decoder.run()
         finally:
             self.stats.forward = backend.kind
-            self.stats.exact = backend.asks == "exactly"
+            self.stats.rounding = backend.rounding
             self.stats.eager_reason = backend.reason or self.stats.eager_reason
             backend.release()
         if self.stats.num_steps >= _STEPS_THAT_TEACH:
@@ -165,7 +165,7 @@ class Call:
                 self.input_ids,
                 self.model_kwargs,
                 kind=lent.kind,
-                asks=lent.asks,
+                rounding=lent.rounding,
             )
         assert ability.attention is not None
         positions = self.model_kwargs["position_ids"][..., -1:]
@@ -189,7 +189,7 @@ class Call:
             room=room,
             reach=self.max_reach,
             kind=lent.kind,
-            asks=lent.asks,
+            rounding=lent.rounding,
         )
 
     def _graph_backend(self, runner: StaticRunner, *arguments: Any) -> GraphBackend:

@@ -46,7 +46,7 @@ class Costs:
         New is one, too, that was measured for narrower forwards than `widest`. Graphs that are
         not there yet are captured first, which takes what it takes.
         """
-        key = _key(model, num_rows, backend.front, _forward_of(backend), backend.asks == "exactly")
+        key = _key(model, num_rows, backend.front, _forward_of(backend), backend.rounding)
         widths = _widths(backend, widest)
         place = tuple(key.values())
         with self._lock:
@@ -74,13 +74,13 @@ class Costs:
 
 
 def kept_curve(
-    model: Any, *, num_columns: int, num_rows: int, forward: str = "eager", exact: bool = False
+    model: Any, *, num_columns: int, num_rows: int, forward: str = "eager", rounding: str = "free"
 ) -> CostCurve | None:
     """The curve that calls behind a text of that length go by; None where none is kept yet.
 
-    `forward` and `exact` are how they are run, as `GenerationStats` names it.
+    `forward` and `rounding` are how they are run, as `GenerationStats` names it.
     """
-    return CostBook().find(_key(model, num_rows, num_columns, forward, exact))
+    return CostBook().find(_key(model, num_rows, num_columns, forward, rounding))
 
 
 def profile(
@@ -90,7 +90,7 @@ def profile(
     num_rows: int,
     max_seconds: float = 30.0,
     forward: str = "auto",
-    exact: bool = False,
+    rounding: str = "stock",
 ) -> tuple[_Key, CostCurve]:
     """Measures behind a text of `num_columns` tokens; returns what the curve depends on with it.
 
@@ -102,13 +102,13 @@ def profile(
         raise UnsupportedError(f"a profile needs a model that can verify trees: {ability.reason}")
     with (
         torch.no_grad(),
-        Forwards().lend(model, ability.attention, forward, exact=exact) as lent,
+        Forwards().lend(model, ability.attention, forward, rounding=rounding) as lent,
         lent.decoding(model),
     ):
         if lent.reason is not None and forward != "auto":
             raise UnsupportedError(f"forward={forward!r} can't be had: {lent.reason}")
         backend = _behind_a_text(model, ability.attention, num_rows, num_columns, lent)
-        key = _key(model, num_rows, num_columns, _forward_of(backend), backend.asks == "exactly")
+        key = _key(model, num_rows, num_columns, _forward_of(backend), backend.rounding)
         widths = _widths(backend, WIDTHS[-1])
         curve = _measured(backend, num_rows, widths, max_seconds)
     CostBook().keep(key, curve)
@@ -131,7 +131,7 @@ def _behind_a_text(
     if lent.runner is not None:
         widest = STEPS[-1]
         return GraphBackend(model, lent.runner, *arguments, room=widest, widest=widest)
-    return TreeBackend(model, *arguments, room=WIDTHS[-1], kind=lent.kind, asks=lent.asks)
+    return TreeBackend(model, *arguments, room=WIDTHS[-1], kind=lent.kind, rounding=lent.rounding)
 
 
 def _widths(backend: _Backend, widest: int) -> tuple[int, ...]:
@@ -172,7 +172,7 @@ def _forward_of(backend: _Backend) -> str:
     return "chain" if backend.kind == "eager" else f"{backend.kind} chain"
 
 
-def _key(model: Any, num_rows: int, num_columns: int, forward: str, exact: bool) -> _Key:
+def _key(model: Any, num_rows: int, num_columns: int, forward: str, rounding: str) -> _Key:
     """All that the cost depends on, by name."""
     shape = hashlib.sha256(model.config.to_json_string().encode()).hexdigest()[:16]
     return {
@@ -185,7 +185,7 @@ def _key(model: Any, num_rows: int, num_columns: int, forward: str, exact: bool)
         "rows": num_rows,
         "context": max(num_columns, _LEAST_CONTEXT).bit_length(),
         "forward": forward,
-        "exact": exact,
+        "rounding": rounding,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,

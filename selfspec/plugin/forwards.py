@@ -23,7 +23,7 @@ from selfspec.plugin.abilities import try_backend
 from selfspec.plugin.backends import AttentionTypes
 from selfspec.plugin.captures import capture_reason, capture_state
 from selfspec.plugin.graphs import GraphBackend
-from selfspec.plugin.heads import Asks
+from selfspec.plugin.heads import Rounding
 from selfspec.plugin.runner import StaticRunner
 from selfspec.plugin.turns import Turns
 from selfspec.products import (
@@ -45,16 +45,16 @@ _WIDEST_TRIED = 8
 class Lent:
     """How one call runs its forwards: by a runner, else op by op, some products by other ways.
 
-    `copies` are the weights that are packed, by who uses them. `asks`
-    is how queries are put to attention. `reason` says why not as it was asked for, where it was;
-    `seconds` is what finding out took.
+    `copies` are the weights that are packed, by who uses them. `rounding` is the nearest to what
+    was asked for that can be had. `reason` says why it is not run as it was asked for, where it
+    was; `seconds` is what finding out took.
     """
 
     runner: StaticRunner | None = None
     reason: str | None = None
     table: Table | None = None
     copies: Mapping[Group, Copy] = field(default_factory=dict)
-    asks: Asks = "together"
+    rounding: Rounding = "free"
     seconds: float = 0.0
 
     @property
@@ -71,7 +71,7 @@ class Lent:
         """The model with its products' best ways."""
         if not self.table:
             return nullcontext()
-        return turning(model, self.table, self.copies)
+        return turning(model, self.table, self.copies, settled=self.rounding == "stock")
 
     @contextmanager
     def decoding(self, model: Any) -> Iterator[None]:
@@ -91,42 +91,46 @@ class Forwards:
 
     @contextmanager
     def lend(
-        self, model: Any, attention: AttentionTypes | None, forward: str, *, exact: bool
+        self, model: Any, attention: AttentionTypes | None, forward: str, *, rounding: str
     ) -> Iterator[Lent]:
         """How one call is to run the model; what that takes is made or measured on first use.
 
-        `forward` is one of `FORWARDS`, `attention` None where the model is given chains; `exact`
-        asks for stock's bits, where they can be had.
+        `forward` is one of `FORWARDS`, `rounding` of `ROUNDINGS`, `attention` None where the model
+        is given chains.
         """
         device = device_for(model.device, overlap=False)
-        asks = _asks(model, exact)
+        held = _rounding(model, rounding)
         if forward in (TURNED, PACKED) or (forward == "auto" and not device.can_capture):
-            yield self._by_best_ways(model, forward, asks)
+            yield self._by_best_ways(model, forward, held)
         elif forward == "eager":
-            yield Lent(asks=asks)
+            yield Lent(rounding=held)
         elif attention is None:
-            yield Lent(reason="a chain grows the stock KV cache, which has no fixed places")
+            reason = "a chain grows the stock KV cache, which has no fixed places"
+            yield Lent(rounding=held, reason=reason)
         elif forward != "compiled" and not device.can_capture:
-            yield Lent(reason=f"a {device.name} captures no graphs")
+            yield Lent(rounding=held, reason=f"a {device.name} captures no graphs")
         else:
             with self._of(model).borrow(model, attention, forward == "compiled") as found:
-                yield Lent(reason=found) if isinstance(found, str) else Lent(found)
+                if isinstance(found, str):
+                    yield Lent(rounding=held, reason=found)
+                else:
+                    yield Lent(found)
 
-    def _by_best_ways(self, model: Any, forward: str, asks: Asks) -> Lent:
+    def _by_best_ways(self, model: Any, forward: str, held: Rounding) -> Lent:
         start = perf_counter()
         found = products_of(model)
         without = (TURNED, WIDENED)  # copies
         allowed = without if forward == TURNED else (*without, PACKED)
-        table = self._turns.table(found, allowed)
+        table = self._turns.table(found, allowed, settled=held == "stock")
         packs, groups = self._packs_of(model), _packed_groups(found, table)
         if forward == "auto" and not packs.fit(groups):
-            table, groups = self._turns.table(found, without), []
+            table, groups = self._turns.table(found, without, settled=held == "stock"), []
         copies = packs.copies(groups)
         is_as_asked = forward == "auto" or (copies if forward == PACKED else table)
         return Lent(
             table=table,
             copies=copies,
-            asks=asks,
+            rounding=held,
             reason=None if is_as_asked else f"none of its products is faster {forward} here",
             seconds=perf_counter() - start,
         )
@@ -172,16 +176,12 @@ class _Kept:
         return self._found
 
 
-def _asks(model: Any, exact: bool) -> Asks:
-    """How queries are put to attention on the model's device.
-
-    Where products come to the bits of stock's plain steps, which compute each token by itself,
-    attention is to come as near, or as near as that is cheap.
-    """
-    implementation = getattr(model.config, "_attn_implementation", None)
-    if model.device.type != "cpu" or implementation != "sdpa" or not settles(model.dtype):
-        return "together"
-    return "exactly" if exact else "alone"
+def _rounding(model: Any, asked: str) -> Rounding:
+    """The nearest to it that can be had: stock's where that computes each token by itself."""
+    has_sdpa = getattr(model.config, "_attn_implementation", None) == "sdpa"
+    if asked == "stock" and model.device.type == "cpu" and has_sdpa and settles(model.dtype):
+        return "stock"
+    return "free"
 
 
 def _packed_groups(found: Products, table: Table) -> list[Group]:

@@ -12,7 +12,7 @@ from selfspec.cost import stepped
 from selfspec.errors import UnsupportedError
 from selfspec.frames import FramePlaces, FrameShape
 from selfspec.plugin.backends import AttentionTypes
-from selfspec.plugin.heads import Asks
+from selfspec.plugin.heads import Rounding
 from selfspec.plugin.runner import ForwardKey, StaticRunner
 from selfspec.records import DraftTree, Queries
 from selfspec.static_kv import StaticKV
@@ -29,7 +29,7 @@ class GraphBackend:
     KV whole between any two steps.
     """
 
-    asks: Asks = "together"
+    rounding: Rounding = "free"
 
     def __init__(
         self,

@@ -1,13 +1,12 @@
 """How the queries of a forward over drafts are put to attention.
 
-*Together*: those of heads that share a head of keys and values. As soon as there is a mask, stock's
-sdpa attention copies keys and values for every head that shares them: the whole text's, in each
-layer and each step. Here the queries of such heads stand one behind the other as queries of one
+*Free*: together those of heads that share a head of keys and values. As soon as there is a mask,
+stock's sdpa attention copies keys and values for every head that shares them: the whole text's, in
+each layer and each step. Here the queries of such heads stand one behind the other as queries of one
 head, and nothing is copied. Each query sees what it saw. Where a head has but one query, in half
 precision on a CPU, it is asked twice: for one alone torch's code is a slow one.
 
-*Alone*, or even *exactly*: each by itself, so that it comes near to the bits of a plain step, or to
-those very bits.
+*Stock*: each by itself, which comes to the very bits of a plain step.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from selfspec.packed import HALVES
-from selfspec.plugin.alone import Keys, attend_alone, attend_exactly, keys_in
+from selfspec.plugin.alone import Keys, attend_alone, keys_in
 
-__all__ = ["Asks", "asking"]
+__all__ = ["Rounding", "attending"]
 
-Asks = Literal["together", "alone", "exactly"]
+Rounding = Literal["free", "stock"]  # as in `SpecConfig`, where it can be had
 
 _NAME = "sdpa"
 _TASK = 32  # queries of a head that one thread of a CPU works on at a time
@@ -35,16 +34,16 @@ _NO_OTHERS = ("position_bias", "cache", "softcap")  # arguments that are stock's
 
 
 @contextmanager
-def asking(asks: Asks = "together") -> Iterator[None]:
-    """Inside, and in this thread alone, sdpa attention is asked so; for one forward.
+def attending(rounding: Rounding = "free") -> Iterator[None]:
+    """Inside, and in this thread alone, sdpa attention comes to such bits; for one forward.
 
-    ``"together"`` is for all devices, the others for CPUs. An attention that somebody else put in
+    ``"free"`` is for all devices, ``"stock"`` for CPUs. An attention that somebody else put in
     stock's place is left alone, and so is torch while it compiles, which makes code of its own.
     """
     if torch.compiler.is_compiling() or not _enter():
         yield
         return
-    outside, _this_thread.forward = _this_thread.forward, _Forward(asks)
+    outside, _this_thread.forward = _this_thread.forward, _Forward(rounding)
     try:
         yield
     finally:
@@ -55,8 +54,8 @@ def asking(asks: Asks = "together") -> Iterator[None]:
 class _Forward:
     """What the layers of one forward have in common."""
 
-    def __init__(self, asks: Asks) -> None:
-        self.asks = asks
+    def __init__(self, rounding: Rounding) -> None:
+        self.rounding = rounding
         self._masks: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self._keys: dict[tuple[int, int | None], tuple[torch.Tensor, list[Keys]]] = {}
 
@@ -98,11 +97,9 @@ def _attend(
         return sdpa_attention_forward(  # type: ignore[no-any-return]
             module, query, key, value, attention_mask, **arguments
         )
-    if forward.asks != "together":
+    if forward.rounding == "stock":
         keys = forward.keys_in(attention_mask, others.get("sliding_window"))
-        if forward.asks == "exactly":
-            return attend_exactly(module, query, key, value, keys, **arguments), None
-        return attend_alone(query, key, value, keys, dropout=dropout, scaling=scaling), None
+        return attend_alone(module, query, key, value, keys, **arguments), None
     num_sharing = getattr(module, "num_key_value_groups", 1)
     num_together = _num_together(query, key, num_sharing)
     if not num_together:

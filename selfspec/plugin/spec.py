@@ -158,8 +158,8 @@ class SelfSpec(Persistent):
         ability = self.ability(call.model)
         if ability.mode == "plain" or (ability.reason and self.config.strict):
             return call.decode_plainly(ability.reason or "")
-        forward, exact = self.config.forward, self.config.exact
-        with self._forwards.lend(call.model, ability.attention, forward, exact=exact) as lent:
+        forward, rounding = self.config.forward, self.config.rounding
+        with self._forwards.lend(call.model, ability.attention, forward, rounding=rounding) as lent:
             return call.decode(ability, self._request_memory, lent)
 
     def _request_memory(self, vocab_size: int) -> Memory:

@@ -14,7 +14,7 @@ import torch
 
 from selfspec.book import Book
 from selfspec.hardware import processor
-from selfspec.packed import Group
+from selfspec.packed import Group, settles
 from selfspec.products import (
     LINEAR,
     NUM_TOKENS,
@@ -40,28 +40,37 @@ class Turns:
         self._known: dict[tuple[Any, ...], _Seconds] = {}
         self._lock = threading.Lock()
 
-    def table(self, found: Products, allowed: Collection[str]) -> Table:
+    def table(self, found: Products, allowed: Collection[str], *, settled: bool = False) -> Table:
         """The best of the ways that are allowed, of products for which it is not `LINEAR` alone.
 
+        `settled`: of those that come to stock's bits, where there are some in half precision.
         Takes about 3 seconds where all of a model's products are new.
         """
         with self._lock:
             ways = {
                 product: best_ways(
-                    self._seconds(product, groups, _MAX_SECONDS / len(found)), allowed
+                    self._seconds(
+                        product,
+                        groups,
+                        settled=settled and settles(product.dtype),
+                        max_seconds=_MAX_SECONDS / len(found),
+                    ),
+                    allowed,
                 )
                 for product, groups in found.items()
             }
         return {product: names for product, names in ways.items() if set(names) - {LINEAR}}
 
-    def _seconds(self, product: Product, groups: Sequence[Group], max_seconds: float) -> _Seconds:
-        key = _key(product)
+    def _seconds(
+        self, product: Product, groups: Sequence[Group], *, settled: bool, max_seconds: float
+    ) -> _Seconds:
+        key = _key(product, settled)
         place = tuple(key.values())
         if place not in self._known:
             kept = self._book.find(key)
             if not _is_valid(kept):
                 with torch.no_grad():
-                    kept = seconds_by_way(groups, max_seconds=max_seconds)
+                    kept = seconds_by_way(groups, max_seconds=max_seconds, settled=settled)
                 self._book.keep(key, kept)
             self._known[place] = kept
         return self._known[place]
@@ -80,11 +89,12 @@ def _is_valid(kept: Any) -> bool:
     )
 
 
-def _key(product: Product) -> dict[str, str | int]:
+def _key(product: Product, settled: bool) -> dict[str, str | int]:
     """All that decides which way is faster."""
     return {
         "product": f"{'+'.join(map(str, product.out_features))} x {product.in_features}",
         "dtype": str(product.dtype),
+        "settled": settled,
         "processor": processor(),
         "cpus": os.cpu_count() or 0,
         "threads": torch.get_num_threads(),

@@ -18,9 +18,11 @@ from tests.fakes import packs_here
 def all_turned(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sums come out rounded otherwise wherever they ever may, by each way in turn."""
 
-    def table(_turns: Turns, found: Products, allowed: Collection[str]) -> Table:
+    def table(
+        _turns: Turns, found: Products, allowed: Collection[str], *, settled: bool = False
+    ) -> Table:
         return {
-            product: tuple(islice(cycle(_there_are(product, allowed)), len(NUM_TOKENS)))
+            product: tuple(islice(cycle(_there_are(product, allowed, settled)), len(NUM_TOKENS)))
             for product in found
         }
 
@@ -28,6 +30,6 @@ def all_turned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Turns, "table", table)
 
 
-def _there_are(product: Product, allowed: Collection[str]) -> list[str]:
+def _there_are(product: Product, allowed: Collection[str], settled: bool) -> list[str]:
     ways = [name for name in allowed if name != PACKED or packs_here(product.dtype)]
-    return [name for name in ways if name != TURNED or not settles(product.dtype)]
+    return [name for name in ways if name != TURNED or not (settled and settles(product.dtype))]

@@ -76,7 +76,7 @@ def test_each_kind_of_forward_has_a_curve_of_its_own(measuring) -> None:
 def test_where_nothing_pays_it_goes_on_eagerly(
     forward: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Turns, "table", lambda *_: {})
+    monkeypatch.setattr(Turns, "table", lambda *_, **__: {})
     model, inputs = tiny_model(), prompt()
     auto = run_both(model, inputs, SelfSpec(strict=True), drafts=False, **GREEDY)
     assert (auto.stats.forward, auto.stats.eager_reason) == ("eager", None)

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from selfspec.plugin.alone import attend_alone, attend_exactly, keys_in
+from selfspec.plugin.alone import attend_alone, keys_in
 from selfspec.settled import counts_alone
 
 COLUMNS = 29
@@ -77,24 +77,20 @@ SEEN = [[[*range(20)], [*range(20), 22], [*range(20), 22, 24]], [[5, 6], [5, 6, 
 
 @pytest.mark.parametrize("num_sharing", [1, 3])
 @pytest.mark.parametrize("scaling", [None, 0.7])
-def test_both_come_to_what_a_mask_does(scaling: float | None, num_sharing: int) -> None:
+def test_it_comes_to_what_a_mask_does(scaling: float | None, num_sharing: int) -> None:
     module, query, key, value = tensors(num_sharing, torch.float32)
     mask = mask_of(SEEN)
     shared = (each.repeat_interleave(num_sharing, dim=1) for each in (key, value))
     expected = scaled_dot_product_attention(query, *shared, attn_mask=mask, scale=scaling)
     keys, asked = keys_in(mask, None), {"dropout": 0.0, "scaling": scaling}
-    alone = attend_alone(query, key, value, keys, **asked)
-    exactly = attend_exactly(module, query, key, value, keys, **asked)
-    for found in (alone, exactly):
-        assert found.shape == (2, 3, 2 * num_sharing, 8)
-        torch.testing.assert_close(found, expected.transpose(1, 2))
+    found = attend_alone(module, query, key, value, keys, **asked)
+    assert found.shape == (2, 3, 2 * num_sharing, 8)
+    torch.testing.assert_close(found, expected.transpose(1, 2))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("num_sharing", [1, 3])
-def test_asked_exactly_it_is_a_plain_steps_outcome_to_the_bit(
-    num_sharing: int, dtype: torch.dtype
-) -> None:
+def test_it_is_a_plain_steps_outcome_to_the_bit(num_sharing: int, dtype: torch.dtype) -> None:
     if not counts_alone(dtype):
         pytest.skip(f"this CPU computes tokens in {dtype} by several at once")
     module, query, key, value = tensors(num_sharing, dtype)
@@ -103,5 +99,5 @@ def test_asked_exactly_it_is_a_plain_steps_outcome_to_the_bit(
         module, query[row, :, 2:], key[row][:, :, columns], value[row][:, :, columns], None
     )
     keys = keys_in(mask_of(SEEN[:1]), None)
-    found = attend_exactly(module, query[row], key[row], value[row], keys)
+    found = attend_alone(module, query[row], key[row], value[row], keys)
     assert torch.equal(found[:, 2:], plain)

@@ -14,7 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from selfspec import SelfSpec
 from selfspec.plugin import heads
-from selfspec.plugin.heads import asking
+from selfspec.plugin.heads import attending
 from tests.tiny import make_model
 
 COLUMNS = 23
@@ -64,7 +64,7 @@ def attend(*args: Any, **kwargs: Any) -> torch.Tensor:
 def test_the_outcome_is_stocks(num_sharing, width, dtype, scaling):
     args = inputs(num_sharing, width, dtype=dtype)
     expected = sdpa_attention_forward(*args, scaling=scaling)[0]
-    with asking():
+    with attending():
         found = attend(*args, scaling=scaling)
     assert found.shape == expected.shape
     assert found.is_contiguous()
@@ -74,7 +74,7 @@ def test_the_outcome_is_stocks(num_sharing, width, dtype, scaling):
 @pytest.mark.parametrize("width", [1, 4])
 def test_keys_are_not_copied(asked, width):
     args = inputs(3, width)
-    with asking():
+    with attending():
         attend(*args, dropout=0.0)
     ((query, key, mask),) = asked
     assert key.data_ptr() == args[2].data_ptr()
@@ -85,21 +85,21 @@ def test_keys_are_not_copied(asked, width):
 def test_one_mask_serves_all_layers_of_a_forward(asked):
     args = inputs(3, 4)
     wider = inputs(2, 4)[1:4]
-    with asking():
+    with attending():
         attend(*args)
         attend(*args)
         attend(SimpleNamespace(num_key_value_groups=2), *wider, args[4])
     first, second, other = (mask for _, _, mask in asked)
     assert first is second
     assert other.shape[2] == 8
-    with asking():
+    with attending():
         attend(*args)
     assert asked[-1][2] is not first
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_query_alone_is_asked_twice_in_half_precision(asked, dtype):
-    with asking():
+    with attending():
         attend(*inputs(1, 1, dtype=dtype))
         attend(*inputs(1, 2, dtype=dtype))
         attend(*inputs(1, 1))
@@ -127,7 +127,7 @@ def says_nothing(args: tuple[Any, ...]) -> tuple[Any, ...]:
 @pytest.mark.parametrize("change", [without_mask, mask_a_head, says_nothing])
 def test_what_is_not_shared_so_is_left_to_stock(asked, change):
     args = change(inputs(3, 4))
-    with asking():
+    with attending():
         found = attend(*args)
     assert not asked
     assert torch.equal(found, sdpa_attention_forward(*args)[0])
@@ -136,7 +136,7 @@ def test_what_is_not_shared_so_is_left_to_stock(asked, change):
 def test_arguments_that_only_stock_knows_are_left_to_it(asked):
     args = inputs(3, 4)
     bias = torch.randn(2, 6, 4, COLUMNS)
-    with asking():
+    with attending():
         found = attend(*args, position_bias=bias, sliding_window=None)
     assert not asked
     assert torch.equal(found, sdpa_attention_forward(*args, position_bias=bias)[0])
@@ -145,7 +145,7 @@ def test_arguments_that_only_stock_knows_are_left_to_it(asked):
 def test_on_a_cpu_no_thread_goes_without_work(asked, monkeypatch):
     """Heads that are asked as one keep fewer threads busy."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
-    with asking():
+    with attending():
         attend(*inputs(3, 4, rows=1))  # 2 heads of 12 queries
         attend(*inputs(3, 4, rows=2))
         assert not asked
@@ -163,7 +163,7 @@ def test_as_many_are_asked_as_one_as_leave_work_for_all(
 ):
     monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
     args = inputs(12, 2, rows=1)
-    with asking():
+    with attending():
         found = attend(*args)
     torch.testing.assert_close(found, sdpa_attention_forward(*args)[0])
     assert [query.shape[2] for query, _, _ in asked] == [2 * num_together] * bool(num_together)
@@ -176,7 +176,7 @@ def test_outside_and_in_other_threads_stocks_attention_runs(asked):
     def elsewhere() -> None:
         seen.append(attend(*args))
 
-    with asking():
+    with attending():
         thread = threading.Thread(target=elsewhere)
         thread.start()
         thread.join()
@@ -186,8 +186,8 @@ def test_outside_and_in_other_threads_stocks_attention_runs(asked):
 
 
 def fail_inside() -> None:
-    with asking():
-        with asking():
+    with attending():
+        with attending():
             pass
         assert ALL_ATTENTION_FUNCTIONS["sdpa"] is not sdpa_attention_forward
         raise ValueError("midway")
@@ -214,7 +214,7 @@ def test_an_attention_of_somebody_elses_is_left_alone(asked, put_in_place):
         return "theirs", None
 
     put_in_place(theirs)
-    with asking():
+    with attending():
         assert attend(*inputs(3, 4)) == "theirs"
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is theirs
 
@@ -223,10 +223,10 @@ def test_one_that_comes_meanwhile_stays(put_in_place):
     def theirs(*args: Any, **kwargs: Any) -> tuple[str, None]:
         return "theirs", None
 
-    with asking():
+    with attending():
         put_in_place(theirs)
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is theirs
-    with asking():
+    with attending():
         pass
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is theirs
 

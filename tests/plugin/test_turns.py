@@ -25,7 +25,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many groups each measurement was given; small products count, some pay turned."""
     numbers: list[int] = []
 
-    def measure(groups: Any, *, max_seconds: float) -> dict[str, tuple[float, ...]]:
+    def measure(groups: Any, *, max_seconds: float, settled: bool) -> dict[str, tuple[float, ...]]:
         numbers.append(len(groups))
         share = 0.5 if groups[0][0].in_features == 8 else 1.0
         return {LINEAR: (1.0,) * NUM, TURNED: (share,) * NUM, PACKED: (share / 2,) * NUM}
