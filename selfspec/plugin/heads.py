@@ -2,9 +2,9 @@
 
 *Free*: together those of heads that share a head of keys and values. As soon as there is a mask,
 stock's sdpa attention copies keys and values for every head that shares them: the whole text's, in
-each layer and each step. Here the queries of such heads stand one behind the other as queries of one
-head, and nothing is copied. Each query sees what it saw. Where a head has but one query, in half
-precision on a CPU, it is asked twice: for one alone torch's code is a slow one.
+each layer and each step. Here the queries of such heads stand one behind the other as queries of
+one head, and nothing is copied. Each query sees what it saw. Where a head has but one query, in
+half precision on a CPU, it is asked twice: for one alone torch's code is a slow one.
 
 *Stock*: each by itself, which comes to the very bits of a plain step.
 """
