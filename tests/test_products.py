@@ -313,7 +313,7 @@ def test_only_what_is_clearly_faster_is_turned(
 
 
 def test_an_odd_moment_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "_ways_to", lambda _: {LINEAR: {}, TURNED: {}})
+    monkeypatch.setattr(products, "_ways_to", lambda *_: {LINEAR: {}, TURNED: {}})
     rounds = iter([1.0] * 2 * len(NUM_TOKENS) + [9.0, 1.0] * len(NUM_TOKENS) + [1.0] * 999)
     monkeypatch.setattr(products, "_seconds_of", lambda *_: next(rounds))
     seconds = seconds_by_way([(nn.Linear(4, 4).requires_grad_(False),)], max_seconds=60)
