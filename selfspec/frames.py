@@ -134,7 +134,8 @@ def static_layout(
     fields = _split(flat, shape)
     masker = _StaticMasker(fields, visible[: shape.rows], dtype)
     nodes = torch.arange(shape.width, device=flat.device)
-    masks, slots = {}, {}
+    masks: dict[str, torch.Tensor | None] = {}
+    slots: dict[str, torch.Tensor] = {}
     for place, (name, window) in enumerate(windows.items()):
         first = fields.firsts[place]
         masks[name] = masker.mask(window, first, num_keys[name])

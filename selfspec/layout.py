@@ -1,4 +1,4 @@
-"""From trees to what a forward takes: ids, positions and one additive mask for each attention type.
+"""From trees to what a forward takes: ids, positions and an additive mask for each attention type.
 
 Pure: reads trees and row lengths, returns tensors. A row's committed tokens fill the columns
 from 0 to its length; all trees are appended at one common column, the front, so that rows of
@@ -50,7 +50,7 @@ class Layout(NamedTuple):
 
     input_ids: torch.Tensor  # (B, Q)
     position_ids: torch.Tensor  # (..., B, Q)
-    masks: dict[str, torch.Tensor]  # by attention type: (B, 1, Q, columns)
+    masks: dict[str, torch.Tensor | None]  # by attention type: (B, 1, Q, columns)
 
 
 def ancestors(parents: Sequence[Sequence[int]], width: int) -> NDArray[np.bool_]:
@@ -160,8 +160,14 @@ class _Masker:
     def _query_columns(self) -> torch.Tensor:
         return _sent(_moved(self._depths, self._places.lengths), self._device)  # (B, Q)
 
-    def mask(self, window: Window, first_column: int) -> torch.Tensor:
-        """(B, 1, Q, front - first_column + Q), 0 where a node may look."""
+    def mask(self, window: Window, first_column: int) -> torch.Tensor | None:
+        """(B, 1, Q, front - first_column + Q), 0 where a node may look; None where it always may.
+
+        So it is in most plain steps, which thus go stock's own way.
+        """
+        reaches_beyond = self._reaches_beyond(window, first_column)
+        if self._width == 1 and not self._has_holes and not reaches_beyond:
+            return None
         num_columns = self._front - first_column
         shape = (len(self._depths), self._width, num_columns + self._width)
         mask = torch.zeros(shape, dtype=self._dtype, device=self._device)
@@ -171,7 +177,7 @@ class _Masker:
         if self._has_holes:
             committed = self._committed(self._columns(first_column))
             mask[..., :num_columns].masked_fill_(~committed, lowest)
-        if self._reaches_beyond(window, first_column):
+        if reaches_beyond:
             mask.masked_fill_(~self._in_window(window, self._columns(first_column)), lowest)
         return mask[:, None]
 

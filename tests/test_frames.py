@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from selfspec.frames import FramePlaces, FrameShape, FrameWriter, StaticForward, static_layout
 from selfspec.layout import Window
 from tests.strategies import tree_of
-from tests.test_layout import Batch, batches, laid_out, windows
+from tests.test_layout import Batch, batches, laid_out, mask_of, windows
 
 NUM_KEYS = 40
 
@@ -64,8 +64,7 @@ def test_masks_equal_those_of_the_layout(batch: Batch, window: Window, data: st.
         num_rows + data.draw(st.integers(0, 2)), width + data.draw(st.integers(0, 4)), (), 1
     )
     forward = static(batch, window, shape, first_column)
-    true = laid_out(batch, window, first_column)
-    mask, true_mask = forward.layout.masks["type"], true.masks["type"]
+    mask, true_mask = forward.layout.masks["type"], mask_of(batch, window, first_column)
     num_columns = batch.front - first_column + width
     assert torch.equal(mask[:num_rows, :, :width, :num_columns], true_mask)
     lowest = torch.finfo(torch.float32).min

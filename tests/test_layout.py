@@ -75,6 +75,14 @@ def laid_out(batch: Batch, window: Window, first_column: int = 0, **changes: Any
     return lay_out(batch.trees, places, **(arguments | changes))
 
 
+def mask_of(batch: Batch, window: Window, first_column: int = 0) -> torch.Tensor:
+    """(B, 1, Q, columns), also where there is none, as nothing is hidden."""
+    mask = laid_out(batch, window, first_column).masks["type"]
+    width = max(map(len, batch.trees))
+    shape = (len(batch.trees), 1, width, batch.front - first_column + width)
+    return torch.zeros(shape) if mask is None else mask
+
+
 def seen_by_walking(batch: Batch, window: Window, first_column: int) -> list[list[list[bool]]]:
     """The mask of every row, asked cell by cell."""
     width = max(map(len, batch.trees))
@@ -98,7 +106,7 @@ def test_masks_equal_an_ancestor_walk(batch, window, data):
     if window.kind != "full":  # what lies before it, nobody can see any more
         last_seen = min(batch.lengths) - window.size + 1
         first_column = data.draw(st.integers(0, max(last_seen, 0)))
-    mask = laid_out(batch, window, first_column).masks["type"]
+    mask = mask_of(batch, window, first_column)
     sees = mask == 0
     assert sees[:, 0].tolist() == seen_by_walking(batch, window, first_column)
     assert bool((mask[~sees] == torch.finfo(torch.float32).min).all())
@@ -107,7 +115,7 @@ def test_masks_equal_an_ancestor_walk(batch, window, data):
 @settings(max_examples=60, deadline=None)
 @given(batches(), windows)
 def test_every_query_sees_itself_and_padding_sees_what_the_root_sees(batch, window):
-    sees = laid_out(batch, window).masks["type"][:, 0] == 0
+    sees = mask_of(batch, window)[:, 0] == 0
     for row, tree in zip(sees, batch.trees, strict=True):
         for node in range(len(tree)):
             assert row[node, batch.front + node]
@@ -122,8 +130,8 @@ def test_what_was_dropped_before_the_first_column_was_never_seen(batch, size):
     """The mask of a trimmed cache is the whole one's right part, and the left part is empty."""
     for kind in ("sliding", "chunked"):
         first_column = max(min(batch.lengths) - size + 1, 0)
-        whole = laid_out(batch, Window(kind, size)).masks["type"]
-        trimmed = laid_out(batch, Window(kind, size), first_column).masks["type"]
+        whole = mask_of(batch, Window(kind, size))
+        trimmed = mask_of(batch, Window(kind, size), first_column)
         assert torch.equal(whole[..., first_column:], trimmed)
         assert not bool((whole[..., :first_column] == 0).any())
 
@@ -158,6 +166,24 @@ def test_masks_are_additive_in_the_models_dtype(dtype):
     assert mask.shape == (1, 1, 3, 5)
     low = torch.finfo(dtype).min
     assert mask[0, 0].tolist() == [[0, 0, 0, low, low], [0, 0, 0, 0, low], [0, 0, 0, low, 0]]
+
+
+@pytest.mark.parametrize(
+    ("window", "nodes", "lengths", "hidden", "is_there"),
+    [
+        (Window(), 1, [9, 9], [set(), set()], False),
+        (Window("sliding", 10), 1, [9, 9], [set(), set()], False),
+        (Window("sliding", 9), 1, [9, 9], [set(), set()], True),
+        (Window("chunked", 64), 1, [9, 9], [set(), set()], True),  # stock makes one, too
+        (Window(), 1, [9, 8], [set(), set()], True),
+        (Window(), 1, [9, 9], [set(), {0}], True),
+        (Window(), 2, [9, 9], [set(), set()], True),
+    ],
+)
+def test_a_mask_is_there_where_something_is_hidden(window, nodes, lengths, hidden, is_there):
+    trees = [tree_of([-1, *[0] * (nodes - 1)])] * 2
+    batch = Batch(trees, lengths, hidden, min(lengths))
+    assert (laid_out(batch, window).masks["type"] is not None) == is_there
 
 
 def test_each_attention_type_has_a_mask_of_its_own_width():

@@ -162,7 +162,7 @@ def _check_tree(
     """A root with wrong children and one right one, b, with a child c; root-b-c is kept, d follows.
 
     The wrong children shift the right one's place in the KV away from its position. Those of d
-    make both trees need the same width.
+    make both trees need the same width; then d is read by itself, as in a plain step.
     """
     prompt, (root, *wrong, b, c, d) = ids[:4], ids[4:]
     right = [root, b, c, d]
@@ -178,9 +178,13 @@ def _check_tree(
     path.append(tree.add(path[1], c, 0.3))
     first = backend.forward(backend.lay_out([tree]))[0, path]
     backend.commit([path])
-    got = torch.cat([first, backend.forward(backend.lay_out([last]))[0, :1]])
+    second = backend.forward(backend.lay_out([last]))[0, :1]
+    third = backend.forward(backend.lay_out([DraftTree.of_root(d)]))[0]
     backend.release()
-    return _verdict(got, truth, _again(model, prompt, right), "a tree's mask and positions")
+    got, truth = torch.cat([first, second, third]), torch.cat([truth, truth[-1:]])
+    again = _again(model, prompt, right)
+    again = torch.cat([again, again[-1:]])
+    return _verdict(got, truth, again, "a tree's mask and positions")
 
 
 def _bush(root: int, tokens: Sequence[int]) -> DraftTree:

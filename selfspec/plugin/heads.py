@@ -7,6 +7,9 @@ one head, and nothing is copied. Each query sees what it saw. Where a head has b
 half precision on a CPU, it is asked twice: for one alone torch's code is a slow one.
 
 *Stock*: each by itself, which comes to the very bits of a plain step.
+
+Without a mask, as in most plain steps, stock's own way copies nothing, and is taken, but where
+torch's code for it is the slow one.
 """
 
 from __future__ import annotations
@@ -66,9 +69,9 @@ class _Forward:
             self._keys[key] = mask, keys_in(mask, window)
         return self._keys[key][1]
 
-    def mask_for(self, num_heads: int, mask: torch.Tensor) -> torch.Tensor:
+    def mask_for(self, num_heads: int, mask: torch.Tensor | None) -> torch.Tensor | None:
         """The mask (B, 1, Q, columns) of so many heads one behind the other, made once."""
-        if mask.shape[2] == 1:
+        if mask is None or mask.shape[2] == 1:
             return mask
         key = id(mask), num_heads
         if key not in self._masks:  # the mask itself is held, so that no other one gets its id
@@ -93,16 +96,15 @@ def _attend(
     """Stands in for stock's sdpa attention."""
     forward = _this_thread.forward
     arguments = {"dropout": dropout, "scaling": scaling, **others}
-    if forward is None or attention_mask is None or _are_stocks_own(query, attention_mask, others):
-        return sdpa_attention_forward(  # type: ignore[no-any-return]
-            module, query, key, value, attention_mask, **arguments
-        )
-    if forward.rounding == "stock":
-        keys = forward.keys_in(attention_mask, others.get("sliding_window"))
-        return attend_alone(module, query, key, value, keys, **arguments), None
     num_sharing = getattr(module, "num_key_value_groups", 1)
-    num_together = _num_together(query, key, num_sharing)
-    if not num_together:
+    num_together = 0
+    if forward is not None and not _are_stocks_own(query, attention_mask, others):
+        if forward.rounding == "free":
+            num_together = _num_together(query, key, num_sharing, attention_mask)
+        elif attention_mask is not None:
+            keys = forward.keys_in(attention_mask, others.get("sliding_window"))
+            return attend_alone(module, query, key, value, keys, **arguments), None
+    if forward is None or not num_together:
         return sdpa_attention_forward(  # type: ignore[no-any-return]
             module, query, key, value, attention_mask, **arguments
         )
@@ -121,14 +123,16 @@ def _attend(
     return apart.reshape(rows, width, num_heads, -1).contiguous(), None
 
 
-def _are_stocks_own(query: torch.Tensor, mask: torch.Tensor, others: dict[str, Any]) -> bool:
+def _are_stocks_own(query: torch.Tensor, mask: torch.Tensor | None, others: dict[str, Any]) -> bool:
     """Is there more to these queries than a mask for all heads says?"""
     if any(others.get(name) is not None for name in _NO_OTHERS):
         return True
-    return mask.shape[:3] != (query.shape[0], 1, query.shape[2])
+    return mask is not None and mask.shape[:3] != (query.shape[0], 1, query.shape[2])
 
 
-def _num_together(query: torch.Tensor, key: torch.Tensor, num_sharing: int) -> int:
+def _num_together(
+    query: torch.Tensor, key: torch.Tensor, num_sharing: int, mask: torch.Tensor | None
+) -> int:
     """How many heads are asked as one; 0 where stock's way is the only one, or as good.
 
     All that share keys, but on a CPU only as many as leave work for every thread: then keys are
@@ -138,8 +142,8 @@ def _num_together(query: torch.Tensor, key: torch.Tensor, num_sharing: int) -> i
     if num_heads != key.shape[1] * num_sharing:
         return 0
     on_cpu = query.device.type == "cpu"
-    if num_sharing == 1:
-        return int(on_cpu and width == 1 and query.dtype in HALVES)
+    if mask is None or num_sharing == 1:
+        return num_sharing if on_cpu and width == 1 and query.dtype in HALVES else 0
     if width == 1 or not on_cpu:
         return num_sharing
     for number in range(num_sharing, 1, -1):

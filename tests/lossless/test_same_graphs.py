@@ -375,7 +375,7 @@ def test_autocast_is_no_part_of_a_graph_without(log: list[str]) -> None:
 # failures
 
 
-@pytest.mark.parametrize("fails_at", [1, 2])
+@pytest.mark.parametrize("fails_at", [1, 2, 3])
 @pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 def test_a_failed_capture_leaves_everything_whole(
     fails_at: int, num_rows: int, mode: str, monkeypatch: pytest.MonkeyPatch
@@ -402,7 +402,7 @@ def test_a_failed_capture_leaves_everything_whole(
 
 
 def test_a_failed_capture_breaks_a_strict_call_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_recorders(monkeypatch, fails_at=2)
+    use_recorders(monkeypatch, fails_at=3)
     model, kv = tiny_model(), DynamicCache()
     with pytest.raises(UnsupportedError, match="strict=True and forwards can't be as asked"):
         run(

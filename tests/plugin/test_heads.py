@@ -124,6 +124,23 @@ def says_nothing(args: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
+@pytest.mark.parametrize("num_sharing", [1, 3])
+def test_without_a_mask_a_query_alone_is_stocks_but_in_half_precision(asked, num_sharing):
+    whole, half = (
+        without_mask(inputs(num_sharing, 1, dtype=dtype)) for dtype in (torch.float32, torch.half)
+    )
+    with attending():
+        assert torch.equal(attend(*whole), sdpa_attention_forward(*whole)[0])
+        assert not asked
+        torch.testing.assert_close(attend(*half), sdpa_attention_forward(*half)[0])
+    ((query, _, mask),) = asked
+    assert query.shape[2] == max(num_sharing, 2)
+    assert mask is None
+    with attending("stock"):
+        assert torch.equal(attend(*half), sdpa_attention_forward(*half)[0])
+    assert len(asked) == 1
+
+
 @pytest.mark.parametrize("change", [without_mask, mask_a_head, says_nothing])
 def test_what_is_not_shared_so_is_left_to_stock(asked, change):
     args = change(inputs(3, 4))
