@@ -23,7 +23,7 @@ __all__ = [
 BUDGETS = ("measured", "fixed", "threshold")
 FORWARDS = ("auto", "eager", "turned", "packed", "graph", "compiled")
 LEARNING_SCOPES = ("session", "request", "frozen")
-ROUNDINGS = ("free", "stock")
+ROUNDINGS = ("stock", "free")
 SOURCE_NAMES = ("lut", "lut2", "context", "corpus", "runners")
 
 
@@ -85,11 +85,11 @@ class SpecConfig:
             first for a large model, and captured as graphs on CUDA. A forward may then be wider
             than its tree: 1, 2, 4, … 64, or a multiple of 64.
         rounding: Of half precision on a CPU that can't calculate in it, as those without AVX-512,
-            where stock computes each token by itself. ``"free"``: as is fastest; where two tokens
-            are equally likely, the text may take the other one, as on any other device.
-            ``"stock"``: with ``sdpa`` attention every logit is that of a plain step, to the last
-            bit, and so every text is stock's. Each query's attention takes as long as a plain
-            step's then: prompts gain, and drafts bring little or nothing.
+            where stock computes each token by itself. ``"stock"``: with ``sdpa`` attention every
+            logit is that of a plain step, to the last bit, and so every text is stock's. Each
+            query's attention takes as long as a plain step's then: drafts bring little, prompts
+            most. ``"free"``: as is fastest; where two tokens are equally likely, the text may take
+            the other one. On any other device it is always so.
         overlap: True lets a CUDA device look up what is learned from a forward, and move the KV of
             what was accepted, while the CPU reads the outcome and drafts on. False does one after
             the other. What is learned is the same; without CUDA there is no difference.
@@ -115,7 +115,7 @@ class SpecConfig:
     branch_length: int = 6
     learning: str = "session"
     forward: str = "auto"
-    rounding: str = "free"
+    rounding: str = "stock"
     overlap: bool = True
     strict: bool = False
 

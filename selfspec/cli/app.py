@@ -192,8 +192,8 @@ def profile(
         typer.Option(help="How the model is run: auto, eager, turned, packed, graph or compiled."),
     ] = "auto",
     rounding: Annotated[
-        str, typer.Option(help="Of half precision on a CPU without it: free or stock.")
-    ] = "free",
+        str, typer.Option(help="Of half precision on a CPU without it: stock or free.")
+    ] = "stock",
     output: Annotated[
         Path | None, typer.Option(help="Write the curve to this JSON file.", show_default=False)
     ] = None,

@@ -148,8 +148,8 @@ class Knobs:
     rounding: Annotated[
         str,
         _knob(
-            "Half precision on a CPU that can't calculate in it. free: as is fastest. "
-            "stock: to the last bit of a plain step's."
+            "Half precision on a CPU that can't calculate in it. stock: to the last bit of a plain "
+            "step's. free: as is fastest."
         ),
     ] = _DEFAULT.rounding
     overlap: Annotated[

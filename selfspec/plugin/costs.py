@@ -90,7 +90,7 @@ def profile(
     num_rows: int,
     max_seconds: float = 30.0,
     forward: str = "auto",
-    rounding: str = "free",
+    rounding: str = "stock",
 ) -> tuple[_Key, CostCurve]:
     """Measures behind a text of `num_columns` tokens; returns what the curve depends on with it.
 

@@ -44,7 +44,6 @@ CONFIGS = {
     ),
 }
 HALVES = [torch.bfloat16, torch.float16]
-STOCK = {"rounding": "stock"}
 
 
 def model_of(config: PreTrainedConfig, dtype: torch.dtype) -> Any:
@@ -65,7 +64,7 @@ def test_every_logit(name: str, forward: str, num_rows: int, dtype: torch.dtype)
     model, inputs = model_of(CONFIGS[name], dtype), prompt(num_rows)
     options = {"return_dict_in_generate": True, "output_logits": True, **GREEDY}
     stock = run(model, inputs, **options)
-    spec = doubting(stock.ids, inputs, forward=forward, **STOCK, **FIXED)
+    spec = doubting(stock.ids, inputs, forward=forward, **FIXED)
     ours = run(model, inputs, custom_generate=spec, **options)
     assert spec.stats.rounding == "stock"
     assert spec.stats.num_nodes > spec.stats.num_steps
@@ -78,10 +77,14 @@ def test_every_logit(name: str, forward: str, num_rows: int, dtype: torch.dtype)
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("mode", MODES)
 def test_the_text_of_rows_at_their_own_pace(mode: str, dtype: torch.dtype) -> None:
-    model, inputs = model_of(CONFIGS["one key for two heads"], dtype), prompt(3)
-    stock = run(model, inputs, **MODES[mode])
-    spec = doubting(stock.ids, inputs, **STOCK, **FIXED)
-    ours = run(model, inputs, custom_generate=spec, **MODES[mode])
+    model, inputs, options = (
+        model_of(CONFIGS["one key for two heads"], dtype),
+        prompt(3),
+        MODES[mode],
+    )
+    stock = run(model, inputs, **options)
+    spec = doubting(stock.ids, inputs, **FIXED)
+    ours = run(model, inputs, custom_generate=spec, **options)
     assert spec.stats.rounding == "stock"
     assert torch.equal(ours.ids, stock.ids)
     assert torch.equal(ours.rng_state, stock.rng_state)
@@ -91,7 +94,7 @@ def test_free_it_keeps_to_near_ties() -> None:
     model, inputs = model_of(CONFIGS["one key for two heads"], torch.bfloat16), prompt()
     options = {"return_dict_in_generate": True, "output_logits": True, **GREEDY}
     stock = run(model, inputs, **options)
-    spec = doubting(stock.ids, inputs, **FIXED)
+    spec = doubting(stock.ids, inputs, rounding="free", **FIXED)
     ours = run(model, inputs, custom_generate=spec, **options)
     assert spec.stats.rounding == "free"
     first, other = stock.output.logits[0], ours.output.logits[0]
@@ -101,7 +104,7 @@ def test_free_it_keeps_to_near_ties() -> None:
 def test_with_another_attention_it_is_free() -> None:
     model, inputs = model_of(CONFIGS["one key for two heads"], torch.bfloat16), prompt()
     model.set_attn_implementation("eager")
-    spec = doubting(run(model, inputs, **GREEDY).ids, inputs, **STOCK, **FIXED)
+    spec = doubting(run(model, inputs, **GREEDY).ids, inputs, **FIXED)
     run(model, inputs, custom_generate=spec, **GREEDY)
     assert spec.stats.rounding == "free"
 
@@ -110,6 +113,6 @@ def test_fp32_is_free() -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIGS["one key for two heads"]).eval()
     inputs = prompt()
-    spec = doubting(run(model, inputs, **GREEDY).ids, inputs, **STOCK, **FIXED)
+    spec = doubting(run(model, inputs, **GREEDY).ids, inputs, **FIXED)
     run(model, inputs, custom_generate=spec, **GREEDY)
     assert spec.stats.rounding == "free"
