@@ -88,7 +88,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("num_rows", [slow(1), 3])
 def test_processors_and_limits(num_rows: int, options: dict[str, Any], log: list[str]) -> None:
     drafts = options.get("max_new_tokens", NUM_NEW) > 2
     run_graphs(tiny_model("gemma3"), prompt(num_rows), drafts=drafts, **options)
@@ -113,7 +113,7 @@ def test_texts_that_cross_length_buckets(
     run_graphs(tiny_model(name), prompt(num_rows), max_new_tokens=300, **SAMPLE)
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("num_rows", [slow(1), 3])
 @pytest.mark.parametrize("kind", ["bare", "configured"])
 @pytest.mark.parametrize("name", [n for n in WINDOWED if n not in NOT_CAPTURED])
 def test_a_chat_on_one_cache(name: str, kind: str, num_rows: int, log: list[str]) -> None:
@@ -375,7 +375,7 @@ def test_autocast_is_no_part_of_a_graph_without(log: list[str]) -> None:
 # failures
 
 
-@pytest.mark.parametrize("fails_at", [1, 2, 3])
+@pytest.mark.parametrize("fails_at", [1, slow(2), 3])
 @pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 def test_a_failed_capture_leaves_everything_whole(
     fails_at: int, num_rows: int, mode: str, monkeypatch: pytest.MonkeyPatch
@@ -551,7 +551,7 @@ def compile_lightly(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 )
 @pytest.mark.filterwarnings(COMPILER_NOTE)
 @pytest.mark.parametrize("name", ["llama", slow("gemma3"), slow("gpt2"), slow("qwen3-moe")])
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+@pytest.mark.parametrize(("num_rows", "mode"), [(1, "greedy"), slow(3, "sample")])
 def test_compiled(name: str, num_rows: int, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = compile_lightly(monkeypatch)
     model, inputs = tiny_model(name), prompt(num_rows)
