@@ -103,7 +103,7 @@ def test_rows_that_finish_one_after_the_other(log: list[str]) -> None:
 
 
 @pytest.mark.parametrize("room", [slow(4096), 16])
-@pytest.mark.parametrize("name", ["llama", "gemma3", slow("mistral")])
+@pytest.mark.parametrize("name", ["llama", slow("gemma3"), slow("mistral")])
 @pytest.mark.parametrize("num_rows", [1, slow(3)])
 def test_texts_that_cross_length_buckets(
     name: str, num_rows: int, room: int, monkeypatch: pytest.MonkeyPatch, log: list[str]
@@ -114,7 +114,7 @@ def test_texts_that_cross_length_buckets(
 
 
 @pytest.mark.parametrize("num_rows", [slow(1), 3])
-@pytest.mark.parametrize("kind", ["bare", "configured"])
+@pytest.mark.parametrize("kind", [slow("bare"), "configured"])
 @pytest.mark.parametrize("name", [n for n in WINDOWED if n not in NOT_CAPTURED])
 def test_a_chat_on_one_cache(name: str, kind: str, num_rows: int, log: list[str]) -> None:
     """Three turns; the KV that each hands back is the next one's."""
@@ -150,7 +150,7 @@ def test_branches_ride_along(num_rows: int, log: list[str]) -> None:
     assert both.stats.queries_per_step > 25
 
 
-@pytest.mark.parametrize("forward", ["auto", "eager"])
+@pytest.mark.parametrize("forward", ["auto", slow("eager")])
 @pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 def test_overlap_changes_neither_text_nor_steps_nor_what_is_learned(
     num_rows: int, mode: str, forward: str, log: list[str]

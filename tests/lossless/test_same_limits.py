@@ -155,7 +155,7 @@ def test_prompt_read_in_chunks(name: str, chunk: int) -> None:
         run_both(tiny_model(name), prompt(num_rows), prefill_chunk_size=chunk, **SAMPLE)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral"])
+@pytest.mark.parametrize("name", [slow("llama"), "gpt2", "mistral"])
 def test_holes_in_the_mask(name: str) -> None:
     """Masked columns in the middle of a prompt stay unseen."""
     inputs = prompt(3)
