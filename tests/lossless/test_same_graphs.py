@@ -38,7 +38,7 @@ from tests.lossless.same import (
 )
 from tests.lossless.test_same_architectures import ending
 from tests.lossless.test_same_entrances import PEFT_NOTE
-from tests.lossless.test_same_kv import WINDOWED, answered, cache_of
+from tests.lossless.test_same_kv import answered, cache_of
 from tests.recorder import use_recorders
 from tests.zoo import BRANCHING
 
@@ -115,7 +115,7 @@ def test_texts_that_cross_length_buckets(
 
 @pytest.mark.parametrize("num_rows", [slow(1), 3])
 @pytest.mark.parametrize("kind", [slow("bare"), "configured"])
-@pytest.mark.parametrize("name", [n for n in WINDOWED if n not in NOT_CAPTURED])
+@pytest.mark.parametrize("name", ["gemma3", slow("llama"), slow("mistral")])
 def test_a_chat_on_one_cache(name: str, kind: str, num_rows: int, log: list[str]) -> None:
     """Three turns; the KV that each hands back is the next one's."""
     model, texts, caches = tiny_model(name), [], []
@@ -195,6 +195,7 @@ def test_each_call_starts_from_clean_slots(log: list[str]) -> None:
         assert both.stats.forward == "graph"
 
 
+@pytest.mark.slow
 def test_slots_that_moved_void_what_was_captured(log: list[str]) -> None:
     """Three rows need new slots; then one row asks for the very shapes of before."""
     model = tiny_model()
@@ -332,7 +333,7 @@ def attend_eagerly(model: Any) -> None:
     model.set_attn_implementation("eager")
 
 
-@pytest.mark.parametrize("change", [move, narrow, replace_one, attend_eagerly])
+@pytest.mark.parametrize("change", [move, slow(narrow), slow(replace_one), attend_eagerly])
 def test_a_model_that_changed_is_captured_anew(
     change: Callable[[Any], None], log: list[str]
 ) -> None:
@@ -495,6 +496,7 @@ def test_a_model_that_is_dropped_takes_its_graphs_along(log: list[str]) -> None:
     assert len(spec._forwards._kept) == 0
 
 
+@pytest.mark.slow
 def test_slots_take_little_more_than_the_stock_cache(log: list[str]) -> None:
     """At the length of the whole text: the same, and room for a tree, rounded up to 64."""
     model, inputs = tiny_model(), prompt(2, 200)
@@ -550,8 +552,9 @@ def compile_lightly(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     reason="torch 2.6 does not follow transformers' decorators: such forwards go on eagerly",
 )
 @pytest.mark.filterwarnings(COMPILER_NOTE)
-@pytest.mark.parametrize("name", ["llama", slow("gemma3"), slow("gpt2"), slow("qwen3-moe")])
-@pytest.mark.parametrize(("num_rows", "mode"), [(1, "greedy"), slow(3, "sample")])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "qwen3-moe"])
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 def test_compiled(name: str, num_rows: int, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = compile_lightly(monkeypatch)
     model, inputs = tiny_model(name), prompt(num_rows)
