@@ -92,10 +92,10 @@ def test_where_many_are_equal(warpers, num_tokens, seed):
     ],
     ids=str,
 )
-@pytest.mark.parametrize(("num_tokens", "num_times"), [(8192, 60), (128_256, 15)])
-def test_something_is_said_nearly_always(warpers, num_tokens, num_times):
-    said = [check(some_logits(num_tokens, seed), warpers) for seed in range(num_times)]
-    assert sum(said) >= num_times - 2
+@pytest.mark.parametrize("num_tokens", [8192, 128_256])
+def test_something_is_said_nearly_always(warpers, num_tokens):
+    said = [check(some_logits(num_tokens, seed), warpers) for seed in range(60)]
+    assert sum(said) >= 58
 
 
 @pytest.mark.parametrize(

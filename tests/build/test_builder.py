@@ -275,7 +275,6 @@ def test_kill_9_in_the_middle_and_going_on(tmp_path, lines, build, whole):
     assert build(tmp_path / "cache", data=str(lines), **PARAGRAPHS) == whole
 
 
-@pytest.mark.slow
 def test_two_processes_in_one_place_leave_one_whole_cache(tmp_path, lines, whole):
     with start(lines, tmp_path / "cache", waits=True) as first:
         assert first.stdout.readline() == "moved\n"

@@ -174,7 +174,6 @@ def test_tasks_are_cut_from_documented_functions(tmp_path):
     assert docstring.plain.endswith('def put(self, item, timeout=None):\n    """')
 
 
-@pytest.mark.slow
 def test_the_library_gives_the_same_questions_every_time():
     one, other = load_bench("code-stdlib"), load_bench("code-stdlib")
     assert one == other

@@ -17,7 +17,7 @@ from transformers import (
 
 from selfspec.packed import settles
 from tests.fakes import packs_here, prompt
-from tests.lossless.same import FIXED, GREEDY, MODES, doubting, run, slow
+from tests.lossless.same import FIXED, GREEDY, MODES, doubting, run
 from tests.zoo import PAD, VOCAB
 
 # such sizes as real models have: in others torch's code for activations rounds by place
@@ -56,7 +56,7 @@ def model_of(config: PreTrainedConfig, dtype: torch.dtype) -> Any:
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("num_rows", [1, 3])
-@pytest.mark.parametrize("forward", ["eager", slow("turned"), "packed", slow("graph")])
+@pytest.mark.parametrize("forward", ["eager", "turned", "packed", "graph"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_logit(name: str, forward: str, num_rows: int, dtype: torch.dtype) -> None:
     if forward == "packed" and not packs_here(dtype):

@@ -38,7 +38,7 @@ from tests.lossless.same import (
 )
 from tests.lossless.test_same_architectures import ending
 from tests.lossless.test_same_entrances import PEFT_NOTE
-from tests.lossless.test_same_kv import answered, cache_of
+from tests.lossless.test_same_kv import WINDOWED, answered, cache_of
 from tests.recorder import use_recorders
 from tests.zoo import BRANCHING
 
@@ -88,7 +88,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("num_rows", [slow(1), 3])
+@pytest.mark.parametrize("num_rows", [1, 3])
 def test_processors_and_limits(num_rows: int, options: dict[str, Any], log: list[str]) -> None:
     drafts = options.get("max_new_tokens", NUM_NEW) > 2
     run_graphs(tiny_model("gemma3"), prompt(num_rows), drafts=drafts, **options)
@@ -103,7 +103,7 @@ def test_rows_that_finish_one_after_the_other(log: list[str]) -> None:
 
 
 @pytest.mark.parametrize("room", [slow(4096), 16])
-@pytest.mark.parametrize("name", ["llama", slow("gemma3"), slow("mistral")])
+@pytest.mark.parametrize("name", ["llama", "gemma3", slow("mistral")])
 @pytest.mark.parametrize("num_rows", [1, slow(3)])
 def test_texts_that_cross_length_buckets(
     name: str, num_rows: int, room: int, monkeypatch: pytest.MonkeyPatch, log: list[str]
@@ -113,9 +113,9 @@ def test_texts_that_cross_length_buckets(
     run_graphs(tiny_model(name), prompt(num_rows), max_new_tokens=300, **SAMPLE)
 
 
-@pytest.mark.parametrize("num_rows", [slow(1), 3])
-@pytest.mark.parametrize("kind", [slow("bare"), "configured"])
-@pytest.mark.parametrize("name", ["gemma3", slow("llama"), slow("mistral")])
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("kind", ["bare", "configured"])
+@pytest.mark.parametrize("name", [n for n in WINDOWED if n not in NOT_CAPTURED])
 def test_a_chat_on_one_cache(name: str, kind: str, num_rows: int, log: list[str]) -> None:
     """Three turns; the KV that each hands back is the next one's."""
     model, texts, caches = tiny_model(name), [], []
@@ -150,7 +150,7 @@ def test_branches_ride_along(num_rows: int, log: list[str]) -> None:
     assert both.stats.queries_per_step > 25
 
 
-@pytest.mark.parametrize("forward", ["auto", slow("eager")])
+@pytest.mark.parametrize("forward", ["auto", "eager"])
 @pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 def test_overlap_changes_neither_text_nor_steps_nor_what_is_learned(
     num_rows: int, mode: str, forward: str, log: list[str]
@@ -195,7 +195,6 @@ def test_each_call_starts_from_clean_slots(log: list[str]) -> None:
         assert both.stats.forward == "graph"
 
 
-@pytest.mark.slow
 def test_slots_that_moved_void_what_was_captured(log: list[str]) -> None:
     """Three rows need new slots; then one row asks for the very shapes of before."""
     model = tiny_model()
@@ -333,7 +332,7 @@ def attend_eagerly(model: Any) -> None:
     model.set_attn_implementation("eager")
 
 
-@pytest.mark.parametrize("change", [move, slow(narrow), slow(replace_one), attend_eagerly])
+@pytest.mark.parametrize("change", [move, narrow, replace_one, attend_eagerly])
 def test_a_model_that_changed_is_captured_anew(
     change: Callable[[Any], None], log: list[str]
 ) -> None:
@@ -376,7 +375,7 @@ def test_autocast_is_no_part_of_a_graph_without(log: list[str]) -> None:
 # failures
 
 
-@pytest.mark.parametrize("fails_at", [1, slow(2), 3])
+@pytest.mark.parametrize("fails_at", [1, 2, 3])
 @pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 def test_a_failed_capture_leaves_everything_whole(
     fails_at: int, num_rows: int, mode: str, monkeypatch: pytest.MonkeyPatch
@@ -496,7 +495,6 @@ def test_a_model_that_is_dropped_takes_its_graphs_along(log: list[str]) -> None:
     assert len(spec._forwards._kept) == 0
 
 
-@pytest.mark.slow
 def test_slots_take_little_more_than_the_stock_cache(log: list[str]) -> None:
     """At the length of the whole text: the same, and room for a tree, rounded up to 64."""
     model, inputs = tiny_model(), prompt(2, 200)
@@ -552,8 +550,7 @@ def compile_lightly(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     reason="torch 2.6 does not follow transformers' decorators: such forwards go on eagerly",
 )
 @pytest.mark.filterwarnings(COMPILER_NOTE)
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "qwen3-moe"])
+@pytest.mark.parametrize("name", ["llama", slow("gemma3"), slow("gpt2"), slow("qwen3-moe")])
 @pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 def test_compiled(name: str, num_rows: int, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = compile_lightly(monkeypatch)

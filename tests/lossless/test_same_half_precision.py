@@ -13,7 +13,7 @@ from tests.fakes import new_model, prompt
 from tests.lossless.same import GREEDY, NUM_NEW, Outcome, doubting, run, slow, texts_of
 
 NUM_COLUMNS = 17
-NUM_PROMPTS = 3
+NUM_PROMPTS = 5
 _MAX_ULPS = 4  # of bf16, between the tokens that two roundings of the whole model may choose from
 
 

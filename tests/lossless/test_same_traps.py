@@ -25,7 +25,6 @@ from tests.lossless.same import (
     assert_same_ids,
     run,
     run_both,
-    slow,
 )
 from tests.lossless.test_same_entrances import PEFT_NOTE, modules_cache
 
@@ -56,7 +55,7 @@ def dynamic_rope(threshold: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
-@pytest.mark.parametrize("threshold", [slow(10), 16, slow(17), 18, 30, slow(56), 57, slow(90)])
+@pytest.mark.parametrize("threshold", [10, 16, 17, 18, 30, 56, 57, 90])
 @pytest.mark.parametrize(
     ("name", "rope"), [("phi3", longrope), ("llama", dynamic_rope)], ids=["longrope", "dynamic"]
 )
