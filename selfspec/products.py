@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import threading
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -49,6 +50,7 @@ __all__ = [
     "Product",
     "Products",
     "Table",
+    "announce",
     "best_ways",
     "products_of",
     "seconds_by_way",
@@ -234,17 +236,28 @@ def turning(
         turns = _turns.get(model)
         if turns is None:
             turns = _turns[model] = _Turns(model, table, copies or {}, settled)
-        turns.num_inside += 1
+        turns.enter()
     outside, _this_thread.turns = _this_thread.turns, True
     try:
         yield
     finally:
         _this_thread.turns = outside
         with _lock:
-            turns.num_inside -= 1
-            if not turns.num_inside:
+            if turns.leave():
                 del _turns[model]
-                turns.undo()
+
+
+def announce(model: nn.Module, num_tokens: int) -> None:
+    """Says how many tokens, all rows together, this thread's next forward of the model has.
+
+    Where `turning` would leave all products of so few alone, what it put into the model is taken
+    away till more are announced, or another thread comes: some µs for each product, at each step.
+    Outside of `turning` nothing happens.
+    """
+    turns = _turns.get(model)
+    if turns is not None and _this_thread.turns:
+        with _lock:
+            turns.announce(num_tokens)
 
 
 class _ThisThread(threading.local):
@@ -259,9 +272,20 @@ class _StandIn:
         self._ways = (linear, *ways)  # for no token at all, and for each of `NUM_TOKENS`
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        number = x.numel() // x.shape[-1]
-        way = self._ways[_PLACES[min(number, _LAST)]] if _this_thread.turns else linear
+        place = _place_of(x.numel() // x.shape[-1])
+        way = self._ways[place] if _this_thread.turns else linear
         return way(x, self._module.weight, self._module.bias)
+
+    def put(self) -> None:
+        vars(self._module).setdefault("forward", self)
+
+    def take_away(self) -> None:
+        if vars(self._module).get("forward") is self:  # else somebody else's by now
+            del vars(self._module)["forward"]
+
+
+def _place_of(num_tokens: int) -> int:
+    return _PLACES[min(num_tokens, _LAST)]
 
 
 _LAST = NUM_TOKENS[-1]
@@ -269,14 +293,16 @@ _PLACES = [bisect_left((0, *NUM_TOKENS), number) for number in range(_LAST + 1)]
 
 
 class _Turns:
-    """The stand-ins in one model."""
+    """The stand-ins in one model. Not safe without the lock."""
 
     def __init__(
         self, model: nn.Module, table: Table, copies: Mapping[Group, Copy], settled: bool
     ) -> None:
-        self.num_inside = 0
+        self._threads: Counter[int] = Counter()  # inside, and how often
+        self._are_put = False
         packed = packed_ways(copies, settled=settled)
-        self._forwards: list[tuple[nn.Module, _StandIn]] = []
+        self._forwards: list[_StandIn] = []
+        self._used = [False] * (len(NUM_TOKENS) + 1)  # at each place
         for product, groups in products_of(model).items():
             names = table.get(product, ())
             for module in itertools.chain(*groups) if set(names) - {LINEAR} else ():
@@ -286,13 +312,34 @@ class _Turns:
                 if module in packed:
                     known[PACKED] = packed[module]
                 ways = [known.get(name, linear) for name in names]
-                forward = vars(module)["forward"] = _StandIn(module, ways)
-                self._forwards.append((module, forward))
+                self._forwards.append(_StandIn(module, ways))
+                for place, way in enumerate(ways, start=1):
+                    self._used[place] |= way is not linear
 
-    def undo(self) -> None:
-        for module, forward in self._forwards:
-            if vars(module).get("forward") is forward:  # else somebody else's by now
-                del vars(module)["forward"]
+    def enter(self) -> None:
+        self._threads[threading.get_ident()] += 1
+        self._put(True)
+
+    def leave(self) -> bool:
+        """True if it was the last one."""
+        self._threads[threading.get_ident()] -= 1
+        self._threads += Counter()  # drops who is no longer inside
+        if not self._threads:
+            self._put(False)
+        return not self._threads
+
+    def announce(self, num_tokens: int) -> None:
+        self._put(len(self._threads) > 1 or self._used[_place_of(num_tokens)])
+
+    def _put(self, are_put: bool) -> None:
+        if are_put is self._are_put:
+            return
+        self._are_put = are_put
+        for forward in self._forwards:
+            if are_put:
+                forward.put()
+            else:
+                forward.take_away()
 
 
 _SCRATCH = Scratch(_AT_ONCE)

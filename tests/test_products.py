@@ -20,6 +20,7 @@ from selfspec.products import (
     WIDENED,
     Product,
     Table,
+    announce,
     best_ways,
     products_of,
     seconds_by_way,
@@ -270,6 +271,53 @@ def test_the_last_of_several_threads_undoes_it(asked: list[int]) -> None:
     may_leave.set()
     other.join()
     assert "forward" not in vars(model.up)
+
+
+def test_who_announces_few_tokens_is_spared_what_they_do_not_need(asked: list[int]) -> None:
+    model = Two()
+    announce(model, 1)
+    with turning(model, table_of(model, 6)):
+        for number, is_used in ((4, False), (6, True), (8, False), (1, False), (5, True)):
+            announce(model, number)
+            model(torch.randn(number, 16))
+            assert ("forward" in vars(model.up)) == is_used
+        announce(model, 1)
+    assert asked == [6, 6, 6, 5, 5, 5]
+    assert "forward" not in vars(model.up)
+
+
+def test_what_one_thread_announces_takes_nothing_from_another(asked: list[int]) -> None:
+    model, x = Two(), torch.randn(6, 16)
+    is_inside, may_go_on = threading.Event(), threading.Event()
+
+    def go_on() -> None:
+        with turning(model, table_of(model, 6)):
+            is_inside.set()
+            may_go_on.wait(10)
+            model(x)
+
+    other = threading.Thread(target=go_on)
+    with turning(model, table_of(model, 6)):
+        announce(model, 1)
+        other.start()
+        is_inside.wait(10)
+        assert "forward" in vars(model.up)
+        announce(model, 1)
+        may_go_on.set()
+        other.join()
+        assert asked == [6, 6, 6]
+        announce(model, 1)
+        assert "forward" not in vars(model.up)
+
+
+def test_what_somebody_else_put_there_is_not_written_over() -> None:
+    model = Two()
+    with turning(model, table_of(model, 6)):
+        announce(model, 1)
+        vars(model.up)["forward"] = mine = lambda x: x
+        announce(model, 6)
+        assert vars(model.up)["forward"] is mine
+    assert vars(model.up)["forward"] is mine
 
 
 def test_a_hook_still_hears(asked: list[int]) -> None:

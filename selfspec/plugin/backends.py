@@ -10,6 +10,7 @@ import torch
 from selfspec.kv import TreeKV
 from selfspec.layout import Layout, RowPlaces, Window, lay_out
 from selfspec.plugin.heads import Rounding, attending
+from selfspec.products import announce
 from selfspec.records import DraftTree, Queries
 
 __all__ = ["AttentionTypes", "ChainBackend", "TreeBackend", "logits_of"]
@@ -30,6 +31,7 @@ class AttentionTypes(NamedTuple):
 def logits_of(model: Any, layout: Layout, cache: Any, rounding: Rounding = "free") -> torch.Tensor:
     """Logits (B, Q, V) of a model's forward over trees."""
     masks = layout.masks
+    announce(model, layout.input_ids.numel())
     with attending(rounding):
         output = model(
             input_ids=layout.input_ids,
@@ -177,6 +179,7 @@ class ChainBackend:
 
     def forward(self, layout: dict[str, Any]) -> torch.Tensor:
         """Logits (B, Q, V)."""
+        announce(self._model, len(self._ids) * self._width)
         with attending(self.rounding):
             output = self._model(**layout, return_dict=True)
         return output.logits  # type: ignore[no-any-return]
