@@ -37,6 +37,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "scratch": set(),
     "logits": {"scratch"},
     "settled": set(),
+    "flash": set(),
     "packed": {"settled"},
     "products": {"packed", "scratch", "settled"},
     "packs": {"packed"},

@@ -1,8 +1,9 @@
-"""Each query of a forward asked alone, over keys that lie in line, as in stock's plain steps.
+"""Each query of a forward as if asked alone, over keys that lie in line, as in stock's plain steps.
 
 What attention comes to hangs, in its last bits, on where the keys lie and on how many queries are
 asked together. So each query is handed to stock's own function by itself: it comes to the very bits
-of a plain step, and costs as much as one.
+of a plain step, and costs as much as one. Where it is known how to come to the same bits for many
+at once, and enough is asked for that to pay, that is done instead.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ import torch
 from numpy.typing import NDArray
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-__all__ = ["Keys", "attend_alone", "keys_in"]
+from selfspec.flash import Lines, attend_lines, is_exact, lines_of
+
+__all__ = ["Keys", "Row", "attend_alone", "rows_in"]
+
+_ENOUGH = 600_000  # numbers of queries times numbers of keys: from there on all at once pays,
+_PER_KEYS = 512  # for each so many keys begun
 
 
 class Keys(NamedTuple):
@@ -37,20 +43,43 @@ class Keys(NamedTuple):
         return torch.cat([in_line, own[:, :, self.others]], dim=2)
 
 
-def keys_in(mask: torch.Tensor, window: int | None) -> list[Keys]:
-    """Each query's keys, the first row's first, by a mask (B, 1, Q, columns) on a CPU.
+class Row(NamedTuple):
+    """What the queries of one row see."""
 
-    As stock keeps them: what a row's padding hides is there, and hidden by a mask; what has left a
-    window of so many columns is gone, and then there is a mask, too.
+    keys: list[Keys]  # of each query
+    lines: Lines | None  # the same for all at once, where that is possible
+
+    def are_done_at_once(self, query: torch.Tensor, key: torch.Tensor, dropout: float) -> bool:
+        """Does that come to the same bits, and pay?"""
+        num_keys = key.shape[2]
+        num_products = query.shape[1] * query.shape[2] * num_keys * query.shape[3]
+        return (
+            self.lines is not None
+            and num_products >= _ENOUGH * -(-num_keys // _PER_KEYS)
+            and query.dtype is torch.bfloat16
+            and not dropout
+            and is_exact(query.shape[3])
+        )
+
+
+def rows_in(mask: torch.Tensor, window: int | None) -> list[Row]:
+    """What each row's queries see, by a mask (B, 1, Q, columns) on a CPU.
+
+    Keys are as stock keeps them: what a row's padding hides is there, and hidden by a mask; what
+    has left a window of so many columns is gone, and then there is a mask, too.
     """
     sees = mask[:, 0] if mask.dtype is torch.bool else mask[:, 0] == 0
     table: NDArray[np.bool_] = sees.numpy()
     is_padded = not table[:, :, 0].all()
-    return [
-        _keys(row, query, table[row, query].nonzero()[0], is_padded, window)
-        for row in range(table.shape[0])
-        for query in range(table.shape[1])
-    ]
+    rows = []
+    for row, of_row in enumerate(table):
+        keys = [
+            _keys(row, query, columns.nonzero()[0], is_padded, window)
+            for query, columns in enumerate(of_row)
+        ]
+        have_masks = any(each.mask is not None for each in keys)
+        rows.append(Row(keys, None if have_masks else lines_of(of_row)))
+    return rows
 
 
 def _keys(
@@ -73,20 +102,32 @@ def attend_alone(
     query: torch.Tensor,  # (B, heads, Q, D)
     key: torch.Tensor,  # (B, heads of keys, columns, D)
     value: torch.Tensor,
-    keys: Sequence[Keys],  # of each query, the first row's first
-    **arguments: Any,  # of stock's function
+    rows: Sequence[Row],
+    *,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **others: Any,  # of stock's function
 ) -> torch.Tensor:
     """The outcomes (B, Q, heads, D)."""
-    outcomes = [
-        sdpa_attention_forward(
-            module,
-            query[each.row : each.row + 1, :, each.query : each.query + 1],
-            each.taken_from(key),
-            each.taken_from(value),
-            each.mask,
-            **arguments,
-        )[0]
-        for each in keys
-    ]
-    whole = torch.cat(outcomes)  # (B * Q, 1, heads, D)
-    return whole.view(query.shape[0], query.shape[2], *whole.shape[2:])
+    outcomes = []
+    for number, row in enumerate(rows):
+        if row.lines is not None and row.are_done_at_once(query, key, dropout):
+            scale = query.shape[3] ** -0.5 if scaling is None else scaling
+            states = query[number], key[number], value[number]
+            outcomes.append(attend_lines(*states, row.lines, scale))
+            continue
+        outcomes += [
+            sdpa_attention_forward(
+                module,
+                query[number : number + 1, :, each.query : each.query + 1],
+                each.taken_from(key),
+                each.taken_from(value),
+                each.mask,
+                dropout=dropout,
+                scaling=scaling,
+                **others,
+            )[0][0]
+            for each in row.keys
+        ]
+    whole = torch.cat(outcomes)  # (B * Q, heads, D)
+    return whole.view(query.shape[0], query.shape[2], *whole.shape[1:])

@@ -6,7 +6,7 @@ each layer and each step. Here the queries of such heads stand one behind the ot
 one head, and nothing is copied. Each query sees what it saw. Where a head has but one query, in
 half precision on a CPU, it is asked twice: for one alone torch's code is a slow one.
 
-*Stock*: each by itself, which comes to the very bits of a plain step.
+*Stock*: each as if by itself, which comes to the very bits of a plain step.
 
 Without a mask, as in most plain steps, stock's own way copies nothing, and is taken, but where
 torch's code for it is the slow one.
@@ -25,7 +25,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from selfspec.packed import HALVES
-from selfspec.plugin.alone import Keys, attend_alone, keys_in
+from selfspec.plugin.alone import Row, attend_alone, rows_in
 
 __all__ = ["Rounding", "attending"]
 
@@ -60,14 +60,14 @@ class _Forward:
     def __init__(self, rounding: Rounding) -> None:
         self.rounding = rounding
         self._masks: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
-        self._keys: dict[tuple[int, int | None], tuple[torch.Tensor, list[Keys]]] = {}
+        self._rows: dict[tuple[int, int | None], tuple[torch.Tensor, list[Row]]] = {}
 
-    def keys_in(self, mask: torch.Tensor, window: int | None) -> list[Keys]:
-        """Those of each query, found once."""
+    def rows_in(self, mask: torch.Tensor, window: int | None) -> list[Row]:
+        """What each row's queries see, found once."""
         key = id(mask), window
-        if key not in self._keys:
-            self._keys[key] = mask, keys_in(mask, window)
-        return self._keys[key][1]
+        if key not in self._rows:
+            self._rows[key] = mask, rows_in(mask, window)
+        return self._rows[key][1]
 
     def mask_for(self, num_heads: int, mask: torch.Tensor | None) -> torch.Tensor | None:
         """The mask (B, 1, Q, columns) of so many heads one behind the other, made once."""
@@ -102,8 +102,8 @@ def _attend(
         if forward.rounding == "free":
             num_together = _num_together(query, key, num_sharing, attention_mask)
         elif attention_mask is not None:
-            keys = forward.keys_in(attention_mask, others.get("sliding_window"))
-            return attend_alone(module, query, key, value, keys, **arguments), None
+            seen = forward.rows_in(attention_mask, others.get("sliding_window"))
+            return attend_alone(module, query, key, value, seen, **arguments), None
     if forward is None or not num_together:
         return sdpa_attention_forward(  # type: ignore[no-any-return]
             module, query, key, value, attention_mask, **arguments

@@ -15,7 +15,9 @@ from transformers import (
     Qwen2Config,
 )
 
+from selfspec.flash import attend_lines, is_exact
 from selfspec.packed import settles
+from selfspec.plugin import alone
 from tests.fakes import packs_here, prompt
 from tests.lossless.same import FIXED, GREEDY, MODES, doubting, run
 from tests.zoo import PAD, VOCAB
@@ -72,6 +74,27 @@ def test_every_logit(name: str, forward: str, num_rows: int, dtype: torch.dtype)
     assert [torch.equal(mine, theirs) for mine, theirs in pairs] == [True] * len(
         stock.output.logits
     )
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_logit_of_queries_that_are_asked_at_once(
+    name: str, num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many and long ones are."""
+    if not is_exact(16):
+        pytest.skip("here torch's attention of single queries can't be done for many at once")
+    asked: list[int] = []
+
+    def attend(query: torch.Tensor, *others: Any) -> torch.Tensor:
+        asked.append(query.shape[1])
+        return attend_lines(query, *others)
+
+    monkeypatch.setattr(alone, "_ENOUGH", 0)
+    monkeypatch.setattr(alone, "attend_lines", attend)
+    test_every_logit(name, "eager", num_rows, torch.bfloat16)
+    are_hidden = num_rows > 1 or name == "a window"  # some keys: stock has a mask there
+    assert bool(asked) != are_hidden
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

@@ -10,7 +10,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from selfspec.plugin.alone import attend_alone, keys_in
+from selfspec.plugin import alone
+from selfspec.plugin.alone import Keys, attend_alone, rows_in
 from selfspec.settled import counts_alone
 
 COLUMNS = 29
@@ -23,6 +24,10 @@ def mask_of(seen: list[list[list[int]]]) -> torch.Tensor:
         for query, columns in enumerate(queries):
             mask[row, 0, query, columns] = 0
     return mask
+
+
+def keys_in(mask: torch.Tensor, window: int | None) -> list[Keys]:
+    return [keys for row in rows_in(mask, window) for keys in row.keys]
 
 
 def test_a_chain_takes_no_copy() -> None:
@@ -82,22 +87,60 @@ def test_it_comes_to_what_a_mask_does(scaling: float | None, num_sharing: int) -
     mask = mask_of(SEEN)
     shared = (each.repeat_interleave(num_sharing, dim=1) for each in (key, value))
     expected = scaled_dot_product_attention(query, *shared, attn_mask=mask, scale=scaling)
-    keys, asked = keys_in(mask, None), {"dropout": 0.0, "scaling": scaling}
-    found = attend_alone(module, query, key, value, keys, **asked)
+    found = attend_alone(module, query, key, value, rows_in(mask, None), scaling=scaling)
     assert found.shape == (2, 3, 2 * num_sharing, 8)
     torch.testing.assert_close(found, expected.transpose(1, 2))
 
 
+@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("num_sharing", [1, 3])
-def test_it_is_a_plain_steps_outcome_to_the_bit(num_sharing: int, dtype: torch.dtype) -> None:
+def test_it_is_a_plain_steps_outcome_to_the_bit(
+    num_sharing: int, dtype: torch.dtype, at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not counts_alone(dtype):
         pytest.skip(f"this CPU computes tokens in {dtype} by several at once")
+    if at_once:
+        monkeypatch.setattr(alone, "_ENOUGH", 0)
     module, query, key, value = tensors(num_sharing, dtype)
-    row, columns = slice(1), SEEN[0][2]
-    plain, _ = sdpa_attention_forward(
-        module, query[row, :, 2:], key[row][:, :, columns], value[row][:, :, columns], None
-    )
-    keys = keys_in(mask_of(SEEN[:1]), None)
-    found = attend_alone(module, query[row], key[row], value[row], keys)
-    assert torch.equal(found[:, 2:], plain)
+    row = slice(1)
+    found = attend_alone(module, query[row], key[row], value[row], rows_in(mask_of(SEEN[:1]), None))
+    for place, columns in enumerate(SEEN[0]):
+        one = query[row, :, place : place + 1]
+        plain, _ = sdpa_attention_forward(
+            module, one, key[row][:, :, columns], value[row][:, :, columns], None
+        )
+        assert torch.equal(found[:, place : place + 1], plain)
+
+
+@pytest.mark.parametrize(
+    ("seen", "dtype", "dropout"),
+    [
+        ([[[*range(20)], [*range(20), 22]]], torch.float32, 0.0),
+        ([[[*range(20)], [*range(20), 22]]], torch.bfloat16, 0.1),
+        ([[[*range(3, 20)], [*range(3, 20), 22]]], torch.bfloat16, 0.0),  # padded
+    ],
+    ids=["fp32", "dropout", "padding"],
+)
+def test_what_is_never_done_at_once(
+    seen: list[list[list[int]]],
+    dtype: torch.dtype,
+    dropout: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(alone, "_ENOUGH", 0)
+    monkeypatch.setattr(alone, "is_exact", lambda _dim: True)
+    _, query, key, _ = tensors(1, dtype)
+    (row,) = rows_in(mask_of(seen), None)
+    assert not row.are_done_at_once(query, key, dropout)
+
+
+def test_few_are_not_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alone, "is_exact", lambda _dim: True)
+    (row,) = rows_in(mask_of([[[*range(20)], [*range(20), 22]]]), None)
+    key = torch.zeros(1, 4, 600, 64, dtype=torch.bfloat16)
+    is_at_once = {
+        number: row.are_done_at_once(key.new_zeros(1, 8, number, 64), key, 0.0)
+        for number in (2, 3, 4, 5)
+    }
+    assert is_at_once == {2: False, 3: False, 4: True, 5: True}
