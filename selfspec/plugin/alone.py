@@ -55,6 +55,7 @@ class Row(NamedTuple):
         num_products = query.shape[1] * query.shape[2] * num_keys * query.shape[3]
         return (
             self.lines is not None
+            and query.shape[1] > 1  # a head of its own is left to several threads together
             and num_products >= _ENOUGH * -(-num_keys // _PER_KEYS)
             and query.dtype is torch.bfloat16
             and not dropout

@@ -135,6 +135,16 @@ def test_what_is_never_done_at_once(
     assert not row.are_done_at_once(query, key, dropout)
 
 
+def test_a_single_head_is_not_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch then adds up in several threads, in another order."""
+    monkeypatch.setattr(alone, "is_exact", lambda _dim: True)
+    monkeypatch.setattr(alone, "_ENOUGH", 0)
+    (row,) = rows_in(mask_of([[[*range(20)], [*range(20), 22]]]), None)
+    query, key = torch.zeros(2, 1, 1, COLUMNS, 8, dtype=torch.bfloat16)
+    assert not row.are_done_at_once(query, key, 0.0)
+    assert row.are_done_at_once(query.repeat(1, 2, 1, 1), key, 0.0)
+
+
 def test_few_are_not_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alone, "is_exact", lambda _dim: True)
     (row,) = rows_in(mask_of([[[*range(20)], [*range(20), 22]]]), None)
