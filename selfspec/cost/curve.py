@@ -80,7 +80,8 @@ class CostCurve:
         will follow: the lowest would leave out the disturbances that are usual on this machine,
         and long forwards have more of them. Stops widening, and later repeating, before it would
         take more than `max_seconds` by what the curve so far expects; two widths are measured in
-        any case.
+        any case. Where there is no time to repeat all, the narrow ones are repeated, which most
+        steps have.
         """
         watch = _Watch(run, clock, clock() + max_seconds)
         times: dict[int, list[float]] = {}
@@ -93,10 +94,10 @@ class CostCurve:
                 run(width)
             times[width] = [watch.seconds_of(width)]
         for _ in range(repeats - 1):
-            if not watch.has_time_for(sum(_medians(times).values())):
-                break
-            for width, taken in times.items():
-                taken.append(watch.seconds_of(width))
+            for width, expected in _medians(times).items():
+                if not watch.has_time_for(expected):
+                    break
+                times[width].append(watch.seconds_of(width))
         return cls(_medians(times))
 
     def reaching(self, width: int) -> CostCurve:

@@ -145,6 +145,17 @@ def test_measuring_keeps_to_its_time():
     assert curve.widths == WIDTHS
 
 
+def test_the_narrow_widths_are_repeated_where_there_is_no_time_for_all():
+    """The machine is slow at first: what most steps will take is still found."""
+    machine = Machine(
+        seconds=lambda width: width / 10, slowness=lambda number: 3.0 if number < 6 else 1.0
+    )
+    curve = machine.measure(1, 2, 4, 8, 64, max_seconds=15.0)
+    assert machine.runs.count(64) < machine.runs.count(8) <= machine.runs.count(1)
+    assert [curve.seconds(width) for width in (1, 2, 4, 8)] == pytest.approx([0.1, 0.2, 0.4, 0.8])
+    assert machine.now <= 15.0
+
+
 def test_a_width_that_would_take_too_long_is_not_tried():
     curve = (machine := Machine(seconds=float)).measure(max_seconds=40.0)
     assert curve.widths == (1, 2, 4, 8, 12)
