@@ -32,7 +32,7 @@ _TRIED = (4, 7, 11, 23, 150, 303, 517)  # keys
 _LOG2_E = 1.44269502162933349609375
 _LEAST = -87.0  # the exponential of what is smaller counts for nothing
 _POLYNOMIAL = tuple(
-    torch.tensor(number, device="cpu")
+    torch.tensor(number, dtype=torch.float32, device="cpu")
     for number in (-0.0792042402, -0.224338365, 0.303542605, 0.000107034349)
 )
 _ONE_BIT = 2.0**23  # of the exponent of a float32, as an integer
@@ -52,7 +52,7 @@ class Lines:
     """
 
     def __init__(self, num_shared: int, columns: torch.Tensor, lengths: torch.Tensor) -> None:
-        places = torch.arange(columns.shape[1])
+        places = torch.arange(columns.shape[1], device="cpu")
         self.num_shared = num_shared  # a multiple of sixteen
         self.columns = columns  # (Q, T), T a multiple of eight
         self.lengths = lengths  # (Q, 1), of each one's own
@@ -80,7 +80,7 @@ def lines_of(sees: NDArray[np.bool_]) -> Lines | None:
     columns = np.zeros((len(own), -(-longest // _EIGHT) * _EIGHT), dtype=np.int64)
     for row, line in zip(columns, own, strict=True):
         row[: len(line)] = line
-    lengths = torch.tensor([[len(line)] for line in own])
+    lengths = torch.tensor([[len(line)] for line in own], device="cpu")
     return Lines(num_shared, torch.from_numpy(columns), lengths)
 
 
@@ -189,7 +189,8 @@ def _by_lanes(states: torch.Tensor) -> torch.Tensor:
 
 def _filled_up(*shape: int) -> torch.Tensor:
     """Room for numbers of such a shape, filled up with zeros."""
-    whole = torch.empty(*shape[:-1], -(-shape[-1] // _FULL) * _FULL, device="cpu")
+    size = -(-shape[-1] // _FULL) * _FULL
+    whole = torch.empty(*shape[:-1], size, dtype=torch.float32, device="cpu")
     whole[..., shape[-1] :] = 0
     return whole
 
@@ -242,7 +243,7 @@ def _sum(numbers: torch.Tensor, num_shared: int, own: Lines | None) -> torch.Ten
     """(..., Q, 1): sixteen lanes, folded, and then what is left, one after the other."""
     num_rows = math.prod(numbers.shape[:-1])
     vectors = numbers.view(num_rows, -1)[:, :num_shared].view(num_rows, -1, _SIXTEEN)
-    ones = torch.ones(num_rows, 2, vectors.shape[1], device="cpu")
+    ones = numbers.new_ones(num_rows, 2, vectors.shape[1])
     lanes = torch.bmm(ones, vectors)[:, 0].view(num_rows, 2, _EIGHT)
     if own is not None:
         behind = numbers[..., num_shared:]
@@ -333,26 +334,31 @@ def _in_fours(products: torch.Tensor) -> torch.Tensor:
     return _folded(products.view(len(products), -1, _FOUR), -1)
 
 
-@cache
 def is_exact(dim: int) -> bool:
-    """Are these torch's bits here, for heads of such a size? Tried with some numbers.
+    """Are these torch's bits here, for heads of such a size? Tried with some numbers."""
+    return _comes_out(dim, torch.get_num_threads())
 
-    With such, too, as cancel out, so that nothing but the order of sums is left of them.
-    """
+
+@cache
+def _comes_out(dim: int, _num_threads: int) -> bool:
+    """With such numbers, too, as cancel out, so that nothing is left but the order of sums."""
     if dim % _FOUR or torch.backends.cpu.get_cpu_capability() != "AVX2":
         return False
-    numbers = torch.Generator().manual_seed(0)
+    numbers = torch.Generator("cpu").manual_seed(0)
     for length in _TRIED:
-        query = 2 * torch.randn(2, 3, dim, generator=numbers)
-        key, value = torch.randn(2, 1, length, dim, generator=numbers)
+        query, key, value = (
+            torch.randn(*size, dim, generator=numbers, dtype=torch.float32, device="cpu")
+            for size in ((2, 3), (1, length), (1, length))
+        )
         for mixed in (key, value), (torch.cat([key, key], 1), torch.cat([value, -value], 1)):
-            if not _are_equal(query.bfloat16(), *(each.bfloat16() for each in mixed)):
+            if not _are_equal(2 * query, *mixed):
                 return False
     return True
 
 
 def _are_equal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """Each of three queries with other keys."""
+    """Asked of three queries that each have other keys."""
+    query, key, value = query.bfloat16(), key.bfloat16(), value.bfloat16()
     sees = np.ones((3, key.shape[1]), dtype=np.bool_)
     sees[0, -2:] = sees[1, -1] = sees[2, -3:-1] = False
     lines = lines_of(sees)

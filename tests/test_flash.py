@@ -177,7 +177,7 @@ def test_who_sees_nothing_is_not_done_together() -> None:
 @pytest.mark.parametrize("capability", ["DEFAULT", "AVX512"])
 def test_other_vectors_are_other_sums(capability: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    assert not is_exact.__wrapped__(64)
+    assert not flash._comes_out.__wrapped__(64, 1)
 
 
 @here_alone
@@ -195,7 +195,20 @@ def test_the_trial_finds_what_is_otherwise(
     name: str, value: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flash, name, value)
-    assert not is_exact.__wrapped__(64)
+    assert not flash._comes_out.__wrapped__(64, 1)
+
+
+def test_it_minds_no_defaults() -> None:
+    sees = tree(50, 6)
+    tensors = states(4, 2, sees, 64)
+    expected = together(*tensors, sees)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            assert torch.equal(together(*tensors, sees), expected)
+            assert flash._comes_out.__wrapped__(64, 1) == is_exact(64)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_heads_of_odd_sizes_are_left_alone() -> None:

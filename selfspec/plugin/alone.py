@@ -59,6 +59,7 @@ class Row(NamedTuple):
             and num_products >= _ENOUGH * -(-num_keys // _PER_KEYS)
             and query.dtype is torch.bfloat16
             and not dropout
+            and not torch.is_autocast_enabled("cpu")
             and is_exact(query.shape[3])
         )
 

@@ -29,7 +29,7 @@ __all__ = ["Costs", "kept_curve", "profile"]
 _Key = dict[str, str | int]
 _Backend = TreeBackend | GraphBackend | ChainBackend
 _MAX_SECONDS = 3.0  # of a call that finds no curve
-_LEAST_CONTEXT = 512  # shorter texts are one bucket
+_LEAST_CONTEXT = 128  # shorter texts, up to twice that, are one bucket
 
 
 class Costs:

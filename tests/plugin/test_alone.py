@@ -135,6 +135,17 @@ def test_what_is_never_done_at_once(
     assert not row.are_done_at_once(query, key, dropout)
 
 
+def test_autocast_is_not_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would turn the sums to half precision."""
+    monkeypatch.setattr(alone, "is_exact", lambda _dim: True)
+    monkeypatch.setattr(alone, "_ENOUGH", 0)
+    (row,) = rows_in(mask_of([[[*range(20)], [*range(20), 22]]]), None)
+    query, key = torch.zeros(2, 1, 2, COLUMNS, 8, dtype=torch.bfloat16)
+    assert row.are_done_at_once(query, key, 0.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not row.are_done_at_once(query, key, 0.0)
+
+
 def test_a_single_head_is_not_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch then adds up in several threads, in another order."""
     monkeypatch.setattr(alone, "is_exact", lambda _dim: True)
