@@ -75,16 +75,15 @@ def test_it_is_attention(context: int) -> None:
 
 
 @here_alone
-@pytest.mark.parametrize("scale", [1.0, 4.0])
-@pytest.mark.parametrize("size", [1, 2, 5, 24])
+@pytest.mark.parametrize("size", [1, 5, 24])
 @pytest.mark.parametrize("context", CONTEXTS)
-def test_it_is_torchs_to_the_bit(context: int, size: int, scale: float) -> None:
+def test_it_is_torchs_to_the_bit(context: int, size: int) -> None:
     sees = tree(context, size)
     if lines_of(sees) is None:
         assert context % 512 + size > 512
         return
     for num_heads, num_groups, dim in ((9, 3, 64), (4, 4, 32), (8, 1, 128), (2, 1, 80)):
-        tensors = states(num_heads, num_groups, sees, dim, scale)
+        tensors = states(num_heads, num_groups, sees, dim, 3.0)
         assert torch.equal(together(*tensors, sees), by_torch(*tensors, sees))
 
 
