@@ -9,6 +9,7 @@ at once, and enough is asked for that to pay, that is done instead.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,25 +44,31 @@ class Keys(NamedTuple):
         return torch.cat([in_line, own[:, :, self.others]], dim=2)
 
 
-class Row(NamedTuple):
+class Row:
     """What the queries of one row see."""
 
-    keys: list[Keys]  # of each query
-    lines: Lines | None  # the same for all at once, where that is possible
+    def __init__(self, keys: list[Keys], sees: NDArray[np.bool_]) -> None:
+        self.keys = keys  # of each query
+        self._sees = sees  # (Q, columns)
 
-    def are_done_at_once(self, query: torch.Tensor, key: torch.Tensor, dropout: float) -> bool:
-        """Does that come to the same bits, and pay?"""
+    def lines_for(self, query: torch.Tensor, key: torch.Tensor, dropout: float) -> Lines | None:
+        """The same for all at once, where that comes to the same bits, and pays."""
         num_keys = key.shape[2]
         num_products = query.shape[1] * query.shape[2] * num_keys * query.shape[3]
-        return (
-            self.lines is not None
-            and query.shape[1] > 1  # a head of its own is left to several threads together
+        can_be = (
+            query.shape[1] > 1  # a head of its own is left to several threads together
             and num_products >= _ENOUGH * -(-num_keys // _PER_KEYS)
             and query.dtype is torch.bfloat16
             and not dropout
             and not torch.is_autocast_enabled("cpu")
             and is_exact(query.shape[3])
         )
+        return self._lines if can_be else None
+
+    @cached_property
+    def _lines(self) -> Lines | None:
+        have_masks = any(each.mask is not None for each in self.keys)
+        return None if have_masks else lines_of(self._sees)
 
 
 def rows_in(mask: torch.Tensor, window: int | None) -> list[Row]:
@@ -79,8 +86,7 @@ def rows_in(mask: torch.Tensor, window: int | None) -> list[Row]:
             _keys(row, query, columns.nonzero()[0], is_padded, window)
             for query, columns in enumerate(of_row)
         ]
-        have_masks = any(each.mask is not None for each in keys)
-        rows.append(Row(keys, None if have_masks else lines_of(of_row)))
+        rows.append(Row(keys, of_row))
     return rows
 
 
@@ -113,10 +119,11 @@ def attend_alone(
     """The outcomes (B, Q, heads, D)."""
     outcomes = []
     for number, row in enumerate(rows):
-        if row.lines is not None and row.are_done_at_once(query, key, dropout):
+        lines = row.lines_for(query, key, dropout)
+        if lines is not None:
             scale = query.shape[3] ** -0.5 if scaling is None else scaling
             states = query[number], key[number], value[number]
-            outcomes.append(attend_lines(*states, row.lines, scale))
+            outcomes.append(attend_lines(*states, lines, scale))
             continue
         outcomes += [
             sdpa_attention_forward(

@@ -132,7 +132,7 @@ def test_what_is_never_done_at_once(
     monkeypatch.setattr(alone, "is_exact", lambda _dim: True)
     _, query, key, _ = tensors(1, dtype)
     (row,) = rows_in(mask_of(seen), None)
-    assert not row.are_done_at_once(query, key, dropout)
+    assert not row.lines_for(query, key, dropout)
 
 
 def test_autocast_is_not_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,9 +141,9 @@ def test_autocast_is_not_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alone, "_ENOUGH", 0)
     (row,) = rows_in(mask_of([[[*range(20)], [*range(20), 22]]]), None)
     query, key = torch.zeros(2, 1, 2, COLUMNS, 8, dtype=torch.bfloat16)
-    assert row.are_done_at_once(query, key, 0.0)
+    assert row.lines_for(query, key, 0.0)
     with torch.autocast("cpu", torch.bfloat16):
-        assert not row.are_done_at_once(query, key, 0.0)
+        assert not row.lines_for(query, key, 0.0)
 
 
 def test_a_single_head_is_not_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,8 +152,8 @@ def test_a_single_head_is_not_done_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(alone, "_ENOUGH", 0)
     (row,) = rows_in(mask_of([[[*range(20)], [*range(20), 22]]]), None)
     query, key = torch.zeros(2, 1, 1, COLUMNS, 8, dtype=torch.bfloat16)
-    assert not row.are_done_at_once(query, key, 0.0)
-    assert row.are_done_at_once(query.repeat(1, 2, 1, 1), key, 0.0)
+    assert not row.lines_for(query, key, 0.0)
+    assert row.lines_for(query.repeat(1, 2, 1, 1), key, 0.0)
 
 
 def test_few_are_not_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ def test_few_are_not_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     (row,) = rows_in(mask_of([[[*range(20)], [*range(20), 22]]]), None)
     key = torch.zeros(1, 4, 600, 64, dtype=torch.bfloat16)
     is_at_once = {
-        number: row.are_done_at_once(key.new_zeros(1, 8, number, 64), key, 0.0)
+        number: bool(row.lines_for(key.new_zeros(1, 8, number, 64), key, 0.0))
         for number in (2, 3, 4, 5)
     }
     assert is_at_once == {2: False, 3: False, 4: True, 5: True}
