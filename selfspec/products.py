@@ -5,8 +5,8 @@ code for each, and for a handful of tokens one may be several times as fast as t
 weights that lie as the library wants them, *packed*, it spares itself the sorting, but they are a
 second copy. A CPU that can't calculate in half precision takes stock's way for one token after the
 other; *widened* to float32, a part of the weights at a time, they are done all at once, and may be
-settled to the same bits. Which way is fastest, only this machine can tell. Knows `nn.Linear`; not
-what a model is made of beside, nor who asks.
+settled to the same bits; *native* code of our own comes to them by itself. Which way is fastest,
+only this machine can tell. Knows `nn.Linear`; not what a model is made of beside, nor who asks.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
+from selfspec.native import project, projects
 from selfspec.packed import (
     HALVES,
     TYPICAL,
@@ -43,6 +44,7 @@ from selfspec.settled import Part, settle
 
 __all__ = [
     "LINEAR",
+    "NATIVE",
     "NUM_TOKENS",
     "PACKED",
     "TURNED",
@@ -59,7 +61,7 @@ __all__ = [
     "widened",
 ]
 
-LINEAR, TURNED, WIDENED, PACKED = "linear", "turned", "widened", "packed"
+LINEAR, TURNED, WIDENED, NATIVE, PACKED = "linear", "turned", "widened", "native", "packed"
 # that are told apart, all rows together; the last one stands for all above it, as prompts have
 NUM_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 256)
 _LEAST_WEIGHTS = 1 << 16  # a smaller product takes as long as it takes to ask for it
@@ -158,6 +160,12 @@ def widened(
 
 
 _WIDENED_SETTLED = partial(widened, settled=True)
+_WAYS: dict[str, Way] = {
+    LINEAR: linear,
+    TURNED: turned,
+    WIDENED: widened,
+    NATIVE: project,
+}  # that take no copy
 
 
 def seconds_by_way(
@@ -189,8 +197,8 @@ def seconds_by_way(
 def best_ways(seconds: Mapping[str, Sequence[float]], allowed: Collection[str]) -> tuple[str, ...]:
     """For each of `NUM_TOKENS` the way to go, of `LINEAR` and those allowed.
 
-    Turned or widened where that is clearly faster. Packed, if that pays on the whole, wherever none
-    of the others is clearly faster: the copy is there then.
+    Turned, widened or native where that is clearly faster. Packed, if that pays on the whole,
+    wherever none of the others is clearly faster: the copy is there then.
 
     >>> best_ways({"linear": [3, 3, 3], "turned": [2, 2, 4]}, ["turned", "packed"])
     ('turned', 'turned', 'linear')
@@ -204,7 +212,7 @@ def best_ways(seconds: Mapping[str, Sequence[float]], allowed: Collection[str]) 
     ('linear', 'linear', 'linear')
     """
     ways, least = [LINEAR] * len(seconds[LINEAR]), list(seconds[LINEAR])
-    for name in (TURNED, WIDENED):
+    for name in (TURNED, WIDENED, NATIVE):
         for place, other in enumerate(seconds.get(name, ()) if name in allowed else ()):
             if other < _PAYS * least[place]:
                 ways[place], least[place] = name, other
@@ -306,7 +314,7 @@ class _Turns:
         for product, groups in products_of(model).items():
             names = table.get(product, ())
             for module in itertools.chain(*groups) if set(names) - {LINEAR} else ():
-                known: dict[str, Way] = {LINEAR: linear, TURNED: turned, WIDENED: widened}
+                known = dict(_WAYS)
                 if settled and settles(product.dtype):
                     known[WIDENED] = _WIDENED_SETTLED
                 if module in packed:
@@ -365,6 +373,10 @@ def _ways_to(groups: Sequence[Group], settled: bool) -> dict[str, Mapping[nn.Lin
     dtype = modules[0].weight.dtype
     settled = settled and settles(dtype)
     ways: dict[str, Mapping[nn.Linear, Way]] = {LINEAR: dict.fromkeys(modules, linear)}
+    if projects(dtype, modules[0].in_features):
+        ways[NATIVE] = dict.fromkeys(modules, project)
+        if settled:  # nothing comes to the same bits as fast
+            return ways
     if not settled:
         ways[TURNED] = dict.fromkeys(modules, turned)
     if dtype in HALVES:

@@ -2,8 +2,8 @@
 
 What attention comes to hangs, in its last bits, on where the keys lie and on how many queries are
 asked together. So each query is handed to stock's own function by itself: it comes to the very bits
-of a plain step, and costs as much as one. Where it is known how to come to the same bits for many
-at once, and enough is asked for that to pay, that is done instead.
+of a plain step, and costs as much as one. Code of our own that comes to the same bits takes a tenth
+of that, where there is such.
 """
 
 from __future__ import annotations
@@ -17,12 +17,9 @@ import torch
 from numpy.typing import NDArray
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from selfspec.flash import Lines, attend_lines, is_exact, lines_of
+from selfspec.native import Lines, attend, attends
 
-__all__ = ["Keys", "Row", "attend_alone", "rows_in"]
-
-_ENOUGH = 600_000  # numbers of queries times numbers of keys: from there on all at once pays,
-_PER_KEYS = 512  # for each so many keys begun
+__all__ = ["Keys", "Row", "attend_alone", "goes_native", "rows_in", "rows_that_see_all"]
 
 
 class Keys(NamedTuple):
@@ -51,24 +48,17 @@ class Row:
         self.keys = keys  # of each query
         self._sees = sees  # (Q, columns)
 
-    def lines_for(self, query: torch.Tensor, key: torch.Tensor, dropout: float) -> Lines | None:
-        """The same for all at once, where that comes to the same bits, and pays."""
-        num_keys = key.shape[2]
-        num_products = query.shape[1] * query.shape[2] * num_keys * query.shape[3]
-        can_be = (
-            query.shape[1] > 1  # a head of its own is left to several threads together
-            and num_products >= _ENOUGH * -(-num_keys // _PER_KEYS)
-            and query.dtype is torch.bfloat16
-            and not dropout
-            and not torch.is_autocast_enabled("cpu")
-            and is_exact(query.shape[3])
-        )
-        return self._lines if can_be else None
-
     @cached_property
-    def _lines(self) -> Lines | None:
+    def lines(self) -> Lines | None:
+        """The same, in line; None where stock would have a mask."""
         have_masks = any(each.mask is not None for each in self.keys)
-        return None if have_masks else lines_of(self._sees)
+        return None if have_masks else Lines.of(self._sees)
+
+
+def rows_that_see_all(num_rows: int, num_columns: int) -> list[Row]:
+    """Of a plain step without a mask."""
+    sees = np.ones((1, num_columns), dtype=np.bool_)
+    return [Row([Keys(row, 0, 0, num_columns, None, None)], sees) for row in range(num_rows)]
 
 
 def rows_in(mask: torch.Tensor, window: int | None) -> list[Row]:
@@ -105,6 +95,21 @@ def _keys(
     return Keys(row, query, first, end, others, mask)
 
 
+def goes_native(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float
+) -> bool:
+    """Is there code of our own for such states (B, heads, …, D), to stock's bits?"""
+    return (
+        query.shape[1] > 1  # a head of its own is left to several threads together
+        and query.dtype is key.dtype is value.dtype
+        and key.shape == value.shape
+        and key.shape[3] == query.shape[3]
+        and not dropout
+        and not torch.is_autocast_enabled("cpu")
+        and attends(query.dtype, query.shape[3])
+    )
+
+
 def attend_alone(
     module: Any,
     query: torch.Tensor,  # (B, heads, Q, D)
@@ -118,12 +123,11 @@ def attend_alone(
 ) -> torch.Tensor:
     """The outcomes (B, Q, heads, D)."""
     outcomes = []
+    is_native = goes_native(query, key, value, dropout)
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling
     for number, row in enumerate(rows):
-        lines = row.lines_for(query, key, dropout)
-        if lines is not None:
-            scale = query.shape[3] ** -0.5 if scaling is None else scaling
-            states = query[number], key[number], value[number]
-            outcomes.append(attend_lines(*states, lines, scale))
+        if is_native and row.lines is not None:
+            outcomes.append(attend(query[number], key[number], value[number], row.lines, scale))
             continue
         outcomes += [
             sdpa_attention_forward(

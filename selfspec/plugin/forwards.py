@@ -27,6 +27,7 @@ from selfspec.plugin.heads import Rounding
 from selfspec.plugin.runner import StaticRunner
 from selfspec.plugin.turns import Turns
 from selfspec.products import (
+    NATIVE,
     PACKED,
     TURNED,
     WIDENED,
@@ -119,7 +120,7 @@ class Forwards:
     def _by_best_ways(self, model: Any, forward: str, held: Rounding) -> Lent:
         start = perf_counter()
         found = products_of(model)
-        without = (TURNED, WIDENED)  # copies
+        without = (TURNED, WIDENED, NATIVE)  # copies
         allowed = without if forward == TURNED else (*without, PACKED)
         table = self._turns.table(found, allowed, settled=held == "stock")
         packs, groups = self._packs_of(model), _packed_groups(found, table)

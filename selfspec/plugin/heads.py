@@ -9,13 +9,13 @@ half precision on a CPU, it is asked twice: for one alone torch's code is a slow
 *Stock*: each as if by itself, which comes to the very bits of a plain step.
 
 Without a mask, as in most plain steps, stock's own way copies nothing, and is taken, but where
-torch's code for it is the slow one.
+torch's code for it is the slow one and there is another.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -25,7 +25,13 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from selfspec.packed import HALVES
-from selfspec.plugin.alone import Row, attend_alone, rows_in
+from selfspec.plugin.alone import (
+    Row,
+    attend_alone,
+    goes_native,
+    rows_in,
+    rows_that_see_all,
+)
 
 __all__ = ["Rounding", "attending"]
 
@@ -60,14 +66,19 @@ class _Forward:
     def __init__(self, rounding: Rounding) -> None:
         self.rounding = rounding
         self._masks: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
-        self._rows: dict[tuple[int, int | None], tuple[torch.Tensor, list[Row]]] = {}
+        self._rows: dict[Hashable, tuple[torch.Tensor | None, list[Row]]] = {}
 
-    def rows_in(self, mask: torch.Tensor, window: int | None) -> list[Row]:
-        """What each row's queries see, found once."""
-        key = id(mask), window
-        if key not in self._rows:
-            self._rows[key] = mask, rows_in(mask, window)
-        return self._rows[key][1]
+    def rows_in(
+        self, mask: torch.Tensor | None, key: torch.Tensor, window: int | None
+    ) -> list[Row]:
+        """What each row's queries see, found once; without a mask all of the keys there are."""
+        what: Hashable = key.shape[2] if mask is None else (id(mask), window)
+        if what not in self._rows:
+            all_or_some = (
+                rows_that_see_all(len(key), key.shape[2]) if mask is None else rows_in(mask, window)
+            )
+            self._rows[what] = mask, all_or_some  # held, so that no other mask gets its id
+        return self._rows[what][1]
 
     def mask_for(self, num_heads: int, mask: torch.Tensor | None) -> torch.Tensor | None:
         """The mask (B, 1, Q, columns) of so many heads one behind the other, made once."""
@@ -101,8 +112,10 @@ def _attend(
     if forward is not None and not _are_stocks_own(query, attention_mask, others):
         if forward.rounding == "free":
             num_together = _num_together(query, key, num_sharing, attention_mask)
-        elif attention_mask is not None:
-            seen = forward.rows_in(attention_mask, others.get("sliding_window"))
+        elif attention_mask is not None or (
+            query.shape[2] == 1 and goes_native(query, key, value, dropout)
+        ):
+            seen = forward.rows_in(attention_mask, key, others.get("sliding_window"))
             return attend_alone(module, query, key, value, seen, **arguments), None
     if forward is None or not num_together:
         return sdpa_attention_forward(  # type: ignore[no-any-return]

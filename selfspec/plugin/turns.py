@@ -14,6 +14,7 @@ import torch
 
 from selfspec.book import Book
 from selfspec.hardware import processor
+from selfspec.native import projects
 from selfspec.packed import Group, settles
 from selfspec.products import (
     LINEAR,
@@ -95,6 +96,7 @@ def _key(product: Product, settled: bool) -> dict[str, str | int]:
         "product": f"{'+'.join(map(str, product.out_features))} x {product.in_features}",
         "dtype": str(product.dtype),
         "settled": settled,
+        "native": projects(product.dtype, product.in_features),
         "processor": processor(),
         "cpus": os.cpu_count() or 0,
         "threads": torch.get_num_threads(),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import linear
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -15,9 +16,12 @@ from transformers import (
     Qwen2Config,
 )
 
-from selfspec.flash import attend_lines, is_exact
+from selfspec import products
+from selfspec.native import attend, attends, project, projects
 from selfspec.packed import settles
 from selfspec.plugin import alone
+from selfspec.plugin.turns import Turns
+from selfspec.products import NATIVE, NUM_TOKENS, Products, Table
 from tests.fakes import packs_here, prompt
 from tests.lossless.same import FIXED, GREEDY, MODES, doubting, run
 from tests.zoo import PAD, VOCAB
@@ -26,7 +30,7 @@ from tests.zoo import PAD, VOCAB
 SIZES = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
-    "intermediate_size": 96,
+    "intermediate_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -39,6 +43,7 @@ SIZES = {
 CONFIGS = {
     "one key for two heads": LlamaConfig(**SIZES),
     "a key for each head": LlamaConfig(**{**SIZES, "num_key_value_heads": 4}),
+    "rows of an odd size": LlamaConfig(**{**SIZES, "intermediate_size": 96}),
     "a window": MistralConfig(**SIZES, sliding_window=8),
     "biases": Qwen2Config(**SIZES),
     "other projections": GPT2Config(
@@ -78,23 +83,42 @@ def test_every_logit(name: str, forward: str, num_rows: int, dtype: torch.dtype)
 
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_logit_of_queries_that_are_asked_at_once(
+def test_code_of_our_own_is_asked(
     name: str, num_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many and long ones are."""
-    if not is_exact(16):
-        pytest.skip("here torch's attention of single queries can't be done for many at once")
-    asked: list[int] = []
+    """The same, but nothing else is at hand."""
+    if not (attends(torch.bfloat16, 16) and projects(torch.bfloat16, 64)):
+        pytest.skip("here torch adds up in another order, or nothing can be compiled")
+    widths, numbers = set(), set()
 
-    def attend(query: torch.Tensor, *others: Any) -> torch.Tensor:
-        asked.append(query.shape[1])
-        return attend_lines(query, *others)
+    def attend_natively(query: torch.Tensor, *others: Any) -> torch.Tensor:
+        widths.add(query.shape[1])
+        return attend(query, *others)
 
-    monkeypatch.setattr(alone, "_ENOUGH", 0)
-    monkeypatch.setattr(alone, "attend_lines", attend)
-    test_every_logit(name, "eager", num_rows, torch.bfloat16)
+    def project_natively(x: torch.Tensor, *others: Any) -> torch.Tensor:
+        numbers.add(x.shape[1])
+        return project(x, *others)
+
+    def all_native(_turns: Turns, found: Products, *_: Any, **__: Any) -> Table:
+        return dict.fromkeys(found, (NATIVE,) * len(NUM_TOKENS))
+
+    monkeypatch.setattr(alone, "attend", attend_natively)
+    monkeypatch.setitem(products._WAYS, NATIVE, project_natively)
+    monkeypatch.setattr(Turns, "table", all_native)
+    test_every_logit(name, "turned", num_rows, torch.bfloat16)
     are_hidden = num_rows > 1 or name == "a window"  # some keys: stock has a mask there
-    assert bool(asked) != are_hidden
+    assert (max(widths, default=0) > 1) != are_hidden
+    assert max(numbers) > 1
+
+
+@pytest.mark.parametrize("forward", ["eager", "turned"])
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_without_code_of_our_own(
+    forward: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alone, "attends", lambda _dtype, _dim: False)
+    monkeypatch.setitem(products._WAYS, NATIVE, linear)
+    test_every_logit("one key for two heads", forward, 1, dtype)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

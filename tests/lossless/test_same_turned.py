@@ -101,7 +101,7 @@ def test_a_call_that_breaks_off_leaves_the_model_as_it_was() -> None:
 
 def test_stock_beside_it_in_another_thread_is_stock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products that come out wrong where they are turned: the other thread never sees one."""
-    monkeypatch.setattr(products, "turned", lambda x, w, b: -linear(x, w, b))
+    monkeypatch.setitem(products._WAYS, products.TURNED, lambda x, w, b: -linear(x, w, b))
     model, inputs = tiny_model(), prompt()
     stock, texts = run(model, inputs, **GREEDY), []
     may_start = threading.Event()

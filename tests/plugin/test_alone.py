@@ -11,7 +11,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from selfspec.plugin import alone
-from selfspec.plugin.alone import Keys, attend_alone, rows_in
+from selfspec.plugin.alone import (
+    Keys,
+    attend_alone,
+    goes_native,
+    rows_in,
+    rows_that_see_all,
+)
 from selfspec.settled import counts_alone
 
 COLUMNS = 29
@@ -92,16 +98,16 @@ def test_it_comes_to_what_a_mask_does(scaling: float | None, num_sharing: int) -
     torch.testing.assert_close(found, expected.transpose(1, 2))
 
 
-@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("is_native", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("num_sharing", [1, 3])
 def test_it_is_a_plain_steps_outcome_to_the_bit(
-    num_sharing: int, dtype: torch.dtype, at_once: bool, monkeypatch: pytest.MonkeyPatch
+    num_sharing: int, dtype: torch.dtype, is_native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not counts_alone(dtype):
         pytest.skip(f"this CPU computes tokens in {dtype} by several at once")
-    if at_once:
-        monkeypatch.setattr(alone, "_ENOUGH", 0)
+    if not is_native:
+        monkeypatch.setattr(alone, "attends", lambda _dtype, _dim: False)
     module, query, key, value = tensors(num_sharing, dtype)
     row = slice(1)
     found = attend_alone(module, query[row], key[row], value[row], rows_in(mask_of(SEEN[:1]), None))
@@ -113,55 +119,40 @@ def test_it_is_a_plain_steps_outcome_to_the_bit(
         assert torch.equal(found[:, place : place + 1], plain)
 
 
-@pytest.mark.parametrize(
-    ("seen", "dtype", "dropout"),
-    [
-        ([[[*range(20)], [*range(20), 22]]], torch.float32, 0.0),
-        ([[[*range(20)], [*range(20), 22]]], torch.bfloat16, 0.1),
-        ([[[*range(3, 20)], [*range(3, 20), 22]]], torch.bfloat16, 0.0),  # padded
-    ],
-    ids=["fp32", "dropout", "padding"],
-)
-def test_what_is_never_done_at_once(
-    seen: list[list[list[int]]],
-    dtype: torch.dtype,
-    dropout: float,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(alone, "_ENOUGH", 0)
-    monkeypatch.setattr(alone, "is_exact", lambda _dim: True)
-    _, query, key, _ = tensors(1, dtype)
-    (row,) = rows_in(mask_of(seen), None)
-    assert not row.lines_for(query, key, dropout)
+def test_where_stock_has_a_mask_each_is_asked_by_itself() -> None:
+    seen = [[[*range(20)], [*range(20), 22]], [[*range(3, 20)], [*range(3, 20), 22]]]
+    assert [row.lines for row in rows_in(mask_of(seen), None)] == [None, None]
+    (row,) = rows_in(mask_of(seen[:1]), None)
+    assert row.lines is not None
+    assert row.lines.columns.tolist() == [[*range(20), 0], [*range(20), 22]]
 
 
-def test_autocast_is_not_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would turn the sums to half precision."""
-    monkeypatch.setattr(alone, "is_exact", lambda _dim: True)
-    monkeypatch.setattr(alone, "_ENOUGH", 0)
-    (row,) = rows_in(mask_of([[[*range(20)], [*range(20), 22]]]), None)
-    query, key = torch.zeros(2, 1, 2, COLUMNS, 8, dtype=torch.bfloat16)
-    assert row.lines_for(query, key, 0.0)
+def test_of_a_plain_step_all_is_seen() -> None:
+    first, second = rows_that_see_all(2, 5)
+    for number, row in enumerate((first, second)):
+        assert row.keys == [Keys(number, 0, 0, 5, None, None)]
+        assert row.lines is not None
+        assert row.lines.columns.tolist() == [[0, 1, 2, 3, 4]]
+
+
+@pytest.fixture
+def always_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alone, "attends", lambda _dtype, _dim: True)
+
+
+@pytest.mark.usefixtures("always_exact")
+def test_what_never_goes_native() -> None:
+    query, key, value = (torch.zeros(1, 2, size, 8, dtype=torch.bfloat16) for size in (3, 5, 5))
+    assert goes_native(query, key, value, 0.0)
+    assert not goes_native(query, key, value, 0.1)
+    assert not goes_native(query, key.half(), value, 0.0)
+    assert not goes_native(query, key, value[..., :4], 0.0)
     with torch.autocast("cpu", torch.bfloat16):
-        assert not row.lines_for(query, key, 0.0)
+        assert not goes_native(query, key, value, 0.0)
 
 
-def test_a_single_head_is_not_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("always_exact")
+def test_a_single_head_does_not_either() -> None:
     """torch then adds up in several threads, in another order."""
-    monkeypatch.setattr(alone, "is_exact", lambda _dim: True)
-    monkeypatch.setattr(alone, "_ENOUGH", 0)
-    (row,) = rows_in(mask_of([[[*range(20)], [*range(20), 22]]]), None)
-    query, key = torch.zeros(2, 1, 1, COLUMNS, 8, dtype=torch.bfloat16)
-    assert not row.lines_for(query, key, 0.0)
-    assert row.lines_for(query.repeat(1, 2, 1, 1), key, 0.0)
-
-
-def test_few_are_not_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alone, "is_exact", lambda _dim: True)
-    (row,) = rows_in(mask_of([[[*range(20)], [*range(20), 22]]]), None)
-    key = torch.zeros(1, 4, 600, 64, dtype=torch.bfloat16)
-    is_at_once = {
-        number: bool(row.lines_for(key.new_zeros(1, 8, number, 64), key, 0.0))
-        for number in (2, 3, 4, 5)
-    }
-    assert is_at_once == {2: False, 3: False, 4: True, 5: True}
+    query, key, value = (torch.zeros(2, 1, 4, 8, dtype=torch.bfloat16) for _ in range(3))
+    assert not goes_native(query, key, value, 0.0)
