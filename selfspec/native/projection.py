@@ -13,6 +13,7 @@ __all__ = ["project", "projects"]
 
 _HALVES = (torch.bfloat16, torch.float16)
 _FEATURES = 64  # whole vectors of torch's: what is left over goes through other code there
+_LEAST_ROWS = 8
 _TRIED = (64, 192, 640)
 
 
@@ -24,8 +25,9 @@ def projects(dtype: torch.dtype, in_features: int) -> bool:
 def project(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """`linear` where `projects` says so, of contiguous weights. Nothing is kept for gradients."""
     num_rows, size = weight.shape
-    is_plain = x.dtype is weight.dtype and x.shape[-1] == size and size % _FEATURES == 0
-    kernel = _kernel(weight.dtype) if is_plain and weight.dtype in _HALVES else None
+    is_ours = size % _FEATURES == 0 and num_rows >= _LEAST_ROWS and weight.dtype in _HALVES
+    is_plain = x.dtype is weight.dtype and x.shape[-1] == size
+    kernel = _kernel(weight.dtype) if is_ours and is_plain else None
     if kernel is None or torch.is_autocast_enabled("cpu"):
         return linear(x, weight, bias)  # as stock converts or refuses it
     if not x.is_contiguous():
