@@ -73,8 +73,9 @@ class SpecConfig:
             memory, else turned, else eagerly. ``"eager"``: op by op as in stock; nothing
             is kept on the device from call to call. ``"turned"``: with projections computed as
             weight times tokens wherever this CPU's math library is faster so, the prompt's too,
-            and in float32 where the CPU can't calculate in half precision; which is faster is
-            measured on first use, in about 3 seconds, and kept in the user's cache folder.
+            and where the CPU can't calculate in half precision by code of our own, compiled on
+            first use, or in float32; which is faster is measured on first use, in about 3 seconds,
+            and kept in the user's cache folder.
             ``"packed"``: from second copies of their weights, laid out as the library wants
             them, in float32 on such a CPU, where that is faster still, however much memory it
             takes; they are kept while a `SelfSpec` that used them lives. ``"graph"``: asks for
@@ -86,10 +87,10 @@ class SpecConfig:
             than its tree: 1, 2, 4, … 64, or a multiple of 64.
         rounding: Of half precision on a CPU that can't calculate in it, as those without AVX-512,
             where stock computes each token by itself. ``"stock"``: with ``sdpa`` attention every
-            logit is that of a plain step, to the last bit, and so every text is stock's. Each
-            query's attention takes as long as a plain step's then: drafts bring little, prompts
-            most. ``"free"``: as is fastest; where two tokens are equally likely, the text may take
-            the other one. On any other device it is always so.
+            logit is that of a plain step, to the last bit, and so every text is stock's. Where our
+            own code can't be compiled, drafts bring little then, prompts most. ``"free"``: as is
+            fastest without that; where two tokens are equally likely, the text may take the other
+            one. On any other device it is always so.
         overlap: True lets a CUDA device look up what is learned from a forward, and move the KV of
             what was accepted, while the CPU reads the outcome and drafts on. False does one after
             the other. What is learned is the same; without CUDA there is no difference.

@@ -134,7 +134,7 @@ class _Uniforms:
         """Made where the uniform number says that it may be."""
         most = -math.expm1(-limit) * _CLEARLY
         values = self._values[row]
-        if float(values.min()) > most:  # as nearly always
+        if values.min().item() > most:  # as nearly always
             return np.empty(0, np.int64), np.empty(0)
         numbers = values.numpy()
         tokens = np.flatnonzero(numbers <= most)

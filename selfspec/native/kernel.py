@@ -15,6 +15,8 @@ __all__ = ["ENTRY", "EXP", "NUM_THREADS", "THREAD", "Kernel", "compiled"]
 
 # what code may ask for, by name: its place among the threads, how many there are, C's `expf`
 THREAD, NUM_THREADS, EXP = "selfspec_thread", "selfspec_num_threads", "selfspec_expf"
+# no llvmlite, no such library, no such processor; or an llvmlite that does not know all we ask for
+_NOT_HERE = (ImportError, OSError, RuntimeError, AttributeError, TypeError)
 ENTRY = "work"  # void work(int64_t *arguments), which each thread calls
 
 
@@ -45,11 +47,10 @@ def compiled(write: Callable[[], Any]) -> Kernel | None:
     try:
         from llvmlite import binding as llvm
 
-        module = write()
-    except ImportError:
+        with _lock:
+            return Kernel(_engine(llvm, write(), pool), pool)
+    except _NOT_HERE:
         return None
-    with _lock:
-        return Kernel(_engine(llvm, module, pool), pool)
 
 
 def _engine(llvm: Any, module: Any, pool: ctypes.CDLL) -> Any:

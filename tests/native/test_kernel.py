@@ -20,6 +20,15 @@ def test_without_llvmlite_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None
     assert kernel.compiled(missing) is None
 
 
+@pytest.mark.skipif(kernel._pool() is None, reason="torch's threads are not to be had")
+@pytest.mark.parametrize("fails", [ImportError, OSError, RuntimeError, AttributeError, TypeError])
+def test_what_can_not_be_compiled_is_none(fails: type[Exception]) -> None:
+    def write() -> None:
+        raise fails("not here")
+
+    assert kernel.compiled(write) is None
+
+
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
 def test_on_other_systems_there_is_none(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", platform)
