@@ -118,6 +118,7 @@ class _Uniforms:
         self._shape = shape
         self._state = torch.default_generator.get_state()
         self._values = torch.empty(shape, dtype=torch.float64, device="cpu").uniform_()
+        self._numbers = self._values.numpy()
 
     def pick(self, scores: torch.Tensor, row: int) -> int:
         """By way of a shortlist; as stock does it only where that does not tell."""
@@ -127,16 +128,15 @@ class _Uniforms:
 
     def of(self, tokens: list[int], row: int) -> list[float]:
         """In plain Python, which for so few takes less than arrays do."""
-        values = self._values[row].numpy().data  # as Python reads it fastest
+        values = self._numbers[row].data  # as Python reads it fastest
         return [-math.log(1 - values[token]) for token in tokens]
 
     def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
         """Made where the uniform number says that it may be."""
         most = -math.expm1(-limit) * _CLEARLY
-        values = self._values[row]
-        if values.min().item() > most:  # as nearly always
+        if self._values[row].min().item() > most:  # as nearly always
             return np.empty(0, np.int64), np.empty(0)
-        numbers = values.numpy()
+        numbers = self._numbers[row]
         tokens = np.flatnonzero(numbers <= most)
         return tokens, np.abs(np.log(1 - numbers[tokens]))
 

@@ -232,9 +232,10 @@ class GenerationStats:
     is therefore 1 for plain decoding, whatever the batch, and its numerator leaves out the
     tokens that the prompt's forward yields. A token named by two sources counts for both.
     `forward` is how the last call ran the model over drafts, ``"eager"``, ``"turned"``,
-    ``"packed"``, ``"graph"`` or ``"compiled"``; `eager_reason` why it was not as asked; `rounding`
-    the nearest to what was asked that could be had. Of the last call that drafted, `table_bytes` is
-    what the LUTs take, `packed_bytes` second copies of weights.
+    ``"native"`` (code of our own, turned where that is faster), ``"packed"``, ``"graph"`` or
+    ``"compiled"``; `eager_reason` why it was not as asked; `rounding` the nearest to what was asked
+    that could be had. Of the last call that drafted, `table_bytes` is what the LUTs take,
+    `packed_bytes` second copies of weights.
     """
 
     num_calls: int = 0

@@ -60,8 +60,12 @@ class Lent:
 
     @property
     def kind(self) -> str:
-        """How forwards without the runner are run: ``"packed"``, ``"turned"`` or ``"eager"``."""
-        return "packed" if self.copies else "turned" if self.table else "eager"
+        """How forwards without the runner are run: by the best of the ways that are in use."""
+        if self.copies:
+            return PACKED
+        if not self.table:
+            return "eager"
+        return NATIVE if any(NATIVE in names for names in self.table.values()) else TURNED
 
     @property
     def packed_bytes(self) -> int:

@@ -8,9 +8,10 @@ from itertools import cycle, islice
 import pytest
 
 from selfspec import products
+from selfspec.native import projects
 from selfspec.packed import settles
 from selfspec.plugin.turns import Turns
-from selfspec.products import NUM_TOKENS, PACKED, TURNED, Product, Products, Table
+from selfspec.products import NATIVE, NUM_TOKENS, PACKED, TURNED, Product, Products, Table
 from tests.fakes import packs_here
 
 
@@ -31,5 +32,9 @@ def all_turned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _there_are(product: Product, allowed: Collection[str], settled: bool) -> list[str]:
-    ways = [name for name in allowed if name != PACKED or packs_here(product.dtype)]
-    return [name for name in ways if name != TURNED or not (settled and settles(product.dtype))]
+    is_there = {
+        PACKED: packs_here(product.dtype),
+        NATIVE: projects(product.dtype, product.in_features),
+        TURNED: not (settled and settles(product.dtype)),
+    }
+    return [name for name in allowed if is_there.get(name, True)]

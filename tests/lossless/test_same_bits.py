@@ -16,7 +16,7 @@ from transformers import (
     Qwen2Config,
 )
 
-from selfspec import products
+from selfspec import GenerationStats, products
 from selfspec.native import attend, attends, project, projects
 from selfspec.packed import settles
 from selfspec.plugin import alone
@@ -66,6 +66,12 @@ def model_of(config: PreTrainedConfig, dtype: torch.dtype) -> Any:
 @pytest.mark.parametrize("forward", ["eager", "turned", "packed", "graph"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_logit(name: str, forward: str, num_rows: int, dtype: torch.dtype) -> None:
+    compare_every_logit(name, forward, num_rows, dtype)
+
+
+def compare_every_logit(
+    name: str, forward: str, num_rows: int, dtype: torch.dtype
+) -> GenerationStats:
     if forward == "packed" and not packs_here(dtype):
         pytest.skip("this build of torch packs no weights")
     model, inputs = model_of(CONFIGS[name], dtype), prompt(num_rows)
@@ -76,9 +82,8 @@ def test_every_logit(name: str, forward: str, num_rows: int, dtype: torch.dtype)
     assert spec.stats.rounding == "stock"
     assert spec.stats.num_nodes > spec.stats.num_steps
     pairs = zip(ours.output.logits, stock.output.logits, strict=True)
-    assert [torch.equal(mine, theirs) for mine, theirs in pairs] == [True] * len(
-        stock.output.logits
-    )
+    assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
+    return spec.stats
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
@@ -105,7 +110,8 @@ def test_code_of_our_own_is_asked(
     monkeypatch.setattr(alone, "attend", attend_natively)
     monkeypatch.setitem(products._WAYS, NATIVE, project_natively)
     monkeypatch.setattr(Turns, "table", all_native)
-    test_every_logit(name, "turned", num_rows, torch.bfloat16)
+    stats = compare_every_logit(name, "turned", num_rows, torch.bfloat16)
+    assert stats.forward == "native"
     are_hidden = num_rows > 1 or name == "a window"  # some keys: stock has a mask there
     assert (max(widths, default=0) > 1) != are_hidden
     assert max(numbers) > 1
@@ -118,7 +124,7 @@ def test_without_code_of_our_own(
 ) -> None:
     monkeypatch.setattr(alone, "attends", lambda _dtype, _dim: False)
     monkeypatch.setitem(products._WAYS, NATIVE, linear)
-    test_every_logit("one key for two heads", forward, 1, dtype)
+    compare_every_logit("one key for two heads", forward, 1, dtype)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
