@@ -118,7 +118,6 @@ class _Uniforms:
         self._shape = shape
         self._state = torch.default_generator.get_state()
         self._values = torch.empty(shape, dtype=torch.float64, device="cpu").uniform_()
-        self._numbers = self._values.numpy()
 
     def pick(self, scores: torch.Tensor, row: int) -> int:
         """By way of a shortlist; as stock does it only where that does not tell."""
@@ -128,15 +127,16 @@ class _Uniforms:
 
     def of(self, tokens: list[int], row: int) -> list[float]:
         """In plain Python, which for so few takes less than arrays do."""
-        values = self._numbers[row].data  # as Python reads it fastest
+        values = self._values[row].numpy().data  # as Python reads it fastest
         return [-math.log(1 - values[token]) for token in tokens]
 
     def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
         """Made where the uniform number says that it may be."""
         most = -math.expm1(-limit) * _CLEARLY
-        if self._values[row].min().item() > most:  # as nearly always
+        values = self._values[row]
+        if values.min().item() > most:  # as nearly always
             return np.empty(0, np.int64), np.empty(0)
-        numbers = self._numbers[row]
+        numbers = values.numpy()
         tokens = np.flatnonzero(numbers <= most)
         return tokens, np.abs(np.log(1 - numbers[tokens]))
 

@@ -28,7 +28,6 @@ _NEARLY = 1e-5  # of a threshold: roundings move what is compared by some 1e-6 a
 _OFF = 2.0**-26  # of a float32 sum, for each token: half a step an addition, four lanes or more
 
 
-Scores = NDArray[np.float32]
 Tokens = NDArray[np.int64]
 Weights = NDArray[np.float64]
 
@@ -69,7 +68,7 @@ def shortlist(logits: torch.Tensor, warpers: Warpers) -> Shortlist | None:
     if num_seen == 0:
         return None
     values, ids = largest(logits, num_seen)
-    scores = _tempered(values.numpy(), warpers).tolist()
+    scores = _tempered(values, warpers).tolist()
     while scores and scores[-1] == -math.inf:  # ruled out before
         scores.pop()
     if not scores or not scores[0] < math.inf:  # stock says what is wrong with NaN and infinity
@@ -105,22 +104,17 @@ def _num_looked_at(warpers: Warpers) -> int:
     return _WIDE if warpers.rules_out else _NARROW
 
 
-def _tempered(logits: Scores, warpers: Warpers) -> Scores:
+def _tempered(logits: torch.Tensor, warpers: Warpers) -> torch.Tensor:
     """Divided as stock does, to the bit: what rounds alike is a tie."""
-    if warpers.temperature is None:
-        return logits
-    with np.errstate(all="ignore"):  # as torch, which says nothing about infinity
-        tempered: Scores = logits / np.float32(warpers.temperature)
-    return tempered
+    return logits if warpers.temperature is None else logits / warpers.temperature
 
 
 def _total_weight(logits: torch.Tensor, warpers: Warpers, highest: float) -> float:
-    tempered = torch.from_numpy(_tempered(logits.numpy(), warpers))
-    return float((tempered - highest).exp_().sum())
+    return float((_tempered(logits, warpers) - highest).exp_().sum())
 
 
 def _weights_of(logits: torch.Tensor, warpers: Warpers, highest: float, tokens: Tokens) -> Weights:
-    scores = _tempered(logits.numpy()[tokens], warpers)
+    scores = _tempered(logits[torch.from_numpy(tokens)], warpers).numpy()
     weights: Weights = np.subtract(scores, highest, dtype=np.float64)
     return np.exp(weights, out=weights)
 
