@@ -12,6 +12,7 @@ made as stock makes it.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
 from typing import Protocol
 
@@ -69,8 +70,12 @@ class _Noise(Protocol):
         """The token that stock would draw for a row out of its scores (V,)."""
         ...
 
-    def of(self, tokens: list[int], row: int) -> list[float]:
-        """The noise of some tokens, on a CPU."""
+    def least(self, row: int) -> float:
+        """None of a row's is below it."""
+        ...
+
+    def of(self, row: int) -> Callable[[int], float]:
+        """The noise of one token after the other, on a CPU."""
         ...
 
     def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
@@ -99,10 +104,14 @@ class _Exponentials:
             raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
         return int(token)
 
-    def of(self, tokens: list[int], row: int) -> list[float]:
+    def least(self, row: int) -> float:
         """Read off."""
-        noise: list[float] = self._noise[row, tokens].tolist()
-        return noise
+        return self._noise[row].min().item()
+
+    def of(self, row: int) -> Callable[[int], float]:
+        """Read off."""
+        noise = self._noise[row]
+        return lambda token: noise[token].item()
 
     def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
         """Read off."""
@@ -125,18 +134,19 @@ class _Uniforms:
         token = None if few is None else _pick_from(few, self, row)
         return self._made().pick(scores, row) if token is None else token
 
-    def of(self, tokens: list[int], row: int) -> list[float]:
+    def least(self, row: int) -> float:
+        """Of the least uniform number."""
+        return -math.log1p(-self._values[row].min().item())
+
+    def of(self, row: int) -> Callable[[int], float]:
         """In plain Python, which for so few takes less than arrays do."""
         values = self._values[row].numpy().data  # as Python reads it fastest
-        return [-math.log(1 - values[token]) for token in tokens]
+        return lambda token: -math.log(1 - values[token])
 
     def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
         """Made where the uniform number says that it may be."""
         most = -math.expm1(-limit) * _CLEARLY
-        values = self._values[row]
-        if values.min().item() > most:  # as nearly always
-            return np.empty(0, np.int64), np.empty(0)
-        numbers = values.numpy()
+        numbers = self._values[row].numpy()
         tokens = np.flatnonzero(numbers <= most)
         return tokens, np.abs(np.log(1 - numbers[tokens]))
 
@@ -147,14 +157,25 @@ class _Uniforms:
 
 
 def _pick_from(few: Shortlist, noise: _Noise, row: int) -> int | None:
-    """The token that stock would draw, out of a shortlist; None where it is not sure."""
-    drawn = noise.of(few.tokens, row)
-    if not all(drawn):
+    """The token that stock would draw, out of a shortlist; None where it is not sure.
+
+    Likeliest first, up to where not even the least noise of all could help a token.
+    """
+    least = noise.least(row)
+    if not least > 0:
         return None
-    tokens = few.tokens
-    ratios = [weight / q for weight, q in zip(few.weights, drawn, strict=True)]
-    if few.rest is not None:
-        rivals = _rivals(few, max(ratios), noise, row)
+    noise_of, most = noise.of(row), _CLEARLY / least
+    tokens: list[int] = []
+    ratios: list[float] = []
+    best = 0.0
+    for token, weight in zip(few.tokens, few.weights, strict=True):
+        if weight * most < best:
+            return _clearly_best(tokens, ratios)
+        tokens.append(token)
+        ratios.append(weight / (noise_of(token) or least))
+        best = max(best, ratios[-1])
+    if few.rest is not None and few.weights[-1] * most >= best:
+        rivals = _rivals(few, best, noise, row)
         tokens, ratios = tokens + list(rivals), ratios + list(rivals.values())
     return _clearly_best(tokens, ratios)
 
