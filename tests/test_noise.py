@@ -291,3 +291,20 @@ def test_tokens_beside_the_shortlist_win_as_often_as_by_stock(
 
     assert first_difference(new_draw, [0] * 300, table, seed=11) is None
     assert asked.count(None) <= 2
+
+
+def test_only_the_likeliest_are_looked_at() -> None:
+    """Those that no noise could help need none."""
+    asked: list[int] = []
+
+    class Listening(noise._Uniforms):
+        def of(self, row: int) -> Callable[[int], float]:
+            noise_of = super().of(row)
+            return lambda token: asked.append(token) or noise_of(token)
+
+    with seeded(0):
+        few = Shortlist(list(range(64)), [2.0**-n for n in range(64)])
+        for _ in range(20):
+            made = Listening((1, 8192))
+            assert noise._pick_from(few, made, 0) is not None
+    assert 20 <= len(asked) <= 20 * 20
