@@ -54,6 +54,7 @@ __all__ = [
     "Table",
     "announce",
     "best_ways",
+    "has_native",
     "products_of",
     "seconds_by_way",
     "turned",
@@ -160,12 +161,13 @@ def widened(
 
 
 _WIDENED_SETTLED = partial(widened, settled=True)
-_WAYS: dict[str, Way] = {
-    LINEAR: linear,
-    TURNED: turned,
-    WIDENED: widened,
-    NATIVE: project,
-}  # that take no copy
+# that take no copy
+_WAYS: dict[str, Way] = {LINEAR: linear, TURNED: turned, WIDENED: widened, NATIVE: project}
+
+
+def has_native(dtype: torch.dtype, in_features: int) -> bool:
+    """Is there native code for such weights? Nothing is compiled where stock's is fast."""
+    return settles(dtype) and projects(dtype, in_features)
 
 
 def seconds_by_way(
@@ -373,7 +375,7 @@ def _ways_to(groups: Sequence[Group], settled: bool) -> dict[str, Mapping[nn.Lin
     dtype = modules[0].weight.dtype
     settled = settled and settles(dtype)
     ways: dict[str, Mapping[nn.Linear, Way]] = {LINEAR: dict.fromkeys(modules, linear)}
-    if projects(dtype, modules[0].in_features):
+    if has_native(dtype, modules[0].in_features):
         ways[NATIVE] = dict.fromkeys(modules, project)
         if settled:  # nothing comes to the same bits as fast
             return ways

@@ -14,11 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import scaled_dot_product_attention
 
-from selfspec.native.kernel import Kernel, compiled
+from selfspec.native.kernel import HALVES, Kernel, compiled
 
 __all__ = ["Lines", "attend", "attends"]
 
-_HALVES = (torch.bfloat16, torch.float16)
 _EIGHT = 8  # numbers of a vector
 _TRIED = (4, 7, 11, 23, 150, 303, 517)  # keys
 _COUNTED = (1, 3, 8, 15, 16, 19, 27, 40, 147)  # keys, of which sums of exponentials are compared
@@ -44,7 +43,7 @@ class Lines(NamedTuple):
 
 def attends(dtype: torch.dtype, dim: int) -> bool:
     """Does `attend` come to torch's own bits here, for heads of such a size?"""
-    return dtype in _HALVES and _comes_out(dtype, dim, torch.get_num_threads())
+    return dtype in HALVES and _comes_out(dtype, dim, torch.get_num_threads())
 
 
 def attend(

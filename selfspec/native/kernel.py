@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
-__all__ = ["ENTRY", "EXP", "NUM_THREADS", "THREAD", "Kernel", "compiled"]
+__all__ = ["ENTRY", "EXP", "HALVES", "NUM_THREADS", "THREAD", "Kernel", "compiled"]
 
 # what code may ask for, by name: its place among the threads, how many there are, C's `expf`
 THREAD, NUM_THREADS, EXP = "selfspec_thread", "selfspec_num_threads", "selfspec_expf"
 # no llvmlite, no such library, no such processor; or an llvmlite that does not know all we ask for
 _NOT_HERE = (ImportError, OSError, RuntimeError, AttributeError, TypeError)
+HALVES = (torch.bfloat16, torch.float16)  # that code is written for
 ENTRY = "work"  # void work(int64_t *arguments), which each thread calls
 
 

@@ -7,11 +7,10 @@ from functools import cache
 import torch
 from torch.nn.functional import linear
 
-from selfspec.native.kernel import Kernel, compiled
+from selfspec.native.kernel import HALVES, Kernel, compiled
 
 __all__ = ["project", "projects"]
 
-_HALVES = (torch.bfloat16, torch.float16)
 _FEATURES = 64  # whole vectors of torch's: what is left over goes through other code there
 _LEAST_ROWS = 8
 _TRIED = (64, 192, 640)
@@ -19,13 +18,13 @@ _TRIED = (64, 192, 640)
 
 def projects(dtype: torch.dtype, in_features: int) -> bool:
     """Does `project` come to torch's own bits here, for weights of such rows?"""
-    return dtype in _HALVES and in_features % _FEATURES == 0 and _comes_out(dtype)
+    return dtype in HALVES and in_features % _FEATURES == 0 and _comes_out(dtype)
 
 
 def project(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """`linear` where `projects` says so, of contiguous weights. Nothing is kept for gradients."""
     num_rows, size = weight.shape
-    is_ours = size % _FEATURES == 0 and num_rows >= _LEAST_ROWS and weight.dtype in _HALVES
+    is_ours = size % _FEATURES == 0 and num_rows >= _LEAST_ROWS and weight.dtype in HALVES
     is_plain = x.dtype is weight.dtype and x.shape[-1] == size
     kernel = _kernel(weight.dtype) if is_ours and is_plain else None
     if kernel is None or torch.is_autocast_enabled("cpu"):

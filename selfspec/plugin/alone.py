@@ -44,21 +44,33 @@ class Keys(NamedTuple):
 class Row:
     """What the queries of one row see."""
 
-    def __init__(self, keys: list[Keys], sees: NDArray[np.bool_]) -> None:
-        self.keys = keys  # of each query
+    def __init__(
+        self, row: int, sees: NDArray[np.bool_], *, is_padded: bool, window: int | None
+    ) -> None:
+        self._row = row
         self._sees = sees  # (Q, columns)
+        self._is_padded = is_padded
+        self._window = window
+
+    @cached_property
+    def keys(self) -> list[Keys]:
+        """Those of each query."""
+        return [
+            _keys(self._row, query, columns.nonzero()[0], self._is_padded, self._window)
+            for query, columns in enumerate(self._sees)
+        ]
 
     @cached_property
     def lines(self) -> Lines | None:
-        """The same, in line; None where stock would have a mask."""
-        have_masks = any(each.mask is not None for each in self.keys)
-        return None if have_masks else Lines.of(self._sees)
+        """The same for all at once; None where stock would have a mask."""
+        lines = Lines.of(self._sees)
+        return None if self._is_padded or self._window in lines.lengths.tolist() else lines
 
 
 def rows_that_see_all(num_rows: int, num_columns: int) -> list[Row]:
     """Of a plain step without a mask."""
     sees = np.ones((1, num_columns), dtype=np.bool_)
-    return [Row([Keys(row, 0, 0, num_columns, None, None)], sees) for row in range(num_rows)]
+    return [Row(row, sees, is_padded=False, window=None) for row in range(num_rows)]
 
 
 def rows_in(mask: torch.Tensor, window: int | None) -> list[Row]:
@@ -69,15 +81,10 @@ def rows_in(mask: torch.Tensor, window: int | None) -> list[Row]:
     """
     sees = mask[:, 0] if mask.dtype is torch.bool else mask[:, 0] == 0
     table: NDArray[np.bool_] = sees.numpy()
-    is_padded = not table[:, :, 0].all()
-    rows = []
-    for row, of_row in enumerate(table):
-        keys = [
-            _keys(row, query, columns.nonzero()[0], is_padded, window)
-            for query, columns in enumerate(of_row)
-        ]
-        rows.append(Row(keys, of_row))
-    return rows
+    is_padded = not bool(table[:, :, 0].all())
+    return [
+        Row(row, of_row, is_padded=is_padded, window=window) for row, of_row in enumerate(table)
+    ]
 
 
 def _keys(

@@ -74,10 +74,11 @@ class _Forward:
         """What each row's queries see, found once; without a mask all of the keys there are."""
         what: Hashable = key.shape[2] if mask is None else (id(mask), window)
         if what not in self._rows:
-            all_or_some = (
-                rows_that_see_all(len(key), key.shape[2]) if mask is None else rows_in(mask, window)
-            )
-            self._rows[what] = mask, all_or_some  # held, so that no other mask gets its id
+            if mask is None:
+                rows = rows_that_see_all(len(key), key.shape[2])
+            else:
+                rows = rows_in(mask, window)
+            self._rows[what] = mask, rows  # held, so that no other mask gets its id
         return self._rows[what][1]
 
     def mask_for(self, num_heads: int, mask: torch.Tensor | None) -> torch.Tensor | None:

@@ -14,7 +14,6 @@ import torch
 
 from selfspec.book import Book
 from selfspec.hardware import processor
-from selfspec.native import projects
 from selfspec.packed import Group, settles
 from selfspec.products import (
     LINEAR,
@@ -23,6 +22,7 @@ from selfspec.products import (
     Products,
     Table,
     best_ways,
+    has_native,
     seconds_by_way,
 )
 
@@ -96,7 +96,7 @@ def _key(product: Product, settled: bool) -> dict[str, str | int]:
         "product": f"{'+'.join(map(str, product.out_features))} x {product.in_features}",
         "dtype": str(product.dtype),
         "settled": settled,
-        "native": projects(product.dtype, product.in_features),
+        "native": has_native(product.dtype, product.in_features),
         "processor": processor(),
         "cpus": os.cpu_count() or 0,
         "threads": torch.get_num_threads(),
