@@ -15,7 +15,8 @@ from eval.dialogue import Padded
 from eval.errors import one_line
 from eval.methods import Method, SelfSpecMethod, StaticMethod
 from eval.timing import Timed, timed
-from selfspec.records import GenerationStats, StepRecord
+from selfspec.records import StepRecord
+from selfspec.stats import GenerationStats
 
 __all__ = ["Outcome", "attempt"]
 

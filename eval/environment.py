@@ -16,7 +16,7 @@ import transformers
 import eval as evaluation
 import selfspec
 from eval.errors import EvalError
-from selfspec.hardware import device_name
+from selfspec.machine.hardware import device_name
 from selfspec.store import locate, read_card, tokenizer_info
 
 __all__ = ["check_same", "environment", "short_name", "versions", "where"]

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from selfspec.draft.sources import LutSource
+from selfspec.draft.sources.lut import LutCursor
 from selfspec.records import Candidate, Evidence, StepRecord, TopK
-from selfspec.sources import LutSource
-from selfspec.sources.lut import LutCursor
 
 __all__ = ["NUM_DRAFTED", "NUM_RANKS", "FixedTreeSource", "fixed_shape", "rank_rate"]
 

@@ -25,10 +25,10 @@ from eval.fixed_tree import (
 from eval.methods import METHODS, Maker, Method, Resources, SelfSpecMethod
 from eval.switch import SwitchSource
 from selfspec import SelfSpec, StepRecord
-from selfspec.calibration import Calibration, prior
-from selfspec.memory import Memory
+from selfspec.draft.calibration import Calibration, prior
+from selfspec.draft.memory import Memory
+from selfspec.draft.sources import LutSource
 from selfspec.records import Evidence
-from selfspec.sources import LutSource
 
 __all__ = ["FIXED_NODES", "PUBLISHED", "Uncalibrated"]
 

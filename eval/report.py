@@ -17,7 +17,7 @@ from eval.statistics import OVERALL
 from eval.studies import STUDIES
 from eval.summary import summary
 from eval.tables import Table, methods_table, tasks_table, winners
-from selfspec.user_files import replace_text
+from selfspec.machine.user_files import replace_text
 
 __all__ = ["markdown", "page", "write_report"]
 

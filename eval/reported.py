@@ -11,7 +11,7 @@ from pathlib import Path
 from eval.entries import Entry, read_entries
 from eval.errors import EvalError
 from eval.tables import Table
-from selfspec.user_files import replace_text
+from selfspec.machine.user_files import replace_text
 
 __all__ = ["REPORTED", "keep_tables", "kept_tables", "reported_tables"]
 

@@ -26,7 +26,7 @@ from eval.plan import Plan, make_plan
 from eval.progress import RunProgress, answer_line
 from eval.rows import ROWS, SCHEMA, Record, RowFile, read_record
 from eval.stage import Stage, check_methods, set_stage
-from selfspec.user_files import replace_text
+from selfspec.machine.user_files import replace_text
 
 __all__ = ["run"]
 

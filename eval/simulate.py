@@ -19,11 +19,11 @@ from eval.rows import Record
 from eval.statistics import OVERALL
 from eval.tables import Table
 from selfspec import GenerationStats, SelfSpec, SpecConfig, StepRecord
-from selfspec.memory import Memory
-from selfspec.pace import Row
+from selfspec.draft.memory import Memory
 from selfspec.records import DraftTree, TopK
 from selfspec.store import load_cache
-from selfspec.verify import walk
+from selfspec.verify.verifier import Row
+from selfspec.verify.walk import walk
 
 __all__ = ["Text", "recorded_texts", "replay", "replays_table", "simulated"]
 

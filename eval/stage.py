@@ -21,8 +21,9 @@ from selfspec import SelfSpec, SpecConfig
 from selfspec.build.limits import max_positions
 from selfspec.cost import CostCurve
 from selfspec.errors import unknown_name
-from selfspec.plugin.costs import kept_curve, profile
-from selfspec.records import GenerationStats
+from selfspec.run.costs import kept_curve
+from selfspec.run.prepared import profile
+from selfspec.stats import GenerationStats
 from selfspec.store import load_cache
 
 __all__ = ["Stage", "check_methods", "set_stage"]
@@ -56,10 +57,10 @@ class Stage(NamedTuple):
         """What a forward costs by its width: as the methods came to know it, else measured now."""
         known = (method.stats for method in self.methods.values())
         last = next((stats for stats in known if stats is not None), GenerationStats())
-        how: Any = {"forward": last.forward, "rounding": last.rounding}
-        of: Any = {"num_columns": num_columns, "num_rows": num_rows, **how}
-        kept = kept_curve(self.model, **of)
-        return kept or profile(self.model, max_seconds=_CURVE_SECONDS, **of)[1]
+        of: Any = {"num_columns": num_columns, "num_rows": num_rows}
+        kept = kept_curve(self.model, forward=last.forward, **of)
+        config = SpecConfig(forward=last.forward or "auto")
+        return kept or profile(self.model, config, max_seconds=_CURVE_SECONDS, **of)[1]
 
 
 def check_methods(asked: Asked) -> None:

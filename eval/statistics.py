@@ -9,7 +9,7 @@ from typing import Any
 
 from eval.rows import STOCK, Answer, Numbers
 from eval.speed_up import Measure, SpeedUp, costs, decoding_cost, ratios, whole_cost
-from selfspec.records import ONCE_A_CALL
+from selfspec.stats import ONCE_A_CALL
 
 __all__ = ["OVERALL", "STAGES", "Figures", "by_task", "figures", "pooled"]
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from selfspec.draft.sources import ContextSource, LutSource
+from selfspec.draft.sources.context import ContextCursor
+from selfspec.draft.sources.lut import LutCursor
 from selfspec.records import Candidate, Evidence, StepRecord, TopK
-from selfspec.sources import ContextSource, LutSource
-from selfspec.sources.context import ContextCursor
-from selfspec.sources.lut import LutCursor
 
 __all__ = ["SwitchSource"]
 

@@ -29,7 +29,8 @@ from selfspec.errors import (
     UnsupportedError,
     VocabularyError,
 )
-from selfspec.records import DraftTree, GenerationStats, StepRecord
+from selfspec.records import DraftTree, StepRecord
+from selfspec.stats import GenerationStats
 
 if TYPE_CHECKING:
     from selfspec.plugin import (

@@ -5,8 +5,9 @@ Knows nothing of models, tensors or sources: only names and numbers.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import InitVar, dataclass, fields, replace
 from typing import Any
 
 from selfspec.errors import ConfigError, unknown_name
@@ -15,15 +16,14 @@ __all__ = [
     "BUDGETS",
     "FORWARDS",
     "LEARNING_SCOPES",
-    "ROUNDINGS",
     "SOURCE_NAMES",
     "SpecConfig",
 ]
 
 BUDGETS = ("measured", "fixed", "threshold")
-FORWARDS = ("auto", "eager", "turned", "packed", "graph", "compiled")
+FORWARDS = ("auto", "eager", "packed", "graph")
+_OLD_FORWARDS = ("turned", "compiled")
 LEARNING_SCOPES = ("session", "request", "frozen")
-ROUNDINGS = ("stock", "free")
 SOURCE_NAMES = ("lut", "lut2", "context", "corpus", "runners")
 
 
@@ -68,29 +68,17 @@ class SpecConfig:
         learning: How far what is learned reaches. ``"session"``: from call to call of one
             `SelfSpec`. ``"request"``: each call starts from what was there before and leaves no
             trace, which keeps tenants of a server apart. ``"frozen"``: nothing is learned.
-        forward: How the model is run over drafts. ``"auto"``: as captured graphs on CUDA, packed on
-            a CPU where that is faster and the copies take no more than a quarter of the free
-            memory, else turned, else eagerly. ``"eager"``: op by op as in stock; nothing
-            is kept on the device from call to call. ``"turned"``: with projections computed as
-            weight times tokens wherever this CPU's math library is faster so, the prompt's too,
-            and where the CPU can't calculate in half precision by code of our own, compiled on
-            first use, or in float32; which is faster is measured on first use, in about 3 seconds,
-            and kept in the user's cache folder.
-            ``"packed"``: from second copies of their weights, laid out as the library wants
-            them, in float32 on such a CPU, where that is faster still, however much memory it
-            takes; they are kept while a `SelfSpec` that used them lives. ``"graph"``: asks for
-            captured graphs, each made on first use and kept with KV slots of fixed places for the
-            next calls; where there can be none, the call goes on eagerly and ``stats.eager_reason``
-            says why.
-            ``"compiled"``: the same fixed places through `torch.compile`, on a CPU too: minutes at
-            first for a large model, and captured as graphs on CUDA. A forward may then be wider
-            than its tree: 1, 2, 4, … 64, or a multiple of 64.
-        rounding: Of half precision on a CPU that can't calculate in it, as those without AVX-512,
-            where stock computes each token by itself. ``"stock"``: with ``sdpa`` attention every
-            logit is that of a plain step, to the last bit, and so every text is stock's. Where our
-            own code can't be compiled, drafts bring little then, prompts most. ``"free"``: as is
-            fastest without that; where two tokens are equally likely, the text may take the other
-            one. On any other device it is always so.
+        forward: How the model is run over drafts. ``"auto"``: as captured graphs on CUDA; on a CPU
+            from packed weights where a short trial shows that to be faster, once some hundred
+            tokens were decoded under a measured budget, and if the copies take no more than a
+            quarter of the free memory; else as stock does. ``"eager"``: as stock does; nothing is
+            kept from call to call.
+            ``"packed"``: from packed weights at once, however much memory they take. They are
+            second copies, laid out as the CPU's math library wants them, and live as long as a
+            `SelfSpec` that used them. ``"graph"``: as captured graphs, each made on first use and
+            kept with fixed KV slots for the next calls. Where a way can't be had the call goes on
+            eagerly, and ``stats.eager_reason`` says why. A captured forward may be wider than its
+            tree: 1, 2, 4, … 64, or a multiple of 64.
         overlap: True lets a CUDA device look up what is learned from a forward, and move the KV of
             what was accepted, while the CPU reads the outcome and drafts on. False does one after
             the other. What is learned is the same; without CUDA there is no difference.
@@ -116,11 +104,12 @@ class SpecConfig:
     branch_length: int = 6
     learning: str = "session"
     forward: str = "auto"
-    rounding: str = "stock"
     overlap: bool = True
     strict: bool = False
+    rounding: InitVar[str | None] = None  # a knob of version 0.1 that no longer does anything
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, rounding: str | None) -> None:
+        self._warn_of_old_knobs(rounding)
         for name in ("max_nodes", "max_depth", "top_k", "update_interval", "branch_length"):
             self._check_count(name)
         self._check_count("num_branches", least=0)
@@ -134,8 +123,6 @@ class SpecConfig:
             raise ConfigError(unknown_name("learning scope", str(self.learning), LEARNING_SCOPES))
         if self.forward not in FORWARDS:
             raise ConfigError(unknown_name("forward", str(self.forward), FORWARDS))
-        if self.rounding not in ROUNDINGS:
-            raise ConfigError(unknown_name("rounding", str(self.rounding), ROUNDINGS))
         for name in ("overlap", "strict"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False (got {getattr(self, name)!r})")
@@ -154,9 +141,17 @@ class SpecConfig:
     @classmethod
     def _check_names(cls, knobs: dict[str, Any]) -> None:
         known = [field.name for field in fields(cls)]
-        for name in knobs:
+        for name in knobs.keys() - {"rounding"}:
             if name not in known:
                 raise ConfigError(unknown_name("knob", name, known))
+
+    def _warn_of_old_knobs(self, rounding: str | None) -> None:
+        """Knobs and values of version 0.1 still work, with a warning."""
+        if rounding is not None:
+            _warn("the knob rounding has no effect any more; leave it out")
+        if self.forward in _OLD_FORWARDS:
+            _warn(f"forward={self.forward!r} is now the same as forward='auto'; use that")
+            object.__setattr__(self, "forward", "auto")
 
     def _check_count(self, name: str, least: int = 1) -> None:
         value = getattr(self, name)
@@ -189,3 +184,7 @@ class SpecConfig:
                 f"num_branches={self.num_branches} needs 'context' among the sources, which "
                 f"branches fill (got {list(self.sources)}); add it, or set num_branches=0"
             )
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, DeprecationWarning, stacklevel=5)

@@ -9,47 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget, FixedBudget
-from selfspec.device import CpuDevice, Device, Fetched
-from selfspec.logits import as_read, fits_at_once, top_k
-from selfspec.memory import Memory
-from selfspec.pace import Lockstep, OwnPace, Row
-from selfspec.records import DraftTree, GenerationStats, Queries, StepRecord, TopK
-from selfspec.transcript import Transcript
+from selfspec.draft.memory import Memory
+from selfspec.machine.device import CpuDevice, Device, Fetched
+from selfspec.records import DraftTree, Queries, StepRecord, TopK
+from selfspec.run.backend import Backend
+from selfspec.stats import GenerationStats
+from selfspec.verify.logits import as_read, fits_at_once, top_k
+from selfspec.verify.transcript import Transcript
+from selfspec.verify.verifier import Lockstep, OwnPace, Row
 
-__all__ = ["Backend", "Decoder", "top_k_of"]
+__all__ = ["Decoder", "top_k_of"]
 
 Listener = Callable[[StepRecord], None]
-
-
-class Backend(Protocol):
-    """What runs the model over trees and keeps the KV of the accepted paths."""
-
-    def max_width(self, max_nodes: int) -> int:
-        """How many nodes, of those asked for, the next forward may have."""
-        ...
-
-    def lay_out(self, trees: Sequence[DraftTree | Queries]) -> Any:
-        """The arguments of one forward."""
-        ...
-
-    def forward(self, layout: Any) -> torch.Tensor:
-        """Logits (B, Q, V) of every node."""
-        ...
-
-    def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keeps the KV of each row's path, the root first; forgets the rest."""
-        ...
-
-    def keep_rows(self, rows: Sequence[int]) -> None:
-        """Drops the rows that stopped, by their place among those still there."""
-        ...
 
 
 @dataclass

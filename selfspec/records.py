@@ -1,11 +1,10 @@
-"""The values that cross from stage to stage: candidates, trees, step records, statistics.
+"""The values that cross from stage to stage: candidates, trees, step records.
 
 Holds no policy and imports no torch: ids are ints, tables are numpy arrays.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -14,12 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "ONCE_A_CALL",
     "Candidate",
     "DraftTree",
     "Entries",
     "Evidence",
-    "GenerationStats",
     "Gram",
     "Lesson",
     "Queries",
@@ -28,8 +25,6 @@ __all__ = [
     "TopK",
 ]
 
-
-ONCE_A_CALL = ("prefill", "plain", "profile")  # clocks of what belongs to no step
 
 Gram = tuple[int, ...]  # two tokens or more; the first is its key
 
@@ -222,122 +217,3 @@ class StepRecord:
             [tree.tokens[parent] if parent >= 0 else -1 for parent in parents],
             [rows[node] for node in order],
         )
-
-
-@dataclass(slots=True)
-class GenerationStats:
-    """Counts and times of one or more `generate()` calls; `+` merges them.
-
-    `num_steps` counts a forward once for each row in it, without the prompt's. `tokens_per_step`
-    is therefore 1 for plain decoding, whatever the batch, and its numerator leaves out the
-    tokens that the prompt's forward yields. A token named by two sources counts for both.
-    `forward` is how the last call ran the model over drafts, ``"eager"``, ``"turned"``,
-    ``"native"`` (code of our own, turned where that is faster), ``"packed"``, ``"graph"`` or
-    ``"compiled"``; `eager_reason` why it was not as asked; `rounding` the nearest to what was asked
-    that could be had. Of the last call that drafted, `table_bytes` is what the LUTs take,
-    `packed_bytes` second copies of weights.
-    """
-
-    num_calls: int = 0
-    num_new_tokens: int = 0
-    num_prompt_tokens_out: int = 0
-    num_steps: int = 0
-    num_nodes: int = 0
-    num_branch_queries: int = 0
-    accepted_lengths: Counter[int] = field(default_factory=Counter)
-    drafted_by_source: Counter[str] = field(default_factory=Counter)
-    accepted_by_source: Counter[str] = field(default_factory=Counter)
-    seconds: Counter[str] = field(default_factory=Counter)
-    disabled_reason: str | None = None
-    forward: str = "eager"
-    eager_reason: str | None = None
-    rounding: str = "free"
-    table_bytes: int = 0
-    packed_bytes: int = 0
-
-    @property
-    def tokens_per_step(self) -> float:
-        """Tokens that a forward after the prompt's yields on average; 0.0 before the first."""
-        return (self.num_new_tokens - self.num_prompt_tokens_out) / max(self.num_steps, 1)
-
-    @property
-    def nodes_per_step(self) -> float:
-        """Mean number of verified nodes, the root included."""
-        return self.num_nodes / max(self.num_steps, 1)
-
-    @property
-    def queries_per_step(self) -> float:
-        """Mean width of a row's part of a forward: its nodes and what branches ask beside them."""
-        return (self.num_nodes + self.num_branch_queries) / max(self.num_steps, 1)
-
-    @property
-    def overhead(self) -> float:
-        """Share of the decoding time that is not the forward."""
-        decoding = sum(v for k, v in self.seconds.items() if k not in ONCE_A_CALL)
-        return 1 - self.seconds["forward"] / decoding if decoding else 0.0
-
-    def count_step(self, record: StepRecord) -> None:
-        """Adds one verified tree of one row."""
-        self.num_steps += 1
-        self.num_nodes += len(record.tree)
-        self.num_branch_queries += record.num_branch_queries
-        self.num_new_tokens += len(record.committed_ids)
-        self.accepted_lengths[record.num_accepted] += 1
-        _count_sources(self.drafted_by_source, record.tree, range(1, len(record.tree)))
-        _count_sources(self.accepted_by_source, record.tree, record.accepted_nodes())
-
-    def __add__(self, other: GenerationStats) -> GenerationStats:
-        if not isinstance(other, GenerationStats):
-            return NotImplemented
-        return GenerationStats(
-            num_calls=self.num_calls + other.num_calls,
-            num_new_tokens=self.num_new_tokens + other.num_new_tokens,
-            num_prompt_tokens_out=self.num_prompt_tokens_out + other.num_prompt_tokens_out,
-            num_steps=self.num_steps + other.num_steps,
-            num_nodes=self.num_nodes + other.num_nodes,
-            num_branch_queries=self.num_branch_queries + other.num_branch_queries,
-            accepted_lengths=self.accepted_lengths + other.accepted_lengths,
-            drafted_by_source=self.drafted_by_source + other.drafted_by_source,
-            accepted_by_source=self.accepted_by_source + other.accepted_by_source,
-            seconds=self.seconds + other.seconds,
-            disabled_reason=other.disabled_reason or self.disabled_reason,
-            forward=other.forward if other.num_calls else self.forward,
-            eager_reason=other.eager_reason or self.eager_reason,
-            rounding=other.rounding if other.num_calls else self.rounding,
-            table_bytes=other.table_bytes or self.table_bytes,
-            packed_bytes=other.packed_bytes or self.packed_bytes,
-        )
-
-    def __str__(self) -> str:
-        lines = [
-            f"{self.num_new_tokens} new tokens in {self.num_steps} steps: "
-            f"{self.tokens_per_step:.2f} tokens per step, {self.nodes_per_step:.1f} nodes verified",
-        ]
-        if self.num_branch_queries:
-            lines.append(f"  with branches {self.queries_per_step:.1f} queries a step")
-        if self.disabled_reason:
-            lines.append(f"not drafted as asked: {self.disabled_reason}")
-        if self.forward != "eager" or self.eager_reason or self.rounding != "free":
-            rounding = f", rounding {self.rounding}" if self.rounding != "free" else ""
-            reason = f": {self.eager_reason}" if self.eager_reason else ""
-            copies = f", {self.packed_bytes / 1e6:.0f} MB of copies" if self.packed_bytes else ""
-            lines.append(f"  {self.forward} forwards{rounding}{copies}{reason}")
-        for name, drafted in sorted(self.drafted_by_source.items()):
-            lines.append(f"  {name:<8} {self.accepted_by_source[name]} of {drafted} accepted")
-        lines += self._histogram_lines()
-        total = sum(self.seconds.values())
-        stages = ", ".join(f"{k} {v:.3f}" for k, v in self.seconds.items())
-        return "\n".join([*lines, f"  {total:.3f} s: {stages}"] if total else lines)
-
-    def _histogram_lines(self) -> list[str]:
-        steps = sum(self.accepted_lengths.values())
-        if not steps:
-            return []
-        shares = (f"{n}: {c / steps:.0%}" for n, c in sorted(self.accepted_lengths.items()))
-        return [f"  drafts accepted in a step: {', '.join(shares)}"]
-
-
-def _count_sources(counter: Counter[str], tree: DraftTree, nodes: Sequence[int]) -> None:
-    for node in nodes:
-        for evidence in tree.evidence[node]:
-            counter[evidence.source] += 1

@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from selfspec.sources.corpus import CorpusTables
+from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.store import CacheContents, TokenizerInfo
 from selfspec.store.files import entry_of
 

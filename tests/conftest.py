@@ -11,8 +11,8 @@ import torch
 from hypothesis import settings
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from selfspec.cost import CostCurve
-from selfspec.plugin import costs
+from selfspec.cost import WIDTHS, CostCurve
+from selfspec.run import costs
 from tests.recorder import use_recorders
 from tests.tiny import make_model, make_tokenizer
 
@@ -70,16 +70,16 @@ class EvenCurve(CostCurve):
         """Ignored."""
 
 
-_measured_curve = costs.Costs.curve
+_learned_curve = costs.Costs.curve
 
 
-def _even_curve(_costs: Any, _model: Any, backend: Any, _num_rows: int, widest: int) -> CostCurve:
-    return EvenCurve({width: 1 + width / 100 for width in costs._widths(backend, widest)})
+def _even_curve(_costs: Any, _model: Any, _backend: Any, _num_rows: int) -> CostCurve:
+    return EvenCurve({width: 1 + width / 100 for width in WIDTHS})
 
 
 @pytest.fixture(scope="session", autouse=True)
 def even_costs() -> Iterator[None]:
-    """Trees are as wide as in a test before, on whatever machine: nothing hangs on a clock."""
+    """Trees are as wide as in a test before, on whatever machine: nothing depends on a clock."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(costs.Costs, "curve", _even_curve)
         yield
@@ -87,9 +87,9 @@ def even_costs() -> Iterator[None]:
 
 @pytest.fixture
 def measuring(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measures for real, for the tests that ask for it, and finds nothing measured before."""
+    """Learns costs for real, for the tests that ask for it, and finds nothing kept before."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("measuring")))
-    monkeypatch.setattr(costs.Costs, "curve", _measured_curve)
+    monkeypatch.setattr(costs.Costs, "curve", _learned_curve)
 
 
 @pytest.fixture(scope="session")

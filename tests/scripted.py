@@ -12,16 +12,24 @@ from typing import Any
 
 import torch
 
-from selfspec.calibration import Calibration
 from selfspec.config import SpecConfig
-from selfspec.device import CpuDevice, Device
+from selfspec.draft.calibration import Calibration
+from selfspec.draft.memory import Memory
+from selfspec.draft.sources import Source
 from selfspec.engine import Decoder
-from selfspec.memory import Memory
-from selfspec.noise import NoiseTape
-from selfspec.pace import GreedyChooser, Lockstep, OwnPace, ProcessedChooser, Processing, Row
-from selfspec.records import Candidate, DraftTree, Evidence, GenerationStats, Queries, StepRecord
-from selfspec.sources import Source
-from selfspec.transcript import RowStops, Transcript
+from selfspec.machine.device import CpuDevice, Device
+from selfspec.records import Candidate, DraftTree, Evidence, Queries, StepRecord
+from selfspec.stats import GenerationStats
+from selfspec.verify.noise import NoiseTape
+from selfspec.verify.transcript import RowStops, Transcript
+from selfspec.verify.verifier import (
+    GreedyChooser,
+    Lockstep,
+    OwnPace,
+    ProcessedChooser,
+    Processing,
+    Row,
+)
 
 VOCAB, PAD, EOS = 7, 0, 6
 Prefix = tuple[int, ...]

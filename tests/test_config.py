@@ -95,8 +95,7 @@ def test_refused_values(knobs, message):
 
 def test_forward_and_overlap_are_checked_like_the_others():
     assert refusal(forward="grph") == (
-        "unknown forward 'grph'; did you mean 'graph'? "
-        "(known: auto, compiled, eager, graph, packed, turned)"
+        "unknown forward 'grph'; did you mean 'graph'? (known: auto, eager, graph, packed)"
     )
     assert refusal(forward=None).startswith("unknown forward 'None'")
     for value in (1, "yes", None):
@@ -144,3 +143,18 @@ def test_every_knob_is_documented():
 
 def test_all_sources_are_on_by_default():
     assert SpecConfig().sources == SOURCE_NAMES
+
+
+@pytest.mark.parametrize("name", ["turned", "compiled"])
+def test_old_ways_to_run_forwards_warn_and_go_on(name):
+    with pytest.warns(DeprecationWarning, match="is now the same as forward='auto'"):
+        assert SpecConfig(forward=name).forward == "auto"
+    with pytest.warns(DeprecationWarning, match="forward"):
+        assert SpecConfig().changed(forward=name).forward == "auto"
+
+
+@pytest.mark.parametrize("value", ["stock", "free"])
+def test_the_old_knob_of_rounding_warns_and_does_nothing(value):
+    for new in (SpecConfig, SpecConfig.of, SpecConfig().changed):
+        with pytest.warns(DeprecationWarning, match="rounding has no effect any more"):
+            assert new(rounding=value) == SpecConfig()

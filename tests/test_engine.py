@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfspec.config import SpecConfig
-from selfspec.noise import NoiseTape
-from selfspec.pace import ProcessedChooser, Processing
-from selfspec.records import GenerationStats
-from selfspec.sources import ContextSource, LutSource, RunnersSource
+from selfspec.draft.sources import ContextSource, LutSource, RunnersSource
+from selfspec.stats import GenerationStats
+from selfspec.verify.noise import NoiseTape
+from selfspec.verify.verifier import ProcessedChooser, Processing
 from tests.oracles import greedy_loop, padded
 from tests.scripted import (
     EOS,

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from selfspec.calibration import Calibration
 from selfspec.config import SpecConfig
+from selfspec.draft.calibration import Calibration
+from selfspec.draft.memory import Memory
+from selfspec.draft.sources import ContextSource, LutSource
 from selfspec.engine import top_k_of
-from selfspec.memory import Memory
-from selfspec.pace import Row
-from selfspec.sources import ContextSource, LutSource
+from selfspec.verify.verifier import Row
 from tests.scripted import VOCAB, Run, ScriptedModel, omniscient
 
 MODEL = ScriptedModel(seed=3)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfspec.config import SpecConfig
-from selfspec.device import CpuDevice
-from selfspec.sources import LutSource
+from selfspec.draft.sources import LutSource
+from selfspec.machine.device import CpuDevice
 from tests.recorder import RecordingDevice
 from tests.scripted import EOS, VOCAB, Run, ScriptedModel, doubtful, omniscient
 

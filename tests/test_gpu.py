@@ -11,7 +11,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 import selfspec
-from selfspec.device import CudaDevice
+from selfspec.machine.device import CudaDevice
 from tests.fakes import VOCAB, new_model, prompt
 from tests.lossless.same import assert_same_kv
 
@@ -25,7 +25,7 @@ GREEDY: dict[str, Any] = {"do_sample": False}
 SAMPLE: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "top_p": 0.9}
 ASKED = {"greedy": GREEDY, "penalty": {**GREEDY, "repetition_penalty": 1.2}, "sample": SAMPLE}
 FIXED: dict[str, Any] = {"budget": "fixed", "max_nodes": 16}  # hangs on no clock
-FORWARDS = ("eager", "graph", "compiled")
+FORWARDS = ("eager", "graph")
 
 
 def on_gpu(
@@ -108,7 +108,7 @@ def test_texts_that_outgrow_the_first_slots(name: str, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_a_large_cache_is_taken_over_in_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("selfspec.kv._SMALL_ARENA", 0)
+    monkeypatch.setattr("selfspec.run.tree_kv._SMALL_ARENA", 0)
     spec = selfspec.SelfSpec(forward="eager", **FIXED)
     for asked in (GREEDY, SAMPLE):
         check_same(on_gpu(name=name), spec, prompts(3), **asked)
@@ -228,7 +228,7 @@ def test_slots_take_little_more_than_the_stock_cache() -> None:
     model.generate(**prompts(2, 200), custom_generate=spec, **asked)
     assert spec.stats.forward == "graph"
     stock_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in stock.layers)
-    arenas = spec._forwards._kept[model]._found.arenas
+    arenas = spec._forwards._runners[model]._found.arenas
     slots_bytes = sum(slots.nbytes for slots in arenas._slots.values())
     assert slots_bytes <= 1.1 * stock_bytes + 16 * stock_bytes / stock.get_seq_length()
 
@@ -240,7 +240,7 @@ def test_a_dropped_model_leaves_no_memory_behind() -> None:
     check_same(model, spec, prompts(2), **GREEDY)
     del model
     torch.cuda.synchronize()
-    assert len(spec._forwards._kept) == 0
+    assert len(spec._forwards._runners) == 0
     assert torch.cuda.memory_allocated() <= before + 2**20
 
 

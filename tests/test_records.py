@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.records import DraftTree, Evidence, GenerationStats, StepRecord, TopK
+from selfspec.records import DraftTree, Evidence, StepRecord, TopK
+from selfspec.stats import GenerationStats
 from tests.strategies import tree_of, trees
 
 LUT = Evidence("lut")
@@ -123,7 +124,7 @@ def test_adding_counts_as_one_would_have_counted_all(first, second):
     assert parts[0] + parts[1] == whole
 
 
-LATEST = ("disabled_reason", "forward", "eager_reason", "rounding", "table_bytes", "packed_bytes")
+LATEST = ("disabled_reason", "forward", "eager_reason", "table_bytes", "packed_bytes")
 
 
 def test_adding_leaves_out_no_field():
@@ -156,7 +157,7 @@ def test_tables_are_not_summed():
 
 def test_the_newer_forward_wins():
     graph = GenerationStats(num_calls=1, forward="graph")
-    eager = GenerationStats(num_calls=1, eager_reason="no graphs")
+    eager = GenerationStats(num_calls=1, forward="eager", eager_reason="no graphs")
     assert (graph + GenerationStats()).forward == "graph"
     assert (GenerationStats() + graph).forward == "graph"
     assert (graph + eager).forward == "eager"
@@ -185,10 +186,8 @@ def test_the_report_names_what_was_counted():
     assert "0.250 s: forward 0.250" in report
     assert "  graph forwards\n" in str(GenerationStats(forward="graph", seconds=Counter(a=1.0)))
     assert str(GenerationStats(eager_reason="no graphs")).endswith("  eager forwards: no graphs")
-    assert "  packed forwards, rounding stock\n" in str(
-        GenerationStats(forward="packed", rounding="stock", seconds=Counter(a=1.0))
-    )
-    assert "  eager forwards, rounding stock" in str(GenerationStats(rounding="stock"))
+    packed = GenerationStats(forward="packed", packed_bytes=2_000_000, seconds=Counter(a=1.0))
+    assert "  packed forwards, 2 MB of copies\n" in str(packed)
     assert str(GenerationStats()) == (
         "0 new tokens in 0 steps: 0.00 tokens per step, 0.0 nodes verified"
     )

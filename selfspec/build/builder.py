@@ -23,9 +23,9 @@ from selfspec.build.recipe import Recipe
 from selfspec.build.tokens import Encoder, Ids, encode_all
 from selfspec.build.warmup import Warmup
 from selfspec.build.workplace import Workplace, open_workplace
+from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.errors import BuildError
 from selfspec.plugin.spec import SelfSpec
-from selfspec.sources.corpus import CorpusTables
 from selfspec.store import CacheContents, check_target, save_cache, tokenizer_info
 
 __all__ = ["BuildOptions", "Builder", "command_of"]

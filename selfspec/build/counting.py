@@ -10,7 +10,7 @@ from selfspec.build.progress import Bar
 from selfspec.build.recipe import Recipe
 from selfspec.build.tokens import Ids
 from selfspec.build.workplace import Workplace
-from selfspec.sources.corpus import CorpusTables
+from selfspec.draft.sources.corpus import CorpusTables
 
 __all__ = ["Counting"]
 

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selfspec.build.workplace import write_whole
-from selfspec.memory import Memory
+from selfspec.draft.memory import Memory
+from selfspec.draft.sources import LastingSource
 from selfspec.plugin.spec import SelfSpec
-from selfspec.sources import LastingSource
 
 __all__ = ["Learned"]
 

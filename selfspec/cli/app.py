@@ -189,11 +189,8 @@ def profile(
     batch: Annotated[int, typer.Option(min=1, help="Rows in a forward.")] = 1,
     forward: Annotated[
         str,
-        typer.Option(help="How the model is run: auto, eager, turned, packed, graph or compiled."),
+        typer.Option(help="How the model is run: auto, eager, packed or graph."),
     ] = "auto",
-    rounding: Annotated[
-        str, typer.Option(help="Of half precision on a CPU without it: stock or free.")
-    ] = "stock",
     output: Annotated[
         Path | None, typer.Option(help="Write the curve to this JSON file.", show_default=False)
     ] = None,
@@ -204,18 +201,16 @@ def profile(
 
     check_options(loading)
     check_output(output)
-    SpecConfig.of(forward=forward, rounding=rounding)
+    config = SpecConfig.of(forward=forward)
     from rich.console import Console
 
     from selfspec.cli.profile import check_context, print_curve, write_curve
-    from selfspec.plugin.costs import profile as measure
+    from selfspec.run.prepared import profile as measure
 
     with quiet(), Console(stderr=True).status("measuring"):
         model = load_model(loading, load_tokenizer(loading)).model
         check_context(context, model)
-        about, curve = measure(
-            model, num_columns=context, num_rows=batch, forward=forward, rounding=rounding
-        )
+        about, curve = measure(model, config, num_columns=context, num_rows=batch)
     print_curve(Console(), curve, about)
     if output is not None:
         write_curve(output, curve, about)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from selfspec.sources.corpus import CorpusTables
+from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.store import KEY_OF, Arrays, CacheContents
 
 __all__ = ["Coverage", "coverage"]

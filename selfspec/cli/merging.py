@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selfspec.cli.errors import CliError
-from selfspec.sources.corpus import CorpusTables
+from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.store import KEY_OF, Arrays, CacheContents
 
 __all__ = ["merged"]

@@ -141,17 +141,10 @@ class Knobs:
     forward: Annotated[
         str,
         _knob(
-            "auto: captured graphs on CUDA, packed weights or turned products on a CPU where they "
-            "are faster. eager, turned, packed, graph, compiled: only that."
+            "auto: captured graphs on CUDA, packed weights on a CPU where they are faster. "
+            "eager, packed, graph: only that."
         ),
     ] = _DEFAULT.forward
-    rounding: Annotated[
-        str,
-        _knob(
-            "Half precision on a CPU that can't calculate in it. stock: to the last bit of a plain "
-            "step's. free: as is fastest."
-        ),
-    ] = _DEFAULT.rounding
     overlap: Annotated[
         bool,
         _knob(

@@ -12,7 +12,7 @@ from rich.table import Table
 from selfspec.cli.live import OWN
 from selfspec.cli.paint import labels, style_of
 from selfspec.cli.timing import Timed
-from selfspec.records import GenerationStats
+from selfspec.stats import GenerationStats
 
 __all__ = ["Summary", "origins_table", "summarise", "times_table"]
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from selfspec.cli.live import OWN, origins
 from selfspec.cli.writer import Writer
 from selfspec.config import SpecConfig
-from selfspec.records import GenerationStats, StepRecord
+from selfspec.records import StepRecord
+from selfspec.stats import GenerationStats
 
 if TYPE_CHECKING:
     from selfspec.plugin import SelfSpec

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from selfspec.sources.corpus import CorpusTables
+from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.store import KEY_OF, Arrays, CacheContents
 
 __all__ = ["Entry", "top_entries"]

@@ -3,7 +3,6 @@
 Knows widths, seconds and scores; not what runs, and nothing of tensors.
 """
 
-from selfspec.cost.book import CostBook
 from selfspec.cost.budget import Choice, CoolDown, WidthSearch, best_width
 from selfspec.cost.curve import WIDTHS, CostCurve
 from selfspec.cost.policy import Budget, FixedBudget, MeasuredBudget, ThresholdBudget
@@ -15,7 +14,6 @@ __all__ = [
     "Budget",
     "Choice",
     "CoolDown",
-    "CostBook",
     "CostCurve",
     "FixedBudget",
     "MeasuredBudget",

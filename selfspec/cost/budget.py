@@ -60,7 +60,9 @@ class WidthSearch:
 
     def __init__(self, curve: CostCurve, max_nodes: int, *, beside: int = 0) -> None:
         self._costs = [0.0, *_costs(curve, max_nodes, beside)]  # by width
-        self._corners = [w - beside for w in curve.widths if 1 < w - beside < max_nodes]
+        self._corners = [
+            w - beside for w in curve.corners(max_nodes + beside) if 1 < w - beside < max_nodes
+        ]
         self._corners.append(max_nodes)
         self._tokens = 1.0
         self.num_nodes = 1
@@ -91,9 +93,9 @@ class WidthSearch:
 
             f(w) = S + (w - n)·s - R·T(w) > 0.
 
-        T is straight between the curve's widths, so f is too, and over n … max it is highest at
-        n, at one of those widths, or at max. At n it is not above 0, since R ≥ S / T(n). So where
-        f is not above 0 at the widths beyond n and at max, no wider tree pays, and none of those
+        T is straight between the curve's corners, so f is too, and over n … max it is highest at
+        n, at one of those corners, or at max. At n it is not above 0, since R ≥ S / T(n). So where
+        f is not above 0 at the corners beyond n and at max, no wider tree pays, and none of those
         that have lower scores.
         """
         spare = self._tokens - self.num_nodes * score

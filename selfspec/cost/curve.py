@@ -1,4 +1,4 @@
-"""The seconds of a forward by its width: measured, kept monotone, refined from real steps.
+"""The seconds of a forward by its width: kept monotone, learned and refined from real steps.
 
 Knows widths and times; not what runs, nor what is worth drafting.
 """
@@ -31,7 +31,12 @@ _BOUND = 0.1
 # of a step's news moves the whole curve, and the rest the points beside its width.
 _SHARED = 0.9
 _REFIT_EVERY = 8  # steps: a fit costs several times what a step's news does
-_WIDER = 1.25  # times the widest point, and a width gets a point of its own
+_WIDER = 1.25  # A width that is so many times a point's gets a point of its own.
+# A curve that starts from a prior learns each point from the steps near it. The first run of a
+# width is slower than later ones, and tells nothing. Until a point is known, it is held for a
+# little cheaper than it was seen, so that one slow moment does not end all tries of its width.
+_KNOWN = 8  # steps
+_HOPE = 0.2
 
 
 class _Fit(NamedTuple):
@@ -49,19 +54,43 @@ class CostCurve:
     first: nothing is drafted where nothing is known. Safe to read and refine from several
     threads.
 
+    A curve made by `unknown` starts from a guess of what a further query costs, and gets its points
+    from the steps that are run.
+
     >>> curve = CostCurve({1: 0.010, 2: 0.010, 8: 0.016, 16: 0.032})
     >>> [round(1000 * curve.seconds(width)) for width in (1, 5, 8, 12, 24)]
     [10, 13, 16, 24, 48]
     """
 
-    def __init__(self, points: Mapping[int, float]) -> None:
-        """From the seconds measured at some widths, one at least."""
+    def __init__(
+        self,
+        points: Mapping[int, float],
+        *,
+        counts: Mapping[int, int] | None = None,
+        slope: float = 0.0,
+    ) -> None:
+        """From the seconds at some widths, one at least.
+
+        `counts` says how many steps each point was learned from, and lets the curve learn further
+        points; `slope` is what a query costs behind the last point, at least, in plain steps.
+        """
         self._widths = tuple(sorted(points))
         self._points = [float(points[width]) for width in self._widths]
+        self._learns = counts is not None
+        self._counts = [_KNOWN if counts is None else counts[width] for width in self._widths]
+        self._slope = slope
         _check(self._widths, self._points)
         self._news: list[tuple[int, float]] = []  # of steps that the fit does not know yet
         self._lock = threading.Lock()
-        self._fit = _fitted(self._widths, self._points)
+        self._fit = self._fitted()
+
+    @classmethod
+    def unknown(cls, slope: float) -> CostCurve:
+        """A curve that knows nothing yet but what each further query may cost, in plain steps.
+
+        Its seconds are in plain steps until the first one was timed.
+        """
+        return cls({1: 1.0}, counts={1: -1}, slope=slope)
 
     @classmethod
     def measure(
@@ -118,6 +147,15 @@ class CostCurve:
         """The widths that have a point; between two, and behind the last, the curve is straight."""
         return self._widths
 
+    @property
+    def knows_plain(self) -> bool:
+        """Has a plain step been timed? Before, no width can be weighed against it."""
+        return self._counts[0] > 0
+
+    def corners(self, widest: int) -> Sequence[int]:
+        """The widths up to `widest` between which the curve is straight."""
+        return [width for width in self._widths if width <= widest]
+
     def seconds(self, width: int) -> float:
         """The seconds of a forward of `width` >= 1 queries; a look into a list."""
         table, slope = self._fit
@@ -144,21 +182,28 @@ class CostCurve:
             return
         with self._lock:
             self._news.append((width, seconds))
-            if len(self._news) >= _REFIT_EVERY:
+            if len(self._news) >= _REFIT_EVERY or min(self._counts) < _KNOWN:
                 self._take_news()
-                self._fit = _fitted(self._widths, self._points)
+                self._fit = self._fitted()
 
     def as_dict(self) -> dict[str, Any]:
         """The points, for JSON."""
         with self._lock:
             self._take_news()
-            return {"widths": list(self._widths), "seconds": list(self._points)}
+            values = {"widths": list(self._widths), "seconds": list(self._points)}
+            if not self._learns:
+                return values
+            return {**values, "counts": list(self._counts), "slope": self._slope}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> CostCurve:
         """Back from `as_dict`; raises `ValueError` where that is not what the values are."""
         try:
-            return cls(dict(zip(values["widths"], values["seconds"], strict=True)))
+            points = dict(zip(values["widths"], values["seconds"], strict=True))
+            if "counts" not in values:
+                return cls(points)
+            counts = dict(zip(values["widths"], map(int, values["counts"]), strict=True))
+            return cls(points, counts=counts, slope=float(values["slope"]))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"a curve must have widths and seconds (got: {error!r})") from error
 
@@ -168,10 +213,37 @@ class CostCurve:
         self._news.clear()
 
     def _follow(self, width: int, seconds: float) -> None:
-        if _WIDEST >= width > _WIDER * self._widths[-1]:
-            self._points.append(self.seconds(width))
-            self._widths = (*self._widths, width)
-        left, share = self._place(width)
+        if self._wants_point(width):
+            self._add_point(width)
+        nearest = min(range(len(self._widths)), key=lambda i: abs(self._widths[i] - width))
+        if self._counts[nearest] < _KNOWN:
+            self._learn(nearest, width, seconds)
+        else:
+            self._refine(width, seconds)
+
+    def _wants_point(self, width: int) -> bool:
+        if not self._learns:
+            return _WIDEST >= width > _WIDER * self._widths[-1]
+        apart = (max(width, known) / min(width, known) for known in self._widths)
+        return width <= _WIDEST and min(apart) > _WIDER
+
+    def _add_point(self, width: int) -> None:
+        index = bisect_right(self._widths, width)
+        self._points.insert(index, self.seconds(width))
+        self._counts.insert(index, -1 if self._learns else _KNOWN)
+        self._widths = (*self._widths[:index], width, *self._widths[index:])
+
+    def _learn(self, index: int, width: int, seconds: float) -> None:
+        """Moves a point that few steps have shown; the first plain one sets the curve's scale."""
+        count = self._counts[index] = self._counts[index] + 1
+        factor = seconds / self._raw(width)
+        if index == 0 and count <= 1:
+            self._points = [point * factor for point in self._points]
+        elif count > 0:
+            self._points[index] *= factor ** max(1 / count, _GAIN)
+
+    def _refine(self, width: int, seconds: float) -> None:
+        left, share = self._between(width)
         news = math.log(seconds) - math.log(self._raw(width))
         step = _GAIN * min(max(news, -_BOUND), _BOUND)
         shared = math.exp(_SHARED * step)
@@ -184,11 +256,29 @@ class CostCurve:
         """As measured and refined, before it is made monotone: pooled points would run away."""
         if width > (widest := self._widths[-1]):
             return self._points[-1] * self.seconds(width) / self.seconds(widest)
-        left, share = self._place(width)
+        left, share = self._between(width)
         right = self._points[left + 1] if share else 0.0
         return (1 - share) * self._points[left] + share * right
 
-    def _place(self, width: int) -> tuple[int, float]:
+    def _fitted(self) -> _Fit:
+        widths = self._widths
+        seen = [
+            point * (1 - _HOPE / count) if index and 0 < count < _KNOWN else point
+            for index, (point, count) in enumerate(zip(self._points, self._counts, strict=True))
+        ]
+        heights = monotone(seen)
+        inside = np.interp(np.arange(widths[-1] + 1), widths, heights)
+        table = np.maximum.accumulate(
+            inside
+        ).tolist()  # It rounds, a little below a point at times.
+        slopes = [self._slope * heights[0]]
+        if len(widths) > 1:
+            slopes += [(heights[-1] - heights[i]) / (widths[-1] - widths[i]) for i in (0, -2)]
+        elif not self._learns:
+            slopes = [heights[0] / widths[0]]
+        return _Fit(table, max(slopes))
+
+    def _between(self, width: int) -> tuple[int, float]:
         """The point at or left of a width, and how far it is on the way to the next one."""
         left = max(bisect_right(self._widths, width) - 1, 0)
         if width <= self._widths[left] or left + 1 == len(self._widths):
@@ -233,16 +323,6 @@ class _Watch(NamedTuple):
 
 def _medians(times: Mapping[int, Sequence[float]]) -> dict[int, float]:
     return {width: median(taken) for width, taken in times.items()}
-
-
-def _fitted(widths: Sequence[int], points: Sequence[float]) -> _Fit:
-    heights = monotone(points)
-    inside = np.interp(np.arange(widths[-1] + 1), widths, heights)
-    table = np.maximum.accumulate(inside).tolist()  # it rounds, a little below a point at times
-    if len(widths) == 1:
-        return _Fit(table, heights[0] / widths[0])
-    chords = ((heights[-1] - heights[i]) / (widths[-1] - widths[i]) for i in (0, -2))
-    return _Fit(table, max(chords))
 
 
 def _check(widths: Sequence[int], points: Sequence[float]) -> None:

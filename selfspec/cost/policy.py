@@ -94,8 +94,8 @@ class MeasuredBudget:
         self._rate = 0.0  # tokens a second that this step's trees promise
 
     def max_nodes(self, allowed: int) -> int:
-        """All, or 1 while drafting is left alone because it brought nothing."""
-        self._looks = self._cool_down.may_draft()
+        """All; 1 until a plain step was timed, and while drafting brings nothing."""
+        self._looks = self._curve.knows_plain and self._cool_down.may_draft()
         return allowed if self._looks else 1
 
     def search(self, max_nodes: int) -> Callable[[float], bool] | None:

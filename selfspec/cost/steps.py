@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 from selfspec.cost.curve import WIDTHS, CostCurve
@@ -39,6 +40,10 @@ class SteppedCurve(CostCurve):
         """The seconds of every width up to `widest`, each at its own index; [0] is a filler."""
         seconds = super().table(stepped(widest))
         return [seconds[step] for step in _steps_up_to(widest)]
+
+    def corners(self, widest: int) -> Sequence[int]:
+        """The steps up to `widest`: below each of them the curve is level."""
+        return [step for step in sorted(set(_steps_up_to(widest))) if 0 < step <= widest]
 
     def refine(self, width: int, seconds: float) -> None:
         """Takes in what a real step of this width took: it was as wide as its step."""

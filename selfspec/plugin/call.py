@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -11,32 +12,25 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget, FixedBudget, MeasuredBudget, ThresholdBudget
-from selfspec.device import Device, device_for
+from selfspec.draft.memory import Memory
 from selfspec.engine import Decoder
 from selfspec.errors import UnsupportedError
-from selfspec.kv import foreign_layer
-from selfspec.memory import Memory
-from selfspec.noise import NoiseTape
-from selfspec.pace import GreedyChooser, Lockstep, OwnPace, ProcessedChooser, Row
-from selfspec.plugin.abilities import Ability
-from selfspec.plugin.backends import ChainBackend, TreeBackend
-from selfspec.plugin.costs import Costs
-from selfspec.plugin.forwards import Lent
-from selfspec.plugin.graphs import GraphBackend
+from selfspec.machine.device import Device, device_for
 from selfspec.plugin.prompt import PromptTap
-from selfspec.plugin.rope import stands_beyond
 from selfspec.plugin.rules import for_rows, has_eos_rule, in_two, looks_at_rows, row_stops
-from selfspec.plugin.runner import StaticRunner
-from selfspec.records import GenerationStats
-from selfspec.transcript import Streamer, Transcript
+from selfspec.run.backend import Backend
+from selfspec.run.prepared import Prepared, Prompt
+from selfspec.run.probe import Ability
+from selfspec.run.rope import stands_beyond
+from selfspec.run.tree_kv import foreign_layer
+from selfspec.stats import GenerationStats
+from selfspec.verify.noise import NoiseTape
+from selfspec.verify.transcript import Streamer, Transcript
+from selfspec.verify.verifier import GreedyChooser, Lockstep, OwnPace, ProcessedChooser, Row
 
 __all__ = ["Call", "SelfSpecOutput"]
 
-_Backend = TreeBackend | ChainBackend | GraphBackend
-
 _STEPS_THAT_TEACH = 64  # about the cost of a forward, enough to be written down
-_MIN_ROOM = 256  # KV slots behind the prompt, where more may come
-_MIN_STATIC_ROOM = 4096  # where more slots void what was captured
 
 
 class SelfSpecOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
@@ -58,7 +52,6 @@ class Call:
     model_kwargs: dict[str, Any]
     config: SpecConfig
     stats: GenerationStats
-    costs: Costs
     listeners: tuple[Any, ...] = ()
 
     @property
@@ -88,52 +81,36 @@ class Call:
         self._count_plain(num_rows, length - self.input_ids.shape[1])
         return result
 
-    def decode(self, ability: Ability, memory_for: Any, lent: Lent) -> Any:
+    def decode(self, prepared: Prepared, memory_for: Callable[[int], Memory]) -> Any:
         """Drafts as far as the model's ability goes; `memory_for(vocab_size)` is what it learns."""
-        self.stats.seconds["profile"] += lent.seconds  # type: ignore[assignment]
-        if lent.reason is not None:
-            self._go_eagerly(lent.reason)
         cache = self.model_kwargs["past_key_values"]
-        if ability.mode == "tree" and (reason := foreign_layer(cache)):
+        if prepared.ability.mode == "tree" and (reason := foreign_layer(cache)):
             return self.decode_plainly(reason)
-        self.stats.disabled_reason = ability.reason
-        with lent.products(self.model):
-            return self._decode(ability, memory_for, lent)
-
-    def _decode(self, ability: Ability, memory_for: Any, lent: Lent) -> Any:
-        """The same, with the model's products as they were lent."""
-        start = perf_counter()
-        prompt_logits, tap = self._read_prompt()
-        memory: Memory = memory_for(prompt_logits.shape[-1])
+        self.stats.disabled_reason = prepared.ability.reason
+        with prepared.reading():
+            prompt_logits, memory = self._read_prompt(memory_for)
+        self.stats.packed_bytes = prepared.packed_bytes
         self.stats.table_bytes = memory.nbytes
-        self.stats.packed_bytes = lent.packed_bytes
-        if memory.learns:
-            tap.teach(memory, self.input_ids, self._visible(), prompt_logits)
-        self.stats.seconds["prefill"] += perf_counter() - start  # type: ignore[assignment]
-        backend = self._backend(ability, lent)
-        try:
-            device = device_for(prompt_logits.device, overlap=self.config.overlap)
-            with lent.decoding(self.model):
-                decoder = self._decoder(backend, memory, ability, device)
-                decoder.start(self._rows(decoder), prompt_logits)
-                decoder.run()
-        finally:
-            self.stats.forward = backend.kind
-            self.stats.rounding = backend.rounding
-            self.stats.eager_reason = backend.reason or self.stats.eager_reason
-            backend.release()
-        if self.stats.num_steps >= _STEPS_THAT_TEACH:
-            self.costs.keep()
+        with prepared.decoding():
+            decoder = self._run(prepared, memory, prompt_logits)
         decoder.transcript.end()
         return self._result(decoder)
 
-    def _go_eagerly(self, reason: str) -> None:
-        """Notes why; an error instead where `strict` and `forward` ask for it."""
-        if self.config.strict and self.config.forward != "auto":
-            raise UnsupportedError(
-                f"strict=True and forward={self.config.forward!r} can't be had: {reason}"
-            )
-        self.stats.eager_reason = reason
+    def _run(self, prepared: Prepared, memory: Memory, prompt_logits: torch.Tensor) -> Decoder:
+        """Puts the parts together and decodes to the end."""
+        backend = prepared.backend(self._prompt())
+        try:
+            device = device_for(prompt_logits.device, overlap=self.config.overlap)
+            decoder = self._decoder(prepared, backend, memory, device)
+            decoder.start(self._rows(decoder), prompt_logits)
+            decoder.run()
+        finally:
+            self.stats.forward = backend.kind
+            self.stats.eager_reason = backend.reason or prepared.reason
+            backend.release()
+        if self.stats.num_steps >= _STEPS_THAT_TEACH:
+            prepared.costs.keep()
+        return decoder
 
     def _count_plain(self, num_rows: int, num_new: int) -> None:
         self.stats.num_new_tokens += num_rows * num_new
@@ -141,66 +118,38 @@ class Call:
         self.stats.num_steps += num_rows * (num_new - 1)
         self.stats.num_nodes += num_rows * (num_new - 1)
 
-    def _read_prompt(self) -> tuple[torch.Tensor, PromptTap]:
-        """The prompt's forward; afterwards the model's arguments stand for the first step."""
+    def _read_prompt(self, memory_for: Callable[[int], Memory]) -> tuple[torch.Tensor, Memory]:
+        """Runs the prompt and learns from it; returns its last logits (B, V), and what is learned.
+
+        Afterwards the model's arguments stand for the first step.
+        """
+        start = perf_counter()
         tap = PromptTap(self.model, listens=self.config.learning != "frozen")
         with tap.open(self.model_kwargs) as kwargs:
             outputs = self.model._prefill(self.input_ids, self.generation_config, kwargs)
         self.model_kwargs = self.model._update_model_kwargs_for_generation(
             outputs, self.model_kwargs
         )
-        return outputs.logits[:, -1].clone(), tap  # not a view that keeps the whole prompt's
+        logits = outputs.logits[:, -1].clone()  # A view would keep the whole prompt's.
+        memory = memory_for(logits.shape[-1])
+        if memory.learns:
+            tap.teach(memory, self.input_ids, self._visible(), logits)
+        self.stats.seconds["prefill"] += perf_counter() - start  # type: ignore[assignment]
+        return logits, memory
 
     def _visible(self) -> torch.Tensor | None:
         """(B, P): which columns of the prompt count; None where all do."""
         mask = self.model_kwargs.get("attention_mask")
         return None if mask is None else mask[:, :-1].bool()
 
-    def _backend(self, ability: Ability, lent: Lent) -> _Backend:
-        cache = self.model_kwargs["past_key_values"]
-        if ability.mode == "chain":
-            return ChainBackend(
-                self.model,
-                cache,
-                self.input_ids,
-                self.model_kwargs,
-                kind=lent.kind,
-                rounding=lent.rounding,
-            )
-        assert ability.attention is not None
-        positions = self.model_kwargs["position_ids"][..., -1:]
-        visible = self._visible()
-        positions = positions.expand(*positions.shape[:-2], len(self.input_ids), 1)
-        arguments = (
-            cache,
-            ability.attention,
-            positions.to(self.model.device),
-            None if visible is None else visible.to(self.model.device),
-        )
-        if lent.runner is not None:
-            try:
-                return self._graph_backend(lent.runner, *arguments)
-            except torch.OutOfMemoryError:
-                self._go_eagerly("there is no memory for fixed KV slots beside the prompt's")
-        room = self._room(_MIN_ROOM)
-        return TreeBackend(
-            self.model,
-            *arguments,
-            room=room,
-            reach=self.max_reach,
-            kind=lent.kind,
-            rounding=lent.rounding,
-        )
-
-    def _graph_backend(self, runner: StaticRunner, *arguments: Any) -> GraphBackend:
-        return GraphBackend(
-            self.model,
-            runner,
-            *arguments,
-            room=self._room(_MIN_STATIC_ROOM),
-            widest=self._width,
-            reach=self.max_reach,
-            strict=self.config.strict and self.config.forward != "auto",
+    def _prompt(self) -> Prompt:
+        return Prompt(
+            self.model_kwargs["past_key_values"],
+            self.input_ids,
+            self._visible(),
+            self.model_kwargs,
+            self.max_reach,
+            self._width,
         )
 
     @property
@@ -208,17 +157,10 @@ class Call:
         """The most queries of a row in one forward."""
         return self.config.max_nodes + self.config.num_branches * self.config.branch_length
 
-    def _room(self, least: int) -> int:
-        """KV slots to start with behind the prompt: all that may come, or the prompt's length."""
-        return min(self.max_reach, max(self.input_ids.shape[1], least)) + self._width
-
     def _decoder(
-        self,
-        backend: _Backend,
-        memory: Memory,
-        ability: Ability,
-        device: Device,
+        self, prepared: Prepared, backend: Backend, memory: Memory, device: Device
     ) -> Decoder:
+        ability = prepared.ability
         chains = ability.mode == "chain"
         pad = self.generation_config._pad_token_tensor
         transcript = Transcript(
@@ -234,22 +176,17 @@ class Call:
             memory=memory,
             config=self.config.changed(top_k=1, num_branches=0) if chains else self.config,
             stats=self.stats,
-            budget=self._budget(backend),
+            budget=self._budget(prepared, backend),
             device=device,
             listeners=self.listeners,
         )
 
-    def _budget(self, backend: _Backend) -> Budget:
+    def _budget(self, prepared: Prepared, backend: Backend) -> Budget:
         if self.config.budget == "threshold":
             return ThresholdBudget()
         if self.config.budget == "fixed":
             return FixedBudget()
-        start = perf_counter()
-        # a chain stands where the text will, and so no text becomes longer than it may
-        reach = self.max_reach if isinstance(backend, ChainBackend) else self._width
-        curve = self.costs.curve(self.model, backend, len(self.input_ids), min(self._width, reach))
-        self.stats.seconds["profile"] += perf_counter() - start  # type: ignore[assignment]
-        return MeasuredBudget(curve)
+        return MeasuredBudget(prepared.curve(backend, len(self.input_ids)))
 
     def _pace(self, ability: Ability, device: Device) -> OwnPace | Lockstep:
         """Own pace where nothing asks for the rows to move together."""

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from selfspec.config import SpecConfig
+from selfspec.draft.memory import Memory
+from selfspec.draft.sources import REGISTRY, LastingSource, Source
+from selfspec.draft.sources.corpus import CorpusSource
 from selfspec.errors import CacheFormatError, CacheTokenizerError, VocabularyError
-from selfspec.memory import Memory
-from selfspec.sources import REGISTRY, LastingSource, Source
-from selfspec.sources.corpus import CorpusSource
 from selfspec.store import (
     KEY_OF,
     CacheContents,

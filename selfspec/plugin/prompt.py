@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from selfspec.draft.memory import Memory
 from selfspec.engine import top_k_of
-from selfspec.memory import Memory
 
 __all__ = ["PromptTap", "last_pairs"]
 

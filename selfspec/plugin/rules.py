@@ -16,10 +16,10 @@ from transformers.cache_utils import DynamicCache
 from transformers.generation import logits_process, stopping_criteria
 
 from selfspec.errors import UnsupportedError
-from selfspec.pace import Processing
-from selfspec.plugin.rope import rope_reason
-from selfspec.shortlist import Warpers
-from selfspec.transcript import RowStops
+from selfspec.run.rope import rope_reason
+from selfspec.verify.shortlist import Warpers
+from selfspec.verify.transcript import RowStops
+from selfspec.verify.verifier import Processing
 
 __all__ = [
     "for_rows",

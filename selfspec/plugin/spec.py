@@ -6,23 +6,23 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
-from selfspec.calibration import Calibration
 from selfspec.config import SpecConfig
+from selfspec.draft.calibration import Calibration
+from selfspec.draft.memory import Memory
+from selfspec.draft.sources import Source
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
-from selfspec.memory import Memory
-from selfspec.plugin.abilities import Ability, attention_for_trees, probe
 from selfspec.plugin.call import Call
-from selfspec.plugin.costs import Costs
-from selfspec.plugin.forwards import Forwards
 from selfspec.plugin.persist import Persistent, new_source, restore
 from selfspec.plugin.rules import plain_reason, refuse_unservable
-from selfspec.records import GenerationStats, StepRecord
-from selfspec.sources import Source
+from selfspec.records import StepRecord
+from selfspec.run.prepared import Forwards
+from selfspec.run.probe import Ability, attention_for_trees
+from selfspec.stats import GenerationStats
 
 __all__ = ["SelfSpec"]
 
@@ -57,9 +57,7 @@ class SelfSpec(Persistent):
         self._extra_sources = tuple(extra_sources)
         self._memory: Memory | None = None
         self._vocab_size = 0
-        self._costs = Costs()
         self._forwards = Forwards()
-        self._abilities: WeakKeyDictionary[Any, dict[Any, Ability]] = WeakKeyDictionary()
         self._listeners: tuple[Callable[[StepRecord], None], ...] = ()
         self._lock = threading.Lock()
 
@@ -93,7 +91,6 @@ class SelfSpec(Persistent):
             model_kwargs,
             self.config,
             GenerationStats(num_calls=1),
-            self._costs,
             self._listeners,
         )
         refuse_unservable(model, generation_config)
@@ -138,15 +135,7 @@ class SelfSpec(Persistent):
 
     def ability(self, model: Any) -> Ability:
         """What `model` can verify as it stands now; tried on first use."""
-        state = (
-            getattr(model.config, "_attn_implementation", None),
-            model.dtype,
-            model.device,
-        )
-        known = self._abilities.setdefault(model, {})
-        if state not in known:
-            known[state] = probe(model)
-        return known[state]
+        return self._forwards.ability(model)
 
     def _serve(self, call: Call) -> Any:
         reason = plain_reason(call.model, call.generation_config, call.model_kwargs, call.max_reach)
@@ -155,12 +144,15 @@ class SelfSpec(Persistent):
             reason = attention if isinstance(attention, str) else None
         if reason is not None:
             return call.decode_plainly(reason)
+        start = perf_counter()
         ability = self.ability(call.model)
         if ability.mode == "plain" or (ability.reason and self.config.strict):
             return call.decode_plainly(ability.reason or "")
-        forward, rounding = self.config.forward, self.config.rounding
-        with self._forwards.lend(call.model, ability.attention, forward, rounding=rounding) as lent:
-            return call.decode(ability, self._request_memory, lent)
+        with self._forwards.prepare(call.model, self.config) as prepared:
+            call.stats.seconds["prepare"] += perf_counter() - start  # type: ignore[assignment]
+            result = call.decode(prepared, self._request_memory)
+        self._forwards.count(call.model, call.stats.num_new_tokens)
+        return result
 
     def _request_memory(self, vocab_size: int) -> Memory:
         return self.memory(vocab_size).for_request(self.config.learning)

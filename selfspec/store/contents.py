@@ -11,8 +11,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.errors import CacheTokenizerError
-from selfspec.sources.corpus import CorpusTables
 
 __all__ = ["Arrays", "CacheContents", "TokenizerInfo", "tokenizer_info"]
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.errors import CacheError, CacheFormatError, CacheTokenizerError
-from selfspec.sources.corpus import CorpusTables
 from selfspec.store.card import CALIBRATION_FILE, CORPUS_FILE, LUT_FILE, Card, read_card
 from selfspec.store.contents import CacheContents, TokenizerInfo, tokenizer_info
 from selfspec.store.files import opened

@@ -12,7 +12,7 @@ import os
 import time
 from pathlib import Path
 
-from selfspec.user_files import replace_text, user_folder
+from selfspec.machine.user_files import replace_text, user_folder
 
 __all__ = ["Memo", "memo_path"]
 

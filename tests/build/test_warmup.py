@@ -12,8 +12,8 @@ from selfspec.build.progress import Bars
 from selfspec.build.recipe import Recipe
 from selfspec.build.warmup import Warmup
 from selfspec.build.workplace import open_workplace
+from selfspec.draft.memory import Memory
 from selfspec.engine import top_k_of
-from selfspec.memory import Memory
 
 DOCUMENTS = [[5, 6, 7, 8, 9, 10, 11], None, [20, 5, 6], [7], list(range(30, 45))]
 

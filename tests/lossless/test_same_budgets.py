@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from selfspec import SelfSpec
-from selfspec.cost import CostBook, CostCurve
-from selfspec.plugin.costs import Costs
+from selfspec.cost import CostCurve
+from selfspec.machine.measured import Measured
+from selfspec.plugin import call
+from selfspec.run.costs import Costs
 from tests.fakes import prompt, tiny_model
 from tests.lossless.same import GREEDY, MODES, ROWS_AND_MODES, doubting, run, run_both
 from tests.zoo import BRANCHING
@@ -14,7 +16,7 @@ from tests.zoo import BRANCHING
 
 def with_curve(spec: SelfSpec, curve: CostCurve) -> SelfSpec:
     """A `SelfSpec` that takes a curve for measured, whatever is asked of it."""
-    spec._costs.curve = lambda *_args: curve  # type: ignore[method-assign]
+    spec._forwards.costs.curve = lambda *_args: curve  # type: ignore[method-assign]
     return spec
 
 
@@ -34,7 +36,7 @@ def test_whatever_a_forward_costs(curve: CostCurve, num_rows: int, mode: str) ->
 
 
 @pytest.mark.parametrize("name", BRANCHING)
-def test_measured_on_every_architecture(name: str, measuring) -> None:
+def test_measured_on_every_architecture(name: str) -> None:
     model, inputs = tiny_model(name), prompt(3)
     spec = SelfSpec(budget="measured", max_nodes=64)
     for _ in range(2):
@@ -57,54 +59,37 @@ def test_what_costs_nothing_is_drafted_wide_and_what_costs_much_is_not() -> None
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["falcon-alibi", "bloom", "gpt-neo"])
-def test_chains_are_measured_too(name: str, mode: str, measuring) -> None:
+def test_chains_learn_their_costs_too(name: str, mode: str) -> None:
     spec = SelfSpec()
     for num_rows in (1, 3):
-        both = run_both(tiny_model(name), prompt(num_rows), spec, drafts=False, **MODES[mode])
-        assert both.stats.seconds["profile"] > 0
+        run_both(tiny_model(name), prompt(num_rows), spec, drafts=False, **MODES[mode])
 
 
-def test_a_curve_is_measured_once_for_a_model_and_found_again(measuring, monkeypatch) -> None:
-    model, measured = tiny_model(), []
-    measure = CostCurve.measure
+def test_no_call_measures_anything(monkeypatch) -> None:
+    """What a forward costs is learned from the steps themselves."""
 
-    def counted(run_width, *args, **kwargs):
-        measured.append(1)
-        return measure(run_width, *args, **kwargs)
+    def never(*_args: object, **_more: object) -> None:
+        raise AssertionError("a call must not wait for measurements")
 
-    monkeypatch.setattr(CostCurve, "measure", counted)
-    for _ in range(2):
-        spec = SelfSpec(max_nodes=16)
-        for _ in range(2):
-            run(model, prompt(), custom_generate=spec, **GREEDY)
-    assert len(measured) == 1
-    run(tiny_model("qwen2"), prompt(), custom_generate=spec, **GREEDY)
-    assert len(measured) == 2
-    run(model, prompt(3), custom_generate=spec, **GREEDY)
-    assert len(measured) == 3
-    wider = SelfSpec(max_nodes=32)
-    run(model, prompt(3), custom_generate=wider, **GREEDY)
-    assert len(measured) == 4
+    monkeypatch.setattr(CostCurve, "measure", never)
+    run_both(tiny_model(), prompt(), SelfSpec(), drafts=False, **GREEDY)
 
 
-def test_what_is_too_slow_to_be_measured_is_not_tried_in_every_call(measuring, monkeypatch) -> None:
-    model, measured = tiny_model(), []
-
-    def slowly(_run: object, widths: object, **_more: object) -> CostCurve:
-        measured.append(widths)
-        return CostCurve({1: 1.0, 2: 1.2})
-
-    monkeypatch.setattr(CostCurve, "measure", slowly)
-    for _ in range(2):
-        spec = SelfSpec()
-        for _ in range(2):
-            run(model, prompt(), custom_generate=spec, **GREEDY)
-    assert len(measured) == 1
+def test_what_was_learned_is_found_by_the_next_process(monkeypatch) -> None:
+    monkeypatch.setattr(call, "_STEPS_THAT_TEACH", 1)
+    model, spec = tiny_model(), SelfSpec()
+    run(model, prompt(), custom_generate=spec, **GREEDY)
+    (((_, learned),),) = (list(spec._forwards.costs._curves.values()),)
+    again = SelfSpec()
+    run(model, prompt(), custom_generate=again, max_new_tokens=1)
+    (((_, found),),) = (list(again._forwards.costs._curves.values()),)
+    assert {first: curve.as_dict() for first, curve in found.items()} == {
+        first: curve.as_dict() for first, curve in learned.items()
+    }
 
 
-def test_without_a_folder_it_is_measured_for_each_spec(tmp_path, measuring) -> None:
-    spec = SelfSpec(budget="measured")
-    spec._costs = Costs(CostBook(tmp_path / "file" / "that" / "is" / "none"))
+def test_without_a_folder_it_goes_on(tmp_path) -> None:
     (tmp_path / "file").write_text("")
+    spec = SelfSpec(budget="measured")
+    spec._forwards.costs = Costs(Measured("costs", tmp_path / "file" / "that" / "is" / "none"))
     run_both(tiny_model(), prompt(), spec, drafts=False, **GREEDY)
-    assert spec.stats.seconds["profile"] > 0

@@ -18,8 +18,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import DynamicCache
 
-from selfspec import SelfSpec, UnsupportedError
-from selfspec.plugin.costs import profile
+from selfspec import SelfSpec, SpecConfig, UnsupportedError
+from selfspec.run.prepared import profile
 from tests.fakes import VOCAB, new_model, prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
@@ -291,7 +291,7 @@ def test_a_cpu_captures_no_graphs() -> None:
     assert asked.stats.eager_reason == "a CPU captures no graphs"
     assert "eager forwards: a CPU captures no graphs" in str(asked.stats)
     auto = run_both(model, inputs, SelfSpec(strict=True), drafts=False, **GREEDY)
-    assert (auto.stats.forward in ("turned", "packed"), auto.stats.eager_reason) == (True, None)
+    assert (auto.stats.forward in ("eager", "packed"), auto.stats.eager_reason) == (True, None)
     with pytest.raises(UnsupportedError, match=r"forward='graph' can't be had: a CPU captures"):
         run(model, inputs, custom_generate=SelfSpec(forward="graph", strict=True), **GREEDY)
 
@@ -422,7 +422,7 @@ def test_no_memory_for_fixed_slots(monkeypatch: pytest.MonkeyPatch, log: list[st
     def full(*_args: Any, **_kwargs: Any) -> None:
         raise torch.OutOfMemoryError("on purpose")
 
-    monkeypatch.setattr("selfspec.static_kv.StaticArenas.take", full)
+    monkeypatch.setattr("selfspec.run.graphs.static_kv.StaticArenas.take", full)
     longer = prompt(1, 300)
     both = run_both(model, longer, spec, drafts=False, **GREEDY)
     assert "no memory for fixed KV slots" in str(both.stats.eager_reason)
@@ -487,12 +487,12 @@ def test_two_models_have_slots_of_their_own(log: list[str]) -> None:
 def test_a_model_that_is_dropped_takes_its_graphs_along(log: list[str]) -> None:
     spec, model = SelfSpec(), new_model()
     run_graphs(model, prompt(), spec, drafts=False, **GREEDY)
-    assert len(spec._forwards._kept) == 1
+    assert len(spec._forwards._runners) == 1
     gone = weakref.ref(model)
     del model
     gc.collect()
     assert gone() is None
-    assert len(spec._forwards._kept) == 0
+    assert len(spec._forwards._runners) == 0
 
 
 def test_slots_take_little_more_than_the_stock_cache(log: list[str]) -> None:
@@ -504,7 +504,7 @@ def test_slots_take_little_more_than_the_stock_cache(log: list[str]) -> None:
     stock = both.stock.output.past_key_values
     stock_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in stock.layers)
     bytes_of_tree = 16 * stock_bytes / stock.get_seq_length()
-    arenas = spec._forwards._kept[model]._found.arenas
+    arenas = spec._forwards._runners[model]._found.arenas
     assert sum(x.nbytes for x in arenas._slots.values()) <= 1.1 * stock_bytes + bytes_of_tree
 
 
@@ -515,75 +515,12 @@ def test_the_cost_curve_is_of_the_forward_that_is_used(log: list[str], measuring
     model = tiny_model()
     curves = {}
     for forward in ("graph", "eager"):
-        key, curve = profile(model, num_columns=20, num_rows=2, forward=forward)
+        key, curve = profile(model, SpecConfig(forward=forward), num_columns=20, num_rows=2)
         assert key["forward"] == forward
         curves[forward] = curve
     assert curves["graph"].seconds(3) == curves["graph"].seconds(4)
     assert curves["graph"].widths == (1, 2, 4, 8, 16, 32, 64)
     spec = SelfSpec(budget="measured", max_nodes=16)
     run_graphs(model, prompt(), spec, drafts=False, **GREEDY)
-    keys = [key["forward"] for key, _ in spec._costs._curves.values()]
+    keys = [key["forward"] for key, _ in spec._forwards.costs._curves.values()]
     assert keys == ["graph"]
-
-
-# compiled
-
-
-COMPILER_NOTE = "ignore:.*torch.jit.script_method.*:DeprecationWarning"
-
-
-def compile_lightly(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Traces as for any compiler, in one piece, and compiles nothing; returns what was traced."""
-    compiled: list[str] = []
-    real = torch.compile
-
-    def light(function: Any, **options: Any) -> Any:
-        compiled.append(function.__name__)
-        return real(function, backend="eager", fullgraph=True, **options)
-
-    monkeypatch.setattr(torch, "compile", light)
-    return compiled
-
-
-@pytest.mark.skipif(
-    torch.__version__.startswith("2.6."),
-    reason="torch 2.6 does not follow transformers' decorators: such forwards go on eagerly",
-)
-@pytest.mark.filterwarnings(COMPILER_NOTE)
-@pytest.mark.parametrize("name", ["llama", slow("gemma3"), slow("gpt2"), slow("qwen3-moe")])
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
-def test_compiled(name: str, num_rows: int, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = compile_lightly(monkeypatch)
-    model, inputs = tiny_model(name), prompt(num_rows)
-    stock = run(model, inputs, **MODES[mode])
-    spec = knowing(stock.ids, inputs, forward="compiled", budget="fixed", max_nodes=8)
-    counts = []
-    for _ in range(2):
-        both = run_both(model, inputs, spec, **MODES[mode])
-        assert (both.stats.forward, both.stats.eager_reason) == ("compiled", None)
-        counts.append(len(compiled))
-    assert counts[0] == counts[1] > 0
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings(COMPILER_NOTE)
-def test_compiled_by_torch_itself() -> None:
-    model, inputs = tiny_model(), prompt()
-    spec = knowing(
-        run(model, inputs, **GREEDY).ids, inputs, forward="compiled", budget="fixed", max_nodes=8
-    )
-    for _ in range(2):
-        assert run_both(model, inputs, spec, **GREEDY).stats.forward == "compiled"
-
-
-def test_what_can_not_be_compiled_goes_on_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_function: Any, **_options: Any) -> Any:
-        raise RuntimeError("no compiler")
-
-    monkeypatch.setattr(torch, "compile", broken)
-    both = run_both(tiny_model(), prompt(), SelfSpec(forward="compiled"), drafts=False, **GREEDY)
-    assert both.stats.forward == "eager"
-    assert "RuntimeError: no compiler" in str(both.stats.eager_reason)
-    strict = SelfSpec(forward="compiled", strict=True)
-    with pytest.raises(UnsupportedError, match="no compiler"):
-        run(tiny_model(), prompt(), custom_generate=strict, **GREEDY)

@@ -9,8 +9,8 @@ import pytest
 
 from selfspec import SelfSpec
 from selfspec.config import SOURCE_NAMES
+from selfspec.draft.sources import REGISTRY
 from selfspec.records import Candidate
-from selfspec.sources import REGISTRY
 from selfspec.store import CacheContents, TokenizerInfo
 from tests.caches import count_grams
 from tests.fakes import VOCAB, WildSource, prompt, tiny_model

@@ -16,7 +16,7 @@ from selfspec import (
     SpecConfig,
     VocabularyError,
 )
-from selfspec.sources.corpus import CorpusSource
+from selfspec.draft.sources.corpus import CorpusSource
 from selfspec.store import CacheContents, load_cache, save_cache, tokenizer_info, verify_cache
 from tests.caches import FakeTokenizer, count_grams, lut, plain
 from tests.fakes import VOCAB, attached_model, lut_of, new_model, prompt

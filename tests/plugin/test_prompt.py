@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from selfspec.calibration import Calibration
+from selfspec.draft.calibration import Calibration
+from selfspec.draft.memory import Memory
 from selfspec.engine import top_k_of
-from selfspec.memory import Memory
 from selfspec.plugin import prompt as prompt_module
 from selfspec.plugin.prompt import PromptTap
 from selfspec.records import TopK

@@ -19,7 +19,6 @@ from transformers.generation import logits_process as lp
 from transformers.generation import stopping_criteria as sc
 
 from selfspec.errors import UnsupportedError
-from selfspec.pace import Processing
 from selfspec.plugin import rules
 from selfspec.plugin.rules import (
     for_rows,
@@ -30,7 +29,8 @@ from selfspec.plugin.rules import (
     refuse_unservable,
     row_stops,
 )
-from selfspec.shortlist import Warpers
+from selfspec.verify.shortlist import Warpers
+from selfspec.verify.verifier import Processing
 from tests.fakes import tiny_model
 
 VOCAB, LENGTH = 31, 6

@@ -14,7 +14,7 @@ from selfspec.build.grams.keys import GramKeys, add_up
 from selfspec.build.grams.ladder import Ladder
 from selfspec.build.grams.levels import Levels, Pruning
 from selfspec.build.grams.runs import Run, merged, write_run
-from selfspec.sources.corpus import CorpusTables
+from selfspec.draft.sources.corpus import CorpusTables
 
 __all__ = ["GramCounter"]
 

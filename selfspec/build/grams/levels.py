@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.sources.corpus import CorpusTables
+from selfspec.draft.sources.corpus import CorpusTables
 
 __all__ = ["Groups", "Levels", "Pruning"]
 

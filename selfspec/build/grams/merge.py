@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selfspec.build.grams.levels import Groups, Levels, Pruning
-from selfspec.sources.corpus import CorpusTables
+from selfspec.draft.sources.corpus import CorpusTables
 
 __all__ = ["merge_tables"]
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfspec.build.grams import merge_tables
-from selfspec.sources import CorpusTables
+from selfspec.draft.sources import CorpusTables
 from tests.oracles import corpus_arrays, following, kept
 from tests.strategies import texts
 

@@ -1,0 +1,49 @@
+"""What is learned, and how much of it one call may see and change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from selfspec.draft.calibration import Calibration
+from selfspec.draft.sources import LastingSource, Source
+from selfspec.records import TopK
+
+__all__ = ["Memory"]
+
+
+@dataclass
+class Memory:
+    """What is learned: the sources and how far each kind of evidence can be trusted."""
+
+    sources: list[Source]
+    calibration: Calibration
+    top_k: int  # of each node's logits, what sources are shown
+    learns: bool = True
+
+    @property
+    def nbytes(self) -> int:
+        """Of all sources that a cache folder can keep."""
+        return sum(source.nbytes for source in self.sources if isinstance(source, LastingSource))
+
+    def for_request(self, learning: str) -> Memory:
+        """The memory that one call works on, by the learning scope."""
+        if learning == "request":
+            sources = [source.copy() for source in self.sources]
+            return Memory(sources, self.calibration.copy(), self.top_k)
+        return Memory(self.sources, self.calibration, self.top_k, learns=learning == "session")
+
+    def tables(self) -> dict[str, dict[str, NDArray[Any]]]:
+        """The arrays of every source that a cache folder can keep."""
+        return {s.name: s.arrays() for s in self.sources if isinstance(s, LastingSource)}
+
+    def observe_places(self, pairs: NDArray[np.int64], top: TopK) -> None:
+        """Lets every source see what the model said at each place of a prompt.
+
+        `pairs` (N, 2) are the last two tokens at each place; before the first one stands -1.
+        """
+        for source in self.sources:
+            source.observe_places(pairs, top)

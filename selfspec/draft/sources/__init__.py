@@ -1,0 +1,97 @@
+"""Where candidates come from: one protocol, one registry.
+
+A `Source` belongs to a `SelfSpec` and keeps what outlives a request. For each row of each call
+it opens a `Cursor`, which walks that row's text. Sources handle ints, lists and numpy arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from selfspec.draft.sources.context import ContextSource
+from selfspec.draft.sources.corpus import CorpusSource, CorpusTables
+from selfspec.draft.sources.lut import LutSource
+from selfspec.draft.sources.lut2 import Lut2Source
+from selfspec.draft.sources.runners import RunnersSource
+from selfspec.records import Candidate, StepRecord, TopK
+
+__all__ = [
+    "REGISTRY",
+    "ContextSource",
+    "CorpusSource",
+    "CorpusTables",
+    "Cursor",
+    "LastingSource",
+    "Lut2Source",
+    "LutSource",
+    "RunnersSource",
+    "Source",
+]
+
+
+class Cursor(Protocol):
+    """One source at one place of one row's text."""
+
+    def root(self) -> Any:
+        """The state at the end of the committed text."""
+        ...
+
+    def expand(self, state: Any) -> list[Candidate]:
+        """Likely next tokens behind `state`, best first; a token at most once."""
+        ...
+
+    def follow(self, state: Any, token: int) -> Any | None:
+        """The state behind a token, whoever named it; None: nothing to say there."""
+        ...
+
+    def observe(self, record: StepRecord) -> None:
+        """Learns from a verified step; afterwards `root` stands behind its committed tokens."""
+        ...
+
+
+class Source(Protocol):
+    """What a `SelfSpec` keeps of one way to draft."""
+
+    name: str
+
+    def open(self, prompt_ids: Sequence[int], *, learns: bool) -> Cursor:
+        """A cursor at the end of the prompt."""
+        ...
+
+    def observe_places(self, pairs: NDArray[np.int64], top: TopK) -> None:
+        """Learns what the model said behind each pair (N, 2) of the prompt's tokens."""
+        ...
+
+    def copy(self) -> Source:
+        """A copy that learns for one request alone."""
+        ...
+
+
+@runtime_checkable
+class LastingSource(Source, Protocol):
+    """A source whose memory a cache folder can keep."""
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes, however much of it is in use."""
+        ...
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """All that was learned, the same for the same memory."""
+        ...
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Learns what `arrays` gave."""
+        ...
+
+
+REGISTRY: dict[str, Callable[[int, int], Source]] = {
+    "lut": LutSource,
+    "lut2": Lut2Source,
+    "context": lambda _vocab_size, top_k: ContextSource(top_k),
+    "runners": lambda _vocab_size, _top_k: RunnersSource(),
+}

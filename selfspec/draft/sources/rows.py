@@ -1,0 +1,94 @@
+"""Rows of recorded top-K tokens with their probabilities: what both LUT orders are made of.
+
+Knows places in a table, not what a row is about. Safe to read and write from several threads.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+from numpy.typing import NDArray
+
+from selfspec.draft.sources.bins import MANTISSA_BITS, evidence_table
+from selfspec.records import Entries, Evidence, TopK
+
+__all__ = ["Rows"]
+
+Indices = NDArray[np.int64]
+
+
+class Rows:
+    """`num_rows` rows of `top_k` entries, int32 + fp16; an empty entry is -1.
+
+    A row is replaced whole by the newest top-K: keeping older entries or averaging guessed no
+    better.
+    """
+
+    def __init__(self, source: str, num_rows: int, top_k: int) -> None:
+        self._hold(
+            np.full((num_rows, top_k), -1, np.int32), np.zeros((num_rows, top_k), np.float16)
+        )
+        self._source = source
+        self._evidence = evidence_table(source, top_k)
+        self.lock = threading.Lock()
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the two tables."""
+        return self.token_ids.nbytes + self.probabilities.nbytes
+
+    def write(self, rows: Indices, top: TopK) -> None:
+        """Replaces rows; of one that is named twice the last wins. For who holds the lock."""
+        self.token_ids[rows] = top.ids
+        self.probabilities[rows] = top.probabilities
+
+    def put(self, row: int, entries: Entries) -> None:
+        """Replaces one row: a few are written so in less time than by `write`.
+
+        For who holds the lock.
+        """
+        top_k = len(self._evidence)
+        start, end = row * top_k, (row + 1) * top_k
+        self._flat_ids[start:end], self._flat_bits[start:end] = entries
+
+    def read(self, row: int) -> list[tuple[int, Evidence]]:
+        """A row's entries, likeliest first. For who holds the lock."""
+        top_k = len(self._evidence)
+        entries = slice(row * top_k, (row + 1) * top_k)
+        ids, bits = self._flat_ids[entries].tolist(), self._flat_bits[entries].tolist()
+        return [
+            (id_, kinds[half >> MANTISSA_BITS])
+            for id_, half, kinds in zip(ids, bits, self._evidence, strict=True)
+            if id_ >= 0
+        ]
+
+    def held(self) -> Indices:
+        """The rows that are not empty, in order."""
+        return np.flatnonzero(self.token_ids[:, 0] >= 0)
+
+    def part(self, rows: Indices) -> TopK:
+        """A copy of some rows."""
+        return TopK(self.token_ids[rows], self.probabilities[rows])
+
+    def fitted(self, top: TopK) -> TopK:
+        """Rows recorded with another K, cut or filled up with empty entries to this one."""
+        num_rows, top_k = len(top.ids), self.token_ids.shape[1]
+        ids = np.full((num_rows, top_k), -1, np.int32)
+        probabilities = np.zeros((num_rows, top_k), np.float16)
+        shared = min(top_k, top.ids.shape[1])
+        ids[:, :shared] = top.ids[:, :shared]
+        probabilities[:, :shared] = top.probabilities[:, :shared]
+        return TopK(ids, probabilities)
+
+    def copy(self) -> Rows:
+        """A copy of everything. For who holds the lock."""
+        twin = Rows(self._source, 0, self.token_ids.shape[1])
+        twin._hold(self.token_ids.copy(), self.probabilities.copy())
+        return twin
+
+    def _hold(self, token_ids: NDArray[np.int32], probabilities: NDArray[np.float16]) -> None:
+        self.token_ids, self.probabilities = token_ids, probabilities
+        # the same memory as Python reads it fastest, a row at a time
+        self._flat_ids = token_ids.reshape(-1).data
+        self._flat_bits = probabilities.reshape(-1).view(np.uint16).data

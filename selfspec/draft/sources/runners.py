@@ -1,0 +1,75 @@
+"""What the model nearly said: the runners-up of its last logits, as children of the root.
+
+A word that lost this place often comes right behind it. They also fill a tree whose root the
+LUTs have never seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from selfspec.draft.sources.bins import MANTISSA_BITS, evidence_table
+from selfspec.records import Candidate, StepRecord, TopK
+
+__all__ = ["RunnersCursor", "RunnersSource"]
+
+_MAX_RUNNERS = 4
+
+Runners = tuple[Candidate, ...]
+
+
+class RunnersSource:
+    """Opens a cursor for each row; keeps nothing itself."""
+
+    name = "runners"
+
+    def open(self, prompt_ids: Sequence[int], *, learns: bool) -> RunnersCursor:
+        """A cursor with no runners-up until the model has spoken."""
+        return RunnersCursor()
+
+    def copy(self) -> RunnersSource:
+        """Itself: there is nothing to keep apart."""
+        return self
+
+    def observe_places(self, pairs: NDArray[np.int64], top: TopK) -> None:
+        """Ignored: only the last logits of a row count."""
+
+
+class RunnersCursor:
+    """The runners-up of one row's last logits."""
+
+    _evidence = evidence_table("runners", _MAX_RUNNERS)
+
+    def __init__(self) -> None:
+        self._runners: Runners = ()
+
+    def root(self) -> Runners:
+        """The runners-up themselves."""
+        return self._runners
+
+    def expand(self, state: Runners) -> list[Candidate]:
+        """The runners-up at the root, and nothing below."""
+        return list(state)
+
+    def follow(self, state: Runners, token: int) -> None:
+        """Nothing: they stand at the root alone."""
+
+    def observe(self, record: StepRecord) -> None:
+        """Takes the runners-up from the last accepted node."""
+        self._runners = ()
+        lesson = record.lesson
+        if lesson is None or not record.committed_ids:
+            return
+        ids, halves = lesson.entries[-1]
+        others = [
+            (id_, half >> MANTISSA_BITS)
+            for id_, half in zip(ids.tolist(), halves.tolist(), strict=True)
+            if id_ != record.committed_ids[-1]
+        ]
+        self._runners = tuple(
+            (id_, kinds[exponent])
+            for (id_, exponent), kinds in zip(others, self._evidence, strict=False)
+        )

@@ -1,0 +1,179 @@
+"""Best-first growth of a draft tree under a budget.
+
+The score of a path is s = Π p · δ^(depth-1) · Π α^(rank-1): the product of its tokens'
+probabilities, decayed once for each level below the first and once for each rank below the best
+sibling. The best-scored place is taken next until the budget is spent (DIAA's dynamic tree).
+A node's children are looked for only once they may be next, by a guess at the best one's score:
+that is most of a tree's cost, and most nodes are leaves in the end. A child that scores above the
+guess comes a little late.
+
+Knows cursors and probabilities; not what a token means, nor what the model will say.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
+
+from selfspec.config import SpecConfig
+from selfspec.draft.sources import Cursor
+from selfspec.records import DraftTree, Evidence, Siblings
+
+__all__ = ["TreeGrower", "merge_candidates"]
+
+Probability = Callable[[tuple[Evidence, ...]], float]
+States = dict[int, Any]  # index of a cursor -> its state at a node
+
+_LEAST_HOPE = 0.5  # guessed for a best child whatever its parent: its share of the parent's score
+
+
+# a child that waits for its turn: negative score, age, parent, rank among its siblings from 0
+_Place = tuple[float, int, int, int]
+
+
+def merge_candidates(
+    cursors: Sequence[Cursor], states: States, probability: Probability, top_k: int
+) -> Siblings:
+    """Asks each cursor for the children of one node and merges those that name the same token."""
+    evidence: dict[int, tuple[Evidence, ...]] = {}
+    for index, state in states.items():
+        for token, kind in cursors[index].expand(state):
+            evidence[token] = (*evidence[token], kind) if token in evidence else (kind,)
+    ranked = [(probability(kinds), token, kinds) for token, kinds in evidence.items()]
+    ranked.sort(key=itemgetter(0), reverse=True)
+    del ranked[top_k:]
+    return Siblings(
+        [token for _, token, _ in ranked],
+        [sureness for sureness, _, _ in ranked],
+        [kinds for _, _, kinds in ranked],
+    )
+
+
+class TreeGrower:
+    """Grows one row's trees, step after step; keeps a shape where `update_interval` says so."""
+
+    def __init__(
+        self, cursors: Sequence[Cursor], config: SpecConfig, probability: Probability
+    ) -> None:
+        self._cursors = cursors
+        self._config = config
+        self._probability = probability
+        self._shape: list[tuple[int, int]] = []  # (parent, rank) of each node but the root
+        self._num_refills = 0
+        self._ages = itertools.count()
+        self._states: dict[int, States] = {}  # of the expanded nodes
+        self._max_depth = config.max_depth
+
+    def grow(
+        self,
+        root_token: int,
+        max_nodes: int,
+        max_depth: int | None = None,
+        pays: Callable[[float], bool] | None = None,
+    ) -> DraftTree:
+        """A tree of at most `max_nodes` nodes; costs one `expand` and O(log n) for each.
+
+        `max_depth` is what this step allows, where that is less than the config does. `pays` is
+        asked before each node with its score, and ends the growth where it says no.
+        """
+        tree = DraftTree.of_root(root_token)
+        self._states = {}
+        depth = self._config.max_depth
+        self._max_depth = depth if max_depth is None else min(depth, max_depth)
+        if not self._cursors or max_nodes == 1 or self._max_depth < 1:
+            return tree
+        if self._shape and self._num_refills + 1 < self._config.update_interval:
+            self._num_refills += 1
+            self._refill(tree, max_nodes)
+        else:
+            self._num_refills = 0
+            self._grow_best_first(tree, max_nodes, pays)
+        return tree
+
+    def _grow_best_first(
+        self, tree: DraftTree, max_nodes: int, pays: Callable[[float], bool] | None
+    ) -> None:
+        self._shape = []
+        waiting: list[_Place] = []
+        self._expand(tree, 0, waiting)
+        num_nodes = 1
+        while waiting and num_nodes < max_nodes:
+            negative_score, _, parent, rank = heapq.heappop(waiting)
+            siblings = tree.looked_at[parent]
+            if siblings is None:  # a promise
+                self._expand(tree, parent, waiting)
+                continue
+            if pays is not None and not pays(-negative_score):
+                return
+            self._push(tree, waiting, parent, rank + 1, siblings)
+            node = tree.add(parent, siblings.tokens[rank], -negative_score, siblings.evidence[rank])
+            num_nodes += 1
+            self._shape.append((parent, rank))
+            if num_nodes < max_nodes and tree.depths[node] < self._max_depth:
+                self._promise(tree, node, waiting)
+
+    def _refill(self, tree: DraftTree, max_nodes: int) -> None:
+        """Puts the newest candidates into the shape kept from an earlier step."""
+        placed = {0: 0}  # node of the kept shape -> node here
+        for kept, (kept_parent, rank) in enumerate(self._shape[: max_nodes - 1], start=1):
+            parent = placed.get(kept_parent)
+            if parent is None or tree.depths[parent] >= self._max_depth:
+                continue
+            siblings = tree.looked_at[parent] or self._look(tree, parent)
+            if rank < len(siblings.tokens):
+                score = self._score(tree, parent, rank, siblings)
+                evidence = siblings.evidence[rank]
+                placed[kept] = tree.add(parent, siblings.tokens[rank], score, evidence)
+
+    def _expand(self, tree: DraftTree, node: int, waiting: list[_Place]) -> None:
+        self._push(tree, waiting, node, 0, self._look(tree, node))
+
+    def _look(self, tree: DraftTree, node: int) -> Siblings:
+        states = self._states[node] = self._states_at(tree, node)
+        siblings = merge_candidates(self._cursors, states, self._probability, self._config.top_k)
+        tree.looked_at[node] = siblings
+        return siblings
+
+    def _states_at(self, tree: DraftTree, node: int) -> States:
+        """Where each cursor stands at a node; in the order of the sources."""
+        parent = tree.parents[node]
+        if parent < 0:
+            return {i: cursor.root() for i, cursor in enumerate(self._cursors)}
+        token = tree.tokens[node]
+        states: States = {}
+        for index, state in self._states[parent].items():
+            below = self._cursors[index].follow(state, token)
+            if below is not None:
+                states[index] = below
+        return states
+
+    def _promise(self, tree: DraftTree, node: int, waiting: list[_Place]) -> None:
+        """Lets the best child of a node wait unseen, as sure as the node itself was."""
+        score, above = tree.scores[node], tree.scores[tree.parents[node]]
+        hope = max(score / above, _LEAST_HOPE) if above > score else 1.0
+        heapq.heappush(waiting, (-score * hope, next(self._ages), node, 0))
+
+    def _push(
+        self,
+        tree: DraftTree,
+        waiting: list[_Place],
+        parent: int,
+        rank: int,
+        siblings: Siblings,
+    ) -> None:
+        """Lets the next sibling wait. Later ones score no higher, so one at a time is enough."""
+        if rank >= len(siblings.tokens):
+            return
+        score = self._score(tree, parent, rank, siblings)
+        # the first level is expanded by default; below it, threshold τ prunes
+        if parent > 0 and score < self._config.threshold:
+            return
+        heapq.heappush(waiting, (-score, next(self._ages), parent, rank))
+
+    def _score(self, tree: DraftTree, parent: int, rank: int, siblings: Siblings) -> float:
+        score = tree.scores[parent] * siblings.probabilities[rank]
+        score *= self._config.width_decay**rank
+        return score * self._config.depth_decay if parent > 0 else score

@@ -1,0 +1,55 @@
+"""What the engine asks of whatever runs the model over drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from selfspec.records import DraftTree, Queries
+
+__all__ = ["Backend"]
+
+
+class Backend(Protocol):
+    """Runs the model over trees and keeps the KV of the accepted paths; serves one call."""
+
+    @property
+    def kind(self) -> str:
+        """How forwards are run, as `GenerationStats.forward` names it."""
+        ...
+
+    @property
+    def reason(self) -> str | None:
+        """Why they are not run as was asked; None if they are."""
+        ...
+
+    @property
+    def front(self) -> int:
+        """Columns of the KV in front of the next tree."""
+        ...
+
+    def max_width(self, max_nodes: int) -> int:
+        """How many nodes, of those asked for, the next forward may have."""
+        ...
+
+    def lay_out(self, trees: Sequence[DraftTree | Queries]) -> Any:
+        """The arguments of one forward."""
+        ...
+
+    def forward(self, layout: Any) -> torch.Tensor:
+        """Logits (B, Q, V) of every node."""
+        ...
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keeps the KV of each row's path, the root first; forgets the rest."""
+        ...
+
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        """Drops the rows that stopped; `rows` are the indices of those that go on."""
+        ...
+
+    def release(self) -> None:
+        """Hands the cache back as stock left it."""
+        ...

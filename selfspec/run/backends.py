@@ -1,0 +1,198 @@
+"""The two ways to run a model over drafts: trees on arenas, chains on the stock cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from selfspec.records import DraftTree, Queries
+from selfspec.run.attention_types import AttentionTypes
+from selfspec.run.grouped_attention import grouped_attention
+from selfspec.run.layout import Layout, RowPlaces, lay_out
+from selfspec.run.tree_kv import TreeKV
+
+__all__ = ["ChainBackend", "TreeBackend", "logits_of"]
+
+
+def logits_of(model: Any, layout: Layout, cache: Any) -> torch.Tensor:
+    """Logits (B, Q, V) of a model's forward over trees."""
+    masks = layout.masks
+    with grouped_attention():
+        output = model(
+            input_ids=layout.input_ids,
+            position_ids=layout.position_ids,
+            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
+            past_key_values=cache,
+            use_cache=True,
+            return_dict=True,
+        )
+    return output.logits  # type: ignore[no-any-return]
+
+
+class TreeBackend:
+    """Trees of several rows in one forward, through 4-D masks."""
+
+    reason = None
+
+    def __init__(
+        self,
+        model: Any,
+        cache: Any,
+        attention: AttentionTypes,
+        next_positions: torch.Tensor,  # (..., B, 1): the position id of each row's next token
+        visible: torch.Tensor | None,  # (B, P) bool
+        *,
+        room: int,
+        reach: int | None = None,
+        kind: str = "eager",  # how the model is run
+    ) -> None:
+        num_rows = next_positions.shape[-2]
+        self.kind = kind
+        sizes = {name: window.size for name, window in attention.windows.items()}
+        self._model = model
+        self._device = model.device
+        self._cache = cache
+        self._attention = attention
+        self._positions = next_positions[..., 0].cpu().numpy()  # (..., B)
+        self._visible = visible
+        self.kv = TreeKV(
+            cache, attention.by_layer, sizes, num_rows=num_rows, room=room, reach=reach
+        )
+
+    @property
+    def front(self) -> int:
+        """Columns in front of the next tree."""
+        return self.kv.front
+
+    def max_width(self, max_nodes: int) -> int:
+        """How wide the next forward may be: no tree crosses a change of scale."""
+        period = self._attention.scale_period
+        if not period:
+            return max_nodes
+        return min(max_nodes, period - (self.kv.front + 1) % period)
+
+    def lay_out(self, trees: Sequence[DraftTree | Queries]) -> Layout:
+        """Ids, positions and masks; makes room in the KV."""
+        self.kv.reserve(max(len(tree.tokens) for tree in trees))
+        return lay_out(
+            trees,
+            RowPlaces(self.kv.lengths, self._positions, self.kv.num_moved, self._visible),
+            front=self.kv.front,
+            windows=self._attention.windows,
+            first_columns=self.kv.first_columns,
+            dtype=self.kv.dtype,
+            device=self._device,
+        )
+
+    def forward(self, layout: Layout) -> torch.Tensor:
+        """Logits (B, Q, V)."""
+        return logits_of(self._model, layout, self._cache)
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keeps each row's path."""
+        self.kv.commit(paths)
+
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        """Drops the rows that stopped."""
+        index = list(rows)
+        self.kv.keep_rows(index)
+        self._positions = self._positions[..., index]
+        if self._visible is not None:
+            self._visible = self._visible[index]
+
+    def release(self) -> None:
+        """Hands the cache back as stock left it."""
+        self.kv.release()
+
+
+class ChainBackend:
+    """Chains on the stock cache, for models whose forward can't take a tree.
+
+    All rows move together. Inputs are prepared by the model's own `generate` code, so whatever
+    that does for its plain steps holds here too.
+    """
+
+    reason = None
+
+    def __init__(
+        self,
+        model: Any,
+        cache: Any,
+        input_ids: torch.Tensor,  # (B, L): what was read so far, without the roots
+        model_kwargs: dict[str, Any],  # as they stand for the step that reads the roots
+        *,
+        kind: str = "eager",  # how the model is run
+    ) -> None:
+        self.kind = kind
+        self._model = model
+        self._cache = cache
+        self._ids = input_ids
+        self._kwargs = {**model_kwargs, "logits_to_keep": 0}
+        if not model._supports_logits_to_keep():
+            del self._kwargs["logits_to_keep"]
+        self._width = 0
+        cache.activate_past_recording()
+
+    @property
+    def front(self) -> int:
+        """Columns in front of the next chain."""
+        return int(self._cache.get_seq_length())
+
+    def max_width(self, max_nodes: int) -> int:
+        """Chains stand where their text will: nothing to mind."""
+        return max_nodes
+
+    def lay_out(self, trees: Sequence[DraftTree | Queries]) -> dict[str, Any]:
+        """The model's own inputs for the chains, shorter ones filled up with their last token."""
+        chains_ids = [tree.tokens for tree in trees]
+        self._width = max(map(len, chains_ids))
+        chains = torch.tensor(
+            [ids + ids[-1:] * (self._width - len(ids)) for ids in chains_ids],
+            device=self._ids.device,
+        )
+        self._ids = torch.cat([self._ids, chains], dim=-1)
+        inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(
+            self._ids,
+            next_sequence_length=self._width,
+            **self._advanced(self._width - 1),
+        )
+        return inputs
+
+    def forward(self, layout: dict[str, Any]) -> torch.Tensor:
+        """Logits (B, Q, V)."""
+        with grouped_attention():
+            output = self._model(**layout, return_dict=True)
+        return output.logits  # type: ignore[no-any-return]
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keeps the same number of tokens of every row, and takes the rest back."""
+        num_kept = len(paths[0])
+        self._take_back(self._width - num_kept)
+        self._kwargs = self._advanced(num_kept)
+
+    def forget(self) -> None:
+        """Takes the last chains back whole, as if they had never been read."""
+        self._take_back(self._width)
+
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        """Never asked for: rows that move together stay together."""
+        raise AssertionError("chains drop no rows")
+
+    def release(self) -> None:
+        """Lets windowed layers forget again."""
+        for layer in self._cache.layers:
+            if hasattr(layer, "record_past"):
+                layer.record_past = False
+
+    def _take_back(self, num_tokens: int) -> None:
+        self._cache.crop(-num_tokens)
+        self._ids = self._ids[:, : self._ids.shape[1] - num_tokens]
+
+    def _advanced(self, num_tokens: int) -> dict[str, Any]:
+        """The model's arguments, masks and positions longer by some tokens."""
+        kwargs: dict[str, Any] = self._model._update_model_kwargs_for_generation(
+            {}, dict(self._kwargs), num_new_tokens=num_tokens
+        )
+        return kwargs

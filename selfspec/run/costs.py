@@ -1,0 +1,185 @@
+"""What a forward of this model costs here, by its width: learned from the steps, and kept.
+
+A curve belongs to a model, where its weights lie, its precision and attention, a device, a batch
+and a length of text, within a factor of two. It starts from what an earlier process on this machine
+wrote down, from a text of another length, or from a guess for the kind of device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import transformers
+from transformers.cache_utils import DynamicCache
+
+from selfspec.cost import STEPS, WIDTHS, CostCurve, SteppedCurve
+from selfspec.machine.hardware import device_name
+from selfspec.machine.measured import Measured
+from selfspec.records import Queries
+from selfspec.run.backend import Backend
+from selfspec.run.backends import ChainBackend
+from selfspec.run.graphs.backend import GraphBackend
+
+__all__ = ["Costs", "context_bucket", "kept_curve", "measure", "new_costs"]
+
+_LEAST_CONTEXT = 128  # shorter texts, up to twice that, are one bucket
+_QUERY = {"cuda": 0.004, "other": 0.1}  # what a further query may cost at first, in plain steps
+
+_Key = dict[str, str | int]
+
+
+def context_bucket(num_columns: int) -> tuple[int, int]:
+    """The lengths of text, from and to, that share a curve with one of `num_columns` tokens.
+
+    >>> context_bucket(40), context_bucket(300)
+    ((0, 255), (256, 511))
+    """
+    bits = max(num_columns, _LEAST_CONTEXT).bit_length()
+    least = 1 << (bits - 1)
+    return (0 if least == _LEAST_CONTEXT else least), 2 * least - 1
+
+
+class Costs:
+    """The curves that one `SelfSpec` has come to know. Safe to use from several threads."""
+
+    def __init__(self, kept: Measured | None = None) -> None:
+        self._kept = new_costs() if kept is None else kept
+        self._curves: dict[tuple[Any, ...], tuple[_Key, dict[int, CostCurve]]] = {}
+        self._lock = threading.Lock()
+
+    def curve(self, model: Any, backend: Backend, num_rows: int) -> CostCurve:
+        """The curve for a batch at its present length; runs nothing."""
+        key = _key(model, num_rows, _forward_of(backend))
+        kind = SteppedCurve if isinstance(backend, GraphBackend) else CostCurve
+        first, _ = context_bucket(backend.front)
+        with self._lock:
+            _, curves = self._curves.setdefault(
+                tuple(key.values()), (key, _read(self._kept.find(key), kind))
+            )
+            if first not in curves:
+                curves[first] = _started(curves, first, kind, model.device)
+            return curves[first]
+
+    def keep(self) -> None:
+        """Writes down what the steps have taught about the curves."""
+        with self._lock:
+            known = [(key, dict(curves)) for key, curves in self._curves.values()]
+        for key, curves in known:
+            self._kept.keep(key, {str(first): curve.as_dict() for first, curve in curves.items()})
+
+
+def new_costs() -> Measured:
+    """Where costs are kept: in the user's cache folder."""
+    return Measured("costs")
+
+
+def kept_curve(
+    model: Any, *, num_columns: int, num_rows: int, forward: str = "eager"
+) -> CostCurve | None:
+    """The curve that calls behind a text of that length start from; None if none is kept yet.
+
+    `forward` is how they are run, as `GenerationStats` names it.
+    """
+    kind = SteppedCurve if forward == "graph" else CostCurve
+    kept = _read(new_costs().find(_key(model, num_rows, forward)), kind)
+    return kept.get(context_bucket(num_columns)[0])
+
+
+def measure(
+    model: Any, new_backend: Any, *, num_columns: int, num_rows: int, max_seconds: float
+) -> tuple[_Key, CostCurve]:
+    """Measures behind a text of `num_columns` tokens; returns what the curve depends on with it.
+
+    `new_backend(cache, positions, room)` makes the backend that a call would have. The curve is
+    kept, so that the next call starts from it.
+    """
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    ids = torch.ones(num_rows, num_columns, dtype=torch.long, device=model.device)
+    model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    positions = torch.full((num_rows, 1), num_columns, device=model.device)
+    is_stepped = isinstance(backend := new_backend(cache, positions, STEPS[-1]), GraphBackend)
+    curve = _measured(backend, num_rows, STEPS if is_stepped else WIDTHS, max_seconds)
+    key = _key(model, num_rows, _forward_of(backend))
+    kept = _kept_values(new_costs().find(key))
+    kept[str(context_bucket(num_columns)[0])] = curve.as_dict()
+    new_costs().keep(key, kept)
+    return key, curve
+
+
+def _measured(
+    backend: Backend, num_rows: int, widths: Sequence[int], max_seconds: float
+) -> CostCurve:
+    """Runs forwards behind the text and forgets them: the KV stays as it was."""
+
+    def run(width: int) -> None:
+        queries = Queries(list(range(width)), [-1] + [0] * (width - 1), [0] * width)
+        logits = backend.forward(backend.lay_out([queries] * num_rows))
+        if logits.is_cuda:
+            torch.cuda.synchronize(logits.device)
+
+    with torch.no_grad():
+        if not isinstance(backend, GraphBackend):
+            return CostCurve.measure(run, widths, max_seconds=max_seconds)
+        for width in widths:  # Captures all of them first, which takes its own time.
+            run(width)
+        return SteppedCurve.measure(run, widths, max_seconds=max_seconds)
+
+
+def _started(
+    curves: Mapping[int, CostCurve], first: int, kind: type[CostCurve], device: torch.device
+) -> CostCurve:
+    """A new curve, from that of the nearest length of text, or from the guess for a device."""
+    if curves:
+        nearest = min(curves, key=lambda other: abs(other.bit_length() - first.bit_length()))
+        return kind.from_dict(curves[nearest].as_dict())
+    return kind.unknown(_QUERY.get(device.type, _QUERY["other"]))
+
+
+def _read(kept: Any, kind: type[CostCurve]) -> dict[int, CostCurve]:
+    """The curves in a kept file, by their shortest text; what can't be used is left out."""
+    curves = {}
+    for first, values in _kept_values(kept).items():
+        try:
+            curves[int(first)] = kind.from_dict(values)
+        except ValueError:
+            continue
+    return curves
+
+
+def _kept_values(kept: Any) -> dict[str, Any]:
+    return dict(kept) if isinstance(kept, dict) else {}
+
+
+def _forward_of(backend: Backend) -> str:
+    if not isinstance(backend, ChainBackend):
+        return backend.kind
+    return "chain" if backend.kind == "eager" else f"{backend.kind} chain"
+
+
+def _key(model: Any, num_rows: int, forward: str) -> _Key:
+    """All that the cost depends on, by name, but for the length of the text."""
+    shape = hashlib.sha256(model.config.to_json_string().encode()).hexdigest()[:16]
+    return {
+        "model": type(model).__name__,
+        "config": shape,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "weights in": _weights_in(model),
+        "dtype": str(model.dtype),
+        "device": device_name(model.device),
+        "attention": str(getattr(model.config, "_attn_implementation", None)),
+        "rows": num_rows,
+        "forward": forward,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def _weights_in(model: Any) -> str:
+    """Where the weights lie: the model's device, or where accelerate offloads them to."""
+    spread = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
+    return ", ".join(sorted(spread)) or str(model.device)

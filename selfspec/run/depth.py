@@ -1,0 +1,121 @@
+"""How deep a trial runs a model: whole, or only its first layers.
+
+Whether a model honours masks and positions shows in the first layers of each kind, which take a
+small part of a forward's time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from selfspec.run.attention_types import AttentionTypes
+
+__all__ = ["Depth"]
+
+_LEAST_LAYERS = 2  # What a layer leaves in the KV shows only in the layers above it.
+
+
+class _Reached(Exception):
+    """Ends a forward behind a layer; carries what that layer gave."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        super().__init__()
+        self.hidden = hidden
+
+
+@dataclass(frozen=True)
+class Depth:
+    """The layer behind which forwards end, and how many layers that are; None for all of them."""
+
+    last_layer: nn.Module | None = None
+    num_layers: int | None = None
+
+    @classmethod
+    def whole(cls) -> Depth:
+        """All layers, and the head."""
+        return cls()
+
+    @classmethod
+    def of(cls, model: Any) -> Depth:
+        """As few layers of this model as show each kind that it has; all if that can't be told.
+
+        A forward that somebody listens to, moves about or compiles is always run to its end.
+        """
+        config = model.config.get_text_config(decoder=True)
+        total = int(getattr(config, "num_hidden_layers", 0))
+        layers = _layers(model, total)
+        shares_kv = getattr(config, "num_kv_shared_layers", None)
+        if layers is None or shares_kv or _is_hooked(model):
+            return cls.whole()
+        kinds = _kinds(config, layers)
+        needed = max(kinds.index(kind) + 1 for kind in kinds)
+        needed = max(needed, _LEAST_LAYERS)
+        return cls(layers[needed - 1], needed) if needed < total else cls.whole()
+
+    def outcome(self, forward: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """What comes out of a forward (B, Q, D): the logits, or what the last layer run gave."""
+        if self.last_layer is None:
+            return forward()
+        try:
+            with _stopping_behind(self.last_layer):
+                forward()
+        except _Reached as reached:
+            return reached.hidden
+        raise RuntimeError("the forward did not run its layers")
+
+    def types(self, attention: AttentionTypes) -> AttentionTypes:
+        """The attention types of the layers that are run."""
+        return attention._replace(by_layer=attention.by_layer[: self.num_layers])
+
+    def cut(self, cache: Any) -> None:
+        """Leaves out the KV cache's layers that are not run."""
+        del cache.layers[self.num_layers or len(cache.layers) :]
+
+
+def _layers(model: nn.Module, number: int) -> nn.ModuleList | None:
+    """The only list of so many layers in the model; None if there are several, or none."""
+    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == number]
+    return lists[0] if len(lists) == 1 else None
+
+
+def _is_hooked(model: nn.Module) -> bool:
+    return any(
+        module._forward_hooks or module._compiled_call_impl or "_hf_hook" in vars(module)
+        for module in model.modules()
+    )
+
+
+def _kinds(config: Any, layers: nn.ModuleList) -> list[Hashable]:
+    """What tells one layer from another: its class, and what the config lists for each layer."""
+    listed = [
+        value
+        for value in vars(config).values()
+        if isinstance(value, (list, tuple)) and len(value) == len(layers)
+    ]
+    return [
+        (tuple(type(module) for module in layer.modules()), *(repr(values[i]) for values in listed))
+        for i, layer in enumerate(layers)
+    ]
+
+
+@contextmanager
+def _stopping_behind(layer: nn.Module) -> Iterator[None]:
+    """Ends this thread's forwards behind the layer; other threads may run the model meanwhile."""
+    owner = threading.get_ident()
+
+    def stop(_module: Any, _args: Any, output: Any) -> None:
+        if threading.get_ident() == owner:
+            raise _Reached(output if isinstance(output, torch.Tensor) else output[0])
+
+    handle = layer.register_forward_hook(stop)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -1,0 +1,91 @@
+"""What stands in the way of capturing a model's forward, and what a capture depends on.
+
+Reads the model's modules; runs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import torch
+from torch.nn.modules import module as torch_module
+
+from selfspec.run.attention_types import AttentionTypes
+from selfspec.run.rope import changing_rope
+
+__all__ = ["capture_reason", "capture_state"]
+
+# hooks of these act in the prompt's forward alone, or only where outputs are asked for
+_HARMLESS_HOOKS = ("selfspec.", "transformers.utils.output_capturing")
+_ADAPTER_SWITCHES = ("_active_adapter", "_disable_adapters", "merged_adapters", "scaling")
+
+
+def capture_reason(model: Any, attention: AttentionTypes) -> str | None:
+    """Why a forward of this model can't be replayed from fixed places; None where nothing shows.
+
+    What does not show, such as experts that are looked up on the CPU, is found out by trying.
+    Costs some µs a module.
+    """
+    if attention.scale_period:
+        return "its queries are scaled by where they stand in the KV"
+    if kind := changing_rope(model.config):
+        return f"its {kind} rotary embedding changes with the length of a forward"
+    if getattr(model, "_device_mesh", None) is not None or getattr(model, "_tp_size", None):
+        return "it is spread over several processes"
+    if torch_module._global_forward_pre_hooks or torch_module._global_forward_hooks:
+        return "all modules have forward hooks, which a replay would leave out"
+    return _module_reason(model)
+
+
+def capture_state(model: Any) -> Hashable:
+    """Differs where a forward that was captured before is no longer the model's forward.
+
+    Where its weights lie, and what switches its code. Costs some µs a module.
+    """
+    kind = model.device.type
+    autocast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
+    configs = (model.config, model.config.get_text_config(decoder=True))
+    implementations = tuple(
+        getattr(config, name, None)
+        for config in configs
+        for name in ("_attn_implementation", "_experts_implementation")
+    )
+    precision = torch.get_float32_matmul_precision()
+    modules = tuple(part for module in model.modules() for part in _module_state(module))
+    return autocast, precision, implementations, modules
+
+
+def _module_reason(model: Any) -> str | None:
+    places = set()
+    for name, module in model.named_modules():
+        if "_hf_hook" in vars(module):
+            return "accelerate's hooks move its tensors about"
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if not all(getattr(hook, "__module__", "").startswith(_HARMLESS_HOOKS) for hook in hooks):
+            where = f"its module {name!r}" if name else "it"
+            return f"{where} has forward hooks, which a replay would leave out"
+        places |= {
+            str(tensor.device) for tensor in module._parameters.values() if tensor is not None
+        }
+    return f"it is spread over {', '.join(sorted(places))}" if len(places) > 1 else None
+
+
+def _module_state(module: Any) -> Iterator[Hashable]:
+    own = vars(module)
+    yield module.training
+    if "forward" in own:
+        yield id(own["forward"])
+    if "merged_adapters" in own:
+        yield repr([own.get(name) for name in _ADAPTER_SWITCHES])
+    for tensors in (module._parameters, module._buffers):
+        for tensor in tensors.values():
+            if tensor is not None:
+                yield _address(tensor), tensor.dtype
+
+
+def _address(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:  # of several tensors within, as some quantised weights are
+        return id(tensor)

@@ -1,0 +1,72 @@
+"""One model's runner of captured forwards, kept from call to call.
+
+It serves one call at a time. It is made anew where the model has changed since, and tried before
+its first use: what a model does that no capture can follow, shows there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from selfspec.machine.device import device_for
+from selfspec.run.attention_types import AttentionTypes
+from selfspec.run.decode_mode import decode_mode
+from selfspec.run.graphs.backend import GraphBackend
+from selfspec.run.graphs.captures import capture_reason, capture_state
+from selfspec.run.graphs.runner import StaticRunner
+from selfspec.run.probe import try_backend
+
+__all__ = ["KeptRunner"]
+
+_WIDEST_TRIED = 8
+
+
+class KeptRunner:
+    """A runner, or why there is none, for the state that the model was last found in."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._state: Hashable = None
+        self._found: StaticRunner | str = ""
+
+    @contextmanager
+    def borrow(self, model: Any, attention: AttentionTypes) -> Iterator[StaticRunner | str]:
+        """The runner for one call, or why it can't have it."""
+        if not self._lock.acquire(blocking=False):
+            yield "another call is using this model's fixed KV slots"
+            return
+        try:
+            yield capture_reason(model, attention) or self._fresh(model, attention)
+        finally:
+            self._lock.release()
+
+    def _fresh(self, model: Any, attention: AttentionTypes) -> StaticRunner | str:
+        """What was found before, or else what is found now."""
+        state = capture_state(model)
+        if state != self._state:
+            self._state, self._found = None, ""  # Frees the old runner before there is a new one.
+            self._found = _tried(model, attention)
+            self._state = state
+        if isinstance(self._found, StaticRunner) and self._found.reason is not None:
+            self._found = self._found.reason  # It failed on the way: eager forwards are better.
+        return self._found
+
+
+def _tried(model: Any, attention: AttentionTypes) -> StaticRunner | str:
+    """A runner whose forwards come out right; or why there is none."""
+    runner = StaticRunner(attention, device_for(model.device, overlap=False), model.device)
+
+    def new_backend(model: Any, *args: Any, **kwargs: Any) -> GraphBackend:
+        return GraphBackend(model, runner, *args, **kwargs, widest=_WIDEST_TRIED)
+
+    try:
+        with decode_mode(model):
+            reason = try_backend(model, attention, new_backend)
+    except torch.OutOfMemoryError:
+        reason = "there is no memory to try it"
+    return runner.reason or reason or runner

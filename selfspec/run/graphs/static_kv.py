@@ -1,0 +1,235 @@
+"""The committed KV of a batch in slots that stay where they are, from call to call.
+
+A forward that was captured or compiled reads and writes fixed addresses, and shapes that it has
+seen before. So the arenas outlive the calls, each forward says in a device tensor which slots it
+writes, and what attention gets has one of a few lengths. `StaticKV` fills the arenas with one
+call's prompt and hands the stock cache its KV back as copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from transformers.cache_utils import Cache, DynamicCache
+
+from selfspec.run.arena import Arena, ArenaLayer, Geometry, Member
+from selfspec.run.tree_kv import TreeKV
+
+__all__ = ["Span", "StaticArenas", "StaticKV", "length_bucket"]
+
+_MULTIPLE = 64  # of every capacity
+_LEAST_LENGTH = 256
+
+
+def length_bucket(length: int) -> int:
+    """The length up to which keys are handed to attention where `length` are needed.
+
+    >>> [length_bucket(length) for length in (1, 256, 257, 3000)]
+    [256, 256, 512, 4096]
+    """
+    return max(_LEAST_LENGTH, 1 << (length - 1).bit_length())
+
+
+@dataclass
+class Span:
+    """What the forward under way writes and sees in the arenas of one attention type."""
+
+    slots: torch.Tensor  # (Q,): where each node's keys and values go
+    front: torch.Tensor  # (): columns in front of the tree
+    num_keys: int
+
+
+class StaticLayer(ArenaLayer):
+    """A layer that writes where its `Span` says. Knows no lengths but as tensors."""
+
+    def __init__(self, attention_type: str, spans: dict[str, Span]) -> None:
+        super().__init__(attention_type)
+        self._spans = spans
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """For masks that a model would make by itself: ours say what is hidden."""
+        return self._spans[self.attention_type].num_keys, 0
+
+    def get_seq_length(self) -> torch.Tensor:
+        """Columns in front of the tree; a tensor, so that no capture can keep the number."""
+        return self._spans[self.attention_type].front
+
+    def _append(self, name: str, states: torch.Tensor) -> torch.Tensor:
+        span = self._spans[self.attention_type]
+        store = self.stores[name][: states.shape[0]]
+        store.index_copy_(2, span.slots, states)
+        return store[:, :, : span.num_keys]
+
+
+class _Key(NamedTuple):
+    """Which arena it is, whatever the number of its rows."""
+
+    attention_type: str
+    heads: int
+    dim: int
+    num_members: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+class StaticArenas:
+    """Arenas and cache layers that serve one call after the other.
+
+    `cache` is what the model is given. `generation` counts up when any slots have moved, and with
+    it whatever was captured over them is void.
+    """
+
+    def __init__(self, attention_types: Sequence[str]) -> None:
+        self.spans: dict[str, Span] = {}
+        self.layers: list[ArenaLayer] = [StaticLayer(name, self.spans) for name in attention_types]
+        self.cache = DynamicCache()
+        self.cache.layers = self.layers
+        self.generation = 0
+        self._slots: dict[_Key, torch.Tensor] = {}
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows there are, in use or not."""
+        return min(slots.shape[1] for slots in self._slots.values())
+
+    def slots(self, geometry: Geometry, num_members: int) -> torch.Tensor:
+        """All slots of an arena, whatever the rows of the call that has it."""
+        return self._slots[_key(geometry, num_members)]
+
+    def take(self, geometry: Geometry, num_members: int, capacity: int) -> torch.Tensor:
+        """Slots full of zeros, for at least so many rows and columns."""
+        rows, heads, dim = geometry.shape
+        key = _key(geometry, num_members)
+        kept = self._slots.pop(key, None)  # where new ones are made, the old ones are freed first
+        if kept is not None and rows <= kept.shape[1] and capacity <= kept.shape[3]:
+            self._slots[key] = kept.zero_()
+            return kept
+        if kept is not None:
+            rows, capacity = _both(rows, capacity, kept.shape[1], kept.shape[3])
+        del kept
+        self.generation += 1
+        shape = (num_members, rows, heads, capacity, dim)
+        with torch.inference_mode(False):  # or no later call could write into them outside of it
+            self._slots[key] = torch.zeros(shape, dtype=key.dtype, device=key.device)
+        return self._slots[key]
+
+    def rest(self) -> None:
+        """Between two calls: nobody but this holds any slots."""
+        for layer in self.layers:
+            layer.stores.clear()
+            layer.keys = layer.values = None
+
+
+class StaticKV(TreeKV):
+    """One call's KV in `StaticArenas`, with room behind the front for trees of `widest` nodes."""
+
+    def __init__(
+        self,
+        cache: Cache,
+        attention_types: Sequence[str],
+        window_sizes: dict[str, int],
+        arenas: StaticArenas,
+        *,
+        num_rows: int,
+        room: int,
+        widest: int,
+        reach: int | None = None,
+    ) -> None:
+        self._static = arenas
+        self._widest = widest
+        super().__init__(
+            cache, attention_types, window_sizes, num_rows=num_rows, room=room, reach=reach
+        )
+
+    def num_keys(self, width: int) -> dict[str, int]:
+        """How many slots of each type a forward of so many nodes is shown."""
+        bucket = length_bucket(max(self._need(name, width) for name in self.first_columns))
+        return {name: min(bucket, self._capacity(name)) for name in self.first_columns}
+
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        """Moves the rows that are kept to the front, in place."""
+        for arena in self._arenas:
+            for place, row in enumerate(rows):
+                if place != row:
+                    arena.slots[:, place] = arena.slots[:, row]
+            arena.slots = arena.slots[:, : len(rows)]
+        self._count_rows(rows)
+
+    def release(self) -> None:
+        """Gives the stock layers copies."""
+        super().release()
+        self._static.rest()
+
+    def _new_layers(self, attention_types: Sequence[str]) -> list[ArenaLayer]:
+        return self._static.layers
+
+    def _take_over(self) -> None:
+        """The model is given a cache of ours; the other one keeps its layers, emptied."""
+
+    def _adopt(self, room: int) -> list[Arena]:
+        """All memory is taken before anything moves: running out of it leaves the cache whole."""
+        groups = self._members_by_geometry()
+        arenas = [self._new_arena(key, members, room) for key, members in groups.items()]
+        for arena in arenas:
+            self._fill_arena(arena)
+        return arenas
+
+    def _new_arena(self, key: Geometry, members: list[Member], room: int) -> Arena:
+        """Windowed ones forget, and so need no more than what is seen twice over."""
+        held = self.front - self.first_columns[key.attention_type]
+        size = self._window_sizes.get(key.attention_type, 0)
+        room = max(room, self._widest)
+        if size:
+            room = min(room, max(2 * (size + self._widest) - held, self._widest))
+        return Arena(key, self._new_slots(key, len(members), held + room), members)
+
+    def _new_slots(self, key: Geometry, num_members: int, capacity: int) -> torch.Tensor:
+        capacity = -(-capacity // _MULTIPLE) * _MULTIPLE
+        return self._static.take(key, num_members, capacity)[:, : key.shape[0]]
+
+    def _hand_out(self, arena: Arena) -> None:
+        """Layers get all rows of the arena: a forward may have more than are left."""
+        slots = self._static.slots(arena.geometry, len(arena.members))
+        for member, (index, name) in enumerate(arena.members):
+            self._layers[index].stores[name] = slots[member]
+
+    def _make_room(self, attention_type: str, width: int) -> None:
+        """Forgets in place; only where that is not enough, arenas are made anew."""
+        first = self._first_needed(attention_type)
+        start = first - self.first_columns[attention_type]
+        if self._need(attention_type, width) - start > self._capacity(attention_type):
+            super()._make_room(attention_type, width)
+            return
+        held = self.front - first
+        for arena in self._arenas:
+            if arena.attention_type == attention_type:
+                kept = arena.slots[:, :, :, start : start + held].clone()
+                arena.slots[:, :, :, :held] = kept
+        self.first_columns[attention_type] = first
+
+    def _need(self, attention_type: str, width: int) -> int:
+        return self.front + width - self.first_columns[attention_type]
+
+    def _capacity(self, attention_type: str) -> int:
+        (capacity,) = {a.slots.shape[3] for a in self._arenas if a.attention_type == attention_type}
+        return capacity
+
+    def _given_back(self, held: torch.Tensor) -> torch.Tensor:
+        """A copy, since the next call will write into the slots."""
+        return held.clone()
+
+
+def _key(geometry: Geometry, num_members: int) -> _Key:
+    _, heads, dim = geometry.shape
+    return _Key(geometry.attention_type, heads, dim, num_members, geometry.dtype, geometry.device)
+
+
+def _both(rows: int, capacity: int, old_rows: int, old_capacity: int) -> tuple[int, int]:
+    """Sizes for calls like the last one and like this one, where that does not cost too much."""
+    both = max(rows, old_rows), max(capacity, old_capacity)
+    if both[0] * both[1] <= 2 * max(rows * capacity, old_rows * old_capacity):
+        return both
+    return rows, capacity

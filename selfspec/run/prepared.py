@@ -1,0 +1,252 @@
+"""How a call's forwards are computed: the one door to a faster forward.
+
+`Forwards.prepare` says for one call what runs its forwards, what memory that holds, and why if
+something could not be had. Captured graphs and packed weights stand behind it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+
+from selfspec.config import SpecConfig
+from selfspec.cost import CostCurve
+from selfspec.errors import UnsupportedError
+from selfspec.machine.device import device_for
+from selfspec.run.backend import Backend
+from selfspec.run.backends import ChainBackend, TreeBackend
+from selfspec.run.costs import Costs, measure
+from selfspec.run.decode_mode import decode_mode
+from selfspec.run.graphs.backend import GraphBackend
+from selfspec.run.graphs.kept import KeptRunner
+from selfspec.run.graphs.runner import StaticRunner
+from selfspec.run.packed import PackedWeights
+from selfspec.run.probe import Ability, probe
+
+__all__ = ["Forwards", "Prepared", "Prompt", "profile"]
+
+_log = logging.getLogger("selfspec")
+
+_MIN_ROOM = 256  # KV slots behind the prompt, where more may come
+_MIN_STATIC_ROOM = 4096  # where more slots void what was captured
+_TOKENS_THAT_PAY = 256  # tokens decoded with a model before its weights are packed unasked
+
+
+class Prompt(NamedTuple):
+    """What a backend needs to know of a prompt that was read."""
+
+    cache: Any
+    input_ids: torch.Tensor  # (B, P)
+    visible: torch.Tensor | None  # (B, P) bool: which columns count; None if all do
+    model_kwargs: dict[str, Any]  # as they stand for the first step
+    reach: int  # how many tokens beyond the prompt the last one may stand, drafted or not
+    width: int  # the most queries of a row in one forward
+
+    def room(self, least: int) -> int:
+        """KV slots to start with behind the prompt: all that may come, or the prompt's length."""
+        return min(self.reach, max(self.input_ids.shape[1], least)) + self.width
+
+
+@dataclass
+class Prepared:
+    """How one call runs its forwards.
+
+    `runner` replays captured forwards, `packed` holds second copies of weights; without both the
+    model is run as it is. `reason` says why it is not run as it was asked for.
+    """
+
+    model: Any
+    ability: Ability
+    config: SpecConfig
+    costs: Costs
+    runner: StaticRunner | None = None
+    packed: PackedWeights | None = None
+    reason: str | None = None
+
+    @property
+    def packed_bytes(self) -> int:
+        """What second copies of weights take, or a little more."""
+        return self.packed.num_bytes if self.packed else 0
+
+    def reading(self) -> AbstractContextManager[None]:
+        """The model as it is run over the prompt."""
+        return self.packed.in_use() if self.packed else nullcontext()
+
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """The same with stock's own switches for decoding."""
+        with decode_mode(self.model), self.reading():
+            yield
+
+    def backend(self, prompt: Prompt) -> Backend:
+        """What runs the forwards behind a prompt that was read."""
+        kind = "packed" if self.packed else "eager"
+        if self.ability.mode == "chain":
+            return ChainBackend(
+                self.model, prompt.cache, prompt.input_ids, prompt.model_kwargs, kind=kind
+            )
+        if self.runner is not None:
+            try:
+                return self._graph_backend(self.runner, prompt)
+            except torch.OutOfMemoryError:
+                self.reason = "there is no memory for fixed KV slots beside the prompt's"
+                _refuse_if_strict(self.config, self.reason)
+        room = prompt.room(_MIN_ROOM)
+        arguments = self._arguments(prompt)
+        return TreeBackend(self.model, *arguments, room=room, reach=prompt.reach, kind=kind)
+
+    def curve(self, backend: Backend, num_rows: int) -> CostCurve:
+        """What a forward of each width costs, as far as it is known; runs nothing."""
+        return self.costs.curve(self.model, backend, num_rows)
+
+    def _graph_backend(self, runner: StaticRunner, prompt: Prompt) -> GraphBackend:
+        return GraphBackend(
+            self.model,
+            runner,
+            *self._arguments(prompt),
+            room=prompt.room(_MIN_STATIC_ROOM),
+            widest=prompt.width,
+            reach=prompt.reach,
+            strict=self.config.strict and self.config.forward != "auto",
+        )
+
+    def _arguments(self, prompt: Prompt) -> tuple[Any, ...]:
+        assert self.ability.attention is not None
+        positions = prompt.model_kwargs["position_ids"][..., -1:]
+        positions = positions.expand(*positions.shape[:-2], len(prompt.input_ids), 1)
+        device, visible = self.model.device, prompt.visible
+        visible = None if visible is None else visible.to(device)
+        return prompt.cache, self.ability.attention, positions.to(device), visible
+
+
+class Forwards:
+    """What one `SelfSpec` knows of running each model. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self.costs = Costs()
+        self._abilities: WeakKeyDictionary[Any, dict[Any, Ability]] = WeakKeyDictionary()
+        self._runners: WeakKeyDictionary[Any, KeptRunner] = WeakKeyDictionary()
+        self._packed: WeakKeyDictionary[Any, PackedWeights] = WeakKeyDictionary()
+        self._num_tokens: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def ability(self, model: Any) -> Ability:
+        """What a model can verify as it stands now; tried on first use."""
+        implementation = getattr(model.config, "_attn_implementation", None)
+        state = (implementation, model.dtype, model.device, model.training)
+        known = self._abilities.setdefault(model, {})
+        if state not in known:
+            start = perf_counter()
+            known[state] = probe(model)
+            seconds, mode = perf_counter() - start, known[state].mode
+            _log.info("%s can verify: %s (tried in %.2f s)", type(model).__name__, mode, seconds)
+        return known[state]
+
+    @contextmanager
+    def prepare(self, model: Any, config: SpecConfig) -> Iterator[Prepared]:
+        """How one call is to run the model; what that takes is made here, when it is due."""
+        prepared = Prepared(model, self.ability(model), config, self.costs)
+        forward, device = config.forward, device_for(model.device, overlap=False)
+        if forward == "graph" or (forward == "auto" and device.can_capture):
+            with self._captured(prepared):
+                yield prepared
+            return
+        # Only a measured budget may depend on clocks: with another one a text must not change
+        # once weights are packed, and in half precision it could.
+        is_due = config.budget == "measured" and self._has_paid(model)
+        if forward == "packed" or (forward == "auto" and is_due):
+            self._pack(prepared)
+        yield prepared
+
+    def count(self, model: Any, num_tokens: int) -> None:
+        """Takes in that so many tokens were decoded with a model."""
+        with self._lock:
+            self._num_tokens[model] = self._num_tokens.get(model, 0) + num_tokens
+
+    @contextmanager
+    def _captured(self, prepared: Prepared) -> Iterator[None]:
+        model, attention = prepared.model, prepared.ability.attention
+        device = device_for(model.device, overlap=False)
+        if attention is None:
+            prepared.reason = "a chain grows the stock KV cache, which has no fixed slots"
+        elif not device.can_capture:
+            prepared.reason = f"a {device.name} captures no graphs"
+        if prepared.reason is not None:
+            _refuse_if_strict(prepared.config, prepared.reason)
+            yield
+            return
+        assert attention is not None
+        with self._runner_of(model).borrow(model, attention) as found:
+            if isinstance(found, str):
+                prepared.reason = found
+                _refuse_if_strict(prepared.config, found)
+            else:
+                prepared.runner = found
+            yield
+
+    def _pack(self, prepared: Prepared) -> None:
+        start = perf_counter()
+        is_asked = prepared.config.forward == "packed"
+        weights = self._packed_of(prepared.model)
+        before = weights.num_bytes
+        reason = weights.prepare(prepared.model, whatever_memory=is_asked)
+        if reason is None:
+            prepared.packed = weights
+        elif is_asked:
+            prepared.reason = reason
+            _refuse_if_strict(prepared.config, reason)
+        if weights.num_bytes != before:
+            seconds, size = perf_counter() - start, weights.num_bytes / 1e6
+            _log.info("packed %.0f MB of weights in %.2f s", size, seconds)
+
+    def _has_paid(self, model: Any) -> bool:
+        with self._lock:
+            return self._num_tokens.get(model, 0) >= _TOKENS_THAT_PAY
+
+    def _packed_of(self, model: Any) -> PackedWeights:
+        with self._lock:
+            return self._packed.setdefault(model, PackedWeights.of(model))
+
+    def _runner_of(self, model: Any) -> KeptRunner:
+        with self._lock:
+            return self._runners.setdefault(model, KeptRunner())
+
+
+def profile(
+    model: Any, config: SpecConfig, *, num_columns: int, num_rows: int, max_seconds: float = 30.0
+) -> tuple[dict[str, str | int], CostCurve]:
+    """Measures what forwards cost behind a text of `num_columns` tokens, run as a call runs them.
+
+    Returns what the curve depends on, with the curve, which the next call starts from. Refuses a
+    model that can't verify a tree, or can't be run as the config asks.
+    """
+    forwards = Forwards()
+    ability = forwards.ability(model)
+    if ability.attention is None:
+        raise UnsupportedError(f"a profile needs a model that can verify trees: {ability.reason}")
+    forwards.count(model, _TOKENS_THAT_PAY)
+    strict = config.changed(strict=True)
+    with torch.no_grad(), forwards.prepare(model, strict) as prepared, prepared.decoding():
+
+        def new_backend(cache: Any, positions: torch.Tensor, room: int) -> Backend:
+            ids = torch.zeros(num_rows, num_columns, dtype=torch.long)
+            kwargs = {"position_ids": positions}
+            return prepared.backend(Prompt(cache, ids, None, kwargs, room, room))
+
+        return measure(
+            model, new_backend, num_columns=num_columns, num_rows=num_rows, max_seconds=max_seconds
+        )
+
+
+def _refuse_if_strict(config: SpecConfig, reason: str) -> None:
+    """Raises where the config insists on a way to run forwards that can't be had."""
+    if config.strict and config.forward not in ("auto", "eager"):
+        raise UnsupportedError(f"strict=True and forward={config.forward!r} can't be had: {reason}")

@@ -1,0 +1,157 @@
+"""What a model can verify: a tree, a chain, or nothing beyond its next token.
+
+Found out by structure. A few tokens are run as a tree through the very code that drafting uses.
+What comes out must not depend on the tokens that a node must not see, and it must lie far nearer
+to the right answer than to each wrong one that a fault would give. Real models in half precision
+round a lot; no bound on rounding decides here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from selfspec.run.attention_types import AttentionTypes
+from selfspec.run.backends import TreeBackend
+from selfspec.run.depth import Depth
+from selfspec.run.layout import Window
+from selfspec.run.trials import check_chain, check_logits, check_tree
+
+__all__ = ["Ability", "attention_for_trees", "attention_types", "probe", "try_backend"]
+
+_ATTENTIONS = ("sdpa", "eager")
+_NUM_PROBE_IDS = 13
+
+
+class Ability(NamedTuple):
+    """`mode` is ``"tree"``, ``"chain"`` or ``"plain"``; `reason` says why it is no tree."""
+
+    mode: str
+    reason: str | None
+    attention: AttentionTypes | None
+
+
+def attention_types(config: Any) -> AttentionTypes | str:
+    """Reads the layers' types off a config, as transformers' own mask code does; or why not."""
+    config = config.get_text_config(decoder=True)
+    for name in ("window_size", "attention_window", "local_attention_window", "attention_types"):
+        if getattr(config, name, None):
+            return f"its config sets {name!r}, a window of the model's own making"
+    sliding = getattr(config, "sliding_window", None)
+    chunk = getattr(config, "attention_chunk_size", None)
+    known = {
+        "full_attention": Window(),
+        "sliding_attention": Window("sliding", sliding or 0),
+        "chunked_attention": Window("chunked", chunk or 0),
+    }
+    types = getattr(config, "layer_types", None)
+    if types is None:
+        only = "sliding_attention" if sliding else "chunked_attention" if chunk else None
+        types = [only or "full_attention"] * config.num_hidden_layers
+    for name in types:
+        if name not in known:
+            return f"it has layers of type {name!r}, which can't branch"
+    period = config.floor_scale if getattr(config, "attn_temperature_tuning", None) else 0
+    windows = {name: known[name] for name in dict.fromkeys(types)}
+    return AttentionTypes(tuple(types), windows, int(period))
+
+
+def probe(model: Any) -> Ability:
+    """Tries a tree, then a chain: some forwards of a few tokens, once for each model.
+
+    The forwards stop behind the first layers where that tells enough, so that all of them together
+    cost a few plain steps. They leave the global random stream as it was. A model that draws from
+    it, as dropout does in training mode, is decoded plainly with the draws that stock would make.
+    """
+    ids = _probe_ids(model)
+    if ids is None:
+        return Ability("plain", "its vocabulary is too small to try a draft on", None)
+    with _trying(model):
+        before = _random_state(model.device)
+        types, reason = _try_tree(model, ids)
+        chain_reason = None if reason is None else _try_chain(model, ids)
+        draws = not torch.equal(before, _random_state(model.device))
+    if draws:
+        return Ability("plain", "its forward draws random numbers, as in training mode", None)
+    if reason is None:
+        return Ability("tree", None, types)
+    if chain_reason is None:
+        return Ability("chain", f"{reason}; drafting chains instead of trees", None)
+    return Ability("plain", f"{reason}; and no chain either: {chain_reason}", None)
+
+
+def try_backend(model: Any, types: AttentionTypes, new_backend: Callable[..., Any]) -> str | None:
+    """Tries trees on another backend than `TreeBackend`, made with the same arguments.
+
+    For a model that can verify trees. Returns why they don't come out right, or None if they do.
+    All layers are run, since a capture has all of them.
+    """
+    ids = _probe_ids(model)
+    assert ids is not None
+    with _trying(model):
+        return _attempt(check_tree, model, ids, types, Depth.whole(), new_backend)
+
+
+def attention_for_trees(model: Any) -> AttentionTypes | str:
+    """A model's attention as its code and config show it; or why trees are out of the question."""
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return f"{type(model).__name__} takes no position_ids"
+    used = getattr(model.config, "_attn_implementation", None)
+    if used not in _ATTENTIONS:
+        return f"{used!r} attention takes no 4-D mask (sdpa and eager do)"
+    types = attention_types(model.config)
+    return f"{type(model).__name__}: {types}" if isinstance(types, str) else types
+
+
+@contextmanager
+def _trying(model: Any) -> Iterator[None]:
+    """Leaves no trace in the random stream."""
+    devices = [model.device] if model.device.type == "cuda" else []
+    with torch.no_grad(), torch.random.fork_rng(devices):
+        yield
+
+
+def _try_tree(model: Any, ids: list[int]) -> tuple[AttentionTypes | None, str | None]:
+    types = attention_for_trees(model)
+    if isinstance(types, str):
+        return None, types
+    depth = Depth.of(model)
+    reason = _attempt(check_tree, model, ids, types, depth, TreeBackend)
+    return types, reason or _attempt(check_logits, model, ids, depth)
+
+
+def _try_chain(model: Any, ids: list[int]) -> str | None:
+    depth = Depth.of(model)
+    return _attempt(check_chain, model, ids, depth) or _attempt(check_logits, model, ids, depth)
+
+
+def _random_state(device: torch.device) -> torch.Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _attempt(check: Any, model: Any, *args: Any) -> str | None:
+    """A check's verdict; an exception inside the model's own code is a verdict too."""
+    try:
+        verdict: str | None = check(model, *args)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        return f"{type(model).__name__} fails on it ({type(error).__name__}: {error})"
+    return verdict
+
+
+def _probe_ids(model: Any) -> list[int] | None:
+    """A few different ordinary tokens."""
+    config = model.config.get_text_config(decoder=True)
+    special: set[int | None] = set()
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        value = getattr(config, name, None)
+        special.update(value if isinstance(value, list) else [value])
+    ordinary = (i for i in range(3, config.vocab_size) if i not in special)
+    ids = list(itertools.islice(ordinary, _NUM_PROBE_IDS))
+    return ids if len(ids) == _NUM_PROBE_IDS else None

@@ -1,0 +1,133 @@
+"""`GenerationStats`: what is counted and timed of one or more `generate()` calls."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from selfspec.records import DraftTree, StepRecord
+
+__all__ = ["ONCE_A_CALL", "GenerationStats"]
+
+ONCE_A_CALL = ("prepare", "prefill", "plain")  # clocks of what belongs to no step
+
+# How the values of a field are merged: summed, or the later call's if it has one.
+_LATEST = {"merge": "latest"}
+
+
+@dataclass(slots=True)
+class GenerationStats:
+    """Counts and times of one or more `generate()` calls; `a + b` merges those of `b` behind `a`.
+
+    Attributes:
+        num_calls: Calls of `generate()`.
+        num_new_tokens: Tokens that went to the output.
+        num_prompt_tokens_out: Those of them that the prompts' forwards yielded.
+        num_steps: Forwards after the prompt's, counted once for each row in them.
+        num_nodes: Verified nodes, the roots included.
+        num_branch_queries: Tokens that branches asked beside the trees.
+        accepted_lengths: How many steps had so many drafts accepted.
+        drafted_by_source: Drafted tokens by source. One that two sources name counts for both.
+        accepted_by_source: Those of them that were accepted.
+        seconds: Time by stage.
+        disabled_reason: Why drafting was off, or not as asked, in the last such call.
+        forward: How the last call ran the model over drafts: ``"eager"`` (as stock does),
+            ``"packed"`` or ``"graph"``.
+        eager_reason: Why that is not as it was asked for.
+        table_bytes: What the LUTs take.
+        packed_bytes: What second copies of weights take.
+    """
+
+    num_calls: int = 0
+    num_new_tokens: int = 0
+    num_prompt_tokens_out: int = 0
+    num_steps: int = 0
+    num_nodes: int = 0
+    num_branch_queries: int = 0
+    accepted_lengths: Counter[int] = field(default_factory=Counter)
+    drafted_by_source: Counter[str] = field(default_factory=Counter)
+    accepted_by_source: Counter[str] = field(default_factory=Counter)
+    seconds: Counter[str] = field(default_factory=Counter)
+    disabled_reason: str | None = field(default=None, metadata=_LATEST)
+    forward: str = field(default="", metadata=_LATEST)
+    eager_reason: str | None = field(default=None, metadata=_LATEST)
+    table_bytes: int = field(default=0, metadata=_LATEST)
+    packed_bytes: int = field(default=0, metadata=_LATEST)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that a forward after the prompt's yields on average; 0.0 before the first.
+
+        1 for plain decoding, whatever the batch: the prompts' own tokens are left out.
+        """
+        return (self.num_new_tokens - self.num_prompt_tokens_out) / max(self.num_steps, 1)
+
+    @property
+    def nodes_per_step(self) -> float:
+        """Mean number of verified nodes, the root included."""
+        return self.num_nodes / max(self.num_steps, 1)
+
+    @property
+    def queries_per_step(self) -> float:
+        """Mean width of a row's part of a forward: its nodes and what branches ask beside them."""
+        return (self.num_nodes + self.num_branch_queries) / max(self.num_steps, 1)
+
+    @property
+    def overhead(self) -> float:
+        """Share of the decoding time that is not the forward."""
+        decoding = sum(v for k, v in self.seconds.items() if k not in ONCE_A_CALL)
+        return 1 - self.seconds["forward"] / decoding if decoding else 0.0
+
+    def count_step(self, record: StepRecord) -> None:
+        """Adds one verified tree of one row."""
+        self.num_steps += 1
+        self.num_nodes += len(record.tree)
+        self.num_branch_queries += record.num_branch_queries
+        self.num_new_tokens += len(record.committed_ids)
+        self.accepted_lengths[record.num_accepted] += 1
+        _count_sources(self.drafted_by_source, record.tree, range(1, len(record.tree)))
+        _count_sources(self.accepted_by_source, record.tree, record.accepted_nodes())
+
+    def __add__(self, other: GenerationStats) -> GenerationStats:
+        if not isinstance(other, GenerationStats):
+            return NotImplemented
+        merged: dict[str, Any] = {}
+        for each in fields(self):
+            mine, theirs = getattr(self, each.name), getattr(other, each.name)
+            merged[each.name] = theirs or mine if each.metadata == _LATEST else mine + theirs
+        return GenerationStats(**merged)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.num_new_tokens} new tokens in {self.num_steps} steps: "
+            f"{self.tokens_per_step:.2f} tokens per step, {self.nodes_per_step:.1f} nodes verified",
+        ]
+        if self.num_branch_queries:
+            lines.append(f"  with branches {self.queries_per_step:.1f} queries a step")
+        if self.disabled_reason:
+            lines.append(f"not drafted as asked: {self.disabled_reason}")
+        if self.forward not in ("", "eager") or self.eager_reason:
+            reason = f": {self.eager_reason}" if self.eager_reason else ""
+            copies = f", {self.packed_bytes / 1e6:.0f} MB of copies" if self.packed_bytes else ""
+            lines.append(f"  {self.forward or 'eager'} forwards{copies}{reason}")
+        for name, drafted in sorted(self.drafted_by_source.items()):
+            lines.append(f"  {name:<8} {self.accepted_by_source[name]} of {drafted} accepted")
+        lines += self._histogram_lines()
+        total = sum(self.seconds.values())
+        stages = ", ".join(f"{k} {v:.3f}" for k, v in self.seconds.items())
+        return "\n".join([*lines, f"  {total:.3f} s: {stages}"] if total else lines)
+
+    def _histogram_lines(self) -> list[str]:
+        steps = sum(self.accepted_lengths.values())
+        if not steps:
+            return []
+        shares = (f"{n}: {c / steps:.0%}" for n, c in sorted(self.accepted_lengths.items()))
+        return [f"  drafts accepted in a step: {', '.join(shares)}"]
+
+
+def _count_sources(counter: Counter[str], tree: DraftTree, nodes: Sequence[int]) -> None:
+    for node in nodes:
+        for evidence in tree.evidence[node]:
+            counter[evidence.source] += 1

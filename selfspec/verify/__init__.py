@@ -1,0 +1,3 @@
+"""What is true: the walk down a verified tree, and how each token on it is chosen."""
+
+__all__: list[str] = []

@@ -1,0 +1,219 @@
+"""The random numbers that sampling takes: drawn as stock draws them, read only where they matter.
+
+`torch.multinomial(p, 1)` is `(p / q).argmax(-1)` with `q` exponential noise of p's shape. To draw
+`q` takes a CPU longer than all the rest of a token's sampling, most of it for logarithms, and all
+but a few tokens have a p of 0 or next to it. So there only the uniform numbers are drawn that the
+noise is made from, which moves the generator just as far, and logarithms are taken for the tokens
+that may win: those on a shortlist, and those beside it whose number is next to nothing. This
+rounds otherwise than stock; where the two best are so near that it could matter, the noise is
+made as stock makes it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from selfspec.verify.shortlist import Shortlist, Tokens, Warpers, Weights, shortlist
+
+__all__ = ["NoiseTape"]
+
+_AS_THEY_ARE = Warpers()
+_CLEARLY = 1 + 1e-4  # roundings move what is compared by some 1e-6 at most, stock's and ours
+
+
+class NoiseTape:
+    """The noise of each step of a batch, drawn as stock draws it.
+
+    Same ids, same generator state behind them. Rows of a batch reach a step at different times, so
+    a step's noise is drawn when the first row gets there and kept until the last one has used it.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self._num_rows = num_rows
+        self._first_kept = 0
+        self._kept: list[_Noise] = []
+
+    def draw(self, scores: torch.Tensor, row: int, step: int) -> int:
+        """Row `row`'s token of step `step`, out of its processed `scores` (V,)."""
+        return self._of_step(step, scores).pick(scores, row)
+
+    def draw_from(self, few: Shortlist, like: torch.Tensor, row: int, step: int) -> int | None:
+        """The same out of all that may be drawn, where stock's scores would be `like` others.
+
+        None where two are so near that only `draw` can tell.
+        """
+        noise = self._of_step(step, like)
+        return few.tokens[0] if len(few.tokens) == 1 else _pick_from(few, noise, row)
+
+    def forget_before(self, step: int) -> None:
+        """Frees the noise of the steps that every row has behind it."""
+        num_spent = max(min(step - self._first_kept, len(self._kept)), 0)
+        del self._kept[:num_spent]
+        self._first_kept += num_spent
+
+    def _of_step(self, step: int, like: torch.Tensor) -> _Noise:
+        while step >= self._first_kept + len(self._kept):
+            self._kept.append(_next_noise(self._num_rows, like))
+        return self._kept[step - self._first_kept]
+
+
+class _Noise(Protocol):
+    """One step's noise, for all rows."""
+
+    def pick(self, scores: torch.Tensor, row: int) -> int:
+        """The token that stock would draw for a row out of its scores (V,)."""
+        ...
+
+    def least(self, row: int) -> float:
+        """None of a row's is below it."""
+        ...
+
+    def of(self, row: int) -> Callable[[int], float]:
+        """The noise of one token after the other, on a CPU."""
+        ...
+
+    def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
+        """At least all tokens whose noise is not above a limit, and their noise, on a CPU."""
+        ...
+
+
+def _next_noise(num_rows: int, like: torch.Tensor) -> _Noise:
+    shape = (num_rows, like.shape[-1])
+    if like.device.type == "cpu" and like.dtype == torch.float32 and _is_made_of_uniforms():
+        return _Uniforms(shape)
+    return _Exponentials(like.new_empty(shape).exponential_(1))
+
+
+class _Exponentials:
+    """The noise itself."""
+
+    def __init__(self, noise: torch.Tensor) -> None:
+        self._noise = noise  # (B, V)
+
+    def pick(self, scores: torch.Tensor, row: int) -> int:
+        """As `torch.multinomial` does it."""
+        ratios = scores.softmax(-1) / self._noise[row]
+        best, token = torch.stack([x.double() for x in ratios.max(-1)]).tolist()
+        if math.isnan(best):  # a NaN wins; stock refuses it with these words
+            raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
+        return int(token)
+
+    def least(self, row: int) -> float:
+        """Read off."""
+        return self._noise[row].min().item()
+
+    def of(self, row: int) -> Callable[[int], float]:
+        """Read off."""
+        noise = self._noise[row]
+        return lambda token: noise[token].item()
+
+    def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
+        """Read off."""
+        noise = self._noise[row]
+        tokens = (noise <= limit).nonzero()[:, 0]
+        return tokens.numpy(), noise[tokens].double().numpy()
+
+
+class _Uniforms:
+    """What the noise is made from, and the generator's state before it was drawn."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self._shape = shape
+        self._state = torch.default_generator.get_state()
+        self._values = torch.empty(shape, dtype=torch.float64, device="cpu").uniform_()
+
+    def pick(self, scores: torch.Tensor, row: int) -> int:
+        """By way of a shortlist; as stock does it only where that does not tell."""
+        few = shortlist(scores, _AS_THEY_ARE)
+        token = None if few is None else _pick_from(few, self, row)
+        return self._made().pick(scores, row) if token is None else token
+
+    def least(self, row: int) -> float:
+        """Of the least uniform number."""
+        return -math.log1p(-self._values[row].min().item())
+
+    def of(self, row: int) -> Callable[[int], float]:
+        """In plain Python, which for so few takes less than arrays do."""
+        values = self._values[row].numpy().data  # as Python reads it fastest
+        return lambda token: -math.log(1 - values[token])
+
+    def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
+        """Made where the uniform number says that it may be."""
+        most = -math.expm1(-limit) * _CLEARLY
+        numbers = self._values[row].numpy()
+        tokens = np.flatnonzero(numbers <= most)
+        return tokens, np.abs(np.log(1 - numbers[tokens]))
+
+    def _made(self) -> _Exponentials:
+        generator = torch.Generator("cpu").set_state(self._state)
+        noise = torch.empty(self._shape, dtype=torch.float32, device="cpu")
+        return _Exponentials(noise.exponential_(1, generator=generator))
+
+
+def _pick_from(few: Shortlist, noise: _Noise, row: int) -> int | None:
+    """The token that stock would draw, out of a shortlist; None where it is not sure.
+
+    Likeliest first, up to where not even the least noise of all could help a token.
+    """
+    least = noise.least(row)
+    if not least > 0:
+        return None
+    noise_of, most = noise.of(row), _CLEARLY / least
+    tokens: list[int] = []
+    ratios: list[float] = []
+    best = 0.0
+    for token, weight in zip(few.tokens, few.weights, strict=True):
+        if weight * most < best:
+            return _clearly_best(tokens, ratios)
+        tokens.append(token)
+        ratios.append(weight / (noise_of(token) or least))
+        best = max(best, ratios[-1])
+    if few.rest is not None and few.weights[-1] * most >= best:
+        rivals = _rivals(few, best, noise, row)
+        tokens, ratios = tokens + list(rivals), ratios + list(rivals.values())
+    return _clearly_best(tokens, ratios)
+
+
+def _rivals(few: Shortlist, best: float, noise: _Noise, row: int) -> dict[int, float]:
+    """The two highest ratios of the rest, of those that come near to the best one.
+
+    Their weights are small, so their noise must be smaller still.
+    """
+    assert few.rest is not None
+    tokens, theirs = noise.up_to(few.weights[-1] / best * _CLEARLY, row)
+    if not len(tokens):
+        return {}
+    beside = ~np.isin(tokens, few.tokens)
+    tokens, theirs = tokens[beside], theirs[beside]
+    ratios = few.rest(tokens) / theirs
+    highest = np.argsort(ratios)[-2:]
+    return dict(zip(tokens[highest].tolist(), ratios[highest].tolist(), strict=True))
+
+
+def _clearly_best(tokens: list[int], ratios: list[float]) -> int | None:
+    """The token with the highest ratio, if no other is nearly as high."""
+    best = max(ratios)
+    place = ratios.index(best)
+    second = max(ratios[:place] + ratios[place + 1 :], default=0.0)
+    return tokens[place] if best > second * _CLEARLY else None
+
+
+@cache
+def _is_made_of_uniforms() -> bool:
+    """Does this torch make exponential noise of one double in [0, 1) for each number?
+
+    Some builds draw it otherwise, as those that leave it to MKL; they are taken as they are.
+    """
+    stock, ours = (torch.Generator("cpu").manual_seed(0) for _ in range(2))
+    noise = torch.empty(2, 1024, dtype=torch.float32, device="cpu")
+    uniforms = torch.empty(2, 1024, dtype=torch.float64, device="cpu")
+    noise.exponential_(1, generator=stock)
+    expected = -torch.log1p(-uniforms.uniform_(generator=ours))
+    same_way = torch.equal(stock.get_state(), ours.get_state())
+    return same_way and torch.allclose(noise.double(), expected, rtol=1e-6, atol=0)

@@ -1,0 +1,203 @@
+"""Suffix matches equal brute force, at the end of the text and along every drafted span."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from selfspec.draft.sources import ContextSource
+from selfspec.draft.sources.context import ContextCursor, Place
+from selfspec.records import Candidate, DraftTree, Evidence, StepRecord
+from tests.oracles import continuations, suffix_matches
+from tests.strategies import candidates_of, texts
+
+MAX_MATCHES = 32  # what the source remembers for one suffix
+
+
+def committed(tokens: list[int]) -> StepRecord:
+    return StepRecord(row=0, tree=DraftTree.of_root(0), path=[0], committed_ids=tokens)
+
+
+def cursor_behind(text: list[int], top_k: int = 8) -> ContextCursor:
+    return ContextSource(top_k).open(text, learns=True)
+
+
+def matches_at(cursor: ContextCursor, place: Place | None = None) -> list[tuple[int, int]]:
+    return list(cursor.find(place or cursor.root()).matches)
+
+
+def copies(cursor: ContextCursor, place: Place | None = None) -> list[Candidate]:
+    """The candidates that suffix matches name, without those of n-grams."""
+    candidates = candidates_of(cursor, place or cursor.root())
+    return [c for c in candidates if c.evidence.source == "context"]
+
+
+class ContextMachine(RuleBasedStateMachine):
+    """Text grows by prompt and steps; the matches are always those of a full search."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text: list[int] = []
+        self.cursor = cursor_behind([])
+
+    @precondition(lambda self: not self.text)
+    @rule(text=texts(max_size=20))
+    def prompt(self, text):
+        self.text = list(text)
+        self.cursor = cursor_behind(text)
+
+    @precondition(lambda self: len(self.text) < MAX_MATCHES)
+    @rule(tokens=texts(max_size=5))
+    def step(self, tokens):
+        tokens = tokens[: MAX_MATCHES - len(self.text)]
+        self.text += tokens
+        self.cursor.observe(committed(tokens))
+
+    @precondition(lambda self: len(self.text) > 1)
+    @rule(source=st.data())
+    def copy_a_span(self, source):
+        start = source.draw(st.integers(0, len(self.text) - 1))
+        self.step(self.text[start : start + 6])
+
+    @invariant()
+    def matches_are_those_of_a_full_search(self):
+        assert matches_at(self.cursor) == suffix_matches(self.text)
+
+    @invariant()
+    def candidates_are_ranked_by_length_then_frequency_then_freshness(self):
+        candidates = copies(self.cursor)
+        expected = continuations(self.text)
+        assert [c.token for c in candidates] == [token for token, _, _ in expected]
+        for rank, (candidate, (_, length, _places)) in enumerate(
+            zip(candidates, expected, strict=True), start=1
+        ):
+            evidence = candidate.evidence
+            assert evidence.source == "context"
+            assert (evidence.rank, evidence.match_length) == (rank, min(length, 4))
+
+
+TestContext = ContextMachine.TestCase
+TestContext.settings = settings(max_examples=40, stateful_step_count=12, deadline=None)
+
+
+@settings(deadline=None)
+@given(texts(max_size=24))
+def test_a_drafted_token_narrows_the_matches_to_those_it_goes_on(text):
+    """As a full search in the drafted text would find them, but for its own new tokens."""
+
+    def check(drafted, state, depth):
+        if depth == 3:
+            return
+        for candidate in copies(cursor, state):
+            longer = [*drafted, candidate.token]
+            everywhere = suffix_matches([*text, *longer])
+            copied = [(p, n) for p, n in everywhere if n > len(longer) and p <= len(text)]
+            assert matches_at(cursor, candidate.state) == copied
+            check(longer, candidate.state, depth + 1)
+
+    cursor = cursor_behind(text)
+    check([], cursor.root(), 0)
+
+
+def test_a_copied_span_costs_a_cursor_step_a_token(monkeypatch):
+    """Expanding looks at the remembered places, and searches nothing."""
+    span = list(range(100, 120))
+    cursor = cursor_behind([1, *span, 2, 1])
+    monkeypatch.setattr(cursor, "_append", None)
+    monkeypatch.setattr(cursor, "_after", None)
+    state, copied = cursor.root(), []
+    for _ in span:
+        (candidate,) = copies(cursor, state)
+        copied.append(candidate.token)
+        state = candidate.state
+    assert copied == span
+
+
+def test_nothing_is_guessed_beyond_the_end():
+    """A copied span ends where the text does: a draft is no evidence for itself."""
+    cursor = cursor_behind([5, 6, 7, 5, 6])
+    state = cursor.root()
+    tokens = []
+    while candidates := copies(cursor, state):
+        tokens.append(candidates[0].token)
+        state = candidates[0].state
+    assert tokens == [7, 5, 6]
+    assert cursor.token_ids == [5, 6, 7, 5, 6]
+
+
+def test_behind_a_token_that_others_named_stands_what_the_text_said_there():
+    cursor = cursor_behind([5, 6, 7, 8, 6, 9, 5])
+    place = cursor.follow(cursor.root(), 8)
+    assert matches_at(cursor, place) == [(4, 1)]
+    assert [c.token for c in copies(cursor, place)] == [6]
+    assert candidates_of(cursor, cursor.follow(cursor.root(), 99)) == []
+
+
+def test_an_unseen_end_has_no_candidates():
+    assert candidates_of(cursor_behind([]), cursor_behind([]).root()) == []
+    assert matches_at(cursor_behind([1, 2, 3])) == []
+
+
+def branch_record(*grams: tuple[int, ...]) -> StepRecord:
+    return StepRecord(
+        row=0, tree=DraftTree.of_root(0), path=[0], committed_ids=[50], grams=list(grams)
+    )
+
+
+def test_the_grams_of_branches_are_drafted_from_the_freshest_first():
+    cursor = cursor_behind([1, 2])
+    cursor.observe(branch_record((50, 60, 61, 62), (50, 70, 71)))
+    first = candidates_of(cursor, cursor.root())
+    assert [c.token for c in first] == [70, 60]
+    assert {c.evidence for c in first} == {Evidence("grams", match_length=1)}
+    (second,) = candidates_of(cursor, first[1].state)
+    assert (second.token, second.evidence.match_length) == (61, 2)
+    (third,) = candidates_of(cursor, second.state)
+    assert (third.token, third.evidence.match_length) == (62, 3)
+    assert candidates_of(cursor, third.state) == []
+
+
+def test_what_a_match_and_a_gram_both_name_is_named_once():
+    cursor = cursor_behind([50, 60, 3])
+    cursor.observe(branch_record((50, 60, 61)))
+    (only,) = candidates_of(cursor, cursor.root())
+    assert (only.token, only.evidence.source) == (60, "context")
+    assert {c.token for c in candidates_of(cursor, only.state)} == {3, 61}
+
+
+def test_the_text_is_found_by_its_matches_and_takes_no_room_in_the_queues():
+    cursor = cursor_behind([1, 2, 3, 4])
+    cursor.observe(committed([1]))
+    assert len(cursor.grams) == 0
+    assert [c.token for c in candidates_of(cursor, cursor.root())] == [2]
+
+
+def test_no_more_than_top_k_candidates():
+    cursor = cursor_behind([1, 2, 1, 3, 1, 4, 1], top_k=2)
+    assert [c.token for c in copies(cursor)] == [4, 3]
+
+
+def test_memory_of_matches_is_bounded_and_fresh():
+    cursor = cursor_behind([1, 2] * 500 + [1])
+    assert len(matches_at(cursor)) == MAX_MATCHES
+    (candidate,) = candidates_of(cursor, cursor.root())
+    assert candidate.token == 2
+    assert len(matches_at(cursor, candidate.state)) <= MAX_MATCHES
+
+
+def test_an_old_long_match_outlives_many_short_ones():
+    """A token that came often since must not hide the one place that matches for long."""
+    rare = [10, 11, 12, 13, 14, 15, 1, 77]
+    cursor = cursor_behind(rare + [1, 50] * (MAX_MATCHES + 8) + rare[:-1])
+    best = candidates_of(cursor, cursor.root())[0]
+    assert best.token == 77
+    assert matches_at(cursor)[-1][1] == 7
+
+
+def test_rows_share_nothing():
+    source = ContextSource(8)
+    first, second = source.open([1, 2, 1], learns=True), source.open([1, 3, 1], learns=True)
+    first.observe(committed([2, 1]))
+    assert [c.token for c in candidates_of(second, second.root())] == [3]
+    assert matches_at(source.copy().open([1], learns=True)) == []

@@ -1,0 +1,289 @@
+"""Corpus candidates equal brute force; nothing in a file can do more harm than guess badly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from selfspec.draft.sources import CorpusSource, CorpusTables
+from selfspec.draft.sources import corpus as module
+from selfspec.records import DraftTree, StepRecord
+from tests.oracles import corpus_arrays, corpus_candidates, following, kept
+from tests.strategies import candidates_of, texts
+
+VOCAB_SIZE = 8
+
+documents = st.lists(texts(max_size=20, alphabet=5), max_size=4)
+
+
+def rows_of(texts, max_prefix=3, min_count=1, max_continuations=8):
+    return kept(following(texts, max_prefix), [min_count] * max_prefix, max_continuations)
+
+
+def tables_of(texts, max_prefix=3, token_dtype="uint16", **pruning):
+    rows = rows_of(texts, max_prefix, **pruning)
+    return CorpusTables.from_arrays(corpus_arrays(rows, max_prefix, token_dtype))
+
+
+def cursor_behind(tables, text, *, vocab_size=VOCAB_SIZE, top_k=8):
+    return CorpusSource(tables, vocab_size, top_k).open(text, learns=True)
+
+
+def committed(tokens):
+    return StepRecord(row=0, tree=DraftTree.of_root(0), path=[0], committed_ids=tokens)
+
+
+def named(candidates):
+    return [(c.token, c.evidence) for c in candidates]
+
+
+def halvings(count, total):
+    """Into which half, quarter, … of certainty a share falls."""
+    halved = 0
+    while count * 2 ** (halved + 1) < total:
+        halved += 1
+    return min(halved, 6)
+
+
+# -- what it says ------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(
+    documents,
+    texts(max_size=6, alphabet=6),
+    st.integers(1, 8),
+    st.integers(1, 4),
+    st.sampled_from(["uint16", "uint32"]),
+)
+def test_candidates_are_those_of_a_full_search(corpus, text, max_prefix, top_k, token_dtype):
+    """The longest prefix first, then the more frequent token, each once, at most K."""
+    tables = tables_of(corpus, max_prefix, token_dtype)
+    cursor = cursor_behind(tables, text, top_k=top_k)
+    expected = corpus_candidates(rows_of(corpus, max_prefix), text, max_prefix, top_k)
+    candidates = candidates_of(cursor, cursor.root())
+    assert [c.token for c in candidates] == [token for token, *_ in expected]
+    for candidate, (_, length, count, total) in zip(candidates, expected, strict=True):
+        bucket = 1 if count < 4 else 2 if count < 16 else 3
+        assert candidate.evidence == ("corpus", length, 1, bucket, halvings(count, total))
+
+
+@settings(deadline=None)
+@given(documents, texts(max_size=6, alphabet=6), texts(max_size=6, alphabet=6))
+def test_every_way_to_a_place_says_the_same(corpus, text, more):
+    """By a prompt, by committed tokens, and by following tokens one at a time."""
+    tables = tables_of(corpus)
+    fresh = cursor_behind(tables, [*text, *more])
+    expected = named(candidates_of(fresh, fresh.root()))
+    grown = cursor_behind(tables, text)
+    state = grown.root()
+    for token in more:
+        state = None if state is None else grown.follow(state, token)
+    if state is not None:
+        assert named(candidates_of(grown, state)) == expected
+    grown.observe(committed(more))
+    assert named(candidates_of(grown, grown.root())) == expected
+
+
+@settings(deadline=None)
+@given(documents, texts(max_size=6, alphabet=5))
+def test_behind_a_candidate_the_text_is_one_token_longer(corpus, text):
+    tables = tables_of(corpus)
+    cursor = cursor_behind(tables, text)
+    for candidate in candidates_of(cursor, cursor.root()):
+        longer = cursor_behind(tables, [*text, candidate.token])
+        below = [] if candidate.state is None else candidates_of(cursor, candidate.state)
+        assert named(below) == named(candidates_of(longer, longer.root()))
+
+
+def test_a_token_that_no_prefix_ends_in_is_not_followed():
+    cursor = cursor_behind(tables_of([[1, 2, 3]]), [1])
+    assert cursor.follow(cursor.root(), 7) is None
+    assert cursor.follow(cursor.root(), 3) is None  # nothing ever came behind it
+    assert cursor.follow(cursor.root(), 2) is not None
+
+
+def test_a_text_finds_its_way_back():
+    """Behind an unknown token shorter prefixes match again as soon as they can."""
+    cursor = cursor_behind(tables_of([[1, 2, 3, 4]]), [1, 2])
+    cursor.observe(committed([7]))
+    assert candidates_of(cursor, cursor.root()) == []
+    cursor.observe(committed([2]))
+    assert [(c.token, c.evidence.match_length) for c in candidates_of(cursor, cursor.root())] == [
+        (3, 1)
+    ]
+
+
+def test_a_child_is_looked_up_when_it_is_asked_about(monkeypatch):
+    tables = tables_of([[1, 2, 1, 3, 1, 4]])
+    cursor = cursor_behind(tables, [1])
+    looked_up = []
+    monkeypatch.setattr(
+        tables, "step", lambda *args: looked_up.append(args) or CorpusTables.step(tables, *args)
+    )
+    candidates = cursor.expand(cursor.root())
+    assert len(candidates) == 3
+    assert looked_up == []
+    cursor.follow(cursor.root(), candidates[0][0])
+    assert len(looked_up) == 1
+
+
+def test_a_lookup_costs_one_bisection_for_each_length(monkeypatch):
+    calls = []
+    bisect = module.bisect_left
+    monkeypatch.setattr(module, "bisect_left", lambda *args: calls.append(args) or bisect(*args))
+    tables = tables_of([list(range(50)) * 3], max_prefix=4)
+    places = ()
+    for token in (10, 11, 12, 13):
+        places = tables.step(places, token)
+    assert len(calls) == 1 + 2 + 3 + 4
+    calls.clear()
+    tables.step(places, 14)
+    assert len(calls) == 4
+
+
+def test_tokens_beyond_the_vocabulary_are_never_named():
+    cursor = cursor_behind(tables_of([[1, 9, 1, 2], [1, 9]]), [1], vocab_size=9)
+    assert [c.token for c in candidates_of(cursor, cursor.root())] == [2]
+
+
+def test_the_source_learns_nothing():
+    source = CorpusSource(tables_of([[1, 2]]), VOCAB_SIZE, 8)
+    assert source.copy() is source
+    assert source.name == "corpus"
+    source.observe_places(np.array([[-1, 1]]), None)
+    assert source.open([], learns=True).root() == ()
+
+
+def test_evidence_has_its_bounds():
+    """Counts of any size, and such as can't be."""
+    biggest = 2**32 - 1
+    assert module._evidence(1, 1, biggest).probability_bin == 6
+    assert module._evidence(1, biggest, 1).probability_bin == 0
+    assert module._evidence(1, 0, biggest).count_bin == 1
+
+
+# -- what it is made of ------------------------------------------------------------------------
+
+
+def test_tables_tell_their_size():
+    tables = tables_of([[1, 2, 3], [1, 2, 4]], max_prefix=2)
+    assert tables.max_prefix == 2
+    assert tables.num_prefixes == 3  # 1; 2; 1 2
+    assert tables.num_continuations == 5
+    assert tables.nbytes == sum(array.nbytes for array in tables.arrays().values())
+    assert tables.min_counts == ()
+
+
+def test_tables_of_nothing():
+    tables = tables_of([], max_prefix=4)
+    assert tables.num_prefixes == tables.num_continuations == 0
+    assert candidates_of(cursor_behind(tables, [1, 2]), ()) == []
+
+
+def test_arrays_come_back():
+    arrays = corpus_arrays(rows_of([[1, 2, 3]]), 3)
+    again = CorpusTables.from_arrays(arrays).arrays()
+    assert again.keys() == arrays.keys()
+    assert all(again[name] is arrays[name] for name in arrays)
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_tables_in_a_mapped_file(tmp_path, shift):
+    """Read-only, and at any address."""
+    arrays = corpus_arrays(rows_of([[1, 2, 3, 1, 2, 4]]), 3)
+    path = tmp_path / "tables"
+    mapped, offset = {}, shift
+    data = b"".join(array.tobytes() for array in arrays.values())
+    path.write_bytes(b"x" * shift + data)
+    for name, array in arrays.items():
+        if array.size:
+            mapped[name] = np.memmap(path, array.dtype, "r", offset, array.shape)
+            offset += array.nbytes
+    cursor = cursor_behind(CorpusTables.from_arrays(arrays | mapped), [1, 2])
+    assert [c.token for c in candidates_of(cursor, cursor.root())] == [3, 4]
+
+
+# -- hostile files -----------------------------------------------------------------------------
+
+
+def walk(tables, depth=3):
+    """Asks about everything within reach; gives all tokens that were named."""
+    cursor = cursor_behind(tables, [1, 2, 3], top_k=4)
+    tokens, states = [], [cursor.root()]
+    for _ in range(depth):
+        found = [candidates_of(cursor, state) for state in states]
+        followed = [cursor.follow(state, token) for state in states for token in range(-1, 10)]
+        assert all(len({c.token for c in some}) == len(some) <= 4 for some in found)
+        tokens += [c.token for some in found for c in some]
+        below = [c.state for some in found for c in some][:20] + followed[:20]
+        states = [state for state in below if state is not None]
+    return tokens
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_damaged_tables_do_no_harm(data):
+    """Whatever stands between the ends of the offsets, and in all the other arrays."""
+    arrays = corpus_arrays(rows_of([[1, 2, 3, 1, 2, 4, 1, 2, 3], [2, 3, 5, 6]]), 3)
+    number = st.sampled_from([0, 1, 2, 3, 5, 7, 8, 200, 2**16 - 1, 2**31, 2**32 - 1])
+    for name in data.draw(st.lists(st.sampled_from(sorted(arrays)), min_size=1, unique=True)):
+        array = arrays[name]
+        is_offset = name.startswith(("child", "next."))
+        inner = slice(1, -1) if is_offset else slice(None)
+        size = len(array[inner])
+        odd = data.draw(st.lists(number, min_size=size, max_size=size))
+        array[inner] = np.array(odd, np.uint64).astype(array.dtype)
+    tokens = walk(CorpusTables.from_arrays(arrays))
+    assert all(0 <= token < VOCAB_SIZE for token in tokens)
+
+
+def changed(name, change):
+    arrays = corpus_arrays(rows_of([[1, 2, 3, 1, 2, 4]]), 2)
+    arrays[name] = change(arrays[name])
+    return arrays
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (
+            "token.1",
+            lambda a: a.astype(np.int32),
+            r"token\.1 must be of uint16 or uint32 \(got int32",
+        ),
+        ("total.2", lambda a: a.astype(np.uint16), r"total\.2 must be of uint32 \(got uint16"),
+        ("next.1", lambda a: a.astype(float), r"next\.1 must be of uint32 \(got float64"),
+        ("next.1", lambda a: a.astype(">u4"), r"next\.1 must be of uint32 \(got >u4"),
+        (
+            "token.1",
+            lambda a: a[:, None],
+            r"token\.1 must be one contiguous row \(got shape \(3, 1\)",
+        ),
+        ("token.1", lambda a: a[0], r"token\.1 must be one contiguous row \(got shape \(\)"),
+        ("total.1", lambda a: np.repeat(a, 2)[::2], r"total\.1 must be one contiguous row"),
+        ("total.1", lambda a: a[1:], r"total\.1 must have 3 entries \(got 2\)"),
+        ("next_count.2", lambda a: a[1:], r"next_count\.2 must have 4 entries \(got 3\)"),
+        ("next.2", lambda a: a[1:], r"next\.2 must have 4 entries \(got 3\)"),
+        ("next.2", lambda a: a + np.uint32(1), r"next\.2 must run from 0 to 4 \(got 1 to 5\)"),
+        ("child.1", lambda a: a // 2, r"child\.1 must run from 0 to 3 \(got 0 to 1\)"),
+        ("next.1", lambda a: a[:0], r"next\.1 must have 4 entries \(got 0\)"),
+    ],
+)
+def test_arrays_that_are_no_tables_are_refused(name, change, message):
+    with pytest.raises(ValueError, match=message):
+        CorpusTables.from_arrays(changed(name, change))
+
+
+def test_missing_and_foreign_arrays_are_refused():
+    arrays = corpus_arrays(rows_of([[1, 2, 3]]), 2)
+    with pytest.raises(ValueError, match=r"of 2 levels: child\.1 is missing"):
+        CorpusTables.from_arrays({k: v for k, v in arrays.items() if k != "child.1"})
+    with pytest.raises(ValueError, match=r"of 2 levels: child\.2 does not belong there"):
+        CorpusTables.from_arrays(arrays | {"child.2": arrays["child.1"]})
+    with pytest.raises(ValueError, match=r"must have 1 to 8 levels \(got 0\)"):
+        CorpusTables.from_arrays({})
+    with pytest.raises(ValueError, match=r"must have 1 to 8 levels \(got 9\)"):
+        CorpusTables.from_arrays(corpus_arrays({}, 9))

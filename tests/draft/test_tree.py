@@ -1,0 +1,286 @@
+"""Growth equals brute force: every path scored, the best taken."""
+
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from selfspec.config import SpecConfig
+from selfspec.draft.calibration import Calibration
+from selfspec.draft.tree import TreeGrower, merge_candidates
+from selfspec.records import DraftTree, StepRecord
+from tests.oracles import GrowthOracle
+from tests.strategies import ALPHABET, ScriptedCursor, probability_of, tables
+
+configs = st.builds(
+    SpecConfig,
+    max_depth=st.integers(1, 4),
+    top_k=st.integers(1, 4),
+    depth_decay=st.sampled_from([1.0, 0.8, 0.3]),
+    width_decay=st.sampled_from([1.0, 0.7, 0.2]),
+    threshold=st.sampled_from([0.0, 0.005, 0.1, 0.5]),
+)
+
+
+def grower(*cursors: ScriptedCursor, **knobs) -> TreeGrower:
+    return TreeGrower(cursors, SpecConfig(**knobs), probability_of)
+
+
+def paths_of(tree: DraftTree) -> list[tuple[int, ...]]:
+    """The tokens from below the root down to each node, in the order they were added."""
+    paths = [()]
+    for node in range(1, len(tree)):
+        paths.append((*paths[tree.parents[node]], tree.tokens[node]))
+    return paths[1:]
+
+
+def oracle_of(cursors: list[ScriptedCursor], config: SpecConfig) -> GrowthOracle:
+    return GrowthOracle(
+        tables=[cursor.table for cursor in cursors],
+        follows=[cursor.follows for cursor in cursors],
+        max_depth=config.max_depth,
+        top_k=config.top_k,
+        depth_decay=config.depth_decay,
+        width_decay=config.width_decay,
+        threshold=config.threshold,
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.builds(ScriptedCursor, tables(), follows=st.booleans()), max_size=3),
+    configs,
+    st.integers(1, 14),
+)
+def test_growth_takes_the_best_of_all_paths(cursors, config, max_nodes):
+    """Exactly, where every node is hoped to have a child as good as itself."""
+    with mock.patch("selfspec.draft.tree._LEAST_HOPE", 1.0):
+        tree = TreeGrower(cursors, config, probability_of).grow(0, max_nodes)
+    tree.check()
+    everything = oracle_of(cursors, config).paths(0)
+    best = everything[: max_nodes - 1]
+    assert tree.scores[1:] == pytest.approx([path.score for path in best])
+    assert tree.scores[1:] == sorted(tree.scores[1:], reverse=True)
+    scores = {path.tokens: path.score for path in everything}
+    paths = paths_of(tree)
+    assert len(set(paths)) == len(paths) <= max_nodes - 1
+    for path, score in zip(paths, tree.scores[1:], strict=True):
+        assert scores[path] == pytest.approx(score)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.builds(ScriptedCursor, tables(), follows=st.booleans()), max_size=3),
+    configs,
+    st.integers(1, 14),
+    st.floats(0.01, 1.0),
+)
+def test_whatever_is_hoped_a_tree_has_good_paths_and_as_many(cursors, config, max_nodes, hope):
+    with mock.patch("selfspec.draft.tree._LEAST_HOPE", hope):
+        tree = TreeGrower(cursors, config, probability_of).grow(0, max_nodes)
+    tree.check()
+    everything = oracle_of(cursors, config).paths(0)
+    scores = {path.tokens: path.score for path in everything}
+    assert tree.scores[1:] == pytest.approx([scores[path] for path in paths_of(tree)])
+    assert len(tree) == 1 + min(len(everything), max_nodes - 1)
+    for node, children in enumerate(tree.children):  # of siblings the best ones
+        tokens = [tree.tokens[child] for child in sorted(children.values())]
+        siblings = tree.looked_at[node]
+        assert tokens == ([] if siblings is None else siblings.tokens[: len(tokens)])
+
+
+def test_a_child_that_is_better_than_hoped_comes_late():
+    """3 scores .18 behind the .2 of 1, but is hoped to score .1, less than the .15 of 2."""
+    table = {0: [(1, 0.2), (2, 0.15)], 1: [(3, 0.9)], 2: [(4, 0.1)]}
+    tree = grower(ScriptedCursor(table)).grow(0, 4)
+    assert paths_of(tree) == [(1,), (2,), (1, 3)]
+    assert tree.looked_at[2] is None
+
+
+def test_a_worked_example_with_the_papers_parameters():
+    """B = 6, δ = 0.8, α = 0.7, τ = 5e-3; B counts the root.
+
+    ::
+
+        0 ── 1  .6                                = .6     first taken
+        │    ├── 3  .6 · .5 · .8                  = .24    second
+        │    │   └── 6  .24 · .02 · .8            = .00384 under τ: discarded
+        │    └── 4  .6 · .4 · .7 · .8             = .1344  fourth
+        ├── 2  .3 · .7                            = .21    third
+        │    └── 5  .21 · .025 · .8               = .0042  under τ: discarded, although...
+        └── 7  .005 · .7²                         = .00245 ...this scores less: the first level
+                                                           is exempt, so it is the fifth
+    """
+    table = {
+        0: [(1, 0.6), (2, 0.3), (7, 0.005)],
+        1: [(3, 0.5), (4, 0.4)],
+        2: [(5, 0.025)],
+        3: [(6, 0.02)],
+    }
+    paper = {"depth_decay": 0.8, "width_decay": 0.7, "threshold": 5e-3}
+    tree = grower(ScriptedCursor(table), **paper).grow(0, 6)
+    assert paths_of(tree) == [(1,), (1, 3), (2,), (1, 4), (7,)]
+    assert tree.scores[1:] == pytest.approx([0.6, 0.24, 0.21, 0.1344, 0.00245])
+    # nothing else is left, however many may be had
+    assert len(grower(ScriptedCursor(table), **paper).grow(0, 60)) == 6
+    # and with a smaller budget the least is left out
+    assert paths_of(grower(ScriptedCursor(table), **paper).grow(0, 3)) == [(1,), (1, 3)]
+
+
+def test_equal_scores_are_taken_by_age():
+    """All are sure, and hoped to have a child as sure: the oldest place goes first."""
+    table = {0: [(1, 1.0), (2, 1.0)], 1: [(3, 1.0)], 2: [(4, 1.0)], 3: [(2, 1.0)]}
+    tree = grower(ScriptedCursor(table)).grow(0, 6)
+    assert tree.scores[1:] == [1.0] * 5
+    assert paths_of(tree) == [(1,), (2,), (1, 3), (2, 4), (1, 3, 2)]
+
+
+def test_two_sources_that_name_a_token_reinforce_it():
+    cursors = [ScriptedCursor({0: [(1, 0.5), (2, 0.6)]}), ScriptedCursor({0: [(3, 0.1), (1, 0.4)]})]
+    siblings = merge_candidates(cursors, {0: 0, 1: 0}, probability_of, top_k=8)
+    assert siblings.tokens == [1, 2, 3]
+    assert siblings.probabilities == pytest.approx([1 - 0.5 * 0.6, 0.6, 0.1])
+    assert [len(kinds) for kinds in siblings.evidence] == [2, 1, 1]
+    assert merge_candidates(cursors, {0: 0, 1: 0}, probability_of, top_k=2).tokens == [1, 2]
+
+
+def test_below_a_token_only_those_are_asked_who_named_or_follow_it():
+    names = ScriptedCursor({0: [(1, 0.9)], 1: [(2, 0.9)]})
+    stays = ScriptedCursor({0: [(4, 0.1)], 1: [(3, 0.9)]})
+    follows = ScriptedCursor({0: [(4, 0.1)], 1: [(3, 0.9)]}, follows=True)
+    assert paths_of(grower(names, stays).grow(0, 3)) == [(1,), (1, 2)]
+    assert (1, 3) in paths_of(grower(names, follows).grow(0, 4))
+
+
+def test_joint_evidence_is_in_the_order_of_the_sources():
+    """Whoever named the nodes above: else it would be counted under several keys."""
+    follows = ScriptedCursor({0: [(1, 0.5)], 2: [(3, 0.5)]}, follows=True, name="follows")
+    names = ScriptedCursor({0: [(2, 0.5), (1, 0.3)], 2: [(3, 0.5)]}, name="names")
+    tree = grower(follows, names).grow(0, 4)
+    joint = [tree.evidence[paths_of(tree).index(path) + 1] for path in [(1,), (2, 3)]]
+    for kinds in joint:
+        assert [kind.source for kind in kinds] == ["follows", "names"]
+
+
+def test_no_source_and_no_budget_mean_plain_decoding():
+    assert len(grower().grow(0, 16)) == 1
+    cursor = ScriptedCursor({0: [(1, 0.9)]})
+    assert len(grower(cursor).grow(0, 1)) == 1
+    assert cursor.num_expanded == 0
+
+
+def test_each_node_costs_one_expand():
+    full = {last: [(token, 0.9) for token in range(4)] for last in range(ALPHABET)}
+    cursor = ScriptedCursor(full)
+    grower(cursor).grow(0, 12)
+    assert cursor.num_expanded <= 12
+
+
+def told(tree: DraftTree, token: int) -> StepRecord:
+    return StepRecord(row=0, tree=tree, path=[0], committed_ids=[token])
+
+
+def test_update_interval_keeps_the_shape_and_refills_its_tokens():
+    """One step grows, two refill the same places with what the cursor says by then."""
+    table = {0: [(1, 0.9), (2, 0.1)], 1: [(3, 0.9)], 5: [(6, 0.4), (7, 0.3)], 6: [(8, 0.1)]}
+    cursor = ScriptedCursor(table)
+    trees = grower(cursor, update_interval=3, threshold=0.05)
+    first = trees.grow(0, 4)
+    assert paths_of(first) == [(1,), (1, 3), (2,)]
+    for _ in range(2):
+        cursor.observe(told(first, 5))
+        refilled = trees.grow(5, 4)
+        refilled.check()
+        assert refilled.parents == first.parents
+        assert paths_of(refilled) == [(6,), (6, 8), (7,)]  # as the first, and not 6, 7, 8
+        assert refilled.scores[1:] == pytest.approx([0.4, 0.04, 0.3])
+    anew = trees.grow(5, 4)
+    assert paths_of(anew) == [(6,), (7,)]  # grown by score again: (6, 8) is under τ
+
+
+def test_a_missing_rank_is_skipped_with_all_below_it():
+    table = {0: [(1, 0.9), (2, 0.8)], 1: [(3, 0.9)], 2: [(4, 0.9)], 5: [(6, 0.9)], 6: [(7, 0.5)]}
+    cursor = ScriptedCursor(table)
+    trees = grower(cursor, update_interval=2)
+    first = trees.grow(0, 5)
+    assert paths_of(first) == [(1,), (1, 3), (2,), (2, 4)]
+    cursor.observe(told(first, 5))
+    assert paths_of(trees.grow(5, 5)) == [(6,), (6, 7)]
+
+
+def test_a_kept_shape_obeys_a_smaller_budget():
+    cursor = ScriptedCursor({0: [(1, 0.9), (2, 0.8)], 1: [(3, 0.9)]})
+    trees = grower(cursor, update_interval=5)
+    assert len(trees.grow(0, 4)) == 4
+    assert paths_of(trees.grow(0, 3)) == [(1,), (1, 3)]
+
+
+def test_a_step_may_allow_less_depth_than_the_config():
+    chain = {last: [(last + 1, 0.9)] for last in range(8)}
+    trees = grower(ScriptedCursor(chain), update_interval=9)
+    assert paths_of(trees.grow(0, 9, 2)) == [(1,), (1, 2)]
+    assert paths_of(trees.grow(0, 9, 1)) == [(1,)]  # the same shape, cut
+    assert len(trees.grow(0, 9, 0)) == 1
+    shallow = grower(ScriptedCursor(chain), max_depth=3)
+    assert max(shallow.grow(0, 9, 5).depths) == 3
+
+
+def test_growth_ends_where_the_next_node_does_not_pay():
+    chain = {last: [(last + 1, 0.5)] for last in range(8)}
+    asked = []
+
+    def pays(score: float) -> bool:
+        asked.append(score)
+        return score > 0.2
+
+    tree = grower(ScriptedCursor(chain)).grow(0, 9, None, pays)
+    assert paths_of(tree) == [(1,), (1, 2)]
+    assert asked == [0.5, 0.25, 0.125]
+
+
+def test_a_tree_that_found_nothing_leaves_no_shape():
+    cursor = ScriptedCursor({1: [(2, 0.9)]})
+    trees = grower(cursor, update_interval=5)
+    empty = trees.grow(0, 4)
+    assert len(empty) == 1
+    cursor.observe(told(empty, 1))
+    assert paths_of(trees.grow(1, 4)) == [(2,)]
+
+
+def rank_paths(tree: DraftTree) -> set[tuple[int, ...]]:
+    """The ranks among siblings from below the root down to each node."""
+    paths: list[tuple[int, ...]] = [()]
+    for node in range(1, len(tree)):
+        parent = tree.parents[node]
+        paths.append((*paths[parent], tree.looked_at[parent].tokens.index(tree.tokens[node])))
+    return set(paths)
+
+
+@settings(max_examples=50, deadline=None)
+@given(tables(), configs, st.integers(1, 4), st.lists(st.integers(0, ALPHABET - 1), max_size=8))
+def test_kept_shapes_hold_the_invariants(table, config, interval, told_tokens):
+    cursor = ScriptedCursor(table)
+    trees = TreeGrower([cursor], config.changed(update_interval=interval), probability_of)
+    shape, age = {()}, 0
+    for token in told_tokens:
+        tree = trees.grow(cursor.last_token, 8)
+        tree.check()
+        assert len(tree) <= 8
+        assert max(tree.depths) <= config.max_depth
+        if age % interval == 0 or len(shape) == 1:
+            shape, age = rank_paths(tree), 0
+        assert rank_paths(tree) <= shape
+        age += 1
+        cursor.observe(told(tree, token))
+
+
+def test_growth_reads_the_calibration_as_it_stands():
+    cursor = ScriptedCursor({0: [(1, 0.002), (2, 0.001)]})
+    calibration = Calibration()
+    trees = TreeGrower([cursor], SpecConfig(), calibration.probability)
+    tree = trees.grow(0, 3)
+    assert paths_of(tree) == [(1,), (2,)]
+    for _ in range(20):
+        calibration.observe(told(tree, 2))
+    assert paths_of(trees.grow(0, 3)) == [(2,), (1,)]

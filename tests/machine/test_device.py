@@ -1,0 +1,211 @@
+"""The CPU's device does all at once; the recording one shows what a CUDA device may do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from selfspec.machine.device import CpuDevice, CudaDevice, Device, device_for, upload
+from tests.recorder import NOT_PERMITTED, RecordingDevice
+
+
+def test_a_cpu_has_no_side():
+    device = device_for(torch.device("cpu"), overlap=True)
+    assert isinstance(device, CpuDevice)
+    tensor = torch.zeros(3)
+    with device.side(tensor):
+        tensor += 1
+    fetched = device.fetch(tensor, tensor[:1])
+    device.send(torch.tensor([2.0]), into=tensor[:1])
+    device.join()
+    assert [x.tolist() for x in fetched.get()] == [[2.0, 1.0, 1.0], [2.0]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("cpu", "a CPU captures no graphs"), ("mps", "a mps device captures no graphs")],
+)
+def test_what_captures_nothing_says_so(kind: str, reason: str):
+    device = device_for(torch.device(kind), overlap=True)
+    assert not device.can_capture
+    assert device.capture(lambda: None) == reason == f"a {device.name} captures no graphs"
+
+
+def test_an_upload_to_the_cpu_is_the_tensor():
+    tensor = torch.zeros(3)
+    assert upload(tensor, torch.device("cpu")) is tensor
+
+
+class Stub:
+    """Takes down every call on it, and gives itself for whatever is asked."""
+
+    def __init__(self, log: list[str], name: str) -> None:
+        self._log, self._name = log, name
+
+    def __getattr__(self, name: str) -> Callable[..., Stub]:
+        def call(*args: Any, **kwargs: Any) -> Stub:
+            words = [x._name for x in (*args, *kwargs.values()) if isinstance(x, Stub)]
+            self._log.append(" ".join([f"{self._name}.{name}", *words]))
+            return Stub(self._log, name)
+
+        return call
+
+    def __enter__(self) -> None:
+        self._log.append(f"into {self._name}")
+
+    def __exit__(self, *_: object) -> None:
+        self._log.append(f"out of {self._name}")
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The calls that a `CudaDevice` makes, in order."""
+    log: list[str] = []
+    names = iter(("side", "capturing"))
+    stubs = {
+        "Stream": lambda *_: Stub(log, next(names)),
+        "current_stream": lambda *_: Stub(log, "main"),
+        "stream": lambda stream: Stub(log, stream._name),
+        "graph": lambda *_, **kwargs: Stub(log, f"capture {kwargs['capture_error_mode']}"),
+        "graph_pool_handle": lambda: log.append("new pool"),
+        "CUDAGraph": lambda: Stub(log, "graph"),
+    }
+    for name, stub in stubs.items():
+        monkeypatch.setattr(torch.cuda, name, stub)
+    return log
+
+
+def test_a_cuda_side_stream_waits_and_is_waited_for(cuda: list[str]):
+    device = CudaDevice(torch.device("cuda"), overlap=True)
+    with device.side():
+        cuda.append("work")
+    device.join()
+    assert cuda == [
+        "side.wait_stream main",
+        "into side",
+        "work",
+        "out of side",
+        "main.wait_stream side",
+    ]
+
+
+def test_without_overlap_there_is_one_stream(cuda: list[str]):
+    device = CudaDevice(torch.device("cuda"), overlap=False)
+    with device.side():
+        cuda.append("work")
+    device.join()
+    assert cuda == ["work"]
+
+
+def test_a_capture_warms_up_beside_and_shares_a_pool(cuda: list[str]):
+    device = CudaDevice(torch.device("cuda"), overlap=True)
+    replay = device.capture(lambda: cuda.append("work"))
+    assert not isinstance(replay, str)
+    first, cuda[:] = list(cuda), []
+    assert first == [
+        "capturing.wait_stream main",
+        "into capturing",
+        "work",
+        "work",
+        "out of capturing",
+        "main.wait_stream capturing",
+        "new pool",
+        "into main",
+        "into capture thread_local",
+        "work",
+        "out of capture thread_local",
+        "out of main",
+    ]
+
+
+def test_a_failed_capture_is_a_reason_and_the_main_stream_is_back(cuda: list[str]):
+    device = CudaDevice(torch.device("cuda"), overlap=True)
+
+    def work() -> None:
+        if "into capture thread_local" in cuda:
+            raise RuntimeError("no such thing\nand a long story")
+
+    assert device.capture(work) == "capturing it fails (RuntimeError: no such thing)"
+    assert cuda[-1] == "out of main"
+
+
+def recorder(**options: Any) -> RecordingDevice:
+    return RecordingDevice([], **options)
+
+
+def replayed(device: Device, work: Callable[[], None]) -> Callable[[], None]:
+    replay = device.capture(work)
+    assert not isinstance(replay, str), replay
+    return replay
+
+
+def test_a_replay_works_on_the_same_tensors():
+    given, out, kept = torch.tensor([1.0, 2.0]), torch.zeros(2), torch.zeros(4)
+
+    def work() -> None:
+        doubled = given * 2
+        kept.index_copy_(0, doubled.long().clamp(max=3), doubled)
+        out.copy_(doubled.view(2, 1).squeeze(-1) + 1)
+
+    replay = replayed(recorder(), work)
+    given.copy_(torch.tensor([0.0, 1.0]))
+    kept.zero_()
+    replay()
+    assert out.tolist() == [1.0, 3.0]
+    assert kept.tolist() == [0.0, 0.0, 2.0, 0.0]
+
+
+def test_what_python_saw_is_not_seen_again():
+    """The trap that the recorder is there for."""
+    number, out = [3.0], torch.zeros(1)
+    replay = replayed(recorder(), lambda: out.fill_(number[0]))
+    number[0] = 5.0
+    replay()
+    assert out.tolist() == [3.0]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x.item(),
+        lambda x: x.tolist(),
+        lambda x: bool(x),
+        lambda x: int(x),
+        lambda x: x.cpu(),
+        lambda x: x.nonzero(),
+        lambda x: x[x > 0],
+        lambda x: torch.arange(4)[x:],
+    ],
+    ids=["item", "tolist", "bool", "int", "cpu", "nonzero", "mask", "index"],
+)
+def test_a_value_can_not_be_read_back_while_capturing(read: Callable[[torch.Tensor], Any]):
+    reason = recorder().capture(lambda: read(torch.zeros((), dtype=torch.long)))
+    assert isinstance(reason, str)
+    assert NOT_PERMITTED in reason
+
+
+def test_side_work_is_late_and_garbage_until_then():
+    device = recorder()
+    main, moved = torch.tensor([1.0, 2.0]), torch.zeros(2)
+    with device.side(main):
+        doubled = main * 2
+        moved[:] = main
+        fetched = device.fetch(doubled)
+        late = doubled + 1
+    assert doubled.isnan().all()
+    assert moved.tolist() == [0.0, 0.0]
+    assert fetched.get()[0].tolist() == [2.0, 4.0]
+    assert late.isnan().all()  # it waits for nothing that was queued behind
+    device.join()
+    assert moved.tolist() == [1.0, 2.0]
+    assert late.tolist() == [3.0, 5.0]
+
+
+def test_without_overlap_side_work_is_done_at_once():
+    device = recorder(overlap=False)
+    with device.side():
+        fetched = device.fetch(torch.ones(1) * 2)
+    assert fetched.get()[0].tolist() == [2.0]

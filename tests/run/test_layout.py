@@ -1,0 +1,229 @@
+"""Masks equal an ancestor walk, whatever the windows, the padding and the rows' lengths."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from selfspec.records import DraftTree
+from selfspec.run.layout import Layout, RowPlaces, Window, ancestors, lay_out
+from tests.oracles import MaskOracle
+from tests.strategies import tree_of, trees
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Batch(NamedTuple):
+    """Rows of a forward, as plain lists."""
+
+    trees: list[DraftTree]
+    lengths: list[int]
+    hidden: list[set[int]]  # columns of the prompt that don't count, by row
+    prompt_length: int
+
+    @property
+    def front(self) -> int:
+        return max(self.lengths)
+
+    def visible(self) -> torch.Tensor | None:
+        """(B, P), None where nothing is padded."""
+        if not any(self.hidden):
+            return None
+        columns = range(self.prompt_length)
+        return torch.tensor([[column not in row for column in columns] for row in self.hidden])
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> Batch:
+    """Prompts of one width, with tokens committed behind them at each row's pace.
+
+    Mostly padded on the left; but a mask may hide any columns, as long as one is left.
+    """
+    num_rows = draw(st.integers(1, 3))
+    prompt_length = draw(st.integers(1, 6))
+    left = st.integers(0, prompt_length - 1).map(lambda n: set(range(n)))
+    anywhere = st.sets(st.integers(0, prompt_length - 1), max_size=prompt_length - 1)
+    return Batch(
+        [draw(trees(max_nodes=6)) for _ in range(num_rows)],
+        [prompt_length + draw(st.integers(0, 6)) for _ in range(num_rows)],
+        [draw(st.one_of(left, anywhere)) for _ in range(num_rows)],
+        prompt_length,
+    )
+
+
+windows = st.one_of(
+    st.just(Window()),
+    st.builds(Window, st.just("sliding"), st.integers(1, 9)),
+    st.builds(Window, st.just("chunked"), st.integers(1, 9)),
+)
+
+
+def laid_out(batch: Batch, window: Window, first_column: int = 0, **changes: Any) -> Layout:
+    first = changes.pop("positions", np.full(len(batch.lengths), batch.prompt_length))
+    num_moved = [length - batch.prompt_length for length in batch.lengths]
+    places = RowPlaces(batch.lengths, first, num_moved, batch.visible())
+    arguments = {
+        "front": batch.front,
+        "windows": {"type": window},
+        "first_columns": {"type": first_column},
+        "dtype": torch.float32,
+        "device": torch.device("cpu"),
+    }
+    return lay_out(batch.trees, places, **(arguments | changes))
+
+
+def mask_of(batch: Batch, window: Window, first_column: int = 0) -> torch.Tensor:
+    """(B, 1, Q, columns), also where there is none, as nothing is hidden."""
+    mask = laid_out(batch, window, first_column).masks["type"]
+    width = max(map(len, batch.trees))
+    shape = (len(batch.trees), 1, width, batch.front - first_column + width)
+    return torch.zeros(shape) if mask is None else mask
+
+
+def seen_by_walking(batch: Batch, window: Window, first_column: int) -> list[list[list[bool]]]:
+    """The mask of every row, asked cell by cell."""
+    width = max(map(len, batch.trees))
+    rows = []
+    for tree, length, hidden in zip(batch.trees, batch.lengths, batch.hidden, strict=True):
+        walk = MaskOracle(tree.parents, length, hidden, *window)
+        rows.append(
+            [
+                [walk.sees_column(node, c) for c in range(first_column, batch.front)]
+                + [walk.sees_node(node, other) for other in range(width)]
+                for node in range(width)
+            ]
+        )
+    return rows
+
+
+@settings(max_examples=200, deadline=None)
+@given(batches(), windows, st.data())
+def test_masks_equal_an_ancestor_walk(batch, window, data):
+    first_column = 0
+    if window.kind != "full":  # what lies before it, nobody can see any more
+        last_seen = min(batch.lengths) - window.size + 1
+        first_column = data.draw(st.integers(0, max(last_seen, 0)))
+    mask = mask_of(batch, window, first_column)
+    sees = mask == 0
+    assert sees[:, 0].tolist() == seen_by_walking(batch, window, first_column)
+    assert bool((mask[~sees] == torch.finfo(torch.float32).min).all())
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches(), windows)
+def test_every_query_sees_itself_and_padding_sees_what_the_root_sees(batch, window):
+    sees = mask_of(batch, window)[:, 0] == 0
+    for row, tree in zip(sees, batch.trees, strict=True):
+        for node in range(len(tree)):
+            assert row[node, batch.front + node]
+        for padding in row[len(tree) :]:
+            assert padding.tolist() == row[0].tolist()
+            assert padding.any()
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches(), st.integers(1, 9))
+def test_what_was_dropped_before_the_first_column_was_never_seen(batch, size):
+    """The mask of a trimmed cache is the whole one's right part, and the left part is empty."""
+    for kind in ("sliding", "chunked"):
+        first_column = max(min(batch.lengths) - size + 1, 0)
+        whole = mask_of(batch, Window(kind, size))
+        trimmed = mask_of(batch, Window(kind, size), first_column)
+        assert torch.equal(whole[..., first_column:], trimmed)
+        assert not bool((whole[..., :first_column] == 0).any())
+
+
+@given(batches())
+def test_ids_and_positions_are_the_trees_own(batch):
+    layout = laid_out(batch, Window())
+    width = max(map(len, batch.trees))
+    for row, tree in enumerate(batch.trees):
+        fill = width - len(tree)
+        assert layout.input_ids[row].tolist() == tree.tokens + tree.tokens[:1] * fill
+        depths = tree.depths + [0] * fill
+        assert layout.position_ids[row].tolist() == [batch.lengths[row] + d for d in depths]
+
+
+def test_positions_of_several_axes():
+    """Multi-axis rotary models count (3, B, Q) positions; a tree moves all axes alike."""
+    batch = Batch([tree_of([-1, 0, 0, 2]), tree_of([-1, 0])], [7, 5], [set(), set()], 5)
+    positions = np.array([[5, 5], [1, 2], [7, 4]])
+    layout = laid_out(batch, Window(), positions=positions)
+    assert layout.position_ids.shape == (3, 2, 4)
+    assert layout.position_ids[:, 0].tolist() == [[7, 8, 8, 9], [3, 4, 4, 5], [9, 10, 10, 11]]
+    assert layout.position_ids[:, 1].tolist() == [[5, 6, 5, 5], [2, 3, 2, 2], [4, 5, 4, 4]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_masks_are_additive_in_the_models_dtype(dtype):
+    """A boolean mask would be silently wrong under eager attention."""
+    batch = Batch([tree_of([-1, 0, 0])], [2], [set()], 2)
+    mask = laid_out(batch, Window(), dtype=dtype).masks["type"]
+    assert mask.dtype == dtype
+    assert mask.shape == (1, 1, 3, 5)
+    low = torch.finfo(dtype).min
+    assert mask[0, 0].tolist() == [[0, 0, 0, low, low], [0, 0, 0, 0, low], [0, 0, 0, low, 0]]
+
+
+@pytest.mark.parametrize(
+    ("window", "nodes", "lengths", "hidden", "is_there"),
+    [
+        (Window(), 1, [9, 9], [set(), set()], False),
+        (Window("sliding", 10), 1, [9, 9], [set(), set()], False),
+        (Window("sliding", 9), 1, [9, 9], [set(), set()], True),
+        (Window("chunked", 64), 1, [9, 9], [set(), set()], True),  # stock makes one, too
+        (Window(), 1, [9, 8], [set(), set()], True),
+        (Window(), 1, [9, 9], [set(), {0}], True),
+        (Window(), 2, [9, 9], [set(), set()], True),
+    ],
+)
+def test_a_mask_is_there_where_something_is_hidden(window, nodes, lengths, hidden, is_there):
+    trees = [tree_of([-1, *[0] * (nodes - 1)])] * 2
+    batch = Batch(trees, lengths, hidden, min(lengths))
+    assert (laid_out(batch, window).masks["type"] is not None) == is_there
+
+
+def test_each_attention_type_has_a_mask_of_its_own_width():
+    batch = Batch([tree_of([-1, 0])], [9], [set()], 9)
+    layout = laid_out(
+        batch,
+        Window(),
+        windows={"full": Window(), "near": Window("sliding", 3)},
+        first_columns={"full": 0, "near": 7},
+    )
+    assert layout.masks["full"].shape == (1, 1, 2, 11)
+    assert (layout.masks["near"][0, 0] == 0).tolist() == [[1, 1, 1, 0], [0, 1, 1, 1]]
+
+
+def test_a_window_smaller_than_the_tree_hides_its_root_from_its_leaves():
+    batch = Batch([tree_of([-1, 0, 1, 2])], [1], [set()], 1)
+    sees = laid_out(batch, Window("sliding", 2)).masks["type"][0, 0] == 0
+    assert sees.int().tolist() == [
+        [1, 1, 0, 0, 0],
+        [0, 1, 1, 0, 0],
+        [0, 0, 1, 1, 0],
+        [0, 0, 0, 1, 1],
+    ]
+
+
+def test_chunks_are_told_off_from_the_first_column_that_counts():
+    """Chunks of 3 behind 2 columns of padding: 2 3 4, then 5 6 7."""
+    batch = Batch([tree_of([-1, 0, 1])], [4], [{0, 1}], 4)
+    sees = laid_out(batch, Window("chunked", 3)).masks["type"][0, 0] == 0
+    assert sees.int().tolist() == [
+        [0, 0, 1, 1, 1, 0, 0],  # column 4
+        [0, 0, 0, 0, 0, 1, 0],  # column 5, a new chunk
+        [0, 0, 0, 0, 0, 1, 1],  # column 6
+    ]
+
+
+@given(trees(max_nodes=9), st.integers(0, 3))
+def test_ancestors_equal_the_walk(tree, num_padding):
+    width = len(tree) + num_padding
+    walk = MaskOracle(tree.parents, length=0)
+    (sees,) = ancestors([tree.parents], width)
+    for node in range(width):
+        assert set(sees[node].nonzero()[0].tolist()) == set(walk.ancestry(node))

@@ -1,0 +1,264 @@
+"""A model is given what it was seen to follow, and never a tree on trust."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    GPTNeoConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    PreTrainedModel,
+)
+
+import selfspec
+from selfspec.run.layout import Window
+from selfspec.run.probe import attention_types, probe
+from tests.fakes import new_model, prompt, tiny_model
+
+SMALL = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def types_of(model_type: str, **changes: Any) -> Any:
+    return attention_types(AutoConfig.for_model(model_type, **changes))
+
+
+def test_full_attention_is_one_type():
+    types = attention_types(LlamaConfig(num_hidden_layers=3))
+    assert types.by_layer == ("full_attention",) * 3
+    assert types.windows == {"full_attention": Window()}
+    assert types.scale_period == 0
+
+
+def test_one_window_for_all_layers():
+    types = attention_types(MistralConfig(num_hidden_layers=2, sliding_window=7))
+    assert types.by_layer == ("sliding_attention",) * 2
+    assert types.windows == {"sliding_attention": Window("sliding", 7)}
+    no_window = attention_types(MistralConfig(num_hidden_layers=2, sliding_window=None))
+    assert no_window.windows == {"full_attention": Window()}
+
+
+def test_windows_by_layer():
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    types = types_of("gemma3_text", num_hidden_layers=3, layer_types=kinds, sliding_window=6)
+    assert types.by_layer == tuple(kinds)
+    assert types.windows == {
+        "sliding_attention": Window("sliding", 6),
+        "full_attention": Window(),
+    }
+
+
+def test_chunks_and_scales():
+    types = types_of(
+        "llama4_text",
+        num_hidden_layers=4,
+        attention_chunk_size=8,
+        attn_temperature_tuning=True,
+        floor_scale=16,
+    )
+    assert set(types.by_layer) == {"chunked_attention", "full_attention"}
+    assert types.windows["chunked_attention"] == Window("chunked", 8)
+    assert types.scale_period == 16
+
+
+def test_a_multimodal_config_is_read_where_its_text_is():
+    types = types_of("gemma3", text_config={"num_hidden_layers": 2, "sliding_window": 5})
+    assert types.windows["sliding_attention"] == Window("sliding", 5)
+
+
+def test_a_window_of_the_models_own_making_is_refused():
+    assert "its config sets 'window_size'" in attention_types(GPTNeoConfig())
+
+
+def test_recurrent_layers_are_refused_by_their_type():
+    reason = types_of("qwen3_next", num_hidden_layers=2, layer_types=["linear_attention"] * 2)
+    assert reason == "it has layers of type 'linear_attention', which can't branch"
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_tiny_llama_is_given_trees(attention):
+    ability = probe(tiny_model("llama", attention))
+    assert (ability.mode, ability.reason) == ("tree", None)
+    assert ability.attention.by_layer == ("full_attention",) * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rounding_is_not_taken_for_a_leak(dtype):
+    assert probe(tiny_model("llama", "eager", dtype)).mode == "tree"
+
+
+def test_alibi_is_given_chains_and_says_why():
+    ability = probe(tiny_model("bloom"))
+    assert ability.mode == "chain"
+    assert "BloomForCausalLM" in ability.reason
+    assert ability.reason.endswith("drafting chains instead of trees")
+    assert ability.attention is None
+
+
+def test_a_recurrent_state_is_decoded_plainly_and_says_why():
+    ability = probe(tiny_model("mamba"))
+    assert ability.mode == "plain"
+    assert "and no chain either" in ability.reason
+
+
+def test_an_attention_that_takes_no_4d_mask_is_given_no_tree():
+    model = new_model("llama")
+    model.config._attn_implementation = "flex_attention"
+    try:
+        reason = probe(model).reason
+    finally:
+        model.config._attn_implementation = "sdpa"
+    assert "'flex_attention' attention takes no 4-D mask" in reason
+
+
+def test_a_vocabulary_too_small_to_try_on():
+    ability = probe(new_model("llama", vocab_size=8))
+    assert ability.mode == "plain"
+    assert "vocabulary is too small" in ability.reason
+
+
+class IgnoresMasks(LlamaForCausalLM):
+    """Makes its own causal mask whatever it is given: every node would see its elders."""
+
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, **kwargs):
+        if attention_mask is not None and attention_mask.dim() == 4:
+            attention_mask = None
+        return super().forward(input_ids, attention_mask, position_ids, **kwargs)
+
+
+class IgnoresPositions(LlamaForCausalLM):
+    """Counts columns by itself: siblings would stand one behind the other."""
+
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, **kwargs):
+        return super().forward(input_ids, attention_mask, None, **kwargs)
+
+
+class IgnoresHalfTheMask(LlamaForCausalLM):
+    """Keeps what a mask says of the past, and sees the whole tree."""
+
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, **kwargs):
+        if attention_mask is not None and attention_mask.dim() == 4:
+            width = attention_mask.shape[2]
+            attention_mask = attention_mask.clone()
+            causal = torch.full((width, width), torch.finfo(self.dtype).min).triu(1)
+            attention_mask[..., -width:] = causal
+        return super().forward(input_ids, attention_mask, position_ids, **kwargs)
+
+
+class FailsOnMasks(LlamaForCausalLM):
+    """Takes masks of two dimensions only."""
+
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, **kwargs):
+        if attention_mask is not None and attention_mask.dim() != 2:
+            raise ValueError("expected a mask (B, L)")
+        return super().forward(input_ids, attention_mask, position_ids, **kwargs)
+
+
+def broken(
+    kind: type[PreTrainedModel], attention: str = "sdpa", seed: int = 5, **changes: Any
+) -> PreTrainedModel:
+    config = LlamaConfig(**(SMALL | changes))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return kind._from_config(config, attn_implementation=attention).eval()
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (IgnoresMasks, "depends on nodes that it must not see"),
+        (IgnoresPositions, "plain forwards agree better"),
+        (IgnoresHalfTheMask, "depends on nodes that it must not see"),
+        (FailsOnMasks, "fails on it (ValueError: expected a mask (B, L))"),
+    ],
+)
+def test_a_model_that_does_not_follow_a_tree_is_never_given_one(kind, said, attention):
+    assert probe(broken(LlamaForCausalLM, attention)).mode == "tree"
+    ability = probe(broken(kind, attention))
+    assert ability.mode == "chain"
+    assert said in ability.reason
+
+
+@pytest.mark.parametrize("kind", [IgnoresMasks, IgnoresPositions, IgnoresHalfTheMask])
+@pytest.mark.parametrize("initializer_range", [0.02, 0.1, 0.3])
+def test_weak_positions_are_found_out_too(kind, initializer_range):
+    """A place further on may move the logits a hundred times less than a token more."""
+    for seed in range(4):
+        model = broken(kind, seed=seed, initializer_range=initializer_range)
+        assert probe(model).mode == "chain", seed
+
+
+class RoundsByWidth(LlamaForCausalLM):
+    """As a GPU does in half precision: forwards of other widths round otherwise."""
+
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, **kwargs):
+        output = super().forward(input_ids, attention_mask, position_ids, **kwargs)
+        dice = torch.Generator().manual_seed(input_ids.shape[1])
+        noise = torch.randn(output.logits.shape, generator=dice).to(output.logits.dtype)
+        rounding = torch.finfo(self.dtype).eps * output.logits.std()
+        output.logits = output.logits + noise * rounding
+        return output
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rounding_by_width_is_not_taken_for_a_leak(dtype):
+    for seed in range(4):
+        assert probe(broken(RoundsByWidth, seed=seed).to(dtype)).mode == "tree", seed
+
+
+class Amnesic(LlamaForCausalLM):
+    """Keeps nothing: neither trees nor chains can be checked against what came before."""
+
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, **kwargs):
+        kwargs["past_key_values"] = None
+        if attention_mask is not None and attention_mask.dim() == 4:
+            attention_mask = attention_mask[..., -attention_mask.shape[2] :]
+        return super().forward(input_ids, attention_mask, position_ids, **kwargs)
+
+
+def test_a_model_that_forgets_its_past_is_decoded_plainly():
+    assert probe(broken(Amnesic)).mode == "plain"
+
+
+def test_running_out_of_memory_is_no_verdict():
+    class Hungry(LlamaForCausalLM):
+        def forward(self, input_ids=None, attention_mask=None, position_ids=None, **kwargs):
+            raise torch.OutOfMemoryError("no room")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        probe(broken(Hungry))
+
+
+def test_probing_leaves_no_trace():
+    """Neither in the random stream, nor in the weights' gradients, nor in the model's mode."""
+    model = broken(LlamaForCausalLM)
+    state = torch.get_rng_state()
+    probe(model)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not model.training
+
+
+def test_dropout_is_decoded_plainly_with_stocks_draws():
+    model = new_model("llama", attention_dropout=0.5).train()
+    texts = []
+    for extra in ({}, {"custom_generate": selfspec.SelfSpec()}):
+        torch.manual_seed(0)
+        texts.append(model.generate(**prompt(), do_sample=True, max_new_tokens=20, **extra))
+    assert torch.equal(*texts)

@@ -1,0 +1,310 @@
+"""The tape is `torch.multinomial`, draw by draw, however it comes by its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from selfspec.verify import noise
+from selfspec.verify.noise import NoiseTape
+from selfspec.verify.shortlist import Shortlist, Warpers, shortlist
+
+Draw = Callable[[torch.Tensor, int, int], int]  # (scores, row, step) -> token
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """The global random stream from a seed on, and as before afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def scores_of(num_steps: int, num_rows: int, vocab_size: int, seed: int) -> torch.Tensor:
+    """(S, B, V), some tokens ruled out as warpers do."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(num_steps, num_rows, vocab_size, generator=generator) * 3
+    ruled_out = torch.rand(logits.shape, generator=generator) < 0.3
+    ruled_out[..., 0] = False
+    return logits.masked_fill(ruled_out, -torch.inf)
+
+
+def first_difference(
+    new_draw: Callable[[int], Draw], order: list[int], table: torch.Tensor, seed: int
+) -> str | None:
+    """How a sampler differs from stock's, which draws all rows of a step at once; None: not.
+
+    `order` names the row that moves next, so that rows reach a step at different times.
+    """
+    num_steps, num_rows, _ = table.shape
+    with seeded(seed):
+        stock = [
+            torch.multinomial(scores.softmax(-1), num_samples=1).squeeze(1).tolist()
+            for scores in table
+        ]
+        stock_state = torch.get_rng_state()
+    with seeded(seed):
+        draw = new_draw(num_rows)
+        reached = [0] * num_rows
+        for row in order:
+            step = reached[row]
+            token = draw(table[step, row], row, step)
+            if token != stock[step][row]:
+                return f"row {row} drew {token} at step {step}, stock {stock[step][row]}"
+            reached[row] += 1
+        if max(reached) == num_steps and not torch.equal(torch.get_rng_state(), stock_state):
+            return "the generator stands elsewhere"
+    return None
+
+
+@st.composite
+def orders(draw: st.DrawFn, num_rows: int, num_steps: int) -> list[int]:
+    """Every row takes every step, in any order of rows."""
+    return draw(st.permutations([row for row in range(num_rows) for _ in range(num_steps)]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.integers(1, 4), st.integers(1, 6), st.integers(2, 300), st.integers(0, 99))
+def test_the_tape_is_stocks_multinomial(data, num_rows, num_steps, vocab_size, seed):
+    table = scores_of(num_steps, num_rows, vocab_size, seed)
+    order = data.draw(orders(num_rows, num_steps))
+    assert first_difference(lambda n: NoiseTape(n).draw, order, table, seed) is None
+
+
+def test_the_tape_is_stocks_multinomial_for_a_real_vocabulary():
+    table = scores_of(2, 2, 128_256, seed=5)
+    assert first_difference(lambda n: NoiseTape(n).draw, [1, 0, 0, 1], table, seed=5) is None
+
+
+def test_a_row_that_stops_early_leaves_the_others_their_noise():
+    table = scores_of(6, 3, 50, seed=2)
+    order = [0, 0, 2, 1, 1, 1, 1, 1, 1, 2, 2]
+    assert first_difference(lambda n: NoiseTape(n).draw, order, table, seed=3) is None
+
+
+def draws_a_row_at_a_time(_num_rows: int) -> Draw:
+    return lambda scores, row, step: int(torch.multinomial(scores.softmax(-1), 1))
+
+
+def draws_one_row_of_noise(_num_rows: int) -> Draw:
+    tape = NoiseTape(1)
+    return lambda scores, row, step: tape.draw(scores, 0, step)
+
+
+def draws_anew_for_each_row(num_rows: int) -> Draw:
+    return lambda scores, row, step: NoiseTape(num_rows).draw(scores, row, 0)
+
+
+def mixes_up_rows(num_rows: int) -> Draw:
+    tape = NoiseTape(num_rows)
+    return lambda scores, row, step: tape.draw(scores, num_rows - 1 - row, step)
+
+
+def takes_the_likeliest(_num_rows: int) -> Draw:
+    return lambda scores, row, step: int(scores.argmax())
+
+
+def inverts_the_distribution(_num_rows: int) -> Draw:
+    return lambda scores, row, step: int((scores.softmax(-1).cumsum(-1) < torch.rand(1)).sum())
+
+
+def draws_once_too_often(num_rows: int) -> Draw:
+    """Right ids, but the stream behind them is shifted for whoever draws next."""
+    tape = NoiseTape(num_rows)
+
+    def draw(scores: torch.Tensor, row: int, step: int) -> int:
+        token = tape.draw(scores, row, step)
+        if (row, step) == (num_rows - 1, 7):
+            torch.rand(1)
+        return token
+
+    return draw
+
+
+WRONG = [
+    draws_a_row_at_a_time,
+    draws_anew_for_each_row,
+    draws_one_row_of_noise,
+    draws_once_too_often,
+    inverts_the_distribution,
+    mixes_up_rows,
+    takes_the_likeliest,
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__)
+def test_a_wrong_sampler_is_found_out(wrong):
+    """Most of these draw from the right distribution; none is stock's stream."""
+    table = scores_of(8, 2, 40, seed=1)
+    order = [0, 1, 1, 0] * 4  # in step, one draw a row is the same stream on a CPU
+    assert first_difference(lambda n: NoiseTape(n).draw, order, table, seed=4) is None
+    assert first_difference(wrong, order, table, seed=4) is not None
+
+
+def test_forgetting_frees_what_is_behind_all_rows_and_nothing_else():
+    table = scores_of(5, 2, 30, seed=6)
+    with seeded(8):
+        kept = NoiseTape(2)
+        expected = [[kept.draw(table[s, r], r, s) for r in range(2)] for s in range(5)]
+    with seeded(8):
+        tape = NoiseTape(2)
+        assert [tape.draw(table[s, 0], 0, s) for s in range(4)] == [e[0] for e in expected[:4]]
+        tape.forget_before(2)
+        tape.forget_before(1)  # nothing left to forget there
+        assert len(tape._kept) == 2
+        assert [tape.draw(table[s, 1], 1, s) for s in (2, 3, 4)] == [e[1] for e in expected[2:]]
+        tape.forget_before(5)
+        assert tape._kept == []
+
+
+# -- numbers that are made only where they matter ----------------------------------------------
+
+
+@pytest.fixture
+def made(monkeypatch) -> list[int]:
+    """Grows by one whenever stock's own noise is made out of what was drawn."""
+    calls = []
+    make = noise._Uniforms._made
+
+    def counting(uniforms):
+        calls.append(1)
+        return make(uniforms)
+
+    monkeypatch.setattr(noise._Uniforms, "_made", counting)
+    return calls
+
+
+needs_uniforms = pytest.mark.skipif(
+    not noise._is_made_of_uniforms(), reason="this torch does not make its noise of uniforms"
+)
+
+
+@needs_uniforms
+def test_stocks_own_noise_is_hardly_ever_made(made):
+    table = scores_of(400, 1, 1000, seed=7)
+    assert first_difference(lambda n: NoiseTape(n).draw, [0] * 400, table, seed=7) is None
+    assert len(made) <= 2
+
+
+def test_another_default_dtype_changes_nothing(monkeypatch):
+    monkeypatch.setattr(noise, "_CLEARLY", 1e30)  # so that stock's own noise is made, too
+    table = scores_of(6, 1, 300, seed=7)
+    noise._is_made_of_uniforms.cache_clear()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert first_difference(lambda n: NoiseTape(n).draw, [0] * 6, table, seed=7) is None
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@needs_uniforms
+def test_it_is_made_where_two_tokens_are_nearly_equal(made, monkeypatch):
+    monkeypatch.setattr(noise, "_CLEARLY", 1e30)
+    table = scores_of(6, 2, 300, seed=7)
+    order = [0, 0, 1, 0, 1, 1, 0, 0, 0, 1, 1, 1]
+    assert first_difference(lambda n: NoiseTape(n).draw, order, table, seed=7) is None
+    assert len(made) == 12
+
+
+def test_a_torch_that_draws_otherwise_is_taken_as_it_is(monkeypatch):
+    monkeypatch.setattr(noise, "_is_made_of_uniforms", lambda: False)
+    table = scores_of(6, 2, 300, seed=7)
+    order = [0, 0, 1, 0, 1, 1, 0, 0, 0, 1, 1, 1]
+    assert first_difference(lambda n: NoiseTape(n).draw, order, table, seed=7) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_scores_of_another_dtype_are_drawn_from_as_stock_does(dtype):
+    table = scores_of(6, 2, 300, seed=7).to(dtype)
+    order = [0, 0, 1, 0, 1, 1, 0, 0, 0, 1, 1, 1]
+    assert first_difference(lambda n: NoiseTape(n).draw, order, table, seed=7) is None
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 0.01, 1.0, 50.0])
+@pytest.mark.parametrize("num_left", [1, 2, 50, 1000])
+def test_any_temperature_and_any_number_of_tokens_left(temperature, num_left):
+    table = scores_of(50, 1, 1000, seed=9) / temperature
+    least = table.topk(num_left, dim=-1).values[..., -1:]
+    table = table.masked_fill(table < least, -torch.inf)
+    assert first_difference(lambda n: NoiseTape(n).draw, [0] * 50, table, seed=9) is None
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_what_stock_refuses_is_refused_in_its_words(bad):
+    """One NaN, one infinity, or nothing that could be drawn."""
+    scores = torch.zeros(40)
+    scores[7 if bad != -torch.inf else slice(None)] = bad
+    with pytest.raises(RuntimeError) as stock:
+        torch.multinomial(scores.softmax(-1), 1)
+    with pytest.raises(RuntimeError) as ours:
+        NoiseTape(1).draw(scores, 0, 0)
+    assert str(ours.value) == str(stock.value)
+
+
+def test_a_shortlist_is_drawn_from_as_all_of_it_is():
+    """However the noise is made; a pair that is too near is left to who knows all scores."""
+    few = Shortlist([3, 1, 7], [1.0, 0.9, 0.2])
+    scores = torch.full((9,), -torch.inf)
+    scores[few.tokens] = torch.tensor(few.weights).log()
+    for seed in range(40):
+        with seeded(seed):
+            expected = int(torch.multinomial(scores.softmax(-1), 1))
+        with seeded(seed):
+            assert NoiseTape(1).draw_from(few, scores, 0, 0) == expected
+        with seeded(seed):
+            drawn = noise._Exponentials(torch.empty(1, 9).exponential_(1))
+            assert noise._pick_from(few, drawn, 0) == expected
+
+
+def test_of_two_that_are_nearly_equal_none_is_clearly_best():
+    assert noise._clearly_best([3, 1, 7], [1.0, 1.00001, 0.2]) is None
+    assert noise._clearly_best([3, 1, 7], [1.0, 1.2, 0.2]) == 1
+    assert noise._clearly_best([3], [0.1]) == 3
+
+
+@pytest.mark.parametrize("made_of_uniforms", [True, False])
+@pytest.mark.parametrize("spread", [0.001, 0.1, 1.0, 5.0])
+def test_tokens_beside_the_shortlist_win_as_often_as_by_stock(
+    spread, made_of_uniforms, monkeypatch
+):
+    """Over flat scores nearly all that win stand beside it."""
+    if not made_of_uniforms:
+        monkeypatch.setattr(noise, "_is_made_of_uniforms", lambda: False)
+    table = scores_of(300, 1, 3000, seed=3) / 3 * spread
+    asked = []
+
+    def new_draw(num_rows: int) -> Draw:
+        tape = NoiseTape(num_rows)
+
+        def draw(scores: torch.Tensor, row: int, step: int) -> int:
+            few = shortlist(scores, Warpers())
+            token = tape.draw_from(few, scores, row, step)
+            asked.append(token)
+            return tape.draw(scores, row, step) if token is None else token
+
+        return draw
+
+    assert first_difference(new_draw, [0] * 300, table, seed=11) is None
+    assert asked.count(None) <= 2
+
+
+def test_only_the_likeliest_are_looked_at() -> None:
+    """Those that no noise could help need none."""
+    asked: list[int] = []
+
+    class Listening(noise._Uniforms):
+        def of(self, row: int) -> Callable[[int], float]:
+            noise_of = super().of(row)
+            return lambda token: asked.append(token) or noise_of(token)
+
+    with seeded(0):
+        few = Shortlist(list(range(64)), [2.0**-n for n in range(64)])
+        for _ in range(20):
+            made = Listening((1, 8192))
+            assert noise._pick_from(few, made, 0) is not None
+    assert 20 <= len(asked) <= 20 * 20

@@ -1,0 +1,49 @@
+"""The walk is the one greedy path."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfspec.records import DraftTree
+from selfspec.verify.walk import walk
+from tests.strategies import ALPHABET, trees
+
+
+@given(trees(max_nodes=10, alphabet=ALPHABET), st.lists(st.integers(0, ALPHABET - 1), min_size=10))
+def test_the_walk_follows_the_models_tokens_as_far_as_the_tree_goes(tree, tokens):
+    """`tokens[i]` is what the model says behind node i."""
+    asked = []
+
+    def commit(node: int) -> tuple[int, bool]:
+        asked.append(node)
+        return tokens[node], False
+
+    path = walk(tree, commit)
+    assert asked == path
+    assert path[0] == 0
+    for above, below in pairwise(path):
+        assert tree.parents[below] == above
+        assert tree.tokens[below] == tokens[above]
+    assert tokens[path[-1]] not in tree.children[path[-1]]
+
+
+@given(trees(max_nodes=10, alphabet=ALPHABET), st.integers(1, 5))
+def test_the_walk_ends_where_the_row_stops(tree, num_commits):
+    """Even where the tree knows what would follow."""
+    asked = []
+
+    def commit(node: int) -> tuple[int, bool]:
+        asked.append(node)
+        token = min(tree.children[node], default=0)
+        return token, len(asked) == num_commits
+
+    path = walk(tree, commit)
+    assert path == asked
+    assert len(path) <= num_commits
+
+
+def test_the_walk_of_a_lone_root_is_plain_decoding():
+    assert walk(DraftTree.of_root(3), lambda node: (4, False)) == [0]
