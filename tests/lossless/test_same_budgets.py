@@ -65,7 +65,7 @@ def test_chains_learn_their_costs_too(name: str, mode: str) -> None:
         run_both(tiny_model(name), prompt(num_rows), spec, drafts=False, **MODES[mode])
 
 
-def test_no_call_measures_anything(monkeypatch) -> None:
+def test_no_call_measures_anything(measuring, monkeypatch) -> None:
     """What a forward costs is learned from the steps themselves."""
 
     def never(*_args: object, **_more: object) -> None:
@@ -75,7 +75,7 @@ def test_no_call_measures_anything(monkeypatch) -> None:
     run_both(tiny_model(), prompt(), SelfSpec(), drafts=False, **GREEDY)
 
 
-def test_what_was_learned_is_found_by_the_next_process(monkeypatch) -> None:
+def test_what_was_learned_is_found_by_the_next_process(measuring, monkeypatch) -> None:
     monkeypatch.setattr(call, "_STEPS_THAT_TEACH", 1)
     model, spec = tiny_model(), SelfSpec()
     run(model, prompt(), custom_generate=spec, **GREEDY)

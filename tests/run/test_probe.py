@@ -183,7 +183,7 @@ def broken(
     ("kind", "said"),
     [
         (IgnoresMasks, "depends on nodes that it must not see"),
-        (IgnoresPositions, "plain forwards agree better"),
+        (IgnoresPositions, "is no nearer to the right one"),
         (IgnoresHalfTheMask, "depends on nodes that it must not see"),
         (FailsOnMasks, "fails on it (ValueError: expected a mask (B, L))"),
     ],

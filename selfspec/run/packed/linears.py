@@ -8,7 +8,6 @@ from __future__ import annotations
 from functools import cache
 
 import torch
-from torch import nn
 from torch.nn.functional import linear
 
 __all__ = ["can_pack", "pack", "packed_bytes", "packed_linear"]
@@ -57,11 +56,10 @@ def _copy_dtype(dtype: torch.dtype) -> torch.dtype:
 @cache
 def _tried(dtype: torch.dtype) -> bool:
     """Does a small product come out right?"""
-    module = nn.Linear(_TYPICAL, _TYPICAL, dtype=dtype, device="cpu").requires_grad_(False)
-    nn.init.ones_(module.weight), nn.init.zeros_(module.bias)
-    x = torch.ones(_TYPICAL, _TYPICAL, dtype=dtype, device="cpu")
+    x, weight = torch.ones(2, _TYPICAL, _TYPICAL, dtype=dtype, device="cpu")
+    bias = weight[0].contiguous()
     try:
-        return torch.equal(_product(x, _reordered(module.weight), module.bias), module(x))
+        return torch.equal(_product(x, _reordered(weight), bias), linear(x, weight, bias))
     except (AttributeError, NotImplementedError, RuntimeError, TypeError):
         return False
 

@@ -1,0 +1,129 @@
+"""Packed weights: the same text in float32, in calls that use them and in others."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from selfspec import SelfSpec, SpecConfig, UnsupportedError
+from selfspec.run import prepared
+from selfspec.run.packed import weights
+from selfspec.run.prepared import profile
+from tests.fakes import new_model, packs_here, prompt, tiny_model
+from tests.lossless.same import FIXED, GREEDY, MODES, assert_clean, doubting, run, run_both
+
+pytestmark = pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("forward", ["packed", "eager"])
+def test_packed_or_not(forward: str, mode: str) -> None:
+    model, inputs = tiny_model(), prompt(2)
+    stock = run(model, inputs, **MODES[mode])
+    spec = doubting(stock.ids, inputs, forward=forward, **FIXED)
+    both = run_both(model, inputs, spec, **MODES[mode])
+    assert (both.stats.forward, both.stats.eager_reason) == (forward, None)
+    assert ("packed forwards, 0 MB of copies" in str(both.stats)) == (both.stats.packed_bytes > 0)
+    assert_clean(model)
+
+
+def test_packing_waits_until_it_has_paid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepared, "_TOKENS_THAT_PAY", 40)
+    model, spec = new_model(), SelfSpec()
+    forwards = []
+    for _ in range(3):
+        run(model, prompt(), custom_generate=spec, max_new_tokens=30, do_sample=False)
+        forwards.append(spec.stats.forward)
+    assert forwards == ["eager", "eager", "packed"]
+
+
+def test_a_fixed_budget_packs_nothing_unasked() -> None:
+    """Its text depends on no clock, and in half precision packing could move it."""
+    spec = SelfSpec(**FIXED)
+    assert run_both(tiny_model(), prompt(), spec, **GREEDY).stats.forward == "eager"
+
+
+def test_copies_that_do_not_fit_are_not_made_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "_free_memory", lambda: 0.0)
+    both = run_both(new_model(), prompt(), SelfSpec(), drafts=False, **GREEDY)
+    assert (both.stats.forward, both.stats.eager_reason) == ("eager", None)
+    asked = SelfSpec(forward="packed")
+    assert run_both(new_model(), prompt(), asked, drafts=False, **GREEDY).stats.packed_bytes
+
+
+def test_weights_that_changed_between_two_calls_are_packed_anew() -> None:
+    """In ways that torch counts nowhere, as adapters' are when they are merged."""
+    model, spec = new_model(), SelfSpec(forward="packed")
+    texts = [run_both(model, prompt(), spec, drafts=False, **GREEDY).stock.ids]
+    for layer in (model.model.layers[0].mlp.up_proj, model.lm_head):
+        layer.weight.data += torch.randn_like(layer.weight)
+        texts.append(run_both(model, prompt(), spec, drafts=False, **GREEDY).stock.ids)
+    assert not torch.equal(texts[0], texts[1])
+    assert not torch.equal(texts[1], texts[2])
+
+
+def test_chains_are_packed_too() -> None:
+    spec = SelfSpec(forward="packed")
+    both = run_both(tiny_model("bloom"), prompt(), spec, drafts=False, **GREEDY)
+    assert both.stats.forward == "packed"
+
+
+def test_each_kind_of_forward_has_a_curve_of_its_own(measuring: None) -> None:
+    model, keys = tiny_model(), []
+    for forward in ("packed", "eager", "auto"):
+        config = SpecConfig(forward=forward)
+        keys.append(profile(model, config, num_columns=20, num_rows=1)[0])
+    assert [key.pop("forward") for key in keys] == ["packed", "eager", "packed"]
+    assert keys[0] == keys[1] == keys[2]
+
+
+def test_where_nothing_pays_it_goes_on_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "_pays", lambda _modules: False)
+    model, inputs = new_model(), prompt()
+    auto = run_both(model, inputs, SelfSpec(strict=True), drafts=False, **GREEDY)
+    assert (auto.stats.forward, auto.stats.eager_reason) == ("eager", None)
+    asked = run_both(model, inputs, SelfSpec(forward="packed"), drafts=False, **GREEDY)
+    assert asked.stats.eager_reason == "no layer is at least 10 % faster packed"
+    with pytest.raises(UnsupportedError, match="forward='packed' can't be had: no layer is"):
+        run(model, inputs, custom_generate=SelfSpec(forward="packed", strict=True), **GREEDY)
+
+
+def test_a_call_that_breaks_off_leaves_the_model_as_it_was() -> None:
+    model, inputs = tiny_model(), prompt()
+
+    def break_off(*_args: object) -> None:
+        raise KeyError
+
+    spec = SelfSpec()
+    with spec.listening(break_off), pytest.raises(KeyError):
+        run(model, inputs, custom_generate=spec, **GREEDY)
+    assert_clean(model)
+    run_both(model, inputs, spec, drafts=False, **GREEDY)
+
+
+def test_stock_beside_it_in_another_thread_is_stock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that come out wrong where they are packed: the other thread never sees one."""
+    monkeypatch.setattr(weights, "packed_linear", lambda x, w, b, _packed: -linear(x, w, b))
+    model, inputs = tiny_model(), prompt()
+    stock, texts = run(model, inputs, **GREEDY), []
+    may_start = threading.Event()
+
+    def decode() -> None:
+        may_start.wait(10)
+        texts.append(run(model, inputs, **GREEDY).ids)
+
+    def hear(_record: object) -> None:
+        may_start.set()
+        if other.is_alive():
+            other.join(10)
+
+    other, spec = threading.Thread(target=decode), SelfSpec(forward="packed")
+    other.start()
+    with spec.listening(hear):
+        ours = run(model, inputs, custom_generate=spec, **GREEDY)
+    other.join(10)
+    assert torch.equal(texts[0], stock.ids)
+    assert not torch.equal(ours.ids, stock.ids)
