@@ -9,7 +9,6 @@ comes with selfspec is used. It can't chat: it goes on with your text as if it w
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from importlib import resources
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer
@@ -23,7 +22,7 @@ def main() -> None:
     model = attach(AutoModelForCausalLM.from_pretrained(options.model))
     spec = SelfSpec()
     conversation = []
-    for message in options.message or typed_messages():
+    for message in options.message or iter(lambda: input("> ").strip(), ""):
         conversation.append({"role": "user", "content": message})
         inputs = encode(tokenizer, conversation).to(model.device)
         streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
@@ -42,12 +41,6 @@ def encode(tokenizer, conversation):
     return tokenizer.apply_chat_template(
         conversation, add_generation_prompt=True, return_dict=True, return_tensors="pt"
     )
-
-
-def typed_messages() -> Iterator[str]:
-    """What the user types, until an empty line."""
-    while message := input("> ").strip():
-        yield message
 
 
 def parse_options() -> argparse.Namespace:

@@ -2,8 +2,7 @@
 
 python examples/own_answers_cache.py --model HuggingFaceTB/SmolLM2-135M-Instruct
 
-`selfspec cache build` with the recipe own-answers.toml does the same for thousands of prompts, and
-counts phrases too.
+`selfspec cache build` does this for many prompts, and counts phrases too.
 """
 
 from __future__ import annotations
@@ -19,13 +18,11 @@ from selfspec import SelfSpec, attach
 
 EARLIER = (
     "def read_lines(path):\n    with open(path) as file:\n        return",
-    "def find_files(folder, suffix):\n    found = []\n    for name in os.listdir(folder):\n       ",
-    "class TestStack(unittest.TestCase):\n    def test_push(self):\n        stack =",
+    "def find_files(folder):\n    for name in os.listdir(folder):\n        if",
 )
 LATER = (
     "def read_bytes(path):\n    with open(path, 'rb') as file:\n        return",
     "def list_files(folder):\n    for name in",
-    "class TestQueue(unittest.TestCase):\n    def test_put(self):\n        queue =",
 )
 
 
@@ -37,10 +34,10 @@ def main() -> None:
     def tokens_per_step(spec: SelfSpec, prompts: tuple[str, ...]) -> float:
         for prompt in prompts:
             inputs = tokenizer(prompt, return_tensors="pt").to(model.device)
-            model.generate(**inputs, assistant=spec, do_sample=False, max_new_tokens=48)
+            model.generate(**inputs, assistant=spec, max_new_tokens=options.max_new_tokens)
         return spec.total_stats.tokens_per_step
 
-    # Under a fixed budget each step drafts 16 tokens, so that the figures do not depend on a clock.
+    # Under a fixed budget the figures do not depend on a clock.
     cold, learning = (SelfSpec(budget="fixed", max_nodes=16) for _ in range(2))
     tokens_per_step(learning, EARLIER)
     with tempfile.TemporaryDirectory() as parent:
@@ -54,6 +51,7 @@ def main() -> None:
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Build, save and use a cache of own answers.")
     parser.add_argument("--model", default=str(resources.files("selfspec") / "models" / "tiny"))
+    parser.add_argument("--max-new-tokens", type=int, default=48)
     return parser.parse_args()
 
 

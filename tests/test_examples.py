@@ -14,7 +14,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "batch.py": ["--max-new-tokens", "8"],
     "chat.py": ["--message", "import os", "--message", "import sys", "--max-new-tokens", "8"],
     "drafted_tokens.py": ["--max-new-tokens", "8"],
-    "own_answers_cache.py": [],
+    "own_answers_cache.py": ["--max-new-tokens", "8"],
     "pipeline_streaming.py": ["--max-new-tokens", "8"],
 }
 PRINTS = {
@@ -52,5 +52,5 @@ def test_an_example_runs(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(ARGUMENTS))
 def test_an_example_is_short_and_takes_a_model(name: str) -> None:
     text = (ROOT / "examples" / name).read_text(encoding="utf-8")
-    assert text.count("\n") < 65
+    assert text.count("\n") <= 60
     assert '"--model"' in text
