@@ -1,0 +1,231 @@
+"""The pages name only what exists: files, links, commands, options, knobs, Python names."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import selfspec
+from selfspec import GenerationStats, SpecConfig, config
+from selfspec.cli.app import app
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *(ROOT / name for name in ("caches/README.md", "eval/README.md")),
+    *DOCS,
+]
+# These two tell of what is gone, so the names in them need not exist.
+HISTORIES = {"CHANGELOG.md", "log.md"}
+TODAY = [page for page in PAGES if page.name not in HISTORIES]
+OLD_NAMES = {"rounding", "turned", "compiled"}  # still accepted, with a deprecation warning
+
+FOLDERS = "selfspec|tests|eval|docs|examples|caches"
+FENCED = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INDENTED = re.compile(r"(?:(?<=\n\n)|\A)((?: {4}.*\n)+)")
+INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+PATH = re.compile(rf"(?<![\w/.~-])(?:{FOLDERS})/[\w./-]*")
+
+
+def page_name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+over_pages = pytest.mark.parametrize("page", PAGES, ids=page_name)
+over_pages_of_today = pytest.mark.parametrize("page", TODAY, ids=page_name)
+over_pages_of_docs = pytest.mark.parametrize(
+    "page", [page for page in TODAY if page.name != "CONTRIBUTING.md"], ids=page_name
+)
+
+
+def code_in(page: Path) -> list[str]:
+    """Everything that a page sets as code: blocks and words in a line."""
+    text = page.read_text(encoding="utf-8")
+    without_fences = FENCED.sub("", text)
+    return [*FENCED.findall(text), *INDENTED.findall(text), *INLINE.findall(without_fences)]
+
+
+def commands_in(page: Path, start: str) -> Iterator[list[str]]:
+    """The words of each command line that begins with `start`."""
+    for code in code_in(page):
+        for line in code.replace("\\\n", " ").splitlines():
+            for command in line.split("#")[0].split("&&"):
+                if re.match(rf"{start}(\s|\.|$)", command.strip()):
+                    yield shlex.split(command)
+
+
+def slug(heading: str) -> str:
+    """The anchor that GitHub gives to a heading."""
+    kept = re.sub(r"[^\w\- ]", "", heading.strip().lower())
+    return kept.replace(" ", "-")
+
+
+def anchors_of(page: Path) -> set[str]:
+    text = page.read_text(encoding="utf-8")
+    return {slug(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+
+
+def test_the_readme_is_short() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 150
+    assert sum(line.startswith("|--") for line in lines) <= 2
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "pip install . && selfspec demo",
+        "pip install -e '.[test]' && python -m pytest -n auto --dist worksteal",
+    ],
+)
+def test_the_readme_has_the_two_commands(command: str) -> None:
+    assert f"    {command}\n" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@over_pages
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (page.parent / name).resolve() if name else page
+        assert path.exists(), f"{target} leads nowhere"
+        if anchor:
+            assert anchor in anchors_of(path), f"{target}: {path.name} has no such heading"
+
+
+@over_pages_of_today
+def test_files_exist(page: Path) -> None:
+    for code in code_in(page):
+        for name in PATH.findall(code):
+            assert (ROOT / name.rstrip(".")).exists(), f"{name} is not in the repository"
+
+
+def test_every_page_of_docs_is_in_the_index() -> None:
+    index = ROOT / "docs" / "index.md"
+    linked = set(LINK.findall(index.read_text(encoding="utf-8")))
+    assert {page.name for page in DOCS} - {"index.md"} <= linked
+
+
+@over_pages_of_today
+def test_commands_of_selfspec_exist(page: Path) -> None:
+    for words in commands_in(page, "selfspec"):
+        command: Any = typer.main.get_command(app)
+        for word in words[1:]:
+            if word not in getattr(command, "commands", {}):
+                break
+            command = command.commands[word]
+        named = " ".join(words)
+        missing = hasattr(command, "commands") and len(words) > 1 and words[1][0] != "-"
+        assert not missing, f"{named}: no such command"
+        assert options_in(words) <= options_of_selfspec(command) | {"--help"}, (
+            f"{named}: no such option"
+        )
+
+
+@over_pages_of_today
+def test_commands_of_eval_exist(page: Path) -> None:
+    for words in commands_in(page, "python -m eval"):
+        module, named = words[2], " ".join(words)
+        assert importlib.util.find_spec(module), f"{named}: no such module"
+        if module == "eval" and len(words) > 3:
+            assert f"usage: python -m eval {words[3]}" in eval_help(words[3]), named
+        assert options_in(words) <= options_of_eval(), f"{named}: no such option"
+
+
+@over_pages_of_docs
+def test_options_named_alone_exist(page: Path) -> None:
+    """As in "`--restart` begins anew"."""
+    for code in code_in(page):
+        if code.startswith("--"):
+            known = options_of_selfspec(typer.main.get_command(app)) | options_of_eval()
+            assert options_in(code.split()) <= known, code
+
+
+def options_of_selfspec(command: Any) -> set[str]:
+    """The options of a command and of all commands below it."""
+    found = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+    below = getattr(command, "commands", {}).values()
+    return found.union({"--help"}, *map(options_of_selfspec, below))
+
+
+def options_in(words: list[str]) -> set[str]:
+    return {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)} - {"-m"}
+
+
+@cache
+def eval_help(command: str) -> str:
+    """What `python -m eval COMMAND --help` prints; it imports nothing heavy."""
+    if command == "--help":
+        return f"usage: python -m eval {command}"
+    arguments = [sys.executable, "-m", "eval", command, "--help"]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=ROOT)
+    return done.stdout
+
+
+@cache
+def options_of_eval() -> set[str]:
+    """Every option that some command of eval defines."""
+    found = set()
+    for path in (ROOT / "eval").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(node.value)
+    return {text for text in found if re.fullmatch(r"--[a-z-]+", text)} | {"--help"}
+
+
+@over_pages_of_today
+def test_python_names_exist(page: Path) -> None:
+    for code in code_in(page):
+        for name in re.findall(r"(?<![\w./-])selfspec\.([A-Za-z]\w*)", code):
+            assert hasattr(selfspec, name), f"selfspec.{name}"
+        for name in re.findall(r"\bstats\.(\w+)", code):
+            assert hasattr(GenerationStats(), name), f"stats.{name}"
+
+
+@over_pages_of_today
+def test_knobs_that_are_set_exist(page: Path) -> None:
+    """In `SelfSpec(...)` and alone, as in `budget="fixed"`."""
+    names = {field.name for field in fields(SpecConfig)}
+    for code in code_in(page):
+        for call in re.findall(r"(?:SelfSpec|SpecConfig)\(([^()]*)\)", code):
+            SpecConfig.of(**literals(call))
+        if re.fullmatch(r"\w+=[^\s`]+", code) and code.partition("=")[0] in names:
+            SpecConfig.of(**literals(code))
+
+
+def literals(arguments: str) -> dict[str, Any]:
+    call = ast.parse(f"f({arguments})", mode="eval").body
+    assert isinstance(call, ast.Call)
+    return {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+
+
+def test_the_page_of_knobs_is_whole() -> None:
+    text = (ROOT / "docs" / "knobs.md").read_text(encoding="utf-8")
+    heading = re.compile(r"^### `(\w+)`: .*default (.+)$", re.MULTILINE)
+    written = {
+        name: ast.literal_eval(default.strip("`")) for name, default in heading.findall(text)
+    }
+    defaults = {field.name: field.default for field in fields(SpecConfig)}
+    assert written == {name: v for name, v in defaults.items() if name not in OLD_NAMES}
+
+
+@pytest.mark.parametrize("values", ["BUDGETS", "FORWARDS", "LEARNING_SCOPES", "SOURCE_NAMES"])
+def test_the_page_of_knobs_has_every_value(values: str) -> None:
+    text = (ROOT / "docs" / "knobs.md").read_text(encoding="utf-8")
+    for value in set(getattr(config, values)) - OLD_NAMES:
+        assert f'"{value}"' in text, value
