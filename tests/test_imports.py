@@ -66,7 +66,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "store": {"errors", "records", "sources", "user_files"},
     "user_files": set(),
     "plugin": EVERYTHING,
-    "build": EVERYTHING,
+    "building": EVERYTHING,
     "cli": EVERYTHING,
     "": EVERYTHING,  # selfspec/__init__.py
 }
@@ -83,7 +83,7 @@ NO_TORCH = {
     "tree",
     "user_files",
 }
-TRANSFORMERS = {"arena", "build", "cli", "kv", "plugin", "static_kv"}
+TRANSFORMERS = {"arena", "building", "cli", "kv", "plugin", "static_kv"}
 
 FILES = sorted(
     path for path in ROOT.rglob("*.py") if "hub" not in path.relative_to(ROOT).parts

@@ -77,7 +77,7 @@ def merge(
     ] = "64MB",
 ) -> None:
     """Sum the counts of several caches; of LUT rows the later folders' win."""
-    from selfspec.build.sizes import num_bytes
+    from selfspec.building.sizes import num_bytes
     from selfspec.cli.merging import merged
     from selfspec.store import check_target, save_cache
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Abort, Argument, Option
 
-from selfspec.build.recipe import BUILDS, FORMS, LEARN_FROM, Recipe, read_recipe
-from selfspec.build.sizes import num_bytes
+from selfspec.building.recipe import BUILDS, FORMS, LEARN_FROM, Recipe, read_recipe
+from selfspec.building.sizes import num_bytes
 from selfspec.cli.errors import CliError
 from selfspec.cli.options import ModelOptions, unfolds
 
@@ -177,14 +177,14 @@ def build(
     """
     asked = recipe_of(recipe, options)
     memory = num_bytes("--max-memory", max_memory)
-    from selfspec.build.inputs import find_inputs
+    from selfspec.building.inputs import find_inputs
     from selfspec.cli.loading import check_options
     from selfspec.store import check_target
 
     find_inputs(asked)
     check_options(loading)
     check_target(output, overwrite=overwrite)
-    from selfspec.build.builder import BuildOptions
+    from selfspec.building.builder import BuildOptions
 
     how = BuildOptions(
         workers=workers,
@@ -199,8 +199,8 @@ def build(
 def _run(recipe: Recipe, loading: ModelOptions, how: Any, output: Path) -> None:
     from rich.console import Console
 
-    from selfspec.build.builder import Builder
-    from selfspec.build.progress import Bars
+    from selfspec.building.builder import Builder
+    from selfspec.building.progress import Bars
     from selfspec.cli.loading import load_model, load_tokenizer, quiet
 
     console = Console(stderr=True)

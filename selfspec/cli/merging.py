@@ -34,7 +34,7 @@ def merged(parts: Sequence[CacheContents], **pruning: int) -> CacheContents:
 
 
 def _merge_corpora(corpora: Sequence[CorpusTables], pruning: dict[str, int]) -> CorpusTables | None:
-    from selfspec.build.grams import merge_tables
+    from selfspec.building.grams import merge_tables
 
     if not corpora:
         return None

@@ -1,0 +1,80 @@
+"""What a `SelfSpec` has learned, on disk between two steps of a build.
+
+A build puts back what it saved before each step, also where nothing was interrupted: so a run
+that was killed ends with the same bytes as one that was not.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from selfspec.building.workplace import write_whole
+from selfspec.memory import Memory
+from selfspec.plugin.spec import SelfSpec
+from selfspec.sources import LastingSource
+
+__all__ = ["Learned"]
+
+
+class Learned:
+    """The memory of one `SelfSpec` as files, one for each place that a build has come to."""
+
+    def __init__(self, folder: Path, spec: SelfSpec, vocab_size: int) -> None:
+        self._folder = folder
+        self._spec = spec
+        self._vocab_size = vocab_size
+
+    @property
+    def memory(self) -> Memory:
+        """What is known now."""
+        return self._spec.memory(self._vocab_size)
+
+    def places(self) -> list[int]:
+        """Where `restore` can go to; 0, the start, always."""
+        return sorted({0, *(int(path.stem) for path in self._folder.glob("*.npz"))})
+
+    def save(self, place: int) -> None:
+        """Writes down what is known at `place`."""
+        memory = self.memory
+        arrays: dict[str, Any] = {
+            f"{source}.{name}": array
+            for source, tables in memory.tables().items()
+            for name, array in tables.items()
+        }
+        rates = json.dumps(memory.calibration.rows(None)).encode()
+        arrays["rates"] = np.frombuffer(rates, np.uint8)
+        stream = io.BytesIO()
+        np.savez(stream, **arrays)
+        write_whole(self._file(place), stream.getvalue())
+
+    def restore(self, place: int) -> None:
+        """Makes the memory what it was at `place`."""
+        self._spec.forget()
+        if place == 0:
+            return
+        memory = self.memory
+        with np.load(self._file(place)) as held:
+            memory.calibration.restore(json.loads(held["rates"].tobytes()))
+            for source in memory.sources:
+                if isinstance(source, LastingSource):
+                    source.restore(_part(held, source.name))
+
+    def keep_only(self, place: int) -> None:
+        """Deletes what was written for any other place."""
+        for path in self._folder.glob("*.npz"):
+            if path != self._file(place):
+                path.unlink()
+
+    def _file(self, place: int) -> Path:
+        return self._folder / f"{place}.npz"
+
+
+def _part(held: Any, source: str) -> dict[str, NDArray[Any]]:
+    names = [name for name in held.files if name.startswith(f"{source}.")]
+    return {name.removeprefix(f"{source}."): held[name] for name in names}
