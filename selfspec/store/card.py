@@ -5,6 +5,7 @@ Knows JSON and names, and opens no other file.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 
 from selfspec.errors import (
     CacheCardError,
+    CacheChecksumError,
     CacheNotFoundError,
     CachePathError,
     CacheVersionError,
@@ -29,10 +31,11 @@ __all__ = [
     "LUT_FILE",
     "Card",
     "FileEntry",
+    "checksum",
     "read_card",
 ]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 CARD_FILE = "cache.json"
 LUT_FILE = "lut.safetensors"
 CORPUS_FILE = "corpus.safetensors"
@@ -77,10 +80,22 @@ class Card:
             "files": {name: vars(entry) for name, entry in self.files.items()},
         }
         try:
+            data["checksum"] = checksum(data)
             text = json.dumps(data, indent=2, sort_keys=True, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise CacheCardError(f"about must be what JSON can say (got: {error})") from error
         return f"{text}\n".encode("ascii")
+
+
+def checksum(fields: Mapping[str, Any]) -> str:
+    """The sha256 of a card's fields in canonical JSON, the field ``checksum`` itself left out.
+
+    >>> checksum({"a": 1, "b": 2}) == checksum({"b": 2, "a": 1, "checksum": "5a"})
+    True
+    """
+    rest = {name: value for name, value in fields.items() if name != "checksum"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
 def read_card(folder: Path) -> tuple[Card, bytes]:
@@ -112,6 +127,7 @@ class _Reader:
             )
         if version < 1:
             raise self._wrong("format_version must be >= 1", version)
+        self._check_sum(fields, version)
         return Card(
             tokenizer=self._tokenizer(self._take(fields, "tokenizer", dict)),
             num_ids=self._count(fields, "num_ids"),
@@ -132,6 +148,17 @@ class _Reader:
         if not isinstance(fields, dict):
             raise self._wrong("a JSON object", fields)
         return fields
+
+    def _check_sum(self, fields: dict[str, Any], version: int) -> None:
+        """Cards of version 1 have no checksum; one that has a checksum is held to it."""
+        if version == 1 and "checksum" not in fields:
+            return
+        said, found = self._digest(fields, "checksum"), checksum(fields)
+        if said != found:
+            raise CacheChecksumError(
+                f"{CARD_FILE} of cache {self._folder!r} must have the checksum {said[:12]}… "
+                f"(got {found[:12]}…: it was changed or damaged); fetch or build it anew"
+            )
 
     def _tokenizer(self, fields: dict[str, Any]) -> TokenizerInfo:
         return TokenizerInfo(

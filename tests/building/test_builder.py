@@ -13,13 +13,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.building.conftest import StoppingBars
 
 from selfspec.building.builder import BuildOptions, command_of
 from selfspec.building.grams import GramCounter
 from selfspec.building.recipe import Recipe
 from selfspec.errors import BuildError, CacheExistsError
 from selfspec.store import load_cache, verify_cache
+from tests.building.conftest import StoppingBars
 
 PARAGRAPHS = {"form": "paragraph", "build": "ngrams"}
 OWN = {"messages": "conversations", "learn_from": "generations", "max_new_tokens": 6}

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from tests.building.test_warmup import assert_same
 
 from selfspec import SelfSpec
 from selfspec.building.generations import Generations, read_answers
@@ -15,6 +14,7 @@ from selfspec.building.progress import Bars
 from selfspec.building.recipe import Recipe
 from selfspec.building.workplace import open_workplace
 from selfspec.errors import BuildError
+from tests.building.test_warmup import assert_same
 
 PROMPTS = [[5, 6, 7], None, [8], [9] * 30, [10, 11, 12, 13, 14, 15], [16, 17], [5, 6, 8]]
 USABLE = [0, 2, 4, 5, 6]
