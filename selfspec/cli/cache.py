@@ -116,12 +116,15 @@ def read_text(path: Path) -> str:
 
 
 def _sound(folders: list[Path]) -> list[CacheContents]:
-    """The caches, checked in full, all of one tokenizer."""
+    """The caches, checked in full: all of one tokenizer, and none given twice."""
+    from selfspec.cli.merging import check_different
     from selfspec.store import load_cache, read_card
 
-    owner = read_card(folders[0])[0].tokenizer
+    cards = {folder: read_card(folder)[0] for folder in folders}
+    check_different(folders, cards)
     for folder in folders:
         _check(folder)
+    owner = cards[folders[0]].tokenizer
     return [load_cache(folder, tokenizer=owner) for folder in folders]
 
 

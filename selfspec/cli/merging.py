@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,11 +12,30 @@ from numpy.typing import NDArray
 
 from selfspec.cli.errors import CliError
 from selfspec.sources.corpus import CorpusTables
-from selfspec.store import KEY_OF, Arrays, CacheContents
+from selfspec.store import KEY_OF, Arrays, CacheContents, Card
+from selfspec.store.card import CORPUS_FILE, FileEntry
 
-__all__ = ["merged"]
+__all__ = ["check_different", "merged"]
 
+Files = Mapping[str, FileEntry]
 Rates = list[list[Any]]
+
+
+def check_different(folders: Sequence[Path], cards: Mapping[Path, Card]) -> None:
+    """Refuses a cache that is given twice, through a link or as a copy: it would count twice.
+
+    A copy is known by the checksums on the cards: of the n-gram file, or of all files.
+    """
+    for one, other in combinations(folders, 2):
+        got = f"(got {str(one)!r} and {str(other)!r})"
+        if one.resolve() == other.resolve():
+            raise CliError(f"FOLDERS must name each cache once {got}: this is the same folder")
+        if _holds_the_same(cards[one].files, cards[other].files):
+            raise CliError(f"FOLDERS must name each cache once {got}: they hold the same counts")
+
+
+def _holds_the_same(one: Files, other: Files) -> bool:
+    return one == other or (CORPUS_FILE in one and one[CORPUS_FILE] == other.get(CORPUS_FILE))
 
 
 def merged(parts: Sequence[CacheContents], **pruning: int) -> CacheContents:

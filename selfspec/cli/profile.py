@@ -16,7 +16,7 @@ from selfspec.cli.errors import CliError
 from selfspec.cli.paint import harmless
 from selfspec.cost import CostCurve
 
-__all__ = ["check_context", "curve_plot", "curve_table", "print_curve", "write_curve"]
+__all__ = ["check_context", "curve_plot", "curve_table", "described", "print_curve", "write_curve"]
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _COLUMNS = 64
@@ -38,6 +38,18 @@ def print_curve(console: Console, curve: CostCurve, about: Mapping[str, str | in
     console.print(curve_table(curve))
     console.print("seconds of a forward in plain steps, by its width", highlight=False)
     console.print(curve_plot(curve), markup=False, highlight=False, soft_wrap=True)
+
+
+def described(about: Mapping[str, str | int], num_columns: int) -> dict[str, str | int]:
+    """What a curve depends on, with the length of text in words: curves are kept by powers of two.
+
+    >>> described({"rows": 1, "context": 8}, 100)
+    {'rows': 1, 'context': '100 tokens (the costs are used for 100 to 255 tokens)'}
+    """
+    longest = (1 << int(about["context"])) - 1
+    shortest = min(num_columns, longest // 2 + 1)
+    used = f"the costs are used for {shortest} to {longest} tokens"
+    return {**about, "context": f"{num_columns} tokens ({used})"}
 
 
 def curve_table(curve: CostCurve) -> Table:

@@ -1,6 +1,8 @@
 """`selfspec cache inspect, merge, verify`, and `--cache` of the commands that write text."""
 
+import shutil
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -145,12 +147,29 @@ class TestMerge:
         save_cache(tmp_path / "longer", contents(corpus=count_grams(TEXT, 3)))
         line = fails("cache", "merge", out, folder, tmp_path / "longer")
         assert "the corpus tables can't be merged" in line
-        save_cache(tmp_path / "foreign", contents(tokenizer=tokenizer_info(_Other())))
+        foreign = contents(tokenizer=tokenizer_info(_Other()), corpus=count_grams(TEXT[1:]))
+        save_cache(tmp_path / "foreign", foreign)
         line = fails("cache", "merge", out, folder, tmp_path / "foreign")
         assert "was built for tokenizer" in line
         flip_byte(folder / "corpus.safetensors")
         assert "must have the sha256" in fails("cache", "merge", out, folder)
         assert not out.exists()
+
+    def test_the_same_cache_twice(self, fails, folder, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "link").symlink_to(folder)
+        for other in (folder, Path("cache"), tmp_path / "link", tmp_path / "x" / ".." / "cache"):
+            line = fails("cache", "merge", "out", folder, other)
+            assert f"must name each cache once (got {str(folder)!r} and {str(other)!r}" in line
+
+    def test_a_copy_of_a_cache(self, fails, folder, tmp_path):
+        shutil.copytree(folder, tmp_path / "copy")
+        line = fails("cache", "merge", tmp_path / "out", folder, tmp_path / "copy")
+        assert f"(got {str(folder)!r} and {str(tmp_path / 'copy')!r}): they hold the same" in line
+        other = contents(tables={"lut": lut([0, 3], 6)}, calibration=None)
+        save_cache(tmp_path / "counts", other)
+        line = fails("cache", "merge", tmp_path / "out", folder, tmp_path / "counts")
+        assert "they hold the same counts" in line
 
     def test_overwrite(self, run, folder):
         run("cache", "merge", folder, folder, "--overwrite")
