@@ -96,7 +96,7 @@ def load_model(options: ModelOptions, tokenizer: Any) -> Loaded:
     from transformers import AutoModelForCausalLM
 
     device = _device(options.device)
-    dtype = _dtype(options.dtype, device)
+    dtype = _dtype(options)
     source = _source(options.model)
 
     def load() -> Any:
@@ -163,10 +163,14 @@ def _device(name: str) -> Any:
     return device
 
 
-def _dtype(name: str, device: Any) -> Any:
-    """What `from_pretrained` takes; half precision is slow on most CPUs, so auto avoids it."""
+def _dtype(options: ModelOptions) -> Any:
+    """What `from_pretrained` takes: ``auto`` is the checkpoint's own.
+
+    The embedded model is saved in half precision to keep the package small, and runs in float32,
+    in which the promise of the same text holds to the last token.
+    """
     import torch
 
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else "auto"
-    return getattr(torch, name)
+    if options.dtype != "auto":
+        return getattr(torch, options.dtype)
+    return torch.float32 if options.model is None else "auto"

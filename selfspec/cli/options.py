@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import logging
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, get_type_hints
@@ -17,7 +19,15 @@ from typer import Option
 
 from selfspec.config import SpecConfig
 
-__all__ = ["CacheFolder", "Knobs", "MaxNewTokens", "ModelOptions", "Sampling", "unfolds"]
+__all__ = [
+    "CacheFolder",
+    "Knobs",
+    "MaxNewTokens",
+    "ModelOptions",
+    "Sampling",
+    "checked_config",
+    "unfolds",
+]
 
 _DRAFTING = "Drafting (changes the speed, never the text)"
 _DEFAULT = SpecConfig()
@@ -53,14 +63,14 @@ class ModelOptions:
             show_default=False,
         ),
     ] = None
-    device: Annotated[str, Option(help="cpu, cuda, cuda:1, … auto: a GPU where there is one.")] = (
-        "auto"
-    )
+    device: Annotated[
+        str, Option(help="cpu, cuda, cuda:1 and so on. auto: a GPU if there is one, else the CPU.")
+    ] = "auto"
     dtype: Annotated[
         str,
         Option(
-            help="float32, bfloat16, float16. Half: less memory, near-ties may fall differently. "
-            "auto: float32 on a CPU, else as the model was saved."
+            help="float32, bfloat16 or float16. auto: as the model was saved. In half precision "
+            "near-ties may fall differently than with stock generate()."
         ),
     ] = "auto"
 
@@ -80,7 +90,10 @@ class Sampling:
     ] = None
     seed: Annotated[
         int | None,
-        Option(help="For sampling: same seed, same text. Default: a new one.", show_default=False),
+        Option(
+            help="For sampling: the same seed gives the same text. Default: a new one each time.",
+            show_default=False,
+        ),
     ] = None
 
 
@@ -141,17 +154,10 @@ class Knobs:
     forward: Annotated[
         str,
         _knob(
-            "auto: captured graphs on CUDA, packed weights or turned products on a CPU where they "
-            "are faster. eager, turned, packed, graph, compiled: only that."
+            "auto: captured graphs on CUDA, packed weights on a CPU where they are faster. eager, "
+            "packed, graph: only that."
         ),
     ] = _DEFAULT.forward
-    rounding: Annotated[
-        str,
-        _knob(
-            "Half precision on a CPU that can't calculate in it. stock: to the last bit of a plain "
-            "step's. free: as is fastest."
-        ),
-    ] = _DEFAULT.rounding
     overlap: Annotated[
         bool,
         _knob(
@@ -172,7 +178,17 @@ class Knobs:
         knobs = dataclasses.asdict(self)
         names = (name.strip() for name in self.sources.split(","))
         knobs["sources"] = tuple(name for name in names if name)
-        return SpecConfig.of(**knobs)
+        return checked_config(**knobs)
+
+
+def checked_config(**knobs: Any) -> SpecConfig:
+    """A `SpecConfig`; what it says about old names is logged, so that the user sees it."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", DeprecationWarning)
+        config = SpecConfig.of(**knobs)
+    for each in said:
+        logging.getLogger("selfspec").warning("%s", each.message)
+    return config
 
 
 def unfolds(command: Callable[..., None]) -> Callable[..., None]:

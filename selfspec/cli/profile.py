@@ -14,13 +14,34 @@ from rich.table import Table
 
 from selfspec.cli.errors import CliError
 from selfspec.cli.paint import harmless
+from selfspec.cli.waiting import working
 from selfspec.cost import CostCurve
 
-__all__ = ["check_context", "curve_plot", "curve_table", "described", "print_curve", "write_curve"]
+__all__ = [
+    "check_context",
+    "curve_plot",
+    "curve_table",
+    "described",
+    "measured",
+    "print_curve",
+    "write_curve",
+]
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _COLUMNS = 64
 _MAX_LINES = 8  # of the plot, above its axis
+
+
+def measured(
+    model: Any, num_columns: int, num_rows: int, forward: str
+) -> tuple[dict[str, str | int], CostCurve]:
+    """What the costs depend on, and the costs themselves, measured behind a text of that length."""
+    from selfspec.plugin.costs import profile
+
+    check_context(num_columns, model)
+    with working("Measuring forwards of each width"):
+        about, curve = profile(model, num_columns=num_columns, num_rows=num_rows, forward=forward)
+    return described(about, num_columns), curve
 
 
 def check_context(num_columns: int, model: Any) -> None:
@@ -31,8 +52,11 @@ def check_context(num_columns: int, model: Any) -> None:
         raise CliError(f"--context must be < {limit}, the model's positions (got {num_columns})")
 
 
-def print_curve(console: Console, curve: CostCurve, about: Mapping[str, str | int]) -> None:
-    """What was measured and where, the table, and below it the plot."""
+def print_curve(
+    curve: CostCurve, about: Mapping[str, str | int], console: Console | None = None
+) -> None:
+    """Prints what was measured and where, the table, and below it the plot."""
+    console = console or Console()
     for name, value in about.items():
         console.print(harmless(f"{name}: {value}"), markup=False, highlight=False)
     console.print(curve_table(curve))

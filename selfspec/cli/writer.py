@@ -64,6 +64,16 @@ class Writer:
         temperature = self.sampling.temperature
         return bool(self.model.generation_config.do_sample if temperature is None else temperature)
 
+    @property
+    def dtype(self) -> str:
+        """The name of the model's dtype, as in ``--dtype``."""
+        return str(self.model.dtype).removeprefix("torch.")
+
+    @property
+    def in_half_precision(self) -> bool:
+        """Does a forward of another width round so much that near-ties fall differently?"""
+        return self.dtype in ("bfloat16", "float16")
+
     def __str__(self) -> str:
         if not self.samples:
             return "greedy"

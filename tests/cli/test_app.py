@@ -121,4 +121,5 @@ def test_ctrl_c_ends_it_quietly(run, plain_folder, monkeypatch):
     monkeypatch.setattr(generate_module, "write_continuation", interrupted)
     result = run("generate", "--model", plain_folder, stdin="text")
     assert result.exit_code == 130
-    assert result.output == ""
+    assert result.stdout == ""
+    assert result.stderr == f"Loading {plain_folder} ...\n"

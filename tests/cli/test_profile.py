@@ -70,7 +70,7 @@ def test_a_plot_has_a_size_whatever_the_curve(points):
 
 def test_all_of_it_says_where_it_was_measured():
     console = Console(file=io.StringIO(), width=40)
-    print_curve(console, CURVE, {**ABOUT, "note": "bell\a"})
+    print_curve(CURVE, {**ABOUT, "note": "bell\a"}, console)
     text = console.file.getvalue()
     assert "device: a card [bold]\n" in text
     assert "note: bell\n" in text
