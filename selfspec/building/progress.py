@@ -69,7 +69,7 @@ class Bar:
 
 
 class Bars:
-    """The bars of a build, one below the other; drawn where there is a terminal."""
+    """The bars of a build, one below the other."""
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
@@ -92,7 +92,7 @@ class Bars:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._progress.live.is_started:  # else it would end a line that nobody began
+        if self._progress.live.is_started:  # Otherwise this would print an empty line.
             self._progress.stop()
 
     def say(self, text: str) -> None:
@@ -100,7 +100,12 @@ class Bars:
         self._progress.console.print(text, highlight=False)
 
     def stage(self, title: str, total: int | None, *, done: int = 0, tokens: int = 0) -> Bar:
-        """A bar for one stage; `total` is None where nobody knows it yet."""
+        """A bar for one stage; `total` is None as long as nobody knows it.
+
+        Without a terminal the stage is named at once, and the bars are printed at the end.
+        """
+        if not self._progress.console.is_interactive:
+            self.say(f"{title} ...")
         self._progress.start()
         task = self._progress.add_task(
             title, total=total, completed=done, tokens=tokens, tokens_before=tokens
