@@ -46,8 +46,8 @@ def read_documents(
         return
     left = None if recipe.max_documents is None else max(recipe.max_documents - skip, 0)
     rows = islice(_rows(recipe, inputs, skip), left)
-    for place, row in enumerate(rows, start=skip):
-        yield _document(recipe, row, place)
+    for number, row in enumerate(rows, start=skip):
+        yield _document(recipe, row, number)
 
 
 def _rows(recipe: Recipe, inputs: Inputs, skip: int) -> Iterator[Mapping[str, Any]]:
@@ -60,19 +60,23 @@ def _rows(recipe: Recipe, inputs: Inputs, skip: int) -> Iterator[Mapping[str, An
         RuntimeError,
         TypeError,
     )
-    place = skip
+    number = skip
     try:
         for row in _load(recipe, inputs).skip(skip):
-            place += 1
+            number += 1
             yield row
     except BuildError:
         raise
-    except (*wrong, StopIteration, ValueError) as error:  # an empty file stops its reader
-        cause = error.__cause__ or error
-        raise BuildError(
-            f"data {recipe.data!r} can't be read behind document {place}: "
-            f"{str(cause) or type(cause).__name__}"
-        ) from error
+    except (*wrong, StopIteration, ValueError) as error:  # An empty file stops its reader.
+        raise _unreadable(recipe, number, error.__cause__ or error) from error
+
+
+def _unreadable(recipe: Recipe, number: int, cause: BaseException) -> BuildError:
+    why = str(cause) or type(cause).__name__
+    if number:
+        return BuildError(f"data {recipe.data!r} can't be read after {number} documents: {why}")
+    rule = "data must be a file or a folder that can be read, or a Hub id"
+    return BuildError(f"{rule} (got {recipe.data!r}: {why})")
 
 
 def _datasets() -> Any:
@@ -109,42 +113,42 @@ def _arguments(recipe: Recipe, inputs: Inputs) -> dict[str, Any]:
     return {"path": {"tsv": "csv"}.get(inputs.kind, inputs.kind), "data_files": files, **more}
 
 
-def _document(recipe: Recipe, row: Mapping[str, Any], place: int) -> Document:
+def _document(recipe: Recipe, row: Mapping[str, Any], number: int) -> Document:
     name = recipe.messages or recipe.column
     if name not in row:
-        raise BuildError(f"document {place}: {unknown_name('column', name, row)}")
+        raise BuildError(f"document {number}: {unknown_name('column', name, row)}")
     value = row[name]
     if not value:
         return None
     if recipe.messages is not None:
-        return _messages(value, recipe, place)
+        return _messages(value, recipe, number)
     if not isinstance(value, str):
-        raise _wrong(place, f"column {name!r} must hold texts", value)
+        raise _wrong(number, f"column {name!r} must hold texts", value)
     return value
 
 
-def _messages(value: Any, recipe: Recipe, place: int) -> list[Message]:
+def _messages(value: Any, recipe: Recipe, number: int) -> list[Message]:
     if isinstance(value, Mapping):  # a table's columns in place of its rows
         value = [dict(zip(value, each, strict=True)) for each in zip(*value.values(), strict=True)]
     if not isinstance(value, list):
-        raise _wrong(place, f"column {recipe.messages!r} must hold lists of messages", value)
+        raise _wrong(number, f"column {recipe.messages!r} must hold lists of messages", value)
     known = {**_ROLES, **recipe.roles}
-    return [_message(each, known, place) for each in value]
+    return [_message(each, known, number) for each in value]
 
 
-def _message(message: Any, known: Mapping[str, str], place: int) -> Message:
+def _message(message: Any, known: Mapping[str, str], number: int) -> Message:
     if not isinstance(message, Mapping):
-        raise _wrong(place, "a message must be a table with role and content", message)
+        raise _wrong(number, "a message must be a table with role and content", message)
     role = str(next((message[key] for key in _ROLE_KEYS if message.get(key)), None))
     content = next((message[key] for key in _CONTENT_KEYS if message.get(key) is not None), "")
     if role not in known:
         hint = "add it to roles, such as --roles human=user"
-        raise BuildError(f"document {place}: {unknown_name('role', role, known)}; {hint}")
+        raise BuildError(f"document {number}: {unknown_name('role', role, known)}; {hint}")
     if not isinstance(content, str):
-        raise _wrong(place, "a message's content must be text", content)
+        raise _wrong(number, "a message's content must be text", content)
     return {"role": known[role], "content": content}
 
 
-def _wrong(place: int, rule: str, got: Any) -> BuildError:
+def _wrong(number: int, rule: str, got: Any) -> BuildError:
     shown = repr(got)
-    return BuildError(f"document {place}: {rule} (got {shown[:80]}{'…' * (len(shown) > 80)})")
+    return BuildError(f"document {number}: {rule} (got {shown[:80]}{'…' * (len(shown) > 80)})")

@@ -1,4 +1,4 @@
-"""The `selfspec` command: its subcommands, and how errors end it."""
+"""The `selfspec` command and its subcommands."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from selfspec.cli.cache import cache as cache_commands
-from selfspec.cli.errors import one_line
+from selfspec.cli.group import Commands
 from selfspec.cli.log import Verbose
 from selfspec.cli.options import (
     CacheFolder,
@@ -25,39 +24,13 @@ from selfspec.cli.options import (
 )
 from selfspec.cli.waiting import working
 from selfspec.config import SpecConfig
-from selfspec.errors import SelfSpecError
 
 if TYPE_CHECKING:
     from selfspec.cli.writer import Writer
 
 __all__ = ["app", "main"]
 
-_USER_ERROR = 2
-_INTERRUPTED = 130
-# Newer typers bring a click of their own, older ones use the installed one.
-_ClickException: Any = typer.BadParameter.__mro__[2]
-
-
-class _Group(TyperGroup):
-    """Answers what the user got wrong with one line and exit status 2, not with a panel."""
-
-    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        """Runs a command. An error that nobody foresaw keeps its traceback."""
-        extra["standalone_mode"] = False
-        try:
-            status = super().main(*args, **extra)
-        except SelfSpecError as error:
-            status = _complain(str(error))
-        except _ClickException as error:
-            status = _complain(error.format_message())
-        except (typer.Abort, KeyboardInterrupt):
-            status = _INTERRUPTED
-        if not standalone_mode:
-            return status
-        sys.exit(status if isinstance(status, int) else 0)
-
-
-app = typer.Typer(cls=_Group, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(cache_commands)
 
 
@@ -68,11 +41,6 @@ def main() -> None:
             # A model writes characters that not every terminal can show.
             stream.reconfigure(errors="replace")
     app(prog_name="selfspec")
-
-
-def _complain(message: str) -> int:
-    print(f"error: {one_line(message)}", file=sys.stderr)
-    return _USER_ERROR
 
 
 def _print_version(asked: bool) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from selfspec.cli.cache_build import build
 from selfspec.cli.errors import CliError, one_line
+from selfspec.cli.group import Commands
 from selfspec.cli.log import Verbose
 from selfspec.cli.paint import harmless
 from selfspec.cli.waiting import working
@@ -21,14 +22,19 @@ __all__ = ["cache"]
 
 _DAMAGED = 2
 
-cache = typer.Typer(
-    name="cache", help="Build, inspect, merge and check cache folders.", no_args_is_help=True
-)
+cache = typer.Typer(name="cache", cls=Commands)
 cache.command()(build)
 
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace a cache folder that exists already.")
 ]
+
+
+@cache.callback(invoke_without_command=True)
+def commands(context: typer.Context) -> None:
+    """Build, inspect, merge and check cache folders."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 @cache.command()

@@ -146,6 +146,8 @@ class RecipeOptions:
 def recipe_of(file: Path | None, options: RecipeOptions) -> Recipe:
     """The recipe in a file, with the options in place of its keys."""
     keys = {**(read_recipe(file) if file else {}), **options.given()}
+    if "data" not in keys:
+        raise CliError("--data must name what to read: a file, a folder or a Hub id (got nothing)")
     if "name" not in keys and isinstance(keys.get("data"), str):
         keys["name"] = Path(keys["data"]).resolve().name
     return Recipe.of(**keys)

@@ -24,6 +24,7 @@ __all__ = [
 ]
 
 TINY = Path(__file__).parent.parent / "models" / "tiny"
+_DEVICE_RULE = "--device must be one that torch can use here"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 T = TypeVar("T")
@@ -156,10 +157,12 @@ def _device(name: str) -> Any:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
+    except RuntimeError as error:
+        raise CliError(f"{_DEVICE_RULE} (got {name!r}); try auto, cpu or cuda") from error
+    try:
         torch.empty(0, device=device)
     except (AssertionError, NotImplementedError, RuntimeError) as error:
-        message = f"--device must be one that torch can use here (got {name!r}: {one_line(error)})"
-        raise CliError(message) from error
+        raise CliError(f"{_DEVICE_RULE} (got {name!r}: {one_line(error)})") from error
     return device
 
 

@@ -105,8 +105,8 @@ def test_ctrl_c_says_how_to_go_on(build, texts, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ((), "a recipe must have a name"),
-        (("--name", "n"), "a recipe must have a data; write it in, or pass --data"),
+        ((), "--data must name what to read"),
+        (("--name", "n"), "--data must name what to read"),
         (("--data", "./nowhere"), "data must be a file or folder that exists"),
         (("--data", "{texts}", "--min-count", "0"), "min_count must be >= 1 (got 0)"),
         (("--data", "{texts}", "--build", "ngram"), "did you mean 'ngrams'?"),
