@@ -1,4 +1,4 @@
-"""The whole job: from a recipe and a model to a cache folder, in stages that can be resumed."""
+"""Builds a cache folder from a recipe and a model, in stages that can be resumed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from selfspec.building.progress import Bars
 from selfspec.building.recipe import Recipe
 from selfspec.building.tokens import Encoder, Ids, encode_all
 from selfspec.building.warmup import Warmup
-from selfspec.building.workplace import Workplace, open_workplace
+from selfspec.building.work_folder import WorkFolder, open_work_folder
 from selfspec.errors import BuildError
 from selfspec.plugin.spec import SelfSpec
 from selfspec.sources.corpus import CorpusTables
@@ -33,15 +33,15 @@ __all__ = ["BuildOptions", "Builder", "command_of"]
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions:
-    """How to build, and nothing that changes a byte of what comes out.
+    """How to build. None of these options changes a byte of the cache.
 
     Args:
         workers: Processes that tokenize.
-        max_memory: Bytes for counting n-grams; tokenizer and model come on top.
-        restart: Throws away what an earlier start left.
-        overwrite: Replaces a cache folder that is there.
+        max_memory: Bytes for counting n-grams, without the tokenizer and the model.
+        restart: Deletes what an earlier start left, in place of going on from there.
+        overwrite: Replaces a cache folder that exists already.
         keep_work: Leaves the work folder, with the generations in it.
-        save_seconds: Time of the warm-up after which what was learned is written down.
+        save_seconds: How often the warm-up writes down what was learned.
     """
 
     workers: int = 1
@@ -56,7 +56,7 @@ class Builder:
     """One cache being built.
 
     Args:
-        load_model: Called where the model itself is needed, and not only its tokenizer.
+        load_model: Called when the model itself is needed, not only its tokenizer.
         model_name: What the user called it; None for the embedded one.
     """
 
@@ -77,19 +77,19 @@ class Builder:
         self._bars = bars
         self._options = options
         self._model_name = model_name
-        # What is decoded plainly teaches nothing; and what is verified must not hang on how fast
-        # this machine is today, or the same recipe would build another cache.
+        # A model that is decoded plainly would teach nothing, so it is refused. The budget is fixed
+        # because the same recipe must build the same cache, however fast the machine is.
         self._spec = SelfSpec(strict=recipe.wants_lut, budget="fixed", max_nodes=16)
         self._counts: dict[str, int] = {}
-        self._min_counts: list[int] = []  # by length of prefix, what it took to fit
+        self._min_counts: list[int] = []  # One for each length of prefix.
         self._check_template()
 
     def run(self, output: Path) -> CacheContents:
-        """Builds the cache folder `output`, going on where an earlier start was interrupted."""
+        """Builds the cache folder `output`; goes on where an earlier start was interrupted."""
         overwrite, restart = self._options.overwrite, self._options.restart
         target = check_target(output, overwrite=overwrite)
         self._check_data()
-        with open_workplace(target, self._identity(), restart=restart) as work:
+        with open_work_folder(target, self._identity(), restart=restart) as work:
             contents = self._contents(work)
             save_cache(target, contents, overwrite=overwrite)
             if not self._options.keep_work:
@@ -100,8 +100,8 @@ class Builder:
     def _model(self) -> Any:
         return self._load_model().eval()
 
-    def _contents(self, work: Workplace) -> CacheContents:
-        """All stages, one after the other; what is left of an earlier start is not done again."""
+    def _contents(self, work: WorkFolder) -> CacheContents:
+        """Runs all stages one after the other; what an earlier start did is not done again."""
         recipe = self._recipe
         if recipe.generates:
             self._generate(work)
@@ -113,12 +113,12 @@ class Builder:
             tokenizer=tokenizer_info(self._tokenizer),
             tables=memory.tables() if memory else {},
             corpus=corpus,
-            # reading alone counts no drafts
+            # Reading alone verifies no drafts, so there are no rates to keep.
             calibration=memory.calibration.rows() if memory and recipe.generates else None,
             about=self._about(),
         )
 
-    def _generate(self, work: Workplace) -> None:
+    def _generate(self, work: WorkFolder) -> None:
         stage = Generations(work, self._recipe, self._model, self._tokenizer, self._spec)
         bar = self._bars.stage("generating", self._total, done=stage.documents)
         if not stage.finished:
@@ -127,7 +127,7 @@ class Builder:
         self._counts |= {"prompts": stage.documents, "answers": stage.answers}
         self._check_some(stage.answers, "a prompt that the model can answer")
 
-    def _warm_up(self, work: Workplace) -> None:
+    def _warm_up(self, work: WorkFolder) -> None:
         seconds = self._options.save_seconds
         stage = Warmup(work, self._recipe, self._model, self._spec, save_seconds=seconds)
         total = self._recipe.warmup_tokens or None
@@ -138,7 +138,7 @@ class Builder:
         self._counts["tokens_read"] = stage.tokens
         self._check_some(stage.tokens, "a document with text in it")
 
-    def _count(self, work: Workplace) -> CorpusTables:
+    def _count(self, work: WorkFolder) -> CorpusTables:
         size = tokenizer_info(self._tokenizer).vocab_size
         memory = self._options.max_memory
         stage = Counting(work, self._recipe, vocab_size=size, max_memory=memory)
@@ -156,7 +156,7 @@ class Builder:
         self._counts |= {"documents": documents, "tokens": stage.tokens, "left_out": stage.empty}
         return tables
 
-    def _to_count(self, work: Workplace, skip: int) -> Iterator[Ids | None]:
+    def _to_count(self, work: WorkFolder, skip: int) -> Iterator[Ids | None]:
         if self._recipe.generates:
             return read_answers(work.folder, skip)
         return self._ids(skip)
@@ -176,7 +176,7 @@ class Builder:
 
     @property
     def _uses_template(self) -> bool:
-        """Texts that are only read stand for themselves; prompts and conversations don't."""
+        """Prompts and conversations go through the template; texts that are only read do not."""
         recipe = self._recipe
         return recipe.chat_template and (recipe.messages is not None or recipe.generates)
 
@@ -188,7 +188,7 @@ class Builder:
             )
 
     def _check_data(self) -> None:
-        """Reads the first document: what is wrong with all of them is said before any work."""
+        """Reads the first document, so that data of the wrong kind is refused before any work."""
         with closing(read_documents(self._recipe, self._inputs)) as documents:
             self._check_some(sum(1 for _ in islice(documents, 1)), "a document")
 
@@ -197,7 +197,7 @@ class Builder:
             raise BuildError(f"data must hold {what} (got {self._recipe.data!r})")
 
     def _identity(self) -> dict[str, Any]:
-        """What a build that goes on must share with the one that was interrupted."""
+        """What must not have changed if a build is to go on from an earlier start."""
         asked = {"model": self._model_name or "embedded"} if self._asks_model else {}
         return {
             **self._recipe.as_dict(),
@@ -211,7 +211,7 @@ class Builder:
         return self._recipe.wants_lut or self._recipe.generates
 
     def _about(self) -> dict[str, Any]:
-        """The card's own words: where a cache comes from, and no times, paths or machines."""
+        """What the card says about the origin of a cache, without times, paths or machines."""
         public = _without_folders(self._recipe)
         recipe = public.as_dict()
         about = {key: recipe.pop(key) for key in ("name", "licence")}
@@ -223,7 +223,7 @@ class Builder:
 
 
 def _without_folders(recipe: Recipe) -> Recipe:
-    """The recipe as a card may tell it to everybody: local files by their last name."""
+    """The recipe as a card may show it to everybody: local files without their folders."""
     data = Path(recipe.data).expanduser()
     files = [Path(each).expanduser() for each in recipe.data_files]
     return replace(
@@ -234,7 +234,7 @@ def _without_folders(recipe: Recipe) -> Recipe:
 
 
 def command_of(recipe: Recipe, model_name: str | None) -> str:
-    """The command that builds the same cache, whatever it was really typed like."""
+    """A command that builds the same cache, in a normal form."""
     words = ["selfspec", "cache", "build", "FOLDER"]
     words += ["--model", model_name] if model_name else []
     for key, value in recipe.changed_keys().items():

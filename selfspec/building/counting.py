@@ -1,4 +1,4 @@
-"""Counting n-grams over documents, in runs on disk that a later start goes on from."""
+"""Counts n-grams over documents, in runs on disk that a later start goes on from."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from selfspec.building.grams import GramCounter
 from selfspec.building.progress import Bar
 from selfspec.building.recipe import Recipe
 from selfspec.building.tokens import Ids
-from selfspec.building.workplace import Workplace
+from selfspec.building.work_folder import WorkFolder
 from selfspec.sources.corpus import CorpusTables
 
 __all__ = ["Counting"]
@@ -18,13 +18,13 @@ STAGE = "counting"
 
 
 class Counting:
-    """One build's n-gram counts: what is in runs on disk, and how many documents that is.
+    """One build's n-gram counts: the runs on disk, and how many documents they cover.
 
-    A killed process loses what it counted since the last run: a share of `max_memory`.
+    A killed process loses what it counted since the last run, at most what fits `max_memory`.
     """
 
     def __init__(
-        self, work: Workplace, recipe: Recipe, *, vocab_size: int, max_memory: int
+        self, work: WorkFolder, recipe: Recipe, *, vocab_size: int, max_memory: int
     ) -> None:
         self._work = work
         self._recipe = recipe
@@ -42,10 +42,10 @@ class Counting:
             max_memory=max_memory,
             runs=known.get("runs", []),
         )
-        self._num_runs = len(self._counter.runs)  # in the journal
+        self._num_runs = len(self._counter.runs)  # Those that the journal names.
 
     def run(self, documents: Iterable[Ids | None], bar: Bar) -> None:
-        """Counts the documents behind the first `self.documents`."""
+        """Counts documents; the first `self.documents` of the data must have been skipped."""
         try:
             for ids in documents:
                 self._add(ids)
@@ -60,7 +60,7 @@ class Counting:
         self._close_run()
 
     def tables(self, bar: Bar) -> CorpusTables:
-        """All runs as the tables of a cache folder."""
+        """Merges all runs into the tables of a cache folder."""
         return self._counter.tables(
             min_count=self._recipe.min_count,
             max_continuations=self._recipe.max_continuations,

@@ -1,7 +1,7 @@
-"""Documents, one by one and in the same order every time, from anything `datasets` loads.
+"""Reads documents one by one, in the same order every time, from anything `datasets` loads.
 
-A document is a text, a conversation, or None where a row is empty: it still counts, so that
-a build that goes on knows how many to skip.
+A document is a text, a conversation, or None for an empty row. Empty rows count too, so that a
+build that goes on knows how many to skip.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Document", "Message", "read_documents"]
 Message = dict[str, str]
 Document = str | list[Message] | None
 
-# what data sets call those who speak, and what chat templates do
+# The names that data sets give to speakers, with those that chat templates use.
 _ROLES = {
     "assistant": "assistant",
     "bard": "assistant",
@@ -51,7 +51,7 @@ def read_documents(
 
 
 def _rows(recipe: Recipe, inputs: Inputs, skip: int) -> Iterator[Mapping[str, Any]]:
-    """Whatever the reader of somebody else's file raises is told as what it is: bad data."""
+    """The rows behind the first `skip`. Whatever their reader raises is reported as bad data."""
     wrong = (
         _datasets().exceptions.DatasetsError,
         ArithmeticError,
@@ -75,12 +75,12 @@ def _unreadable(recipe: Recipe, number: int, cause: BaseException) -> BuildError
     why = str(cause) or type(cause).__name__
     if number:
         return BuildError(f"data {recipe.data!r} can't be read after {number} documents: {why}")
-    rule = "data must be a file or a folder that can be read, or a Hub id"
-    return BuildError(f"{rule} (got {recipe.data!r}: {why})")
+    fix = "name a file or a folder that exists, or a Hub id"
+    return BuildError(f"data {recipe.data!r} can't be read: {why}; {fix}")
 
 
 def _datasets() -> Any:
-    """The package, which only those have who build caches."""
+    """The package, which comes with the `cache` extra only."""
     try:
         import datasets
     except ImportError as error:
@@ -128,7 +128,7 @@ def _document(recipe: Recipe, row: Mapping[str, Any], number: int) -> Document:
 
 
 def _messages(value: Any, recipe: Recipe, number: int) -> list[Message]:
-    if isinstance(value, Mapping):  # a table's columns in place of its rows
+    if isinstance(value, Mapping):  # This is a table given by columns, not by rows.
         value = [dict(zip(value, each, strict=True)) for each in zip(*value.values(), strict=True)]
     if not isinstance(value, list):
         raise _wrong(number, f"column {recipe.messages!r} must hold lists of messages", value)

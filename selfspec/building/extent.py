@@ -1,4 +1,4 @@
-"""How many documents there will be, where that is quickly known: for the time left."""
+"""Tells how many documents there will be, for the bars, where that is quick to find out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BLOCK = 1 << 20
 
 
 def num_documents(recipe: Recipe, inputs: Inputs) -> int | None:
-    """The number of documents, or an estimate; None where it would take reading them all."""
+    """The number of documents or an estimate; None if all of them would have to be read."""
     counts = [_in_file(path, inputs.kind, recipe.form) for path in inputs.files]
     known = None if None in counts or not counts else sum(count or 0 for count in counts)
     limits = [each for each in (known, recipe.max_documents) if each is not None]
@@ -36,7 +36,7 @@ def _in_file(path: Path, kind: str, form: str) -> int | None:
 
 
 def _num_lines(path: Path) -> int | None:
-    """Lines of a file; None for JSON that is one list, or all on one line."""
+    """The number of lines; None for JSON that is one list, or that is all on one line."""
     num_lines = 0
     with path.open("rb") as stream:
         while block := stream.read(_BLOCK):

@@ -21,7 +21,7 @@ from selfspec.building.limits import max_positions, vocab_size
 from selfspec.building.progress import Bar
 from selfspec.building.recipe import Recipe
 from selfspec.building.tokens import Ids
-from selfspec.building.workplace import Workplace
+from selfspec.building.work_folder import WorkFolder
 from selfspec.errors import BuildError
 from selfspec.plugin.spec import SelfSpec
 
@@ -40,7 +40,7 @@ class Generations:
     """One build's answers: those on disk, and where to go on."""
 
     def __init__(
-        self, work: Workplace, recipe: Recipe, model: Any, tokenizer: Any, spec: SelfSpec
+        self, work: WorkFolder, recipe: Recipe, model: Any, tokenizer: Any, spec: SelfSpec
     ) -> None:
         self._work = work
         self._recipe = recipe
@@ -51,7 +51,7 @@ class Generations:
         self._learned = Learned(work.part(STAGE), spec, vocab_size(model))
         self._path = work.folder / _FILE
         known = work.progress.get(STAGE, {})
-        self.documents: int = known.get("documents", 0)  # once finished, all of them
+        self.documents: int = known.get("documents", 0)  # When finished, this is the number of all.
         self.finished: bool = known.get("finished", False)
         self.answers, last = self._whole_batches()
         if not self.finished:
@@ -59,7 +59,7 @@ class Generations:
         self._learned.restore(self.answers)
 
     def run(self, prompts: Iterable[Ids | None], bar: Bar) -> None:
-        """Answers the prompts behind the first `self.documents`."""
+        """Answers prompts; the first `self.documents` of the data must have been skipped."""
         usable = self._usable(prompts, bar)
         while batch := list(islice(usable, self._recipe.batch)):
             self._learned.restore(self.answers)
@@ -80,7 +80,7 @@ class Generations:
                 yield _Prompt(document, ids)
 
     def _answer(self, prompts: list[Ids]) -> list[list[int]]:
-        """What the model writes behind each prompt, its end-of-text token included."""
+        """What the model answers to each prompt, with the end-of-text token."""
         width = max(map(len, prompts))
         pad = self._pad_id()
         input_ids = torch.full((len(prompts), width), pad, dtype=torch.long)
@@ -90,7 +90,7 @@ class Generations:
             mask[row, width - len(ids) :] = 1
         device = self._model.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            # a batch draws the same whether or not it is the first of a process
+            # A batch draws the same numbers whether or not it is the first of a process.
             torch.manual_seed(self._recipe.seed + self.answers)
             output = self._model.generate(
                 input_ids=input_ids.to(device),
@@ -119,7 +119,7 @@ class Generations:
         return [end] if isinstance(end, int) else list(end or [])
 
     def _cut(self, ids: list[int]) -> list[int]:
-        """Behind the end-of-text token stands padding only."""
+        """The answer without the padding behind its end-of-text token."""
         ends = set(self._end_ids())
         stop = next((i + 1 for i, id_ in enumerate(ids) if id_ in ends), len(ids))
         return ids[:stop]
@@ -141,12 +141,12 @@ class Generations:
         return f"{json.dumps(fields)}\n"
 
     def _whole_batches(self) -> tuple[int, int]:
-        """The answers of batches that are whole, and the last one's document; drops others."""
+        """The number of answers in whole batches, and the last one's document; drops the others."""
         if not self._path.exists():
             return 0, -1
         data = self._path.read_bytes()
         lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
-        number = max(place for place in self._learned.places() if place <= len(lines))
+        number = max(step for step in self._learned.steps() if step <= len(lines))
         with self._path.open("r+b") as stream:
             stream.truncate(sum(map(len, lines[:number])))
         return number, json.loads(lines[number - 1])["document"] if number else -1
@@ -155,8 +155,8 @@ class Generations:
 def read_answers(folder: Path, skip: int = 0) -> Iterator[Ids]:
     """Each answer behind the last tokens of its prompt, as a document to count.
 
-    The prompt's own n-grams are somebody else's words: at decoding time the context source has
-    them. Its last tokens are the prefixes that answers begin behind.
+    The n-grams of the prompt itself are not counted, because the context source finds them when
+    the prompt is given again. Only its last tokens are, as the prefixes that answers begin with.
     """
     with (folder / _FILE).open(encoding="utf-8") as lines:
         for line in islice(lines, skip, None):

@@ -1,6 +1,6 @@
-"""From a recipe's `data` to what will be read: files in order, or a name for `datasets`.
+"""Finds what a recipe's `data` names: files in order, or a name for `datasets`.
 
-Reads no document; what is wrong with a path is found before any work.
+Reads no document, so that a wrong path is refused before any work.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KINDS = {
     ".parquet": "parquet",
     ".tsv": "tsv",
 }
-_ABOUT_FILES = ("readme", "licence", "license")  # beside data: they are none
+_ABOUT_FILES = ("readme", "licence", "license")  # Such files lie beside the data and are left out.
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
 
@@ -35,18 +35,18 @@ _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 class Inputs:
     """What is read: local files of one kind, or a name that `datasets` knows."""
 
-    kind: str  # a builder's name, "tsv", or "hub"
+    kind: str  # The name of a builder, "tsv", or "hub".
     files: tuple[Path, ...] = ()
-    addresses: tuple[str, ...] = ()  # globs or URLs that `datasets` resolves
+    addresses: tuple[str, ...] = ()  # Globs or URLs that `datasets` resolves.
 
     def fingerprint(self) -> list[list[str | int]]:
-        """What tells these files from changed ones, without reading them."""
+        """Sizes and times, which show whether a file has changed without reading it."""
         stats = [(path, path.stat()) for path in self.files]
         return [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
 
 
 def find_inputs(recipe: Recipe) -> Inputs:
-    """What a recipe's `data` and `data_files` name."""
+    """The files or the name that a recipe's `data` and `data_files` mean."""
     inputs = _find(recipe)
     if inputs.kind == "text" and recipe.messages is not None:
         raise BuildError(

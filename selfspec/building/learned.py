@@ -1,7 +1,7 @@
 """What a `SelfSpec` has learned, on disk between two steps of a build.
 
-A build puts back what it saved before each step, also where nothing was interrupted: so a run
-that was killed ends with the same bytes as one that was not.
+A build restores what it saved before each step, even if nothing was interrupted. So a build that
+was killed and goes on ends with the same bytes as one that was not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.building.workplace import write_whole
+from selfspec.building.work_folder import write_whole
 from selfspec.memory import Memory
 from selfspec.plugin.spec import SelfSpec
 from selfspec.sources import LastingSource
@@ -23,7 +23,7 @@ __all__ = ["Learned"]
 
 
 class Learned:
-    """The memory of one `SelfSpec` as files, one for each place that a build has come to."""
+    """The memory of one `SelfSpec` as files, one for each step that a build has saved."""
 
     def __init__(self, folder: Path, spec: SelfSpec, vocab_size: int) -> None:
         self._folder = folder
@@ -35,12 +35,12 @@ class Learned:
         """What is known now."""
         return self._spec.memory(self._vocab_size)
 
-    def places(self) -> list[int]:
-        """Where `restore` can go to; 0, the start, always."""
+    def steps(self) -> list[int]:
+        """The steps that `restore` can go back to; always with 0, the start."""
         return sorted({0, *(int(path.stem) for path in self._folder.glob("*.npz"))})
 
-    def save(self, place: int) -> None:
-        """Writes down what is known at `place`."""
+    def save(self, step: int) -> None:
+        """Writes down what is known after `step`."""
         memory = self.memory
         arrays: dict[str, Any] = {
             f"{source}.{name}": array
@@ -51,28 +51,28 @@ class Learned:
         arrays["rates"] = np.frombuffer(rates, np.uint8)
         stream = io.BytesIO()
         np.savez(stream, **arrays)
-        write_whole(self._file(place), stream.getvalue())
+        write_whole(self._file(step), stream.getvalue())
 
-    def restore(self, place: int) -> None:
-        """Makes the memory what it was at `place`."""
+    def restore(self, step: int) -> None:
+        """Makes the memory what it was after `step`."""
         self._spec.forget()
-        if place == 0:
+        if step == 0:
             return
         memory = self.memory
-        with np.load(self._file(place)) as held:
+        with np.load(self._file(step)) as held:
             memory.calibration.restore(json.loads(held["rates"].tobytes()))
             for source in memory.sources:
                 if isinstance(source, LastingSource):
                     source.restore(_part(held, source.name))
 
-    def keep_only(self, place: int) -> None:
-        """Deletes what was written for any other place."""
+    def keep_only(self, step: int) -> None:
+        """Deletes what was saved for any other step."""
         for path in self._folder.glob("*.npz"):
-            if path != self._file(place):
+            if path != self._file(step):
                 path.unlink()
 
-    def _file(self, place: int) -> Path:
-        return self._folder / f"{place}.npz"
+    def _file(self, step: int) -> Path:
+        return self._folder / f"{step}.npz"
 
 
 def _part(held: Any, source: str) -> dict[str, NDArray[Any]]:

@@ -1,4 +1,4 @@
-"""What a model's config says about the sizes of its inputs and outputs."""
+"""Reads the sizes of inputs and outputs from a model's config."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["max_positions", "vocab_size"]
 
 
 def max_positions(model: Any) -> int | None:
-    """Tokens that the model can tell apart; None where it doesn't say."""
+    """The number of positions that the model has; None if its config doesn't say."""
     config = model.config.get_text_config(decoder=True)
     return getattr(config, "max_position_embeddings", None)
 

@@ -1,6 +1,6 @@
-"""Plain text files as documents, read piece by piece, packed or not.
+"""Reads plain text files, packed or not, piece by piece as documents.
 
-A file that is no text gives nothing: a folder of sources has pictures in it too.
+A file that is not text gives no documents, since a folder of sources may hold pictures too.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ __all__ = ["PACKED", "PIECE", "read_plain"]
 
 PACKED: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
-PIECE = 1 << 20  # characters of one document; what is longer is cut at the end of a line
+PIECE = 1 << 20  # The most characters of a document; longer text is cut at the end of a line.
 _BROKEN = (EOFError, OSError, lzma.LZMAError, zlib.error)
 
 
 def read_plain(path: Path, form: str) -> Iterator[str]:
     """The documents of one file: all of it, its lines, or its paragraphs.
 
-    What is not UTF-8 becomes a replacement character. Memory: a piece, whatever the file.
+    Bytes that are not UTF-8 become replacement characters. It holds one piece in memory, however
+    large the file is.
     """
     forms = {"document": _pieces, "line": _lines, "paragraph": _paragraphs}
     opened = PACKED.get(path.suffix.lower(), open)

@@ -1,4 +1,4 @@
-"""Bars that say how far a build is, how fast it goes, and how long it will take."""
+"""Shows how far a build is, how fast it goes, and how long it will take."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Bar", "Bars"]
 
 
 class _Rate(ProgressColumn):
-    """Tokens so far, and tokens a second."""
+    """A column with the number of tokens so far, and of tokens a second."""
 
     def render(self, task: Task) -> Text:
         tokens, rate = task.fields["tokens"], 0.0
@@ -46,23 +46,23 @@ def _short(number: float) -> str:
 
 
 class Bar:
-    """One stage's bar."""
+    """The bar of one stage."""
 
     def __init__(self, progress: Progress, task: TaskID) -> None:
         self._progress = progress
         self._task = task
 
     def advance(self, amount: int, tokens: int = 0) -> None:
-        """So much more is done, and so many tokens came of it."""
+        """Adds to what is done, and to the number of tokens."""
         before = self._progress.tasks[self._task].fields["tokens"]
         self._progress.update(self._task, advance=amount, tokens=before + tokens)
 
     def show(self, done: int, total: int) -> None:
-        """So much is done, of so much."""
+        """Sets what is done and what there is to do."""
         self._progress.update(self._task, completed=done, total=total)
 
     def end(self) -> None:
-        """All is done, however much it was."""
+        """Fills the bar: the stage is done, however much there was to do."""
         done = max(self._progress.tasks[self._task].completed, 1)
         self._progress.update(self._task, completed=done, total=done)
         self._progress.stop_task(self._task)

@@ -41,8 +41,8 @@ class Recipe:
         revision: Its branch, tag or commit. A commit makes the build repeatable.
         split: The split to read.
         column: The column that holds the text.
-        messages: The column that holds conversations, in place of `column`.
-        roles: From the data's names of who speaks to the template's, beside those known already.
+        messages: The column that holds conversations; it is read instead of `column`.
+        roles: The data's names of speakers, each with the template's name; common ones are known.
         form: What one document is in a plain text file: all of it, a line, or a paragraph.
         chat_template: Conversations are put through the tokenizer's chat template, and prompts
             too. False: their contents stand one below the other.
@@ -129,16 +129,16 @@ class Recipe:
 
     @property
     def wants_lut(self) -> bool:
-        """Is the model asked, so that the LUTs fill?"""
+        """Are LUTs filled, for which the model must run?"""
         return self.build != "ngrams"
 
     @property
     def generates(self) -> bool:
-        """Does the model write, and not only read?"""
+        """Does the model write answers, and not only read?"""
         return self.learn_from == "generations"
 
     def as_dict(self) -> dict[str, Any]:
-        """All keys with their values, as JSON knows them."""
+        """All keys with their values, in types that JSON has."""
         return {**asdict(self), "data_files": list(self.data_files)}
 
     def changed_keys(self) -> dict[str, Any]:
@@ -201,7 +201,7 @@ class Recipe:
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """The keys of a TOML file, not checked yet: options may still replace them."""
+    """The keys of a TOML file. They are not checked yet, since options may replace them."""
     tomllib = _tomllib()
     try:
         text = path.read_text(encoding="utf-8")

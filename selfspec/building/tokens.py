@@ -1,6 +1,6 @@
-"""From documents to token ids: chat templates and tokenizing, in as many processes as asked.
+"""Turns documents into token ids, with chat templates, in one process or several.
 
-The ids come in the order of the documents, and are the same whatever the number of workers.
+The ids come in the order of the documents and are the same for any number of workers.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _CHUNK_CHARACTERS = 1 << 20
 
 
 class Encoder:
-    """A tokenizer with what a recipe wants of it; goes to other processes by pickle.
+    """A tokenizer with a recipe's settings. It is sent to worker processes by pickle.
 
     Args:
-        chat_template: Conversations go through the tokenizer's template.
-        prompts: Only what stands before the first answer is wanted, ready to be answered.
+        chat_template: Puts conversations through the tokenizer's template.
+        prompts: Keeps only what comes before the first answer, ready to be answered.
     """
 
     def __init__(self, tokenizer: Any, *, chat_template: bool, prompts: bool = False) -> None:
@@ -44,25 +44,25 @@ class Encoder:
         self._prompts = prompts
 
     def encode(self, documents: Sequence[Document]) -> list[Ids | None]:
-        """The ids of each document; None for what is empty or what the template refuses."""
+        """The ids of each document; None if it is empty or if the template refuses it."""
         texts = [self._text(document) for document in documents]
         ids: list[Ids | None] = [None] * len(texts)
         for templated in (False, True):
-            places = [i for i, text in enumerate(texts) if text and text[1] == templated]
-            encoded = self._ids([texts[i][0] for i in places], templated)  # type: ignore[index]
-            for place, each in zip(places, encoded, strict=True):
-                ids[place] = np.array(each, np.uint32) if len(each) else None
+            indices = [i for i, text in enumerate(texts) if text and text[1] == templated]
+            encoded = self._ids([texts[i][0] for i in indices], templated)  # type: ignore[index]
+            for index, each in zip(indices, encoded, strict=True):
+                ids[index] = np.array(each, np.uint32) if len(each) else None
         return ids
 
     def _ids(self, texts: list[str], templated: bool) -> list[list[int]]:
         if not texts:
             return []
-        # a template writes the special tokens itself
+        # A template writes the special tokens itself.
         encoded = self._tokenizer(texts, add_special_tokens=not templated, verbose=False)
         return encoded["input_ids"]  # type: ignore[no-any-return]
 
     def _text(self, document: Document) -> tuple[str, bool] | None:
-        """What is tokenized, and whether it comes out of a template."""
+        """The text to tokenize, and whether a template wrote it."""
         if isinstance(document, str) and self._chat_template and self._prompts:
             document = [{"role": "user", "content": document}]
         if not isinstance(document, list):
@@ -82,7 +82,7 @@ class Encoder:
             text = self._tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=self._prompts
             )
-        except TemplateError:  # such as two turns of one speaker in a row
+        except TemplateError:  # For example two turns of one speaker in a row.
             return None
         return text  # type: ignore[no-any-return]
 
@@ -90,7 +90,7 @@ class Encoder:
 def encode_all(
     documents: Iterable[Document], encoder: Encoder, workers: int
 ) -> Iterator[Ids | None]:
-    """The ids of each document, in order; reads ahead by a few chunks for each worker."""
+    """The ids of each document in order; each worker gets a few chunks ahead."""
     chunks = _chunks(iter(documents))
     if workers == 1:
         for chunk in chunks:
@@ -127,7 +127,7 @@ def _chunks(documents: Iterator[Document]) -> Iterator[list[Document]]:
 
 @contextmanager
 def _pool(encoder: Encoder, workers: int) -> Iterator[ProcessPoolExecutor]:
-    # spawned: a fork of a process with torch's threads may hang
+    # Workers are spawned, because a fork of a process with torch's threads may hang.
     context = get_context("spawn")
     pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(encoder,))
     try:
@@ -141,11 +141,11 @@ def _pool(encoder: Encoder, workers: int) -> Iterator[ProcessPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-_encoder: Encoder | None = None  # of a worker process, which belongs to one build
+_encoder: Encoder | None = None  # Set in a worker process, which serves one build.
 
 
 def _begin(encoder: Encoder) -> None:
-    """Runs first in a worker: the parent alone hears Ctrl-C, and its end is the worker's."""
+    """Prepares a worker: it ignores Ctrl-C, which the parent handles, and ends with the parent."""
     global _encoder
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -1,4 +1,4 @@
-"""The model reads texts, and the sources see what it says at each place: LUTs filled beforehand."""
+"""Fills the LUTs beforehand: the model reads texts, and the sources learn what it predicts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from selfspec.building.limits import max_positions, vocab_size
 from selfspec.building.progress import Bar
 from selfspec.building.recipe import Recipe
 from selfspec.building.tokens import Ids
-from selfspec.building.workplace import Workplace
+from selfspec.building.work_folder import WorkFolder
 from selfspec.engine import top_k_of
 from selfspec.plugin.spec import SelfSpec
 from selfspec.records import TopK
@@ -24,12 +24,12 @@ from selfspec.records import TopK
 __all__ = ["Warmup"]
 
 STAGE = "warmup"
-_MAX_LOGITS = 1 << 28  # elements of one forward's output
+_MAX_LOGITS = 1 << 28  # Elements of one forward's output, to bound its memory.
 
 
 class _Window(NamedTuple):
     document: int
-    place: int  # among its document's windows
+    number: int  # Its index among the windows of the document.
     ids: Ids
 
 
@@ -37,12 +37,12 @@ class Warmup:
     """One build's reading: how many tokens were read, and where to go on.
 
     Args:
-        save_seconds: Time after which what was learned is written down: what a killed process
-            loses. When that is changes no byte.
+        save_seconds: How often what was learned is written down, and so how much work a killed
+            process loses. It changes no byte of the cache.
     """
 
     def __init__(
-        self, work: Workplace, recipe: Recipe, model: Any, spec: SelfSpec, *, save_seconds: float
+        self, work: WorkFolder, recipe: Recipe, model: Any, spec: SelfSpec, *, save_seconds: float
     ) -> None:
         self._work = work
         self._limit = recipe.warmup_tokens
@@ -55,15 +55,15 @@ class Warmup:
         self._rows = max(1, min(recipe.batch, _MAX_LOGITS // (self._vocab_size * self._window)))
         self._learned = Learned(work.part(STAGE), spec, self._vocab_size)
         known = work.progress.get(STAGE, {})
-        self.documents: int = known.get("documents", 0)  # read whole
+        self.documents: int = known.get("documents", 0)  # Those that were read to their end.
         self.tokens: int = known.get("tokens", 0)
         self.finished: bool = known.get("finished", False)
-        self._windows: int = known.get("windows", 0)  # read of the document behind them
+        self._windows: int = known.get("windows", 0)  # Read of the document after those.
         self._forwards: int = known.get("forwards", 0)
         self._learned.restore(self._forwards)
 
     def run(self, documents: Iterable[Ids | None], bar: Bar) -> None:
-        """Reads on, in the documents behind `self.documents`, up to the limit."""
+        """Reads documents up to the limit; the first `self.documents` must have been skipped."""
         windows = self._cut(documents)
         try:
             while batch := self._next_batch(windows):
@@ -80,16 +80,16 @@ class Warmup:
         self._save()
 
     def _cut(self, documents: Iterable[Ids | None]) -> Iterator[_Window]:
-        """Windows that don't overlap, those left out that were read before."""
+        """Cuts documents into windows that don't overlap; leaves out those read before."""
         begun, first = self._windows, self.documents
         for document, ids in enumerate(documents, start=first):
             if ids is None:
                 continue
             done = begun if document == first else 0
             starts = range(0, len(ids), self._window)
-            for place in range(done, len(starts)):
-                start = starts[place]
-                yield _Window(document, place, ids[start : start + self._window])
+            for number in range(done, len(starts)):
+                start = starts[number]
+                yield _Window(document, number, ids[start : start + self._window])
 
     def _next_batch(self, windows: Iterator[_Window]) -> list[_Window]:
         if self._limit and self.tokens >= self._limit:
@@ -98,12 +98,12 @@ class Warmup:
 
     @torch.inference_mode()
     def _read(self, rows: list[Ids]) -> list[TopK]:
-        """One forward over rows of ids: what the model says behind each of them."""
+        """Runs one forward over rows of ids; returns what the model predicts after each token."""
         input_ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
         mask = torch.zeros_like(input_ids)
-        for place, ids in enumerate(rows):
-            input_ids[place, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
-            mask[place, : len(ids)] = 1
+        for row, ids in enumerate(rows):
+            input_ids[row, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
+            mask[row, : len(ids)] = 1
         device = self._model.device
         logits = self._model(
             input_ids=input_ids.to(device), attention_mask=mask.to(device), use_cache=False
@@ -112,12 +112,12 @@ class Warmup:
         return [top_k_of(logits[row, : len(ids)], top_k) for row, ids in enumerate(rows)]
 
     def _learn(self, batch: list[_Window], tops: list[TopK]) -> int:
-        """Shows the sources what was said; returns the number of tokens."""
+        """Shows the sources what was predicted; returns the number of tokens."""
         self._learning = True
         for window, top in zip(batch, tops, strict=True):
             self._learned.memory.observe_places(_pairs(window.ids), top)
         self._forwards += 1
-        self.documents, self._windows = batch[-1].document, batch[-1].place + 1
+        self.documents, self._windows = batch[-1].document, batch[-1].number + 1
         num_tokens = sum(len(window.ids) for window in batch)
         self.tokens += num_tokens
         self._learning = False
@@ -139,6 +139,6 @@ class Warmup:
 
 
 def _pairs(ids: Ids) -> NDArray[np.int64]:
-    """(N, 2): at each place the token before and the token."""
+    """(N, 2): for each token the one before it, or -1, and the token itself."""
     tokens = ids.astype(np.int64)
     return np.stack([np.concatenate([[-1], tokens[:-1]]), tokens], axis=-1)

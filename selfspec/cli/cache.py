@@ -214,7 +214,7 @@ def _print_coverage(contents: CacheContents, token_ids: list[int]) -> None:
 
 
 def _share(line: Coverage, number: int) -> str:
-    return f"{number / line.num_places:6.1%}" if line.num_places else "     -"
+    return f"{number / line.num_positions:6.1%}" if line.num_positions else "     -"
 
 
 def _say(line: str) -> None:

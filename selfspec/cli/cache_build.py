@@ -61,7 +61,8 @@ class RecipeOptions:
     split: Annotated[str | None, _key(_DATA, "Split of a Hub data set. Default: train.")] = None
     column: Annotated[str | None, _key(_DATA, "Column that holds the text. Default: text.")] = None
     messages: Annotated[
-        str | None, _key(_DATA, "Column that holds conversations, in place of a text column.")
+        str | None,
+        _key(_DATA, "Column that holds conversations, which is read instead of a text column."),
     ] = None
     roles: Annotated[
         list[str] | None,
@@ -144,7 +145,7 @@ class RecipeOptions:
 
 
 def recipe_of(file: Path | None, options: RecipeOptions) -> Recipe:
-    """The recipe in a file, with the options in place of its keys."""
+    """The recipe in a file; options replace its keys."""
     keys = {**(read_recipe(file) if file else {}), **options.given()}
     if "data" not in keys:
         raise CliError("--data must name what to read: a file, a folder or a Hub id (got nothing)")

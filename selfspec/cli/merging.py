@@ -1,4 +1,4 @@
-"""Several caches of one tokenizer as one: counts are summed, of LUT rows the later ones win."""
+"""Merges caches of one tokenizer: counts add up, and of LUT rows the later one is kept."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _holds_the_same(one: Files, other: Files) -> bool:
 
 
 def merged(parts: Sequence[CacheContents], **pruning: int) -> CacheContents:
-    """One cache out of several, which must have the same tokenizer; knows where each came from."""
+    """One cache made of several of the same tokenizer; its card says where each came from."""
     tables = {}
     for source in KEY_OF:
         held = [part.tables[source] for part in parts if source in part.tables]
@@ -66,7 +66,7 @@ def _merge_corpora(corpora: Sequence[CorpusTables], pruning: dict[str, int]) -> 
 
 
 def _merge_rows(key: str, parts: Sequence[Arrays]) -> Arrays:
-    """Rows by key; of those that several have, the last one's."""
+    """All rows, sorted by key; of a key that several parts have, the last part's row."""
     width = max(part["ids"].shape[1] for part in parts)
     keys = np.concatenate([part[key] for part in parts])
     last = _last_of_each(keys)
@@ -76,7 +76,7 @@ def _merge_rows(key: str, parts: Sequence[Arrays]) -> Arrays:
 
 
 def _last_of_each(keys: NDArray[Any]) -> NDArray[np.int64]:
-    """Where each different key stands last, in the order of the keys."""
+    """The index at which each key comes last, in the order of the keys."""
     wide = keys.astype(np.int64)
     flat = wide if wide.ndim == 1 else (wide[:, 0] << 32) + wide[:, 1]
     _, first = np.unique(flat[::-1], return_index=True)
@@ -89,7 +89,7 @@ def _widened(rows: NDArray[Any], width: int, fill: int) -> NDArray[Any]:
 
 
 def _merge_rates(parts: Sequence[Rates]) -> Rates | None:
-    """Hits and trials of the same kind of evidence add up."""
+    """The sums of hits and trials for each kind of evidence."""
     sums: dict[tuple[Any, ...], list[float]] = {}
     for rows in parts:
         for kinds, hits, trials in rows:

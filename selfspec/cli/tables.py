@@ -1,4 +1,4 @@
-"""The demo's figures: how much sooner the text came, and where its tokens came from."""
+"""The demo's tables: how much sooner the text came, and where its tokens came from."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from selfspec.building.generations import Generations, read_answers
 from selfspec.building.limits import vocab_size
 from selfspec.building.progress import Bars
 from selfspec.building.recipe import Recipe
-from selfspec.building.workplace import open_workplace
+from selfspec.building.work_folder import open_work_folder
 from selfspec.errors import BuildError
 from tests.building.test_warmup import assert_same
 
@@ -28,7 +28,7 @@ def recipe(**keys):
 def generate(folder, model, tokenizer, *, batches=None, kill=None, **keys):
     """Generates on in `folder`; stopped after so many batches. `kill` breaks the stage off."""
     spec = SelfSpec(strict=True, budget="fixed", max_nodes=16)  # as a build: it hangs on no clock
-    with open_workplace(folder / "c", {}, restart=False) as work:
+    with open_work_folder(folder / "c", {}, restart=False) as work:
         stage = Generations(work, recipe(**keys), model, tokenizer, spec)
         answer, left = stage._answer, [batches]
 

@@ -11,7 +11,7 @@ from selfspec.building.limits import vocab_size
 from selfspec.building.progress import Bars
 from selfspec.building.recipe import Recipe
 from selfspec.building.warmup import Warmup
-from selfspec.building.workplace import open_workplace
+from selfspec.building.work_folder import open_work_folder
 from selfspec.engine import top_k_of
 from selfspec.memory import Memory
 
@@ -29,7 +29,7 @@ def recipe(**keys):
 def read(folder, model, *, moves=None, error=KeyboardInterrupt, save_seconds=0.0, **keys):
     """Reads on in `folder`; stopped after so many forwards."""
     spec = SelfSpec()
-    with open_workplace(folder / "c", {}, restart=False) as work:
+    with open_work_folder(folder / "c", {}, restart=False) as work:
         warmup = Warmup(work, recipe(**keys), model, spec, save_seconds=save_seconds)
         bar = Bars(Console(quiet=True)).stage("reading", None)
         if moves is not None:
@@ -129,6 +129,6 @@ def test_what_was_learned_comes_back_as_it_was(tmp_path, model):
     assert_same(learned.memory.tables(), before)
     assert learned.memory.calibration.rows() == rates
     learned.save(4)
-    assert learned.places() == [0, 3, 4]
+    assert learned.steps() == [0, 3, 4]
     learned.keep_only(4)
-    assert learned.places() == [0, 4]
+    assert learned.steps() == [0, 4]

@@ -190,11 +190,11 @@ class TestCoverage:
         for n in (1, 2):
             spans = [tuple(text[i - n : i + 1]) for i in range(n, len(text))]
             line = lines[f"corpus, {n} before"]
-            assert line.num_places == len(spans)
+            assert line.num_positions == len(spans)
             assert line.num_found == sum(any(g[:-1] == s[:-1] for g in grams) for s in spans)
             assert line.num_named == sum(s in grams for s in spans)
-        assert lines["corpus, any"].num_places == 7
-        assert (lines["lut"].num_places, lines["lut2"].num_places) == (7, 6)
+        assert lines["corpus, any"].num_positions == 7
+        assert (lines["lut"].num_positions, lines["lut2"].num_positions) == (7, 6)
         known = {t: set(i) for t, i in zip([1, 3, 9], lut()["ids"].tolist(), strict=True)}
         pairs = list(pairwise(text))
         assert lines["lut"].num_found == sum(a in known for a, _ in pairs)

@@ -1,4 +1,4 @@
-"""Counts the n-grams of documents: memory to sorted runs on disk, runs to corpus tables."""
+"""Counts the n-grams of documents in sorted runs on disk, and turns runs into corpus tables."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from selfspec.sources.corpus import CorpusTables
 __all__ = ["GramCounter"]
 
 _MAX_PREFIX = 8
-_MAX_BLOCK = 1 << 20  # n-grams merged at once; more are no faster
+_MAX_BLOCK = 1 << 20  # n-grams merged at once; more would not be faster.
 
 _SCRATCH = "merging-"
 
-Progress = Callable[[int, int], None]  # n-grams read, n-grams in all
+Progress = Callable[[int, int], None]  # It gets the n-grams read and those in all.
 
 
 class GramCounter:
     """Counts what follows each prefix of 1 to `max_prefix` tokens; n-grams stay in a document.
 
-    `folder` holds the runs. Those that are there count too, or of them those named in `runs`;
+    `folder` holds the runs. Runs that are there already count too, or only those named in `runs`;
     the others are deleted. `max_memory` bounds the working arrays in bytes, whatever the corpus;
     `tables` takes some seven times the size of its result on top. The same documents give the
     same tables, byte for byte, whatever the memory, the runs and the order of documents.
@@ -50,19 +50,19 @@ class GramCounter:
             raise ValueError(f"vocab_size must be 1 to 2**32 - 1 (got {vocab_size})")
         self.folder = Path(folder)
         self._vocab_size = vocab_size
-        self._overlap = max_prefix  # tokens that an n-gram needs behind its first
+        self._overlap = max_prefix  # The tokens of an n-gram after its first.
         self._keys = GramKeys(vocab_size, max_prefix + 1)
         self._max_rows = max(max_memory // (48 + 24 * self._keys.num_words), 8 * max_prefix)
-        self._stored = np.zeros(self._max_rows, np.uint32)  # ids + 1, and 0 behind a document
+        self._stored = np.zeros(self._max_rows, np.uint32)  # Ids plus one; 0 ends a document.
         self._used = 0
         self.folder.mkdir(parents=True, exist_ok=True)
         self.runs = self._clean(runs)
 
     @property
     def full(self) -> bool:
-        """Is it time to flush? If nobody does, `add` writes runs when it has to.
+        """Is it time to call `flush`? Otherwise `add` writes runs when memory is used up.
 
-        Such a run may end amid a document; one that was flushed never does.
+        A run that `add` writes may end within a document; one from `flush` never does.
         """
         return self._used > self._max_rows * 3 // 4
 
@@ -79,7 +79,7 @@ class GramCounter:
         self._append(np.zeros(self._overlap, np.uint32))
 
     def flush(self) -> Path | None:
-        """Writes what was added since into a run, and returns it; None where there is nothing."""
+        """Writes what was added since the last run; returns the new run, or None if it is empty."""
         if self._used <= self._overlap:
             return None
         return self._write()
@@ -92,10 +92,10 @@ class GramCounter:
         max_bytes: int = 64_000_000,
         progress: Progress | None = None,
     ) -> CorpusTables:
-        """Tables of all that was counted; their `min_counts` tell what it took to fit.
+        """The tables of all that was counted. Their `min_counts` say what was left out to fit.
 
-        That is `min_count` for each length of prefix, or the next higher where the file would pass
-        `max_bytes`, the longest prefixes first.
+        Each length of prefix starts with `min_count`. It is raised while the file would be larger
+        than `max_bytes`, for the longest prefixes first.
         """
         pruning = Pruning(
             min_count=min_count, max_continuations=max_continuations, max_bytes=max_bytes
@@ -115,7 +115,7 @@ class GramCounter:
         return levels.tables()
 
     def _checked(self, token_ids: Sequence[int] | NDArray[np.integer]) -> NDArray[np.uint32]:
-        """A document's tokens as they are stored."""
+        """The tokens of a document as they are stored; refuses ids outside of the vocabulary."""
         ids = np.asarray(token_ids, np.int64)
         for odd in (ids.min(), ids.max()) if ids.size else ():
             if not 0 <= odd < self._vocab_size:
@@ -140,14 +140,14 @@ class GramCounter:
 
     @property
     def _suffix(self) -> str:
-        """Of the names of runs: they are of no use for other settings."""
+        """The end of the names of runs. It names the settings, since runs fit no other ones."""
         return f".v{self._vocab_size}.n{self._overlap}.run"
 
     def _next_index(self) -> int:
         return 1 + max((int(name.split(".")[0]) for name in self.runs), default=-1)
 
     def _clean(self, wanted: Collection[str] | None) -> list[str]:
-        """The runs that count; deletes what an interrupted count left beside them."""
+        """The runs that count; deletes other runs and what an interrupted count left."""
         found = {path.name for path in self.folder.glob("*.run")}
         if lost := sorted(set(wanted or ()) - found):
             raise FileNotFoundError(f"{self.folder} must hold the run {lost[0]}; count again")

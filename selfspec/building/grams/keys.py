@@ -1,4 +1,4 @@
-"""n-grams as sortable keys: whole tokens packed into as few 64-bit words as they need."""
+"""Packs n-grams into sortable keys of as few 64-bit words as they need."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Counted(NamedTuple):
 class GramKeys:
     """How n-grams of `length` tokens are packed.
 
-    A token is stored as its id plus one; 0 stands for nothing, behind the end of a document.
+    A token is stored as its id plus one. A 0 means that the document has ended.
 
     >>> keys = GramKeys(vocab_size=1000, length=3)
     >>> stored = np.array([8, 9, 0, 0, 0], np.uint32)
-    >>> [keys.tokens(keys.pack(stored), place).tolist() for place in range(3)]
+    >>> [keys.tokens(keys.pack(stored), position).tolist() for position in range(3)]
     [[8, 9, 0], [9, 0, 0], [0, 0, 0]]
     """
 
@@ -37,22 +37,22 @@ class GramKeys:
         self.num_words = -(-length // self._in_a_word)
 
     def pack(self, stored: NDArray[np.uint32]) -> Words:
-        """The n-grams that start at each place but the last `length - 1`."""
+        """The n-grams that start at each token but the last `length - 1`."""
         num_grams = max(len(stored) - self.length + 1, 0)
         words = np.zeros((self.num_words, num_grams), np.uint64)
-        for place in range(self.length):
-            word, shift = self._at(place)
-            words[word] |= stored[place : place + num_grams].astype(np.uint64) << shift
+        for position in range(self.length):
+            word, shift = self._at(position)
+            words[word] |= stored[position : position + num_grams].astype(np.uint64) << shift
         return words
 
-    def tokens(self, words: Words, place: int) -> NDArray[np.uint32]:
-        """The stored tokens at one place of each n-gram."""
-        word, shift = self._at(place)
+    def tokens(self, words: Words, position: int) -> NDArray[np.uint32]:
+        """The stored tokens at one position within each n-gram."""
+        word, shift = self._at(position)
         mask = np.uint64((1 << self._bits) - 1)
         return np.asarray((words[word] >> shift) & mask, np.uint32)
 
-    def _at(self, place: int) -> tuple[int, np.uint64]:
-        word, within = divmod(place, self._in_a_word)
+    def _at(self, position: int) -> tuple[int, np.uint64]:
+        word, within = divmod(position, self._in_a_word)
         return word, np.uint64(self._bits * (self._in_a_word - 1 - within))
 
 

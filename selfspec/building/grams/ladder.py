@@ -1,6 +1,6 @@
-"""From sorted n-grams, block by block, to prefixes of all lengths with their continuations.
+"""Turns sorted n-grams, block by block, into prefixes of all lengths with continuations.
 
-All places of a corpus that share their first m tokens stand side by side, so one pass counts
+All positions of a corpus that share their first m tokens stand side by side, so one pass counts
 every length. What a block leaves open waits for the next one.
 """
 
@@ -22,7 +22,7 @@ Array = NDArray[Any]
 class _Rows(NamedTuple):
     """n-grams of one length as a prefix and the token behind it, and how often they came."""
 
-    ids: Array  # of the prefix
+    ids: Array  # Ids of the prefixes.
     parents: Array
     tokens: Array
     next_tokens: Array
@@ -32,7 +32,7 @@ class _Rows(NamedTuple):
         return _Rows(*(column[rows] for column in self))
 
     def groups(self) -> Groups:
-        """By prefix, without what ends a document."""
+        """The rows grouped by prefix, without those that end a document."""
         rows = _Rows(*(column[self.next_tokens > 0] for column in self))
         starts = np.flatnonzero(np.diff(rows.ids, prepend=-1))
         if not len(starts):
@@ -44,9 +44,8 @@ class _Rows(NamedTuple):
 
 
 class _Rung:
-    """One length of prefix. Holds back the last one: the next block may go on with it.
-
-    That is at most a row for each token of the vocabulary.
+    """Collects one length of prefix. It holds back the last prefix, since the next block may go on
+    with it; that is at most one row for each token of the vocabulary.
     """
 
     def __init__(self) -> None:
@@ -54,7 +53,7 @@ class _Rung:
         self._open = _Rows(empty, empty, empty.astype(np.uint32), empty.astype(np.uint32), empty)
 
     def push(self, open_count: int, rows: _Rows) -> Groups:
-        """Takes rows in order, and more of the row before; gives the prefixes that are whole."""
+        """Takes rows in order, and more of the row before; returns the prefixes that are whole."""
         if len(self._open.counts):
             self._open.counts[-1] += open_count
         rows = _Rows(*(np.concatenate(pair) for pair in zip(self._open, rows, strict=True)))
@@ -68,24 +67,24 @@ class _Rung:
 
 
 class Ladder:
-    """Climbs through the lengths of prefix for each block and gives what is whole to `levels`."""
+    """Goes through the lengths of prefix for each block and gives whole prefixes to `levels`."""
 
     def __init__(self, keys: GramKeys, levels: Levels) -> None:
         self._keys = keys
         self._levels = levels
         self._rungs = [_Rung() for _ in range(keys.length - 1)]
-        self._last_tokens = [-1] * keys.length  # of the n-gram before the block
-        self._num_ids = [0] * keys.length  # prefixes so far, by length - 1
+        self._last_tokens = [-1] * keys.length  # Those of the n-gram before the block.
+        self._num_ids = [0] * keys.length  # Prefixes so far; the index is the length - 1.
 
     def add(self, block: Counted) -> None:
         """Takes the next n-grams in order, in blocks of any size."""
         num_rows = len(block.counts)
         if not num_rows:
             return
-        changed = np.zeros(num_rows, bool)  # shares not all tokens so far with the row before
+        changed = np.zeros(num_rows, bool)  # Does a row differ from the one before it?
         tokens = np.zeros(num_rows, np.uint32)
         parents = ids = np.zeros(num_rows, np.int64)
-        for length in range(self._keys.length):  # of the prefix
+        for length in range(self._keys.length):  # This is the length of the prefix.
             next_tokens = self._keys.tokens(block.words, length)
             changed |= self._changes(next_tokens, length)
             if length:
@@ -113,14 +112,14 @@ class Ladder:
         groups = self._rungs[length - 1].push(int(counts[:first].sum()), rows)
         self._levels.add(length, groups)
 
-    def _changes(self, tokens: NDArray[np.uint32], place: int) -> NDArray[np.bool_]:
-        before = np.append(np.int64(self._last_tokens[place]), tokens[:-1])
-        self._last_tokens[place] = int(tokens[-1])
+    def _changes(self, tokens: NDArray[np.uint32], position: int) -> NDArray[np.bool_]:
+        before = np.append(np.int64(self._last_tokens[position]), tokens[:-1])
+        self._last_tokens[position] = int(tokens[-1])
         changes: NDArray[np.bool_] = tokens != before
         return changes
 
-    def _ids(self, changed: NDArray[np.bool_], place: int) -> NDArray[np.int64]:
-        """Numbers the prefixes that end at a place; one that goes on keeps its number."""
-        ids = np.cumsum(changed) + (self._num_ids[place] - 1)
-        self._num_ids[place] = int(ids[-1]) + 1
+    def _ids(self, changed: NDArray[np.bool_], position: int) -> NDArray[np.int64]:
+        """Numbers the prefixes that end at a position; one that goes on keeps its number."""
+        ids = np.cumsum(changed) + (self._num_ids[position] - 1)
+        self._num_ids[position] = int(ids[-1]) + 1
         return ids

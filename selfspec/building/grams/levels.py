@@ -1,7 +1,7 @@
-"""What survives pruning, level by level, and the tables made of it.
+"""Prunes prefixes level by level, and makes the tables of what is kept.
 
-Gets prefixes with all their continuations, in order, from a corpus or from other tables. Keeps
-no more of them than the tables may hold.
+Prefixes come in order with all their continuations, from a corpus or from other tables. No more
+of them are kept than the tables may hold.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from selfspec.sources.corpus import CorpusTables
 
 __all__ = ["Groups", "Levels", "Pruning"]
 
-_HEADER_BYTES = 8192  # of the file that the arrays go to, at most
+_HEADER_BYTES = 8192  # The most that the header of the file may take.
 _MIN_BYTES = _HEADER_BYTES + 4096
 _MAX_COUNT = (1 << 32) - 1
 
@@ -51,10 +51,10 @@ class Groups(NamedTuple):
     """
 
     ids: Array
-    parents: Array  # ids of the prefixes one token shorter
-    tokens: Array  # last token of each prefix
+    parents: Array  # Ids of the prefixes that are one token shorter.
+    tokens: Array  # The last token of each prefix.
     totals: Array
-    sizes: Array  # number of continuations of each prefix
+    sizes: Array  # The number of continuations of each prefix.
     next_tokens: Array
     next_counts: Array
 
@@ -68,7 +68,7 @@ class Groups(NamedTuple):
         return Groups(*prefixes, self.next_tokens[chosen], self.next_counts[chosen])
 
     def frequent(self, min_count: int) -> Groups:
-        """Without continuations that came less often."""
+        """Leaves out continuations that came less often than `min_count`."""
         return self.kept(self.next_counts >= min_count)
 
     def best(self, max_continuations: int) -> Groups:
@@ -88,12 +88,12 @@ class Groups(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Sequence[Groups]) -> Groups:
-        """Groups that came one after the other as one."""
+        """Joins groups that came one after the other."""
         return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
 class Levels:
-    """Takes groups of all levels and holds what survives.
+    """Takes groups of all levels and keeps what fits.
 
     It prunes on what came so far, and ends at the same `min_counts` as if all had been there at
     once: what does not fit in part never fits in whole.
@@ -103,7 +103,7 @@ class Levels:
         self._pruning = pruning
         self._token_dtype = token_dtype
         self._levels: list[list[Groups]] = [[_EMPTY] for _ in range(max_prefix)]
-        self.min_counts = [pruning.min_count] * max_prefix  # never lower for a longer prefix
+        self.min_counts = [pruning.min_count] * max_prefix  # A longer prefix never has a lower one.
 
     def add(self, length: int, groups: Groups) -> None:
         """Takes the next prefixes of one length, each with all its continuations."""
@@ -115,7 +115,7 @@ class Levels:
             self._prune_further()
 
     def tables(self) -> CorpusTables:
-        """The tables of all that survived."""
+        """The tables of all that was kept."""
         whole = [Groups.joined(parts) for parts in self._levels]
         for shorter, length in enumerate(range(1, len(whole))):
             whole[length] = whole[length].below(whole[shorter].ids)

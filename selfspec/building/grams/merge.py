@@ -13,7 +13,7 @@ from selfspec.sources.corpus import CorpusTables
 
 __all__ = ["merge_tables"]
 
-_HALF = 32  # bits of an owner or a token in a pair
+_HALF = 32  # The bits of an owner, and of a token, in a pair.
 
 Array = NDArray[Any]
 
@@ -24,7 +24,7 @@ class _Sums(NamedTuple):
     owners: Array
     tokens: Array
     sums: Array
-    places: Array  # of each pair that was given, among the different ones
+    indices: Array  # For each pair given, its index among the different ones.
 
 
 def merge_tables(
@@ -34,10 +34,10 @@ def merge_tables(
     max_continuations: int = 8,
     max_bytes: int = 64_000_000,
 ) -> CorpusTables:
-    """One table with the sums of all counts, whatever their order.
+    """One table with the sums of all counts; the order of the tables makes no difference.
 
-    What one of them had pruned it adds nothing to. The result's `min_counts` tell what it took
-    to fit into `max_bytes`.
+    What a table has pruned is missing from the sums. The result's `min_counts` say what was left
+    out to fit into `max_bytes`.
     """
     lengths = sorted({part.max_prefix for part in tables})
     if len(lengths) != 1:
@@ -48,18 +48,18 @@ def merge_tables(
     owners = [np.zeros(len(part["token.1"]), np.int64) for part in arrays]
     for length in range(1, lengths[0] + 1):
         prefixes = _add_up(owners, arrays, f"token.{length}", f"total.{length}")
-        places = np.split(prefixes.places, np.cumsum([len(part) for part in owners])[:-1])
-        levels.add(length, _groups(prefixes, places, arrays, length))
+        indices = np.split(prefixes.indices, np.cumsum([len(part) for part in owners])[:-1])
+        levels.add(length, _groups(prefixes, indices, arrays, length))
         if length < lengths[0]:
-            owners = _owners(places, arrays, f"child.{length}")
+            owners = _owners(indices, arrays, f"child.{length}")
     return levels.tables()
 
 
 def _groups(
-    prefixes: _Sums, places: Sequence[Array], arrays: Sequence[dict[str, Array]], length: int
+    prefixes: _Sums, indices: Sequence[Array], arrays: Sequence[dict[str, Array]], length: int
 ) -> Groups:
-    """All tables' prefixes of one length; `places` holds where each table's own are among them."""
-    owners = _owners(places, arrays, f"next.{length}")
+    """All tables' prefixes of one length; `indices` says where those of each table went."""
+    owners = _owners(indices, arrays, f"next.{length}")
     following = _add_up(owners, arrays, f"next_token.{length}", f"next_count.{length}")
     ids = np.arange(len(prefixes.tokens))
     sizes = np.bincount(following.owners, minlength=len(ids))
@@ -75,10 +75,12 @@ def _groups(
 
 
 def _owners(
-    places: Sequence[Array], arrays: Sequence[dict[str, Array]], offsets: str
+    indices: Sequence[Array], arrays: Sequence[dict[str, Array]], offsets: str
 ) -> list[Array]:
-    """For each child or continuation of each table, the place of the prefix it belongs to."""
-    return [np.repeat(own, _sizes(part[offsets])) for own, part in zip(places, arrays, strict=True)]
+    """For each child or continuation of each table, the index of the prefix it belongs to."""
+    return [
+        np.repeat(own, _sizes(part[offsets])) for own, part in zip(indices, arrays, strict=True)
+    ]
 
 
 def _sizes(offsets: Array) -> Array:
@@ -92,7 +94,7 @@ def _add_up(
     token = np.concatenate([part[tokens] for part in arrays]).astype(np.int64)
     count = np.concatenate([part[counts] for part in arrays]).astype(np.int64)
     pairs = (np.concatenate(owners) << _HALF) | token
-    different, places = np.unique(pairs, return_inverse=True)
+    different, indices = np.unique(pairs, return_inverse=True)
     sums = np.zeros(len(different), np.int64)
-    np.add.at(sums, places, count)
-    return _Sums(different >> _HALF, different & ((1 << _HALF) - 1), sums, places)
+    np.add.at(sums, indices, count)
+    return _Sums(different >> _HALF, different & ((1 << _HALF) - 1), sums, indices)

@@ -1,4 +1,4 @@
-"""Runs: sorted n-grams with their counts in files, written whole, merged block by block."""
+"""Keeps sorted n-grams with their counts in files, called runs, and merges them in blocks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from selfspec.building.grams.keys import Counted, Words, add_up
 __all__ = ["Run", "merged", "write_run"]
 
 _WRITTEN_ROWS = 1 << 18
-_FAN_IN = 64  # runs merged at once; more of them are merged in stages
-_FOOTER = np.dtype("<u8")  # how many n-grams there are
+_FAN_IN = 64  # The most runs merged at once; more are merged in stages.
+_FOOTER = np.dtype("<u8")  # The number of n-grams.
 _ENTRY = np.dtype("<u8")
 
 
 class Run:
-    """A file of n-grams: for each its words and its count, and at the end how many there are."""
+    """A file of n-grams: the words and the count of each, and at the end the number of them."""
 
     def __init__(self, path: Path, num_words: int) -> None:
         self.path = path
@@ -37,7 +37,7 @@ class Run:
         return self._columns * _ENTRY.itemsize
 
     def read(self, start: int, num_grams: int) -> Counted:
-        """Some of the n-grams; fewer at the end."""
+        """Reads up to `num_grams` n-grams from `start` on; fewer at the end of the file."""
         num_grams = min(num_grams, self.num_grams - start)
         count, offset = num_grams * self._columns, start * self._row_bytes
         rows = np.fromfile(self.path, _ENTRY, count=count, offset=offset)
@@ -47,7 +47,7 @@ class Run:
 
 
 def write_run(path: Path, blocks: Iterable[Counted]) -> None:
-    """Writes a run whole or not at all: into a file of another name, which is then renamed."""
+    """Writes a run whole or not at all, through a file that is renamed at the end."""
     unfinished = path.with_suffix(".tmp")
     num_grams = 0
     with unfinished.open("wb") as file:
@@ -65,9 +65,9 @@ def write_run(path: Path, blocks: Iterable[Counted]) -> None:
 
 
 def merged(runs: Sequence[Run], num_words: int, max_rows: int, scratch: Path) -> Iterator[Counted]:
-    """Blocks of all runs' n-grams in order, each n-gram once, at most `max_rows` at a time.
+    """Yields the n-grams of all runs in order, each once, in blocks of at most `max_rows`.
 
-    Where there are many runs, groups of them are first merged into the folder `scratch`.
+    If there are many runs, groups of them are first merged into the folder `scratch`.
     """
     runs = list(runs)
     num_staged = 0
@@ -82,7 +82,7 @@ def merged(runs: Sequence[Run], num_words: int, max_rows: int, scratch: Path) ->
 def _merged(runs: Sequence[Run], max_rows: int) -> Iterator[Counted]:
     readers = [_Reader(run, max(max_rows // len(runs), 1)) for run in runs if run.num_grams]
     while readers:
-        # no run has anything left to read before the nearest end of a block
+        # Up to the nearest end of a block, no run has anything left to read.
         ends = [reader.end for reader in readers if reader.unread]
         parts = [reader.take(min(ends, default=None)) for reader in readers]
         yield _joined(parts)
@@ -97,7 +97,7 @@ def _joined(parts: Sequence[Counted]) -> Counted:
 
 
 class _Reader:
-    """One run being read: a block of it, from which n-grams are taken in order."""
+    """Reads one run in blocks, from which n-grams are taken in order."""
 
     def __init__(self, run: Run, block_rows: int) -> None:
         self._run = run
@@ -108,7 +108,7 @@ class _Reader:
 
     @property
     def unread(self) -> int:
-        """n-grams still in the file alone."""
+        """The number of n-grams that were not read yet."""
         return self._run.num_grams - self._position
 
     @property
@@ -117,14 +117,14 @@ class _Reader:
         return tuple(self._block.words[:, -1].tolist())
 
     def refill(self) -> bool:
-        """Reads the next block where this one is used up; False where the run is too."""
+        """Reads the next block if this one is used up; False if the run is used up too."""
         if not len(self._block.counts):
             self._block = self._run.read(self._position, self._block_rows)
             self._position += len(self._block.counts)
         return len(self._block.counts) > 0
 
     def take(self, end: tuple[int, ...] | None) -> Counted:
-        """The block's n-grams up to `end`, or all of them."""
+        """Takes the block's n-grams up to `end`, or all of them."""
         words, counts = self._block
         stop = len(counts) if end is None else _num_up_to(words, end)
         self._block = Counted(words[:, stop:], counts[stop:])
@@ -132,7 +132,7 @@ class _Reader:
 
 
 def _num_up_to(words: Words, end: tuple[int, ...]) -> int:
-    """How many of the sorted n-grams are no greater than `end`: one bisection a word."""
+    """How many of the sorted n-grams are no greater than `end`; one bisection a word."""
     low, high = 0, int(words.shape[1])
     for word, bound in zip(words, end, strict=True):
         equal = word[low:high]
@@ -143,7 +143,7 @@ def _num_up_to(words: Words, end: tuple[int, ...]) -> int:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes the new name last; systems that can't open a folder need no such thing."""
+    """Makes sure that the new name is on disk, on systems that can open a folder."""
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -1,7 +1,7 @@
 """The work folder beside a cache that is being built: one process at a time, and a journal.
 
-The journal says what the build is and how far it has come; it is replaced whole, so that a
-process killed at any moment leaves the old one or the new one.
+The journal says what is built and how far that is. It is replaced whole, so that a process that
+is killed at any moment leaves the old journal or the new one.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 
 from selfspec.errors import BuildError
 
-__all__ = ["Workplace", "open_workplace", "write_whole"]
+__all__ = ["WorkFolder", "open_work_folder", "write_whole"]
 
 _FORMAT = 1
 
 
-class Workplace:
+class WorkFolder:
     """A locked work folder.
 
     Attributes:
-        folder: Where parts of the cache wait until all are there.
-        progress: By stage, how far it has come; written down by `note`.
+        folder: Holds the parts of the cache until all of them are there.
+        progress: How far each stage is, as `note` wrote it down.
     """
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
@@ -38,13 +38,13 @@ class Workplace:
         self._read()
 
     def note(self, stage: str, progress: dict[str, Any]) -> None:
-        """Writes down how far a stage has come; from here on a new start goes on there."""
+        """Writes down how far a stage is; a later start goes on from there."""
         self.progress[stage] = progress
         journal = {"format": _FORMAT, "identity": self._identity, "progress": self.progress}
         write_whole(self._journal, json.dumps(journal, indent=1).encode())
 
     def part(self, name: str) -> Path:
-        """A folder of one stage."""
+        """The folder of one stage, made if it is missing."""
         path = self.folder / name
         path.mkdir(exist_ok=True)
         return path
@@ -73,10 +73,10 @@ class Workplace:
 
 
 @contextmanager
-def open_workplace(
+def open_work_folder(
     output: Path, identity: Mapping[str, Any], *, restart: bool
-) -> Iterator[Workplace]:
-    """The work folder of a cache folder, made or found again; nobody else is in it meanwhile."""
+) -> Iterator[WorkFolder]:
+    """The work folder of a cache folder, made or found again, locked for other processes."""
     from filelock import FileLock, Timeout
 
     folder = output.parent / f"{output.name}.building"
@@ -97,14 +97,14 @@ def open_workplace(
         if restart:
             _clear(folder)
         write_whole(folder / "owner", f"process {os.getpid()} on {platform.node()}".encode())
-        # what JSON makes of it is what a later process will compare with
-        yield Workplace(folder, json.loads(json.dumps(identity)))
+        # A later process will compare with what JSON makes of it.
+        yield WorkFolder(folder, json.loads(json.dumps(identity)))
     finally:
         lock.release()
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file so that after a crash it has the old bytes or the new ones."""
+    """Writes a file so that a crash leaves the old bytes or the new ones, never a mixture."""
     draft = path.with_name(f"{path.name}.tmp")
     with draft.open("wb") as stream:
         stream.write(data)
@@ -124,7 +124,7 @@ def _clear(folder: Path) -> None:
 def _owner(folder: Path) -> str:
     try:
         return (folder / "owner").read_text(encoding="utf-8")
-    except OSError:  # it has the lock and has not said so yet
+    except OSError:  # It holds the lock and has not written its name yet.
         return "another process"
 
 

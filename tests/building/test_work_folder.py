@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from selfspec.building.workplace import open_workplace, write_whole
+from selfspec.building.work_folder import open_work_folder, write_whole
 from selfspec.errors import BuildError
 
 WHAT = {"min_count": 2, "files": ["a"]}
@@ -15,8 +15,8 @@ WHAT = {"min_count": 2, "files": ["a"]}
 HOLD = """
 import sys
 from pathlib import Path
-from selfspec.building.workplace import open_workplace
-with open_workplace(Path(sys.argv[1]), {}, restart=False):
+from selfspec.building.work_folder import open_work_folder
+with open_work_folder(Path(sys.argv[1]), {}, restart=False):
     print("in", flush=True)
     sys.stdin.read()
 """
@@ -28,7 +28,7 @@ def output(tmp_path):
 
 
 def opened(output, identity=WHAT, *, restart=False):
-    return open_workplace(output, identity, restart=restart)
+    return open_work_folder(output, identity, restart=restart)
 
 
 def test_what_was_noted_is_there_again(output):
