@@ -18,7 +18,7 @@ from eval.loading import load_model, load_tokenizer
 from eval.methods import METHODS, Method, Resources, new_method
 from eval.random_text import RandomPrompter
 from selfspec import SelfSpec, SpecConfig
-from selfspec.build.limits import max_positions
+from selfspec.building.limits import max_positions
 from selfspec.cost import CostCurve
 from selfspec.errors import unknown_name
 from selfspec.run.costs import kept_curve

@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as npst
 
 from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.store import CacheContents, TokenizerInfo
+from selfspec.store.card import checksum
 from selfspec.store.files import entry_of
 
 VOCAB_SIZE = 50
@@ -122,13 +123,15 @@ def flip_byte(path: Path, position: int = -1) -> None:
 
 
 def edit_card(folder, change) -> None:
+    """Changes a card and signs it anew, as one who means harm would."""
     card = json.loads((folder / "cache.json").read_text())
     change(card)
+    card["checksum"] = checksum(card)
     (folder / "cache.json").write_text(json.dumps(card))
 
 
 def bless(folder, name) -> None:
-    """Makes the card agree with a damaged file, as one who means harm would."""
+    """Makes the card agree with a damaged file."""
     edit_card(folder, lambda card: card["files"].update({name: vars(entry_of(folder / name))}))
 
 

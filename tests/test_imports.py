@@ -37,7 +37,6 @@ ALLOWED: dict[str, set[str] | None] = {
     "engine": _ENGINE,
     "store": {"draft", "errors", "machine", "records"},
     "plugin": _ENGINE | {"engine", "store"},
-    "build": {*_ENGINE, "engine", "plugin", "store"},
     "building": {*_ENGINE, "engine", "plugin", "store"},
     "cli": EVERYTHING,
     "": EVERYTHING,  # selfspec/__init__.py

@@ -1,6 +1,6 @@
-"""The command line: `selfspec demo`, `chat` and `generate`.
+"""The command line: `selfspec demo`, `chat`, `generate`, `profile` and `cache`.
 
-Nothing here imports torch before a command runs, so that `--help` answers at once.
+Nothing here imports torch before a command says what it does, so that it answers at once.
 """
 
 from selfspec.cli.app import main

@@ -1,4 +1,4 @@
-"""`python -m selfspec.cli`, for where the `selfspec` script is not on the path."""
+"""Runs the commands as `python -m selfspec.cli`, in case `selfspec` is not on the path."""
 
 from selfspec.cli.app import main
 

@@ -1,58 +1,36 @@
-"""The `selfspec` command: its subcommands, and how errors end it."""
+"""The `selfspec` command and its subcommands."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from selfspec.cli.cache import cache as cache_commands
-from selfspec.cli.errors import one_line
+from selfspec.cli.group import Commands
+from selfspec.cli.log import Verbose
 from selfspec.cli.options import (
     CacheFolder,
     Knobs,
     MaxNewTokens,
     ModelOptions,
     Sampling,
+    checked_config,
     unfolds,
 )
+from selfspec.cli.waiting import working
 from selfspec.config import SpecConfig
-from selfspec.errors import SelfSpecError
 
 if TYPE_CHECKING:
-    from selfspec.store import CacheContents
+    from selfspec.cli.writer import Writer
 
 __all__ = ["app", "main"]
 
-_USER_ERROR = 2
-_INTERRUPTED = 130
-# newer typers bring a click of their own, older ones take the installed one
-_ClickException: Any = typer.BadParameter.__mro__[2]
-
-
-class _Group(TyperGroup):
-    """Ends with one line and exit status 2 on what the user got wrong, in place of a panel."""
-
-    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        """Runs a command; everything else that goes wrong keeps its traceback."""
-        extra["standalone_mode"] = False
-        try:
-            status = super().main(*args, **extra)
-        except SelfSpecError as error:
-            status = _complain(str(error))
-        except _ClickException as error:
-            status = _complain(error.format_message())
-        except (typer.Abort, KeyboardInterrupt):
-            status = _INTERRUPTED
-        if not standalone_mode:
-            return status
-        sys.exit(status if isinstance(status, int) else 0)
-
-
-app = typer.Typer(cls=_Group, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(cache_commands)
 
 
@@ -60,14 +38,9 @@ def main() -> None:
     """The entry point of the `selfspec` script."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            # a model writes characters that not every terminal has
+            # A model writes characters that not every terminal can show.
             stream.reconfigure(errors="replace")
     app(prog_name="selfspec")
-
-
-def _complain(message: str) -> int:
-    print(f"error: {one_line(message)}", file=sys.stderr)
-    return _USER_ERROR
 
 
 def _print_version(asked: bool) -> None:
@@ -102,22 +75,23 @@ def demo(
     cache: CacheFolder = None,
     prompt: Annotated[
         list[str] | None,
-        typer.Option(help="Continue this; can be given again. Default: starts of Python files."),
+        typer.Option(help="Continue this text; can be given again. Default: four Python files."),
     ] = None,
-    max_new_tokens: MaxNewTokens = 128,
+    max_new_tokens: MaxNewTokens = 64,
     rounds: Annotated[
         int, typer.Option(min=1, help="Timed rounds. More: steadier times, and a longer wait.")
-    ] = 1,
-    tree: Annotated[bool, typer.Option("--tree", help="Draw the tree that guessed most.")] = False,
+    ] = 3,
+    tree: Annotated[
+        bool, typer.Option("--tree", help="Draw the draft tree with the longest right guess.")
+    ] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Watch drafts being accepted, then see the same text timed against stock generate()."""
-    config, held = _checked(loading, knobs), _opened(cache)
-    from selfspec.cli.demo import Demo
-    from selfspec.cli.loading import quiet
-    from selfspec.cli.snippets import named
+    config = _checked(loading, knobs)
+    with _loaded(loading, sampling, max_new_tokens, cache) as writer:
+        from selfspec.cli.demo import Demo
+        from selfspec.cli.snippets import named
 
-    with quiet():
-        writer = _writer(loading, sampling, max_new_tokens, held)
         same = Demo(writer, config, named(prompt or []), rounds).run(with_tree=tree)
     raise typer.Exit(0 if same else 1)
 
@@ -129,23 +103,24 @@ def chat(
     sampling: Sampling,
     knobs: Knobs,
     cache: CacheFolder = None,
-    system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
+    system: Annotated[
+        str | None, typer.Option(help="The system message, in front of the conversation.")
+    ] = None,
     max_new_tokens: MaxNewTokens = 512,
     show_drafts: Annotated[
         bool, typer.Option("--show-drafts", help="Colour the tokens that were drafted.")
     ] = False,
+    verbose: Verbose = False,
 ) -> None:
-    """Talk with a chat model."""
-    from selfspec.cli.loading import check_template, load_tokenizer, quiet
+    """Talk with a chat model in the terminal."""
+    from selfspec.cli.loading import check_template
 
     if loading.model is None:
         check_template(None, None)
-    config, held = _checked(loading, knobs), _opened(cache)
-    from selfspec.cli.chat import Chat
+    config = _checked(loading, knobs)
+    with _loaded(loading, sampling, max_new_tokens, cache, chats=True) as writer:
+        from selfspec.cli.chat import Chat
 
-    with quiet():
-        check_template(loading.model, load_tokenizer(loading).chat_template)
-        writer = _writer(loading, sampling, max_new_tokens, held)
         Chat(writer, config, system=system, show_drafts=show_drafts).run()
 
 
@@ -156,27 +131,25 @@ def generate(
     sampling: Sampling,
     knobs: Knobs,
     cache: CacheFolder = None,
-    file: Annotated[str, typer.Argument(help="The prompt's file; - is stdin.")] = "-",
+    file: Annotated[str, typer.Argument(help="The file with the prompt; - is stdin.")] = "-",
     output: Annotated[
         Path | None, typer.Option(help="Write to this file, not to stdout.", show_default=False)
     ] = None,
     max_new_tokens: MaxNewTokens = 256,
     full: Annotated[bool, typer.Option("--full", help="Write the prompt too.")] = False,
-    stats: Annotated[bool, typer.Option("--stats", help="Statistics on stderr.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Print statistics on stderr.")] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Continue a text: prompt in, continuation out."""
-    from selfspec.cli.generate import check_output, read_prompt, write_continuation
-    from selfspec.cli.loading import quiet
+    from selfspec.cli.generate import check_output, print_stats, read_prompt, write_continuation
 
     config = _checked(loading, knobs)
     check_output(output)
-    text, held = read_prompt(file), _opened(cache)
-    with quiet():
-        writer = _writer(loading, sampling, max_new_tokens, held)
+    text = read_prompt(file)
+    with _loaded(loading, sampling, max_new_tokens, cache) as writer:
         spec = writer.new_spec(config)
         write_continuation(writer, spec, text, output=output, full=full)
-    if stats or spec.stats.disabled_reason:
-        print(spec.stats, file=sys.stderr)
+    print_stats(spec.stats, in_full=stats)
 
 
 @app.command()
@@ -188,64 +161,60 @@ def profile(
     ] = 512,
     batch: Annotated[int, typer.Option(min=1, help="Rows in a forward.")] = 1,
     forward: Annotated[
-        str,
-        typer.Option(help="How the model is run: auto, eager, packed or graph."),
+        str, typer.Option(help="How the model is run: auto, eager, packed or graph.")
     ] = "auto",
     output: Annotated[
         Path | None, typer.Option(help="Write the curve to this JSON file.", show_default=False)
     ] = None,
+    verbose: Verbose = False,
 ) -> None:
-    """What a forward of each width costs on this machine, in a table and a plot."""
+    """Measure what a forward of each width costs on this machine; show a table and a plot."""
     from selfspec.cli.generate import check_output
-    from selfspec.cli.loading import check_options, load_model, load_tokenizer, quiet
+    from selfspec.cli.loading import check_options
 
     check_options(loading)
     check_output(output)
-    config = SpecConfig.of(forward=forward)
-    from rich.console import Console
+    forward = checked_config(forward=forward).forward
+    with _loaded(loading, Sampling(), 1, None) as writer:
+        from selfspec.cli.profile import measured, print_curve, write_curve
 
-    from selfspec.cli.profile import check_context, print_curve, write_curve
-    from selfspec.run.prepared import profile as measure
-
-    with quiet(), Console(stderr=True).status("measuring"):
-        model = load_model(loading, load_tokenizer(loading)).model
-        check_context(context, model)
-        about, curve = measure(model, config, num_columns=context, num_rows=batch)
-    print_curve(Console(), curve, about)
+        about, curve = measured(writer.model, context, batch, forward)
+    print_curve(curve, about)
     if output is not None:
         write_curve(output, curve, about)
 
 
 def _checked(loading: ModelOptions, knobs: Knobs) -> SpecConfig:
-    """The knobs, with all options looked at that can be before torch is imported."""
+    """The knobs. Every option is checked that can be checked before torch is imported."""
     from selfspec.cli.loading import check_options
 
     check_options(loading)
     return knobs.config()
 
 
-def _opened(cache: str | None) -> CacheContents | None:
-    """What --cache names, read before the model: it is sooner said what is wrong with it."""
-    if cache is None:
-        return None
-    from selfspec.store import load_cache
+@contextmanager
+def _loaded(
+    loading: ModelOptions,
+    sampling: Sampling,
+    max_new_tokens: int,
+    cache: str | None,
+    *,
+    chats: bool = False,
+) -> Iterator[Writer]:
+    """The model, loaded and ready to write; transformers' own messages are off meanwhile."""
+    with ExitStack() as stack:
+        with working(f"Loading {loading.model or 'the embedded model'}"):
+            from selfspec.cli.loading import check_template, load_model, load_tokenizer, quiet
+            from selfspec.cli.writer import Writer
+            from selfspec.store import check_tokenizer, load_cache, tokenizer_info
 
-    return load_cache(cache)
-
-
-def _writer(
-    loading: ModelOptions, sampling: Sampling, max_new_tokens: int, held: CacheContents | None
-) -> Any:
-    """The model, loaded; a spinner says so where somebody sees it."""
-    from rich.console import Console
-
-    from selfspec.cli.loading import load_model, load_tokenizer
-    from selfspec.cli.writer import Writer
-    from selfspec.store import check_tokenizer, tokenizer_info
-
-    with Console(stderr=True).status(f"loading {loading.model or 'the embedded model'}"):
-        tokenizer = load_tokenizer(loading)
-        if held is not None:
-            check_tokenizer("--cache", held.tokenizer, tokenizer_info(tokenizer))
-        loaded = load_model(loading, tokenizer)
-        return Writer(loaded, sampling, max_new_tokens, held)
+            # The cache and the tokenizer are quick to read, so their faults are told first.
+            held = None if cache is None else load_cache(cache)
+            stack.enter_context(quiet())
+            tokenizer = load_tokenizer(loading)
+            if chats:
+                check_template(loading.model, tokenizer.chat_template)
+            if held is not None:
+                check_tokenizer("--cache", held.tokenizer, tokenizer_info(tokenizer))
+            writer = Writer(load_model(loading, tokenizer), sampling, max_new_tokens, held)
+        yield writer

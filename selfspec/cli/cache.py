@@ -1,4 +1,4 @@
-"""`selfspec cache`: builds, looks into, merges and checks cache folders."""
+"""`selfspec cache`: builds, inspects, merges and checks cache folders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import typer
 
 from selfspec.cli.cache_build import build
 from selfspec.cli.errors import CliError, one_line
+from selfspec.cli.group import Commands
+from selfspec.cli.log import Verbose
 from selfspec.cli.paint import harmless
+from selfspec.cli.waiting import working
 
 if TYPE_CHECKING:
     from selfspec.cli.coverage import Coverage
@@ -19,14 +22,19 @@ __all__ = ["cache"]
 
 _DAMAGED = 2
 
-cache = typer.Typer(
-    name="cache", help="Build, look into, merge and check cache folders.", no_args_is_help=True
-)
+cache = typer.Typer(name="cache", cls=Commands)
 cache.command()(build)
 
 Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace the cache folder that is there.")
+    bool, typer.Option("--overwrite", help="Replace a cache folder that exists already.")
 ]
+
+
+@cache.callback(invoke_without_command=True)
+def commands(context: typer.Context) -> None:
+    """Build, inspect, merge and check cache folders."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 @cache.command()
@@ -41,20 +49,22 @@ def inspect(
     ] = None,
     text: Annotated[
         Path | None,
-        typer.Option(help="Say how much of this file is known; needs --tokenizer."),
+        typer.Option(help="Say how much of this text file is known; needs --tokenizer."),
     ] = None,
     top: Annotated[int, typer.Option(min=0, help="Entries shown of each table.")] = 5,
+    verbose: Verbose = False,
 ) -> None:
-    """Show what is in a cache: where it comes from, counts, sizes, top entries, coverage."""
-    from selfspec.store import load_cache, locate, read_card
-
+    """Show what is in a cache: its origin, counts, sizes, top entries, coverage of a text."""
     if text is not None and tokenizer is None:
         raise CliError("--text needs --tokenizer: a cache knows token ids, not text")
     known = read_text(text) if text is not None else None
-    path = locate(folder)
-    _check(path)
-    reader = _tokenizer(tokenizer)
-    contents = load_cache(path, tokenizer=reader)
+    with working(f"Reading {folder}"):
+        from selfspec.store import load_cache, locate, read_card
+
+        path = locate(folder)
+        _check(path)
+        reader = _tokenizer(tokenizer)
+        contents = load_cache(path, tokenizer=reader)
     _print_card(path, read_card(path)[0])
     _print_top(contents, reader, top)
     if known is not None:
@@ -67,37 +77,46 @@ def merge(
     folders: Annotated[list[Path], typer.Argument(help="Cache folders of one tokenizer.")],
     overwrite: Overwrite = False,
     min_count: Annotated[
-        int, typer.Option(min=1, help="Drop what came less often. More: a smaller file.")
+        int, typer.Option(min=1, help="Drop n-grams that came less often. More: a smaller file.")
     ] = 1,
     max_continuations: Annotated[
-        int, typer.Option(min=1, help="Kept for a prefix. More: a larger file.")
+        int, typer.Option(min=1, help="Continuations kept for a prefix. More: a larger file.")
     ] = 8,
     max_size: Annotated[
-        str, typer.Option(help="Of the n-gram file; the minimum count is raised until it fits.")
+        str,
+        typer.Option(
+            help="The largest n-gram file; a higher minimum count is taken until it fits."
+        ),
     ] = "64MB",
+    verbose: Verbose = False,
 ) -> None:
-    """Sum the counts of several caches; of LUT rows the later folders' win."""
-    from selfspec.build.sizes import num_bytes
-    from selfspec.cli.merging import merged
-    from selfspec.store import check_target, save_cache
+    """Merge caches: counts add up, and where two have a LUT row the later folder's is kept."""
+    from selfspec.building.sizes import num_bytes
 
-    check_target(output, overwrite=overwrite)
     pruning = {
         "min_count": min_count,
         "max_continuations": max_continuations,
         "max_bytes": num_bytes("--max-size", max_size),
     }
-    parts = _sound(folders)
-    save_cache(output, merged(parts, **pruning), overwrite=overwrite)
+    with working(f"Merging {len(folders)} caches"):
+        from selfspec.cli.merging import merged
+        from selfspec.store import check_target, save_cache
+
+        check_target(output, overwrite=overwrite)
+        parts = _sound(folders)
+        save_cache(output, merged(parts, **pruning), overwrite=overwrite)
     print(f"{len(parts)} caches merged into {output}")
 
 
 @cache.command()
-def verify(folder: Annotated[Path, typer.Argument(help="A cache folder.")]) -> None:
-    """Check every byte and every entry of a cache; exit status 2 where it is damaged."""
-    from selfspec.store import verify_cache
+def verify(
+    folder: Annotated[Path, typer.Argument(help="A cache folder.")], verbose: Verbose = False
+) -> None:
+    """Check every byte and every entry of a cache. The exit status is 2 if it is damaged."""
+    with working(f"Checking {folder}"):
+        from selfspec.store import verify_cache
 
-    report = verify_cache(folder)
+        report = verify_cache(folder)
     for file in report.files:
         verdict = "ok" if file.problem is None else f"DAMAGED: {one_line(file.problem)}"
         print(f"{file.name}: {verdict}")
@@ -116,17 +135,20 @@ def read_text(path: Path) -> str:
 
 
 def _sound(folders: list[Path]) -> list[CacheContents]:
-    """The caches, checked in full, all of one tokenizer."""
+    """The caches, checked in full: all of one tokenizer, and none given twice."""
+    from selfspec.cli.merging import check_different
     from selfspec.store import load_cache, read_card
 
-    owner = read_card(folders[0])[0].tokenizer
+    cards = {folder: read_card(folder)[0] for folder in folders}
+    check_different(folders, cards)
     for folder in folders:
         _check(folder)
+    owner = cards[folders[0]].tokenizer
     return [load_cache(folder, tokenizer=owner) for folder in folders]
 
 
 def _check(folder: Path) -> None:
-    """Refuses a cache whose tables aren't sound, for who reads every entry of them."""
+    """Refuses a cache whose tables aren't sound. What follows reads every entry of them."""
     from selfspec.store import verify_cache
 
     for file in verify_cache(folder).files:
@@ -192,9 +214,9 @@ def _print_coverage(contents: CacheContents, token_ids: list[int]) -> None:
 
 
 def _share(line: Coverage, number: int) -> str:
-    return f"{number / line.num_places:6.1%}" if line.num_places else "     -"
+    return f"{number / line.num_positions:6.1%}" if line.num_positions else "     -"
 
 
 def _say(line: str) -> None:
-    """A line with what a card says, which may come from anywhere."""
+    """Prints a line that may hold anything, since a card may come from anywhere."""
     print(harmless(line))

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from rich.console import Console
 from typer import Abort, Argument, Option
 
-from selfspec.build.recipe import BUILDS, FORMS, LEARN_FROM, Recipe, read_recipe
-from selfspec.build.sizes import num_bytes
+from selfspec.building.recipe import BUILDS, FORMS, LEARN_FROM, Recipe, read_recipe
+from selfspec.building.sizes import num_bytes
 from selfspec.cli.errors import CliError
+from selfspec.cli.log import Verbose
 from selfspec.cli.options import ModelOptions, unfolds
+from selfspec.cli.waiting import working
 
 if TYPE_CHECKING:
+    from selfspec.building.builder import Builder
+    from selfspec.building.progress import Bars
     from selfspec.store import CacheContents
 
 __all__ = ["RecipeOptions", "build", "recipe_of"]
@@ -30,7 +36,7 @@ def _key(panel: str, text: str, **more: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeOptions:
-    """Every key of a `Recipe`, under its own name; None where the recipe or its default holds."""
+    """Every key of a `Recipe`, under its own name; None leaves it to the recipe or its default."""
 
     name: Annotated[str | None, _key(_DATA, "Name on the cache's card. Default: the data's.")] = (
         None
@@ -55,7 +61,8 @@ class RecipeOptions:
     split: Annotated[str | None, _key(_DATA, "Split of a Hub data set. Default: train.")] = None
     column: Annotated[str | None, _key(_DATA, "Column that holds the text. Default: text.")] = None
     messages: Annotated[
-        str | None, _key(_DATA, "Column that holds conversations, in place of a text column.")
+        str | None,
+        _key(_DATA, "Column that holds conversations, which is read instead of a text column."),
     ] = None
     roles: Annotated[
         list[str] | None,
@@ -138,8 +145,10 @@ class RecipeOptions:
 
 
 def recipe_of(file: Path | None, options: RecipeOptions) -> Recipe:
-    """The recipe in a file, with the options in place of its keys."""
+    """The recipe in a file; options replace its keys."""
     keys = {**(read_recipe(file) if file else {}), **options.given()}
+    if "data" not in keys:
+        raise CliError("--data must name what to read: a file, a folder or a Hub id (got nothing)")
     if "name" not in keys and isinstance(keys.get("data"), str):
         keys["name"] = Path(keys["data"]).resolve().name
     return Recipe.of(**keys)
@@ -170,60 +179,67 @@ def build(
     keep_work: Annotated[
         bool, Option("--keep-work", help="Keep the work folder, with the model's answers in it.")
     ] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Build a cache from texts, or from the model's own answers to them.
 
-    An interrupted build goes on where it was when the same command is run again.
+    Run the same command again to go on with a build that was interrupted.
     """
-    asked = recipe_of(recipe, options)
-    memory = num_bytes("--max-memory", max_memory)
-    from selfspec.build.inputs import find_inputs
     from selfspec.cli.loading import check_options
-    from selfspec.store import check_target
 
-    find_inputs(asked)
+    asked = recipe_of(recipe, options)
     check_options(loading)
-    check_target(output, overwrite=overwrite)
-    from selfspec.build.builder import BuildOptions
-
-    how = BuildOptions(
-        workers=workers,
-        max_memory=memory,
-        restart=restart,
-        overwrite=overwrite,
-        keep_work=keep_work,
-    )
-    _run(asked, loading, how, output)
+    how = {
+        "workers": workers,
+        "max_memory": num_bytes("--max-memory", max_memory),
+        "restart": restart,
+        "overwrite": overwrite,
+        "keep_work": keep_work,
+    }
+    print(_summary(output, _built(asked, loading, how, output)))
 
 
-def _run(recipe: Recipe, loading: ModelOptions, how: Any, output: Path) -> None:
-    from rich.console import Console
-
-    from selfspec.build.builder import Builder
-    from selfspec.build.progress import Bars
-    from selfspec.cli.loading import load_model, load_tokenizer, quiet
-
-    console = Console(stderr=True)
-    with quiet(), Bars(console) as bars:
-        tokenizer = load_tokenizer(loading)
-        builder = Builder(
-            recipe,
-            tokenizer,
-            lambda: load_model(loading, tokenizer).model,
-            bars,
-            how,
-            model_name=loading.model,
-        )
+def _built(
+    recipe: Recipe, loading: ModelOptions, how: dict[str, Any], output: Path
+) -> CacheContents:
+    """Builds the cache; Ctrl-C leaves what is done by then for the next start."""
+    with ExitStack() as stack:
+        with working(f"Loading the tokenizer of {loading.model or 'the embedded model'}"):
+            builder, bars = _prepared(stack, recipe, loading, how, output)
+        stack.enter_context(bars)
         try:
-            contents = builder.run(output)
+            return builder.run(output)
         except KeyboardInterrupt as error:
             bars.say("interrupted; run the same command again to go on")
             raise Abort from error
-    print(_summary(output, contents))
+
+
+def _prepared(
+    stack: ExitStack, recipe: Recipe, loading: ModelOptions, how: dict[str, Any], output: Path
+) -> tuple[Builder, Bars]:
+    """What builds, and its bars. Faults that show without a model are told here."""
+    from selfspec.building.inputs import find_inputs
+    from selfspec.store import check_target
+
+    find_inputs(recipe)
+    check_target(output, overwrite=how["overwrite"])
+    from selfspec.building.builder import Builder, BuildOptions
+    from selfspec.building.progress import Bars
+    from selfspec.cli.loading import load_model, load_tokenizer, quiet
+
+    stack.enter_context(quiet())
+    tokenizer, bars = load_tokenizer(loading), Bars(Console(stderr=True))
+
+    def load() -> Any:
+        bars.say(f"Loading {loading.model or 'the embedded model'} ...")
+        return load_model(loading, tokenizer).model
+
+    options = BuildOptions(**how)
+    return Builder(recipe, tokenizer, load, bars, options, model_name=loading.model), bars
 
 
 def _summary(output: Path, contents: CacheContents) -> str:
-    """What was made, in a line."""
+    """One line on what was made."""
     parts = [f"{len(arrays['ids']):,} {name} rows" for name, arrays in contents.tables.items()]
     if contents.corpus is not None:
         parts.append(f"{contents.corpus.num_prefixes:,} n-gram prefixes")

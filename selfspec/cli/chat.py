@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import suppress
+from contextlib import ExitStack
 
 from rich.console import Console
 from rich.text import Text
@@ -12,19 +11,22 @@ from selfspec.cli.conversation import Answer, Conversation
 from selfspec.cli.errors import CliError
 from selfspec.cli.live import OWN
 from selfspec.cli.paint import Painter
+from selfspec.cli.questions import question_reader
+from selfspec.cli.waiting import waiting
+from selfspec.cli.wrapping import WordWrap
 from selfspec.cli.writer import Writer
 from selfspec.config import SpecConfig
 from selfspec.errors import unknown_name
 
 __all__ = ["Chat"]
 
-_PROMPT = "> "
 _COMMANDS = {
     "/stats": "tokens per step and where they came from, over all answers",
     "/reset": "forget the conversation; what was learned for drafting stays",
     "/help": "this list",
     "/exit": "leave; so does Ctrl-D. Ctrl-C stops an answer",
 }
+_KEYS = "Enter sends, Alt-Enter or Ctrl-J adds a line, the up key brings back a question."
 
 
 class Chat:
@@ -40,18 +42,22 @@ class Chat:
     ) -> None:
         self._console = Console(highlight=False)
         self._painter = Painter(self._console)
+        self._wrap = WordWrap(self._painter.show, lambda: self._console.width)
+        self._spinner = ExitStack()
+        self._read = question_reader(self._painter.show)
         self._show_drafts = show_drafts
         self._writer = writer
         self._spec = writer.new_spec(config)
         self._last: Answer | None = None
+        self._told_reason: str | None = None
         self.conversation = Conversation(writer, self._spec, self._show, system=system)
 
     def run(self) -> None:
-        """Until Ctrl-D, the end of stdin, or `/exit`."""
+        """Answers until Ctrl-D, the end of stdin, or `/exit`."""
         self._introduce()
         while True:
             try:
-                line = self._read_line().strip()
+                line = self._read().strip()
                 if line == "/exit":
                     return
                 if line:
@@ -67,26 +73,18 @@ class Chat:
         if self._show_drafts and self._painter.in_colour:
             self._console.print(self._painter.legend(self._writer.origins(self._spec.config)))
 
-    def _read_line(self) -> str:
-        if sys.stdin.isatty():
-            with suppress(ImportError):
-                import readline  # noqa: F401  # gives `input` line editing, where there is one
-            return input(_PROMPT)
-        line = sys.stdin.readline()
-        if not line:
-            raise EOFError
-        self._painter.show(f"{_PROMPT}{line.rstrip()}\n")  # so that a piped chat reads like one
-        return line
-
     def _handle(self, line: str) -> None:
         if line.startswith("/"):
             self._obey(line)
             return
         try:
-            self._last = self.conversation.ask(line)
+            with self._spinner:
+                self._spinner.enter_context(waiting("Reading"))
+                self._last = self.conversation.ask(line)
         except CliError as error:
             self._note(f"error: {error}")
             return
+        self._wrap.end()
         self._console.print()
         self._note(self._ending(self._last))
 
@@ -97,7 +95,8 @@ class Chat:
             self.conversation.reset()
             self._note("The conversation starts over.")
         elif command == "/help":
-            self._note("\n".join(f"{name:<7} {what}" for name, what in _COMMANDS.items()))
+            commands = [f"{name:<7} {what}" for name, what in _COMMANDS.items()]
+            self._note("\n".join([*commands, _KEYS]))
         else:
             self._note(f"error: {unknown_name('command', command, _COMMANDS)}")
 
@@ -108,19 +107,23 @@ class Chat:
         return f"{self._spec.total_stats}\n  {reused} of the last {length} prompt tokens reused"
 
     def _ending(self, answer: Answer) -> str:
-        """What is worth a line below an answer."""
+        """The line below an answer: how long it is, and what did not go as usual."""
         stats = self._spec.stats
         if answer.interrupted:
             return "(stopped; the conversation goes on from here)"
         parts = [f"{stats.num_new_tokens} tokens", f"{stats.tokens_per_step:.2f} a step"]
-        if stats.disabled_reason:
+        if stats.disabled_reason and stats.disabled_reason != self._told_reason:
+            self._told_reason = stats.disabled_reason  # Once is enough.
             parts.append(f"not drafted as asked: {stats.disabled_reason}")
         if answer.cut_at is not None:
             parts.append(f"cut at {answer.cut_at}")
         return f"({', '.join(parts)})"
 
     def _show(self, piece: str, origin: str) -> None:
-        self._painter.show(piece, origin if self._show_drafts else OWN)
+        """A piece of an answer; a terminal gets whole words, a pipe the text as it is."""
+        self._spinner.close()
+        show = self._wrap.add if self._console.is_terminal else self._painter.show
+        show(piece, origin if self._show_drafts else OWN)
 
     def _note(self, text: str) -> None:
         self._console.print(Text(text, style="dim"))

@@ -1,4 +1,4 @@
-"""A conversation: its messages, and the KV cache that the next turn starts from."""
+"""A conversation: its messages, and the KV that the next turn starts from."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["Answer", "Conversation"]
 
 
 class Answer(NamedTuple):
-    """How an answer ended. `num_reused` of its prompt's tokens were in the KV cache already."""
+    """How an answer ended. `num_reused` tokens of its prompt were in the KV already."""
 
     num_prompt_tokens: int
     num_reused: int
     interrupted: bool = False
-    cut_at: int | None = None  # the number of tokens, where the model had not finished
+    cut_at: int | None = None  # The number of tokens, if the model had not finished.
 
 
 class Conversation:
-    """Messages so far. `show(piece, origin)` gets each answer as it comes."""
+    """The messages so far. `show(piece, origin)` gets each answer as it comes."""
 
     def __init__(
         self,
@@ -38,7 +38,8 @@ class Conversation:
         self._spec = spec
         self._show = show
         self._opening = [{"role": "system", "content": system}] if system else []
-        self._prompt_ids([*self._opening, {"role": "user", "content": "?"}])  # can it be put?
+        # A template that takes no system message refuses here, before the first question.
+        self._prompt_ids([*self._opening, {"role": "user", "content": "?"}])
         self.reset()
 
     def reset(self) -> None:
@@ -47,12 +48,12 @@ class Conversation:
         self.forget_kv()
 
     def forget_kv(self) -> None:
-        """Lets the next turn read everything anew."""
+        """Makes the next turn read the whole conversation again."""
         self._kv: Any = None
         self._kv_ids: list[int] = []
 
     def ask(self, text: str) -> Answer:
-        """Streams the answer and keeps both; Ctrl-C ends it, and what was shown by then stays."""
+        """Streams the answer and keeps it. Ctrl-C ends it; what was shown by then is kept."""
         messages = [*self.messages, {"role": "user", "content": text}]
         ids = self._prompt_ids(messages)
         budget = self._budget(len(ids))
@@ -83,7 +84,7 @@ class Conversation:
         return list(ids)
 
     def _budget(self, num_prompt_tokens: int) -> int:
-        """Tokens that the answer may have."""
+        """The number of tokens that the answer may have."""
         limit = self._writer.max_positions
         wanted = self._writer.max_new_tokens
         if limit is None:
@@ -96,13 +97,13 @@ class Conversation:
         return min(wanted, limit - num_prompt_tokens)
 
     def _take_kv(self, ids: Sequence[int]) -> tuple[Any, int]:
-        """The KV cache cropped to what it shares with `ids`, or None where it can't be.
+        """The KV cropped to the tokens it shares with `ids`, or None if it can't be cropped.
 
-        It is the call's from now on: one that breaks off leaves it in no state to go on from.
+        The conversation forgets it, since a call that is interrupted leaves it unusable.
         """
         kv, kv_ids = self._kv, self._kv_ids
         self.forget_kv()
-        num_shared = shared_length(kv_ids, ids[:-1])  # one token at least has to be read
+        num_shared = shared_length(kv_ids, ids[:-1])  # At least one token must be read.
         surplus = len(kv_ids) - num_shared
         if not num_shared or (surplus and not _can_crop(kv)):
             return None, 0
@@ -114,7 +115,7 @@ class Conversation:
         from transformers.cache_utils import DynamicCache
 
         kv = output.past_key_values
-        if type(kv) is DynamicCache:  # others are of a fixed size, or don't take a prompt again
+        if type(kv) is DynamicCache:  # Other kinds have a fixed size, or take no second prompt.
             self._kv = kv
             self._kv_ids = output.sequences[0, : kv.get_seq_length()].tolist()
 
@@ -125,7 +126,7 @@ class Conversation:
 
 
 def _can_crop(kv: Any) -> bool:
-    """A window that has slid has lost what would come back into it."""
+    """Can tokens be taken back? A sliding window has lost those that would come back into it."""
     return kv.is_croppable and not any(
         layer.is_sliding and layer.get_seq_length() >= layer.sliding_window for layer in kv.layers
     )

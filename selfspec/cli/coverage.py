@@ -1,4 +1,4 @@
-"""How much of a text a cache knows: prefixes found, and next tokens named."""
+"""Measures how much of a text a cache knows."""
 
 from __future__ import annotations
 
@@ -10,28 +10,35 @@ from selfspec.store import KEY_OF, Arrays, CacheContents
 
 __all__ = ["Coverage", "coverage"]
 
-_ALL = 1 << 30  # continuations of a prefix
+_ALL = 1 << 30  # More than a prefix can have continuations.
 
 
 @dataclass
 class Coverage:
-    """Over all places of a text that have so many tokens before them."""
+    """How often one table could help, over the positions of a text.
+
+    Attributes:
+        what: The table, and how many tokens it looks at.
+        num_positions: Positions that have so many tokens before them.
+        num_found: Those of them at which the table has something recorded.
+        num_named: Those at which the next token is among what is recorded.
+    """
 
     what: str
-    num_places: int = 0
-    num_found: int = 0  # something is recorded behind the last tokens
-    num_named: int = 0  # and the next token is among it
+    num_positions: int = 0
+    num_found: int = 0
+    num_named: int = 0
 
     def count(self, named: Iterable[int], token: int) -> None:
-        """One place, with what is recorded there, and what came."""
+        """Counts one position, with the tokens that are recorded there and the one that came."""
         tokens = set(named)
-        self.num_places += 1
+        self.num_positions += 1
         self.num_found += bool(tokens)
         self.num_named += token in tokens
 
 
 def coverage(contents: CacheContents, token_ids: Sequence[int]) -> list[Coverage]:
-    """A line for each prefix length of the corpus, for all of them, and for each LUT."""
+    """A line for each prefix length of the corpus, one for all of them, and one for each LUT."""
     lines = [] if contents.corpus is None else _of_corpus(contents.corpus, token_ids)
     for order, source in enumerate(KEY_OF, start=1):
         if source in contents.tables:
@@ -43,21 +50,21 @@ def coverage(contents: CacheContents, token_ids: Sequence[int]) -> list[Coverage
 def _of_corpus(tables: CorpusTables, token_ids: Sequence[int]) -> list[Coverage]:
     lines = [Coverage(f"corpus, {n} before") for n in range(1, tables.max_prefix + 1)]
     any_length = Coverage("corpus, any")
-    places: tuple[int, ...] = ()
+    indices: tuple[int, ...] = ()
     for position, token in enumerate(token_ids):
-        found = [_named(tables, n, places) for n in range(1, min(position, len(lines)) + 1)]
+        found = [_named(tables, n, indices) for n in range(1, min(position, len(lines)) + 1)]
         for line, named in zip(lines, found, strict=False):
             line.count(named, token)
         if position:
             any_length.count((t for named in found for t in named), token)
-        places = tables.step(places, token)
+        indices = tables.step(indices, token)
     return [*lines, any_length]
 
 
-def _named(tables: CorpusTables, length: int, places: Sequence[int]) -> list[int]:
-    if length > len(places) or places[length - 1] < 0:
+def _named(tables: CorpusTables, length: int, indices: Sequence[int]) -> list[int]:
+    if length > len(indices) or indices[length - 1] < 0:
         return []
-    _, following = tables.continuations(length, places[length - 1], _ALL)
+    _, following = tables.continuations(length, indices[length - 1], _ALL)
     return [token for token, _ in following]
 
 
@@ -66,11 +73,11 @@ LookUp = Callable[[tuple[int, ...]], list[int]]
 
 def _rows(key: str, arrays: Arrays) -> LookUp:
     keys = arrays[key].reshape(len(arrays[key]), -1).tolist()
-    place_of = {tuple(each): place for place, each in enumerate(keys)}
+    row_of = {tuple(each): row for row, each in enumerate(keys)}
 
     def look_up(tokens: tuple[int, ...]) -> list[int]:
-        place = place_of.get(tokens)
-        return [] if place is None else arrays["ids"][place].tolist()
+        row = row_of.get(tokens)
+        return [] if row is None else arrays["ids"][row].tolist()
 
     return look_up
 

@@ -1,4 +1,4 @@
-"""What a user of the command line asked for and can't have."""
+"""The error that a command raises when its options or files are wrong."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ __all__ = ["CliError", "one_line"]
 
 
 class CliError(SelfSpecError, ValueError):
-    """An option or a file that a command can't work with; one line, exit status 2."""
+    """An option or a file is wrong. The command ends with one line and exit status 2."""
 
 
 def one_line(message: object) -> str:
-    """The first paragraph of a message that somebody else wrote, on one line.
+    """The first paragraph of another library's message, on one line.
 
     >>> one_line("no such\\nmodel\\n\\nIf this is a private repository, ...")
     'no such model'

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from selfspec.cli.errors import CliError
 from selfspec.cli.live import LiveText
 from selfspec.cli.paint import harmless
+from selfspec.cli.waiting import waiting
 from selfspec.cli.writer import Writer
 
 if TYPE_CHECKING:
     from selfspec.plugin import SelfSpec
+    from selfspec.stats import GenerationStats
 
-__all__ = ["check_output", "read_prompt", "write_continuation"]
+__all__ = ["check_output", "print_stats", "read_prompt", "write_continuation"]
 
 
 def read_prompt(name: str) -> str:
-    """A file's text, or all of stdin's for ``-``."""
+    """The text of a file, or for ``-`` all of stdin; it must be UTF-8 and not empty."""
     if name == "-" and sys.stdin.isatty():
-        print("type the prompt; end it with Ctrl-D on a line of its own", file=sys.stderr)
+        print("Type the prompt; end it with Ctrl-D on a line of its own.", file=sys.stderr)
     try:
         data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         prompt = data.decode("utf-8")
@@ -31,12 +33,13 @@ def read_prompt(name: str) -> str:
     except OSError as error:
         raise CliError(f"FILE must be readable (got {name!r}: {error.strerror})") from error
     if not prompt:
-        raise CliError("the prompt must not be empty")
+        where = "stdin" if name == "-" else repr(name)
+        raise CliError(f"the prompt must not be empty (got nothing from {where}); write some text")
     return prompt
 
 
 def check_output(path: Path | None) -> None:
-    """Finds out that a file can't be written before the model is loaded; leaves it as it is."""
+    """Refuses an output that can't be a file, before the model is loaded. Writes nothing."""
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
         raise CliError(f"--output must be a file in a folder that exists (got {str(path)!r})")
 
@@ -44,20 +47,30 @@ def check_output(path: Path | None) -> None:
 def write_continuation(
     writer: Writer, spec: SelfSpec, prompt: str, *, output: Path | None, full: bool
 ) -> None:
-    """Streams the continuation, behind the prompt where `full` is asked."""
+    """Streams the continuation; with `full` the prompt comes first."""
     ids = writer.encode(prompt)
-    with _opened(output) as sink:
+    with _opened(output) as sink, ExitStack() as spinner:
 
         def show(piece: str, _origin: str = "") -> None:
+            spinner.close()
             sink.write(harmless(piece) if sink.isatty() else piece)
             sink.flush()
 
         if full:
             show(prompt)
+        spinner.enter_context(waiting("Reading the prompt"))
         live = LiveText(writer.tokenizer, ids, show)
         writer.write(ids, spec, live=live)
         if sink.isatty() and not live.text.endswith("\n"):
             show("\n")
+
+
+def print_stats(stats: GenerationStats, *, in_full: bool) -> None:
+    """Prints statistics on stderr; that a call was decoded plainly is always said."""
+    if in_full:
+        print(stats, file=sys.stderr)
+    elif stats.disabled_reason:
+        print(f"not drafted as asked: {stats.disabled_reason}", file=sys.stderr)
 
 
 @contextmanager

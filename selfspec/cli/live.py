@@ -1,4 +1,4 @@
-"""The text of a running `generate()` call, each piece with where its token came from."""
+"""Shows the text of a running `generate()` call, each piece with its token's origin."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from selfspec.records import Evidence, StepRecord
 
 __all__ = ["OWN", "SEVERAL", "LiveText", "origin_of", "origins"]
 
-OWN = "model"  # the model's own next token, not drafted
-SEVERAL = "several"  # named by more than one source
+OWN = "model"  # The model's own next token, which nobody drafted.
+SEVERAL = "several"  # More than one source has named the token.
 
 
 def origin_of(evidence: Sequence[Evidence]) -> str:
@@ -27,10 +27,10 @@ def origins(record: StepRecord) -> list[str]:
 
 
 class LiveText:
-    """A streamer and a listener at once; `show(piece, origin)` gets the text.
+    """A streamer and a listener in one; `show(piece, origin)` gets the text.
 
-    Tokens come through the streamer and wait there until the step's record says where they came
-    from. A call that is decoded plainly has no records: then they are shown as they come.
+    Tokens come through the streamer and wait until the record of their step says where they came
+    from. A call that is decoded plainly has no records, and shows tokens as they come.
     """
 
     def __init__(
@@ -52,7 +52,8 @@ class LiveText:
             self._prompt_came = True
             return
         self._waiting.append(int(value))
-        if not self._has_records and len(self._waiting) > 1:  # the first token's would be here
+        # With drafts, the record of the first token comes before the second token.
+        if not self._has_records and len(self._waiting) > 1:
             self._emit([OWN] * len(self._waiting))
 
     def hear(self, record: StepRecord) -> None:
@@ -61,7 +62,7 @@ class LiveText:
         self._emit(origins(record))
 
     def end(self) -> None:
-        """Shows what is left."""
+        """Shows the tokens and characters that were held back."""
         self._emit([OWN] * len(self._waiting))
         self._say(self._words.rest(), OWN)
 

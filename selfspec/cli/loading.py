@@ -1,4 +1,4 @@
-"""From what the user named to a model and a tokenizer, or to one line that says why not."""
+"""Loads the model and the tokenizer that the user named, or says in one line why it can't."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ __all__ = [
 ]
 
 TINY = Path(__file__).parent.parent / "models" / "tiny"
+_DEVICE_RULE = "--device must be one that torch can use here"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 T = TypeVar("T")
@@ -31,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model on its device, with its tokenizer and the name to call it by."""
+    """A model on its device, with its tokenizer and a name for it."""
 
     name: str
     model: Any
@@ -46,7 +47,7 @@ class Loaded:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Inside, transformers shows no progress bars, and it and its Hub client log errors alone."""
+    """Meanwhile transformers shows no progress bars, and logs only errors, as the Hub's client."""
     from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging
 
@@ -66,14 +67,14 @@ def quiet() -> Iterator[None]:
 
 
 def check_options(options: ModelOptions) -> None:
-    """Says what can be told to be wrong before anything heavy is imported."""
+    """Refuses wrong options, as far as that is possible without importing torch."""
     _source(options.model)
     if options.dtype not in DTYPES:
         raise CliError(unknown_name("dtype", options.dtype, DTYPES))
 
 
 def check_template(name: str | None, template: str | None) -> None:
-    """Refuses a model that was not made for conversations."""
+    """Refuses a model without a chat template."""
     if name is not None and template:
         return
     which = "the embedded model" if name is None else f"{name!r}"
@@ -84,7 +85,7 @@ def check_template(name: str | None, template: str | None) -> None:
 
 
 def load_tokenizer(options: ModelOptions) -> Any:
-    """The tokenizer alone: quick, so that what it lacks is said before the model is read."""
+    """Loads the tokenizer. That is quick, so its faults are told before the model is read."""
     from transformers import AutoTokenizer
 
     source = _source(options.model)
@@ -92,11 +93,11 @@ def load_tokenizer(options: ModelOptions) -> Any:
 
 
 def load_model(options: ModelOptions, tokenizer: Any) -> Loaded:
-    """The model beside its tokenizer, on the device and in the dtype asked for."""
+    """Loads the model, in the dtype and onto the device that the options name."""
     from transformers import AutoModelForCausalLM
 
     device = _device(options.device)
-    dtype = _dtype(options.dtype, device)
+    dtype = _dtype(options)
     source = _source(options.model)
 
     def load() -> Any:
@@ -111,7 +112,7 @@ def load_model(options: ModelOptions, tokenizer: Any) -> Loaded:
 
 
 def _source(name: str | None) -> str:
-    """A folder or a Hub id; a path that leads nowhere is told apart from a Hub id."""
+    """A folder or a Hub id; refuses what can only be a path and leads nowhere."""
     if name is None:
         if not (TINY / "config.json").is_file():
             raise CliError(f"the embedded model is missing from {TINY}; name one with --model")
@@ -128,7 +129,7 @@ def _source(name: str | None) -> str:
 
 
 def _attempt(source: str, what: str, load: Callable[[], T]) -> T:
-    """Runs a loader of transformers; whatever it finds wrong with the files is the user's error."""
+    """Runs a loader of transformers, and turns what it finds wrong with the files into one line."""
     from safetensors import SafetensorError
 
     try:
@@ -141,7 +142,7 @@ def _attempt(source: str, what: str, load: Callable[[], T]) -> T:
 
 
 def _check_complete(info: dict[str, Any]) -> None:
-    """transformers makes up weights that the files lack, and its warning is silenced here."""
+    """Refuses files that lack weights: transformers would make them up, with a mere warning."""
     missing = sorted(info["missing_keys"])
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -149,24 +150,30 @@ def _check_complete(info: dict[str, Any]) -> None:
 
 
 def _device(name: str) -> Any:
-    """A device that torch can put a tensor on."""
+    """The device, on which torch must be able to put a tensor."""
     import torch
 
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
+    except RuntimeError as error:
+        raise CliError(f"{_DEVICE_RULE} (got {name!r}); try auto, cpu or cuda") from error
+    try:
         torch.empty(0, device=device)
     except (AssertionError, NotImplementedError, RuntimeError) as error:
-        message = f"--device must be one that torch can use here (got {name!r}: {one_line(error)})"
-        raise CliError(message) from error
+        raise CliError(f"{_DEVICE_RULE} (got {name!r}: {one_line(error)})") from error
     return device
 
 
-def _dtype(name: str, device: Any) -> Any:
-    """What `from_pretrained` takes; half precision is slow on most CPUs, so auto avoids it."""
+def _dtype(options: ModelOptions) -> Any:
+    """What `from_pretrained` takes: ``auto`` is the checkpoint's own.
+
+    The embedded model is saved in half precision to keep the package small, and runs in float32,
+    in which the promise of the same text holds to the last token.
+    """
     import torch
 
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else "auto"
-    return getattr(torch, name)
+    if options.dtype != "auto":
+        return getattr(torch, options.dtype)
+    return torch.float32 if options.model is None else "auto"

@@ -1,8 +1,10 @@
-"""Several caches of one tokenizer as one: counts are summed, of LUT rows the later ones win."""
+"""Merges caches of one tokenizer: counts add up, and of LUT rows the later one is kept."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,15 +12,34 @@ from numpy.typing import NDArray
 
 from selfspec.cli.errors import CliError
 from selfspec.draft.sources.corpus import CorpusTables
-from selfspec.store import KEY_OF, Arrays, CacheContents
+from selfspec.store import KEY_OF, Arrays, CacheContents, Card
+from selfspec.store.card import CORPUS_FILE, FileEntry
 
-__all__ = ["merged"]
+__all__ = ["check_different", "merged"]
 
+Files = Mapping[str, FileEntry]
 Rates = list[list[Any]]
 
 
+def check_different(folders: Sequence[Path], cards: Mapping[Path, Card]) -> None:
+    """Refuses a cache that is given twice, through a link or as a copy: it would count twice.
+
+    A copy is known by the checksums on the cards: of the n-gram file, or of all files.
+    """
+    for one, other in combinations(folders, 2):
+        got = f"(got {str(one)!r} and {str(other)!r})"
+        if one.resolve() == other.resolve():
+            raise CliError(f"FOLDERS must name each cache once {got}: this is the same folder")
+        if _holds_the_same(cards[one].files, cards[other].files):
+            raise CliError(f"FOLDERS must name each cache once {got}: they hold the same counts")
+
+
+def _holds_the_same(one: Files, other: Files) -> bool:
+    return one == other or (CORPUS_FILE in one and one[CORPUS_FILE] == other.get(CORPUS_FILE))
+
+
 def merged(parts: Sequence[CacheContents], **pruning: int) -> CacheContents:
-    """One cache out of several, which must have the same tokenizer; knows where each came from."""
+    """One cache made of several of the same tokenizer; its card says where each came from."""
     tables = {}
     for source in KEY_OF:
         held = [part.tables[source] for part in parts if source in part.tables]
@@ -34,7 +55,7 @@ def merged(parts: Sequence[CacheContents], **pruning: int) -> CacheContents:
 
 
 def _merge_corpora(corpora: Sequence[CorpusTables], pruning: dict[str, int]) -> CorpusTables | None:
-    from selfspec.build.grams import merge_tables
+    from selfspec.building.grams import merge_tables
 
     if not corpora:
         return None
@@ -45,7 +66,7 @@ def _merge_corpora(corpora: Sequence[CorpusTables], pruning: dict[str, int]) -> 
 
 
 def _merge_rows(key: str, parts: Sequence[Arrays]) -> Arrays:
-    """Rows by key; of those that several have, the last one's."""
+    """All rows, sorted by key; of a key that several parts have, the last part's row."""
     width = max(part["ids"].shape[1] for part in parts)
     keys = np.concatenate([part[key] for part in parts])
     last = _last_of_each(keys)
@@ -55,7 +76,7 @@ def _merge_rows(key: str, parts: Sequence[Arrays]) -> Arrays:
 
 
 def _last_of_each(keys: NDArray[Any]) -> NDArray[np.int64]:
-    """Where each different key stands last, in the order of the keys."""
+    """The index at which each key comes last, in the order of the keys."""
     wide = keys.astype(np.int64)
     flat = wide if wide.ndim == 1 else (wide[:, 0] << 32) + wide[:, 1]
     _, first = np.unique(flat[::-1], return_index=True)
@@ -68,7 +89,7 @@ def _widened(rows: NDArray[Any], width: int, fill: int) -> NDArray[Any]:
 
 
 def _merge_rates(parts: Sequence[Rates]) -> Rates | None:
-    """Hits and trials of the same kind of evidence add up."""
+    """The sums of hits and trials for each kind of evidence."""
     sums: dict[tuple[Any, ...], list[float]] = {}
     for rows in parts:
         for kinds, hits, trials in rows:

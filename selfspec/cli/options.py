@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import logging
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, get_type_hints
@@ -17,21 +19,27 @@ from typer import Option
 
 from selfspec.config import SpecConfig
 
-__all__ = ["CacheFolder", "Knobs", "MaxNewTokens", "ModelOptions", "Sampling", "unfolds"]
+__all__ = [
+    "CacheFolder",
+    "Knobs",
+    "MaxNewTokens",
+    "ModelOptions",
+    "Sampling",
+    "checked_config",
+    "unfolds",
+]
 
-_DRAFTING = "Drafting (changes the speed, never the text)"
+_DRAFTING = "Drafting (changes the speed, not the quality of the text)"
 _DEFAULT = SpecConfig()
 
-MaxNewTokens = Annotated[
-    int, Option(min=1, help="Stop after so many tokens. More: longer text, and more time.")
-]
+MaxNewTokens = Annotated[int, Option(min=1, help="Stop after so many new tokens.")]
 
 CacheFolder = Annotated[
     str | None,
     Option(
         "--cache",
-        help="Start with what this cache folder or Hub repository holds; 'selfspec cache' makes "
-        "one. The model's tokenizer must be the one that it was built for.",
+        help="Start with what this cache holds, a folder or a Hub id; 'selfspec cache build' makes "
+        "one. It must be built for the model's tokenizer.",
         show_default=False,
     ),
 ]
@@ -48,19 +56,19 @@ class ModelOptions:
     model: Annotated[
         str | None,
         Option(
-            help="Folder or Hub id of a causal language model. Default: the embedded one, which "
-            "continues Python code.",
+            help="Folder or Hub id of a causal language model. Default: a small model that comes "
+            "with selfspec and continues Python code.",
             show_default=False,
         ),
     ] = None
-    device: Annotated[str, Option(help="cpu, cuda, cuda:1, … auto: a GPU where there is one.")] = (
-        "auto"
-    )
+    device: Annotated[
+        str, Option(help="cpu, cuda, cuda:1 and so on. auto: a GPU if there is one, else the CPU.")
+    ] = "auto"
     dtype: Annotated[
         str,
         Option(
-            help="float32, bfloat16, float16. Half: less memory, near-ties may fall differently. "
-            "auto: float32 on a CPU, else as the model was saved."
+            help="float32, bfloat16 or float16. auto: as the model was saved. In half precision "
+            "near-ties may fall differently than with stock generate()."
         ),
     ] = "auto"
 
@@ -73,14 +81,17 @@ class Sampling:
         float | None,
         Option(
             min=0.0,
-            help="0: always the likeliest token. Higher: more varied. Default: as the model's own "
-            "generation config says.",
+            help="0: always the likeliest token. Higher: more varied text. Default: what the "
+            "model's own generation config says.",
             show_default=False,
         ),
     ] = None
     seed: Annotated[
         int | None,
-        Option(help="For sampling: same seed, same text. Default: a new one.", show_default=False),
+        Option(
+            help="For sampling: the same seed gives the same text. Default: a new one each time.",
+            show_default=False,
+        ),
     ] = None
 
 
@@ -90,27 +101,35 @@ class Knobs:
 
     max_nodes: Annotated[
         int,
-        _knob("The most nodes of a draft tree, and so the width of a step. 1: plain decoding."),
+        _knob("The most nodes of a draft tree, and so the width of a step. 1 is plain decoding."),
     ] = _DEFAULT.max_nodes
     budget: Annotated[
         str,
-        _knob("measured: as many nodes as pay on this machine. fixed: all. threshold: the likely."),
+        _knob(
+            "measured: as many nodes as pay on this machine. fixed: always all of them. "
+            "threshold: only the likely ones."
+        ),
     ] = _DEFAULT.budget
     max_depth: Annotated[
         int,
-        _knob("Longest draft, in tokens. More: long copies in one step. Less: broader trees."),
+        _knob(
+            "The longest draft, in tokens. More: a long copy takes one step. Less: broader trees."
+        ),
     ] = _DEFAULT.max_depth
     top_k: Annotated[
         int,
-        _knob("Candidates kept for a token (not the sampler's top-k). More: rarer ones, memory."),
+        _knob(
+            "Candidates kept for each token (this is not the sampler's top-k). More: rarer ones "
+            "have a chance, and the tables take more memory."
+        ),
     ] = _DEFAULT.top_k
     depth_decay: Annotated[
         float,
-        _knob("δ, a factor for each deeper level. Lower: wide, shallow trees. 1: none."),
+        _knob("δ, a factor on the score for each deeper level. Lower: wide, shallow trees."),
     ] = _DEFAULT.depth_decay
     width_decay: Annotated[
         float,
-        _knob("α, a factor for each rank among siblings. Lower: narrow, deep trees. 1: none."),
+        _knob("α, a factor on the score for each rank among siblings. Lower: narrow, deep trees."),
     ] = _DEFAULT.width_decay
     threshold: Annotated[
         float,
@@ -118,44 +137,48 @@ class Knobs:
     ] = _DEFAULT.threshold
     update_interval: Annotated[
         int,
-        _knob("Steps that keep a tree's shape. More: cheaper drafting. 1: better guesses."),
+        _knob("Steps that keep the shape of a tree. More: cheaper drafting. 1: better guesses."),
     ] = _DEFAULT.update_interval
     sources: Annotated[
         str,
-        _knob("Where drafts come from, with commas. Fewer: less work. Empty: plain decoding."),
+        _knob("Sources of drafts, separated by commas. Fewer: less work. Empty: plain decoding."),
     ] = ",".join(_DEFAULT.sources)
     num_branches: Annotated[
         int,
         _knob(
-            "Rows of guesses that ride along and feed the context. More: wider forwards. 0: none."
+            "Rows of guesses that each forward computes along, to learn n-grams from. More: wider "
+            "forwards. 0: none."
         ),
     ] = _DEFAULT.num_branches
     branch_length: Annotated[
         int,
-        _knob("Tokens of such a row. More: longer n-grams, wider forwards."),
+        _knob("Tokens of such a row. More: longer n-grams, and wider forwards."),
     ] = _DEFAULT.branch_length
     learning: Annotated[
         str,
-        _knob("session: learn from call to call. request: within one alone. frozen: not at all."),
+        _knob(
+            "session: learn from call to call. request: learn within each call alone. frozen: "
+            "learn nothing."
+        ),
     ] = _DEFAULT.learning
     forward: Annotated[
         str,
         _knob(
-            "auto: captured graphs on CUDA, packed weights on a CPU where they are faster. "
-            "eager, packed, graph: only that."
+            "How the model is run. auto: captured graphs on CUDA, packed weights on a CPU where "
+            "they are faster. eager, packed or graph: only so."
         ),
     ] = _DEFAULT.forward
     overlap: Annotated[
         bool,
         _knob(
-            "On CUDA, learn and tidy up beside the drafting, or one after the other.",
+            "On CUDA, learn while the next draft is made, or do one after the other.",
             "--overlap/--no-overlap",
         ),
     ] = _DEFAULT.overlap
     strict: Annotated[
         bool,
         _knob(
-            "Refuse a model that can't be drafted for, or decode it plainly and say why.",
+            "Refuse what can't be drafted for, or decode it plainly and say why.",
             "--strict/--no-strict",
         ),
     ] = _DEFAULT.strict
@@ -165,7 +188,17 @@ class Knobs:
         knobs = dataclasses.asdict(self)
         names = (name.strip() for name in self.sources.split(","))
         knobs["sources"] = tuple(name for name in names if name)
-        return SpecConfig.of(**knobs)
+        return checked_config(**knobs)
+
+
+def checked_config(**knobs: Any) -> SpecConfig:
+    """A `SpecConfig`; what it says about old names is logged, so that the user sees it."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", DeprecationWarning)
+        config = SpecConfig.of(**knobs)
+    for each in said:
+        logging.getLogger("selfspec").warning("%s", each.message)
+    return config
 
 
 def unfolds(command: Callable[..., None]) -> Callable[..., None]:
@@ -188,7 +221,7 @@ def unfolds(command: Callable[..., None]) -> Callable[..., None]:
 
     functools.update_wrapper(unfolded_command, command)
     del unfolded_command.__wrapped__  # type: ignore[attr-defined]
-    # typer wants plain parameters first, then those with a default
+    # typer wants parameters without a default first.
     parameters.sort(key=lambda p: p.default is not inspect.Parameter.empty)
     unfolded_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     unfolded_command.__annotations__ = {p.name: p.annotation for p in parameters}

@@ -1,4 +1,4 @@
-"""Colours: one for each place that a token can come from; none where nobody sees them."""
+"""Colours text by where its tokens came from, on consoles that show colours."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STYLES = {
     "runners": "yellow",
     SEVERAL: "magenta",
 }
-_OTHER = "bright_red"  # a source of the user's own
+_OTHER = "bright_red"  # A source that the user has written.
 _CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
@@ -33,7 +33,7 @@ def style_of(origin: str) -> str:
 
 
 def harmless(text: str) -> str:
-    """The text without what a terminal would obey.
+    """The text without the control characters that a terminal would obey.
 
     >>> harmless("bell\\a, colour\\x1b[31m\\tand a line\\n")
     'bell, colour[31m\\tand a line\\n'
@@ -42,7 +42,7 @@ def harmless(text: str) -> str:
 
 
 def labels(sources: Iterable[str]) -> dict[str, str]:
-    """What to call each origin of a drafted token, with these sources asked."""
+    """A label for each origin that a drafted token can have with these sources."""
     names = {name: name for name in sources}
     if len(names) > 1:
         names[SEVERAL] = "both" if len(names) == 2 else "several"
@@ -61,17 +61,17 @@ class Painter:
         return self.console.color_system is not None and not self.console.no_color
 
     def show(self, piece: str, origin: str = OWN) -> None:
-        """One piece of running text: not wrapped, no markup, tabs and spaces as they are."""
+        """Shows a piece of running text as it is: not wrapped, without markup."""
         self.write(piece, style_of(origin))
 
     def write(self, text: str, style: str) -> None:
-        """Text in a style of rich's."""
+        """Writes text in one of rich's styles."""
         segment = Segment(harmless(text), Style.parse(style))
         self.console.print(Segments([segment]), end="", crop=False, no_wrap=True)
         self.console.file.flush()
 
     def legend(self, sources: Iterable[str]) -> Text:
-        """Which colour is what."""
+        """A line that says which colour stands for which source."""
         text = Text("drafted by ")
         for origin, label in labels(sources).items():
             text.append(label, style_of(origin)).append("  ")

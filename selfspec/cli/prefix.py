@@ -1,4 +1,4 @@
-"""How far two token lists agree."""
+"""Finds how far two token lists agree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def shared_length(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
-    """Where they part, or None where they are the same.
+    """The first index at which they differ, or None if they are the same.
 
     >>> first_difference([1, 2], [1, 2, 3])
     2

@@ -1,4 +1,4 @@
-"""What `selfspec profile` shows: the seconds of a forward by its width, as a table and a plot."""
+"""`selfspec profile`: measures a forward of each width, and shows a table and a plot."""
 
 from __future__ import annotations
 
@@ -14,25 +14,51 @@ from rich.table import Table
 
 from selfspec.cli.errors import CliError
 from selfspec.cli.paint import harmless
+from selfspec.cli.waiting import working
 from selfspec.cost import CostCurve
 
-__all__ = ["check_context", "curve_plot", "curve_table", "print_curve", "write_curve"]
+__all__ = [
+    "check_context",
+    "curve_plot",
+    "curve_table",
+    "described",
+    "measured",
+    "print_curve",
+    "write_curve",
+]
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _COLUMNS = 64
-_MAX_LINES = 8  # of the plot, above its axis
+_MAX_LINES = 8  # Lines of the plot above its axis.
+
+
+def measured(
+    model: Any, num_columns: int, num_rows: int, forward: str
+) -> tuple[dict[str, str | int], CostCurve]:
+    """What the costs depend on, and the costs themselves, measured behind a text of that length."""
+    from selfspec.config import SpecConfig
+    from selfspec.run.prepared import profile
+
+    check_context(num_columns, model)
+    with working("Measuring forwards of each width"):
+        config = SpecConfig.of(forward=forward)
+        about, curve = profile(model, config, num_columns=num_columns, num_rows=num_rows)
+    return described(about, num_columns), curve
 
 
 def check_context(num_columns: int, model: Any) -> None:
-    """A text of that length must fit into the model's positions, with a draft behind it."""
+    """Refuses a text that leaves no room for a draft in the model's positions."""
     config = model.config.get_text_config(decoder=True)
     limit = getattr(config, "max_position_embeddings", None)
     if limit is not None and num_columns >= limit:
         raise CliError(f"--context must be < {limit}, the model's positions (got {num_columns})")
 
 
-def print_curve(console: Console, curve: CostCurve, about: Mapping[str, str | int]) -> None:
-    """What was measured and where, the table, and below it the plot."""
+def print_curve(
+    curve: CostCurve, about: Mapping[str, str | int], console: Console | None = None
+) -> None:
+    """Prints what was measured and where, the table, and below it the plot."""
+    console = console or Console()
     for name, value in about.items():
         console.print(harmless(f"{name}: {value}"), markup=False, highlight=False)
     console.print(curve_table(curve))
@@ -40,8 +66,17 @@ def print_curve(console: Console, curve: CostCurve, about: Mapping[str, str | in
     console.print(curve_plot(curve), markup=False, highlight=False, soft_wrap=True)
 
 
+def described(about: Mapping[str, str | int], num_columns: int) -> dict[str, str | int]:
+    """What a curve depends on, with the length of text in words: similar lengths share a curve."""
+    from selfspec.run.costs import context_bucket
+
+    shortest, longest = context_bucket(num_columns)
+    used = f"the costs are used for {shortest} to {longest} tokens"
+    return {**about, "context": f"{num_columns} tokens ({used})"}
+
+
 def curve_table(curve: CostCurve) -> Table:
-    """A line for each measured width; a step of n plain steps pays if it brings n tokens."""
+    """A line for each measured width. A step that costs n plain ones pays if it brings n tokens."""
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
     for title in ("width", "ms", "plain steps", "ms a node"):
         table.add_column(title, justify="right")
@@ -53,10 +88,7 @@ def curve_table(curve: CostCurve) -> Table:
 
 
 def curve_plot(curve: CostCurve) -> str:
-    """Columns of text as high as a forward is dear, at a linear scale on both axes.
-
-    The width below, the cost in plain steps on the left.
-    """
+    """A plot of the cost of a forward in plain steps by its width, both at a linear scale."""
     widest = curve.widths[-1]
     costs = [curve.relative(_width_at(column, widest)) for column in range(_COLUMNS)]
     tick = _tick(max(costs))
@@ -69,7 +101,7 @@ def curve_plot(curve: CostCurve) -> str:
 
 
 def write_curve(path: Path, curve: CostCurve, about: Mapping[str, str | int]) -> None:
-    """The curve as JSON: what was measured, and by width the seconds and the plain steps."""
+    """Writes the curve as JSON: what was measured, and seconds and plain steps by width."""
     widths = curve.widths
     values = {
         "about": dict(about),
@@ -84,7 +116,7 @@ def write_curve(path: Path, curve: CostCurve, about: Mapping[str, str | int]) ->
 
 
 def _digits(value: float) -> str:
-    """Three digits that count, without an exponent.
+    """A number with three significant digits, without an exponent.
 
     >>> _digits(0.01234), _digits(21.26), _digits(1040.2)
     ('0.0123', '21.3', '1040')
@@ -102,7 +134,7 @@ def _column_of(width: int, widest: int) -> int:
 
 
 def _tick(highest: float) -> float:
-    """What a line is worth: 1/4 of a plain step, doubled until the plot is low enough."""
+    """The height of a line: 1/4 of a plain step, doubled until the plot is low enough."""
     tick = 0.25
     while tick * _MAX_LINES < highest:
         tick *= 2
@@ -114,7 +146,7 @@ def _line(heights: list[int], line: int) -> str:
 
 
 def _labels(widths: tuple[int, ...]) -> str:
-    """The widths below their columns, those left out for which there is no room."""
+    """The widths below their columns; those that have no room are left out."""
     text = ""
     for width in widths:
         column = _column_of(width, widths[-1])

@@ -1,4 +1,4 @@
-"""Is it the same text? And where not: where does it part, and how near were the two tokens?"""
+"""Compares texts with stock's: where do they part, and can rounding alone explain it?"""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from selfspec.cli.prefix import first_difference
 from selfspec.cli.timing import Timed
 from selfspec.cli.writer import Writer
 
-__all__ = ["Difference", "differences", "explain"]
+__all__ = ["Difference", "Explanation", "differences", "explain"]
 
-_ROUNDINGS = 4  # of the logits' dtype: as far as two widths of a forward may well be apart
+# Two widths of a forward may well differ by so many roundings in the dtype of the logits.
+_ROUNDINGS = 4
 
 
 class Difference(NamedTuple):
@@ -23,32 +24,44 @@ class Difference(NamedTuple):
     got: list[int]
 
 
+class Explanation(NamedTuple):
+    """One line on a difference, and whether the promise of the same text allows it."""
+
+    line: str
+    is_allowed: bool
+
+
 def differences(timed: Sequence[Timed], shown: Sequence[Sequence[int]]) -> list[Difference]:
-    """Every text that is not stock's, those `shown` live among them; at most one a snippet."""
+    """At most one difference a snippet, of the text `shown` live and of all that were timed."""
     found = []
-    for place, (runs, live_ids) in enumerate(zip(timed, shown, strict=True)):
+    for snippet, (runs, live_ids) in enumerate(zip(timed, shown, strict=True)):
         expected = runs.stock[0].new_ids
         for got in (live_ids, *(run.new_ids for run in runs.drafted)):
             position = first_difference(expected, got)
             if position is not None:
-                found.append(Difference(place, position, expected, list(got)))
+                found.append(Difference(snippet, position, expected, list(got)))
                 break
     return found
 
 
-def explain(writer: Writer, prompt_ids: Sequence[int], difference: Difference) -> str:
-    """One line on a difference: the position, both tokens, and how near the logits are there."""
+def explain(writer: Writer, prompt_ids: Sequence[int], difference: Difference) -> Explanation:
+    """Says at which token the texts part, and how near the logits of both tokens are there.
+
+    In half precision any difference is allowed: what a text is drawn from stays the same, and a
+    single near-tie decides how it goes on. In float32 only a near-tie is.
+    """
     _, position, expected, got = difference
     pair = [ids[position] if position < len(ids) else None for ids in (expected, got)]
     texts = ["the end" if i is None else repr(writer.tokenizer.decode([i])) for i in pair]
     line = f"token {position + 1} differs: stock {texts[0]}, selfspec {texts[1]}"
     ids = [i for i in pair if i is not None]
     if writer.samples or len(ids) < 2:
-        return line
-    return f"{line}; {_nearness(writer, [*prompt_ids, *expected[:position]], ids)}"
+        return Explanation(line, writer.in_half_precision)
+    nearness, is_tie = _nearness(writer, [*prompt_ids, *expected[:position]], ids)
+    return Explanation(f"{line}; {nearness}", is_tie or writer.in_half_precision)
 
 
-def _nearness(writer: Writer, ids: Sequence[int], pair: Sequence[int]) -> str:
+def _nearness(writer: Writer, ids: Sequence[int], pair: Sequence[int]) -> tuple[str, bool]:
     """The two tokens' logits in a plain forward, and whether rounding could swap them."""
     import torch
 
@@ -56,6 +69,6 @@ def _nearness(writer: Writer, ids: Sequence[int], pair: Sequence[int]) -> str:
         logits = writer.model(torch.tensor([list(ids)], device=writer.model.device)).logits[0, -1]
     left, right = logits[list(pair)].float().tolist()
     allowed = _ROUNDINGS * torch.finfo(logits.dtype).eps * max(abs(left), abs(right))
-    dtype = str(logits.dtype).removeprefix("torch.")
-    verdict = "a near-tie" if abs(left - right) <= allowed else "not a near-tie"
-    return f"their logits are {left:.4g} and {right:.4g}, {verdict} in {dtype}"
+    is_tie = abs(left - right) <= allowed
+    verdict = f"a near-tie in {writer.dtype}" if is_tie else f"not a near-tie in {writer.dtype}"
+    return f"their logits are {left:.4g} and {right:.4g}, {verdict}", is_tie

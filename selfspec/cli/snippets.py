@@ -1,4 +1,4 @@
-"""What the demo continues: openings in the style of Python's standard library."""
+"""The prompts of the demo, in the style of Python's standard library."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TestSpecifics(unittest.TestCase):
 
 
 def named(prompts: list[str]) -> tuple[Snippet, ...]:
-    """The user's own prompts, each called by the start of its first line; else the demo's."""
+    """The user's prompts, each named by the start of its first line, or else the demo's."""
     own = (Snippet(_short(prompt.strip()), prompt) for prompt in prompts)
     return tuple(own) if prompts else SNIPPETS
 

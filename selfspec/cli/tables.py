@@ -1,10 +1,11 @@
-"""The demo's figures: how much sooner the text came, and where its tokens came from."""
+"""The demo's tables: how much sooner the text came, and where its tokens came from."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from rich import box
 from rich.table import Table
@@ -17,28 +18,49 @@ from selfspec.stats import GenerationStats
 __all__ = ["Summary", "origins_table", "summarise", "times_table"]
 
 
+_WIDE = 1.25  # Rounds that differ by more than this factor are reported as unsteady.
+
+
 @dataclass
 class Summary:
-    """A row of the tables; `+` makes the one over all."""
+    """A row of the tables: one snippet, or with `+` several. Seconds are listed by round."""
 
     stats: GenerationStats = field(default_factory=GenerationStats)
-    stock_seconds: float = 0.0
-    drafted_seconds: float = 0.0
+    stock_seconds: Sequence[float] = ()
+    drafted_seconds: Sequence[float] = ()
     origins: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, runs: Timed) -> Summary:
-        """Times are medians of the rounds; what was drafted is the first round's."""
+        """Statistics and origins are those of the first round; all rounds draft alike."""
         run = runs.drafted[0]
-        return cls(run.stats, runs.stock_seconds, runs.drafted_seconds, run.count_origins())
+        stock, drafted = ([each.seconds for each in way] for way in (runs.stock, runs.drafted))
+        return cls(run.stats, stock, drafted, run.count_origins())
 
     def __add__(self, other: Summary) -> Summary:
         return Summary(
             self.stats + other.stats,
-            self.stock_seconds + other.stock_seconds,
-            self.drafted_seconds + other.drafted_seconds,
+            _added(self.stock_seconds, other.stock_seconds),
+            _added(self.drafted_seconds, other.drafted_seconds),
             self.origins + other.origins,
         )
+
+    @property
+    def speed_ups(self) -> list[float]:
+        """How many times sooner the text came, in each round."""
+        pairs = zip(self.stock_seconds, self.drafted_seconds, strict=True)
+        return [stock / drafted for stock, drafted in pairs]
+
+    @property
+    def spread(self) -> str:
+        """The lowest and the highest speed-up; a dash where there was only one round."""
+        ratios = self.speed_ups
+        return f"{min(ratios):.2f} to {max(ratios):.2f}" if len(ratios) > 1 else "-"
+
+    @property
+    def is_unsteady(self) -> bool:
+        """Do the rounds differ so much that their median says little?"""
+        return max(self.speed_ups) > _WIDE * min(self.speed_ups)
 
     def share(self, origin: str) -> str:
         """How many of all tokens came from there."""
@@ -50,26 +72,32 @@ Rows = Sequence[tuple[str, Summary]]
 
 _TIMES: tuple[Column, ...] = (
     ("tokens", "", lambda row: str(row.origins.total())),
-    ("tokens per step", "", lambda row: _per_step(row.stats)),
-    ("stock", "", lambda row: f"{row.stock_seconds:.2f} s"),
-    ("selfspec", "", lambda row: f"{row.drafted_seconds:.2f} s"),
-    ("speed-up", "", lambda row: f"{row.stock_seconds / row.drafted_seconds:.2f}x"),
+    ("per step", "", lambda row: _per_step(row.stats)),
+    ("stock", "", lambda row: f"{median(row.stock_seconds):.2f} s"),
+    ("selfspec", "", lambda row: f"{median(row.drafted_seconds):.2f} s"),
+    ("speed-up", "", lambda row: f"{median(row.speed_ups):.2f}x"),
+    ("lowest to highest", "", lambda row: row.spread),
 )
 
 
 def summarise(names: Sequence[str], timed: Sequence[Timed]) -> Rows:
-    """A summary for each snippet, and behind them the one over all."""
+    """A summary of each snippet, and at the end the one of all of them."""
     rows = [Summary.of(runs) for runs in timed]
     return [*zip(names, rows, strict=True), ("all", sum(rows, Summary()))]
 
 
+def _added(one: Sequence[float], other: Sequence[float]) -> Sequence[float]:
+    """Seconds summed round by round; the empty summary that a sum starts from adds nothing."""
+    return [left + right for left, right in zip(one, other, strict=True)] if one else other
+
+
 def _per_step(stats: GenerationStats) -> str:
-    """A dash where the prompt's forward alone wrote the whole text."""
+    """Tokens per step; a dash where the forward over the prompt wrote the whole text."""
     return f"{stats.tokens_per_step:.2f}" if stats.num_steps else "-"
 
 
 def times_table(rows: Rows) -> Table:
-    """Tokens per step, both times and the speed-up."""
+    """Tokens per step, the median times, and the median speed-up with its spread."""
     return _table(rows, _TIMES)
 
 

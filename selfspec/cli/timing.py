@@ -1,11 +1,10 @@
-"""The demo's stopwatch: stock and selfspec on the same prompts, in turns."""
+"""The demo's stopwatch: times stock and selfspec on the same prompts, in turns."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -41,24 +40,14 @@ class Run:
 
 @dataclass
 class Timed:
-    """All runs over one prompt."""
+    """All runs over one prompt, round by round."""
 
     stock: list[Run] = field(default_factory=list)
     drafted: list[Run] = field(default_factory=list)
 
-    @property
-    def stock_seconds(self) -> float:
-        """Median over the rounds."""
-        return median(run.seconds for run in self.stock)
-
-    @property
-    def drafted_seconds(self) -> float:
-        """Median over the rounds."""
-        return median(run.seconds for run in self.drafted)
-
 
 def warm_up(writer: Writer, ids: Sequence[int], config: SpecConfig) -> None:
-    """Pays for what only first calls cost, with a `SelfSpec` that is thrown away."""
+    """Runs each way once, so that the costs of a first call are not timed."""
     for spec in (None, writer.new_spec(config)):
         writer.write(ids, spec, max_new_tokens=_WARM_UP_TOKENS)
 
@@ -71,31 +60,31 @@ def measure(
     rounds: int,
     on_run: Callable[[str], object] = lambda _: None,
 ) -> list[Timed]:
-    """Times stock and selfspec prompt by prompt; each round has a new `SelfSpec`.
+    """Times stock and selfspec prompt by prompt; returns the runs of each prompt.
 
-    So the first prompt of a round is met cold, or with the writer's cache, and later ones with
-    what was learned by then.
+    Each round has a new `SelfSpec`, so every round drafts alike: the first prompt from nothing or
+    from the writer's cache, and later ones from what was learned by then.
     """
     timed = [Timed() for _ in prompts]
     for number in range(rounds):
         spec = writer.new_spec(config)
-        spec.ability(writer.model)  # what the model can do is tried once, when a server starts
-        for place, ids in enumerate(prompts):
-            on_run(f"round {number + 1} of {rounds}, snippet {place + 1} of {len(prompts)}")
-            turns = [(timed[place].stock, None), (timed[place].drafted, spec)]
-            # whoever goes second may find things warmer, so they change places
-            for runs, assistant in turns if (number + place) % 2 == 0 else reversed(turns):
+        spec.ability(writer.model)  # The model is probed before the clock runs, as in a server.
+        for index, ids in enumerate(prompts):
+            on_run(f"round {number + 1} of {rounds}, snippet {index + 1} of {len(prompts)}")
+            turns = [(timed[index].stock, None), (timed[index].drafted, spec)]
+            # The second run may find the processor's caches warm, so the order alternates.
+            for runs, assistant in turns if (number + index) % 2 == 0 else reversed(turns):
                 runs.append(_run(writer, ids, assistant))
     return timed
 
 
 def _run(writer: Writer, ids: Sequence[int], spec: SelfSpec | None) -> Run:
-    """One call; records are put by and looked at afterwards, and nothing is drawn meanwhile."""
+    """Times one call. Its records are only collected meanwhile, and nothing is drawn."""
     writer.reseed()
     start = perf_counter()
     if spec is None:
         output = writer.write(ids, None)
-        new_ids = output.sequences[0, len(ids) :].tolist()  # waits for the device
+        new_ids = output.sequences[0, len(ids) :].tolist()  # This waits for the device.
         return Run(new_ids, perf_counter() - start)
     records: list[StepRecord] = []
     with spec.listening(records.append):

@@ -1,4 +1,4 @@
-"""The entries of a cache that stand out: n-grams that came most often, surest rows of the LUTs."""
+"""Finds the most frequent n-grams of a cache and the surest rows of its LUTs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Entry", "top_entries"]
 
 
 class Entry(NamedTuple):
-    """What comes behind some tokens, and how often or how likely."""
+    """What follows some tokens, and how often or how likely."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
@@ -35,38 +35,38 @@ def top_entries(contents: CacheContents, limit: int) -> Iterator[tuple[str, list
 def _most_frequent(tables: CorpusTables, length: int, limit: int) -> list[Entry]:
     arrays = tables.arrays()
     tokens, counts = arrays[f"next_token.{length}"], arrays[f"next_count.{length}"]
-    places = np.argsort(-counts.astype(np.int64), kind="stable")[:limit].tolist()
+    indices = np.argsort(-counts.astype(np.int64), kind="stable")[:limit].tolist()
     return [
         Entry(
-            _prefix(arrays, length, _owner(arrays[f"next.{length}"], place)),
-            (int(tokens[place]),),
-            f"{counts[place]:,} times",
+            _prefix(arrays, length, _owner(arrays[f"next.{length}"], index)),
+            (int(tokens[index]),),
+            f"{counts[index]:,} times",
         )
-        for place in places
+        for index in indices
     ]
 
 
-def _prefix(arrays: Arrays, length: int, place: int) -> tuple[int, ...]:
+def _prefix(arrays: Arrays, length: int, index: int) -> tuple[int, ...]:
     """All tokens of a prefix, from its last one upwards."""
-    tokens = [int(arrays[f"token.{length}"][place])]
+    tokens = [int(arrays[f"token.{length}"][index])]
     for above in range(length - 1, 0, -1):
-        place = _owner(arrays[f"child.{above}"], place)
-        tokens.append(int(arrays[f"token.{above}"][place]))
+        index = _owner(arrays[f"child.{above}"], index)
+        tokens.append(int(arrays[f"token.{above}"][index]))
     return tuple(reversed(tokens))
 
 
-def _owner(offsets: np.ndarray, place: int) -> int:
-    """Whose span of the offsets a place lies in."""
-    return int(np.searchsorted(offsets, place, side="right")) - 1
+def _owner(offsets: np.ndarray, index: int) -> int:
+    """Whose span of the offsets an index lies in."""
+    return int(np.searchsorted(offsets, index, side="right")) - 1
 
 
 def _surest(key: str, arrays: Arrays, limit: int) -> list[Entry]:
     if not arrays["ids"].size:
         return []
-    places = np.argsort(-arrays["probabilities"][:, 0], kind="stable")[:limit].tolist()
-    return [_row(arrays[key][place].reshape(-1).tolist(), arrays, place) for place in places]
+    indices = np.argsort(-arrays["probabilities"][:, 0], kind="stable")[:limit].tolist()
+    return [_row(arrays[key][index].reshape(-1).tolist(), arrays, index) for index in indices]
 
 
-def _row(before: Sequence[int], arrays: Arrays, place: int) -> Entry:
-    after = tuple(id_ for id_ in arrays["ids"][place].tolist() if id_ >= 0)
-    return Entry(tuple(before), after, f"{arrays['probabilities'][place, 0]:.0%}")
+def _row(before: Sequence[int], arrays: Arrays, index: int) -> Entry:
+    after = tuple(id_ for id_ in arrays["ids"][index].tolist() if id_ >= 0)
+    return Entry(tuple(before), after, f"{arrays['probabilities'][index, 0]:.0%}")

@@ -1,4 +1,4 @@
-"""One draft tree, drawn: what was guessed, what was right, and what the model said after it."""
+"""Draws a draft tree: what was guessed, what was right, and the model's own token after it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _REJECTED = "dim"
 
 
 def best_step(records: Sequence[StepRecord]) -> StepRecord | None:
-    """The step with the longest accepted path; None where nothing was drafted."""
+    """The step with the longest accepted path; None if nothing was drafted."""
     drafted = [record for record in records if len(record.tree) > 1]
     return max(drafted, key=lambda record: record.num_accepted, default=None)
 
 
 def readable(tokenizer: Any, token_id: int) -> str:
-    """A token as a Python string literal; where it is part of a character, as its vocabulary entry.
+    """A token as a Python string literal, or the vocabulary's name of a part of a character.
 
-    So a newline is seen as '\\\\n' and a space in front of a word stays visible.
+    So a newline is shown as '\\\\n' and a space in front of a word stays visible.
     """
     text: str = tokenizer.decode([token_id], clean_up_tokenization_spaces=False)
     if not text or "\ufffd" in text:

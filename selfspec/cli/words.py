@@ -1,4 +1,4 @@
-"""From tokens, one at a time, to text that never has to be taken back."""
+"""Turns tokens, one at a time, into text that never has to be taken back."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 
 __all__ = ["Words"]
 
-_BROKEN = "\ufffd"  # what decoders put where the bytes of a character are not all there
-_SEED = 8  # tokens of the prompt decoded along: some decoders strip the space of a first word
+_BROKEN = "\ufffd"  # Decoders write this for a character whose bytes are incomplete.
+_SEED = 8  # Tokens of the prompt in front, since some decoders strip the space of a first word.
 
 
 class Words:
     """Decodes token by token; holds back the bytes of a character until the last one is there.
 
-    All that `add` and `rest` return makes up the decoded text; special tokens are left out.
+    What `add` and `rest` return is together the decoded text, without special tokens.
     """
 
     def __init__(self, tokenizer: Any, prompt_ids: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._ids = list(prompt_ids[-_SEED:])
-        self._start = 0  # ids from here on are decoded together, up to `_end` for context alone
+        self._start = 0  # Decoding starts here; ids up to `_end` are only context.
         self._end = len(self._ids)
 
     def add(self, token_id: int) -> str:
@@ -30,7 +30,7 @@ class Words:
         return "" if text.endswith(_BROKEN) else self._take(text)
 
     def rest(self) -> str:
-        """What was held back, where nothing more will come."""
+        """The text that was held back, for when no more tokens will come."""
         return self._take(self._fresh_text())
 
     def _fresh_text(self) -> str:
@@ -38,7 +38,7 @@ class Words:
         return self._decode(self._ids[self._start :])[len(before) :]
 
     def _take(self, text: str) -> str:
-        if text:  # a special token alone gives later ones no context
+        if text:  # A special token gives no text, and so no context.
             self._start, self._end = self._end, len(self._ids)
         return text
 

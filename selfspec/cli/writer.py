@@ -1,4 +1,4 @@
-"""A loaded model that writes on from a prompt: as it comes, or with drafts."""
+"""A loaded model that continues prompts, with drafts or as stock does."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Writer"]
 
-_GREEDY = {"do_sample": False}
-
 
 @dataclass
 class Writer:
@@ -38,7 +36,7 @@ class Writer:
 
         attach(self.loaded.model)
         given = self.sampling.seed
-        # torch itself starts every process with the same seed
+        # Without a given seed one is drawn, since torch starts every process with the same one.
         self.seed = torch.seed() % 2**32 if given is None else given
         self.reseed()
 
@@ -54,7 +52,7 @@ class Writer:
 
     @property
     def max_positions(self) -> int | None:
-        """Tokens that the model can tell apart; None where it doesn't say."""
+        """The number of positions that the model has; None if its config doesn't say."""
         config = self.model.config.get_text_config(decoder=True)
         return getattr(config, "max_position_embeddings", None)
 
@@ -64,6 +62,16 @@ class Writer:
         temperature = self.sampling.temperature
         return bool(self.model.generation_config.do_sample if temperature is None else temperature)
 
+    @property
+    def dtype(self) -> str:
+        """The name of the model's dtype, as in ``--dtype``."""
+        return str(self.model.dtype).removeprefix("torch.")
+
+    @property
+    def in_half_precision(self) -> bool:
+        """Does a forward of another width round so much that near-ties fall differently?"""
+        return self.dtype in ("bfloat16", "float16")
+
     def __str__(self) -> str:
         if not self.samples:
             return "greedy"
@@ -71,7 +79,7 @@ class Writer:
         return f"sampling at temperature {temperature}, seed {self.seed}"
 
     def new_spec(self, config: SpecConfig) -> SelfSpec:
-        """A `SelfSpec` that starts with what the cache holds, where there is one."""
+        """A new `SelfSpec`, which starts with what the cache holds if there is one."""
         from selfspec import SelfSpec
 
         if self.cache is None:
@@ -81,8 +89,7 @@ class Writer:
     def origins(self, config: SpecConfig) -> list[str]:
         """Where drafted tokens can come from.
 
-        From a corpus only with a cache that has one; from n-grams, which the context keeps, only
-        where branches yield some.
+        A corpus is only in a cache. The n-grams that the context keeps come only from branches.
         """
         has_corpus = self.cache is not None and self.cache.corpus is not None
         origins = [name for name in config.sources if name != "corpus" or has_corpus]
@@ -91,13 +98,13 @@ class Writer:
         return origins
 
     def reseed(self) -> None:
-        """Draws from here on as after the start."""
+        """Makes the next draws the same as those after the start."""
         import torch
 
         torch.manual_seed(self.seed)
 
     def encode(self, prompt: str) -> list[int]:
-        """The ids of a prompt that leaves room for what is asked."""
+        """The ids of a prompt; refuses one that leaves no room for `max_new_tokens`."""
         ids: list[int] = self.tokenizer(prompt)["input_ids"] if prompt else []
         if not ids:
             raise CliError("the prompt must not be empty")
@@ -118,7 +125,7 @@ class Writer:
         kv: Any = None,
         max_new_tokens: int | None = None,
     ) -> Any:
-        """`generate()` from `ids` on; without a `spec` it is the stock one."""
+        """Calls `generate()` with `ids`; without a `spec` it is the stock one."""
         import torch
 
         input_ids = torch.tensor([list(ids)], device=self.model.device)

@@ -1,7 +1,7 @@
 """Caches on disk and on the Hub: folders of safetensors and JSON, tied to a tokenizer.
 
-Written whole or not at all, and refused by name where they are not what was written. Knows no
-model: `SelfSpec` puts what is loaded into its sources.
+A folder is written whole or not at all, and one that is not what was written is refused by name.
+This package knows no model: `SelfSpec` puts what is loaded into its sources.
 """
 
 from selfspec.store.card import Card, read_card

@@ -1,10 +1,11 @@
-"""The card of a cache folder: what is in it, whose ids they are, and every file's checksum.
+"""The card of a cache folder: what is in it, for which tokenizer, and every file's checksum.
 
-Knows JSON and names, and opens no other file.
+This module knows JSON and names, and opens no other file.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 
 from selfspec.errors import (
     CacheCardError,
+    CacheChecksumError,
     CacheNotFoundError,
     CachePathError,
     CacheVersionError,
@@ -29,23 +31,24 @@ __all__ = [
     "LUT_FILE",
     "Card",
     "FileEntry",
+    "checksum",
     "read_card",
 ]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 CARD_FILE = "cache.json"
 LUT_FILE = "lut.safetensors"
 CORPUS_FILE = "corpus.safetensors"
 CALIBRATION_FILE = "calibration.json"
 FILES = (CALIBRATION_FILE, CORPUS_FILE, LUT_FILE)
 
-_MAX_BYTES = 1 << 24  # of a card: what is larger is none
+_MAX_BYTES = 1 << 24  # A larger file is no card.
 _HEX = frozenset("0123456789abcdef")
 
 
 @dataclass(frozen=True)
 class FileEntry:
-    """What a file must be."""
+    """The checksum and the size that a file must have."""
 
     sha256: str
     size: int
@@ -56,15 +59,15 @@ class Card:
     """What `cache.json` says, checked."""
 
     tokenizer: TokenizerInfo
-    num_ids: int  # 1 + the largest token id held
-    counts: Mapping[str, int]  # of what: rows, prefixes, continuations, rates
+    num_ids: int  # This is 1 + the largest token id in any table.
+    counts: Mapping[str, int]  # The numbers of rows, prefixes, continuations and rates.
     about: Mapping[str, Any]
     files: Mapping[str, FileEntry]
-    top_k: int | None = None  # entries of a LUT row
-    max_prefix: int | None = None  # tokens of the longest corpus prefix
+    top_k: int | None = None  # The entries of a LUT row.
+    max_prefix: int | None = None  # The tokens of the longest corpus prefix.
 
     def to_bytes(self) -> bytes:
-        """The file's bytes: the same for the same card."""
+        """The bytes of the file, which are the same for the same card."""
         data = {
             "format_version": FORMAT_VERSION,
             "kinds": sorted(name.split(".")[0] for name in self.files),
@@ -77,14 +80,26 @@ class Card:
             "files": {name: vars(entry) for name, entry in self.files.items()},
         }
         try:
+            data["checksum"] = checksum(data)
             text = json.dumps(data, indent=2, sort_keys=True, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise CacheCardError(f"about must be what JSON can say (got: {error})") from error
         return f"{text}\n".encode("ascii")
 
 
+def checksum(fields: Mapping[str, Any]) -> str:
+    """The sha256 of a card's fields in canonical JSON, the field ``checksum`` itself left out.
+
+    >>> checksum({"a": 1, "b": 2}) == checksum({"b": 2, "a": 1, "checksum": "5a"})
+    True
+    """
+    rest = {name: value for name, value in fields.items() if name != "checksum"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
 def read_card(folder: Path) -> tuple[Card, bytes]:
-    """The card of a folder, and its bytes."""
+    """The card of a folder, checked, and its bytes."""
     try:
         data = (folder / CARD_FILE).read_bytes()
     except OSError as error:
@@ -96,13 +111,13 @@ def read_card(folder: Path) -> tuple[Card, bytes]:
 
 
 class _Reader:
-    """Takes a card apart; whatever is wrong with it is told with the folder's name."""
+    """Takes a card apart. Each error names the folder."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
 
     def card(self, data: bytes) -> Card:
-        """The card; its version is looked at first, since a newer one may mean anything else."""
+        """Reads the card, the version first, since the fields of a newer one may mean anything."""
         fields = self._json(data)
         version = self._take(fields, "format_version", int)
         if version > FORMAT_VERSION:
@@ -112,6 +127,7 @@ class _Reader:
             )
         if version < 1:
             raise self._wrong("format_version must be >= 1", version)
+        self._check_sum(fields, version)
         return Card(
             tokenizer=self._tokenizer(self._take(fields, "tokenizer", dict)),
             num_ids=self._count(fields, "num_ids"),
@@ -132,6 +148,17 @@ class _Reader:
         if not isinstance(fields, dict):
             raise self._wrong("a JSON object", fields)
         return fields
+
+    def _check_sum(self, fields: dict[str, Any], version: int) -> None:
+        """Refuses a card that was changed. Cards of version 1 may be without a checksum."""
+        if version == 1 and "checksum" not in fields:
+            return
+        said, found = self._digest(fields, "checksum"), checksum(fields)
+        if said != found:
+            raise CacheChecksumError(
+                f"{CARD_FILE} of cache {self._folder!r} must have the checksum {said[:12]}… "
+                f"(got {found[:12]}…: it was changed or damaged); fetch or build it anew"
+            )
 
     def _tokenizer(self, fields: dict[str, Any]) -> TokenizerInfo:
         return TokenizerInfo(

@@ -1,4 +1,4 @@
-"""What a cache folder holds, as values in memory, and the tokenizer that it is tied to."""
+"""Defines what a cache folder holds, in memory, and which tokenizer it belongs to."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["Arrays", "CacheContents", "TokenizerInfo", "tokenizer_info"]
 
 Arrays = Mapping[str, NDArray[Any]]
 
-_IDS = ("tokens", "pairs", "ids")  # the arrays of a LUT that hold token ids
+_IDS = ("tokens", "pairs", "ids")  # The arrays of a LUT that hold token ids.
 
 
 @dataclass(frozen=True)
 class TokenizerInfo:
-    """Which tokenizer the ids belong to; `fingerprint` alone decides whether two are the same."""
+    """The tokenizer that ids belong to. Two with the same `fingerprint` are the same."""
 
     fingerprint: str
     name: str
@@ -38,11 +38,12 @@ class CacheContents:
     """All that a cache folder keeps.
 
     Attributes:
-        tokenizer: Whose ids these are.
-        tables: By source: ``"lut"`` and ``"lut2"``, each with the arrays that it gave.
+        tokenizer: The tokenizer that the ids belong to.
+        tables: The arrays of each LUT, by the name of its source: ``"lut"`` and ``"lut2"``.
         corpus: The n-gram tables.
-        calibration: The rates that `Calibration.rows` gave.
-        about: Where it comes from, for people: corpus, licence, command. Whatever JSON can say.
+        calibration: The rates that `Calibration.rows` returned.
+        about: The origin, for people to read: corpus, licence, command. It must be valid JSON.
+        num_ids: As the card says it; None as long as nobody has counted.
     """
 
     tokenizer: TokenizerInfo
@@ -50,12 +51,12 @@ class CacheContents:
     corpus: CorpusTables | None = None
     calibration: list[list[Any]] | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
-    num_ids: int | None = None  # as the card says; None: nobody has counted yet
+    num_ids: int | None = None
 
     def count_ids(self) -> int:
-        """1 + the largest token id that is held anywhere; costs one pass over everything.
+        """1 + the largest token id in any table; costs one pass over everything.
 
-        It may pass the tokenizer's vocabulary: many models' logits are padded wider.
+        It may be larger than the tokenizer's vocabulary, since many models pad their logits.
         """
         return 1 + max((int(array.max()) for array in self._id_arrays() if array.size), default=-1)
 
@@ -72,8 +73,8 @@ class CacheContents:
 def tokenizer_info(tokenizer: Any) -> TokenizerInfo:
     """The fingerprint of a tokenizer: a hash over its vocabulary, sorted by id.
 
-    Added and special tokens count, merges and templates don't. A name that is a path is cut to
-    its last part, so that the same tokenizer gives the same card wherever it lies.
+    Added and special tokens are part of it, merges and templates are not. Of a name that is a path
+    only the last part is kept, so that the same tokenizer gives the same card in any folder.
     """
     if isinstance(tokenizer, TokenizerInfo):
         return tokenizer
@@ -87,7 +88,7 @@ def tokenizer_info(tokenizer: Any) -> TokenizerInfo:
 
 
 def _short_name(tokenizer: Any) -> str:
-    """A Hub id as it is; of a path the last part."""
+    """A Hub id as it is, and of a path the last part."""
     name = str(getattr(tokenizer, "name_or_path", ""))
     is_hub_id = name.count("/") <= 1 and not name.startswith((".", "/", "~")) and "\\" not in name
     return name if is_hub_id else PurePath(name.replace("\\", "/")).name

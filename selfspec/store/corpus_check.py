@@ -1,4 +1,4 @@
-"""The full check of corpus tables: a sorted trie without loose ends, and sound continuations."""
+"""Checks corpus tables in full: the trie must be sorted and complete, the counts sound."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["check_corpus"]
 
 
 def check_corpus(arrays: Arrays, max_prefix: int, num_ids: int) -> None:
-    """One pass over everything; raises `ValueError`, saying what must hold at which level."""
-    starts = np.zeros(1, np.int64)  # level 1 is one family
+    """Reads everything once; raises `ValueError`, which says what must hold at which level."""
+    starts = np.zeros(1, np.int64)  # All of level 1 have one parent.
     for level in range(1, max_prefix + 1):
         tokens = arrays[f"token.{level}"]
         _check_ids(f"token.{level}", tokens, num_ids)
@@ -52,7 +52,7 @@ def _check_offsets(name: str, offsets: NDArray[np.int64], end: int) -> None:
 
 
 def _steps_inside(values: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Differences of neighbours that belong to the same family."""
+    """The differences of neighbours that have the same parent."""
     numbers: NDArray[np.int64] = values.astype(np.int64)
     inside = np.ones(len(values) + 1, bool)
     inside[starts] = False

@@ -1,7 +1,7 @@
 """Opens a file of a cache folder only if it is the one that the card describes.
 
-Size and checksum are taken from the open file, so that what was checked is what is read, even
-where the folder is replaced meanwhile.
+Size and checksum are taken from the open file. So what was checked is what is read, even if the
+folder is replaced meanwhile.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _CHUNK = 1 << 20
 
 
 def entry_of(path: Path) -> FileEntry:
-    """Checksum and size of a file just written."""
+    """The checksum and the size of a file."""
     with path.open("rb") as file:
         return FileEntry(_sha256(file), path.stat().st_size)
 
 
 @contextmanager
 def opened(folder: Path, name: str, entry: FileEntry, memo: Memo) -> Iterator[BinaryIO]:
-    """The file, checked; its checksum is not taken again where the memo knows the file."""
+    """Opens and checks the file; its checksum is not taken again if the memo knows the file."""
     path = _inside(folder, name)
     with _open(path, folder, name) as file:
         found = os.fstat(file.fileno())
@@ -47,11 +47,11 @@ def opened(folder: Path, name: str, entry: FileEntry, memo: Memo) -> Iterator[Bi
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """The file itself, behind all links; a link may not lead out of the folder."""
+    """The path of the file itself, with links followed; they may not lead out of the folder."""
     real_folder = folder.resolve()
     try:
         path = (real_folder / name).resolve()
-    except (OSError, RuntimeError) as error:  # links in a circle
+    except (OSError, RuntimeError) as error:  # Links may go in a circle.
         raise _missing(folder, name, error) from error
     if not any(path.is_relative_to(root) for root in _roots(real_folder)):
         raise CachePathError(
@@ -62,9 +62,9 @@ def _inside(folder: Path, name: str) -> Path:
 
 
 def _roots(folder: Path) -> list[Path]:
-    """Where its files may lie: in the folder, and those of a Hub snapshot in the Hub's stores.
+    """The folders that its files may lie in: its own, and for a Hub snapshot the Hub's stores.
 
-    There every file is a link into the repository's blobs, or further to those of all of them.
+    Every file of a snapshot is a link into the blobs of the repository, or those of all of them.
     """
     repository = folder.parent.parent
     if folder.parent.name != "snapshots" or not repository.name.startswith("models--"):
@@ -73,9 +73,10 @@ def _roots(folder: Path) -> list[Path]:
 
 
 def _open(path: Path, folder: Path, name: str) -> BinaryIO:
+    # A pipe that is opened with O_NONBLOCK doesn't wait for a writer.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
-        return os.fdopen(os.open(path, flags), "rb")  # a pipe opened so doesn't wait for a writer
+        return os.fdopen(os.open(path, flags), "rb")
     except OSError as error:
         raise _missing(folder, name, error.strerror) from error
 

@@ -1,6 +1,6 @@
-"""Cache folders on the Hub: fetched into its own local store, and uploaded from a folder.
+"""Fetches cache folders from the Hub into its local store, and uploads them.
 
-huggingface_hub is imported only where it is asked for something.
+huggingface_hub is imported only when it is used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def locate(folder_or_hub_id: str | Path, revision: str | None = None) -> Path:
-    """The folder on this machine; what is no folder and looks like a Hub id is fetched."""
+    """The folder on this machine; a Hub id that is no folder here is fetched."""
     folder = Path(folder_or_hub_id).expanduser()
     name = str(folder_or_hub_id)
     if folder.exists() or not _HUB_ID.fullmatch(name):
@@ -42,9 +42,9 @@ def push_cache(
     token: str | None = None,
     commit_message: str | None = None,
 ) -> str:
-    """Uploads contents to a model repository, made where it is not there yet; returns its URL.
+    """Uploads contents to a model repository, which is made if needed; returns its URL.
 
-    Files of an earlier cache go away in the same commit; other files of the repository stay.
+    Files of an earlier cache are removed in the same commit; other files of the repository stay.
     """
     from huggingface_hub import HfApi
 
@@ -85,7 +85,7 @@ def _fetch(repo_id: str, revision: str | None) -> Path:
 
 
 def _client_errors() -> tuple[type[Exception], ...]:
-    """What the Hub's client raises; it passes on errors of the HTTP library that it is built on."""
+    """What the Hub's client raises; it passes on the errors of its HTTP library."""
     from huggingface_hub.errors import HfHubHTTPError
 
     http_error = HfHubHTTPError.__mro__[1]

@@ -1,7 +1,7 @@
 """Opens a cache folder: card, tokenizer, then each file's size and checksum, then its tables.
 
-Tables stay on disk as views into a memory map; what is opened costs the same whatever its size,
-once its checksum has been taken.
+Tables stay on disk as views into a memory map. Once the checksums have been taken, opening a
+folder costs the same for any size.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from selfspec.store.tensors import map_tensors
 __all__ = ["check_tokenizer", "load_cache", "read_file", "read_files"]
 
 _MAX_TRIES = 100
-_PAUSE = 0.005  # seconds, where a writer is between two renames
+_PAUSE = 0.005  # In seconds, while a writer is between two renames.
 
 T = TypeVar("T")
 
@@ -34,10 +34,11 @@ T = TypeVar("T")
 def load_cache(
     folder_or_hub_id: str | Path, *, revision: str | None = None, tokenizer: Any = None
 ) -> CacheContents:
-    """What a cache folder or a repository of the Hub holds; refuses what is not whole.
+    """Loads a cache folder or a repository of the Hub; refuses one that is not whole.
 
-    With `tokenizer` a cache of another one is refused. Each state of a file is read in full once
-    and remembered; arrays are read-only views, shared by all processes that load the folder.
+    With `tokenizer` a cache of another tokenizer is refused. Each version of a file is read in full
+    once, and its checksum remembered. The arrays are read-only views, which all processes that load
+    the folder share.
     """
     folder = locate(folder_or_hub_id, revision)
     wanted = None if tokenizer is None else tokenizer_info(tokenizer)
@@ -48,13 +49,13 @@ def load_cache(
         except CacheError:
             if is_being_swapped(folder):
                 time.sleep(_PAUSE)
-            elif _identity(folder) == before:  # else it was replaced while we read
+            elif _identity(folder) == before:  # Otherwise it was replaced meanwhile.
                 raise
     return _load(folder, wanted)
 
 
 def check_tokenizer(name: str, owner: TokenizerInfo, wanted: TokenizerInfo) -> None:
-    """Refuses ids of another vocabulary."""
+    """Refuses a cache that was built for another tokenizer."""
     if owner.fingerprint != wanted.fingerprint:
         raise CacheTokenizerError(
             f"{name} was built for tokenizer {owner}, this model uses "
@@ -63,7 +64,7 @@ def check_tokenizer(name: str, owner: TokenizerInfo, wanted: TokenizerInfo) -> N
 
 
 def read_files(folder: Path, card: Card, memo: Memo) -> CacheContents:
-    """All that the card names."""
+    """Reads all files that the card names."""
     return CacheContents(
         tokenizer=card.tokenizer,
         tables=read_file(folder, card, LUT_FILE, memo) or {},
@@ -75,7 +76,7 @@ def read_files(folder: Path, card: Card, memo: Memo) -> CacheContents:
 
 
 def read_file(folder: Path, card: Card, name: str, memo: Memo) -> Any:
-    """What one file holds; None where the card names no such file."""
+    """What one file holds; None if the card names no such file."""
     if name not in card.files:
         return None
     entry = card.files[name]
@@ -96,7 +97,7 @@ def _load(folder: Path, wanted: TokenizerInfo | None) -> CacheContents:
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
-    """Another one for each folder that is put in this place, even with the same contents."""
+    """A value that changes when the folder is replaced, even by one with the same contents."""
     try:
         found = folder.stat()
     except OSError:

@@ -1,7 +1,7 @@
-"""Which files were found to be whole: kept on disk, so that a file is read in full only once.
+"""Remembers on disk which files were found to be whole, so that each is read in full only once.
 
-A file is known by its resolved path, size, times and inode together with the checksum that was
-asked for. Whoever can't write the memo checks every time; a damaged memo is as good as none.
+A file is known by its resolved path, size, times and inode, together with the checksum that it
+must have. If the memo can't be written, files are checked every time; a damaged one is ignored.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from selfspec.machine.user_files import replace_text, user_folder
 __all__ = ["Memo", "memo_path"]
 
 _MAX_ENTRIES = 512
-_SETTLED = 2_000_000_000  # ns: a file this fresh could change again within one tick of its clock
+_SETTLED = 2_000_000_000  # In ns. A younger file could change again within one tick of the clock.
 
 
 def memo_path() -> Path | None:
-    """The user's own memo; None where the platform has no place for it."""
+    """The path of the user's own memo; None if the platform has no folder for it."""
     folder = user_folder()
     return None if folder is None else folder / "verified.json"
 
 
 class Memo:
-    """The verdicts of one file on disk; without a path it knows nothing and keeps nothing."""
+    """The verdicts in one file on disk; without a path it knows nothing and keeps nothing."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -38,7 +38,7 @@ class Memo:
         return self._known.get(path) == _state(stat, sha256)
 
     def remember(self, path: str, stat: os.stat_result, sha256: str) -> None:
-        """Keeps a verdict; of processes that write at once the last wins, and nothing breaks."""
+        """Keeps a verdict; if several processes write at once, the last one wins."""
         if self._path is None or time.time_ns() - stat.st_mtime_ns < _SETTLED:
             return
         entries = self._read()

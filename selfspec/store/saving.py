@@ -29,10 +29,10 @@ __all__ = ["check_target", "count", "save_cache", "write_files"]
 def save_cache(
     folder: str | os.PathLike[str], contents: CacheContents, *, overwrite: bool = False
 ) -> None:
-    """Writes a cache folder beside its place, brings it to disk and renames it.
+    """Writes a cache folder under another name beside `folder` and renames it when it is on disk.
 
     With `overwrite`, readers see the old folder or the new one, and of several writers the last
-    one wins. What a killed writer leaves is a hidden folder beside the place, never a torn one.
+    one wins. A killed writer leaves a hidden folder beside the target, never half a cache.
     """
     target = check_target(folder, overwrite=overwrite)
     try:
@@ -48,7 +48,7 @@ def save_cache(
 
 
 def check_target(folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-    """The place to write to, with links resolved; refuses one that is taken, before any work.
+    """The folder to write to, with links resolved; refuses one that exists, before any work.
 
     An empty folder is free. Nothing but a cache folder is ever overwritten.
     """
@@ -67,9 +67,9 @@ def check_target(folder: str | os.PathLike[str], *, overwrite: bool = False) -> 
 
 
 def _names_at(target: Path) -> list[str]:
-    """What is in a folder, or the name of what is no folder; nothing where nothing is.
+    """The names in a folder; for a file its own name, and an empty list if nothing is there.
 
-    Asked once: another writer may take the folder away at any moment.
+    It asks only once, since another writer may take the folder away at any moment.
     """
     try:
         return os.listdir(target)
@@ -96,7 +96,7 @@ def write_files(folder: Path, contents: CacheContents) -> None:
 
 
 def count(contents: CacheContents) -> dict[str, int]:
-    """How much there is of what."""
+    """The numbers of rows, prefixes, continuations and rates, as the card has them."""
     counts = {name: len(arrays["ids"]) for name, arrays in contents.tables.items()}
     if contents.corpus is not None:
         counts["prefixes"] = int(contents.corpus.num_prefixes)
@@ -128,7 +128,7 @@ def _card(folder: Path, contents: CacheContents) -> Card:
 
 def _taken(target: Path) -> CacheExistsError:
     return CacheExistsError(
-        f"the place of a new cache folder must be free (got {str(target)!r}, which exists); name "
+        f"the path of a new cache folder must be free (got {str(target)!r}, which exists); name "
         "another folder, or overwrite it"
     )
 

@@ -1,7 +1,7 @@
-"""Puts a finished folder in its place at once: a reader sees the old one, the new one, or none.
+"""Replaces a folder by a finished one at once: a reader sees the old one, the new one, or none.
 
-Where the platform can exchange two folders in one step it does; elsewhere the old one is moved
-aside first, and for that moment there is none.
+If the platform can exchange two folders in one step, it does. Otherwise the old folder is moved
+aside first, and for a moment there is none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NEW, _OLD = "new", "old"
 
 @contextmanager
 def scratch_folder(target: Path) -> Iterator[Path]:
-    """An empty folder beside `target`, for one writer alone; gone afterwards, come what may."""
+    """An empty folder beside `target` for one writer; it is removed afterwards in any case."""
     folder = _sibling(target, _NEW)
     folder.mkdir(parents=True)
     try:
@@ -34,7 +34,7 @@ def scratch_folder(target: Path) -> Iterator[Path]:
 
 
 def put_in_place(new: Path, target: Path, *, overwrite: bool) -> None:
-    """Renames `new` to `target`. Raises `FileExistsError` where that is taken and must stay.
+    """Renames `new` to `target`. Raises `FileExistsError` if that exists and must stay.
 
     Of several writers the last one wins, and what the others wrote is removed.
     """
@@ -51,14 +51,14 @@ def put_in_place(new: Path, target: Path, *, overwrite: bool) -> None:
 
 
 def is_being_swapped(target: Path) -> bool:
-    """Is a writer between moving the old folder aside and putting the new one in its place?"""
+    """Has a writer moved the old folder aside and not yet renamed the new one?"""
     start, end = f".{target.name}.", f".{_OLD}"
     names = os.listdir(target.parent) if target.parent.is_dir() else []
     return any(name.startswith(start) and name.endswith(end) for name in names)
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes sure that the names in a folder are on disk, where the platform lets one ask."""
+    """Makes sure that the names in a folder are on disk, if the platform can do that."""
     if os.name == "nt":
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -73,7 +73,7 @@ def _sibling(target: Path, role: str) -> Path:
 
 
 def _renamed(new: Path, target: Path) -> bool:
-    """Tries to take a place that is free; an empty folder counts as free."""
+    """Tries to rename to a path that is free; an empty folder counts as free."""
     try:
         if os.name == "nt" and target.is_dir():
             target.rmdir()
@@ -87,19 +87,19 @@ def _renamed(new: Path, target: Path) -> bool:
 
 def _move_aside(target: Path) -> Path:
     old = _sibling(target, _OLD)
-    with suppress(FileNotFoundError):  # another writer was first
+    with suppress(FileNotFoundError):  # Another writer was first.
         target.rename(old)
     return old
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swaps two folders in one step; False where system or file system can't, or one is gone."""
+    """Swaps two folders in one step; False if the system can't do it, or if one is gone."""
     call = _exchange_call()
     return call is not None and call(os.fsencode(one), os.fsencode(other)) == 0
 
 
 def _exchange_call() -> Callable[[bytes, bytes], int] | None:
-    """The system's own call, 0 on success."""
+    """The system's call to swap two paths, which returns 0 on success."""
     libc: Any = ctypes.CDLL(None) if os.name == "posix" else None
     if sys.platform == "linux" and hasattr(libc, "renameat2"):
         here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE

@@ -1,6 +1,6 @@
-"""What the arrays of a cache folder must look like: by shape at once, by value in full.
+"""Checks the arrays of a cache folder: their shapes at once, and their values in full.
 
-Every function raises `ValueError`, saying what must hold and what was found.
+Every function raises `ValueError`, which says what must hold and what was found.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from selfspec.store.contents import Arrays
 
 __all__ = ["KEY_OF", "check_rates", "check_values", "joined", "split"]
 
-KEY_OF = {"lut": "tokens", "lut2": "pairs"}  # each LUT, with the array that its rows go by
+# The array of each LUT that holds the keys of its rows.
+KEY_OF = {"lut": "tokens", "lut2": "pairs"}
 _EVIDENCE = [str, int, int, int, int]
 _RATES = [[list, hits, trials] for hits in (float, int) for trials in (float, int)]
 
 
 def joined(tables: Mapping[str, Arrays]) -> dict[str, NDArray[Any]]:
-    """The arrays of all LUTs under one roof: ``lut.ids``, ``lut2.pairs``, …"""
+    """The arrays of all LUTs in one dictionary: ``lut.ids``, ``lut2.pairs`` and so on."""
     for source, arrays in tables.items():
         _check_shapes(source, arrays)
     return {f"{s}.{name}": array for s, arrays in tables.items() for name, array in arrays.items()}
 
 
 def split(arrays: Arrays) -> dict[str, dict[str, NDArray[Any]]]:
-    """Takes `joined` apart again; costs the same whatever the size."""
+    """Takes what `joined` returned apart again; costs the same for any size."""
     tables: dict[str, dict[str, NDArray[Any]]] = {}
     for name, array in arrays.items():
         source, _, rest = name.partition(".")
@@ -56,7 +57,7 @@ def _check_shapes(source: str, arrays: Arrays) -> None:
 
 
 def check_values(source: str, arrays: Arrays, num_ids: int) -> None:
-    """Keys sorted, none twice, and all ids within the vocabulary; one pass over everything."""
+    """Checks that keys are sorted and unique, and ids in the vocabulary; reads everything once."""
     _check_shapes(source, arrays)
     keys = arrays[KEY_OF[source]].astype(np.int64)
     _check_range(f"keys of {source}", keys, 0, num_ids)
@@ -72,9 +73,9 @@ def _check_range(name: str, ids: NDArray[Any], low: int, high: int) -> None:
 
 
 def check_rates(rows: object) -> list[list[Any]]:
-    """Calibration's rows: [[evidence, …], hits, trials], as they come from JSON.
+    """Checks the rows of a calibration as they come from JSON: [[evidence, …], hits, trials].
 
-    There are thousands, each time a folder is opened: 2 µs a row.
+    There may be thousands each time a folder is opened; a row takes 2 µs.
     """
     if not isinstance(rows, list) or not all(map(_is_rate, rows)):
         raise ValueError("calibration must be rows of evidence, hits and trials")

@@ -1,7 +1,7 @@
-"""safetensors files: written through the library, read as views into a memory map.
+"""Writes safetensors files through the library, and reads them as views into a memory map.
 
-The library copies what it reads; a memory map is shared by all processes and opens at once. The
-header is held to the file's size, since it may come from anywhere.
+The library would copy what it reads, while a memory map opens at once and is shared by all
+processes. The header is checked against the size of the file, which may come from anywhere.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def write_tensors(path: Path, arrays: Arrays) -> None:
     from safetensors.numpy import save
 
     data = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
-    path.write_bytes(data)  # not by safetensors itself, whose files only their owner can read
+    path.write_bytes(data)  # A file that safetensors writes itself can be read by its owner only.
 
 
 def map_tensors(file: BinaryIO, size: int) -> dict[str, NDArray[Any]]:
-    """Read-only views of a file's arrays; reads the header alone, whatever the file's size.
+    """Read-only views of a file's arrays; reads only the header, for any size of the file.
 
-    Raises `ValueError`, saying what is wrong, where the file is not what the format asks for.
+    Raises `ValueError`, which says what is wrong, if the file breaks the rules of the format.
     """
     header, start = _read_header(file, size)
     raw = np.memmap(file, np.uint8, mode="r", shape=(size,))
@@ -73,7 +73,7 @@ def _read_header(file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
 
 
 def _parse(name: str, entry: Any, size: int) -> tuple[np.dtype[Any], tuple[int, ...], int, int]:
-    """One array's place, in bytes behind the header."""
+    """The dtype and the shape of an array, and where it lies, in bytes after the header."""
     try:
         kind, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
     except (TypeError, KeyError, ValueError) as error:
@@ -83,7 +83,7 @@ def _parse(name: str, entry: Any, size: int) -> tuple[np.dtype[Any], tuple[int, 
     dtype = np.dtype(_DTYPES[kind])
     if not isinstance(shape, list) or not all(_is_size(n) for n in [*shape, begin, end]):
         raise ValueError(f"whole numbers as shape and offsets of {name!r}")
-    # Python's own numbers: a shape from a hostile header must not wrap around
+    # Python's own numbers are used, since a hostile shape could make numpy's overflow.
     if not begin <= end <= size or end - begin != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"offsets of {name!r} that fit its shape and the file")
     return dtype, tuple(shape), begin, end
@@ -94,7 +94,7 @@ def _is_size(value: object) -> bool:
 
 
 def _check_tiling(spans: list[tuple[int, int]], size: int) -> None:
-    """Arrays must lie end to end: no gaps, no overlaps, nothing behind the last."""
+    """Checks that arrays lie end to end: no gaps, no overlaps, and nothing after the last."""
     position = 0
     for begin, end in sorted(spans):
         if begin != position:

@@ -24,7 +24,7 @@ _EVERY_TIME = Memo(None)
 
 @dataclass(frozen=True)
 class FileReport:
-    """What came of one file; `problem` is None where all is well."""
+    """The verdict on one file; `problem` is None if it is sound."""
 
     name: str
     size: int
@@ -33,7 +33,7 @@ class FileReport:
 
 @dataclass(frozen=True)
 class CacheReport:
-    """What came of a folder, file by file, the card last."""
+    """The verdicts on all files of a folder, the card's last."""
 
     folder: Path
     card: Card
@@ -41,12 +41,12 @@ class CacheReport:
 
     @property
     def ok(self) -> bool:
-        """Is everything as it was written?"""
+        """Is every file as it was written?"""
         return all(file.problem is None for file in self.files)
 
 
 def verify_cache(folder: str | Path) -> CacheReport:
-    """Reads everything, whatever was remembered. Raises where there is no card to go by."""
+    """Reads every file in full, even those known to be sound. Raises if there is no card."""
     folder = Path(folder).expanduser()
     card, data = read_card(folder)
     held: dict[str, Any] = {}
@@ -69,7 +69,7 @@ def _attempt(check: Callable[[], None]) -> CacheError | None:
 
 
 def _check_file(folder: Path, card: Card, name: str, held: dict[str, Any]) -> None:
-    """A file and what it holds, which then is put by."""
+    """Checks a file and what it holds, and adds that to `held`."""
     found = read_file(folder, card, name, _EVERY_TIME)
     try:
         if name == LUT_FILE:
@@ -85,7 +85,7 @@ def _check_file(folder: Path, card: Card, name: str, held: dict[str, Any]) -> No
 
 
 def _check_card(folder: Path, card: Card, held: dict[str, Any]) -> None:
-    """What the card says of the files, where those are sound."""
+    """Checks what the card says about the files, which must be sound."""
     contents = CacheContents(
         tokenizer=card.tokenizer,
         tables=held.get(LUT_FILE) or {},

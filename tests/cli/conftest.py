@@ -57,14 +57,19 @@ def run():
 
 @pytest.fixture
 def fails(run):
-    """Runs a command that must end with one line on stderr and status 2; returns the line."""
+    """Runs a command that must end with one line on stderr and status 2; returns the line.
+
+    In front of it there may be lines that say what the command was doing, such as "Loading ...".
+    """
 
     def line(*args: str | Path, stdin: str | bytes | None = None) -> str:
         result = run(*args, stdin=stdin)
         assert result.exit_code == 2
         assert result.stdout == ""
-        assert result.stderr.startswith("error: ")
-        assert result.stderr.count("\n") == 1
-        return result.stderr
+        *doing, line = result.stderr.splitlines(keepends=True)
+        assert all(text.endswith(" ...\n") for text in doing)
+        assert line.startswith("error: ")
+        assert line.endswith("\n")
+        return line
 
     return line

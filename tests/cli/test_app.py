@@ -75,7 +75,15 @@ def test_wrong_options(fails, plain_folder, args, said):
 
 
 def test_wrong_command(fails):
-    assert "demoo" in fails("demoo")
+    assert "unknown command 'demoo'; did you mean 'demo'?" in fails("demoo")
+    assert "unknown command 'bild'; did you mean 'build'?" in fails("cache", "bild")
+
+
+def test_the_cache_command_alone_prints_its_help(run):
+    result = run("cache")
+    assert result.exit_code == 0
+    assert "merge" in result.stdout
+    assert result.stderr == ""
 
 
 @pytest.mark.parametrize(
@@ -121,4 +129,5 @@ def test_ctrl_c_ends_it_quietly(run, plain_folder, monkeypatch):
     monkeypatch.setattr(generate_module, "write_continuation", interrupted)
     result = run("generate", "--model", plain_folder, stdin="text")
     assert result.exit_code == 130
-    assert result.output == ""
+    assert result.stdout == ""
+    assert result.stderr == f"Loading {plain_folder} ...\n"

@@ -1,6 +1,8 @@
 """`selfspec cache inspect, merge, verify`, and `--cache` of the commands that write text."""
 
+import shutil
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -145,12 +147,29 @@ class TestMerge:
         save_cache(tmp_path / "longer", contents(corpus=count_grams(TEXT, 3)))
         line = fails("cache", "merge", out, folder, tmp_path / "longer")
         assert "the corpus tables can't be merged" in line
-        save_cache(tmp_path / "foreign", contents(tokenizer=tokenizer_info(_Other())))
+        foreign = contents(tokenizer=tokenizer_info(_Other()), corpus=count_grams(TEXT[1:]))
+        save_cache(tmp_path / "foreign", foreign)
         line = fails("cache", "merge", out, folder, tmp_path / "foreign")
         assert "was built for tokenizer" in line
         flip_byte(folder / "corpus.safetensors")
         assert "must have the sha256" in fails("cache", "merge", out, folder)
         assert not out.exists()
+
+    def test_the_same_cache_twice(self, fails, folder, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "link").symlink_to(folder)
+        for other in (folder, Path("cache"), tmp_path / "link", folder / ".." / "cache"):
+            line = fails("cache", "merge", "out", folder, other)
+            assert f"must name each cache once (got {str(folder)!r} and {str(other)!r}" in line
+
+    def test_a_copy_of_a_cache(self, fails, folder, tmp_path):
+        shutil.copytree(folder, tmp_path / "copy")
+        line = fails("cache", "merge", tmp_path / "out", folder, tmp_path / "copy")
+        assert f"(got {str(folder)!r} and {str(tmp_path / 'copy')!r}): they hold the same" in line
+        other = contents(tables={"lut": lut([0, 3], 6)}, calibration=None)
+        save_cache(tmp_path / "counts", other)
+        line = fails("cache", "merge", tmp_path / "out", folder, tmp_path / "counts")
+        assert "they hold the same counts" in line
 
     def test_overwrite(self, run, folder):
         run("cache", "merge", folder, folder, "--overwrite")
@@ -171,11 +190,11 @@ class TestCoverage:
         for n in (1, 2):
             spans = [tuple(text[i - n : i + 1]) for i in range(n, len(text))]
             line = lines[f"corpus, {n} before"]
-            assert line.num_places == len(spans)
+            assert line.num_positions == len(spans)
             assert line.num_found == sum(any(g[:-1] == s[:-1] for g in grams) for s in spans)
             assert line.num_named == sum(s in grams for s in spans)
-        assert lines["corpus, any"].num_places == 7
-        assert (lines["lut"].num_places, lines["lut2"].num_places) == (7, 6)
+        assert lines["corpus, any"].num_positions == 7
+        assert (lines["lut"].num_positions, lines["lut2"].num_positions) == (7, 6)
         known = {t: set(i) for t, i in zip([1, 3, 9], lut()["ids"].tolist(), strict=True)}
         pairs = list(pairwise(text))
         assert lines["lut"].num_found == sum(a in known for a, _ in pairs)
@@ -241,7 +260,7 @@ class TestOption:
     def test_a_demo_and_a_chat_with_one(self, run, real, chat_folder):
         few = ("--model", chat_folder, "--cache", real[0], "--max-new-tokens", "8")
         out = run("demo", *few, "--prompt", PROMPT).stdout
-        assert "selfspec meets the first snippet with the cache" in out
+        assert "selfspec starts with the cache at the first snippet" in out
         assert "1 of 1 are stock generate()'s" in out
         assert run("chat", *few, stdin="hello\n").exit_code == 0
 

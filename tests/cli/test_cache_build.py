@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import tomllib
 
-from selfspec.build.recipe import Recipe, read_recipe
+from selfspec.building.recipe import Recipe, read_recipe
 from selfspec.cli.cache_build import RecipeOptions, recipe_of
 from selfspec.errors import BuildError
 from tests.tiny import LINES
@@ -94,7 +94,7 @@ def test_ctrl_c_says_how_to_go_on(build, texts, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("selfspec.build.counting.Counting.tables", interrupted)
+        patch.setattr("selfspec.building.counting.Counting.tables", interrupted)
         result = build("--data", texts, "--build", "ngrams")
     assert result.exit_code == 130
     assert "run the same command again to go on" in result.stderr
@@ -105,8 +105,8 @@ def test_ctrl_c_says_how_to_go_on(build, texts, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ((), "a recipe must have a name"),
-        (("--name", "n"), "a recipe must have a data; write it in, or pass --data"),
+        ((), "--data must name what to read"),
+        (("--name", "n"), "--data must name what to read"),
         (("--data", "./nowhere"), "data must be a file or folder that exists"),
         (("--data", "{texts}", "--min-count", "0"), "min_count must be >= 1 (got 0)"),
         (("--data", "{texts}", "--build", "ngram"), "did you mean 'ngrams'?"),

@@ -1,16 +1,17 @@
 """`selfspec chat`: turns, the KV cache between them, commands, and ways to leave."""
 
-import builtins
-import sys
+from io import StringIO
 
 import pytest
 import torch
+from rich.console import Console
 from transformers import MistralConfig, MistralForCausalLM
 
 from selfspec import SelfSpec, SpecConfig
 from selfspec.cli.chat import Chat
-from selfspec.cli.conversation import Conversation
+from selfspec.cli.conversation import Answer, Conversation
 from selfspec.cli.errors import CliError
+from selfspec.cli.live import OWN
 from selfspec.cli.loading import Loaded
 from selfspec.cli.options import Sampling
 from selfspec.cli.paint import harmless
@@ -210,31 +211,30 @@ def test_empty_lines_are_passed_over(chat):
 
 
 class Keyboard:
-    """Stands in for `input`: says each thing, raises each exception, then is at its end."""
+    """Stands in for a terminal: says each thing, raises each exception, then is at its end."""
 
     def __init__(self, *things):
         self.things = list(things)
 
-    def __call__(self, _prompt):
+    def __call__(self):
         thing = self.things.pop(0) if self.things else EOFError()
         if isinstance(thing, BaseException):
             raise thing
         return thing
 
 
-def test_ctrl_c_at_the_prompt_stays_and_ctrl_d_leaves(writer, monkeypatch, capsys):
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(builtins, "input", Keyboard(KeyboardInterrupt(), "/help"))
-    Chat(writer, SpecConfig()).run()
+def test_ctrl_c_at_the_prompt_stays_and_ctrl_d_leaves(writer, capsys):
+    chat = Chat(writer, SpecConfig())
+    chat._read = Keyboard(KeyboardInterrupt(), "/help")
+    chat.run()
     out = capsys.readouterr().out
     assert "(Ctrl-D or /exit leaves)" in out
     assert "/stats" in out
 
 
 def test_a_stopped_answer_says_so(writer, monkeypatch, capsys):
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(builtins, "input", Keyboard(QUESTIONS[0]))
     chat = Chat(writer, SpecConfig())
+    chat._read = Keyboard(QUESTIONS[0])
 
     def interrupted(*_args, **_kwargs):
         raise KeyboardInterrupt
@@ -242,6 +242,24 @@ def test_a_stopped_answer_says_so(writer, monkeypatch, capsys):
     monkeypatch.setattr(writer.model, "generate", interrupted)
     chat.run()
     assert "(stopped; the conversation goes on from here)" in capsys.readouterr().out
+
+
+def test_a_terminal_gets_whole_words_and_keeps_the_text(writer, monkeypatch):
+    chat = Chat(writer, SpecConfig())
+    console = Console(file=StringIO(), force_terminal=True, width=20, highlight=False)
+    chat._console = chat._painter.console = console
+    text = "some words that are longer than a line of this terminal\n\n    x = 1\n"
+
+    def ask(_question):
+        for position in range(0, len(text), 3):
+            chat._show(text[position : position + 3], OWN)
+        return Answer(1, 0)
+
+    monkeypatch.setattr(chat.conversation, "ask", ask)
+    chat._handle("well?")
+    lines = console.file.getvalue().splitlines()
+    assert lines[:3] == ["some words that are", "longer than a line", "of this terminal"]
+    assert lines[3:5] == ["", "    x = 1"]
 
 
 def test_the_embedded_model_is_refused_at_once(fails):

@@ -18,9 +18,11 @@ from selfspec.cli.options import Sampling
 from selfspec.cli.paint import harmless
 from selfspec.cli.report import Difference, differences, explain
 from selfspec.cli.snippets import SNIPPETS, Snippet, named
+from selfspec.cli.tables import Summary, summarise
 from selfspec.cli.timing import Run, Timed, measure
 from selfspec.cli.writer import Writer
 from selfspec.records import Evidence
+from tests.tiny import make_tokenizer
 
 FEW = ("--max-new-tokens", "16")
 TWO = ("--prompt", "the quick brown", "--prompt", "def read(")
@@ -31,16 +33,22 @@ def demo(run, plain_folder):
     return lambda *args: run("demo", "--model", plain_folder, *FEW, *args)
 
 
-def test_texts_are_stocks_and_the_table_says_how_they_came(demo, stock_text):
+def test_texts_are_stocks_and_the_table_says_how_they_came(demo, stock_text, plain_folder):
     result = demo(*TWO)
     assert result.exit_code == 0
     for prompt in TWO[1::2]:
         assert prompt + harmless(stock_text(prompt, 16)) in result.stdout
     assert "Same text: 2 of 2 are stock generate()'s, token for token." in result.stdout
     times, origins = re.findall(r"^ *all +(.*?) *$", result.stdout, re.MULTILINE)
-    assert re.fullmatch(r"32( +\d+\.\d\d){2} s +\d+\.\d\d s +\d+\.\d\dx", times)
+    assert re.fullmatch(
+        r"32( +\d+\.\d\d){2} s +\d+\.\d\d s +\d+\.\d\dx +\d+\.\d\d to \d+\.\d\d", times
+    )
     assert 98 <= sum(int(share) for share in re.findall(r"(\d+)%", origins)) <= 102
-    assert result.stderr == ""
+    doing = ["Loading", "Warming up", "Timing"]
+    assert [
+        line.split(" ...")[0].removesuffix(f" {plain_folder}")
+        for line in result.stderr.splitlines()
+    ] == doing
 
 
 def test_without_a_terminal_it_is_plain_text_in_80_columns(demo):
@@ -131,6 +139,23 @@ def test_another_text_is_told_and_fails(demo, monkeypatch):
     assert "Same text" not in result.stdout
 
 
+def test_in_half_precision_another_text_is_told_and_allowed(demo, monkeypatch):
+    def other(writer, ids, spec):
+        run = own_run(writer, ids, spec)
+        if spec is not None and ids[0] == first:
+            run.new_ids[3] = (run.new_ids[3] + 1) % 300
+        return run
+
+    own_run, first = timing._run, make_tokenizer()(TWO[1])["input_ids"][0]
+    monkeypatch.setattr(timing, "_run", other)
+    result = demo(*TWO, "--dtype", "bfloat16")
+    assert result.exit_code == 0
+    assert "of 2 are stock generate()'s" in result.stdout
+    assert "texts may part at near-ties" in result.stdout.replace("\n", " ")
+    assert "  the quick brown: token 4 differs: stock" in result.stdout
+    assert "NOT the same" not in result.stdout
+
+
 def test_a_text_that_only_the_screen_saw_wrong_is_found_too():
     right = Run([1, 2, 3], 1.0)
     timed = [Timed([right], [right])]
@@ -146,24 +171,31 @@ def test_a_near_tie_is_called_one(writer):
     first, second = logits.topk(2).indices.tolist()
     head = writer.model.get_output_embeddings().weight.data
     head[second] = head[first]
-    line = explain(writer, prompt, Difference(0, 0, [first], [second]))
+    line, is_allowed = explain(writer, prompt, Difference(0, 0, [first], [second]))
+    assert is_allowed
     assert line.startswith("token 1 differs: stock ")
     assert line.endswith(", a near-tie in bfloat16")
     lowest = int(logits.argmin())
-    line = explain(writer, prompt, Difference(0, 0, [first], [lowest]))
+    line, is_allowed = explain(writer, prompt, Difference(0, 0, [first], [lowest]))
     assert line.endswith(", not a near-tie in bfloat16")
+    assert is_allowed
+    writer.model.to(torch.float32)
+    assert explain(writer, prompt, Difference(0, 0, [first], [second])).is_allowed
+    assert not explain(writer, prompt, Difference(0, 0, [first], [lowest])).is_allowed
 
 
 def test_the_end_of_a_text_has_no_logit(writer):
-    line = explain(writer, writer.encode("the"), Difference(0, 1, [7, 8], [7]))
+    line, is_allowed = explain(writer, writer.encode("the"), Difference(0, 1, [7, 8], [7]))
+    assert not is_allowed
     assert line.startswith("token 2 differs: stock ")
     assert line.endswith("selfspec the end")
 
 
 def test_a_sampled_difference_has_no_ties(loaded):
     writer = Writer(loaded, Sampling(temperature=1.0, seed=0), 4)
-    line = explain(writer, writer.encode("the"), Difference(0, 0, [7], [8]))
+    line, is_allowed = explain(writer, writer.encode("the"), Difference(0, 0, [7], [8]))
     assert "logits" not in line
+    assert not is_allowed
 
 
 def coloured(writer, **settings):
@@ -203,10 +235,37 @@ def test_rounds_start_cold_and_take_turns(writer, monkeypatch):
     assert specs[0] is not specs[2]
 
 
-def test_times_are_medians():
-    runs = [Run([1], seconds) for seconds in (1.0, 9.0, 2.0)]
-    assert Timed(stock=runs).stock_seconds == 2.0
-    assert Timed(drafted=runs).drafted_seconds == 2.0
+def rounds_of(stock, drafted) -> Timed:
+    return Timed([Run([1], s) for s in stock], [Run([1], s) for s in drafted])
+
+
+def test_a_row_has_the_median_speed_up_and_how_far_the_rounds_differ():
+    (_, one), (_, other), (name, total) = summarise(
+        ["one", "other"],
+        [rounds_of([2, 2, 36], [1, 1, 2]), rounds_of([4, 4, 4], [4, 2, 2])],
+    )
+    assert (one.speed_ups, one.spread) == ([2, 2, 18], "2.00 to 18.00")
+    assert (other.speed_ups, other.spread) == ([1, 2, 2], "1.00 to 2.00")
+    assert (name, total.speed_ups) == ("all", [6 / 5, 6 / 3, 40 / 4])
+    assert total.is_unsteady
+    assert not Summary.of(rounds_of([2, 2.1], [1, 1])).is_unsteady
+    assert Summary.of(rounds_of([2], [1])).spread == "-"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        ([1.0, 9.0, 1.0], "The rounds differ widely (1.00 to 9.00)"),
+        ([1.0, 1.1, 1.0], None),
+        ([1.0], "One round can't show how much the times vary"),
+    ],
+)
+def test_unsteady_times_are_not_told_as_a_fact(writer, seconds, said):
+    console = Console(file=StringIO(), width=200)
+    show = Demo(writer, SpecConfig(), [Snippet("one", "the")], len(seconds), console)
+    show._report([rounds_of(seconds, [1.0] * len(seconds))])
+    text = console.file.getvalue()
+    assert said in text if said else "differ widely" not in text
 
 
 def test_origins_add_up_to_all_tokens(writer):

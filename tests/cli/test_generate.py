@@ -17,11 +17,11 @@ def generate(run, plain_folder):
     )
 
 
-def test_stdin_to_stdout_is_the_continuation_alone(generate, stock_text):
+def test_stdin_to_stdout_is_the_continuation_alone(generate, stock_text, plain_folder):
     result = generate()
     assert result.exit_code == 0
     assert result.stdout == stock_text(PROMPT, 24)
-    assert result.stderr == ""
+    assert result.stderr == f"Loading {plain_folder} ...\n"
 
 
 def test_a_dash_is_stdin(generate, stock_text):
@@ -39,7 +39,7 @@ def test_full_has_the_prompt_in_front(generate, stock_text):
 
 def test_output_goes_to_a_file(generate, stock_text, tmp_path):
     result = generate("--output", tmp_path / "out.txt")
-    assert result.output == ""
+    assert result.stdout == ""
     assert (tmp_path / "out.txt").read_bytes().decode() == stock_text(PROMPT, 24)
 
 
@@ -98,6 +98,6 @@ def test_a_reader_that_leaves_is_not_an_error(plain_folder):
     process.stdout.close()
     process.stdin.write(PROMPT.encode())
     process.stdin.close()
-    assert process.stderr.read() == b""
+    assert process.stderr.read() == f"Loading {plain_folder} ...\n".encode()
     process.stderr.close()
     assert process.wait(timeout=120) == 1

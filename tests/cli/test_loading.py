@@ -28,10 +28,17 @@ def broken(plain_folder, tmp_path):
     return folder
 
 
-def test_auto_is_float32_on_a_cpu(plain_folder):
+def test_auto_is_as_the_model_was_saved(plain_folder, tmp_path):
     loaded = load(plain_folder, device="cpu")
     assert loaded.model.dtype == torch.float32
     assert str(loaded).endswith("(0.0M parameters, float32, cpu)")
+    loaded.model.to(torch.bfloat16).save_pretrained(tmp_path)
+    loaded.tokenizer.save_pretrained(tmp_path)
+    assert load(tmp_path, device="cpu").model.dtype == torch.bfloat16
+
+
+def test_the_embedded_model_is_float32_though_it_was_saved_in_half():
+    assert load(None).model.dtype == torch.float32
 
 
 def test_a_named_dtype_is_taken(plain_folder):

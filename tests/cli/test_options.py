@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import warnings
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from selfspec.errors import ConfigError
 
 
 def test_every_knob_is_an_option():
-    names = {field.name for field in dataclasses.fields(SpecConfig)}
+    names = {field.name for field in dataclasses.fields(SpecConfig)} - {"rounding"}
     assert {field.name for field in dataclasses.fields(Knobs)} == names
 
 
@@ -32,6 +33,17 @@ def test_sources_are_named_with_commas(text, sources):
 def test_a_wrong_knob_is_told_by_the_config():
     with pytest.raises(ConfigError, match=r"threshold must be in \[0, 1\) \(got 1.0\)"):
         Knobs(threshold=1.0).config()
+
+
+def test_an_old_name_is_said_in_plain_words(monkeypatch, caplog):
+    def of(**_knobs):
+        warnings.warn("forward='turned' is now 'auto'", DeprecationWarning, stacklevel=2)
+        return SpecConfig()
+
+    monkeypatch.setattr(SpecConfig, "of", of)
+    with caplog.at_level("WARNING", logger="selfspec"):
+        assert Knobs().config() == SpecConfig()
+    assert caplog.messages == ["forward='turned' is now 'auto'"]
 
 
 @dataclass(frozen=True, kw_only=True)

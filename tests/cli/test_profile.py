@@ -70,7 +70,7 @@ def test_a_plot_has_a_size_whatever_the_curve(points):
 
 def test_all_of_it_says_where_it_was_measured():
     console = Console(file=io.StringIO(), width=40)
-    print_curve(console, CURVE, {**ABOUT, "note": "bell\a"})
+    print_curve(CURVE, {**ABOUT, "note": "bell\a"}, console)
     text = console.file.getvalue()
     assert "device: a card [bold]\n" in text
     assert "note: bell\n" in text
@@ -103,9 +103,11 @@ class TestCommand:
         )
         assert result.exit_code == 0
         assert "plain steps" in result.output
+        assert "context: 30 tokens (the costs are used for 0 to 255 tokens)\n" in result.output
         written = json.loads(out.read_text())
         assert written["widths"][:2] == [1, 2]
         assert written["about"]["rows"] == 1
+        assert written["about"]["context"].startswith("30 tokens ")
         assert len(list((tmp_path / "caches").rglob("*.json"))) == 1
 
     def test_a_context_that_does_not_fit(self, fails, chat_folder):

@@ -118,8 +118,40 @@ class TestCard:
 
     def test_a_newer_version(self, folder):
         """Of a newer card nothing else is looked at: it may say anything."""
-        (folder / "cache.json").write_text('{"format_version": 2, "files": "elsewhere"}')
-        refused(folder, CacheVersionError, r"format version 1 or older \(got 2\); upgrade selfspec")
+        (folder / "cache.json").write_text('{"format_version": 3, "files": "elsewhere"}')
+        refused(folder, CacheVersionError, r"format version 2 or older \(got 3\); upgrade selfspec")
+
+    def test_any_letter_or_digit_that_changes(self, folder):
+        """Of every card with one character changed, none is taken for the card that was written."""
+        card = folder / "cache.json"
+        text = card.read_text()
+        for position, character in enumerate(text):
+            if character.isalnum():
+                other = "1" if character == "0" else chr(ord(character) ^ 1)
+                card.write_text(text[:position] + other + text[position + 1 :])
+                with pytest.raises(CacheError, match="cache"):
+                    load_cache(folder)
+        card.write_text(text)
+        assert plain(load_cache(folder)) == plain(contents())
+
+    def test_a_changed_card_is_refused_by_name(self, folder):
+        text = (folder / "cache.json").read_text()
+        (folder / "cache.json").write_text(text.replace('"prefixes": 18', '"prefixes": 19'))
+        refused(folder, CacheChecksumError, r"cache.json of cache .* the checksum .*damaged")
+
+    def test_other_white_space_is_the_same_card(self, folder):
+        card = json.loads((folder / "cache.json").read_text())
+        (folder / "cache.json").write_text(json.dumps(card))
+        assert plain(load_cache(folder)) == plain(contents())
+
+    def test_a_card_of_version_1_has_no_checksum(self, folder):
+        card = json.loads((folder / "cache.json").read_text())
+        del card["checksum"]
+        (folder / "cache.json").write_text(json.dumps(card))
+        refused(folder, CacheCardError, "checksum must be a str")
+        (folder / "cache.json").write_text(json.dumps({**card, "format_version": 1}))
+        assert plain(load_cache(folder)) == plain(contents())
+        assert verify_cache(folder).ok
 
     @pytest.mark.parametrize(
         "name",

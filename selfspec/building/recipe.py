@@ -1,0 +1,228 @@
+"""`Recipe`: what a cache is built from and how, named, typed, defaulted and validated.
+
+Knows nothing of data sets, tokenizers or models: only names and numbers.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from selfspec.building.sizes import num_bytes
+from selfspec.errors import BuildError, unknown_name
+
+__all__ = ["BUILDS", "FORMS", "LEARN_FROM", "Recipe", "read_recipe"]
+
+BUILDS = ("both", "lut", "ngrams")
+LEARN_FROM = ("generations", "text")
+FORMS = ("document", "line", "paragraph")
+_PLACEHOLDER = "FILL-IN"
+_MAX_PREFIX = 8
+_LEAST_SIZE = 10_000
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What to read, what to build from it, and how much of it to keep.
+
+    Args:
+        name: What the cache is called on its card.
+        data: Where the texts come from: a Hub id, a file, a folder, or one of the builders of
+            `datasets` (``"json"``, ``"csv"``, ``"parquet"``, ``"text"``) with `data_files`.
+        data_files: Globs that narrow a folder or a Hub id, or name a builder's files.
+        config_name: The configuration of a Hub data set; None where it has but one.
+        revision: Its branch, tag or commit. A commit makes the build repeatable.
+        split: The split to read.
+        column: The column that holds the text.
+        messages: The column that holds conversations; it is read instead of `column`.
+        roles: The data's names of speakers, each with the template's name; common ones are known.
+        form: What one document is in a plain text file: all of it, a line, or a paragraph.
+        chat_template: Conversations are put through the tokenizer's chat template, and prompts
+            too. False: their contents stand one below the other.
+        licence: The licence of the data, for the card.
+        max_documents: Reads no further. More: rarer n-grams, and a longer build.
+        build: ``"ngrams"``, ``"lut"``, or ``"both"``.
+        learn_from: ``"text"``: the documents themselves. ``"generations"``: what the model
+            answers to them.
+        max_prefix: Tokens of the longest n-gram prefix, 1 to 8. Higher: surer drafts where text
+            repeats, a larger file.
+        min_count: Drops what came less often. Higher: a smaller file, fewer rare drafts.
+        max_continuations: Continuations kept for a prefix. Higher: broader trees, a larger file.
+        max_size: Of the n-gram file, such as ``"64MB"``; `min_count` is raised until it fits.
+        warmup_tokens: Tokens of text that the model reads for the LUTs. More: fuller rows, and
+            the time of a forward over each of them. 0: all.
+        window: Tokens that the model reads at once. Higher: more context, more memory.
+        batch: Windows or prompts in one forward. Higher: faster, more memory.
+        max_prompt_tokens: Longer prompts are left out.
+        max_new_tokens: Where an answer is cut.
+        temperature: 0: the model's likeliest answers. Higher: more varied ones.
+        seed: For sampling, and of no effect at temperature 0.
+    """
+
+    name: str
+    data: str
+    data_files: tuple[str, ...] = ()
+    config_name: str | None = None
+    revision: str | None = None
+    split: str = "train"
+    column: str = "text"
+    messages: str | None = None
+    roles: dict[str, str] = field(default_factory=dict)
+    form: str = "document"
+    chat_template: bool = True
+    licence: str = "unknown"
+    max_documents: int | None = None
+    build: str = "both"
+    learn_from: str = "text"
+    max_prefix: int = 4
+    min_count: int = 2
+    max_continuations: int = 8
+    max_size: int | str = "64MB"
+    warmup_tokens: int = 1_000_000
+    window: int = 256
+    batch: int = 8
+    max_prompt_tokens: int = 1024
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self._check_texts()
+        self._check_numbers()
+        self._check_choice("build", "what to build", BUILDS)
+        self._check_choice("learn_from", "text to learn from", LEARN_FROM)
+        self._check_choice("form", "form of a document", FORMS)
+        if not isinstance(self.chat_template, bool):
+            raise BuildError(f"chat_template must be true or false (got {self.chat_template!r})")
+        object.__setattr__(self, "max_size", num_bytes("max_size", self.max_size))
+        if self.max_bytes < _LEAST_SIZE:
+            raise BuildError(f"max_size must be >= {_LEAST_SIZE // 1000}KB (got {self.max_size})")
+
+    @classmethod
+    def of(cls, **values: Any) -> Recipe:
+        """Builds a recipe from keywords; an unknown one is answered with the nearest name."""
+        known = [each.name for each in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise BuildError(unknown_name("recipe key", name, known))
+        for name in ("name", "data"):
+            if values.get(name) is None:
+                raise BuildError(f"a recipe must have a {name}; write it in, or pass --{name}")
+        return cls(**values)
+
+    @property
+    def max_bytes(self) -> int:
+        """The size that the n-gram file may have."""
+        return int(self.max_size)
+
+    @property
+    def wants_ngrams(self) -> bool:
+        """Are n-grams counted?"""
+        return self.build != "lut"
+
+    @property
+    def wants_lut(self) -> bool:
+        """Are LUTs filled, for which the model must run?"""
+        return self.build != "ngrams"
+
+    @property
+    def generates(self) -> bool:
+        """Does the model write answers, and not only read?"""
+        return self.learn_from == "generations"
+
+    def as_dict(self) -> dict[str, Any]:
+        """All keys with their values, in types that JSON has."""
+        return {**asdict(self), "data_files": list(self.data_files)}
+
+    def changed_keys(self) -> dict[str, Any]:
+        """The keys that differ from the defaults."""
+        defaults = Recipe(name="-", data="-").as_dict()
+        return {key: value for key, value in self.as_dict().items() if value != defaults[key]}
+
+    def _check_texts(self) -> None:
+        for name in ("name", "data", "split", "column", "licence"):
+            self._check_text(name, getattr(self, name))
+        for name in ("config_name", "revision", "messages"):
+            if getattr(self, name) is not None:
+                self._check_text(name, getattr(self, name))
+        if not isinstance(self.data_files, (str, list, tuple)):
+            raise BuildError(f"data_files must be a list of globs (got {self.data_files!r})")
+        object.__setattr__(self, "data_files", _texts(self.data_files))
+        for glob in self.data_files:
+            self._check_text("data_files", glob)
+        if not isinstance(self.roles, Mapping):
+            raise BuildError(f"roles must be a table of names (got {self.roles!r})")
+        for name, role in self.roles.items():
+            self._check_text("roles", name)
+            self._check_text(f"roles.{name}", role)
+
+    def _check_text(self, name: str, value: Any) -> None:
+        if not isinstance(value, str) or not value.strip():
+            raise BuildError(f"{name} must be a text that is not empty (got {value!r})")
+        if _PLACEHOLDER in value:
+            option = f"--{name.replace('_', '-')}"
+            raise BuildError(
+                f"{name} must be filled in (got {value!r}): write it into the recipe, "
+                f"or pass {option}"
+            )
+
+    def _check_numbers(self) -> None:
+        counts = ("max_prefix", "min_count", "max_continuations", "window", "batch")
+        for name in (*counts, "max_prompt_tokens", "max_new_tokens"):
+            self._check_count(name, 1)
+        for name in ("seed", "warmup_tokens"):
+            self._check_count(name, 0)
+        if self.max_documents is not None:
+            self._check_count("max_documents", 1)
+        if self.max_prefix > _MAX_PREFIX:
+            raise BuildError(f"max_prefix must be <= {_MAX_PREFIX} (got {self.max_prefix})")
+        value = self.temperature
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 100:
+            raise BuildError(f"temperature must be a number in [0, 100) (got {value!r})")
+        object.__setattr__(self, "temperature", float(value))
+
+    def _check_count(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise BuildError(f"{name} must be a whole number (got {value!r})")
+        if value < least:
+            raise BuildError(f"{name} must be >= {least} (got {value})")
+
+    def _check_choice(self, name: str, kind: str, known: Iterable[str]) -> None:
+        if getattr(self, name) not in known:
+            raise BuildError(unknown_name(kind, str(getattr(self, name)), known))
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """The keys of a TOML file. They are not checked yet, since options may replace them."""
+    tomllib = _tomllib()
+    try:
+        text = path.read_text(encoding="utf-8")
+        return dict(tomllib.loads(text))
+    except UnicodeDecodeError as error:
+        raise BuildError(f"recipe {str(path)!r} must be UTF-8 text") from error
+    except OSError as error:
+        raise BuildError(f"recipe must be a readable file (got {str(path)!r})") from error
+    except tomllib.TOMLDecodeError as error:
+        raise BuildError(f"recipe {str(path)!r} must be TOML: {error}") from error
+
+
+def _tomllib() -> Any:
+    if sys.version_info >= (3, 11):
+        import tomllib
+
+        return tomllib
+    try:
+        import tomli
+    except ImportError as error:
+        raise BuildError(
+            "reading a recipe on Python 3.10 needs tomli: pip install 'selfspec[cache]'"
+        ) from error
+    return tomli

@@ -1,0 +1,144 @@
+"""Fills the LUTs beforehand: the model reads texts, and the sources learn what it predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from selfspec.building.learned import Learned
+from selfspec.building.limits import max_positions, vocab_size
+from selfspec.building.progress import Bar
+from selfspec.building.recipe import Recipe
+from selfspec.building.tokens import Ids
+from selfspec.building.work_folder import WorkFolder
+from selfspec.engine import top_k_of
+from selfspec.plugin.spec import SelfSpec
+from selfspec.records import TopK
+
+__all__ = ["Warmup"]
+
+STAGE = "warmup"
+_MAX_LOGITS = 1 << 28  # Elements of one forward's output, to bound its memory.
+
+
+class _Window(NamedTuple):
+    document: int
+    number: int  # Its index among the windows of the document.
+    ids: Ids
+
+
+class Warmup:
+    """One build's reading: how many tokens were read, and where to go on.
+
+    Args:
+        save_seconds: How often what was learned is written down, and so how much work a killed
+            process loses. It changes no byte of the cache.
+    """
+
+    def __init__(
+        self, work: WorkFolder, recipe: Recipe, model: Any, spec: SelfSpec, *, save_seconds: float
+    ) -> None:
+        self._work = work
+        self._limit = recipe.warmup_tokens
+        self._model = model
+        self._save_seconds = save_seconds
+        self._saved_at = perf_counter()
+        self._learning = False
+        self._window = min(recipe.window, max_positions(model) or recipe.window)
+        self._vocab_size = vocab_size(model)
+        self._rows = max(1, min(recipe.batch, _MAX_LOGITS // (self._vocab_size * self._window)))
+        self._learned = Learned(work.part(STAGE), spec, self._vocab_size)
+        known = work.progress.get(STAGE, {})
+        self.documents: int = known.get("documents", 0)  # Those that were read to their end.
+        self.tokens: int = known.get("tokens", 0)
+        self.finished: bool = known.get("finished", False)
+        self._windows: int = known.get("windows", 0)  # Read of the document after those.
+        self._forwards: int = known.get("forwards", 0)
+        self._learned.restore(self._forwards)
+
+    def run(self, documents: Iterable[Ids | None], bar: Bar) -> None:
+        """Reads documents up to the limit; the first `self.documents` must have been skipped."""
+        windows = self._cut(documents)
+        try:
+            while batch := self._next_batch(windows):
+                tops = self._read([window.ids for window in batch])
+                num_tokens = self._learn(batch, tops)
+                bar.advance(num_tokens, num_tokens)
+                if perf_counter() - self._saved_at >= self._save_seconds:
+                    self._save()
+        except KeyboardInterrupt:
+            if not self._learning:
+                self._save()
+            raise
+        self.finished = True
+        self._save()
+
+    def _cut(self, documents: Iterable[Ids | None]) -> Iterator[_Window]:
+        """Cuts documents into windows that don't overlap; leaves out those read before."""
+        begun, first = self._windows, self.documents
+        for document, ids in enumerate(documents, start=first):
+            if ids is None:
+                continue
+            done = begun if document == first else 0
+            starts = range(0, len(ids), self._window)
+            for number in range(done, len(starts)):
+                start = starts[number]
+                yield _Window(document, number, ids[start : start + self._window])
+
+    def _next_batch(self, windows: Iterator[_Window]) -> list[_Window]:
+        if self._limit and self.tokens >= self._limit:
+            return []
+        return list(islice(windows, self._rows))
+
+    @torch.inference_mode()
+    def _read(self, rows: list[Ids]) -> list[TopK]:
+        """Runs one forward over rows of ids; returns what the model predicts after each token."""
+        input_ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
+        mask = torch.zeros_like(input_ids)
+        for row, ids in enumerate(rows):
+            input_ids[row, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
+            mask[row, : len(ids)] = 1
+        device = self._model.device
+        logits = self._model(
+            input_ids=input_ids.to(device), attention_mask=mask.to(device), use_cache=False
+        ).logits
+        top_k = self._learned.memory.top_k
+        return [top_k_of(logits[row, : len(ids)], top_k) for row, ids in enumerate(rows)]
+
+    def _learn(self, batch: list[_Window], tops: list[TopK]) -> int:
+        """Shows the sources what was predicted; returns the number of tokens."""
+        self._learning = True
+        for window, top in zip(batch, tops, strict=True):
+            self._learned.memory.observe_places(_pairs(window.ids), top)
+        self._forwards += 1
+        self.documents, self._windows = batch[-1].document, batch[-1].number + 1
+        num_tokens = sum(len(window.ids) for window in batch)
+        self.tokens += num_tokens
+        self._learning = False
+        return num_tokens
+
+    def _save(self) -> None:
+        self._learned.save(self._forwards)
+        progress = {
+            "documents": self.documents,
+            "windows": self._windows,
+            "tokens": self.tokens,
+            "forwards": self._forwards,
+            "finished": self.finished,
+        }
+        self._work.note(STAGE, progress)
+        self._learned.keep_only(self._forwards)
+        self._learned.restore(self._forwards)
+        self._saved_at = perf_counter()
+
+
+def _pairs(ids: Ids) -> NDArray[np.int64]:
+    """(N, 2): for each token the one before it, or -1, and the token itself."""
+    tokens = ids.astype(np.int64)
+    return np.stack([np.concatenate([[-1], tokens[:-1]]), tokens], axis=-1)
