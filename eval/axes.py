@@ -3,7 +3,6 @@
 Knows indices alone: what is written there, and what lies around it, is up to `eval.grow`.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -57,7 +56,7 @@ def attention_axes(config: LlamaConfig, shape: GrownShape) -> tuple[Axis, Axis]:
     """
     old_group = config.num_attention_heads // config.num_key_value_heads
     new_group = shape.num_attention_heads // shape.num_key_value_heads
-    copies = math.ceil(old_group / new_group)
+    copies = shape.num_copies(config)
     kv = torch.arange(config.num_key_value_heads * copies)
     if shape.num_key_value_heads < len(kv):
         raise GrowError(
@@ -66,10 +65,10 @@ def attention_axes(config: LlamaConfig, shape: GrownShape) -> tuple[Axis, Axis]:
             f"(got {shape.num_key_value_heads}); give the shape more key-value heads"
         )
     query = torch.arange(config.num_attention_heads)
-    place = query % old_group
-    home = query // old_group * copies + place // new_group  # the new kv head it reads
-    seat = home * new_group + place % new_group
-    return _of_heads(query, seat, shape.head_dim), _of_heads(kv // copies, kv, shape.head_dim)
+    within = query % old_group
+    new_kv = query // old_group * copies + within // new_group  # The new kv head that it reads.
+    new_query = new_kv * new_group + within % new_group
+    return _of_heads(query, new_query, shape.head_dim), _of_heads(kv // copies, kv, shape.head_dim)
 
 
 def axes_of(config: LlamaConfig, shape: GrownShape) -> dict[str, Axis]:

@@ -10,7 +10,8 @@ size costs what a real one does but writes noise. The small one embedded in the 
     layers    new ones come after the old, with nothing but zeros in o_proj and down_proj
     the rest  random, so that the arithmetic is on real numbers
 
-Head size and rope are the source's, the sizes those of `eval.shapes`. The vocabulary stays unless
+Head size and rope are the source's, the sizes those of `eval.shapes`, fitted where the source is
+deeper than the shape or has heads that it can't hold. The vocabulary stays unless
 the shape names a larger one: its further rows cost what rows cost and never win (`_mute_new_rows`).
 
 In half precision a scaled norm rounds anew, so logits move by about as much as the dtype's own
@@ -58,8 +59,8 @@ def _fill(part: str, new: Tensor, std: float, generator: torch.Generator) -> Non
         new.normal_(0.0, std, generator=generator)
 
 
-def _place(new: Tensor, old: Tensor, axes: list[Axis], scale: float) -> None:
-    """Write a source weight into its place in a grown one."""
+def _embed(new: Tensor, old: Tensor, axes: list[Axis], scale: float) -> None:
+    """Write a source weight into a grown one, where its axes say."""
     block = old.detach()
     for dim, axis in enumerate(axes):
         block = block.index_select(dim, axis.old.to(block.device))
@@ -79,8 +80,12 @@ def _check_source(model: LlamaForCausalLM) -> None:
 
 
 def _fit(config: LlamaConfig, shape: str | GrownShape) -> GrownShape:
-    """The shape in heads of the source's size, if the source has room in it."""
-    shape = (named_shape(shape) if isinstance(shape, str) else shape).cut(config.head_dim)
+    """The shape in heads of the source's size, if the source has room in it.
+
+    A named shape is fitted to the source; sizes that are given are taken as they are.
+    """
+    named = isinstance(shape, str)
+    shape = named_shape(shape).fitted(config) if named else shape.cut(config.head_dim)
     _check_room(config, shape)
     attention_axes(config, shape)  # has a rule of its own for key-value heads
     return shape
@@ -187,7 +192,7 @@ def grow(
         _fill(part, new, config.initializer_range, generator)
         if name in source:
             ways = [axes[way] for way in PARTS[part]][: new.ndim]
-            _place(new, source[name], ways, norm_scale if part in NORMS else 1.0)
+            _embed(new, source[name], ways, norm_scale if part in NORMS else 1.0)
     if _is_widened(model.config, shape):
         _mute_new_rows(grown, model.config, generator)
     return grown
@@ -257,13 +262,13 @@ def _run(options: argparse.Namespace) -> None:
     path, out = Path(options.model), Path(options.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise GrowError(f"out must be a new or an empty folder (got {options.out!r})")
-    shape = named_shape(options.shape)
     dtype = DTYPES[known("dtype", options.dtype, DTYPES)] if options.dtype else None
     device = _check_device(options.device)
-    _fit(_read_config(path), shape)  # before the weights are read
+    named_shape(options.shape)  # A wrong name is refused before the folder is looked at.
+    _fit(_read_config(path), options.shape)  # Misfits are refused before weights are read.
     model = _load(path, dtype, device)
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    grown = grow(model, shape, seed=options.seed)
+    grown = grow(model, options.shape, seed=options.seed)
     input_ids = tokenizer(CHECK_PROMPT, return_tensors="pt").input_ids
     difference, largest = _logit_difference(model, grown, input_ids)
     grown.save_pretrained(out)

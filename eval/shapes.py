@@ -15,15 +15,25 @@ weighs where little else does: ``135m:49152``, or ``135m:full``.
 
 SmolLM's 9 heads over 3 groups and Qwen's 14 over 2 became 8 and 16 over 4, since a source of four
 key-value heads needs four groups. KV bytes a token follow: 4/3 of SmolLM's and twice Qwen's.
+
+A real model may be deeper than the shape, or have heads that the shape can't hold: SmolLM2-135M has
+30 layers, and 9 heads over 3 groups. `GrownShape.fitted` then keeps the source's layers and heads
+and makes the inner width smaller, so that the parameters stay as many.
 """
 
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
+from math import ceil
+
+from transformers import LlamaConfig
 
 from eval.errors import EvalError
 
 __all__ = ["SHAPES", "GrowError", "GrownShape", "known", "named_shape"]
+
+
+INNER_MULTIPLE = 64  # Matrix products are slow at inner widths that are no multiple of this.
 
 
 class GrowError(EvalError):
@@ -72,6 +82,55 @@ class GrownShape:
             num_key_value_heads=kv_width // head_dim,
             head_dim=head_dim,
         )
+
+    def num_copies(self, source: LlamaConfig) -> int:
+        """How many key-value heads of this shape each of the source's takes.
+
+        It takes more than one where the source has more query heads to a key-value head.
+        """
+        old_group = source.num_attention_heads // source.num_key_value_heads
+        new_group = self.num_attention_heads // self.num_key_value_heads
+        return ceil(old_group / new_group)
+
+    def holds_heads(self, source: LlamaConfig) -> bool:
+        """Whether the source's heads find room in this shape, in heads of the same size."""
+        needed = self.num_copies(source) * source.num_key_value_heads
+        enough = self.num_attention_heads >= source.num_attention_heads
+        return enough and self.num_key_value_heads >= needed
+
+    def fitted(self, source: LlamaConfig) -> "GrownShape":
+        """This shape, cut to the source's head size, with room for its layers and its heads.
+
+        More layers and other heads are paid for with a smaller inner width.
+        """
+        shape = self.cut(source.head_dim)
+        num_layers = max(shape.num_hidden_layers, source.num_hidden_layers)
+        fitted = replace(shape, num_hidden_layers=num_layers)
+        if not shape.holds_heads(source):
+            fitted = fitted._with_heads_of(source)
+        return fitted if fitted == shape else fitted._with_parameters_of(shape)
+
+    def _with_heads_of(self, source: LlamaConfig) -> "GrownShape":
+        return replace(
+            self,
+            num_attention_heads=source.num_attention_heads,
+            num_key_value_heads=source.num_key_value_heads,
+        )
+
+    def _with_parameters_of(self, other: "GrownShape") -> "GrownShape":
+        """The inner width at which the layers have as many weights as the other shape's."""
+        width = other._weights_per_hidden() * other.num_hidden_layers / self.num_hidden_layers
+        inner = (width - self._attention_width()) / 3
+        rounded = max(round(inner / INNER_MULTIPLE), 1) * INNER_MULTIPLE
+        return replace(self, intermediate_size=rounded)
+
+    def _weights_per_hidden(self) -> int:
+        """The weights of a layer's products for each dimension of the residual."""
+        return self._attention_width() + 3 * self.intermediate_size
+
+    def _attention_width(self) -> int:
+        """The widths of q, k, v and o together."""
+        return 2 * (self.num_attention_heads + self.num_key_value_heads) * self.head_dim
 
 
 def _shape(

@@ -256,6 +256,48 @@ def test_a_group_too_narrow_takes_copies_of_its_key_value_head():
     assert not torch.equal(keys[1], keys[2])
 
 
+# The sizes of SmolLM2-135M-Instruct, whose nine query heads share three key-value heads.
+SMOLLM2 = {
+    "hidden_size": 576,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "intermediate_size": 1536,
+    "head_dim": 64,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_named_shapes_hold_smollm2_with_the_parameters_of_their_models(name):
+    source = make_config(**SMOLLM2)
+    shape = named_shape(name).fitted(source)
+    assert shape.holds_heads(source)
+    assert shape.num_hidden_layers >= 30
+    sizes = {key: value for key, value in vars(shape).items() if value is not None}
+    with torch.device("meta"):
+        grown = LlamaForCausalLM(make_config(**sizes))
+    assert num_parameters(grown) == pytest.approx(PUBLISHED[name], rel=0.04)
+
+
+def test_a_model_with_smollm2s_heads_computes_the_same_in_a_named_shape(monkeypatch):
+    narrow = {"hidden_size": 72, "head_dim": 8, "intermediate_size": 80, "num_hidden_layers": 3}
+    source = make_source(**SMOLLM2 | narrow)
+    small = replace(SHAPES["0.5b"], hidden_size=112, num_hidden_layers=2, head_dim=8)
+    monkeypatch.setitem(SHAPES, "small", small)
+    grown = grow(source, "small")
+    assert grown.config.num_hidden_layers == 3
+    assert_same_function(source, grown)
+
+
+def test_a_source_deeper_than_a_named_shape_keeps_its_layers(monkeypatch):
+    monkeypatch.setitem(SHAPES, "thin", replace(WIDE, num_hidden_layers=1, intermediate_size=1000))
+    source = make_source()
+    grown = grow(source, "thin")
+    assert (grown.config.num_hidden_layers, grown.config.intermediate_size) == (2, 448)
+    assert_same_function(source, grown)
+
+
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
 def test_named_shapes_have_the_parameters_of_their_models(name, head_dim):
@@ -410,10 +452,10 @@ def test_cli_answers_bad_options_in_one_line(case, folder, small_shape, tmp_path
 
 
 def test_cli_refuses_a_source_that_is_larger_than_the_shape(folder, monkeypatch, tmp_path, capsys):
-    monkeypatch.setitem(SHAPES, "thin", replace(WIDE, num_hidden_layers=1))
+    monkeypatch.setitem(SHAPES, "thin", replace(WIDE, hidden_size=60))
     capsys.readouterr()
     assert run_cli(folder, "thin", tmp_path / "grown") == 2
-    assert_one_line(capsys, "num_hidden_layers must be >= the source's 2 (got 1)")
+    assert_one_line(capsys, "hidden_size must be >= the source's 64 (got 60)")
 
 
 def test_cli_refuses_other_models(small_shape, tmp_path, capsys):
