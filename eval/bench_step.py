@@ -1,11 +1,15 @@
 """What drafting gains over stock, where a step's time goes, and how much there was to gain.
 
-    python -m eval.bench_step --model PATH --questions question.jsonl --shape 135m
+    python -m eval.bench_step --model PATH --questions question.jsonl --dtype bfloat16
 
 The measuring set of Spec-Bench, answered as by 'python -m eval run': all methods in turns, question
 by question in rotated order, after a warm-up. Printed are a line a question, a table by task, the
 share of each stage of a step, what a forward of each width costs, and the bound: what a drafter
 that is always right would reach at that cost. The last line is one JSON object.
+
+The model runs as it is; with --shape, one of that size which computes the same runs in its place.
+The method forward-only runs selfspec's forward without drafts: the table's column "drafting alone"
+is over it, so that what drafting brings is told apart from a faster forward.
 
 With --text random, the texts are of random tokens, drawn at temperature 1.5: what drafting costs
 where it brings nothing. With --out, a run that was killed goes on where it was, and 'python -m eval
@@ -29,7 +33,7 @@ from eval.errors import EvalError, exit_status
 from eval.options import add_methods, add_run_options, described
 from eval.progress import RunProgress
 from eval.prompts import EVERY, MAX_PROMPT_TOKENS
-from eval.rows import ROWS, STOCK, Record
+from eval.rows import FORWARD_ONLY, ROWS, STOCK, Record
 from eval.run import run
 from eval.statistics import OVERALL
 from eval.steps import bounds, curve_table, stages_table
@@ -41,6 +45,7 @@ from selfspec.cost import CostCurve
 __all__ = ["main"]
 
 _BENCHES = {"questions": "spec-bench", "random": "random"}  # by kind of text
+_METHODS = (STOCK, "prompt-lookup", FORWARD_ONLY, OURS)
 _TEMPERATURES = {"questions": 0.0, "random": 1.5}
 
 
@@ -132,7 +137,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--text", choices=sorted(_BENCHES), default="questions", help="default: questions")
     add("--out", dest="output", type=Path, metavar="FILE", help="keep rows; go on with its own")
-    add_methods(parser)
+    add_methods(parser, _METHODS)
     add_run_options(parser, limit="the first N questions")
     parser.set_defaults(in_order=True, every=EVERY, turns=1, max_prompt_tokens=MAX_PROMPT_TOKENS)
     parser.set_defaults(device="cpu", dtype="float32", threads=os.cpu_count(), temperature=None)

@@ -15,6 +15,7 @@ import torch
 from transformers.cache_utils import StaticCache
 
 from eval.errors import EvalError
+from eval.rows import FORWARD_ONLY
 from selfspec import GenerationStats, SelfSpec, SpecConfig
 from selfspec.errors import unknown_name
 
@@ -170,6 +171,12 @@ def _assisted(resources: Resources) -> Method:
     return AssistedMethod("assisted", resources.assistant)
 
 
+def _forward_only(resources: Resources) -> Method:
+    """With no drafts and nothing to learn: what selfspec's way to run a forward gains."""
+    knobs: dict[str, Any] = {"max_nodes": 1, "budget": "fixed", "sources": (), "num_branches": 0}
+    return SelfSpecMethod(FORWARD_ONLY, SelfSpec(resources.config.changed(**knobs)))
+
+
 METHODS: dict[str, Maker] = {
     "stock": lambda _: Method("stock"),
     "stock-static": lambda _: StaticMethod("stock-static", {"cache_implementation": "static"}),
@@ -177,5 +184,6 @@ METHODS: dict[str, Maker] = {
         "prompt-lookup", {"prompt_lookup_num_tokens": _LOOKUP_TOKENS}
     ),
     "assisted": _assisted,
+    FORWARD_ONLY: _forward_only,
     "selfspec": lambda given: SelfSpecMethod("selfspec", given.new_spec(given.config)),
 }

@@ -52,6 +52,7 @@ methods:
   lut-tree               DIAA: LUT pair, dynamic tree, nothing counted
   self-draft             Self-Draft: branches, context, corpus
   switch                 longest match, else a LUT tree
+  forward-only           selfspec's way to run a forward, without drafts
   selfspec               all sources, weighed by what came true
 """
 _STUDY = """\
@@ -165,6 +166,9 @@ def _add_bench(command: Any) -> None:
     add("--reported", type=Path, metavar="FILE", help=reported)
 
 
+_METHODS = ("stock", "prompt-lookup", "selfspec")
+
+
 class _Names(argparse.Action):
     """Names, set apart by commas or spaces."""
 
@@ -173,15 +177,15 @@ class _Names(argparse.Action):
         setattr(options, self.dest, tuple(name for name in names if name))
 
 
-def add_methods(command: Any) -> None:
+def add_methods(command: Any, default: Sequence[str] = _METHODS) -> None:
     """Who answers."""
     command.add_argument(
         "--methods",
         nargs="+",
         action=_Names,
-        default=("stock", "prompt-lookup", "selfspec"),
+        default=tuple(default),
         metavar="NAME",
-        help="names with commas or spaces; default: stock prompt-lookup selfspec",
+        help=f"names with commas or spaces; default: {' '.join(default)}",
     )
 
 

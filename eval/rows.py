@@ -39,6 +39,7 @@ from typing import Any, NamedTuple
 from eval.errors import EvalError
 
 __all__ = [
+    "FORWARD_ONLY",
     "ROWS",
     "SCHEMA",
     "STOCK",
@@ -53,7 +54,8 @@ __all__ = [
 
 SCHEMA = 1
 ROWS = "rows.jsonl"
-STOCK = "stock"  # the method that all others are compared with
+STOCK = "stock"  # The method that all others are compared with.
+FORWARD_ONLY = "forward-only"  # Selfspec's forward without drafts.
 _SHARDS = "rows.*-of-*.jsonl"
 Histogram = dict[int, int]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from eval.rows import STOCK, Answer, Numbers
+from eval.rows import FORWARD_ONLY, STOCK, Answer, Numbers
 from eval.speed_up import Measure, SpeedUp, costs, decoding_cost, ratios, whole_cost
 from selfspec.records import ONCE_A_CALL
 
@@ -38,6 +38,7 @@ class Figures:
     decode_ms_per_token: float | None
     speed_up: SpeedUp | None  # of the whole calls
     decode_speed_up: SpeedUp | None
+    drafting_speed_up: SpeedUp | None  # over selfspec's own forward without drafts
     num_same: int
     num_near_ties: int
     num_different: int
@@ -49,8 +50,8 @@ class Figures:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
-        both = ("speed_up", "decode_speed_up")
-        given = {name: getattr(self, name) for name in both}
+        kinds = ("speed_up", "decode_speed_up", "drafting_speed_up")
+        given = {name: getattr(self, name) for name in kinds}
         flat = {name: value and value.as_json() for name, value in given.items()}
         return {**asdict(self), **flat}
 
@@ -80,6 +81,7 @@ def figures(answers: Sequence[Answer], method: str) -> Figures:
         num_different=verdicts["different"],
         speed_up=_speed_up(answers, method, whole_cost),
         decode_speed_up=_speed_up(answers, method, decoding_cost),
+        drafting_speed_up=_drafting_speed_up(answers, method, numbers),
         table_bytes=max(tables, default=None),
         disabled_reason=reasons[-1] if reasons else None,
         **_rates(given),
@@ -147,6 +149,15 @@ def _speed_up(answers: Sequence[Answer], method: str, cost: Measure) -> SpeedUp 
     """None for stock itself."""
     sides = (costs(answers, name, cost) for name in (STOCK, method))
     return None if method == STOCK else ratios(*sides)
+
+
+def _drafting_speed_up(
+    answers: Sequence[Answer], method: str, numbers: Sequence[Numbers]
+) -> SpeedUp | None:
+    """Of a method of ours whose forward is that of `FORWARD_ONLY`; None for all others."""
+    if method == FORWARD_ONLY or not any(each.num_nodes is not None for each in numbers):
+        return None
+    return ratios(costs(answers, FORWARD_ONLY), costs(answers, method))
 
 
 def _sum(numbers: Sequence[Numbers], name: str) -> float:

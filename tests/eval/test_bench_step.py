@@ -50,7 +50,7 @@ def bench(questions, chat_folder, capsys):
 
 
 def test_the_whole_bench(bench):
-    methods = ["--methods", "stock", "prompt-lookup", "selfspec", "stock-static"]
+    methods = ["--methods", "stock", "prompt-lookup", "forward-only", "selfspec", "stock-static"]
     status, lines, _ = bench("--limit", "3", *methods, "--knob", "top_k=4")
     result = json.loads(lines[-1])
     assert status == 0
@@ -59,14 +59,15 @@ def test_the_whole_bench(bench):
     assert (result["max_nodes"], result["budget"]) == (SpecConfig.max_nodes, SpecConfig.budget)
     assert set(result["stage_ms"]) == set(STAGES)
     assert 0 < result["overhead"] < 1
-    assert list(result["figures"]) == ["stock", "prompt-lookup", "selfspec"]
+    assert list(result["figures"]) == ["stock", "prompt-lookup", "forward-only", "selfspec"]
     assert list(result["figures"]["stock"]) == ["multi-turn", "qa", "overall"]
     ours = result["figures"]["selfspec"]["overall"]
     assert ours["speed_up"] == result["speed_up"]
     assert {"total", "median", "min", "max"} <= set(ours["speed_up"])
+    assert ours["drafting_speed_up"]["total"] > 0
     assert result["figures"]["stock"]["overall"]["speed_up"] is None
     assert result["left_out"]["stock-static"].startswith("transformers does not compile")
-    assert result["differs"] == {"prompt-lookup": [], "selfspec": []}
+    assert result["differs"] == {"prompt-lookup": [], "forward-only": [], "selfspec": []}
     assert result["bound"]["64"]["speed_up"] >= 1
     assert result["curve"]["ms"]["1"] > 0
     assert {"machine", "selfspec", "torch", "transformers", "ms_per_token"} <= set(result)

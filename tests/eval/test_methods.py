@@ -18,7 +18,7 @@ def ids() -> torch.Tensor:
     return prompt()["input_ids"]
 
 
-@pytest.mark.parametrize("name", ["stock", "prompt-lookup", "selfspec", "assisted"])
+@pytest.mark.parametrize("name", ["stock", "prompt-lookup", "forward-only", "selfspec", "assisted"])
 def test_a_method_answers_as_stock_does(name):
     model = tiny_model()
     method = new_method(name, Resources(assistant=new_model(num_hidden_layers=1)))
@@ -65,6 +65,15 @@ def test_selfspec_is_made_of_what_is_given():
     assert method.stats.num_steps == 0
     method.answer(tiny_model(), ids(), **ASKED)
     assert method.stats.nodes_per_step <= 3
+
+
+def test_forward_only_drafts_nothing_and_learns_nothing():
+    method = new_method("forward-only", Resources(config=SpecConfig(max_nodes=8, num_branches=2)))
+    for _ in range(2):
+        method.answer(tiny_model(), ids(), **ASKED)
+        assert method.stats.tokens_per_step == 1
+        assert method.stats.queries_per_step == 1
+        assert method.stats.disabled_reason is None
 
 
 def test_forgetting_drops_what_was_learned():

@@ -49,6 +49,23 @@ ANSWERS = [
 ]
 
 
+def test_drafting_alone_is_over_our_forward_without_drafts():
+    counted = {"num_nodes": 9, "num_branch_queries": 0}
+    answers = [
+        answer(1, "stock", 12.0),
+        answer(1, "prompt-lookup", 9.0),
+        answer(1, "forward-only", 10.0, **counted),
+        answer(1, "ours", 5.0, **counted),
+    ]
+    found = {name: parts["overall"] for name, parts in by_task(answers).items()}
+    assert found["ours"].speed_up.total == 2.4
+    assert found["ours"].drafting_speed_up.total == 2.0
+    for name in ("stock", "prompt-lookup", "forward-only"):
+        assert found[name].drafting_speed_up is None
+    without = [each for each in answers if each.method != "forward-only"]
+    assert figures(without, "ours").drafting_speed_up is None
+
+
 def test_figures_of_known_rows():
     qa = figures([a for a in ANSWERS if a.task == "qa"], "ours")
     assert (qa.num_answers, qa.num_failed, qa.num_new_tokens) == (2, 0, 20)
