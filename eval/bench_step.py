@@ -28,17 +28,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from eval.asked import Asked, Shard
+from eval.benches.prompts import EVERY, MAX_PROMPT_TOKENS
 from eval.errors import EvalError, exit_status
+from eval.methods.names import FORWARD_ONLY, OURS, STOCK
 from eval.options import add_methods, add_run_options, described
-from eval.progress import RunProgress
-from eval.prompts import EVERY, MAX_PROMPT_TOKENS
-from eval.rows import FORWARD_ONLY, ROWS, STOCK, Record
-from eval.run import run
-from eval.statistics import OVERALL
-from eval.steps import bounds, curve_table, stages_table
-from eval.summary import summary
-from eval.tables import OURS, steps_table
+from eval.report.rows import ROWS, Record
+from eval.report.statistics import OVERALL
+from eval.report.steps import bounds, curve_table, stages_table
+from eval.report.summary import summary
+from eval.report.tables import steps_table
+from eval.runs.asked import Asked, Shard
+from eval.runs.progress import RunProgress
+from eval.runs.run import run
 from selfspec import SpecConfig
 from selfspec.cost import CostCurve
 

@@ -21,14 +21,14 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from eval.dialogue import Prompter
-from eval.environment import short_name, versions
+from eval.benches.dialogue import Prompter
+from eval.benches.questions import Question
 from eval.errors import EvalError, exit_status
-from eval.loading import load_tokenizer
-from eval.one_call import Job, Result
+from eval.methods.one_call import Job, Result
+from eval.models.loading import load_tokenizer
 from eval.options import add_drafting, described, drafting_knobs
-from eval.questions import Question
-from eval.tables import Table
+from eval.report.tables import Table
+from eval.runs.environment import short_name, versions
 from selfspec import SpecConfig
 
 __all__ = ["main"]
@@ -87,7 +87,7 @@ def _call(job: Job) -> Result:
     with TemporaryDirectory() as folder:
         empty = dict.fromkeys(("HOME", "XDG_CACHE_HOME", "TMPDIR"), folder)
         process = subprocess.run(
-            [sys.executable, "-m", "eval.one_call"],
+            [sys.executable, "-m", "eval.methods.one_call"],
             input=json.dumps(job._asdict()),
             env={**os.environ, **empty},
             capture_output=True,

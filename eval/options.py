@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.studies import STUDIES
+from eval.methods.studies import STUDIES
 
 __all__ = [
     "add_drafting",
@@ -162,8 +162,6 @@ def _add_bench(command: Any) -> None:
     add = command.add_argument
     add("--output", type=Path, required=True, metavar="DIR", help="where all results go")
     add("--bench", required=True, help="a bench that 'run' names, or FILE.jsonl")
-    reported = "tables that a paper reports, to be shown below ours: see eval/README.md"
-    add("--reported", type=Path, metavar="FILE", help=reported)
 
 
 _METHODS = ("stock", "prompt-lookup", "selfspec")

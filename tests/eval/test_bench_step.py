@@ -11,10 +11,11 @@ import torch
 from transformers import AutoTokenizer
 
 from eval import bench_step
+from eval.benches.random_text import RandomPrompter, random_prompts
 from eval.command import main as command
-from eval.methods import METHODS, Method
-from eval.random_text import RandomPrompter, random_prompts
-from eval.statistics import STAGES
+from eval.methods.method import Method
+from eval.methods.registry import METHODS
+from eval.report.statistics import STAGES
 from selfspec import SelfSpec, SpecConfig
 from selfspec.cost import CostCurve
 from tests.fakes import new_model

@@ -10,7 +10,7 @@ import pytest
 
 from eval import first_call
 from eval.errors import EvalError
-from eval.one_call import Job, Result
+from eval.methods.one_call import Job, Result
 
 
 def test_a_call_runs_in_a_process_with_folders_of_its_own(chat_folder):

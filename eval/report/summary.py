@@ -1,0 +1,72 @@
+"""What a run came to, as `summary.json` has it: every figure, by method and task.
+
+    schema, settings, environment, notes   of the run
+    num_runs, num_shards                   processes that took part, and at once
+    methods                                method -> task, or `overall` -> figures
+    left_out                               methods that could not take part, and why
+    errors                                 what failed, and how often
+    curve                                  seconds of a forward by its width; null: not measured
+
+A figure is null where there is nothing to say. `speed_up` is stock's seconds over the method's, of
+whole calls: `total` of all questions together with the bootstrap's 95 % from `low` to `high`, then
+`mean`, `median`, `q1`, `q3`, `min` and `max` over questions; a text of another length counts as if
+it had stock's. `decode_speed_up` is the same without the prompts' forwards; `drafting_speed_up` is
+over `forward-only` instead of stock, where that took part. `stage_ms` is the time of a step by
+stage, `call_ms` what is spent once a call.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from eval.report.rows import SCHEMA, Answer, Record
+from eval.report.statistics import OVERALL, by_task
+
+__all__ = ["brief", "errors", "summary"]
+
+
+def summary(record: Record) -> dict[str, Any]:
+    """Of all answers of a folder."""
+    answers = list(record.answers.values())
+    first = record.runs[0]
+    methods = {
+        name: {task: _rounded(figures.as_json()) for task, figures in parts.items()}
+        for name, parts in by_task(answers).items()
+    }
+    return {
+        "schema": SCHEMA,
+        "settings": {**first["settings"], "limit": record.runs[-1]["settings"]["limit"]},
+        "environment": first["environment"],
+        "notes": record.runs[-1]["notes"],
+        "num_runs": len(record.runs),
+        "num_shards": max(run["num_shards"] for run in record.runs),
+        "methods": {name: methods[name] for name in first["settings"]["methods"]},
+        "left_out": record.runs[-1].get("left_out", {}),
+        "errors": errors(answers),
+        "curve": record.curve,
+    }
+
+
+def brief(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same without the tasks, for a last line of output."""
+    methods = {name: parts[OVERALL] for name, parts in values["methods"].items()}
+    kept = ("settings", "environment", "notes", "left_out", "errors")
+    return {"bench": "run", **{name: values[name] for name in kept}, "overall": methods}
+
+
+def _rounded(value: Any) -> Any:
+    """Numbers to five digits that count, wherever they stand."""
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def errors(answers: list[Answer]) -> dict[str, dict[str, int]]:
+    """By method, each error with how often it came."""
+    found: dict[str, Counter[str]] = {}
+    for answer in answers:
+        if answer.error is not None:
+            found.setdefault(answer.method, Counter())[answer.error] += 1
+    return {name: dict(counts) for name, counts in found.items()}
