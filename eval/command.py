@@ -57,7 +57,8 @@ def _run(options: argparse.Namespace) -> int:
         return 0
     print(write_report(asked.output, record))
     print(f"report: {asked.output / 'report.html'}")
-    print(json.dumps(brief(summary(record))))
+    written = str(asked.output / "summary.json")
+    print(json.dumps({"bench": "run", "summary": written, "overall": brief(summary(record))}))
     return 0
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from eval.methods.names import DESCRIPTIONS
 from eval.methods.studies import STUDIES
 
 __all__ = [
@@ -45,15 +46,6 @@ benches:
   random                 texts of random tokens, which no draft can guess
   FILE.jsonl             your own: {"turns": ["…", "…"]} or {"prompt": "…"} a line
 methods:
-  stock, stock-static    transformers' generate(), and with a static KV cache, compiled
-  prompt-lookup          transformers' own drafts from the prompt
-  assisted               transformers' own drafts from --assistant-model
-  lut-static             Token Recycling: a LUT and a tree of 80 nodes that keeps its shape
-  lut-tree               DIAA: LUT pair, dynamic tree, nothing counted
-  self-draft             Self-Draft: branches, context, corpus
-  switch                 longest match, else a LUT tree
-  forward-only           selfspec's way to run a forward, without drafts
-  selfspec               all sources, weighed by what came true
 """
 _STUDY = """\
 Runs one method with different knobs, all of them interleaved as in 'run', and reports on each:
@@ -133,7 +125,7 @@ def _add_run(commands: Any) -> None:
         "run",
         help="answer a bench with several methods and write a report",
         description=_RUN,
-        epilog=_BENCHES,
+        epilog=_BENCHES + "\n".join(f"  {name:<16} {line}" for name, line in DESCRIPTIONS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_bench(run)

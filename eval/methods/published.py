@@ -1,12 +1,14 @@
-"""Published methods as settings of one engine, so that what differs is the method alone.
+"""Methods after published ones, as settings of one engine, so that only the drafts differ.
 
-    lut-static   Token Recycling: one LUT, a tree of 80 drafted nodes whose shape never changes
-    lut-tree     DIAA: LUT pair, tree grown best-first with its decays, nothing counted
-    self-draft   Self-Draft: branches, context, and the corpus of a loaded cache
-    switch       longest match, else a LUT tree: SAM decoding paired with Token Recycling
+    lut-static        Token Recycling: one LUT, a tree of 80 drafted nodes that keeps its shape
+    lut-tree          DIAA: LUT pair, and a tree grown best-first with decays for depth and rank
+    suffix-branches   Self-Draft: branches, context, and the corpus of a loaded cache
+    switch            SAM decoding with Token Recycling: longest match, else a LUT tree
 
-What is drafted follows them, with shapes and decays of our choosing where `eval/LOG.md` or the
-code says so; the forward, the KV and the walk are ours for all.
+They are not the papers' own code, and differ from it. `lut-tree` knows a LUT's probabilities
+rounded to powers of two, and has no threshold. `suffix-branches` finds what to copy by suffix
+matching, where Self-Draft looks up n-grams. Shapes and decays are of our choosing where
+`eval/LOG.md` or the code says so; the forward, the KV and the walk are ours for all.
 """
 
 from __future__ import annotations
@@ -113,8 +115,8 @@ PUBLISHED: dict[str, Maker] = {
         depth_decay=_LEVEL_DECAY,
         width_decay=_RANK_DECAY,
     ),
-    "self-draft": _maker(
-        "self-draft",
+    "suffix-branches": _maker(
+        "suffix-branches",
         _Uncounted,
         sources=("context", "corpus"),
         num_branches=6,

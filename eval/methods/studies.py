@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eval.errors import EvalError
+from selfspec.config import SOURCE_NAMES
 from selfspec.errors import unknown_name
 
 __all__ = ["STUDIES", "Study", "Variant", "named_study", "variants_of"]
@@ -64,18 +65,25 @@ def _ours(**knobs: Any) -> Variant:
 
 
 def _fixed(**knobs: Any) -> Variant:
-    """Every tree takes all its nodes: it is their number that is compared."""
+    """Every tree takes all its nodes, and branches always ride along.
+
+    Under a measured budget neither the width nor the branches would be those that are compared.
+    """
     return _ours(budget="fixed", **knobs)
 
 
+_PUBLISHED = ("lut-tree", "suffix-branches")
 _STOCK = Variant("stock", {})
-_KEPT = 1 << 20  # steps: the first tree's shape is never given up
+_NO_LUTS = [name for name in SOURCE_NAMES if name not in ("lut", "lut2")]
 
 STUDIES: dict[str, Study] = {
     "tasks": Study(
         "goodput, latency and speed-up by task",
         "DIAA, tables 1 and 2; Self-Draft, table 2",
-        {name: Variant(name, {}) for name in ("stock", "prompt-lookup", "lut-tree", "self-draft")}
+        {
+            name: Variant(name, {})
+            for name in ("stock", "prompt-lookup", "lut-tree", "suffix-branches")
+        }
         | {"selfspec": _ours()},
     ),
     "parts": Study(
@@ -84,9 +92,9 @@ STUDIES: dict[str, Study] = {
         {
             "stock": _STOCK,
             "all": _ours(),
-            "no LUTs": _ours(sources=["context", "runners"]),
-            "no dynamic tree": _ours(update_interval=_KEPT),
-            "neither": _ours(sources=["context", "runners"], update_interval=_KEPT),
+            "no LUTs": _ours(sources=_NO_LUTS),
+            "no dynamic tree": Variant("lut-static", {}),
+            "neither": Variant("prompt-lookup", {}),
             "no overlap": _ours(overlap=False),
         },
     ),
@@ -117,9 +125,9 @@ STUDIES: dict[str, Study] = {
         "Self-Draft, figures 4 to 8",
         {
             "stock": _STOCK,
-            "none": _ours(),
+            "none": _fixed(),
             **{
-                f"{number} x {length}": _ours(num_branches=number, branch_length=length)
+                f"{number} x {length}": _fixed(num_branches=number, branch_length=length)
                 for number, length in ((2, 6), (6, 6), (10, 6), (6, 2), (6, 10))
             },
         },
@@ -129,9 +137,9 @@ STUDIES: dict[str, Study] = {
         "Self-Draft, figures 4 to 8",
         {
             "stock": _STOCK,
-            "context, corpus": _ours(num_branches=6, sources=["context", "corpus"]),
-            "context": _ours(num_branches=6, sources=["context"]),
-            "corpus": _ours(sources=["corpus"]),
+            "context, corpus": _fixed(num_branches=6, sources=["context", "corpus"]),
+            "context": _fixed(num_branches=6, sources=["context"]),
+            "corpus": _fixed(sources=["corpus"]),
         },
     ),
     "widths": Study(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.errors import EvalError
+from eval.methods.names import DESCRIPTIONS
 from eval.methods.studies import STUDIES
 from eval.report.pictures import pictures
 from eval.report.rows import Record
@@ -148,7 +149,19 @@ def _lists(figures: Summary) -> dict[str, list[str]]:
         "Where another method does better": winners(figures),
         "Left out": [f"{name}: {why}" for name, why in figures["left_out"].items()],
         "What failed": failures,
+        "The methods": _methods(figures["settings"]),
     }
+
+
+def _methods(settings: Mapping[str, Any]) -> list[str]:
+    """What each one is; of a study's variants, which method with which knobs."""
+    lines = []
+    for name in settings["methods"]:
+        variant = settings.get("variants", {}).get(name, {"method": name, "knobs": {}})
+        knobs = "".join(f", {knob} = {value}" for knob, value in variant["knobs"].items())
+        line = DESCRIPTIONS.get(variant["method"], variant["method"])
+        lines.append(f"{name}: {line}{knobs}")
+    return lines
 
 
 def _section(title: str, lines: Iterable[str]) -> list[str]:

@@ -23,7 +23,7 @@ _METHOD_COLORS = {
     "assisted": "#56b4e9",
     "lut-static": "#e69f00",
     "lut-tree": "#b8860b",
-    "self-draft": "#cc79a7",
+    "suffix-branches": "#cc79a7",
     "switch": "#009e73",
     "selfspec": "#d55e00",
 }

@@ -50,10 +50,16 @@ def summary(record: Record) -> dict[str, Any]:
 
 
 def brief(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same without the tasks, for a last line of output."""
+    """By method, the few figures that the last line of a run's output has."""
     methods = {name: parts[OVERALL] for name, parts in values["methods"].items()}
-    kept = ("settings", "environment", "notes", "left_out", "errors")
-    return {"bench": "run", **{name: values[name] for name in kept}, "overall": methods}
+    return {
+        name: {
+            "tokens_per_step": figures["tokens_per_step"],
+            "speed_up": figures["speed_up"] and figures["speed_up"]["total"],
+            "num_failed": figures["num_failed"],
+        }
+        for name, figures in methods.items()
+    }
 
 
 def _rounded(value: Any) -> Any:

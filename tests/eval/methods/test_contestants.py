@@ -63,7 +63,7 @@ def test_the_static_tree_has_80_nodes_below_its_root_whatever_is_asked():
 
 
 def test_where_nothing_is_counted_nothing_is_learned_but_tables():
-    for name in ("lut-static", "lut-tree", "self-draft"):
+    for name in ("lut-static", "lut-tree", "suffix-branches"):
         method = new_method(name, Resources())
         method.answer(tiny_model(), ids(), **ASKED)
         memory = method.spec.memory(tiny_model().config.vocab_size)
@@ -79,7 +79,7 @@ def test_each_method_has_its_own_sources_and_width():
     expected = {
         "lut-static": {"lut"},
         "lut-tree": {"lut"},
-        "self-draft": {"context", "grams"},
+        "suffix-branches": {"context", "grams"},
         "switch": {"match", "tree"},
     }
     for name, sources in expected.items():
@@ -87,7 +87,7 @@ def test_each_method_has_its_own_sources_and_width():
         for _ in range(2):
             method.answer(tiny_model(), ids(), **ASKED)
         assert set(method.stats.drafted_by_source) <= sources, name
-        assert (method.stats.num_branch_queries > 0) == (name == "self-draft")
+        assert (method.stats.num_branch_queries > 0) == (name == "suffix-branches")
         assert method.spec.config.max_nodes == (FIXED_NODES if name == "lut-static" else 12)
 
 

@@ -20,9 +20,10 @@ from eval.runs import contest, run
 from eval.runs.asked import Asked
 from eval.runs.batches import Batch
 from eval.runs.stage import check_methods
-from selfspec import SelfSpec
+from selfspec import SelfSpec, SpecConfig
+from selfspec.config import SOURCE_NAMES
 
-PUBLISHED = "lut-static,lut-tree,self-draft,switch"
+PUBLISHED = "lut-static,lut-tree,suffix-branches,switch"
 
 
 @pytest.fixture
@@ -46,6 +47,13 @@ def keys(out: Path) -> list[tuple]:
     return [tuple(key) for key in read_record(out).answers]
 
 
+def summary_of(output: str) -> dict:
+    """The file that the last line of a run's output names; `overall` has the overall figures."""
+    last = json.loads(output.splitlines()[-1])
+    found = json.loads(Path(last["summary"]).read_text())
+    return {**found, "overall": {n: parts["overall"] for n, parts in found["methods"].items()}}
+
+
 def test_all_methods_on_the_embedded_model(tmp_path, capsys):
     options = ["run", "--bench", "code-stdlib", "--output", str(tmp_path), "--limit", "3"]
     names = f"stock,prompt-lookup,selfspec,stock-static,{PUBLISHED}"
@@ -58,7 +66,7 @@ def test_all_methods_on_the_embedded_model(tmp_path, capsys):
         printed.err,
     )
     assert "# tiny on code-stdlib, cold" in printed.out
-    last = json.loads(printed.out.splitlines()[-1])
+    last = summary_of(printed.out)
     overall = last["overall"]
     assert list(overall) == names.split(",")
     for name in set(overall) - {"stock", "stock-static"}:
@@ -78,6 +86,16 @@ def test_all_methods_on_the_embedded_model(tmp_path, capsys):
     page = (tmp_path / "report.html").read_text()
     assert page.count("<svg") == 7
     assert "http" not in page  # it needs nothing but itself
+
+
+def test_the_last_line_is_short_and_names_the_file(asked, out, capsys):
+    assert asked("--limit", "3", "--turns", "1") == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert len(last) < 500
+    told = json.loads(last)
+    assert told["summary"] == str(out / "summary.json")
+    assert told["overall"]["stock"] == {"tokens_per_step": 1, "speed_up": None, "num_failed": 0}
+    assert told["overall"]["selfspec"]["speed_up"] > 0
 
 
 def test_stocks_answer_is_fed_back_to_all(asked, out):
@@ -364,10 +382,17 @@ def test_a_study_is_a_run_of_variants(chat_folder, questions, tmp_path, capsys):
     assert main([*options, "--max-new-tokens", "8", "--max-nodes", "4"]) == 0
     out = capsys.readouterr().out
     assert "- study: what LUTs and dynamic trees are worth (after DIAA, table 3)" in out
-    last = json.loads(out.splitlines()[-1])
+    last = summary_of(out)
     named = ["stock", "all", "no LUTs", "no dynamic tree", "neither", "no overlap"]
     assert list(last["overall"]) == named
-    assert last["settings"]["variants"]["neither"]["knobs"]["sources"] == ["context", "runners"]
+    assert last["settings"]["variants"]["neither"] == {
+        "method": "prompt-lookup",
+        "knobs": {},
+        "cache": None,
+    }
+    answers = read_record(tmp_path / "out").answers.values()
+    static = [each.numbers.widths for each in answers if each.method == "no dynamic tree"]
+    assert max(map(max, static)) > 8, "it must not keep the shape of the first tree, which is tiny"
     assert all(each["num_failed"] == 0 for each in last["overall"].values())
     assert last["overall"]["all"]["queries_per_step"] <= 4
     options[1] = "part"
@@ -379,13 +404,14 @@ def test_the_study_of_tables_says_what_they_take(chat_folder, questions, tmp_pat
     options = ["study", "tables", "--model", chat_folder, "--bench", "spec-bench", "--questions"]
     options += [str(questions), "--output", str(tmp_path / "out"), "--limit", "1"]
     assert main([*options, "--max-new-tokens", "8"]) == 0
-    *lines, last = capsys.readouterr().out.splitlines()
+    output = capsys.readouterr().out
+    lines, overall = output.splitlines(), summary_of(output)["overall"]
     head = next(line.split(" | ") for line in lines if "LUTs, MB" in line)
     row = next(line.split(" | ") for line in lines if line.startswith("| top 16 | "))
-    taken = json.loads(last)["overall"]["top 16"]["table_bytes"]
+    taken = overall["top 16"]["table_bytes"]
     assert row[head.index("LUTs, MB")] == f"{taken / 1e6:.1f}"
-    assert taken > json.loads(last)["overall"]["top 2"]["table_bytes"] > 0
-    assert json.loads(last)["overall"]["stock"]["table_bytes"] is None
+    assert taken > overall["top 2"]["table_bytes"] > 0
+    assert overall["stock"]["table_bytes"] is None
 
 
 def test_a_study_of_caches_has_one_more_for_each(chat_folder, questions, tmp_path, capsys):
@@ -399,7 +425,7 @@ def test_a_study_of_caches_has_one_more_for_each(chat_folder, questions, tmp_pat
     options += [str(questions), "--output", str(tmp_path / "out"), "--limit", "1"]
     options += ["--max-new-tokens", "8"]
     assert main([*options, "--caches", str(tmp_path / "own")]) == 0
-    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    last = summary_of(capsys.readouterr().out)
     assert list(last["overall"]) == ["stock", "cold", "own"]
     assert all(each["num_failed"] == 0 for each in last["overall"].values())
     assert last["settings"]["variants"]["own"]["cache"] == "own"
@@ -432,3 +458,24 @@ def test_every_study_names_methods_and_knobs_that_there_are(name, tmp_path):
     )
     check_methods(asked)
     json.dumps(asked.settings())
+
+
+def test_no_study_goes_by_the_shape_of_the_first_tree_which_is_tiny():
+    parts = STUDIES["parts"].variants
+    assert parts["no dynamic tree"].method == "lut-static"
+    knobs = [variant.knobs for study in STUDIES.values() for variant in study.variants.values()]
+    assert max(each.get("update_interval", 1) for each in knobs) <= 16
+
+
+def test_without_luts_all_other_sources_stay():
+    sources = STUDIES["parts"].variants["no LUTs"].knobs["sources"]
+    assert {"lut", "lut2"} | set(sources) == set(SOURCE_NAMES)
+    assert not {"lut", "lut2"} & set(sources)
+
+
+@pytest.mark.parametrize("name", ["branches", "memories", "widths", "shapes"])
+def test_what_is_compared_rides_along_in_every_step(name):
+    """A measured budget leaves branches out, and picks widths of its own."""
+    ours = [each for each in STUDIES[name].variants.values() if each.method == "selfspec"]
+    assert ours
+    assert {SpecConfig.of(**each.knobs).budget for each in ours} == {"fixed"}
