@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.environment import short_name
 from eval.errors import exit_status
+from eval.methods.switch import SwitchSource
 from eval.options import described
-from eval.switch import SwitchSource
-from eval.tables import Table
+from eval.report.tables import Table
+from eval.runs.environment import short_name
 from eval.tokens_per_step import add_options, load, measure, new_spec, rounded, settings
 from selfspec.config import SOURCE_NAMES
 

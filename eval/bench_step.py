@@ -1,11 +1,15 @@
 """What drafting gains over stock, where a step's time goes, and how much there was to gain.
 
-    python -m eval.bench_step --model PATH --questions question.jsonl --shape 135m
+    python -m eval.bench_step --model PATH --questions question.jsonl --dtype bfloat16
 
 The measuring set of Spec-Bench, answered as by 'python -m eval run': all methods in turns, question
 by question in rotated order, after a warm-up. Printed are a line a question, a table by task, the
 share of each stage of a step, what a forward of each width costs, and the bound: what a drafter
 that is always right would reach at that cost. The last line is one JSON object.
+
+The model runs as it is; with --shape, one of that size which computes the same runs in its place.
+The method forward-only runs selfspec's forward without drafts: the table's column "drafting alone"
+is over it, so that what drafting brings is told apart from a faster forward.
 
 With --text random, the texts are of random tokens, drawn at temperature 1.5: what drafting costs
 where it brings nothing. With --out, a run that was killed goes on where it was, and 'python -m eval
@@ -24,23 +28,25 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from eval.asked import Asked, Shard
+from eval.benches.prompts import EVERY, MAX_PROMPT_TOKENS
 from eval.errors import EvalError, exit_status
+from eval.methods.names import FORWARD_ONLY, OURS, STOCK
 from eval.options import add_methods, add_run_options, described
-from eval.progress import RunProgress
-from eval.prompts import EVERY, MAX_PROMPT_TOKENS
-from eval.rows import ROWS, STOCK, Record
-from eval.run import run
-from eval.statistics import OVERALL
-from eval.steps import bounds, curve_table, stages_table
-from eval.summary import summary
-from eval.tables import OURS, steps_table
+from eval.report.rows import ROWS, Record
+from eval.report.statistics import OVERALL
+from eval.report.steps import bounds, curve_table, stages_table
+from eval.report.summary import summary, trust
+from eval.report.tables import steps_table
+from eval.runs.asked import Asked, Shard
+from eval.runs.progress import RunProgress
+from eval.runs.run import run
 from selfspec import SpecConfig
 from selfspec.cost import CostCurve
 
 __all__ = ["main"]
 
 _BENCHES = {"questions": "spec-bench", "random": "random"}  # by kind of text
+_METHODS = (STOCK, "prompt-lookup", FORWARD_ONLY, OURS)
 _TEMPERATURES = {"questions": 0.0, "random": 1.5}
 
 
@@ -66,6 +72,7 @@ def _run(options: argparse.Namespace) -> int:
         curve = CostCurve.from_dict(record.curve)
         tables.append(curve_table(curve, record.curve["num_columns"], max_nodes))
     print("\n\n".join(table.markdown() for table in tables if table is not None))
+    print(f"\n{trust(figures)}")
     print(json.dumps(_told(figures, record)))
     return int(any(name not in figures["left_out"] for name in figures["errors"]))
 
@@ -97,6 +104,7 @@ def _told(figures: dict[str, Any], record: Record) -> dict[str, Any]:
         "figures": methods,
         "differs": {name: _differing(record, name) for name in methods if name != STOCK},
         "left_out": left_out,
+        "stock_variation": figures["stock_variation"],
         "errors": figures["errors"],
         **_curve_json(record, config.max_nodes),
     }
@@ -132,7 +140,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--text", choices=sorted(_BENCHES), default="questions", help="default: questions")
     add("--out", dest="output", type=Path, metavar="FILE", help="keep rows; go on with its own")
-    add_methods(parser)
+    add_methods(parser, _METHODS)
     add_run_options(parser, limit="the first N questions")
     parser.set_defaults(in_order=True, every=EVERY, turns=1, max_prompt_tokens=MAX_PROMPT_TOKENS)
     parser.set_defaults(device="cpu", dtype="float32", threads=os.cpu_count(), temperature=None)

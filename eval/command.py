@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from eval.errors import EvalError, exit_status
+from eval.methods.studies import named_study, variants_of
 from eval.options import parsed_knobs, parser
-from eval.studies import named_study, variants_of
 
 __all__ = ["main"]
 
@@ -41,40 +41,36 @@ def _study(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from eval.asked import Asked, Shard
-    from eval.progress import RunProgress
-    from eval.report import write_report
-    from eval.reported import keep_tables, reported_tables
-    from eval.rows import shard_path
-    from eval.run import run
-    from eval.summary import brief, summary
+    from eval.report.pages import write_report
+    from eval.report.rows import shard_path
+    from eval.report.summary import brief, summary
+    from eval.runs.asked import Asked, Shard
+    from eval.runs.progress import RunProgress
+    from eval.runs.run import run
 
     shard = Shard.from_environment(os.environ)
     asked = Asked.of(options)
-    if options.reported is not None:
-        reported_tables(options.reported)  # what is wrong with them is said before any work
     rows = shard_path(asked.output, shard.rank, shard.num_shards)
     record = run(asked, shard, rows, RunProgress(sys.stderr))
     if record is None:
         print(f"{shard} is done; the last one writes the report")
         return 0
-    if options.reported is not None:
-        keep_tables(options.reported, asked.output)
     print(write_report(asked.output, record))
     print(f"report: {asked.output / 'report.html'}")
-    print(json.dumps(brief(summary(record))))
+    written = str(asked.output / "summary.json")
+    print(json.dumps({"bench": "run", "summary": written, "overall": brief(summary(record))}))
     return 0
 
 
 def _report(options: argparse.Namespace) -> int:
-    from eval.report import write_report
+    from eval.report.pages import write_report
 
     print(write_report(options.folder, _record(options.folder)))
     return 0
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from eval.compare import compared
+    from eval.report.compare import compared
 
     a, b = _record(options.a), _record(options.b)
     print(compared(a, b))
@@ -82,7 +78,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _simulate(options: argparse.Namespace) -> int:
-    from eval.simulate import recorded_texts, replays_table, simulated
+    from eval.runs.simulate import recorded_texts, replays_table, simulated
     from selfspec import SpecConfig
 
     texts = recorded_texts(_record(options.folder))
@@ -98,7 +94,7 @@ def _simulate(options: argparse.Namespace) -> int:
 
 def _record(folder: Path) -> Any:
     """What a run left in a folder."""
-    from eval.rows import ROWS, read_record
+    from eval.report.rows import ROWS, read_record
 
     record = read_record(folder)
     if not record.runs or not record.answers:

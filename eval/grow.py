@@ -1,214 +1,41 @@
-"""Grow a small Llama into the shape of a big one: the same function at the big one's cost.
+"""Grow a small Llama into the shape of a big one, and save it.
 
-A model small enough to ship writes real text but costs nothing to run; a random model of the right
-size costs what a real one does but writes noise. The small one embedded in the big one has both.
+    python -m eval.grow --model PATH --shape 1b --out FOLDER
 
-    residual  new dimensions stay zero; a norm over D of which d are used gives what a norm over d
-              gave once its weight is scaled by sqrt(d / D) and its eps by d / D
-    heads     new ones have no way out: their columns of o_proj are zero
-    neurons   likewise in down_proj
-    layers    new ones come after the old, with nothing but zeros in o_proj and down_proj
-    the rest  random, so that the arithmetic is on real numbers
-
-Head size and rope are the source's, the sizes those of `eval.shapes`. The vocabulary stays unless
-the shape names a larger one: its further rows cost what rows cost and never win (`_mute_new_rows`).
-
-In half precision a scaled norm rounds anew, so logits move by about as much as the dtype's own
-rounding moves them. Only hidden sizes of 4, 16, ... times the source's make that scale exact.
-
-What this doesn't imitate: zeros draw less power than numbers, so a card held back by its power
-limit may run a grown model's prefill a little faster than a trained one's.
+The grown model computes what the small one does, at the big one's cost; `eval.models.grown` says
+how. What is printed last is how far the logits of a sentence moved by rounding.
 """
 
+from __future__ import annotations
+
 import argparse
-import copy
-import math
 import sys
-from dataclasses import fields
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from eval.axes import PARTS, Axis, attention_axes, axes_of
 from eval.errors import exit_status
-from eval.shapes import SHAPES, GrowError, GrownShape, known, named_shape
+from eval.models.grown import fit, grow, num_parameters
+from eval.models.loading import DTYPES
+from eval.models.shapes import SHAPES, GrowError, known, named_shape
+from eval.options import described
 
-__all__ = ["SHAPES", "GrowError", "GrownShape", "grow", "named_shape", "num_parameters"]
+__all__ = ["main"]
 
-CHECK_PROMPT = "The quick brown fox jumps over the lazy dog, and then it stops to ask why."
-
-# Powers of two, exact in every dtype and inside float16: what the lane of `_mute_new_rows` carries
-# (its square has to fit into eps * d) and what a muted row has there.
-LANE = 2.0**-12
-MUTE = 2.0**15
-
-WRITERS = {"embed_tokens", "o_proj", "down_proj"}  # into the residual, where nothing new may come
-NORMS = {"input_layernorm", "post_attention_layernorm", "norm"}
+_CHECK_PROMPT = "The quick brown fox jumps over the lazy dog, and then it stops to ask why."
 
 
-def _fill(part: str, new: Tensor, std: float, generator: torch.Generator) -> None:
-    """Give a grown weight the values it has where the source has none."""
-    if part in WRITERS:
-        new.zero_()
-    elif part in NORMS:
-        new.uniform_(0.5, 1.5, generator=generator)
-    else:
-        new.normal_(0.0, std, generator=generator)
-
-
-def _place(new: Tensor, old: Tensor, axes: list[Axis], scale: float) -> None:
-    """Write a source weight into its place in a grown one."""
-    block = old.detach()
-    for dim, axis in enumerate(axes):
-        block = block.index_select(dim, axis.old.to(block.device))
-    if scale != 1.0:
-        wide = torch.promote_types(block.dtype, torch.float32)
-        block = block.to(wide) * scale  # rounded once, into the grown dtype
-    at = [axis.new.to(new.device) for axis in axes]
-    at[0] = at[0] if len(axes) == 1 else at[0][:, None]
-    new[tuple(at)] = block.to(device=new.device, dtype=new.dtype)
-
-
-def _check_source(model: LlamaForCausalLM) -> None:
-    if not isinstance(model, LlamaForCausalLM):
-        raise GrowError(f"model must be a LlamaForCausalLM (got {type(model).__name__})")
-    if not all(weight.is_floating_point() for weight in model.parameters()):
-        raise GrowError("model must have floating-point weights; load it without quantisation")
-
-
-def _fit(config: LlamaConfig, shape: str | GrownShape) -> GrownShape:
-    """The shape in heads of the source's size, if the source has room in it."""
-    shape = (named_shape(shape) if isinstance(shape, str) else shape).cut(config.head_dim)
-    _check_room(config, shape)
-    attention_axes(config, shape)  # has a rule of its own for key-value heads
-    return shape
-
-
-def _check_room(config: LlamaConfig, shape: GrownShape) -> None:
-    """Every size at least the source's; a larger vocabulary also needs a residual lane to spare."""
-    for field in fields(shape):
-        had, got = getattr(config, field.name), getattr(shape, field.name)
-        if got is not None and got < had:
-            raise GrowError(f"{field.name} must be >= the source's {had} (got {got})")
-    if not _is_widened(config, shape):
-        return
-    if shape.hidden_size == config.hidden_size:
-        raise GrowError(
-            f"hidden_size must be > the source's {config.hidden_size} for a larger vocab_size "
-            f"(got {shape.hidden_size})"
-        )
-    if config.rms_norm_eps * config.hidden_size <= LANE**2:
-        raise GrowError(
-            f"rms_norm_eps must be > {LANE**2 / config.hidden_size:.1e} for a larger vocab_size "
-            f"(got {config.rms_norm_eps})"
-        )
-
-
-def _is_widened(config: LlamaConfig, shape: GrownShape) -> bool:
-    return shape.vocab_size is not None and shape.vocab_size > config.vocab_size
-
-
-def _grown_config(config: LlamaConfig, shape: GrownShape, dtype: torch.dtype) -> LlamaConfig:
-    """The source's config in the new sizes; the lane's square comes out of eps."""
-    sizes = {field.name: getattr(shape, field.name) for field in fields(shape)}
-    lane = LANE**2 if _is_widened(config, shape) else 0.0
-    grown = copy.deepcopy(config)
-    for name, size in sizes.items():
-        setattr(grown, name, getattr(config, name) if size is None else size)
-    grown.rms_norm_eps = (config.rms_norm_eps * config.hidden_size - lane) / shape.hidden_size
-    grown.dtype = dtype
-    return grown
-
-
-def _allocate(
-    model: LlamaForCausalLM, config: LlamaConfig, dtype: torch.dtype, device: torch.device
-) -> LlamaForCausalLM:
-    """The grown model with unset weights, made in place on its device: nothing is held twice."""
-    with torch.device("meta"):
-        grown = LlamaForCausalLM(config).to(dtype)
-    grown.to_empty(device=device)
-    grown.tie_weights()
-    # Not a weight, and not what the source computes with if made anew after a source.to(bfloat16).
-    grown.model.rotary_emb = copy.deepcopy(model.model.rotary_emb).to(device)
-    grown.generation_config = copy.deepcopy(model.generation_config)
-    return grown.eval()
-
-
-def _mute_new_rows(grown: LlamaForCausalLM, old: LlamaConfig, generator: torch.Generator) -> None:
-    """Make the rows past the source's vocabulary repeat real ones, each below its original.
-
-    The last residual dimension becomes a lane: every embedding writes LANE there and no layer reads
-    or changes it. Its square takes the place of a part of eps, so that the norms stay exact. The
-    final norm makes it 1 / rms of what it is given, and the new rows have -MUTE there: such a row's
-    logit is a real row's less MUTE / rms, so it can't win, nor be drawn while the rms is under some
-    300. Tied real rows have LANE there: all of their logits gain LANE / rms, which no softmax sees.
-    """
-    vocab, hidden = old.vocab_size, old.hidden_size
-    embeddings, head = grown.model.embed_tokens.weight, grown.lm_head.weight
-    extra = grown.config.vocab_size - vocab
-    rows = torch.randint(vocab, (extra,), generator=generator, device=head.device)
-    for layer in grown.model.layers:
-        layer.input_layernorm.weight[-1] = 0.0
-        layer.post_attention_layernorm.weight[-1] = 0.0
-    grown.model.norm.weight[-1] = 1.0 / LANE
-    head[:, -1] = 0.0
-    embeddings[:, -1] = LANE
-    head[vocab:, :hidden] = head[rows, :hidden]
-    head[vocab:, -1] = -MUTE
-
-
-@torch.no_grad()
-def grow(
-    model: LlamaForCausalLM,
-    shape: str | GrownShape,
-    *,
-    seed: int = 0,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
-) -> LlamaForCausalLM:
-    """A Llama of `shape` that computes what `model` does; `dtype` and `device` default to its own.
-
-    Takes the memory of the grown model and of one source weight; `model` is left as it is. The
-    random values come from `seed` alone and differ from one kind of device to another.
-    """
-    _check_source(model)
-    shape = _fit(model.config, shape)
-    axes = axes_of(model.config, shape)
-    dtype, device = dtype or model.dtype, torch.device(device or model.device)
-    config = _grown_config(model.config, shape, dtype)
-    grown = _allocate(model, config, dtype, device)
-    generator = torch.Generator(device).manual_seed(seed)
-    norm_scale = math.sqrt(model.config.hidden_size / shape.hidden_size)
-    source = dict(model.named_parameters())
-    for name, new in grown.named_parameters():
-        part = name.split(".")[-2]
-        _fill(part, new, config.initializer_range, generator)
-        if name in source:
-            ways = [axes[way] for way in PARTS[part]][: new.ndim]
-            _place(new, source[name], ways, norm_scale if part in NORMS else 1.0)
-    if _is_widened(model.config, shape):
-        _mute_new_rows(grown, model.config, generator)
-    return grown
-
-
-def num_parameters(model: LlamaForCausalLM) -> int:
-    """The parameters that a forward multiplies by, apart from embeddings and output head."""
-    return _count(model.model.layers) + _count(model.model.norm)
-
-
-def _count(module: torch.nn.Module) -> int:
-    return sum(weight.numel() for weight in module.parameters())  # a tied one once
-
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit status: 2 with one line on stderr where the input can't be grown."""
+    options = _parser().parse_args(argv)
+    return exit_status(lambda: _run(options))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m eval.grow", description="Grow a small Llama into the shape of a big one."
-    )
+    parser = described("grow", __doc__)
     parser.add_argument("--model", required=True, metavar="PATH", help="folder of the small Llama")
     names = ", ".join(SHAPES)
     shape = f"{names}; 135m:49152: with so many tokens, 135m:full: with as many as its model has"
@@ -252,32 +79,26 @@ def _logit_difference(
     return (before - after.to(before.device)).abs().max().item(), before.abs().max().item()
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(options: argparse.Namespace) -> int:
     """Load, grow, check, save, report."""
     path, out = Path(options.model), Path(options.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise GrowError(f"out must be a new or an empty folder (got {options.out!r})")
-    shape = named_shape(options.shape)
     dtype = DTYPES[known("dtype", options.dtype, DTYPES)] if options.dtype else None
     device = _check_device(options.device)
-    _fit(_read_config(path), shape)  # before the weights are read
+    named_shape(options.shape)  # A wrong name is refused before the folder is looked at.
+    fit(_read_config(path), options.shape)  # Misfits are refused before weights are read.
     model = _load(path, dtype, device)
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    grown = grow(model, shape, seed=options.seed)
-    input_ids = tokenizer(CHECK_PROMPT, return_tensors="pt").input_ids
+    grown = grow(model, options.shape, seed=options.seed)
+    input_ids = tokenizer(_CHECK_PROMPT, return_tensors="pt").input_ids
     difference, largest = _logit_difference(model, grown, input_ids)
     grown.save_pretrained(out)
     tokenizer.save_pretrained(out)
     inner = num_parameters(grown)
-    print(f"parameters: {inner:,} and {_count(grown) - inner:,} in embeddings")
+    print(f"parameters: {inner:,} and {grown.num_parameters() - inner:,} in embeddings")
     print(f"largest logit difference: {difference:.2g} of {largest:.3g}")
     return 0
-
-
-def main(argv: list[str] | None = None) -> int:
-    """The exit status: 2 with one line on stderr where the input can't be grown."""
-    options = _parser().parse_args(argv)
-    return exit_status(lambda: _run(options))
 
 
 if __name__ == "__main__":

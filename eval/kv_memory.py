@@ -22,13 +22,12 @@ from typing import Any, NamedTuple
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
-from eval.environment import short_name, where
 from eval.errors import exit_status
-from eval.grow import DTYPES
-from eval.loading import load_model, quieten
+from eval.methods.storages import StorageLog
+from eval.models.loading import DTYPES, load_model, quieten
 from eval.options import add_knob, add_model, described, parsed_knobs
-from eval.storages import StorageLog
-from eval.tables import Table
+from eval.report.tables import Table
+from eval.runs.environment import short_name, where
 from selfspec import SelfSpec
 
 __all__ = ["Comparison", "Memory", "compare", "main", "watched"]

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.studies import STUDIES
+from eval.methods.names import DESCRIPTIONS
+from eval.methods.studies import STUDIES
 
 __all__ = [
     "add_drafting",
@@ -45,14 +46,6 @@ benches:
   random                 texts of random tokens, which no draft can guess
   FILE.jsonl             your own: {"turns": ["…", "…"]} or {"prompt": "…"} a line
 methods:
-  stock, stock-static    transformers' generate(), and with a static KV cache, compiled
-  prompt-lookup          transformers' own drafts from the prompt
-  assisted               transformers' own drafts from --assistant-model
-  lut-static             Token Recycling: a LUT and a tree of 80 nodes that keeps its shape
-  lut-tree               DIAA: LUT pair, dynamic tree, nothing counted
-  self-draft             Self-Draft: branches, context, corpus
-  switch                 longest match, else a LUT tree
-  selfspec               all sources, weighed by what came true
 """
 _STUDY = """\
 Runs one method with different knobs, all of them interleaved as in 'run', and reports on each:
@@ -132,7 +125,7 @@ def _add_run(commands: Any) -> None:
         "run",
         help="answer a bench with several methods and write a report",
         description=_RUN,
-        epilog=_BENCHES,
+        epilog=_BENCHES + "\n".join(f"  {name:<16} {line}" for name, line in DESCRIPTIONS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_bench(run)
@@ -161,8 +154,9 @@ def _add_bench(command: Any) -> None:
     add = command.add_argument
     add("--output", type=Path, required=True, metavar="DIR", help="where all results go")
     add("--bench", required=True, help="a bench that 'run' names, or FILE.jsonl")
-    reported = "tables that a paper reports, to be shown below ours: see eval/README.md"
-    add("--reported", type=Path, metavar="FILE", help=reported)
+
+
+_METHODS = ("stock", "prompt-lookup", "selfspec")
 
 
 class _Names(argparse.Action):
@@ -173,15 +167,15 @@ class _Names(argparse.Action):
         setattr(options, self.dest, tuple(name for name in names if name))
 
 
-def add_methods(command: Any) -> None:
+def add_methods(command: Any, default: Sequence[str] = _METHODS) -> None:
     """Who answers."""
     command.add_argument(
         "--methods",
         nargs="+",
         action=_Names,
-        default=("stock", "prompt-lookup", "selfspec"),
+        default=tuple(default),
         metavar="NAME",
-        help="names with commas or spaces; default: stock prompt-lookup selfspec",
+        help=f"names with commas or spaces; default: {' '.join(default)}",
     )
 
 
@@ -259,6 +253,8 @@ def _add_decoding(group: Any) -> None:
     add("--max-new-tokens", type=int, default=128, metavar="N", help="default: 128")
     add("--temperature", type=float, default=0.0, metavar="T", help="0: greedy, the default")
     add("--seed", type=int, default=0, metavar="N", help="question number n gets seed N + n")
+    rounds = "answer all so often, from the same state each time; default: %(default)s"
+    add("--rounds", type=int, default=1, metavar="N", help=rounds)
     add("--batch-size", type=int, default=1, metavar="N", help="questions answered together")
 
 

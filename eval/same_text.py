@@ -20,15 +20,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from eval.environment import short_name, where
+from eval.benches.prompts import EVERY, Prompts, load_prompts
 from eval.errors import exit_status
-from eval.grow import DTYPES
-from eval.loading import load_model, load_tokenizer, quieten
-from eval.methods import sampling
+from eval.methods.method import sampling
+from eval.methods.sameness import Parting, parting
+from eval.models.loading import DTYPES, load_model, load_tokenizer, quieten
 from eval.options import add_drafting, add_model, add_questions, described, drafting_knobs
-from eval.prompts import EVERY, Prompts, load_prompts
-from eval.sameness import Parting, parting
-from eval.tables import Table
+from eval.report.tables import Table
+from eval.runs.environment import short_name, where
 from selfspec import SelfSpec
 
 __all__ = ["Texts", "beside_a_longer_one", "compare", "main"]

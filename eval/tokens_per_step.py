@@ -20,12 +20,12 @@ from typing import Any
 import torch
 
 import selfspec
-from eval.environment import short_name, versions
+from eval.benches.prompts import EVERY, Prompts, load_questions
 from eval.errors import exit_status
-from eval.loading import load_model, load_tokenizer, quieten
-from eval.methods import sampling
+from eval.methods.method import sampling
+from eval.models.loading import load_model, load_tokenizer, quieten
 from eval.options import add_knob, add_model, add_questions, described, parsed_knobs
-from eval.prompts import EVERY, Prompts, load_questions
+from eval.runs.environment import short_name, versions
 from selfspec.config import SOURCE_NAMES
 
 

@@ -11,10 +11,11 @@ import torch
 from transformers import AutoTokenizer
 
 from eval import bench_step
+from eval.benches.random_text import RandomPrompter, random_prompts
 from eval.command import main as command
-from eval.methods import METHODS, Method
-from eval.random_text import RandomPrompter, random_prompts
-from eval.statistics import STAGES
+from eval.methods.method import Method
+from eval.methods.registry import METHODS
+from eval.report.statistics import STAGES
 from selfspec import SelfSpec, SpecConfig
 from selfspec.cost import CostCurve
 from tests.fakes import new_model
@@ -50,7 +51,7 @@ def bench(questions, chat_folder, capsys):
 
 
 def test_the_whole_bench(bench):
-    methods = ["--methods", "stock", "prompt-lookup", "selfspec", "stock-static"]
+    methods = ["--methods", "stock", "prompt-lookup", "forward-only", "selfspec", "stock-static"]
     status, lines, _ = bench("--limit", "3", *methods, "--knob", "top_k=4")
     result = json.loads(lines[-1])
     assert status == 0
@@ -59,14 +60,15 @@ def test_the_whole_bench(bench):
     assert (result["max_nodes"], result["budget"]) == (SpecConfig.max_nodes, SpecConfig.budget)
     assert set(result["stage_ms"]) == set(STAGES)
     assert 0 < result["overhead"] < 1
-    assert list(result["figures"]) == ["stock", "prompt-lookup", "selfspec"]
+    assert list(result["figures"]) == ["stock", "prompt-lookup", "forward-only", "selfspec"]
     assert list(result["figures"]["stock"]) == ["multi-turn", "qa", "overall"]
     ours = result["figures"]["selfspec"]["overall"]
     assert ours["speed_up"] == result["speed_up"]
     assert {"total", "median", "min", "max"} <= set(ours["speed_up"])
+    assert ours["drafting_speed_up"]["total"] > 0
     assert result["figures"]["stock"]["overall"]["speed_up"] is None
     assert result["left_out"]["stock-static"].startswith("transformers does not compile")
-    assert result["differs"] == {"prompt-lookup": [], "selfspec": []}
+    assert result["differs"] == {"prompt-lookup": [], "forward-only": [], "selfspec": []}
     assert result["bound"]["64"]["speed_up"] >= 1
     assert result["curve"]["ms"]["1"] > 0
     assert {"machine", "selfspec", "torch", "transformers", "ms_per_token"} <= set(result)

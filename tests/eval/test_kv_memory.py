@@ -9,7 +9,7 @@ import torch
 
 from eval import kv_memory
 from eval.kv_memory import Comparison, Memory, compare, watched
-from eval.storages import StorageLog
+from eval.methods.storages import StorageLog
 from tests.fakes import new_model, prompt
 
 COLUMN = 2 * 2 * 8 * 4  # one layer's keys and values, 2 heads of 8 fp32 numbers

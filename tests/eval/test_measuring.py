@@ -1,4 +1,4 @@
-"""The measuring commands, end to end on a tiny random model, and the reading of questions."""
+"""tokens_per_step and ablation, end to end on a tiny random model."""
 
 from __future__ import annotations
 
@@ -8,43 +8,8 @@ import numpy as np
 import pytest
 
 from eval import ablation, tokens_per_step
-from eval.prompts import measuring_set
-from eval.questions import read_questions
-from eval.switch import SwitchSource
+from eval.methods.switch import SwitchSource
 from selfspec.records import TopK
-from tests.tiny import make_tokenizer
-
-
-@pytest.fixture
-def tokenizer():
-    tokenizer = make_tokenizer()
-    tokenizer.chat_template = "{% for m in messages %}<|user|>{{ m['content'] }}{% endfor %}"
-    return tokenizer
-
-
-def test_the_measuring_set_is_every_tenth_question_of_each_task(questions, tokenizer):
-    chosen = measuring_set(tokenizer, read_questions(questions))
-    assert [question.id for question, _ in chosen] == [0, 10, 100, 110, 200, 210]
-    assert {question.task for question, _ in chosen} == {"multi-turn", "qa", "translation"}
-    assert len(measuring_set(tokenizer, read_questions(questions), every=1)) == 36
-    others = measuring_set(tokenizer, read_questions(questions), offset=5)
-    assert [question.id for question, _ in others] == [5, 105, 205]
-
-
-def test_a_long_prompt_is_left_out(tmp_path, tokenizer):
-    path = tmp_path / "question.jsonl"
-    entry = {"question_id": 1, "category": "qa", "turns": ["word " * 2000]}
-    path.write_text(json.dumps(entry) + "\n")
-    assert measuring_set(tokenizer, read_questions(path)) == []
-
-
-@pytest.mark.parametrize("line", ["{", '{"question_id": 1, "category": "qa"}', "[1, 2]"])
-def test_a_malformed_line_is_named(tmp_path, line):
-    path = tmp_path / "question.jsonl"
-    good = json.dumps({"question_id": 1, "category": "qa", "turns": ["x"]})
-    path.write_text(f"{good}\n{line}\n")
-    with pytest.raises(ValueError, match="line 2 must be a JSON object with question_id"):
-        read_questions(path)
 
 
 def run(command, capsys, *options: str) -> dict:

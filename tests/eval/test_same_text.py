@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from eval import same_text
-from eval.questions import Question
+from eval.benches.questions import Question
+from eval.methods.sameness import Parting, first_difference, parting
 from eval.same_text import Texts, beside_a_longer_one, compare
-from eval.sameness import Parting, first_difference, parting
 from selfspec import SelfSpec
 from tests.fakes import PAD, VOCAB, WildSource, new_model, prompt, tiny_model
 

@@ -1,0 +1,208 @@
+"""Where questions come from: benches by name, or a file of one's own.
+
+    spec-bench    six tasks of 80, some of two turns; needs its question.jsonl
+    mt-bench      eight categories of 10, two turns each
+    humaneval     164 Python functions to complete
+    gsm8k         1,319 school problems
+    mbpp          500 small Python programs
+    code-stdlib   completion, edit and docstring tasks cut from the standard library, offline
+    random        200 texts of 200 random tokens, which no draft can guess
+    FILE.jsonl    {"turns": ["…", "…"]} or {"prompt": "…"} a line; question_id and category optional
+
+Knows no tokenizer: a question is text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple
+from pathlib import Path
+from typing import NamedTuple
+
+from eval.benches.entries import Entry, read_entries
+from eval.benches.questions import FIELDS, Question, check_ids, every_nth, of_task, question_of
+from eval.benches.random_text import random_questions
+from eval.benches.stdlib import stdlib_questions
+from eval.errors import EvalError
+from selfspec.errors import unknown_name
+
+__all__ = ["BENCHES", "Bench", "Loaded", "Slice", "limited", "load_bench", "select", "spread"]
+
+
+class Hub(NamedTuple):
+    """What `datasets` calls a bench."""
+
+    path: str
+    name: str | None
+    split: str
+
+
+class Bench(NamedTuple):
+    """How the rows of a bench become questions, and where they are when no file is given."""
+
+    fields: tuple[str, ...]
+    question: Callable[[Entry], Question]
+    hub: Hub | None = None
+
+
+class Loaded(NamedTuple):
+    """A bench's questions, and the hash that says whether two runs had the same ones."""
+
+    name: str
+    questions: list[Question]
+    sha256: str
+
+
+class Slice(NamedTuple):
+    """Which questions of a bench are asked."""
+
+    task: str | None = None
+    every: int = 1
+    offset: int = 0
+    limit: int | None = None
+    in_order: bool = False  # the limit takes the first ones, and does not spread over the tasks
+
+
+def load_bench(name: str, path: Path | None = None) -> Loaded:
+    """All questions of a bench; `path` is a local file of it in its own format."""
+    if name in _MADE_HERE:
+        _refuse_file(name, path)
+        return _loaded(name, _MADE_HERE[name]())
+    if name in BENCHES:
+        return _loaded(name, _questions(name, BENCHES[name], path))
+    if not name.endswith((".json", ".jsonl")):
+        message = unknown_name("bench", name, [*BENCHES, *_MADE_HERE])
+        raise EvalError(f"{message}; or name a FILE.jsonl of your own")
+    _refuse_file(name, path)
+    own = Path(name).expanduser()
+    return _loaded(own.name, _questions(own.name, _own_file(own.stem), own))
+
+
+def select(questions: Sequence[Question], asked: Slice) -> list[Question]:
+    """The questions of the slice but for its limit, in the bench's order."""
+    return every_nth(of_task(questions, asked.task), offset=asked.offset, every=asked.every)
+
+
+def limited(questions: Sequence[Question], asked: Slice) -> list[Question]:
+    """As many as the slice allows. A higher limit keeps what a lower one takes."""
+    return list(questions[: asked.limit]) if asked.in_order else spread(questions, asked.limit)
+
+
+def spread(questions: Sequence[Question], number: int | None) -> list[Question]:
+    """So many of them, spread over the tasks: the first of each, then the second, in their order.
+
+    A higher number keeps what a lower one takes, so that a run can be made longer.
+    """
+    seen: dict[str, int] = {}
+    places = []
+    for question in questions:
+        places.append(seen.setdefault(question.task, 0))
+        seen[question.task] += 1
+    order = sorted(range(len(questions)), key=places.__getitem__)
+    return [questions[index] for index in sorted(order[:number])]
+
+
+def _questions(name: str, bench: Bench, path: Path | None) -> list[Question]:
+    if path is not None:
+        entries = list(read_entries(path, bench.fields))
+    elif bench.hub is not None:
+        entries = list(_hub_entries(name, bench.hub, bench.fields))
+    else:
+        raise EvalError(
+            f"bench {name!r} must have its file, which its repository keeps as "
+            "data/spec_bench/question.jsonl (got --questions nothing); pass --questions PATH"
+        )
+    questions = [bench.question(entry) for entry in entries]
+    if not questions:
+        raise EvalError(f"{path or name} must hold a question at least (got none)")
+    check_ids(questions, [entry.where for entry in entries])
+    return questions
+
+
+def _hub_entries(name: str, hub: Hub, fields: tuple[str, ...]) -> Iterator[Entry]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise EvalError(
+            f"bench {name!r} needs the datasets package: pip install 'selfspec[cache]'; or pass "
+            "--questions with a local file of it"
+        ) from error
+    try:
+        rows = datasets.load_dataset(hub.path, hub.name, split=hub.split)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise EvalError(
+            f"bench {name!r} can't be loaded as {hub.path!r}: {str(error).splitlines()[0]}; "
+            "pass --questions with a local file of it"
+        ) from error
+    for number, row in enumerate(rows, start=1):
+        yield Entry(row, f"{hub.path} row {number}", fields)
+
+
+def _refuse_file(name: str, path: Path | None) -> None:
+    if path is not None:
+        raise EvalError(f"bench {name!r} takes no --questions (got {str(path)!r}); leave it out")
+
+
+def _loaded(name: str, questions: list[Question]) -> Loaded:
+    text = json.dumps([astuple(question) for question in questions])
+    return Loaded(name, questions, hashlib.sha256(text.encode()).hexdigest())
+
+
+def _mt_bench(entry: Entry) -> Question:
+    """A line of FastChat's question.jsonl, or a row of the data set, which has other names."""
+    if "prompt" in entry.values:
+        place = entry.name("prompt_id")
+        return Question(place, entry.text("category"), entry.texts("prompt"))
+    return Question(entry.name("question_id"), entry.text("category"), entry.texts("turns"))
+
+
+def _humaneval(entry: Entry) -> Question:
+    prompt = entry.text("prompt")
+    turn = f"Complete this Python function. Answer with the code alone.\n\n{prompt}"
+    return Question(entry.name("task_id"), "humaneval", (turn,), prompt)
+
+
+def _gsm8k(entry: Entry) -> Question:
+    turn = entry.text("question")
+    name = int(entry.where.rsplit(" ", 1)[1])  # they have no ids of their own
+    return Question(name, "gsm8k", (turn,), f"Question: {turn}\nAnswer:")
+
+
+def _mbpp(entry: Entry) -> Question:
+    text = entry.text("text")
+    tests = "\n".join(entry.texts("test_list"))
+    turn = f"{text} Your code should pass these tests:\n\n{tests}"
+    return Question(entry.name("task_id"), "mbpp", (turn,), f'"""\n{turn}\n"""\n')
+
+
+def _own_file(stem: str) -> Bench:
+    """Spec-Bench's schema with what can be left out left out."""
+
+    def question(entry: Entry) -> Question:
+        name = entry.name("question_id", int(entry.where.rsplit(" ", 1)[1]))
+        only_prompt = "prompt" in entry.values and "turns" not in entry.values
+        turns = (entry.text("prompt"),) if only_prompt else entry.texts("turns")
+        return Question(name, entry.text("category", stem), turns)
+
+    return Bench(("turns",), question)
+
+
+BENCHES: dict[str, Bench] = {
+    "spec-bench": Bench(FIELDS, question_of),
+    "mt-bench": Bench(FIELDS, _mt_bench, Hub("HuggingFaceH4/mt_bench_prompts", None, "train")),
+    "humaneval": Bench(
+        ("task_id", "prompt"), _humaneval, Hub("openai/openai_humaneval", None, "test")
+    ),
+    "gsm8k": Bench(("question",), _gsm8k, Hub("openai/gsm8k", "main", "test")),
+    "mbpp": Bench(
+        ("task_id", "text", "test_list"),
+        _mbpp,
+        Hub("google-research-datasets/mbpp", "full", "test"),
+    ),
+}
+_MADE_HERE: dict[str, Callable[[], list[Question]]] = {
+    "code-stdlib": stdlib_questions,
+    "random": random_questions,
+}

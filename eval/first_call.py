@@ -1,0 +1,180 @@
+"""What a user waits for the very first answer: stock's, and selfspec's with an empty home.
+
+    python -m eval.first_call --model PATH --dtype bfloat16 --max-new-tokens 32 --rounds 5
+
+Each call has a new process, and folders for home, caches and temporary files in which there is
+nothing. It loads the model and answers one short question greedily. Only the `generate()` call
+counts: loading the model and importing selfspec are listed apart. Both methods take turns in
+going first, after one round that doesn't count. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from eval.benches.dialogue import Prompter
+from eval.benches.questions import Question
+from eval.errors import EvalError, exit_status
+from eval.methods.one_call import Job, Result
+from eval.models.loading import load_tokenizer
+from eval.options import add_drafting, described, drafting_knobs
+from eval.report.tables import Table
+from eval.runs.environment import short_name, versions
+from selfspec import SpecConfig
+
+__all__ = ["main"]
+
+_METHODS = ("stock", "selfspec")
+_PROMPT = (
+    "A friend wants to learn to cook. Name five simple dishes for a beginner, and say in one "
+    "sentence each why it is a good start."
+)
+
+Results = dict[str, list[Result]]  # of each method, in the order of the rounds
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures all rounds, and prints a table and the JSON line."""
+    options = _options(argv)
+    return exit_status(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.rounds < 1:
+        raise EvalError(f"--rounds must be >= 1 (got {options.rounds})")
+    SpecConfig.of(**drafting_knobs(options))  # A wrong knob is refused before anything starts.
+    prompter = Prompter(load_tokenizer(options.model))
+    prompt_ids = prompter.prompt_ids(Question(0, "first call", (options.prompt,)), [])
+    results: Results = {name: [] for name in _METHODS}
+    for number in range(options.rounds + 1):
+        for name in _METHODS[:: 1 if number % 2 else -1]:
+            result = _call(_job(options, name, prompt_ids))
+            counts = number > 0
+            note = "" if counts else " (doesn't count)"
+            print(f"round {number}: {name} {result.call_seconds:.2f} s{note}", flush=True)
+            if counts:
+                results[name].append(result)
+    print(_table(results).markdown())
+    for note in _notes(results):
+        print(note)
+    print(json.dumps(_told(options, results)))
+    return 0
+
+
+def _job(options: argparse.Namespace, method: str, prompt_ids: list[int]) -> Job:
+    return Job(
+        model=str(Path(options.model).expanduser().resolve()),
+        method=method,
+        prompt_ids=prompt_ids,
+        max_new_tokens=options.max_new_tokens,
+        dtype=options.dtype,
+        threads=options.threads,
+        knobs=drafting_knobs(options),
+    )
+
+
+def _call(job: Job) -> Result:
+    """Runs a job in a new process that finds nothing of an earlier one."""
+    with TemporaryDirectory() as folder:
+        empty = dict.fromkeys(("HOME", "XDG_CACHE_HOME", "TMPDIR"), folder)
+        process = subprocess.run(
+            [sys.executable, "-m", "eval.methods.one_call"],
+            input=json.dumps(job._asdict()),
+            env={**os.environ, **empty},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if process.returncode:
+        lines = process.stderr.strip().splitlines() or ["it said nothing"]
+        raise EvalError(f"the call of {job.method!r} failed: {lines[-1]}")
+    return Result(**json.loads(process.stdout.splitlines()[-1]))
+
+
+def _table(results: Results) -> Table:
+    """A row for each method: the call, its ratio to stock's, and what doesn't count."""
+    head = ["method", "first call, s", "least", "most", "times stock's", "loading, s", "imports, s"]
+    rows = []
+    for name, found in results.items():
+        seconds = [each.call_seconds for each in found]
+        ratio = "–" if name == "stock" else f"{_ratio(results):.2f}"
+        rest = (_median(found, part) for part in ("load_seconds", "import_seconds"))
+        cells = [median(seconds), min(seconds), max(seconds)]
+        rows.append([name, *map("{:.2f}".format, cells), ratio, *map("{:.2f}".format, rest)])
+    return Table("First call with an empty home", [*head], rows, "Medians over the rounds.")
+
+
+def _median(found: Sequence[Result], part: str) -> float:
+    return median(getattr(each, part) for each in found)
+
+
+def _ratio(results: Results) -> float:
+    """Selfspec's median over stock's."""
+    ours, stock = (_median(results[name], "call_seconds") for name in ("selfspec", "stock"))
+    return ours / stock
+
+
+def _ratios(results: Results) -> list[float]:
+    """Round by round."""
+    pairs = zip(results["selfspec"], results["stock"], strict=True)
+    return [ours.call_seconds / stock.call_seconds for ours, stock in pairs]
+
+
+def _notes(results: Results) -> list[str]:
+    """What there is to say about the texts."""
+    ours, stock = (results[name][-1] for name in ("selfspec", "stock"))
+    notes = []
+    if len(ours.new_ids) != len(stock.new_ids):
+        notes.append(
+            f"The texts have other lengths: selfspec's {len(ours.new_ids)} tokens, stock's "
+            f"{len(stock.new_ids)}."
+        )
+    if ours.disabled_reason:
+        notes.append(f"selfspec did not draft as asked: {ours.disabled_reason}.")
+    return notes
+
+
+def _told(options: argparse.Namespace, results: Results) -> dict[str, Any]:
+    calls = {
+        name: [round(each.call_seconds, 3) for each in found] for name, found in results.items()
+    }
+    return {
+        "bench": "first_call",
+        "model": short_name(options.model),
+        "dtype": options.dtype,
+        "max_new_tokens": options.max_new_tokens,
+        "threads": options.threads,
+        "knobs": drafting_knobs(options),
+        "ratio": round(_ratio(results), 3),
+        "ratios": [round(each, 3) for each in _ratios(results)],
+        "seconds": calls,
+        "import_seconds": round(_median(results["selfspec"], "import_seconds"), 3),
+        "same_text": results["selfspec"][-1].new_ids == results["stock"][-1].new_ids,
+        **versions(),
+    }
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = described("first_call", __doc__)
+    add = parser.add_argument
+    add("--model", required=True, metavar="PATH", help="a model's folder")
+    add("--dtype", default="auto", help="float32, bfloat16, float16; auto: the checkpoint's")
+    add("--max-new-tokens", type=int, default=32, metavar="N", help="default: %(default)s")
+    add("--rounds", type=int, default=5, metavar="N", help="calls of each; default: %(default)s")
+    add("--threads", type=int, metavar="N", help="of the CPU; default: torch's own number")
+    add("--prompt", default=_PROMPT, help="what is asked; default: a question about cooking")
+    add_drafting(parser)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""What a contestant is: a way to call `model.generate()`.
+
+Knows nothing of questions, clocks or tables.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers.cache_utils import StaticCache
+
+from eval.errors import EvalError
+from selfspec import GenerationStats, SelfSpec, SpecConfig
+
+__all__ = [
+    "AssistedMethod",
+    "Maker",
+    "Method",
+    "MethodError",
+    "Resources",
+    "SelfSpecMethod",
+    "StaticMethod",
+    "sampling",
+]
+
+
+class MethodError(EvalError):
+    """There is no method of that name, or what it needs was not given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What makers choose from.
+
+    `new_spec(config)` makes a `SelfSpec`, cold or with a cache loaded, and takes other knobs by
+    name; `assistant` is the small model of assisted decoding.
+    """
+
+    config: SpecConfig = field(default_factory=SpecConfig)
+    new_spec: Callable[..., SelfSpec] = SelfSpec
+    assistant: Any = None
+
+
+@dataclass
+class Method:
+    """One contestant: `generate()` with arguments of its own, or none, as it is in stock.
+
+    Whatever its `answer` learns, `forget` drops; `learns` says if it does.
+    """
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    learns = False
+
+    @property
+    def stats(self) -> GenerationStats | None:
+        """Of the last answer; None where nobody counts, as in stock."""
+        return None
+
+    def refusal(self, model: Any) -> str | None:
+        """Why it can't take part with this model on its device; None where it can."""
+        return None
+
+    def answer(
+        self,
+        model: Any,
+        ids: torch.Tensor,
+        *,
+        max_new_tokens: int,
+        temperature: float,
+        seed: int,
+        attention_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """(B, L): the prompts `ids` and the texts behind them.
+
+        `attention_mask` tells prompts from the padding on their left; None: there is none. Seeds
+        the global stream first, so that equal draws give equal texts.
+        """
+        torch.manual_seed(seed)
+        output: torch.Tensor = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids) if attention_mask is None else attention_mask,
+            max_new_tokens=max_new_tokens,
+            **sampling(temperature),
+            **self.arguments,
+        )
+        return output
+
+    def forget(self) -> None:
+        """Goes back to what it knew before its first answer."""
+
+
+class StaticMethod(Method):
+    """Stock with its static KV cache, for which it compiles its forward.
+
+    It compiles anew where a text is longer than all before: answer the longest one first.
+    """
+
+    def refusal(self, model: Any) -> str | None:
+        """Asks transformers itself: without compilation a static cache is only slower."""
+        cache = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=1)
+        if model._valid_auto_compile_criteria({"past_key_values": cache}, model.generation_config):
+            return None
+        return f"transformers does not compile {type(model).__name__} on {model.device.type}"
+
+
+class AssistedMethod(Method):
+    """Stock's assisted decoding: another, smaller model drafts a chain."""
+
+    learns = True
+
+    def __init__(self, name: str, assistant: Any) -> None:
+        super().__init__(name, {"assistant_model": assistant})
+        self._assistant = assistant
+        self._start = copy.deepcopy(assistant.generation_config)
+
+    def forget(self) -> None:
+        """transformers keeps what it learns about the assistant in the assistant's own config."""
+        self._assistant.generation_config = copy.deepcopy(self._start)
+
+
+class SelfSpecMethod(Method):
+    """Drafts of a `SelfSpec`, which learns from answer to answer."""
+
+    learns = True
+
+    def __init__(self, name: str, spec: SelfSpec) -> None:
+        super().__init__(name, {"custom_generate": spec})
+        self.spec = spec
+
+    @property
+    def stats(self) -> GenerationStats:
+        """What the `SelfSpec` counted."""
+        return self.spec.stats
+
+    def forget(self) -> None:
+        """Back to the loaded cache or to nothing; what forwards cost here stays known."""
+        self.spec.forget()
+
+
+def sampling(temperature: float) -> dict[str, Any]:
+    """Arguments of `generate()`; 0 is greedy."""
+    if temperature == 0:
+        return {"do_sample": False}
+    return {"do_sample": True, "temperature": temperature, "top_k": 0}
+
+
+Maker = Callable[[Resources], Method]

@@ -1,0 +1,23 @@
+"""The names of the methods, and in a line what each one is.
+
+Imports nothing, so that `--help` answers at once.
+"""
+
+__all__ = ["DESCRIPTIONS", "FORWARD_ONLY", "OURS", "STOCK"]
+
+STOCK = "stock"  # All others are compared with it.
+FORWARD_ONLY = "forward-only"
+OURS = "selfspec"
+
+DESCRIPTIONS = {
+    STOCK: "generate() of transformers as it is",
+    "stock-static": "the same with a static KV cache, compiled",
+    "prompt-lookup": "transformers' own drafts from the prompt",
+    "assisted": "transformers' own drafts from --assistant-model",
+    "lut-static": "after Token Recycling: one LUT, and a tree of 80 nodes that keeps its shape",
+    "lut-tree": "after DIAA: a LUT tree; probabilities rounded to powers of two, no threshold",
+    "suffix-branches": "after Self-Draft: branches; suffix matching in place of n-grams",
+    "switch": "after SAM decoding: the longest match where it is long enough, else a LUT tree",
+    FORWARD_ONLY: "selfspec's way to run a forward, without drafts",
+    OURS: "all sources, weighed by what came true",
+}

@@ -1,0 +1,126 @@
+"""Methods after published ones, as settings of one engine, so that only the drafts differ.
+
+    lut-static        Token Recycling: one LUT, a tree of 80 drafted nodes that keeps its shape
+    lut-tree          DIAA: LUT pair, and a tree grown best-first with decays for depth and rank
+    suffix-branches   Self-Draft: branches, context, and the corpus of a loaded cache
+    switch            SAM decoding with Token Recycling: longest match, else a LUT tree
+
+They are not the papers' own code, and differ from it. `lut-tree` knows a LUT's probabilities
+rounded to powers of two, and has no threshold. `suffix-branches` finds what to copy by suffix
+matching, where Self-Draft looks up n-grams. Shapes and decays are of our choosing where
+`eval/LOG.md` or the code says so; the forward, the KV and the walk are ours for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from eval.methods.fixed_tree import (
+    NUM_DRAFTED,
+    NUM_RANKS,
+    FixedTreeSource,
+    fixed_shape,
+    rank_rate,
+)
+from eval.methods.method import Maker, Method, Resources, SelfSpecMethod
+from eval.methods.switch import SwitchSource
+from selfspec import SelfSpec, StepRecord
+from selfspec.draft.calibration import Calibration, prior
+from selfspec.draft.memory import Memory
+from selfspec.draft.sources import LutSource
+from selfspec.records import Evidence
+
+__all__ = ["FIXED_NODES", "PUBLISHED", "Uncalibrated"]
+
+FIXED_NODES = NUM_DRAFTED + 1  # with the root
+_LEVEL_DECAY, _RANK_DECAY = 0.8, 0.7  # of `eval/LOG.md`, where nothing was counted
+
+
+class Uncalibrated(Calibration):
+    """Believes its prior for ever: nothing is counted."""
+
+    def observe(self, record: StepRecord) -> None:
+        """Nothing is learned of it."""
+
+
+class _Uncounted(SelfSpec):
+    """A `SelfSpec` that trusts a prior instead of counting."""
+
+    prior: Callable[[Evidence], float] = staticmethod(prior)
+
+    def _new_memory(self, vocab_size: int) -> Memory:
+        memory = super()._new_memory(vocab_size)
+        memory.calibration = Uncalibrated(self.prior)
+        return memory
+
+
+class _FixedTree(_Uncounted):
+    """A `SelfSpec` that drafts places of one shape."""
+
+    prior = staticmethod(rank_rate)
+
+    def _new_memory(self, vocab_size: int) -> Memory:
+        memory = super()._new_memory(vocab_size)
+        luts = (source for source in memory.sources if isinstance(source, LutSource))
+        memory.sources = [FixedTreeSource(lut) for lut in luts]
+        return memory
+
+
+class _Switch(SelfSpec):
+    """A `SelfSpec` whose one source is the switch; the source knows its vocabulary when made."""
+
+    def _new_memory(self, vocab_size: int) -> Memory:
+        memory = super()._new_memory(vocab_size)
+        memory.sources = [SwitchSource(vocab_size, memory.top_k)]
+        return memory
+
+
+def _maker(name: str, kind: type[SelfSpec], **knobs: Any) -> Maker:
+    """Makes a method whose knobs are the asked ones but for those named here.
+
+    None of them knows what a forward costs: their trees take all nodes that they may.
+    """
+
+    def make(given: Resources) -> Method:
+        config = given.config.changed(budget="fixed", **knobs)
+        return SelfSpecMethod(name, _with_loaded(kind(config), given.new_spec(config)))
+
+    return make
+
+
+def _with_loaded(spec: SelfSpec, plain: SelfSpec) -> SelfSpec:
+    """Knows beforehand what `plain` does."""
+    spec._loaded = plain._loaded
+    return spec
+
+
+PUBLISHED: dict[str, Maker] = {
+    "lut-static": _maker(
+        "lut-static",
+        _FixedTree,
+        max_nodes=FIXED_NODES,
+        max_depth=max(map(len, fixed_shape())),
+        top_k=NUM_RANKS,
+        sources=("lut",),
+        num_branches=0,
+        depth_decay=1.0,
+        width_decay=1.0,
+    ),
+    "lut-tree": _maker(
+        "lut-tree",
+        _Uncounted,
+        sources=("lut",),
+        num_branches=0,
+        depth_decay=_LEVEL_DECAY,
+        width_decay=_RANK_DECAY,
+    ),
+    "suffix-branches": _maker(
+        "suffix-branches",
+        _Uncounted,
+        sources=("context", "corpus"),
+        num_branches=6,
+        branch_length=6,
+    ),
+    "switch": _maker("switch", _Switch, sources=(), num_branches=0, max_depth=64),
+}

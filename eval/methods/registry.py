@@ -1,0 +1,58 @@
+"""Who takes part in a measurement, by name.
+
+`METHODS` is the registry: whoever has another contestant puts its maker there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from eval.methods.method import (
+    AssistedMethod,
+    Maker,
+    Method,
+    MethodError,
+    Resources,
+    SelfSpecMethod,
+    StaticMethod,
+)
+from eval.methods.names import FORWARD_ONLY, OURS, STOCK
+from eval.methods.published import PUBLISHED
+from selfspec import SelfSpec
+from selfspec.errors import unknown_name
+
+__all__ = ["METHODS", "new_method"]
+
+_LOOKUP_TOKENS = 10  # Prompt lookup's authors and the documentation of transformers use this.
+
+
+def new_method(name: str, resources: Resources | None = None) -> Method:
+    """The method of that name; an unknown one is answered with the nearest."""
+    if name not in METHODS:
+        raise MethodError(unknown_name("method", name, METHODS))
+    return METHODS[name](resources or Resources())
+
+
+def _assisted(resources: Resources) -> Method:
+    if resources.assistant is None:
+        raise MethodError("method 'assisted' needs an assistant model (got none); name one")
+    return AssistedMethod("assisted", resources.assistant)
+
+
+def _forward_only(resources: Resources) -> Method:
+    """With no drafts and nothing to learn: what selfspec's way to run a forward gains."""
+    knobs: dict[str, Any] = {"max_nodes": 1, "budget": "fixed", "sources": (), "num_branches": 0}
+    return SelfSpecMethod(FORWARD_ONLY, SelfSpec(resources.config.changed(**knobs)))
+
+
+METHODS: dict[str, Maker] = {
+    STOCK: lambda _: Method(STOCK),
+    "stock-static": lambda _: StaticMethod("stock-static", {"cache_implementation": "static"}),
+    "prompt-lookup": lambda _: Method(
+        "prompt-lookup", {"prompt_lookup_num_tokens": _LOOKUP_TOKENS}
+    ),
+    "assisted": _assisted,
+    FORWARD_ONLY: _forward_only,
+    OURS: lambda given: SelfSpecMethod(OURS, given.new_spec(given.config)),
+    **PUBLISHED,
+}

@@ -1,0 +1,153 @@
+"""The experiments of the papers that selfspec builds on, to be made on the model at hand.
+
+A study is a run whose contestants are one method with different knobs, all interleaved; its
+report has a row for each. What the papers measured was on their own models and machines, and is
+theirs to say.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from eval.errors import EvalError
+from selfspec.config import SOURCE_NAMES
+from selfspec.errors import unknown_name
+
+__all__ = ["STUDIES", "Study", "Variant", "named_study", "variants_of"]
+
+_WIDTHS = (1, 2, 4, 8, 16, 32, 64)
+
+
+class Variant(NamedTuple):
+    """A method, with knobs that are its own, and a cache where it starts with one."""
+
+    method: str
+    knobs: Mapping[str, Any]
+    cache: str | None = None
+
+
+class Study(NamedTuple):
+    """What is asked, after which experiment, and who takes part."""
+
+    title: str
+    after: str
+    variants: Mapping[str, Variant]
+    takes_caches: bool = False  # each makes one more variant
+
+
+def named_study(name: str) -> Study:
+    """An unknown one is answered with the nearest."""
+    if name not in STUDIES:
+        raise EvalError(unknown_name("study", name, STUDIES))
+    return STUDIES[name]
+
+
+def variants_of(study: Study, caches: Sequence[str]) -> dict[str, Variant]:
+    """Who takes part: those of the study, and one for each cache where it compares caches."""
+    if not caches and study.takes_caches:
+        raise EvalError("this study must have --caches FOLDER … (got none): it compares them")
+    if caches and not study.takes_caches:
+        raise EvalError(f"--caches must not be given to this study (got {', '.join(caches)})")
+    names = [Path(cache).name for cache in caches]
+    for name, number in Counter([*study.variants, *names]).items():
+        if number > 1:
+            raise EvalError(f"--caches must each have a last name of their own (got two {name!r})")
+    mine = {name: Variant("selfspec", {}, cache) for name, cache in zip(names, caches, strict=True)}
+    return {**study.variants, **mine}
+
+
+def _ours(**knobs: Any) -> Variant:
+    return Variant("selfspec", knobs)
+
+
+def _fixed(**knobs: Any) -> Variant:
+    """Every tree takes all its nodes, and branches always ride along.
+
+    Under a measured budget neither the width nor the branches would be those that are compared.
+    """
+    return _ours(budget="fixed", **knobs)
+
+
+_PUBLISHED = ("lut-tree", "suffix-branches")
+_STOCK = Variant("stock", {})
+_NO_LUTS = [name for name in SOURCE_NAMES if name not in ("lut", "lut2")]
+
+STUDIES: dict[str, Study] = {
+    "tasks": Study(
+        "goodput, latency and speed-up by task",
+        "DIAA, tables 1 and 2; Self-Draft, table 2",
+        {
+            name: Variant(name, {})
+            for name in ("stock", "prompt-lookup", "lut-tree", "suffix-branches")
+        }
+        | {"selfspec": _ours()},
+    ),
+    "parts": Study(
+        "what LUTs and dynamic trees are worth",
+        "DIAA, table 3",
+        {
+            "stock": _STOCK,
+            "all": _ours(),
+            "no LUTs": _ours(sources=_NO_LUTS),
+            "no dynamic tree": Variant("lut-static", {}),
+            "neither": Variant("prompt-lookup", {}),
+            "no overlap": _ours(overlap=False),
+        },
+    ),
+    "tables": Study(
+        "what LUTs take, and what they bring, by the candidates that they keep",
+        "DIAA, table 4",
+        {"stock": _STOCK, **{f"top {k}": _ours(top_k=k) for k in (2, 4, 8, 16, 32)}},
+    ),
+    "starts": Study(
+        "what LUTs and corpora filled beforehand from different data bring; pass --caches",
+        "DIAA, figure 9",
+        {"stock": _STOCK, "cold": _ours()},
+        takes_caches=True,
+    ),
+    "shapes": Study(
+        "nodes of a tree, and steps for which it keeps its shape",
+        "DIAA, figure 8",
+        {
+            "stock": _STOCK,
+            **{
+                f"{nodes} nodes, {steps} steps": _fixed(max_nodes=nodes, update_interval=steps)
+                for nodes, steps in product((8, 16, 32, 64), (1, 4, 16))
+            },
+        },
+    ),
+    "branches": Study(
+        "number and length of branches",
+        "Self-Draft, figures 4 to 8",
+        {
+            "stock": _STOCK,
+            "none": _fixed(),
+            **{
+                f"{number} x {length}": _fixed(num_branches=number, branch_length=length)
+                for number, length in ((2, 6), (6, 6), (10, 6), (6, 2), (6, 10))
+            },
+        },
+    ),
+    "memories": Study(
+        "what context and corpus are worth; pass --cache, or there is no corpus",
+        "Self-Draft, figures 4 to 8",
+        {
+            "stock": _STOCK,
+            "context, corpus": _fixed(num_branches=6, sources=["context", "corpus"]),
+            "context": _fixed(num_branches=6, sources=["context"]),
+            "corpus": _fixed(sources=["corpus"]),
+        },
+    ),
+    "widths": Study(
+        "tokens a step by the width of the check",
+        "Ghidorah, table I",
+        {
+            "stock": _STOCK,
+            **{f"{width} nodes": _fixed(max_nodes=width) for width in _WIDTHS},
+        },
+    ),
+}

@@ -1,0 +1,35 @@
+"""A model and a tokenizer by name, for every command; what is wrong with them is one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+
+from eval.models.grown import grow
+from selfspec.cli import loading
+from selfspec.cli.options import ModelOptions
+
+__all__ = ["DTYPES", "load_model", "load_tokenizer", "quieten"]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model(name: str | None, *, dtype: str, device: str, shape: str | None = None) -> Any:
+    """The model of a folder or Hub id, grown where a shape is named; None: the embedded one."""
+    options = ModelOptions(model=name, device=device, dtype=dtype)
+    loading.check_options(options)
+    model = loading.load_model(options, None).model
+    return (model if shape is None else grow(model, shape)).eval()
+
+
+def load_tokenizer(name: str | None) -> Any:
+    """That model's tokenizer."""
+    return loading.load_tokenizer(ModelOptions(model=name))
+
+
+def quieten() -> None:
+    """Keeps transformers' log and progress bars out of the figures."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()

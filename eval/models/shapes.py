@@ -1,0 +1,185 @@
+"""The sizes that a small Llama is grown to, named after the models that have them.
+
+A named shape is stated in its model's own head size; `GrownShape.cut` turns it into heads of
+another size, which leaves parameters and KV bytes as they are.
+
+    shape  after          hidden layers heads kv head  inner   parameters, no embeddings   its vocab
+    135m   SmolLM-135M       576     30     8  4   64   1536     106,203,456 (+0.0 %)          49152
+    0.5b   Qwen2.5-0.5B      896     24    16  4   64   4864     368,880,512 (+3.1 %)         151936
+    1b     Llama-3.2-1B     2048     16    32  8   64   8192     973,146,112 (+0.0 %)         128256
+    3b     Llama-3.2-3B     3072     28    24  8  128   8192   2,818,747,392 (+0.0 %)         128256
+    7b     Llama-2-7B       4096     32    32 32  128  11008   6,476,271,616 (+0.0 %)          32000
+
+The vocabulary is the source's own; behind a colon stands another one, such as the model's, which
+weighs where little else does: ``135m:49152``, or ``135m:full``.
+
+SmolLM's 9 heads over 3 groups and Qwen's 14 over 2 became 8 and 16 over 4, since a source of four
+key-value heads needs four groups. KV bytes a token follow: 4/3 of SmolLM's and twice Qwen's.
+
+A real model may be deeper than the shape, or have heads that the shape can't hold: SmolLM2-135M has
+30 layers, and 9 heads over 3 groups. `GrownShape.fitted` then keeps the source's layers and heads
+and makes the inner width smaller, so that the parameters stay as many.
+"""
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from math import ceil
+
+from transformers import LlamaConfig
+
+from eval.errors import EvalError
+
+__all__ = ["SHAPES", "GrowError", "GrownShape", "known", "named_shape"]
+
+
+INNER_MULTIPLE = 64  # Matrix products are slow at inner widths that are no multiple of this.
+
+
+class GrowError(EvalError):
+    """The source model, the shape or an option doesn't allow growing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrownShape:
+    """The sizes of a Llama; heads are counted at `head_dim` and `cut` again where it differs.
+
+    `vocab_size` None keeps the source's vocabulary.
+    """
+
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    intermediate_size: int
+    head_dim: int
+    vocab_size: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            size = getattr(self, field.name)
+            if size is not None and size < 1:
+                raise GrowError(f"{field.name} must be >= 1 (got {size})")
+        self._check_multiple("num_attention_heads", "num_key_value_heads")
+        self._check_multiple("hidden_size", "num_attention_heads")  # LlamaConfig insists
+
+    def _check_multiple(self, name: str, of: str) -> None:
+        size, unit = getattr(self, name), getattr(self, of)
+        if size % unit:
+            raise GrowError(f"{name} must be a multiple of {of} (got {size} and {unit})")
+
+    def cut(self, head_dim: int) -> "GrownShape":
+        """The same attention width and KV width in heads of another size."""
+        kv_width = self.num_key_value_heads * self.head_dim
+        if kv_width % head_dim:
+            raise GrowError(
+                f"num_key_value_heads * head_dim must be a multiple of the source's head_dim "
+                f"(got {kv_width} and {head_dim}); give a shape in heads of {head_dim}"
+            )
+        return replace(
+            self,
+            num_attention_heads=self.num_attention_heads * self.head_dim // head_dim,
+            num_key_value_heads=kv_width // head_dim,
+            head_dim=head_dim,
+        )
+
+    def num_copies(self, source: LlamaConfig) -> int:
+        """How many key-value heads of this shape each of the source's takes.
+
+        It takes more than one where the source has more query heads to a key-value head.
+        """
+        old_group = source.num_attention_heads // source.num_key_value_heads
+        new_group = self.num_attention_heads // self.num_key_value_heads
+        return ceil(old_group / new_group)
+
+    def holds_heads(self, source: LlamaConfig) -> bool:
+        """Whether the source's heads find room in this shape, in heads of the same size."""
+        needed = self.num_copies(source) * source.num_key_value_heads
+        enough = self.num_attention_heads >= source.num_attention_heads
+        return enough and self.num_key_value_heads >= needed
+
+    def fitted(self, source: LlamaConfig) -> "GrownShape":
+        """This shape, cut to the source's head size, with room for its layers and its heads.
+
+        More layers and other heads are paid for with a smaller inner width.
+        """
+        shape = self.cut(source.head_dim)
+        num_layers = max(shape.num_hidden_layers, source.num_hidden_layers)
+        fitted = replace(shape, num_hidden_layers=num_layers)
+        if not shape.holds_heads(source):
+            fitted = fitted._with_heads_of(source)
+        return fitted if fitted == shape else fitted._with_parameters_of(shape)
+
+    def _with_heads_of(self, source: LlamaConfig) -> "GrownShape":
+        return replace(
+            self,
+            num_attention_heads=source.num_attention_heads,
+            num_key_value_heads=source.num_key_value_heads,
+        )
+
+    def _with_parameters_of(self, other: "GrownShape") -> "GrownShape":
+        """The inner width at which the layers have as many weights as the other shape's."""
+        width = other._weights_per_hidden() * other.num_hidden_layers / self.num_hidden_layers
+        inner = (width - self._attention_width()) / 3
+        rounded = max(round(inner / INNER_MULTIPLE), 1) * INNER_MULTIPLE
+        return replace(self, intermediate_size=rounded)
+
+    def _weights_per_hidden(self) -> int:
+        """The weights of a layer's products for each dimension of the residual."""
+        return self._attention_width() + 3 * self.intermediate_size
+
+    def _attention_width(self) -> int:
+        """The widths of q, k, v and o together."""
+        return 2 * (self.num_attention_heads + self.num_key_value_heads) * self.head_dim
+
+
+def _shape(
+    hidden: int, layers: int, heads: int, kv_heads: int, head: int, inner: int
+) -> GrownShape:
+    """A row of the table above."""
+    return GrownShape(
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head,
+        intermediate_size=inner,
+    )
+
+
+SHAPES = {
+    "135m": _shape(576, 30, 8, 4, 64, 1536),
+    "0.5b": _shape(896, 24, 16, 4, 64, 4864),
+    "1b": _shape(2048, 16, 32, 8, 64, 8192),
+    "3b": _shape(3072, 28, 24, 8, 128, 8192),
+    "7b": _shape(4096, 32, 32, 32, 128, 11008),
+}
+
+VOCABULARIES = {"135m": 49152, "0.5b": 151936, "1b": 128256, "3b": 128256, "7b": 32000}
+
+
+def named_shape(name: str) -> GrownShape:
+    """The shape of that name: ``0.5b``, ``0.5b:151936``, or ``0.5b:full`` for its model's own."""
+    base, colon, words = name.partition(":")
+    shape = SHAPES[known("shape", base, SHAPES)]
+    return replace(shape, vocab_size=_vocabulary(base, words)) if colon else shape
+
+
+def _vocabulary(base: str, words: str) -> int:
+    if words == "full" and base in VOCABULARIES:
+        return VOCABULARIES[base]
+    if not words.isdecimal():
+        raise GrowError(
+            f"behind its colon a shape must have a number of tokens, or full (got '{base}:{words}')"
+        )
+    return int(words)
+
+
+def known(option: str, name: str, names: Iterable[str]) -> str:
+    """`name` if it is one of `names`, else an error that offers the nearest."""
+    names = list(names)
+    if name in names:
+        return name
+    close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.4)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise GrowError(f"{option} must be one of {', '.join(names)} (got {name!r}){hint}")

@@ -1,0 +1,175 @@
+"""The report of a run: `summary.json`, `report.md` and a page that needs nothing but itself."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from eval.errors import EvalError
+from eval.methods.names import DESCRIPTIONS
+from eval.methods.studies import STUDIES
+from eval.report.pictures import pictures
+from eval.report.rows import Record
+from eval.report.statistics import OVERALL
+from eval.report.summary import summary, trust
+from eval.report.tables import Table, methods_table, tasks_table, winners
+from selfspec.machine.user_files import replace_text
+
+__all__ = ["markdown", "page", "write_report"]
+
+Summary = Mapping[str, Any]
+
+_STYLE = """
+:root { --ink: #1f2328; --soft: #656d76; --paper: #ffffff; --grid: #e7eaee; --strong: #f6f8fa; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --soft: #9198a1; --paper: #0d1117;
+  --grid: #262c36; --strong: #161b22; } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
+  max-width: 1240px; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; margin-bottom: .2rem } h2 { font-size: 1.1rem; margin-top: 2.2rem }
+p.note, dl { color: var(--soft); font-size: .87rem }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem } dd { margin: 0 }
+.wide { overflow-x: auto } table { border-collapse: collapse; font-size: .87rem }
+th, td { padding: .25rem .42rem; text-align: right; white-space: nowrap }
+tbody th, thead th:first-child { text-align: left }
+thead th { color: var(--soft); font-weight: 500 }
+tbody tr:nth-child(odd) { background: var(--strong) }
+svg { width: 100%; max-width: 860px; height: auto; display: block;
+  font: 12px system-ui, sans-serif }
+svg text { fill: var(--ink) } svg text.tick, svg text.title { fill: var(--soft) }
+svg text.name { paint-order: stroke; stroke: var(--paper); stroke-width: 3px }
+svg polyline { fill: none } .grid { stroke: var(--grid) } .base { stroke: var(--soft) }
+.whisker { stroke: var(--ink); stroke-width: 1.3 } .curve { stroke-width: 2 }
+"""
+
+
+def write_report(folder: Path, record: Record) -> str:
+    """Writes the three files; returns the Markdown."""
+    figures = summary(record)
+    text = markdown(figures)
+    files = {
+        "summary.json": json.dumps(figures, indent=1) + "\n",
+        "report.md": text,
+        "report.html": page(figures, record),
+    }
+    for name, content in files.items():
+        try:
+            replace_text(folder / name, content)
+        except OSError as error:
+            raise EvalError(
+                f"{folder / name} must be writable ({error.strerror}); the rows are all there: "
+                f"make room, and 'python -m eval report {folder}' writes it"
+            ) from error
+    return text
+
+
+def markdown(figures: Summary) -> str:
+    """What the run was, its tables, and where others were better."""
+    about = [f"- {name}: {value}" for name, value in _about(figures).items()]
+    tables = [table.markdown() for table in _tables(figures)]
+    lists = [_section(title, lines) for title, lines in _lists(figures).items()]
+    parts = [f"# {_title(figures)}", "\n".join(about), *tables, *itertools.chain(*lists)]
+    return "\n\n".join(parts) + "\n"
+
+
+def page(figures: Summary, record: Record) -> str:
+    """The same with pictures, as HTML."""
+    about = "".join(
+        f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>"
+        for name, value in _about(figures).items()
+    )
+    drawn = "".join(
+        f"<h2>{escape(picture.title)}</h2>{picture.svg}<p class='note'>{escape(picture.note)}</p>"
+        for picture in pictures(figures, record)
+    )
+    first, *others = (table.html() for table in _tables(figures))
+    lists = "".join(_html_list(title, lines) for title, lines in _lists(figures).items())
+    title = escape(_title(figures))
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>'
+        f"<body><h1>{title}</h1><dl>{about}</dl>{first}{drawn}{''.join(others)}{lists}</body></html>\n"
+    )
+
+
+def _title(figures: Summary) -> str:
+    settings = figures["settings"]
+    shape = f" grown to {settings['shape']}" if settings["shape"] else ""
+    return f"{settings['model']}{shape} on {settings['bench']}, {settings['state']}"
+
+
+def _about(figures: Summary) -> dict[str, str]:
+    """What a figure depends on, in words."""
+    settings, where = figures["settings"], figures["environment"]
+    sampled = "greedy" if settings["temperature"] == 0 else f"T = {settings['temperature']}"
+    knobs = ", ".join(f"{name} = {value}" for name, value in settings["knobs"].items())
+    shards = f", {figures['num_shards']} processes at once" * (figures["num_shards"] > 1)
+    commit = (where["git_commit"] or "no clone")[:10] + ", changed" * where["git_dirty"]
+    study = STUDIES.get(settings.get("study"))
+    return {
+        **({"study": f"{study.title} (after {study.after})"} if study else {}),
+        "decoding": f"{sampled}, {settings['max_new_tokens']} new tokens at most, batches of "
+        f"{settings['batch_size']}, seed {settings['seed']}",
+        "state": f"{settings['state']} at the first question; what is learned is kept",
+        "knobs": knobs or "defaults",
+        "machine": f"{where['machine']}, {settings['dtype']}, {where['attention']}, "
+        f"{where['threads']} threads{shards}",
+        "versions": f"selfspec {where['selfspec']} ({commit}), torch {where['torch']}, "
+        f"transformers {where['transformers']}, Python {where['python']}",
+        "times": trust(figures),
+        "questions": "; ".join([*figures["notes"], f"{_num_answers(figures)} answers of each"]),
+    }
+
+
+def _num_answers(figures: Summary) -> int:
+    """Fewer than asked for where the run was stopped."""
+    overall = next(iter(figures["methods"].values()))[OVERALL]
+    return int(overall["num_answers"] + overall["num_failed"])
+
+
+def _tables(figures: Summary) -> list[Table]:
+    return [
+        methods_table(figures),
+        tasks_table(figures, "Speed-up by task", "speed_up"),
+        tasks_table(figures, "Tokens per step by task (queries)", "tokens_per_step"),
+    ]
+
+
+def _lists(figures: Summary) -> dict[str, list[str]]:
+    """What is said in lines below the tables, by the title of its section."""
+    failures = [
+        f"{name}, {count} answers: {error}"
+        for name, counts in figures["errors"].items()
+        for error, count in counts.items()
+        if name not in figures["left_out"]
+    ]
+    return {
+        "Where another method does better": winners(figures),
+        "Left out": [f"{name}: {why}" for name, why in figures["left_out"].items()],
+        "What failed": failures,
+        "The methods": _methods(figures["settings"]),
+    }
+
+
+def _methods(settings: Mapping[str, Any]) -> list[str]:
+    """What each one is; of a study's variants, which method with which knobs."""
+    lines = []
+    for name in settings["methods"]:
+        variant = settings.get("variants", {}).get(name, {"method": name, "knobs": {}})
+        knobs = "".join(f", {knob} = {value}" for knob, value in variant["knobs"].items())
+        line = DESCRIPTIONS.get(variant["method"], variant["method"])
+        lines.append(f"{name}: {line}{knobs}")
+    return lines
+
+
+def _section(title: str, lines: Iterable[str]) -> list[str]:
+    items = [f"- {line}" for line in lines]
+    return ["\n".join([f"## {title}", "", *items])] if items else []
+
+
+def _html_list(title: str, lines: Iterable[str]) -> str:
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return f"<h2>{escape(title)}</h2><ul>{items}</ul>" if items else ""

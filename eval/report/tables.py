@@ -1,0 +1,219 @@
+"""The tables of a report, from a summary: cells as text, ready for Markdown and for HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+from eval.methods.names import OURS, STOCK
+from eval.report.statistics import OVERALL
+
+__all__ = ["Table", "methods_table", "steps_table", "tasks_table", "winners"]
+
+_NONE = "–"
+_EVEN = 0.01  # differences of 1 % are none
+
+Summary = Mapping[str, Any]
+
+
+class Table(NamedTuple):
+    """A head, rows of cells, and a line below that says how to read them."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+    def markdown(self) -> str:
+        """With the title as a heading."""
+        rule = ["---", *["---:"] * (len(self.head) - 1)]
+        rows = [self.head, rule, *self.rows]
+        lines = [f"| {' | '.join(_piped(cell) for cell in row)} |" for row in rows]
+        return "\n".join([f"## {self.title}", "", *lines, *(["", self.note] if self.note else [])])
+
+    def html(self) -> str:
+        """The same."""
+        head = "".join(f"<th>{escape(cell)}</th>" for cell in self.head)
+        rows = "".join(f"<tr>{_cells(row)}</tr>" for row in self.rows)
+        note = f'<p class="note">{escape(self.note)}</p>' if self.note else ""
+        return (
+            f"<h2>{escape(self.title)}</h2><div class='wide'><table><thead><tr>{head}</tr></thead>"
+            f"<tbody>{rows}</tbody></table></div>{note}"
+        )
+
+
+def methods_table(summary: Summary) -> Table:
+    """A row for each method, over all questions."""
+    head = ["method", "tokens per step", "a query", "speed-up", "95 %", "mean", "median"]
+    head += ["quartiles", "rounds", "worst", "tokens/s", "ms a token", "LUTs, MB"]
+    head += ["same text", "failed"]
+    rows = [_method_row(name, parts[OVERALL]) for name, parts in _taking_part(summary).items()]
+    note = (
+        "Tokens per step: in brackets the queries of a step, nodes and branches; a query: the one "
+        "over the other, 1 for plain decoding. Speed-up: "
+        "stock's seconds over the method's, prompts and all, of all questions together, with the "
+        "interval in which 95 % of resamplings put it; mean, median, quartiles and worst over "
+        "questions; rounds: the totals of single rounds, from the least to the most. "
+        "Same text: answers equal to stock's, near-ties and different ones behind them."
+    )
+    return Table("All questions", head, rows, note)
+
+
+def tasks_table(summary: Summary, title: str, figure: str) -> Table:
+    """A row for each method and a column for each task, of `speed_up` or another figure."""
+    methods = _taking_part(summary)
+    tasks = list(next(iter(methods.values())))
+    rows = [
+        [name, *(_cell(parts[task], figure) for task in tasks)]
+        for name, parts in methods.items()
+        if not (figure == "speed_up" and name == STOCK)
+    ]
+    return Table(title, ["method", *tasks], rows)
+
+
+def steps_table(summary: Summary) -> Table:
+    """A row for each task and method: what was gained, in all and from decoding alone."""
+    head = ["task", "method", "answers", "tokens", "ms a token", "speed-up", "median", "quartiles"]
+    head += ["rounds", "min", "max", "drafting alone", "decoding, ms", "speed-up"]
+    head += ["tokens per step", "same text"]
+    methods = _taking_part(summary)
+    rows = [
+        [task, name, *_step_cells(name, parts[task])]
+        for task in next(iter(methods.values()))
+        for name, parts in methods.items()
+    ]
+    absent = (f"{name} is left out: {why}." for name, why in summary["left_out"].items())
+    note = (
+        "Speed-up: stock's seconds over the method's, prompts and all; median, quartiles, min and "
+        "max of single questions. Drafting alone: over forward-only's seconds in place of stock's, "
+        "so no faster forward is in it. Decoding: as speed-up, without the prompt's forward."
+    )
+    return Table("By task", head, rows, " ".join([note, *absent]))
+
+
+def _taking_part(summary: Summary) -> dict[str, Any]:
+    """The methods but for those that were left out."""
+    methods, left_out = summary["methods"], summary["left_out"]
+    return {name: parts for name, parts in methods.items() if name not in left_out}
+
+
+def _step_cells(name: str, figures: Mapping[str, Any]) -> list[str]:
+    failed = figures["num_failed"]
+    speed_up = figures["speed_up"]
+    return [
+        str(figures["num_answers"]) + f" ({failed} failed)" * bool(failed),
+        str(figures["num_new_tokens"]),
+        _number(figures["ms_per_token"]),
+        *(_times(speed_up, key) for key in ("total", "median")),
+        _quartiles(speed_up),
+        _rounds(figures),
+        *(_times(speed_up, key) for key in ("min", "max")),
+        _times(figures["drafting_speed_up"], "total"),
+        _number(figures["decode_ms_per_token"]),
+        _times(figures["decode_speed_up"], "total"),
+        _cell(figures, "tokens_per_step"),
+        _verdicts(name, figures),
+    ]
+
+
+def winners(summary: Summary) -> list[str]:
+    """Where another method beats selfspec, by more than 1 %: a line for each task and figure."""
+    methods = summary["methods"]
+    if OURS not in methods:
+        return []
+    names = {"speed_up": "speed-up", "tokens_per_step": "tokens per step"}
+    lines = []
+    for figure, called in names.items():
+        for task, own in methods[OURS].items():
+            value = _value(own, figure)
+            for name, parts in methods.items():
+                other = _value(parts[task], figure)
+                if name != OURS and value and other and other > value * (1 + _EVEN):
+                    cells = f"{name} {_cell(parts[task], figure)}, {OURS} {_cell(own, figure)}"
+                    lines.append(f"{task}, {called}: {cells}")
+    return lines
+
+
+def _method_row(name: str, figures: Mapping[str, Any]) -> list[str]:
+    speed_up = figures["speed_up"]
+    interval = speed_up and f"{speed_up['low']:.2f} to {speed_up['high']:.2f}"
+    return [
+        name,
+        _cell(figures, "tokens_per_step"),
+        _number(_per_query(figures)),
+        *(_times(speed_up, "total"), interval or _NONE),
+        *(_times(speed_up, key) for key in ("mean", "median")),
+        *(_quartiles(speed_up), _rounds(figures), _times(speed_up, "min")),
+        _number(figures["goodput"]),
+        _number(figures["ms_per_token"]),
+        _megabytes(figures.get("table_bytes")),
+        _verdicts(name, figures),
+        str(figures["num_failed"]),
+    ]
+
+
+def _verdicts(name: str, figures: Mapping[str, Any]) -> str:
+    counts = [figures[key] for key in ("num_same", "num_near_ties", "num_different")]
+    if name == STOCK or not sum(counts):
+        return _NONE
+    identical, near_ties, different = counts
+    more = [f"{near_ties} near-ties"] * bool(near_ties) + [f"{different} DIFFERENT"] * bool(
+        different
+    )
+    return " + ".join([f"{identical} of {sum(counts)}", *more])
+
+
+def _value(figures: Mapping[str, Any], figure: str) -> float | None:
+    value: Any = figures[figure]
+    total: float | None = value["total"] if isinstance(value, Mapping) else value
+    return total
+
+
+def _cell(figures: Mapping[str, Any], figure: str) -> str:
+    """Tokens per step come with the queries that a step asked for them."""
+    value = _value(figures, figure)
+    if value is None:
+        return _NONE
+    if figure == "speed_up":
+        return f"{value:.2f}x"
+    queries = figures["queries_per_step"]
+    return f"{value:.2f}" if queries is None else f"{value:.2f} ({queries:.0f})"
+
+
+def _per_query(figures: Mapping[str, Any]) -> float | None:
+    """Tokens that a verified node, or a branch's, brings on average."""
+    queries = figures["queries_per_step"]
+    return figures["tokens_per_step"] / queries if queries else None
+
+
+def _megabytes(num_bytes: int | None) -> str:
+    return f"{num_bytes / 1e6:.1f}" if num_bytes else _NONE
+
+
+def _quartiles(speed_up: Mapping[str, float] | None) -> str:
+    return _NONE if speed_up is None else f"{speed_up['q1']:.2f} to {speed_up['q3']:.2f}"
+
+
+def _rounds(figures: Mapping[str, Any]) -> str:
+    """The least and the most of the rounds' totals."""
+    totals = figures["speed_up_by_round"]
+    return f"{min(totals):.2f} to {max(totals):.2f}" if totals else _NONE
+
+
+def _times(speed_up: Mapping[str, float] | None, key: str) -> str:
+    return _NONE if speed_up is None else f"{speed_up[key]:.2f}x"
+
+
+def _number(value: float | None) -> str:
+    """Three digits that count, or all in front of the point."""
+    return _NONE if value is None else f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
+
+
+def _piped(cell: str) -> str:
+    return cell.replace("|", "\\|")
+
+
+def _cells(row: Sequence[str]) -> str:
+    first, *rest = (escape(cell) for cell in row)
+    return f"<th>{first}</th>" + "".join(f"<td>{cell}</td>" for cell in rest)

@@ -1,0 +1,144 @@
+"""What a run was asked for: every option of `python -m eval run`, checked."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from eval.benches.registry import Slice
+from eval.errors import EvalError
+from eval.methods.studies import Variant
+from eval.options import drafting_knobs
+from eval.runs.environment import short_name
+
+__all__ = ["Asked", "Shard"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """Which part of the questions this process answers."""
+
+    rank: int = 0
+    num_shards: int = 1
+    local_rank: int = 0
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Shard:
+        """As `torchrun` and `accelerate launch` tell it; all of them where nobody does."""
+        rank = int(environment.get("RANK", 0))
+        local_rank = int(environment.get("LOCAL_RANK", rank))
+        return cls(
+            rank=rank,
+            num_shards=int(environment.get("WORLD_SIZE", 1)),
+            local_rank=local_rank,
+        )
+
+    def __str__(self) -> str:
+        return f"shard {self.rank} of {self.num_shards}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The options. Whoever has equal `settings()` measures the same."""
+
+    bench: str
+    output: Path
+    methods: tuple[str, ...]
+    model: str | None = None
+    questions: Path | None = None
+    assistant_model: str | None = None
+    shape: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    threads: int | None = None
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    seed: int = 0
+    batch_size: int = 1
+    turns: int | None = None
+    rounds: int = 1
+    prompt_format: str = "auto"
+    cache: str | None = None
+    warm_up: int = 0
+    max_prompt_tokens: int | None = None
+    slice: Slice = field(default_factory=Slice)
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+    variants: Mapping[str, Variant] = field(default_factory=dict)  # methods by names of their own
+    study: str | None = None  # that the variants are of
+
+    def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "batch_size", "turns", "rounds", "threads"):
+            self._check_at_least(name, getattr(self, name), 1)
+        self._check_at_least("warm_up", self.warm_up, 0)
+        self._check_at_least("temperature", self.temperature, 0)
+        self._check_at_least("limit", self.slice.limit, 1)
+        self._check_at_least("every", self.slice.every, 1)
+        if not 0 <= self.slice.offset < self.slice.every:
+            rule = f"0 to --every - 1, which is {self.slice.every - 1}"
+            raise EvalError(f"--offset must be {rule} (got {self.slice.offset})")
+        if self.cache is not None and self.warm_up:
+            raise EvalError(
+                f"--warm-up must be 0 with --cache (got {self.warm_up}): a prebuilt state and a "
+                "warmed one are two runs"
+            )
+        if len(set(self.methods)) < len(self.methods):
+            raise EvalError(f"--methods must not repeat a name (got {','.join(self.methods)})")
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> Asked:
+        """From the options of a command that are called alike."""
+        names = [each.name for each in fields(cls) if hasattr(options, each.name)]
+        slice_ = Slice(*(getattr(options, name) for name in Slice._fields))
+        given = {name: getattr(options, name) for name in names}
+        return cls(**{**given, "slice": slice_, "knobs": drafting_knobs(options)})
+
+    def variant(self, name: str) -> Variant:
+        """The method of that name, and the knobs that it has besides those of all."""
+        return self.variants.get(name, Variant(name, {}))
+
+    @property
+    def state(self) -> str:
+        """What drafters know at the first question, in a word and its measure."""
+        if self.cache is not None:
+            return f"prebuilt ({short_name(self.cache)})"
+        return f"warmed (on {self.warm_up} other questions)" if self.warm_up else "cold"
+
+    def settings(self) -> dict[str, Any]:
+        """All that decides what is measured, as JSON has it."""
+        return {
+            "bench": short_name(self.bench),
+            "model": short_name(self.model) or "tiny",
+            "assistant_model": short_name(self.assistant_model),
+            "methods": list(self.methods),
+            "shape": self.shape,
+            "dtype": self.dtype,
+            "device": self.device,
+            "max_new_tokens": self.max_new_tokens,
+            "temperature": self.temperature,
+            "seed": self.seed,
+            "batch_size": self.batch_size,
+            "turns": self.turns,
+            "rounds": self.rounds,
+            "prompt_format": self.prompt_format,
+            "cache": short_name(self.cache),
+            "warm_up": self.warm_up,
+            "max_prompt_tokens": self.max_prompt_tokens,
+            "state": self.state,
+            **self.slice._asdict(),
+            "knobs": dict(self.knobs),
+            "study": self.study,
+            "variants": {name: _as_json(variant) for name, variant in self.variants.items()},
+        }
+
+    @staticmethod
+    def _check_at_least(name: str, value: float | None, least: int) -> None:
+        if value is not None and not value >= least:
+            option = name.replace("_", "-")
+            raise EvalError(f"--{option} must be >= {least} (got {value})")
+
+
+def _as_json(variant: Variant) -> dict[str, Any]:
+    return {**variant._asdict(), "cache": short_name(variant.cache)}

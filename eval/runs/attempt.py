@@ -1,0 +1,130 @@
+"""One call of one method: what came out, how long it took, and what was counted meanwhile.
+
+Knows a model, a method and prompts; neither questions nor rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+from eval.benches.dialogue import Padded
+from eval.errors import one_line
+from eval.methods.method import Method, SelfSpecMethod, StaticMethod
+from eval.methods.timing import Timed, timed
+from selfspec.records import StepRecord
+from selfspec.stats import GenerationStats
+
+__all__ = ["Outcome", "attempt"]
+
+
+class Outcome(NamedTuple):
+    """The new ids of each row and the numbers by the names of `Numbers`, or an error."""
+
+    new_ids: list[list[int]]
+    numbers: dict[str, Any]
+    error: str | None = None
+
+
+def attempt(model: Any, method: Method, prompts: Padded, **asked: Any) -> Outcome:
+    """Lets a method answer; `asked` is what its `answer` takes by name.
+
+    Whatever goes wrong in there is an outcome too: the others go on.
+    """
+    try:
+        with _watched(method, model) as watch:
+            result = timed(
+                model,
+                lambda: method.answer(model, prompts.ids, attention_mask=prompts.mask, **asked),
+            )
+    except Exception as error:
+        return Outcome([], {}, one_line(error))
+    new_ids = _new_ids(result.output, prompts, _end_ids(model))
+    return Outcome(new_ids, _numbers(result, prompts, new_ids, watch))
+
+
+class _Watch:
+    """What is counted while a method answers."""
+
+    def __init__(self, stats: GenerationStats | None = None) -> None:
+        self.num_forwards = 0
+        self.widths: Counter[int] = Counter()
+        self.stats = stats
+
+    def count_forward(self, *_args: object) -> None:
+        self.num_forwards += 1
+
+    def count_step(self, record: StepRecord) -> None:
+        self.widths[len(record.tree)] += 1
+
+
+@contextmanager
+def _watched(method: Method, model: Any) -> Iterator[_Watch]:
+    """Counts the forwards of methods that don't say; the widths of those that do."""
+    watch = _Watch()
+    with ExitStack() as stack:
+        if isinstance(method, SelfSpecMethod):
+            stack.enter_context(method.spec.listening(watch.count_step))
+        elif not isinstance(method, StaticMethod):  # a hook would stand in its compiler's way
+            handle = model.register_forward_hook(watch.count_forward)
+            stack.callback(handle.remove)
+        yield watch
+    watch.stats = method.stats
+
+
+def _numbers(
+    result: Timed, prompts: Padded, new_ids: list[list[int]], watch: _Watch
+) -> dict[str, Any]:
+    """What was counted of an answer, by the names of `Numbers`."""
+    num_new = sum(map(len, new_ids))
+    digest = hashlib.sha256(repr(new_ids).encode()).hexdigest()
+    values: dict[str, Any] = {
+        "num_prompt_tokens": int(prompts.mask.sum()),
+        "num_new_tokens": num_new,
+        "seconds": result.seconds,
+        "prefill_seconds": result.prefill_seconds,
+        "output_sha256": digest,
+    }
+    if watch.stats is None:
+        return {**values, "num_steps": _num_steps(watch.num_forwards, new_ids)}
+    stats, widths = watch.stats, watch.widths
+    widths[1] -= min(len(new_ids), widths[1])  # each row's first record is the prompt's own
+    return {
+        **values,
+        "num_steps": stats.num_steps,
+        "num_nodes": stats.num_nodes,
+        "num_branch_queries": stats.num_branch_queries,
+        "accepted_lengths": dict(stats.accepted_lengths),
+        "widths": dict(+widths),
+        "drafted_by_source": dict(stats.drafted_by_source),
+        "accepted_by_source": dict(stats.accepted_by_source),
+        "stage_seconds": {name: float(spent) for name, spent in stats.seconds.items()},
+        "table_bytes": stats.table_bytes,
+        "disabled_reason": stats.disabled_reason,
+    }
+
+
+def _num_steps(num_forwards: int, new_ids: list[list[int]]) -> int:
+    """Forwards behind the prompt's; in a batch, and where nobody counted, one for each token."""
+    if num_forwards and len(new_ids) == 1:
+        return num_forwards - 1
+    return sum(len(ids) - 1 for ids in new_ids)
+
+
+def _new_ids(output: Any, prompts: Padded, end_ids: frozenset[int]) -> list[list[int]]:
+    """The ids behind the prompts; in a batch, what pads a row behind its end is none."""
+    rows: list[list[int]] = output[:, prompts.ids.shape[1] :].tolist()
+    return rows if len(rows) == 1 else [_to_end(row, end_ids) for row in rows]
+
+
+def _to_end(ids: list[int], end_ids: frozenset[int]) -> list[int]:
+    ends = (place for place, token in enumerate(ids, start=1) if token in end_ids)
+    return ids[: next(ends, len(ids))]
+
+
+def _end_ids(model: Any) -> frozenset[int]:
+    end = model.generation_config.eos_token_id
+    return frozenset(end if isinstance(end, list) else [] if end is None else [end])

@@ -1,0 +1,176 @@
+"""One question, or a batch of them, answered by every method in turn.
+
+The methods' order moves on by one from question to question and from turn to turn. All get the
+same prompt: what is fed back in a later turn is the reference's answer, which is stock's where
+stock takes part. A method that fails has a row that says so, and the others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from eval.benches.dialogue import Padded, padded
+from eval.errors import one_line
+from eval.methods.method import SelfSpecMethod, StaticMethod
+from eval.methods.names import STOCK
+from eval.methods.sameness import compare
+from eval.report.rows import Answer, Numbers
+from eval.runs.asked import Asked
+from eval.runs.attempt import Outcome, attempt
+from eval.runs.batches import Batch
+from eval.runs.stage import Stage
+
+__all__ = ["Contest"]
+
+Line = dict[str, Any]
+
+
+class _Round(NamedTuple):
+    """One turn of a batch: the prompts, and every method's outcome in the order they came."""
+
+    batch: Batch
+    turn: int
+    prompts: list[list[int]]
+    outcomes: dict[str, Outcome]
+
+    def reference(self) -> str | None:
+        """Stock where it answered, else the first in the alphabet that did."""
+        names = sorted(name for name, outcome in self.outcomes.items() if outcome.error is None)
+        return STOCK if STOCK in names else next(iter(names), None)
+
+    def text_line(self, said: list[list[int]]) -> Line:
+        return {
+            "kind": "text",
+            "questions": list(self.batch.ids),
+            "turn": self.turn,
+            "prompt_ids": self.prompts,
+            "output_ids": said,
+        }
+
+
+class Contest:
+    """Puts questions to all methods of a stage, in turn, and says what came of it."""
+
+    def __init__(
+        self, stage: Stage, asked: Asked, run: str, *, told: Callable[[str], None], number: int = 0
+    ) -> None:
+        """`told` hears of each answer; `number` is the round's."""
+        self._stage = stage
+        self._refusals = stage.left_out()
+        self._asked = asked
+        self._run = run
+        self._told = told
+        self._number = number
+
+    def warm_up(self, batch: Batch) -> None:
+        """Pays for what only first calls cost; what was learned by it is forgotten."""
+        self.answer(batch)
+        self.forget()
+
+    def forget(self) -> None:
+        """Lets every method know what it knew at the start."""
+        for method in self._stage.methods.values():
+            method.forget()
+
+    def catch_up(self, batch: Batch, prompts: Sequence[Sequence[Sequence[int]]]) -> None:
+        """Lets those who learn answer the recorded prompts of each turn, measured by nobody."""
+        for prompt_ids in prompts:
+            for name, method in self._stage.methods.items():
+                if method.learns:
+                    self._attempt(name, self._padded(prompt_ids), batch)
+
+    def answer(self, batch: Batch) -> list[Line]:
+        """The lines of all turns: answers, and the reference's texts."""
+        lines: list[Line] = []
+        texts: list[list[str]] = [[] for _ in batch.questions]
+        for turn in range(batch.num_turns):
+            prompts = self._prompts(batch, texts)
+            if isinstance(prompts, str):
+                return lines + self._failed(batch, turn, prompts)
+            names, given = self._order(batch, turn), self._padded(prompts)
+            outcomes = {name: self._attempt(name, given, batch) for name in names}
+            this = _Round(batch, turn, prompts, outcomes)
+            lines += self._lines(this)
+            if (reference := this.reference()) is None:
+                return lines + self._failed(batch, turn + 1, f"no method answered turn {turn}")
+            said = outcomes[reference].new_ids
+            lines.append(this.text_line(said))
+            for so_far, ids in zip(texts, said, strict=True):
+                so_far.append(self._stage.prompter.text(ids))
+        return lines
+
+    def _prompts(self, batch: Batch, texts: list[list[str]]) -> list[list[int]] | str:
+        """The ids of each question's turn, or why there are none."""
+        try:
+            pairs = zip(batch.questions, texts, strict=True)
+            prompts = [self._stage.prompter.prompt_ids(question, said) for question, said in pairs]
+        except Exception as error:  # templates are programs of others
+            return one_line(error)
+        longest = max(map(len, prompts))
+        return self._stage.no_room(longest, self._asked.max_new_tokens) or prompts
+
+    def _padded(self, prompts: Sequence[Sequence[int]]) -> Padded:
+        model = self._stage.model
+        pad = model.generation_config.pad_token_id
+        ids, mask = padded(prompts, 0 if pad is None else int(pad))
+        return Padded(ids.to(model.device), mask.to(model.device))
+
+    def _order(self, batch: Batch, turn: int) -> list[str]:
+        names = list(self._stage.methods)
+        first = (batch.place + turn + self._number) % len(names)
+        return names[first:] + names[:first]
+
+    def _attempt(self, name: str, prompts: Padded, batch: Batch) -> Outcome:
+        if (refusal := self._refusals.get(name)) is not None:
+            return Outcome([], {}, refusal)
+        outcome = attempt(
+            self._stage.model,
+            self._stage.methods[name],
+            prompts,
+            max_new_tokens=self._asked.max_new_tokens,
+            temperature=self._asked.temperature,
+            seed=self._asked.seed + batch.number,
+        )
+        self._told(f"{name} answered {batch.questions[0].task} {batch.ids[0]}")
+        return outcome
+
+    def _lines(self, this: _Round) -> list[Line]:
+        lines = []
+        for place, (name, outcome) in enumerate(this.outcomes.items()):
+            answer = self._filed(this.batch, this.turn, name, place)
+            if outcome.error is None:
+                verdict = self._verdict(this, name)
+                lines.append(answer(numbers=Numbers(**outcome.numbers, **verdict)))
+            else:
+                lines.append(answer(error=outcome.error))
+        return lines
+
+    def _verdict(self, this: _Round, name: str) -> dict[str, Any]:
+        """What stock's own drafters sample is drawn otherwise, and no worse for it: no verdict."""
+        greedy = self._asked.temperature == 0
+        draws_alike = isinstance(self._stage.methods[name], (SelfSpecMethod, StaticMethod))
+        if this.reference() != STOCK or name == STOCK or not (greedy or draws_alike):
+            return {}
+        texts = this.outcomes[STOCK].new_ids, this.outcomes[name].new_ids
+        return compare(self._stage.model, this.prompts, *texts, greedy=greedy)._asdict()
+
+    def _failed(self, batch: Batch, first_turn: int, error: str) -> list[Line]:
+        return [
+            self._filed(batch, turn, name, place)(error=error)
+            for turn in range(first_turn, batch.num_turns)
+            for place, name in enumerate(self._order(batch, turn))
+        ]
+
+    def _filed(self, batch: Batch, turn: int, name: str, place: int) -> Callable[..., Line]:
+        """Makes the line of an answer of numbers or of an error."""
+        about: dict[str, Any] = {
+            "run": self._run,
+            "method": name,
+            "task": batch.questions[0].task,
+            "questions": batch.ids,
+            "turn": turn,
+            "place": place,
+            "round": self._number,
+        }
+        return lambda **what: Answer(**about, **what).as_line()

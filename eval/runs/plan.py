@@ -1,0 +1,61 @@
+"""Which questions of a bench are asked, which warm the methods up, and which are left out."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from eval.benches.questions import Question
+from eval.benches.registry import Loaded, limited, select, spread
+from eval.errors import EvalError
+from eval.report.rows import Key
+from eval.runs.asked import Asked
+from eval.runs.batches import Batch, batches
+from eval.runs.stage import Stage
+
+__all__ = ["Plan", "make_plan"]
+
+
+class Plan(NamedTuple):
+    """What is answered, in order, and what there is to say about it."""
+
+    warm_up: list[Batch]  # answered by all, measured by nobody
+    measured: list[Batch]
+    notes: list[str]
+
+    def keys(self, asked: Asked) -> list[Key]:
+        """Of all answers that the run is to have."""
+        rounds = range(asked.rounds)
+        return [k for n in rounds for batch in self.measured for k in batch.keys(asked.methods, n)]
+
+
+def make_plan(asked: Asked, bench: Loaded, stage: Stage) -> Plan:
+    """The questions whose prompt and answer fit, those of the warm-up taken off first."""
+    chosen = select(bench.questions, asked.slice)
+    fitting = [question for question in chosen if _fits(question, asked, stage)]
+    warm_up = spread(fitting, asked.warm_up)
+    taken = {question.id for question in warm_up}
+    rest = [question for question in fitting if question.id not in taken]
+    measured = limited(rest, asked.slice)
+    if not measured:
+        raise EvalError(
+            f"{bench.name} must leave a question to measure (got none of {len(chosen)}); lower "
+            "--warm-up or --max-new-tokens, or raise --max-prompt-tokens"
+        )
+    notes = [f"{len(measured)} questions of {bench.name}"]
+    if len(fitting) < len(chosen):
+        notes.append(f"{len(chosen) - len(fitting)} questions left out: their prompts are too long")
+    if stage.prompter.format == "plain":
+        notes.append("no chat template is used: the model goes on with each question as plain text")
+    numbers = {question.id: number for number, question in enumerate(bench.questions)}
+    size = numbers, asked.batch_size, asked.turns
+    return Plan(batches(warm_up, *size), batches(measured, *size), notes)
+
+
+def _fits(question: Question, asked: Asked, stage: Stage) -> bool:
+    """By its first turn. Where not even a prompt can be made, the rows will say so."""
+    try:
+        length = len(stage.prompter.prompt_ids(question, []))
+    except Exception:  # templates are programs of others
+        return True
+    short_enough = asked.max_prompt_tokens is None or length <= asked.max_prompt_tokens
+    return short_enough and stage.no_room(length, asked.max_new_tokens) is None

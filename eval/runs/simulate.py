@@ -1,0 +1,129 @@
+"""Recorded texts replayed through the sources with no model: acceptance in seconds, on a laptop.
+
+The text stands for the model: at each place it says what comes next, and nothing of what else was
+likely. So tables learn from the text's own tokens alone, where a model would teach them its top-K
+behind every drafted node, and the runners-up have nothing to say. Tokens per step come out lower
+than with the model; what a knob or a source does to them is what it is for. The same rows and
+knobs give the same figures on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from eval.errors import EvalError
+from eval.report.rows import Record
+from eval.report.statistics import OVERALL
+from eval.report.tables import Table
+from selfspec import GenerationStats, SelfSpec, SpecConfig, StepRecord
+from selfspec.draft.memory import Memory
+from selfspec.records import DraftTree, TopK
+from selfspec.store import load_cache
+from selfspec.verify.verifier import Row
+from selfspec.verify.walk import walk
+
+__all__ = ["Text", "recorded_texts", "replay", "replays_table", "simulated"]
+
+
+class Text(NamedTuple):
+    """What was asked, as ids, and what the model said."""
+
+    task: str
+    prompt_ids: list[int]
+    output_ids: list[int]
+
+
+def recorded_texts(record: Record) -> list[Text]:
+    """The reference's texts of a run, in the order in which they were answered."""
+    tasks = {(*key.questions, key.turn): answer.task for key, answer in record.answers.items()}
+    texts = [
+        Text(tasks[place], prompt_ids, output_ids)
+        for place, line in record.texts.items()
+        for prompt_ids, output_ids in zip(line["prompt_ids"], line["output_ids"], strict=True)
+    ]
+    if not texts:
+        raise EvalError("a run must have texts to be replayed (got none): no method answered")
+    return texts
+
+
+def simulated(
+    config: SpecConfig, texts: Sequence[Text], cache: str | None = None
+) -> dict[str, GenerationStats]:
+    """Statistics by task, and `overall`, of one `SelfSpec` kept over all texts."""
+    contents = None if cache is None else load_cache(cache)
+    spec = SelfSpec(config) if contents is None else SelfSpec.from_contents(contents, config=config)
+    num_ids = max(_num_ids(texts), 0 if contents is None else contents.num_ids or 0)
+    by_task: dict[str, GenerationStats] = {}
+    for text in texts:
+        stats = replay(text, spec.memory(num_ids).for_request(config.learning), config)
+        by_task[text.task] = by_task.get(text.task, GenerationStats()) + stats
+    return {**by_task, OVERALL: sum(by_task.values(), GenerationStats())}
+
+
+def replays_table(found: Mapping[int, Mapping[str, GenerationStats]]) -> Table:
+    """A row for each width, a column for each task."""
+    tasks = list(next(iter(found.values())))
+    rows = [
+        [
+            str(width),
+            *(f"{s.tokens_per_step:.2f} ({s.nodes_per_step:.0f})" for s in by_task.values()),
+        ]
+        for width, by_task in found.items()
+    ]
+    return Table("Tokens per step (nodes), replayed", ["nodes", *tasks], rows)
+
+
+def replay(text: Text, memory: Memory, config: SpecConfig) -> GenerationStats:
+    """One text, drafted for and verified step by step; its first token is the prompt's own."""
+    stats = GenerationStats(num_calls=1, num_new_tokens=1, num_prompt_tokens_out=1)
+    row = Row.open(0, text.prompt_ids, memory, config)
+    so_far = [-1, *text.prompt_ids]
+    _teach(memory, so_far)
+    _learn(memory, row, so_far, _verified(DraftTree.of_root(row.last_token), text.output_ids[:1]))
+    while left := text.output_ids[len(so_far) - 1 - len(text.prompt_ids) :]:
+        tree = row.grower.grow(row.last_token, config.max_nodes, len(left) - 1)
+        record = _verified(tree, left)
+        stats.count_step(record)
+        _learn(memory, row, so_far, record)
+    return stats
+
+
+def _num_ids(texts: Sequence[Text]) -> int:
+    """Of the smallest vocabulary that has all ids of the texts."""
+    return 1 + max(max([*text.prompt_ids, *text.output_ids]) for text in texts)
+
+
+def _verified(tree: DraftTree, to_come: Sequence[int]) -> StepRecord:
+    """The walk down the tree, where the text says which way."""
+    committed: list[int] = []
+
+    def commit(_node: int) -> tuple[int, bool]:
+        committed.append(to_come[len(committed)])
+        return committed[-1], len(committed) == len(to_come)
+
+    path = walk(tree, commit)
+    return StepRecord(row=0, tree=tree, path=path, committed_ids=committed)
+
+
+def _learn(memory: Memory, row: Row, so_far: list[int], record: StepRecord) -> None:
+    """What the engine lets learn, and the text so far grows by the committed tokens."""
+    _teach(memory, [*so_far[-2:], *record.committed_ids])
+    if memory.learns:
+        memory.calibration.observe(record)
+    row.observe(record)
+    so_far += record.committed_ids
+
+
+def _teach(memory: Memory, ids: Sequence[int]) -> None:
+    """Shows the tables what came behind each two tokens, as if the model had been sure of it."""
+    places = list(zip(ids, ids[1:], ids[2:], strict=False))
+    if not memory.learns or not places:
+        return
+    next_ids = np.full((len(places), memory.top_k), -1, np.int32)
+    probabilities = np.zeros((len(places), memory.top_k), np.float16)
+    next_ids[:, 0], probabilities[:, 0] = [place[2] for place in places], 1.0
+    pairs = np.array([place[:2] for place in places], np.int64)
+    memory.observe_places(pairs, TopK(next_ids, probabilities))

@@ -1,0 +1,116 @@
+"""Everything that a contest needs, loaded: model, tokenizer, methods.
+
+Knows how things are loaded; not what is asked of them, nor what becomes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from eval.benches.dialogue import Prompter
+from eval.benches.random_text import RandomPrompter
+from eval.errors import EvalError
+from eval.methods.method import Method, Resources
+from eval.methods.registry import METHODS, new_method
+from eval.models.loading import load_model, load_tokenizer
+from eval.runs.asked import Asked, Shard
+from selfspec import SelfSpec, SpecConfig
+from selfspec.building.limits import max_positions
+from selfspec.cost import CostCurve
+from selfspec.errors import unknown_name
+from selfspec.run.costs import kept_curve
+from selfspec.run.prepared import profile
+from selfspec.stats import GenerationStats
+from selfspec.store import load_cache
+
+__all__ = ["Stage", "check_methods", "set_stage"]
+
+_CURVE_SECONDS = 10.0
+
+
+class Stage(NamedTuple):
+    """A model, how questions are put to it, and who answers with it."""
+
+    model: Any
+    prompter: Prompter
+    methods: dict[str, Method]
+
+    def no_room(self, num_prompt_tokens: int, num_new_tokens: int) -> str | None:
+        """Why a prompt and its answer don't fit into the model's positions; None where they do."""
+        most = max_positions(self.model)
+        if most is None or num_prompt_tokens + num_new_tokens <= most:
+            return None
+        return (
+            f"{num_prompt_tokens} tokens of prompt and {num_new_tokens} new ones must fit into "
+            f"the model's {most} positions"
+        )
+
+    def left_out(self) -> dict[str, str]:
+        """Who can't take part with this model on its device, and why."""
+        reasons = {name: method.refusal(self.model) for name, method in self.methods.items()}
+        return {name: reason for name, reason in reasons.items() if reason is not None}
+
+    def curve(self, num_columns: int, num_rows: int) -> CostCurve:
+        """What a forward costs by its width: as the methods came to know it, else measured now."""
+        known = (method.stats for method in self.methods.values())
+        last = next((stats for stats in known if stats is not None), GenerationStats())
+        of: Any = {"num_columns": num_columns, "num_rows": num_rows}
+        kept = kept_curve(self.model, forward=last.forward, **of)
+        config = SpecConfig(forward=last.forward or "auto")
+        return kept or profile(self.model, config, max_seconds=_CURVE_SECONDS, **of)[1]
+
+
+def check_methods(asked: Asked) -> None:
+    """Refuses what can't take part before anything is loaded."""
+    for name in asked.methods:
+        method, knobs, _ = asked.variant(name)
+        if method not in METHODS:
+            raise EvalError(unknown_name("method", method, METHODS))
+        SpecConfig.of(**{**asked.knobs, **knobs})
+    if "assisted" in asked.methods and asked.assistant_model is None:
+        raise EvalError("method 'assisted' must have --assistant-model (got none); name one")
+
+
+def set_stage(asked: Asked, shard: Shard) -> Stage:
+    """Loads what was named; what is wrong with it is one line."""
+    if asked.threads is not None:
+        torch.set_num_threads(asked.threads)
+    tokenizer = load_tokenizer(asked.model)
+    prompter = _prompter(asked, tokenizer)
+    variants = {name: asked.variant(name) for name in asked.methods}
+    caches = {each.cache or asked.cache for each in variants.values()}
+    new_specs = {cache: _spec_maker(cache, tokenizer) for cache in caches}
+    where = {"dtype": asked.dtype, "device": _device(asked.device, shard)}
+    model = load_model(asked.model, shape=asked.shape, **where)
+    small = asked.assistant_model
+    assistant = None if small is None else load_model(small, **where)
+    methods = {}
+    for name, (method, knobs, cache) in variants.items():
+        config = SpecConfig.of(**{**asked.knobs, **knobs})
+        new_spec = new_specs[cache or asked.cache]
+        resources = Resources(config=config, new_spec=new_spec, assistant=assistant)
+        methods[name] = new_method(method, resources)
+    return Stage(model, prompter, methods)
+
+
+def _prompter(asked: Asked, tokenizer: Any) -> Prompter:
+    if asked.bench == "random":
+        return RandomPrompter(tokenizer, asked.seed)
+    return Prompter(tokenizer, asked.prompt_format)
+
+
+def _device(name: str, shard: Shard) -> str:
+    """A GPU for each process of a machine, where no single one is named."""
+    takes_gpu = name == "cuda" or (name == "auto" and torch.cuda.is_available())
+    return f"cuda:{shard.local_rank}" if takes_gpu and shard.num_shards > 1 else name
+
+
+def _spec_maker(cache: str | None, tokenizer: Any) -> Callable[[SpecConfig], SelfSpec]:
+    """Makes what knows nothing, or what the cache does; the cache is read once."""
+    if cache is None:
+        return SelfSpec
+    contents = load_cache(cache, tokenizer=tokenizer)
+    return lambda config: SelfSpec.from_contents(contents, config=config)

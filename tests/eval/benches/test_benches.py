@@ -1,0 +1,187 @@
+"""Benches: where questions come from, and what is said of a file that is none."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from eval.benches.entries import Entry, joined
+from eval.benches.questions import read_questions
+from eval.benches.registry import BENCHES, Slice, load_bench, select, spread
+from eval.benches.stdlib import stdlib_questions
+from eval.errors import EvalError
+
+GOOD = {"question_id": 1, "category": "qa", "turns": ["what?"]}
+
+
+def write(path: Path, *lines: object) -> Path:
+    texts = (line if isinstance(line, str) else json.dumps(line) for line in lines)
+    path.write_text("".join(f"{text}\n" for text in texts))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", r"line 2 must be a JSON object with question_id, category and turns \(got '\{'"),
+        ("[1]", r"line 2 must be a JSON object .* \(got '\[1\]'\); mend the line, or take it out"),
+        ({**GOOD, "turns": None}, r"line 2 .*'turns' is missing \(got 'question_id', 'category'"),
+        ({**GOOD, "turns": "hi"}, r"'turns' must be a list of texts, .* \(got 'hi'\); write it as"),
+        ({**GOOD, "turns": []}, r"'turns' must be a list of texts"),
+        ({**GOOD, "turns": ["a", ""]}, r"'turns' must be a list of texts, none of them empty"),
+        ({**GOOD, "category": 3}, r"'category' must be a text that is not empty \(got 3\)"),
+        ({**GOOD, "question_id": True}, r"'question_id' must be a whole number or a text"),
+        (GOOD, r"line 2: 'question_id' must not come twice \(got 1, as in .* line 1\)"),
+    ],
+)
+def test_a_malformed_line_is_named_with_its_field_and_a_fix(tmp_path, line, message):
+    path = write(tmp_path / "question.jsonl", GOOD, line)
+    with pytest.raises(EvalError, match=message):
+        load_bench("spec-bench", path)
+
+
+def test_a_file_that_is_no_text_or_not_there_is_named(tmp_path):
+    path = tmp_path / "question.jsonl"
+    path.write_bytes(json.dumps(GOOD).encode() + b"\n\xff\n")
+    with pytest.raises(EvalError, match="line 2 must be UTF-8 text"):
+        read_questions(path)
+    with pytest.raises(EvalError, match=r"nowhere\.jsonl must be readable"):
+        load_bench(str(tmp_path / "nowhere.jsonl"))
+    with pytest.raises(EvalError, match="must hold a question at least"):
+        load_bench(str(write(tmp_path / "empty.jsonl", "")))
+
+
+def test_spec_bench_files_mt_bench_under_one_task_and_mt_bench_does_not(tmp_path):
+    path = write(tmp_path / "q.jsonl", GOOD, "", {**GOOD, "question_id": 2, "category": "writing"})
+    assert [q.task for q in load_bench("spec-bench", path).questions] == ["qa", "multi-turn"]
+    assert [q.task for q in load_bench("mt-bench", path).questions] == ["qa", "writing"]
+
+
+def test_a_file_of_ones_own_may_leave_out_what_is_not_needed(tmp_path):
+    path = write(tmp_path / "mine.jsonl", {"prompt": "one"}, {"turns": ["a", "b"], "category": "x"})
+    bench = load_bench(str(path))
+    assert [(q.id, q.task, q.turns) for q in bench.questions] == [
+        (1, "mine", ("one",)),
+        (2, "x", ("a", "b")),
+    ]
+    with pytest.raises(EvalError, match=r"takes no --questions .* leave it out"):
+        load_bench(str(path), path)
+
+
+def test_unknown_names_are_answered_with_the_nearest(tmp_path):
+    with pytest.raises(EvalError, match=r"unknown bench 'specbench'; did you mean 'spec-bench'\?"):
+        load_bench("specbench")
+    with pytest.raises(EvalError, match=r"pass --questions PATH"):
+        load_bench("spec-bench")
+    with pytest.raises(EvalError, match=r"unknown task 'q'"):
+        select(load_bench(str(write(tmp_path / "a.jsonl", GOOD))).questions, Slice(task="q"))
+
+
+ROWS = {
+    "mt-bench": {"prompt_id": 7, "category": "math", "prompt": ["1 + 1?", "and 2 + 2?"]},
+    "humaneval": {"task_id": "HumanEval/0", "prompt": "def f(x):\n"},
+    "gsm8k": {"question": "How many?", "answer": "3"},
+    "mbpp": {"task_id": 11, "text": "Write f.", "test_list": ["assert f(1) == 2"], "code": ""},
+}
+
+
+@pytest.mark.parametrize("name", sorted(ROWS))
+def test_benches_of_the_hub_come_through_datasets_or_a_local_file(tmp_path, monkeypatch, name):
+    asked = []
+
+    def load_dataset(*arguments, **more):
+        asked.append((*arguments, more))
+        return [ROWS[name]]
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    fetched = load_bench(name)
+    hub = BENCHES[name].hub
+    assert hub is not None
+    assert asked == [(hub.path, hub.name, {"split": hub.split})]
+    local = load_bench(name, write(tmp_path / "rows.jsonl", ROWS[name]))
+    assert fetched == local
+    assert len(fetched.questions[0].turns) == (2 if name == "mt-bench" else 1)
+
+
+def test_without_datasets_or_a_connection_the_fix_is_named(monkeypatch):
+    def load_dataset(*_arguments, **_more):
+        raise ConnectionError("no route\nmore of it")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    with pytest.raises(EvalError, match=r"'gsm8k' can't be loaded .*: no route; pass --questions"):
+        load_bench("gsm8k")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(EvalError, match=r"needs the datasets package: pip install"):
+        load_bench("gsm8k")
+
+
+def test_a_malformed_row_of_the_hub_is_named(monkeypatch):
+    rows = SimpleNamespace(load_dataset=lambda *_a, **_k: [ROWS["gsm8k"], {"question": 3}])
+    monkeypatch.setitem(sys.modules, "datasets", rows)
+    with pytest.raises(EvalError, match=r"openai/gsm8k row 2 must be .*'question' must be a text"):
+        load_bench("gsm8k")
+
+
+def test_a_limit_is_spread_over_the_tasks_and_a_higher_one_keeps_the_lower(questions):
+    all_of_them = load_bench("spec-bench", questions).questions
+    ids = {n: [question.id for question in spread(all_of_them, n)] for n in (3, 5, None)}
+    assert ids[3] == [0, 100, 200]
+    assert ids[5] == [0, 1, 100, 101, 200]
+    assert len(ids[None]) == 36
+    third = select(all_of_them, Slice(every=5, offset=1, task="qa"))
+    assert [question.id for question in third] == [101, 106, 111]
+
+
+SOURCE = '''\
+class Queue:
+    def put(self, item, timeout=None):
+        """Put it in.
+
+        Waits where it is full.
+        """
+        if timeout is not None:
+            end = now() + timeout
+        while self.full:
+            wait(end - now())
+        log(item, timeout)
+        self.items.append(item)
+'''
+
+
+def test_tasks_are_cut_from_documented_functions(tmp_path):
+    for number in range(6):
+        (tmp_path / f"m{number}.py").write_text(SOURCE)
+    found = stdlib_questions(tmp_path, per_task=2)
+    assert [question.task for question in found] == [
+        *["completion"] * 2,
+        *["edit"] * 2,
+        *["docstring"] * 2,
+    ]
+    assert len({question.id for question in found}) == 6
+    completion, edit, docstring = found[0], found[2], found[4]
+    assert completion.plain is not None
+    assert completion.plain.startswith('def put(self, item, timeout=None):\n    """Put it in.')
+    assert completion.plain.endswith("    if timeout is not None:\n")
+    assert edit.turns[0].startswith("Rename the parameter timeout to new_timeout.")
+    assert edit.plain is not None
+    assert edit.plain.endswith("def put(self, item, new_timeout=None):\n")
+    assert "Put it in" not in docstring.turns[0]
+    assert docstring.plain is not None
+    assert docstring.plain.endswith('def put(self, item, timeout=None):\n    """')
+
+
+def test_the_library_gives_the_same_questions_every_time():
+    one, other = load_bench("code-stdlib"), load_bench("code-stdlib")
+    assert one == other
+    assert len(one.questions) == 120
+
+
+def test_lists_in_sentences():
+    assert joined(["a"]) == "a"
+    assert joined([]) == ""
+    with pytest.raises(EvalError, match=r"'a' is missing \(got nothing\)"):
+        Entry({}, "here", ("a",)).text("a")

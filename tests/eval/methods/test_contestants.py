@@ -1,0 +1,202 @@
+"""The published methods, how questions are put, and when a text counts as stock's."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from eval.benches.dialogue import Prompter, padded
+from eval.benches.questions import Question
+from eval.errors import EvalError
+from eval.methods import published
+from eval.methods.fixed_tree import NUM_DRAFTED, fixed_shape, rank_rate
+from eval.methods.method import Resources
+from eval.methods.published import FIXED_NODES, PUBLISHED
+from eval.methods.registry import METHODS, new_method
+from eval.methods.sameness import MAX_ULPS, Verdict, compare
+from selfspec import SelfSpec, SpecConfig
+from selfspec.records import Evidence
+from tests.conftest import TEMPLATE
+from tests.fakes import new_model, prompt, tiny_model
+from tests.tiny import make_tokenizer
+
+ASKED = {"max_new_tokens": 24, "temperature": 0.0, "seed": 0}
+
+
+def ids() -> torch.Tensor:
+    return prompt()["input_ids"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_a_published_method_gives_stocks_text(name, temperature):
+    asked = {**ASKED, "temperature": temperature}
+    method = new_method(name, Resources(config=SpecConfig(max_nodes=24)))
+    expected = new_method("stock").answer(tiny_model(), ids(), **asked)
+    assert torch.equal(method.answer(tiny_model(), ids(), **asked), expected)
+    assert method.stats is not None
+    assert method.stats.disabled_reason is None
+
+
+def paths_of(tree) -> set[tuple[int, ...]]:
+    """Every drafted node of a tree by the ranks that lead to it."""
+    paths: list[tuple[int, ...]] = [()]
+    for node in range(1, len(tree)):
+        (evidence,) = tree.evidence[node]
+        paths.append((*paths[tree.parents[node]], evidence.rank))
+    return set(paths[1:])
+
+
+def test_the_static_tree_has_80_nodes_below_its_root_whatever_is_asked():
+    method = new_method("lut-static", Resources(config=SpecConfig(max_nodes=4)))
+    trees: list = []
+    with method.spec.listening(lambda record: trees.append(paths_of(record.tree))):
+        for seed in range(3):
+            method.answer(tiny_model(), prompt(seed=seed)["input_ids"], **ASKED)
+    assert max(map(len, trees)) == NUM_DRAFTED == 80
+    assert all(tree <= fixed_shape() for tree in trees)  # less where the LUT has no row yet
+    widths = Counter(map(len, fixed_shape()))
+    assert (widths[1], max(widths)) == (8, 6)
+    assert all(path[:-1] in fixed_shape() for path in fixed_shape() if len(path) > 1)
+
+
+def test_where_nothing_is_counted_nothing_is_learned_but_tables():
+    for name in ("lut-static", "lut-tree", "suffix-branches"):
+        method = new_method(name, Resources())
+        method.answer(tiny_model(), ids(), **ASKED)
+        memory = method.spec.memory(tiny_model().config.vocab_size)
+        assert memory.calibration.rows() == [], name
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_no_published_method_measures_what_a_forward_costs(name):
+    assert new_method(name, Resources()).spec.config.budget == "fixed"
+
+
+def test_each_method_has_its_own_sources_and_width():
+    expected = {
+        "lut-static": {"lut"},
+        "lut-tree": {"lut"},
+        "suffix-branches": {"context", "grams"},
+        "switch": {"match", "tree"},
+    }
+    for name, sources in expected.items():
+        method = new_method(name, Resources(config=SpecConfig(max_nodes=12)))
+        for _ in range(2):
+            method.answer(tiny_model(), ids(), **ASKED)
+        assert set(method.stats.drafted_by_source) <= sources, name
+        assert (method.stats.num_branch_queries > 0) == (name == "suffix-branches")
+        assert method.spec.config.max_nodes == (FIXED_NODES if name == "lut-static" else 12)
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_what_a_published_method_learned_it_forgets(name):
+    method = new_method(name, Resources())
+    method.answer(tiny_model(), ids(), **ASKED)
+    first = method.stats.num_steps
+    method.forget()
+    method.answer(tiny_model(), ids(), **ASKED)
+    assert method.stats.num_steps == first
+
+
+def test_a_published_method_starts_with_the_cache():
+    """Known beforehand: what `new_spec` gives has a LUT already."""
+    model = tiny_model()
+    taught = SelfSpec(sources=("lut",))
+    ids_ = ids()
+    model.generate(ids_, custom_generate=taught, max_new_tokens=24, do_sample=False)
+    contents = taught.contents(tokenizer=make_tokenizer())
+    warm = Resources(new_spec=lambda config: SelfSpec.from_contents(contents, config=config))
+    steps = {}
+    for state, given in (("cold", Resources()), ("prebuilt", warm)):
+        method = new_method("lut-tree", given)
+        method.answer(model, ids_, **ASKED)
+        steps[state] = method.stats.num_steps
+    assert steps["prebuilt"] < steps["cold"]
+
+
+def test_the_registry_has_them_all():
+    assert set(published.PUBLISHED) <= set(METHODS)
+    assert rank_rate(Evidence("lut", rank=1)) > rank_rate(Evidence("lut", rank=99)) > 0
+
+
+QUESTION = Question(1, "qa", ("first", "second"), "go on:")
+
+
+def test_a_chat_template_is_used_where_there_is_one():
+    tokenizer = make_tokenizer()
+    plain = Prompter(tokenizer)
+    assert plain.format == "plain"
+    assert tokenizer.decode(plain.prompt_ids(QUESTION, [])) == "go on:"
+    assert tokenizer.decode(plain.prompt_ids(QUESTION, ["yes"])) == "go on:yes\n\nsecond\n"
+    tokenizer.chat_template = TEMPLATE
+    chat = Prompter(tokenizer)
+    assert chat.format == "chat"
+    text = tokenizer.decode(chat.prompt_ids(QUESTION, ["yes"]))
+    assert text == "<|user|>first<|assistant|>yes<|eos|><|user|>second<|assistant|>"
+    assert Prompter(tokenizer, "plain").format == "plain"
+    assert chat.text(tokenizer("yes<|eos|>")["input_ids"]) == "yes"
+
+
+def test_prompts_side_by_side_end_together():
+    ids_, mask = padded([[5], [6, 7, 8]], 0)
+    assert ids_.tolist() == [[0, 0, 5], [6, 7, 8]]
+    assert mask.tolist() == [[0, 0, 1], [1, 1, 1]]
+
+
+def verdict(stock: list[int], other: list[int], *, greedy: bool = True) -> Verdict:
+    return compare(new_model(), [[5, 6]], [stock], [other], greedy=greedy)
+
+
+def test_verdicts():
+    likeliest = int(new_model()(torch.tensor([[5, 6]])).logits[0, -1].argmax())
+    other = (likeliest + 1) % 40
+    assert verdict([likeliest, 3], [likeliest, 3]) == Verdict("identical")
+    found = verdict([likeliest, 3], [other, 3])
+    assert (found.same, found.differs_at) == ("different", 0)
+    assert found.gap_ulps is not None
+    assert found.gap_ulps > MAX_ULPS
+    assert verdict([3], [4], greedy=False) == Verdict("different", 0)
+    assert verdict([3], [3, 4]) == Verdict("different", 1)
+
+
+def test_of_a_batch_the_worst_row_counts():
+    prompts, same = [[5], [6]], [[1, 2], [3, 4]]
+    assert compare(new_model(), prompts, same, same, greedy=True).same == "identical"
+    assert compare(new_model(), prompts, same, [[1, 2], [3]], greedy=True).same == "different"
+
+
+class Scripted(torch.nn.Module):
+    """A model whose last logits are given."""
+
+    def __init__(self, logits: list[float], dtype: torch.dtype) -> None:
+        super().__init__()
+        self.logits = torch.tensor([[logits]], dtype=dtype)
+        self.dtype, self.device = dtype, torch.device("cpu")
+
+    def forward(self, _ids, logits_to_keep):
+        assert logits_to_keep == 1
+        return self
+
+
+@pytest.mark.parametrize(
+    ("dtype", "logits", "ulps"),
+    [
+        (torch.bfloat16, [20.0, 20.125], 1.0),  # from 16 to 32 an ulp of bf16 is 1/8
+        (torch.bfloat16, [20.0, 20.5], 4.0),
+        (torch.float16, [1.0, 1.0 + 2**-10], 1.0),
+        (torch.float32, [-8.0, -8.0], 0.0),
+        (torch.float32, [3.0, 1.0], 2.0 * 2**22),
+    ],
+)
+def test_gaps_are_told_in_ulps_of_the_larger_logit(dtype, logits, ulps):
+    model = Scripted(logits, dtype)
+    found = compare(model, [[1]], [[0, 5]], [[1, 5]], greedy=True)
+    assert found == Verdict("near-tie" if ulps <= MAX_ULPS else "different", 0, ulps)
+
+
+def test_formats_are_named():
+    with pytest.raises(EvalError, match=r"unknown prompt format 'x'"):
+        Prompter(make_tokenizer(), "x")

@@ -1,0 +1,146 @@
+"""The contestants: each answers through stock's generate(), and is found by its name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from eval.methods import timing
+from eval.methods.method import MethodError, Resources, SelfSpecMethod
+from eval.methods.registry import METHODS, new_method
+from eval.methods.timing import num_new_tokens, timed
+from selfspec import SelfSpec, SpecConfig
+from tests.fakes import new_model, prompt, tiny_model
+
+ASKED = {"max_new_tokens": 12, "temperature": 0.0, "seed": 0}
+
+
+def ids() -> torch.Tensor:
+    return prompt()["input_ids"]
+
+
+@pytest.mark.parametrize("name", ["stock", "prompt-lookup", "forward-only", "selfspec", "assisted"])
+def test_a_method_answers_as_stock_does(name):
+    model = tiny_model()
+    method = new_method(name, Resources(assistant=new_model(num_hidden_layers=1)))
+    assert method.name == name
+    assert method.refusal(model) is None
+    expected = new_method("stock").answer(model, ids(), **ASKED)
+    assert torch.equal(method.answer(model, ids(), **ASKED), expected)
+    assert num_new_tokens(expected, ids()) == 12
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_equal_seeds_draw_equal_texts(seed):
+    asked = {"max_new_tokens": 12, "temperature": 1.2, "seed": seed}
+    texts = [new_method(n).answer(tiny_model(), ids(), **asked) for n in ("stock", "selfspec")]
+    assert torch.equal(*texts)
+    assert not torch.equal(texts[0], new_method("stock").answer(tiny_model(), ids(), **ASKED))
+
+
+def test_the_static_cache_says_why_it_is_left_out_on_a_cpu():
+    reason = new_method("stock-static").refusal(tiny_model())
+    assert reason == "transformers does not compile LlamaForCausalLM on cpu"
+
+
+def test_an_unknown_method_is_answered_with_the_nearest():
+    with pytest.raises(MethodError, match=r"unknown method 'promt-lookup'; did you mean 'prompt-l"):
+        new_method("promt-lookup")
+
+
+def test_assisted_decoding_names_what_it_needs():
+    with pytest.raises(MethodError, match="method 'assisted' needs an assistant model"):
+        new_method("assisted")
+
+
+def test_selfspec_is_made_of_what_is_given():
+    made = []
+
+    def new_spec(config: SpecConfig) -> SelfSpec:
+        made.append(config)
+        return SelfSpec(config)
+
+    config = SpecConfig(max_nodes=3)
+    method = new_method("selfspec", Resources(config=config, new_spec=new_spec))
+    assert made == [config]
+    assert method.stats.num_steps == 0
+    method.answer(tiny_model(), ids(), **ASKED)
+    assert method.stats.nodes_per_step <= 3
+
+
+def test_forward_only_drafts_nothing_and_learns_nothing():
+    method = new_method("forward-only", Resources(config=SpecConfig(max_nodes=8, num_branches=2)))
+    for _ in range(2):
+        method.answer(tiny_model(), ids(), **ASKED)
+        assert method.stats.tokens_per_step == 1
+        assert method.stats.queries_per_step == 1
+        assert method.stats.disabled_reason is None
+
+
+def test_forgetting_drops_what_was_learned():
+    method = SelfSpecMethod("ours", SelfSpec(budget="fixed"))  # a measured one goes by the clock
+    steps = []
+    for forgets in (False, False, True):
+        if forgets:
+            method.forget()
+        method.answer(tiny_model(), ids(), **ASKED)
+        steps.append(method.stats.num_steps)
+    assert steps[1] < steps[0] == steps[2]
+
+
+def test_forgetting_gives_the_assistant_its_own_config_back():
+    assistant = new_model(num_hidden_layers=1)
+    method = new_method("assisted", Resources(assistant=assistant))
+    before = assistant.generation_config.num_assistant_tokens
+    assistant.generation_config.num_assistant_tokens = 99
+    method.forget()
+    assert assistant.generation_config.num_assistant_tokens == before
+
+
+def test_another_contestant_can_be_registered(monkeypatch):
+    monkeypatch.setitem(METHODS, "two-nodes", lambda g: SelfSpecMethod("two-nodes", g.new_spec()))
+    assert new_method("two-nodes").name == "two-nodes"
+
+
+def test_the_prompts_forward_and_the_rest_are_told_apart():
+    model = tiny_model()
+    forwards: list[int] = []
+    handle = model.register_forward_hook(lambda *_: forwards.append(len(model._forward_hooks)))
+    try:
+        method = new_method("stock")
+        result = timed(model, lambda: method.answer(model, ids(), **ASKED))
+    finally:
+        handle.remove()
+    assert torch.equal(result.output, method.answer(model, ids(), **ASKED))
+    assert 0 < result.prefill_seconds < result.seconds
+    assert result.decode_seconds == result.seconds - result.prefill_seconds
+    assert forwards == [2] + [1] * 11, "the hook must be gone after the first forward"
+    assert not model._forward_hooks
+
+
+def test_events_tell_milliseconds():
+    class Event:
+        def elapsed_time(self, other: Event) -> float:
+            return 1500.0
+
+    assert timing._seconds_between(Event(), Event()) == 1.5
+    assert timing._seconds_between(1.0, 3.5) == 2.5
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_static_cache_answers_and_prefill_is_told_apart():
+    model = new_model().to("cuda")
+    static, stock = new_method("stock-static"), new_method("stock")
+    assert static.refusal(model) is None
+    expected = stock.answer(model, ids().cuda(), **ASKED)
+    assert torch.equal(static.answer(model, ids().cuda(), **ASKED), expected)
+    result = timed(model, lambda: stock.answer(model, ids().cuda(), **ASKED))
+    assert torch.equal(result.output, expected)
+    assert 0 < result.prefill_seconds < result.seconds
+
+
+def test_the_hook_is_gone_after_an_error():
+    model = tiny_model()
+    with pytest.raises(RuntimeError, match="stop"):
+        timed(model, lambda: (_ for _ in ()).throw(RuntimeError("stop")))
+    assert not model._forward_hooks
