@@ -16,13 +16,14 @@ import torch
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget, FixedBudget
 from selfspec.draft.memory import Memory
+from selfspec.draft.row import Row
 from selfspec.machine.device import CpuDevice, Device, Fetched
 from selfspec.records import DraftTree, Queries, StepRecord, TopK
 from selfspec.run.backend import Backend
 from selfspec.stats import GenerationStats
 from selfspec.verify.logits import as_read, fits_at_once, top_k
 from selfspec.verify.transcript import Transcript
-from selfspec.verify.verifier import Lockstep, OwnPace, Row
+from selfspec.verify.verifier import Verifier
 
 __all__ = ["Decoder", "top_k_of"]
 
@@ -34,7 +35,8 @@ class Decoder:
     """Decodes a batch to its end. One instance serves one call."""
 
     backend: Backend
-    pace: OwnPace | Lockstep
+    verifier: Verifier
+    rows: list[Row]  # those that still decode, in the order of the forward
     transcript: Transcript
     memory: Memory
     config: SpecConfig
@@ -43,11 +45,10 @@ class Decoder:
     device: Device = field(default_factory=CpuDevice)
     listeners: Sequence[Listener] = ()
 
-    def start(self, rows: list[Row], prompt_logits: torch.Tensor) -> None:
+    def start(self, prompt_logits: torch.Tensor) -> None:
         """Commits the tokens that the prompt's forward yields, from its last logits (B, V)."""
-        self._rows = rows
         self._lap = perf_counter()
-        trees = [DraftTree.of_root(row.last_token) for row in rows]
+        trees = [DraftTree.of_root(row.last_token) for row in self.rows]
         records, tops, _ = self._verify(trees, prompt_logits[:, None])
         self.stats.num_new_tokens += len(records)
         self.stats.num_prompt_tokens_out += len(records)
@@ -65,8 +66,7 @@ class Decoder:
     def step(self) -> None:
         """One forward and all that belongs to it."""
         self._lap = perf_counter()
-        max_nodes = self.backend.max_width(self.budget.max_nodes(self.config.max_nodes))
-        trees = self.pace.draft(self._rows, max_nodes, self.transcript, self.budget)
+        trees = self._draft()
         queries = self._with_branches(trees)
         self._time("draft")
         layout = self.backend.lay_out(queries)
@@ -85,13 +85,46 @@ class Decoder:
         self._time("learn")
         self._tell(records)
 
+    def _draft(self) -> list[DraftTree]:
+        """One tree for each row, cut to the width that pays for all of them.
+
+        A row that only waits for the others gets the pads that are sure to come.
+        """
+        max_nodes = self.backend.max_width(self.budget.max_nodes(self.config.max_nodes))
+        padded = [self.transcript.is_padded(row.index) for row in self.rows]
+        trees = []
+        for row, pads in zip(self.rows, padded, strict=True):
+            max_depth = self.transcript.max_depth(row.index)
+            pays = self.budget.search(max_nodes)
+            trees.append(row.draft(1 if pads else max_nodes, max_depth, pays))
+        self.budget.fit(trees, max_nodes)
+        if any(padded):
+            self._add_pads([tree for tree, pads in zip(trees, padded, strict=True) if pads], trees)
+        return trees
+
+    def _add_pads(self, padded: list[DraftTree], trees: list[DraftTree]) -> None:
+        """Makes some trees chains of pads, as deep as the deepest of all."""
+        deepest = max(max(tree.depths) for tree in trees)
+        for tree in padded:
+            for node in range(deepest):
+                tree.add(node, self.transcript.pad_token_id, 1.0)
+
     def _with_branches(self, trees: list[DraftTree]) -> Sequence[DraftTree | Queries]:
         """The trees, and what branches ask beside them where the budget lets them."""
         width = max(map(len, trees))
-        num_queries = max(row.num_branch_queries(self.transcript) for row in self._rows)
+        depths = [self._branch_depth(row) for row in self.rows]
+        num_queries = max(
+            row.branches.num_queries(depth) for row, depth in zip(self.rows, depths, strict=True)
+        )
         if not self.budget.rides(width, num_queries):
             return trees
-        return [row.queries(t, self.transcript) for row, t in zip(self._rows, trees, strict=True)]
+        rows = zip(self.rows, trees, depths, strict=True)
+        return [row.queries(tree, depth) for row, tree, depth in rows]
+
+    def _branch_depth(self, row: Row) -> int:
+        """How many tokens of a branch are worth asking about; none of a row that has stopped."""
+        stopped = self.transcript.done[row.index]
+        return 0 if stopped else self.transcript.max_depth(row.index)
 
     def _verify(
         self, trees: list[DraftTree], logits: torch.Tensor
@@ -102,11 +135,11 @@ class Decoder:
         """
         if fits_at_once(logits):
             logits = as_read(logits)
-        self.pace.read(logits)
+        self.verifier.read(logits)
         seconds = self._time("verify")
         tops = self._fetch_tops(logits)
         seconds += self._time("learn")
-        records = self.pace.verify(self._rows, trees, logits, self.transcript)
+        records = self.verifier.verify([row.index for row in self.rows], trees)
         return records, tops, seconds + self._time("verify")
 
     def _fetch_tops(self, logits: torch.Tensor) -> Fetched | None:
@@ -125,19 +158,20 @@ class Decoder:
     def _learn(self, records: list[StepRecord], fetched: Fetched | None) -> None:
         if fetched is not None:
             tops = _tables(*fetched.get())
-            for place, (row, record) in enumerate(zip(self._rows, records, strict=True)):
-                record.top = tops.at((place, slice(len(record.tree))))
-                row.take_branches(record, tops, place, self.memory)
+            for index, (row, record) in enumerate(zip(self.rows, records, strict=True)):
+                record.top = tops.at((index, slice(len(record.tree))))
+                row.take_branches(record, tops, index, self.memory)
                 self.memory.calibration.observe(record)
-        for row, record in zip(self._rows, records, strict=True):
+        for row, record in zip(self.rows, records, strict=True):
             row.observe(record)
 
     def _drop_done_rows(self) -> None:
-        if not self.pace.drops_rows:
+        """Rows that walk alone leave the batch when they stop; those that move together stay."""
+        if self.verifier.chooser.moves_together:
             return
-        live = [i for i, row in enumerate(self._rows) if not self.transcript.done[row.index]]
-        if len(live) < len(self._rows):
-            self._rows = [self._rows[i] for i in live]
+        live = [i for i, row in enumerate(self.rows) if not self.transcript.done[row.index]]
+        if len(live) < len(self.rows):
+            self.rows = [self.rows[i] for i in live]
             self.backend.keep_rows(live)
 
     def _tell(self, records: list[StepRecord]) -> None:

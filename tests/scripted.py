@@ -15,21 +15,22 @@ import torch
 from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.memory import Memory
+from selfspec.draft.row import Row
 from selfspec.draft.sources import Source
 from selfspec.engine import Decoder
 from selfspec.machine.device import CpuDevice, Device
 from selfspec.records import Candidate, DraftTree, Evidence, Queries, StepRecord
 from selfspec.stats import GenerationStats
-from selfspec.verify.noise import NoiseTape
-from selfspec.verify.transcript import RowStops, Transcript
-from selfspec.verify.verifier import (
+from selfspec.verify.choosers import (
+    BatchChooser,
+    Chooser,
     GreedyChooser,
-    Lockstep,
-    OwnPace,
     ProcessedChooser,
     Processing,
-    Row,
 )
+from selfspec.verify.noise import NoiseTape
+from selfspec.verify.transcript import RowStops, Transcript
+from selfspec.verify.verifier import Verifier
 
 VOCAB, PAD, EOS = 7, 0, 6
 Prefix = tuple[int, ...]
@@ -190,28 +191,30 @@ class Run:
     def __post_init__(self) -> None:
         self.backend = ScriptedBackend(self.model, self.prompts)
         self.transcript = Transcript(
-            torch.tensor(self.prompts), pad_token_id=PAD, max_length=self.max_length, room=1
+            torch.tensor(self.prompts),
+            pad_token_id=PAD,
+            max_length=self.max_length,
+            pads_done_rows=self.eos is not None,
+            room=1,
         )
         self.stats = GenerationStats()
         self.records: list[StepRecord] = []
         self.memory = Memory(list(self.sources), Calibration(), top_k=3, learns=self.learns)
 
-    def own_pace(self, chooser: Any = None) -> OwnPace:
+    @property
+    def stops(self) -> RowStops:
         eos_ids = frozenset() if self.eos is None else frozenset({self.eos})
-        return OwnPace(chooser or GreedyChooser(self.device), RowStops(self.max_length, eos_ids))
+        return RowStops(self.max_length, eos_ids)
 
-    def processed(self, tape: NoiseTape | None) -> ProcessedChooser:
-        return ProcessedChooser([Processing(unchanged)] * len(self.prompts), tape)
+    def greedy(self) -> GreedyChooser:
+        return GreedyChooser(self.stops, self.device)
 
-    def lockstep(self, **changes: Any) -> Lockstep:
-        arguments = {
-            "processors": unchanged,
-            "criteria": self.criteria,
-            "do_sample": False,
-            "pads_done_rows": self.eos is not None,
-            "pad_token_id": PAD,
-        }
-        return Lockstep(**(arguments | changes))
+    def processed(self, tape: NoiseTape | None = None) -> ProcessedChooser:
+        return ProcessedChooser(self.stops, [Processing(unchanged)] * len(self.prompts), tape)
+
+    def together(self, **changes: Any) -> BatchChooser:
+        arguments = {"processors": unchanged, "criteria": self.criteria, "do_sample": False}
+        return BatchChooser(**(arguments | changes))
 
     def criteria(self, ids: torch.Tensor, scores: Any) -> torch.Tensor:
         ended = (
@@ -219,10 +222,11 @@ class Run:
         )
         return ended | (ids.shape[1] >= self.max_length)
 
-    def decode(self, pace: OwnPace | Lockstep) -> list[list[int]]:
+    def decode(self, chooser: Chooser | None = None) -> list[list[int]]:
         decoder = Decoder(
             backend=self.backend,
-            pace=pace,
+            verifier=Verifier(chooser or self.greedy(), self.transcript),
+            rows=[Row.open(i, p, self.memory, self.config) for i, p in enumerate(self.prompts)],
             transcript=self.transcript,
             memory=self.memory,
             config=self.config,
@@ -230,7 +234,6 @@ class Run:
             device=self.device,
             listeners=[self.records.append],
         )
-        rows = [Row.open(i, p, self.memory, self.config) for i, p in enumerate(self.prompts)]
-        decoder.start(rows, self.backend.prompt_logits())
+        decoder.start(self.backend.prompt_logits())
         decoder.run()
         return self.transcript.sequences().tolist()

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from selfspec.config import SpecConfig
 from selfspec.draft.sources import ContextSource, LutSource, RunnersSource
 from selfspec.stats import GenerationStats
+from selfspec.verify.choosers import ProcessedChooser, Processing
 from selfspec.verify.noise import NoiseTape
-from selfspec.verify.verifier import ProcessedChooser, Processing
 from tests.oracles import greedy_loop, padded
 from tests.scripted import (
     EOS,
@@ -72,17 +72,12 @@ def plain_text(run: Run) -> list[list[int]]:
 
 
 @settings(max_examples=120, deadline=None)
-@given(runs(), st.sampled_from(["own", "together", "processed"]))
-def test_the_text_is_the_plain_loops_whatever_is_drafted(run, pace):
-    paces = {
-        "own": run.own_pace,
-        "together": run.lockstep,
-        "processed": lambda: run.own_pace(run.processed(None)),
-    }
-    assert run.decode(paces[pace]()) == plain_text(run)
+@given(runs(), st.sampled_from(["greedy", "together", "processed"]))
+def test_the_text_is_the_plain_loops_whatever_is_drafted(run, chooser):
+    assert run.decode(getattr(run, chooser)()) == plain_text(run)
     assert max(run.backend.widths, default=1) <= run.config.max_nodes
     assert retold(run) == counts(run.stats)
-    if pace != "together":
+    if chooser != "together":
         check_rows_are_dropped_when_done(run)
 
 
@@ -127,7 +122,7 @@ def test_an_omniscient_chain_is_counted_exactly():
     """
     prompts = [[1, 2], [3, 4]]
     run = Run(MODEL, prompts, [omniscient(MODEL)], 2 + 15, config=SpecConfig(max_nodes=4))
-    run.decode(run.own_pace())
+    run.decode()
     assert counts(run.stats) == {
         "num_new_tokens": 30,
         "num_prompt_tokens_out": 2,
@@ -144,21 +139,21 @@ def test_an_omniscient_chain_is_counted_exactly():
 
 def test_hostile_drafts_cost_steps_and_no_text():
     run = Run(MODEL, [[1, 2]], [hostile(MODEL)], max_length=12)
-    assert run.decode(run.own_pace()) == plain_text(run)
+    assert run.decode() == plain_text(run)
     assert run.stats.accepted_lengths == {0: 9}
     assert run.stats.tokens_per_step == 1.0
 
 
 def test_no_drafts_mean_plain_steps():
     run = Run(MODEL, [[1, 2]], [], max_length=12)
-    assert run.decode(run.own_pace()) == plain_text(run)
+    assert run.decode() == plain_text(run)
     assert run.backend.widths == [1] * 9
 
 
 def test_a_backend_may_ask_for_narrower_trees():
     run = Run(MODEL, [[1, 2]], [omniscient(MODEL)], max_length=2 + 1 + 3 + 1 + 6)
     run.backend.max_widths = iter([3, 1, 100])
-    assert run.decode(run.own_pace()) == plain_text(run)
+    assert run.decode() == plain_text(run)
     assert run.backend.widths == [3, 1, 6]
 
 
@@ -176,7 +171,7 @@ def rows_of_different_lengths() -> tuple[ScriptedModel, list[list[int]]]:
 def test_rows_that_stopped_leave_the_batch():
     model, prompts = rows_of_different_lengths()
     run = Run(model, prompts, [omniscient(model)], 30, EOS)
-    assert run.decode(run.own_pace()) == plain_text(run)
+    assert run.decode() == plain_text(run)
     assert run.backend.kept[0] == [0, 2]
     assert len(run.backend.texts) <= 2
 
@@ -184,7 +179,7 @@ def test_rows_that_stopped_leave_the_batch():
 def test_rows_that_move_together_stay_and_get_pads():
     model, prompts = rows_of_different_lengths()
     run = Run(model, prompts, [omniscient(model)], 30, EOS)
-    assert run.decode(run.lockstep()) == plain_text(run)
+    assert run.decode(run.together()) == plain_text(run)
     assert run.backend.kept == []
     padded_row = [r for r in run.records if r.row == 1]
     text = [t for r in padded_row for t in r.committed_ids]
@@ -205,7 +200,7 @@ def test_processors_see_each_true_prefix_once():
 
     model = ScriptedModel(5)
     run = Run(model, [[1, 2]], [doubtful(model), wild(2)], max_length=15)
-    (text,) = run.decode(run.own_pace(ProcessedChooser([Processing(processor)], None)))
+    (text,) = run.decode(ProcessedChooser(run.stops, [Processing(processor)], None))
     assert seen == [text[:length] for length in range(2, 15)]
     assert all(text[n] == (model.next_token(tuple(text[:n])) + 1) % VOCAB for n in range(2, 15))
 
@@ -214,7 +209,7 @@ def test_each_row_has_processors_of_its_own():
     model = ScriptedModel(5)
     run = Run(model, [[1, 2], [1, 2]], [omniscient(model), wild(2)], max_length=15)
     shifts = [lambda ids, scores, by=by: scores.roll(by, -1) for by in (0, 1)]
-    texts = run.decode(run.own_pace(ProcessedChooser(list(map(Processing, shifts)), None)))
+    texts = run.decode(ProcessedChooser(run.stops, list(map(Processing, shifts)), None))
     for shift, text in enumerate(texts):
         assert all(
             text[n] == (model.next_token(tuple(text[:n])) + shift) % VOCAB for n in range(2, 15)
@@ -223,15 +218,15 @@ def test_each_row_has_processors_of_its_own():
 
 def test_recorded_scores_and_logits_are_one_a_token():
     run = Run(MODEL, [[1, 2], [3, 4]], [omniscient(MODEL)], max_length=12)
-    pace = run.lockstep(
+    chooser = run.together(
         processors=lambda ids, scores: scores * 2, keeps_scores=True, keeps_logits=True
     )
-    texts = run.decode(pace)
-    assert len(pace.scores) == len(pace.logits) == 10
+    texts = run.decode(chooser)
+    assert len(chooser.scores) == len(chooser.logits) == 10
     for step in range(10):
         expected = torch.stack([MODEL.logits(tuple(text[: 2 + step])) for text in texts])
-        assert torch.equal(pace.logits[step], expected)
-        assert torch.equal(pace.scores[step], expected * 2)
+        assert torch.equal(chooser.logits[step], expected)
+        assert torch.equal(chooser.scores[step], expected * 2)
 
 
 def sampling_loop(run: Run) -> list[list[int]]:
@@ -255,9 +250,8 @@ def test_the_same_seed_gives_the_same_samples_and_leaves_the_same_generator(run,
         stock = sampling_loop(run)
         state = torch.get_rng_state()
         torch.manual_seed(seed)
-        chooser = run.processed(NoiseTape(len(run.prompts)))
-        pace = run.lockstep(do_sample=True) if together else run.own_pace(chooser)
-        assert run.decode(pace) == stock
+        alone = run.processed(NoiseTape(len(run.prompts)))
+        assert run.decode(run.together(do_sample=True) if together else alone) == stock
         assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -274,5 +268,5 @@ def test_noise_is_freed_once_every_row_is_past_it():
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        run.decode(run.own_pace(Watching([Processing(unchanged)] * 2, tape)))
+        run.decode(Watching(run.stops, [Processing(unchanged)] * 2, tape))
     assert max(held) <= run.config.max_nodes

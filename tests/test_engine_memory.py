@@ -9,9 +9,9 @@ import torch
 from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.memory import Memory
+from selfspec.draft.row import Row
 from selfspec.draft.sources import ContextSource, LutSource
 from selfspec.engine import top_k_of
-from selfspec.verify.verifier import Row
 from tests.scripted import VOCAB, Run, ScriptedModel, omniscient
 
 MODEL = ScriptedModel(seed=3)
@@ -35,7 +35,7 @@ def test_learning_scopes():
 def test_a_frozen_memory_keeps_its_tables_and_its_rates():
     lut = LutSource(VOCAB, 3)
     run = Run(MODEL, [[1, 2]], [lut, omniscient(MODEL)], learns=False)
-    run.decode(run.own_pace())
+    run.decode()
     assert int((lut.rows.token_ids >= 0).sum()) == 0
     assert run.memory.calibration._rates == {}
     assert all(record.top is None for record in run.records)
@@ -45,7 +45,7 @@ def test_the_luts_hold_what_the_model_said_last():
     model = ScriptedModel(8, order=1)  # the last token decides, so a LUT can know it all
     lut = LutSource(VOCAB, 3)
     run = Run(model, [[1, 2]], [lut])
-    (text,) = run.decode(run.own_pace())
+    (text,) = run.decode()
     for token in text[1:-1]:
         expected = model.logits((token,)).argsort(descending=True)[:3].tolist()
         assert lut.rows.token_ids[token].tolist() == expected

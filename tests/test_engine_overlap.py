@@ -18,32 +18,27 @@ from tests.scripted import EOS, VOCAB, Run, ScriptedModel, doubtful, omniscient
 MODEL = ScriptedModel(seed=3)
 
 
-def decoded(model: ScriptedModel, device: Any, pace: str, **changes: Any) -> tuple[Any, ...]:
+def decoded(model: ScriptedModel, device: Any, chooser: str, **changes: Any) -> tuple[Any, ...]:
     """The texts, the steps, and the tables that were learned."""
     lut = LutSource(VOCAB, 3)
     arguments = {"prompts": [[1, 2], [3, 4]], "max_length": 24} | changes
     run = Run(model, sources=[lut, doubtful(model)], device=device, **arguments)
-    paces = {
-        "own": run.own_pace,
-        "together": run.lockstep,
-        "processed": lambda: run.own_pace(run.processed(None)),
-    }
-    texts = run.decode(paces[pace]())
+    texts = run.decode(getattr(run, chooser)())
     return texts, run.stats.num_steps, run.stats.accepted_lengths, lut.arrays()
 
 
 @settings(max_examples=40)
 @given(
     seed=st.integers(0, 99),
-    pace=st.sampled_from(["own", "together", "processed"]),
+    chooser=st.sampled_from(["greedy", "together", "processed"]),
     eos=st.sampled_from([None, EOS]),
     max_nodes=st.integers(1, 7),
 )
-def test_the_same_with_and_without_overlap(seed, pace, eos, max_nodes):
+def test_the_same_with_and_without_overlap(seed, chooser, eos, max_nodes):
     model = ScriptedModel(seed)
     config = SpecConfig(max_nodes=max_nodes)
     devices = [CpuDevice(), *(RecordingDevice([], overlap=overlap) for overlap in (True, False))]
-    runs = [decoded(model, device, pace, eos=eos, config=config) for device in devices]
+    runs = [decoded(model, device, chooser, eos=eos, config=config) for device in devices]
     for *rest, arrays in runs[1:]:
         assert rest == list(runs[0][:-1])
         for name, array in runs[0][-1].items():
@@ -64,7 +59,7 @@ STEP = [
 def test_a_greedy_step_waits_once_for_ids_and_once_for_tables():
     log: list[str] = []
     run = Run(MODEL, [[1, 2]], [omniscient(MODEL)], max_length=12, device=RecordingDevice(log))
-    run.decode(run.own_pace())
+    run.decode()
     start = STEP[:4] + STEP[5:]  # the prompt's own token: no KV is moved
     assert log == start + STEP * run.stats.num_steps
 
@@ -79,7 +74,7 @@ def test_who_does_not_learn_asks_for_no_tables():
         device=RecordingDevice(log),
         learns=False,
     )
-    run.decode(run.own_pace())
+    run.decode()
     assert "fetch beside" not in log
 
 
@@ -89,7 +84,7 @@ def test_the_kv_is_moved_before_the_next_forward(overlap):
     device = RecordingDevice(log, overlap=overlap)
     run = Run(MODEL, [[1, 2]], [omniscient(MODEL)], max_length=12, device=device)
     run.backend.lay_out = told(log, "forward", run.backend.lay_out)  # type: ignore[method-assign]
-    run.decode(run.own_pace())
+    run.decode()
     *before_forwards, _ = " ".join(log).split("forward")
     assert len(before_forwards) == run.stats.num_steps
     assert all(before.rfind("join") > before.rfind("side") for before in before_forwards)

@@ -21,7 +21,7 @@ EVERYTHING = None
 
 # What each room may import of ours: the table of docs/design.md.
 _DRAFT = {"config", "draft", "records"}
-_VERIFY = {"config", "draft", "machine", "records", "verify"}
+_VERIFY = {"config", "machine", "records", "verify"}
 _RUN = {"config", "cost", "errors", "machine", "records", "run"}
 _ENGINE = _DRAFT | _VERIFY | _RUN | {"stats"}
 ALLOWED: dict[str, set[str] | None] = {

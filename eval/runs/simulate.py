@@ -20,9 +20,9 @@ from eval.report.statistics import OVERALL
 from eval.report.tables import Table
 from selfspec import GenerationStats, SelfSpec, SpecConfig, StepRecord
 from selfspec.draft.memory import Memory
+from selfspec.draft.row import Row
 from selfspec.records import DraftTree, TopK
 from selfspec.store import load_cache
-from selfspec.verify.verifier import Row
 from selfspec.verify.walk import walk
 
 __all__ = ["Text", "recorded_texts", "replay", "replays_table", "simulated"]
@@ -100,11 +100,11 @@ def _verified(tree: DraftTree, to_come: Sequence[int]) -> StepRecord:
     """The walk down the tree, where the text says which way."""
     committed: list[int] = []
 
-    def commit(_node: int) -> tuple[int, bool]:
+    def commit(_nodes: Sequence[int]) -> tuple[list[int], bool]:
         committed.append(to_come[len(committed)])
-        return committed[-1], len(committed) == len(to_come)
+        return committed[-1:], len(committed) == len(to_come)
 
-    path = walk(tree, commit)
+    (path,) = walk([tree], commit)
     return StepRecord(row=0, tree=tree, path=path, committed_ids=committed)
 
 

@@ -13,6 +13,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget, FixedBudget, MeasuredBudget, ThresholdBudget
 from selfspec.draft.memory import Memory
+from selfspec.draft.row import Row
 from selfspec.engine import Decoder
 from selfspec.errors import UnsupportedError
 from selfspec.machine.device import Device, device_for
@@ -24,9 +25,10 @@ from selfspec.run.probe import Ability
 from selfspec.run.rope import stands_beyond
 from selfspec.run.tree_kv import foreign_layer
 from selfspec.stats import GenerationStats
+from selfspec.verify.choosers import BatchChooser, Chooser, GreedyChooser, ProcessedChooser
 from selfspec.verify.noise import NoiseTape
 from selfspec.verify.transcript import Streamer, Transcript
-from selfspec.verify.verifier import GreedyChooser, Lockstep, OwnPace, ProcessedChooser, Row
+from selfspec.verify.verifier import Verifier
 
 __all__ = ["Call", "SelfSpecOutput"]
 
@@ -102,7 +104,7 @@ class Call:
         try:
             device = device_for(prompt_logits.device, overlap=self.config.overlap)
             decoder = self._decoder(prepared, backend, memory, device)
-            decoder.start(self._rows(decoder), prompt_logits)
+            decoder.start(prompt_logits)
             decoder.run()
         finally:
             self.stats.forward = backend.kind
@@ -167,14 +169,17 @@ class Call:
             self.input_ids,
             pad_token_id=None if pad is None else int(pad),
             max_length=self.generation_config.max_length,
+            pads_done_rows=has_eos_rule(self.stopping_criteria),
             streamer=self.streamer,
         )
+        config = self.config.changed(top_k=1, num_branches=0) if chains else self.config
         return Decoder(
             backend=backend,
-            pace=self._pace(ability, device),
+            verifier=Verifier(self._chooser(ability, device), transcript),
+            rows=self._rows(memory, config),
             transcript=transcript,
             memory=memory,
-            config=self.config.changed(top_k=1, num_branches=0) if chains else self.config,
+            config=config,
             stats=self.stats,
             budget=self._budget(prepared, backend),
             device=device,
@@ -188,16 +193,16 @@ class Call:
             return FixedBudget()
         return MeasuredBudget(prepared.curve(backend, len(self.input_ids)))
 
-    def _pace(self, ability: Ability, device: Device) -> OwnPace | Lockstep:
-        """Own pace where nothing asks for the rows to move together."""
+    def _chooser(self, ability: Ability, device: Device) -> Chooser:
+        """Rows walk their trees alone unless something asks for them to move together."""
         stops = row_stops(self.stopping_criteria)
         if stops is None or self._moves_together(ability):
-            return self._lockstep()
+            return self._batch_chooser()
         if not self.logits_processor and not self.generation_config.do_sample:
-            return OwnPace(GreedyChooser(device), stops)
+            return GreedyChooser(stops, device)
         tape = NoiseTape(len(self.input_ids)) if self.generation_config.do_sample else None
         processors = for_rows(self.logits_processor, len(self.input_ids))
-        return OwnPace(ProcessedChooser([in_two(of_row) for of_row in processors], tape), stops)
+        return ProcessedChooser(stops, [in_two(of_row) for of_row in processors], tape)
 
     def _moves_together(self, ability: Ability) -> bool:
         config = self.generation_config
@@ -217,26 +222,23 @@ class Call:
             or (several and not looks_at_rows(self.logits_processor))
         )
 
-    def _lockstep(self) -> Lockstep:
+    def _batch_chooser(self) -> BatchChooser:
         config = self.generation_config
-        pad = config._pad_token_tensor
-        return Lockstep(
+        return BatchChooser(
             processors=self.logits_processor,
             criteria=self.stopping_criteria,
             do_sample=bool(config.do_sample),
-            pads_done_rows=has_eos_rule(self.stopping_criteria),
-            pad_token_id=0 if pad is None else int(pad),
             keeps_scores=bool(config.return_dict_in_generate and config.output_scores),
             keeps_logits=bool(config.return_dict_in_generate and config.output_logits),
         )
 
-    def _rows(self, decoder: Decoder) -> list[Row]:
+    def _rows(self, memory: Memory, config: SpecConfig) -> list[Row]:
         visible = self._visible()
         rows = []
         for index, ids in enumerate(self.input_ids):
             if visible is not None:
                 ids = ids[visible[index, -len(ids) :]] if len(ids) else ids
-            rows.append(Row.open(index, ids.tolist(), decoder.memory, decoder.config))
+            rows.append(Row.open(index, ids.tolist(), memory, config))
         return rows
 
     def _result(self, decoder: Decoder) -> Any:
@@ -244,11 +246,11 @@ class Call:
         config = self.generation_config
         if not config.return_dict_in_generate:
             return sequences
-        pace: Any = decoder.pace
+        recorded: Any = decoder.verifier.chooser
         output = SelfSpecOutput(
             sequences=sequences,
-            scores=tuple(pace.scores) if config.output_scores else None,
-            logits=tuple(pace.logits) if config.output_logits else None,
+            scores=tuple(recorded.scores) if config.output_scores else None,
+            logits=tuple(recorded.logits) if config.output_logits else None,
             past_key_values=self.model_kwargs["past_key_values"],
         )
         output.stats = self.stats

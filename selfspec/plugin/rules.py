@@ -17,9 +17,9 @@ from transformers.generation import logits_process, stopping_criteria
 
 from selfspec.errors import UnsupportedError
 from selfspec.run.rope import rope_reason
+from selfspec.verify.choosers import Processing
 from selfspec.verify.shortlist import Warpers
 from selfspec.verify.transcript import RowStops
-from selfspec.verify.verifier import Processing
 
 __all__ = [
     "for_rows",

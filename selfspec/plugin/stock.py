@@ -14,11 +14,11 @@ import torch
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.logits_process import LogitsProcessor
 
+from selfspec.draft.row import Row
 from selfspec.engine import top_k_of
 from selfspec.plugin.prompt import last_pairs
 from selfspec.plugin.spec import SelfSpec
 from selfspec.records import DraftTree, StepRecord
-from selfspec.verify.verifier import Row
 
 __all__ = ["LutRecorder", "SelfSpecCandidateGenerator"]
 

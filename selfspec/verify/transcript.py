@@ -55,13 +55,15 @@ class Transcript:
         *,
         pad_token_id: int | None,
         max_length: int,
+        pads_done_rows: bool = False,
         streamer: Streamer | None = None,
         room: int = 256,
     ) -> None:
         num_rows, self.prompt_length = input_ids.shape
         self._ids = input_ids.new_empty(num_rows, self.prompt_length + room)
         self._ids[:, : self.prompt_length] = input_ids
-        self._pad_id = 0 if pad_token_id is None else pad_token_id
+        self.pad_token_id = 0 if pad_token_id is None else pad_token_id
+        self._pads_done_rows = pads_done_rows
         self._max_length = max_length
         self._streamer = streamer
         self._num_streamed = self.prompt_length
@@ -92,6 +94,10 @@ class Transcript:
         """Tokens committed to a row."""
         return self.lengths[row] - self.prompt_length
 
+    def is_padded(self, row: int) -> bool:
+        """Does a row get nothing but pads from now on, because it stopped before the others?"""
+        return self._pads_done_rows and self.done[row]
+
     def max_depth(self, row: int) -> int:
         """How many drafts can still be committed to a row with a token of the model's behind them.
 
@@ -109,8 +115,14 @@ class Transcript:
 
     def commit_all(
         self, tokens: torch.Tensor, criteria: Callable[..., torch.Tensor], scores: Any
-    ) -> None:
-        """Appends `tokens` (B,) to all rows at once and asks stock's criteria, in stock's order."""
+    ) -> list[int]:
+        """Appends `tokens` (B,) to all rows at once and asks stock's criteria, in stock's order.
+
+        Returns what was appended: rows that are padded got the pad token instead.
+        """
+        if self._pads_done_rows:
+            done = torch.tensor(self.done, device=tokens.device)
+            tokens = tokens.masked_fill(done, self.pad_token_id)
         length = self.lengths[0] + 1
         self._reserve(length)
         self._ids[:, length - 1] = tokens
@@ -119,6 +131,8 @@ class Transcript:
         self.done = [was or now for was, now in zip(self.done, stopped, strict=True)]
         if self._streamer is not None:
             self._streamer.put(tokens.cpu())
+        ids: list[int] = tokens.tolist()
+        return ids
 
     def sequences(self) -> torch.Tensor:
         """(B, L): the output, rows that stopped early filled up with the pad token."""
@@ -126,7 +140,7 @@ class Transcript:
         length = max(self.lengths)
         for row, own_length in enumerate(self.lengths):
             if own_length < length:
-                self._ids[row, own_length:length] = self._pad_id
+                self._ids[row, own_length:length] = self.pad_token_id
         return self._ids[:, :length].clone()
 
     def end(self) -> None:
@@ -171,5 +185,5 @@ class Transcript:
         self._write_all_down()
         ended = [column >= length for length in self.lengths]
         tokens = self._ids[:, column].cpu().clone()
-        tokens[torch.tensor(ended)] = self._pad_id
+        tokens[torch.tensor(ended)] = self.pad_token_id
         return tokens

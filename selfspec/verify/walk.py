@@ -1,4 +1,4 @@
-"""The walk down a verified tree.
+"""The walk down verified trees.
 
 At each visited node the model's own next token is chosen as stock `generate()` would choose it;
 the walk goes down where a child carries that token and ends where none does. So no draft,
@@ -7,25 +7,32 @@ however wrong, can change the text. Knows nothing of where drafts come from.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from selfspec.records import DraftTree
 
 __all__ = ["walk"]
 
+Commit = Callable[[Sequence[int]], tuple[Sequence[int], bool]]
 
-def walk(tree: DraftTree, commit: Callable[[int], tuple[int, bool]]) -> list[int]:
-    """The accepted nodes, the root first.
 
-    `commit(node)` chooses and commits the token behind `node`, and says whether the row stops
-    with it. It is called once for each node of the path, in order.
+def walk(trees: Sequence[DraftTree], commit: Commit) -> list[list[int]]:
+    """The accepted nodes of each tree, the root first, where all go down together.
+
+    `commit(nodes)` chooses and commits the token behind each tree's node, and says whether the
+    text ends with them. It is called once for each level, in order. The walk ends where one of the
+    trees has no child for its token.
     """
-    node = 0
-    path = [0]
+    nodes = [0] * len(trees)
+    paths = [[0] for _ in trees]
     while True:
-        token, stops = commit(node)
-        child = tree.children[node].get(token)
-        if stops or child is None:
-            return path
-        node = child
-        path.append(node)
+        tokens, stops = commit(nodes)
+        below = [
+            tree.children[node].get(token)
+            for tree, node, token in zip(trees, nodes, tokens, strict=True)
+        ]
+        nodes = [node for node in below if node is not None]
+        if stops or len(nodes) < len(below):
+            return paths
+        for path, node in zip(paths, nodes, strict=True):
+            path.append(node)

@@ -29,8 +29,8 @@ from selfspec.plugin.rules import (
     refuse_unservable,
     row_stops,
 )
+from selfspec.verify.choosers import Processing
 from selfspec.verify.shortlist import Warpers
-from selfspec.verify.verifier import Processing
 from tests.fakes import tiny_model
 
 VOCAB, LENGTH = 31, 6
