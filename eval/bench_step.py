@@ -35,7 +35,7 @@ from eval.options import add_methods, add_run_options, described
 from eval.report.rows import ROWS, Record
 from eval.report.statistics import OVERALL
 from eval.report.steps import bounds, curve_table, stages_table
-from eval.report.summary import summary
+from eval.report.summary import summary, trust
 from eval.report.tables import steps_table
 from eval.runs.asked import Asked, Shard
 from eval.runs.progress import RunProgress
@@ -72,6 +72,7 @@ def _run(options: argparse.Namespace) -> int:
         curve = CostCurve.from_dict(record.curve)
         tables.append(curve_table(curve, record.curve["num_columns"], max_nodes))
     print("\n\n".join(table.markdown() for table in tables if table is not None))
+    print(f"\n{trust(figures)}")
     print(json.dumps(_told(figures, record)))
     return int(any(name not in figures["left_out"] for name in figures["errors"]))
 
@@ -103,6 +104,7 @@ def _told(figures: dict[str, Any], record: Record) -> dict[str, Any]:
         "figures": methods,
         "differs": {name: _differing(record, name) for name in methods if name != STOCK},
         "left_out": left_out,
+        "stock_variation": figures["stock_variation"],
         "errors": figures["errors"],
         **_curve_json(record, config.max_nodes),
     }

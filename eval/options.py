@@ -253,6 +253,8 @@ def _add_decoding(group: Any) -> None:
     add("--max-new-tokens", type=int, default=128, metavar="N", help="default: 128")
     add("--temperature", type=float, default=0.0, metavar="T", help="0: greedy, the default")
     add("--seed", type=int, default=0, metavar="N", help="question number n gets seed N + n")
+    rounds = "answer all so often, from the same state each time; default: %(default)s"
+    add("--rounds", type=int, default=1, metavar="N", help=rounds)
     add("--batch-size", type=int, default=1, metavar="N", help="questions answered together")
 
 

@@ -15,7 +15,7 @@ from eval.methods.studies import STUDIES
 from eval.report.pictures import pictures
 from eval.report.rows import Record
 from eval.report.statistics import OVERALL
-from eval.report.summary import summary
+from eval.report.summary import summary, trust
 from eval.report.tables import Table, methods_table, tasks_table, winners
 from selfspec.user_files import replace_text
 
@@ -119,6 +119,7 @@ def _about(figures: Summary) -> dict[str, str]:
         f"{where['threads']} threads{shards}",
         "versions": f"selfspec {where['selfspec']} ({commit}), torch {where['torch']}, "
         f"transformers {where['transformers']}, Python {where['python']}",
+        "times": trust(figures),
         "questions": "; ".join([*figures["notes"], f"{_num_answers(figures)} answers of each"]),
     }
 

@@ -7,7 +7,8 @@ run      one start of the command, in one process: `schema`, `run` (its name), `
          `num_shards` (processes that shared the questions), `notes`,
          `left_out` (methods that this model or device can't have, with the reason)
 answer   one method's answer to one question, or to a batch of them, in one turn:
-           run, method, task, questions (their ids), turn (from 0), place (in the order of methods)
+           run, method, task, questions (their ids), turn (from 0), place (in the order of methods),
+           round (from 0: a round is all questions once more, from the same state)
          where it failed: `error`, and no numbers; else `numbers`:
            num_prompt_tokens, num_new_tokens   of all questions of the batch
            seconds, prefill_seconds            of the whole call; to the end of the first forward
@@ -24,7 +25,7 @@ answer   one method's answer to one question, or to a batch of them, in one turn
 text     `questions`, `turn`, `prompt_ids` and `output_ids` of the reference: for `eval simulate`
 curve    `seconds` of a forward by its width, on this machine, behind `num_columns` of text
 
-Where a key (questions, turn, method) comes twice, the later line counts.
+Where a key (questions, turn, method, round) comes twice, the later line counts.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class Key(NamedTuple):
     questions: tuple[int | str, ...]
     turn: int
     method: str
+    round: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,12 +100,13 @@ class Answer:
     questions: tuple[int | str, ...]
     turn: int
     place: int
+    round: int = 0
     error: str | None = None
     numbers: Numbers | None = None
 
     @property
     def key(self) -> Key:
-        return Key(self.questions, self.turn, self.method)
+        return Key(self.questions, self.turn, self.method, self.round)
 
     def as_line(self) -> dict[str, Any]:
         """What is written; of `error` and `numbers` only the one that there is."""

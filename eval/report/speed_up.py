@@ -16,7 +16,17 @@ import numpy as np
 
 from eval.report.rows import Answer, Numbers
 
-__all__ = ["Cost", "Measure", "SpeedUp", "Spread", "costs", "decoding_cost", "ratios", "whole_cost"]
+__all__ = [
+    "Cost",
+    "Measure",
+    "SpeedUp",
+    "Spread",
+    "costs",
+    "decoding_cost",
+    "ratios",
+    "variation",
+    "whole_cost",
+]
 
 _RESAMPLES = 2000
 _SEED = 0
@@ -90,18 +100,38 @@ def decoding_cost(answer: Answer, numbers: Numbers) -> Cost:
 
 
 def costs(answers: Iterable[Answer], method: str, cost: Measure = whole_cost) -> dict[Any, Cost]:
-    """By question, what a method took for it; what it failed on in any turn is left out."""
+    """By question, what a method took for it; what it failed on in any turn is left out.
+
+    Of several rounds that with the median of the seconds counts, for each turn by itself.
+    """
+    own = [answer for answer in answers if answer.method == method]
+    failed = {answer.questions for answer in own if answer.numbers is None}
     found: dict[Any, Cost] = {}
-    failed = set()
+    for (questions, _), tried in _by_turn(own, cost).items():
+        if questions not in failed:
+            median = sorted(tried)[(len(tried) - 1) // 2]
+            found[questions] = found.get(questions, Cost(0.0, 0)) + median
+    return found
+
+
+def variation(answers: Iterable[Answer], method: str) -> float | None:
+    """How far a method's seconds for one and the same turn lie apart in several rounds.
+
+    The median over turns of (most - least) / least; None where nothing was answered twice.
+    """
+    tried = _by_turn([each for each in answers if each.method == method], whole_cost).values()
+    seconds = [[cost.seconds for cost in each] for each in tried if len(each) > 1]
+    return statistics.median(max(s) / min(s) - 1 for s in seconds) if seconds else None
+
+
+def _by_turn(answers: Iterable[Answer], cost: Measure) -> dict[tuple[Any, int], list[Cost]]:
+    """By question and turn, what each round took."""
+    found: dict[tuple[Any, int], list[Cost]] = {}
     for answer in answers:
-        if answer.method != method:
-            continue
-        if answer.numbers is None:
-            failed.add(answer.questions)
-            continue
-        so_far = found.get(answer.questions, Cost(0.0, 0))
-        found[answer.questions] = so_far + cost(answer, answer.numbers)
-    return {key: each for key, each in found.items() if key not in failed}
+        if answer.numbers is not None:
+            tried = found.setdefault((answer.questions, answer.turn), [])
+            tried.append(cost(answer, answer.numbers))
+    return found
 
 
 def ratios(slow: Mapping[Any, Cost], fast: Mapping[Any, Cost]) -> SpeedUp | None:

@@ -40,6 +40,7 @@ class Figures:
     speed_up: SpeedUp | None  # of the whole calls
     decode_speed_up: SpeedUp | None
     drafting_speed_up: SpeedUp | None  # over selfspec's own forward without drafts
+    speed_up_by_round: list[float]  # totals of whole calls; empty where there is one round
     num_same: int
     num_near_ties: int
     num_different: int
@@ -83,6 +84,7 @@ def figures(answers: Sequence[Answer], method: str) -> Figures:
         speed_up=_speed_up(answers, method, whole_cost),
         decode_speed_up=_speed_up(answers, method, decoding_cost),
         drafting_speed_up=_drafting_speed_up(answers, method, numbers),
+        speed_up_by_round=_by_round(answers, method),
         table_bytes=max(tables, default=None),
         disabled_reason=reasons[-1] if reasons else None,
         **_rates(given),
@@ -150,6 +152,15 @@ def _speed_up(answers: Sequence[Answer], method: str, cost: Measure) -> SpeedUp 
     """None for stock itself."""
     sides = (costs(answers, name, cost) for name in (STOCK, method))
     return None if method == STOCK else ratios(*sides)
+
+
+def _by_round(answers: Sequence[Answer], method: str) -> list[float]:
+    rounds = sorted({answer.round for answer in answers})
+    if len(rounds) == 1:
+        return []
+    parts = ([answer for answer in answers if answer.round == number] for number in rounds)
+    found = (_speed_up(part, method, whole_cost) for part in parts)
+    return [each.total for each in found if each is not None]
 
 
 def _drafting_speed_up(

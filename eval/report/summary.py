@@ -5,6 +5,7 @@
     methods                                method -> task, or `overall` -> figures
     left_out                               methods that could not take part, and why
     errors                                 what failed, and how often
+    stock_variation                        of stock's seconds for one question from round to round
     curve                                  seconds of a forward by its width; null: not measured
 
 A figure is null where there is nothing to say. `speed_up` is stock's seconds over the method's, of
@@ -12,7 +13,8 @@ whole calls: `total` of all questions together with the bootstrap's 95 % from `l
 `mean`, `median`, `q1`, `q3`, `min` and `max` over questions; a text of another length counts as if
 it had stock's. `decode_speed_up` is the same without the prompts' forwards; `drafting_speed_up` is
 over `forward-only` instead of stock, where that took part. `stage_ms` is the time of a step by
-stage, `call_ms` what is spent once a call.
+stage, `call_ms` what is spent once a call. Of several rounds a question counts with the median of
+its seconds; `speed_up_by_round` has the total of each round.
 """
 
 from __future__ import annotations
@@ -21,10 +23,14 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from eval.methods.names import STOCK
 from eval.report.rows import SCHEMA, Answer, Record
+from eval.report.speed_up import variation
 from eval.report.statistics import OVERALL, by_task
 
-__all__ = ["brief", "errors", "summary"]
+__all__ = ["brief", "errors", "summary", "trust"]
+
+_MUCH = 0.2  # Stock varies by less than this on a machine that does nothing else.
 
 
 def summary(record: Record) -> dict[str, Any]:
@@ -37,7 +43,7 @@ def summary(record: Record) -> dict[str, Any]:
     }
     return {
         "schema": SCHEMA,
-        "settings": {**first["settings"], "limit": record.runs[-1]["settings"]["limit"]},
+        "settings": {**first["settings"], **_last_of(record, "limit", "rounds")},
         "environment": first["environment"],
         "notes": record.runs[-1]["notes"],
         "num_runs": len(record.runs),
@@ -45,8 +51,26 @@ def summary(record: Record) -> dict[str, Any]:
         "methods": {name: methods[name] for name in first["settings"]["methods"]},
         "left_out": record.runs[-1].get("left_out", {}),
         "errors": errors(answers),
+        "stock_variation": variation(answers, STOCK),
         "curve": record.curve,
     }
+
+
+def _last_of(record: Record, *names: str) -> dict[str, Any]:
+    """Settings in which a run may have been made longer."""
+    settings = record.runs[-1]["settings"]
+    return {name: settings[name] for name in names if name in settings}
+
+
+def trust(values: Mapping[str, Any]) -> str:
+    """A sentence on how far the seconds of a run, and so its speed-ups, can be trusted."""
+    varies = values["stock_variation"]
+    if varies is None:
+        return "Each time is of a single run; --rounds 3 shows how far they vary on this machine."
+    told = f"Stock's own times for the same question vary by {varies:.0%} from round to round"
+    if varies <= _MUCH:
+        return f"{told}."
+    return f"{told}: the machine was busy, and no speed-up here is surer than that."
 
 
 def brief(values: Mapping[str, Any]) -> dict[str, Any]:

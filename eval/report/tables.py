@@ -46,14 +46,16 @@ class Table(NamedTuple):
 def methods_table(summary: Summary) -> Table:
     """A row for each method, over all questions."""
     head = ["method", "tokens per step", "a query", "speed-up", "95 %", "mean", "median"]
-    head += ["quartiles", "worst", "tokens/s", "ms a token", "LUTs, MB", "same text", "failed"]
+    head += ["quartiles", "rounds", "worst", "tokens/s", "ms a token", "LUTs, MB"]
+    head += ["same text", "failed"]
     rows = [_method_row(name, parts[OVERALL]) for name, parts in _taking_part(summary).items()]
     note = (
         "Tokens per step: in brackets the queries of a step, nodes and branches; a query: the one "
         "over the other, 1 for plain decoding. Speed-up: "
         "stock's seconds over the method's, prompts and all, of all questions together, with the "
         "interval in which 95 % of resamplings put it; mean, median, quartiles and worst over "
-        "questions. Same text: answers equal to stock's, near-ties and different ones behind them."
+        "questions; rounds: the totals of single rounds, from the least to the most. "
+        "Same text: answers equal to stock's, near-ties and different ones behind them."
     )
     return Table("All questions", head, rows, note)
 
@@ -73,15 +75,8 @@ def tasks_table(summary: Summary, title: str, figure: str) -> Table:
 def steps_table(summary: Summary) -> Table:
     """A row for each task and method: what was gained, in all and from decoding alone."""
     head = ["task", "method", "answers", "tokens", "ms a token", "speed-up", "median", "quartiles"]
-    head += [
-        "min",
-        "max",
-        "drafting alone",
-        "decoding, ms",
-        "speed-up",
-        "tokens per step",
-        "same text",
-    ]
+    head += ["rounds", "min", "max", "drafting alone", "decoding, ms", "speed-up"]
+    head += ["tokens per step", "same text"]
     methods = _taking_part(summary)
     rows = [
         [task, name, *_step_cells(name, parts[task])]
@@ -112,6 +107,7 @@ def _step_cells(name: str, figures: Mapping[str, Any]) -> list[str]:
         _number(figures["ms_per_token"]),
         *(_times(speed_up, key) for key in ("total", "median")),
         _quartiles(speed_up),
+        _rounds(figures),
         *(_times(speed_up, key) for key in ("min", "max")),
         _times(figures["drafting_speed_up"], "total"),
         _number(figures["decode_ms_per_token"]),
@@ -148,7 +144,7 @@ def _method_row(name: str, figures: Mapping[str, Any]) -> list[str]:
         _number(_per_query(figures)),
         *(_times(speed_up, "total"), interval or _NONE),
         *(_times(speed_up, key) for key in ("mean", "median")),
-        *(_quartiles(speed_up), _times(speed_up, "min")),
+        *(_quartiles(speed_up), _rounds(figures), _times(speed_up, "min")),
         _number(figures["goodput"]),
         _number(figures["ms_per_token"]),
         _megabytes(figures.get("table_bytes")),
@@ -197,6 +193,12 @@ def _megabytes(num_bytes: int | None) -> str:
 
 def _quartiles(speed_up: Mapping[str, float] | None) -> str:
     return _NONE if speed_up is None else f"{speed_up['q1']:.2f} to {speed_up['q3']:.2f}"
+
+
+def _rounds(figures: Mapping[str, Any]) -> str:
+    """The least and the most of the rounds' totals."""
+    totals = figures["speed_up_by_round"]
+    return f"{min(totals):.2f} to {max(totals):.2f}" if totals else _NONE
 
 
 def _times(speed_up: Mapping[str, float] | None, key: str) -> str:

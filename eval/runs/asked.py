@@ -59,6 +59,7 @@ class Asked:
     seed: int = 0
     batch_size: int = 1
     turns: int | None = None
+    rounds: int = 1
     prompt_format: str = "auto"
     cache: str | None = None
     warm_up: int = 0
@@ -69,7 +70,7 @@ class Asked:
     study: str | None = None  # that the variants are of
 
     def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "batch_size", "turns", "threads"):
+        for name in ("max_new_tokens", "batch_size", "turns", "rounds", "threads"):
             self._check_at_least(name, getattr(self, name), 1)
         self._check_at_least("warm_up", self.warm_up, 0)
         self._check_at_least("temperature", self.temperature, 0)
@@ -120,6 +121,7 @@ class Asked:
             "seed": self.seed,
             "batch_size": self.batch_size,
             "turns": self.turns,
+            "rounds": self.rounds,
             "prompt_format": self.prompt_format,
             "cache": short_name(self.cache),
             "warm_up": self.warm_up,

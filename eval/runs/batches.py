@@ -29,9 +29,10 @@ class Batch(NamedTuple):
     def ids(self) -> tuple[Id, ...]:
         return tuple(question.id for question in self.questions)
 
-    def keys(self, methods: Sequence[str]) -> list[Key]:
-        """Of all answers that there will be."""
-        return [Key(self.ids, turn, name) for turn in range(self.num_turns) for name in methods]
+    def keys(self, methods: Sequence[str], number: int = 0) -> list[Key]:
+        """Of all answers that there will be in the round of that number."""
+        turns = range(self.num_turns)
+        return [Key(self.ids, turn, name, number) for turn in turns for name in methods]
 
 
 def batches(

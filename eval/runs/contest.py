@@ -52,15 +52,24 @@ class _Round(NamedTuple):
 class Contest:
     """Puts questions to all methods of a stage, in turn, and says what came of it."""
 
-    def __init__(self, stage: Stage, asked: Asked, run: str) -> None:
+    def __init__(
+        self, stage: Stage, asked: Asked, run: str, *, told: Callable[[str], None], number: int = 0
+    ) -> None:
+        """`told` hears of each answer; `number` is the round's."""
         self._stage = stage
         self._refusals = stage.left_out()
         self._asked = asked
         self._run = run
+        self._told = told
+        self._number = number
 
     def warm_up(self, batch: Batch) -> None:
         """Pays for what only first calls cost; what was learned by it is forgotten."""
         self.answer(batch)
+        self.forget()
+
+    def forget(self) -> None:
+        """Lets every method know what it knew at the start."""
         for method in self._stage.methods.values():
             method.forget()
 
@@ -109,13 +118,13 @@ class Contest:
 
     def _order(self, batch: Batch, turn: int) -> list[str]:
         names = list(self._stage.methods)
-        first = (batch.place + turn) % len(names)
+        first = (batch.place + turn + self._number) % len(names)
         return names[first:] + names[:first]
 
     def _attempt(self, name: str, prompts: Padded, batch: Batch) -> Outcome:
         if (refusal := self._refusals.get(name)) is not None:
             return Outcome([], {}, refusal)
-        return attempt(
+        outcome = attempt(
             self._stage.model,
             self._stage.methods[name],
             prompts,
@@ -123,6 +132,8 @@ class Contest:
             temperature=self._asked.temperature,
             seed=self._asked.seed + batch.number,
         )
+        self._told(f"{name} answered {batch.questions[0].task} {batch.ids[0]}")
+        return outcome
 
     def _lines(self, this: _Round) -> list[Line]:
         lines = []
@@ -160,5 +171,6 @@ class Contest:
             "questions": batch.ids,
             "turn": turn,
             "place": place,
+            "round": self._number,
         }
         return lambda **what: Answer(**about, **what).as_line()

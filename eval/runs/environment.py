@@ -22,8 +22,8 @@ from selfspec.store import locate, read_card, tokenizer_info
 __all__ = ["check_same", "environment", "short_name", "versions", "where"]
 
 _SAMPLE = 64  # values of each weight that go into the hash
-# a longer run of the same questions, and a commit that changes no code, are no other run
-_MAY_DIFFER = frozenset(["limit", "git_commit", "git_dirty"])
+# More questions or rounds, and a commit that changes no code, make no other run.
+_MAY_DIFFER = frozenset(["limit", "rounds", "git_commit", "git_dirty"])
 
 
 def environment(model: Any, tokenizer: Any, cache: str | None) -> dict[str, Any]:

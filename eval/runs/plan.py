@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from eval.benches.questions import Question
@@ -23,9 +22,10 @@ class Plan(NamedTuple):
     measured: list[Batch]
     notes: list[str]
 
-    def keys(self, methods: Sequence[str]) -> list[Key]:
+    def keys(self, asked: Asked) -> list[Key]:
         """Of all answers that the run is to have."""
-        return [key for batch in self.measured for key in batch.keys(methods)]
+        rounds = range(asked.rounds)
+        return [k for n in rounds for batch in self.measured for k in batch.keys(asked.methods, n)]
 
 
 def make_plan(asked: Asked, bench: Loaded, stage: Stage) -> Plan:

@@ -23,11 +23,14 @@ from eval.report.speed_up import Cost, costs, ratios
 
 __all__ = ["RunProgress", "answer_line", "clock"]
 
+_SILENCE = 10.0  # seconds
+
 
 class RunProgress:
     """On a terminal with a bar, elsewhere lines alone."""
 
     def __init__(self, file: TextIO) -> None:
+        self._last = monotonic()
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -52,8 +55,14 @@ class RunProgress:
     ) -> None:
         self._progress.stop()
 
+    def meanwhile(self, text: str) -> None:
+        """A line where there was none for a while, so that no wait is silent."""
+        if monotonic() - self._last >= _SILENCE:
+            self.say(text)
+
     def say(self, text: str) -> None:
         """A line above the bar."""
+        self._last = monotonic()
         self._progress.console.print(text, markup=False, soft_wrap=True)
 
     def stage(self, title: str, total: int) -> Stage:

@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from eval.benches.registry import load_bench
 from eval.errors import EvalError, one_line
@@ -71,20 +71,18 @@ class _Runner:
         if known.runs:
             check_same(self.asked.output, known.runs[0], head)
         own = self.plan.measured[self.shard.rank :: self.shard.num_shards]
-        done = [batch for batch in own if _is_done(batch, self.asked, known)]
-        to_do = [batch for batch in own if batch not in done]
+        rounds = [_Round.of(number, own, self.asked, known) for number in range(self.asked.rounds)]
         absent = [f"{name} is left out: {why}" for name, why in head["left_out"].items()]
         for note in [f"state: {self.asked.state}", *self.plan.notes, *absent]:
             self.progress.say(note)
-        if not to_do:
+        if not any(each.to_do for each in rounds):
             return
-        if done:
-            self.progress.say(f"{len(done)} of {len(own)} are answered already")
         rows = RowFile(self.rows)
         rows.append([head])
-        contest = Contest(self.stage, self.asked, head["run"])
-        self._prepare(contest, own, done, known)
-        self._measure(contest, to_do, rows)
+        self._pay_for_first_calls(own)
+        for each in rounds:
+            if each.to_do:
+                self._answer(each, head["run"], known, rows)
         if known.curve is None and self.shard.rank == 0:
             rows.append(self._curve())
 
@@ -103,16 +101,32 @@ class _Runner:
             "left_out": self.stage.left_out(),
         }
 
-    def _prepare(
-        self, contest: Contest, own: Sequence[Batch], done: Sequence[Batch], known: Record
-    ) -> None:
-        """What only first calls cost is paid; what was known before a stop is learned again."""
+    def _pay_for_first_calls(self, own: Sequence[Batch]) -> None:
+        """What only first calls cost has no part in any answer."""
         self.progress.say("warming up")
         longest, *others = _longest_of_each_order(own)
-        contest.warm_up(longest)
-        briefly = Contest(self.stage, replace(self.asked, max_new_tokens=1), "")
+        self._contest(self.asked).warm_up(longest)
+        briefly = self._contest(replace(self.asked, max_new_tokens=1))
         for batch in others:
             briefly.warm_up(batch._replace(num_turns=1))
+
+    def _contest(self, asked: Asked, run: str = "", number: int = 0) -> Contest:
+        return Contest(self.stage, asked, run, told=self.progress.meanwhile, number=number)
+
+    def _answer(self, this: _Round, run: str, known: Record, rows: RowFile) -> None:
+        """A round from the start: what was known before a stop is learned again."""
+        if self.asked.rounds > 1:
+            self.progress.say(f"round {this.number + 1} of {self.asked.rounds}")
+        if this.done:
+            num_all = len(this.done) + len(this.to_do)
+            self.progress.say(f"{len(this.done)} of {num_all} are answered already")
+        contest = self._contest(self.asked, run, this.number)
+        contest.forget()
+        self._catch_up(contest, this.done, known)
+        self._measure(contest, this.to_do, rows)
+
+    def _catch_up(self, contest: Contest, done: Sequence[Batch], known: Record) -> None:
+        """Methods learn of the warm-up's questions, and again of those that are done."""
         warming = self.progress.stage("warm-up", len(self.plan.warm_up))
         for batch in self.plan.warm_up:
             warming.step(answer_line(contest.answer(batch), self._names))
@@ -152,8 +166,22 @@ class _Runner:
         return [{"kind": "curve", "num_columns": num_columns, **curve.as_dict()}]
 
 
-def _is_done(batch: Batch, asked: Asked, known: Record) -> bool:
-    return all(key in known.answers for key in batch.keys(asked.methods))
+class _Round(NamedTuple):
+    """All questions once, from the state of the start."""
+
+    number: int
+    done: list[Batch]
+    to_do: list[Batch]
+
+    @classmethod
+    def of(cls, number: int, own: Sequence[Batch], asked: Asked, known: Record) -> _Round:
+        """What is answered already in that round, and what is not."""
+        this = cls(number, [], [])
+        for batch in own:
+            keys = batch.keys(asked.methods, number)
+            is_done = all(key in known.answers for key in keys)
+            (this.done if is_done else this.to_do).append(batch)
+        return this
 
 
 def _longest_of_each_order(own: Sequence[Batch]) -> list[Batch]:
@@ -169,7 +197,7 @@ def _num_letters(batch: Batch) -> int:
 def _complete(asked: Asked, plan: Plan) -> Record | None:
     """What was measured, where nothing is missing; the shards' lines become one file."""
     record = read_record(asked.output)
-    if any(key not in record.answers for key in plan.keys(asked.methods)):
+    if any(key not in record.answers for key in plan.keys(asked)):
         return None
     if len(list(asked.output.glob("rows*.jsonl"))) > 1:
         _merge(asked.output, record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+from io import StringIO
 from xml.etree import ElementTree
 
 import pytest
@@ -16,7 +17,7 @@ from eval.report.pages import markdown, page
 from eval.report.pictures import _bins, method_colors, pictures
 from eval.report.rows import ROWS, Answer, Numbers, Record, RowFile
 from eval.report.steps import bound, curve_table, stages_table
-from eval.report.summary import brief, summary
+from eval.report.summary import brief, summary, trust
 from eval.report.svg import Scale, ticks
 from eval.report.tables import Table, steps_table, winners
 from eval.runs import progress
@@ -148,8 +149,8 @@ def test_the_table_by_task_has_a_row_for_each_task_and_method():
     assert len(rows) == 2 + 3 * 3
     assert len({row.count("|") for row in rows}) == 1
     assert rows[3] == (
-        "| qa | selfspec | 1 | 9 | 111 | 2.00x | 2.00x | 2.00 to 2.00 | 2.00x | 2.00x | – | "
-        "112 | 2.11x | 2.00 (10) | 1 of 1 |"
+        "| qa | selfspec | 1 | 9 | 111 | 2.00x | 2.00x | 2.00 to 2.00 | – | 2.00x | 2.00x | "
+        "– | 112 | 2.11x | 2.00 (10) | 1 of 1 |"
     )
     assert rows[7].startswith("| <math> | other | 0 (1 failed) | 0 | – | – |")
     assert "absent is left out: no GPU." in lines[-1]
@@ -216,6 +217,27 @@ def test_a_cell_never_breaks_its_table():
     lines = Table("t", ["a"], [["x | y"]]).markdown().splitlines()
     assert lines[-1] == "| x \\| y |"
     assert "<th>&lt;x&gt;</th>" in Table("t", ["a"], [["<x>"]]).html()
+
+
+def test_a_silence_is_broken_but_not_more_often(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress, "monotonic", lambda: now[0])
+    file = StringIO()  # no terminal
+    shown = progress.RunProgress(file)
+    for now[0] in (5.0, 11.0, 15.0, 22.0):
+        shown.meanwhile(f"at {now[0]:.0f}")
+    shown.say("done")
+    now[0] = 31.0
+    shown.meanwhile("too soon")
+    assert file.getvalue().splitlines() == ["at 11", "at 22", "done"]
+
+
+def test_a_busy_machine_is_told_in_plain_words():
+    assert "--rounds 3 shows how far" in trust({"stock_variation": None})
+    assert trust({"stock_variation": 0.04}).endswith("vary by 4% from round to round.")
+    assert "vary by 35% from round to round: the machine was busy" in trust(
+        {"stock_variation": 0.35}
+    )
 
 
 def test_nobody_wins_where_selfspec_took_no_part():

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from eval.report.rows import Answer, Numbers
-from eval.report.speed_up import Spread, costs, ratios
+from eval.report.speed_up import Spread, costs, ratios, variation
 from eval.report.statistics import STAGES, by_task, figures, pooled
 
 
@@ -47,6 +47,21 @@ ANSWERS = [
     answer(4, "stock", 10.0, task="math"),
     answer(4, "ours", 10.0, tokens=20, task="math", num_nodes=19, same="different"),
 ]
+
+
+def test_of_several_rounds_the_median_counts_and_each_has_its_total():
+    seconds = {"stock": (10.0, 30.0, 12.0), "ours": (5.0, 6.0, 20.0)}
+    answers = [
+        replace(answer(1, name, spent), round=number)
+        for name, rounds in seconds.items()
+        for number, spent in enumerate(rounds)
+    ]
+    found = figures(answers, "ours")
+    assert found.speed_up.total == 12 / 6
+    assert found.speed_up_by_round == [2.0, 5.0, 0.6]
+    assert variation(answers, "stock") == 2.0
+    assert variation(answers[:1], "stock") is None
+    assert figures(answers[:1] + answers[3:4], "ours").speed_up_by_round == []
 
 
 def test_drafting_alone_is_over_our_forward_without_drafts():

@@ -165,6 +165,29 @@ def test_a_killed_run_goes_on_and_learns_again_what_it_had_learned(
         assert again.numbers.output_sha256 == answer.numbers.output_sha256
 
 
+def test_rounds_start_from_the_same_state_and_more_of_them_make_a_run_longer(asked, out, capsys):
+    short = ("--limit", "2", "--turns", "1", "--budget", "fixed", "--methods", "stock,selfspec")
+    assert asked(*short, "--rounds", "2") == 0
+    assert asked(*short, "--rounds", "3") == 0
+    printed = capsys.readouterr()
+    assert "2 questions" in printed.err
+    assert "round 3 of 3" in printed.err
+    assert "Stock's own times for the same question vary by" in printed.out
+    answers = read_record(out).answers
+    assert len(answers) == 2 * 2 * 3
+    steps: dict = {}
+    for key, each in answers.items():
+        steps.setdefault((key.questions, key.method), set()).add(each.numbers.num_steps)
+    assert {len(counts) for counts in steps.values()} == {1}, (
+        "nothing is learned from round to round"
+    )
+    first = [
+        key.round for key, each in answers.items() if each.place == 0 and key.method == "stock"
+    ]
+    assert {key.round for key in answers} == {0, 1, 2}
+    assert first, "who goes first changes"
+
+
 def test_a_run_that_is_done_measures_nothing_and_a_longer_one_the_rest(asked, out, monkeypatch):
     asked("--limit", "2")
     before = (out / ROWS).read_bytes()
