@@ -57,16 +57,16 @@ def question_of(entry: Entry) -> Question:
     return Question(entry.name("question_id"), task, entry.texts("turns"))
 
 
-def check_ids(questions: Sequence[Question], places: Sequence[str]) -> None:
+def check_ids(questions: Sequence[Question], lines: Sequence[str]) -> None:
     """Refuses an id that comes twice: results are filed by it."""
     seen: dict[int | str, str] = {}
-    for question, place in zip(questions, places, strict=True):
+    for question, line in zip(questions, lines, strict=True):
         if question.id in seen:
             raise EvalError(
-                f"{place}: 'question_id' must not come twice (got {question.id!r}, as in "
+                f"{line}: 'question_id' must not come twice (got {question.id!r}, as in "
                 f"{seen[question.id]}); give each question its own"
             )
-        seen[question.id] = place
+        seen[question.id] = line
 
 
 def every_nth(questions: Iterable[Question], *, offset: int, every: int) -> list[Question]:
@@ -74,9 +74,9 @@ def every_nth(questions: Iterable[Question], *, offset: int, every: int) -> list
     seen: dict[str, int] = {}
     chosen = []
     for question in questions:
-        place = seen.setdefault(question.task, 0)
+        index = seen.setdefault(question.task, 0)
         seen[question.task] += 1
-        if place % every == offset:
+        if index % every == offset:
             chosen.append(question)
     return chosen
 

@@ -18,7 +18,7 @@ _NUM_TOKENS = 200  # of each
 
 def random_questions(number: int = NUM_TEXTS) -> list[Question]:
     """Questions that say nothing: their ids stand for them."""
-    return [Question(place, "random", ("",)) for place in range(number)]
+    return [Question(index, "random", ("",)) for index in range(number)]
 
 
 def random_prompts(tokenizer: Any, number: int, *, seed: int) -> list[tuple[Question, Any]]:

@@ -96,11 +96,11 @@ def spread(questions: Sequence[Question], number: int | None) -> list[Question]:
     A higher number keeps what a lower one takes, so that a run can be made longer.
     """
     seen: dict[str, int] = {}
-    places = []
+    ranks = []
     for question in questions:
-        places.append(seen.setdefault(question.task, 0))
+        ranks.append(seen.setdefault(question.task, 0))
         seen[question.task] += 1
-    order = sorted(range(len(questions)), key=places.__getitem__)
+    order = sorted(range(len(questions)), key=ranks.__getitem__)
     return [questions[index] for index in sorted(order[:number])]
 
 
@@ -153,8 +153,8 @@ def _loaded(name: str, questions: list[Question]) -> Loaded:
 def _mt_bench(entry: Entry) -> Question:
     """A line of FastChat's question.jsonl, or a row of the data set, which has other names."""
     if "prompt" in entry.values:
-        place = entry.name("prompt_id")
-        return Question(place, entry.text("category"), entry.texts("prompt"))
+        name = entry.name("prompt_id")
+        return Question(name, entry.text("category"), entry.texts("prompt"))
     return Question(entry.name("question_id"), entry.text("category"), entry.texts("turns"))
 
 

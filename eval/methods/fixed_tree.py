@@ -1,7 +1,7 @@
 """A LUT tree of 80 nodes whose shape never changes, after Token Recycling, as a source.
 
-A place in the tree is named by ranks: (1, 1, 3) is the third likeliest token behind the likeliest
-behind the likeliest. Whatever the tables say, only the places of the shape are drafted; where a
+A node of the tree is named by ranks: (1, 1, 3) is the third likeliest token behind the likeliest
+behind the likeliest. Whatever the tables say, only nodes of the shape are drafted; where a
 row is empty, what would hang there is left out.
 """
 
@@ -22,7 +22,7 @@ from selfspec.records import Candidate, Evidence, StepRecord, TopK
 __all__ = ["NUM_DRAFTED", "NUM_RANKS", "FixedTreeSource", "fixed_shape", "rank_rate"]
 
 NUM_DRAFTED = 80  # Token Recycling's
-# Our own choice, not the paper's template: chances by rank for which the best 80 places have 8
+# Our own choice, not the paper's template: chances by rank for which the best 80 nodes have 8
 # children of the root and 6 levels, the first rank's descendants deep and many, the last's few.
 _RANK_RATES = (0.46, 0.17, 0.09, 0.06, 0.042, 0.032, 0.025, 0.02)
 NUM_RANKS = len(_RANK_RATES)
@@ -30,7 +30,7 @@ NUM_RANKS = len(_RANK_RATES)
 Path = tuple[int, ...]  # ranks, from 1
 
 
-class _Place(NamedTuple):
+class _State(NamedTuple):
     """Where a LUT cursor stands, and where in the shape that is."""
 
     state: Any
@@ -38,7 +38,7 @@ class _Place(NamedTuple):
 
 
 class FixedTreeSource:
-    """A LUT, asked only for the places of the shape."""
+    """A LUT, asked only for nodes of the shape."""
 
     name = "lut"
 
@@ -63,24 +63,24 @@ class FixedTreeCursor:
 
     def __init__(self, lut: LutCursor) -> None:
         self._lut = lut
-        self._rows: dict[Path, list[Candidate]] = {}  # that were asked for, by place in the shape
+        self._rows: dict[Path, list[Candidate]] = {}  # that were asked for, by path in the shape
 
-    def root(self) -> _Place:
+    def root(self) -> _State:
         """The shape's root."""
         self._rows.clear()
-        return _Place(self._lut.root(), ())
+        return _State(self._lut.root(), ())
 
-    def expand(self, state: _Place) -> list[Candidate]:
-        """The row's entries that have a place in the shape."""
+    def expand(self, state: _State) -> list[Candidate]:
+        """The row's entries that are in the shape."""
         row = self._rows[state.path] = self._lut.expand(state.state)
         return [
             entry for rank, entry in enumerate(row, start=1) if (*state.path, rank) in fixed_shape()
         ]
 
-    def follow(self, state: _Place, token: int) -> _Place:
+    def follow(self, state: _State, token: int) -> _State:
         """Below one of the row's entries: nobody else names a token."""
         ranks = {named: rank for rank, (named, _) in enumerate(self._rows[state.path], start=1)}
-        return _Place(self._lut.follow(state.state, token), (*state.path, ranks[token]))
+        return _State(self._lut.follow(state.state, token), (*state.path, ranks[token]))
 
     def observe(self, record: StepRecord) -> None:
         """The LUT learns."""
@@ -94,7 +94,7 @@ def rank_rate(evidence: Evidence) -> float:
 
 @cache
 def fixed_shape() -> frozenset[Path]:
-    """The 80 best places by the products of their ranks' chances."""
+    """The 80 best paths by the products of their ranks' chances."""
     waiting: list[tuple[float, Path]] = [
         (-rate, (rank,)) for rank, rate in enumerate(_RANK_RATES, start=1)
     ]

@@ -56,7 +56,7 @@ class _Uncounted(SelfSpec):
 
 
 class _FixedTree(_Uncounted):
-    """A `SelfSpec` that drafts places of one shape."""
+    """A `SelfSpec` that drafts nodes of one shape."""
 
     prior = staticmethod(rank_rate)
 

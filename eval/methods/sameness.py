@@ -18,7 +18,7 @@ __all__ = ["MAX_ULPS", "Parting", "Verdict", "compare", "first_difference", "par
 
 MAX_ULPS = 4
 
-LogitsAt = Callable[[int], torch.Tensor]  # (V,): those from which the new token of a place came
+LogitsAt = Callable[[int], torch.Tensor]  # (V,): those from which the new token of an index came
 
 
 class Parting(NamedTuple):
@@ -57,7 +57,7 @@ def compare(
 def parting(
     stock: Sequence[int], other: Sequence[int], logits_at: LogitsAt, dtype: torch.dtype
 ) -> Parting | None:
-    """Where new ids leave stock's; None: nowhere. Asks for the logits of that place alone."""
+    """Where new ids leave stock's; None: nowhere. Asks for the logits of that index alone."""
     at = first_difference(stock, other)
     if at is None:
         return None
@@ -69,12 +69,12 @@ def parting(
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """The first place at which two texts differ, be it that one has ended; None: nowhere."""
+    """The first index at which two texts differ, be it that one has ended; None: nowhere."""
     if one == other:
         return None
     pairs = enumerate(zip(one, other, strict=False))
     shorter = min(len(one), len(other))
-    return next((place for place, (a, b) in pairs if a != b), shorter)
+    return next((index for index, (a, b) in pairs if a != b), shorter)
 
 
 def ulp(value: float, dtype: torch.dtype) -> float:
@@ -91,8 +91,8 @@ def _verdict(
 ) -> Verdict:
     """The logits come from one forward over the prompt and the common tokens."""
     if not greedy:
-        place = first_difference(stock, other)
-        return Verdict("identical") if place is None else Verdict("different", place)
+        index = first_difference(stock, other)
+        return Verdict("identical") if index is None else Verdict("different", index)
     found = parting(
         stock, other, lambda at: _last_logits(model, [*prompt, *stock[:at]]), model.dtype
     )

@@ -57,10 +57,10 @@ class SwitchCursor:
 
     def root(self) -> Any:
         """Chooses by the longest match that the text's end has."""
-        place = self._context.root()
-        lengths = [length for _, length in self._context.find(place).matches]
+        state = self._context.root()
+        lengths = [length for _, length in self._context.find(state).matches]
         self._copies = max(lengths, default=0) >= _LEAST_MATCH
-        return place if self._copies else self._lut.root()
+        return state if self._copies else self._lut.root()
 
     def expand(self, state: Any) -> list[Candidate]:
         """One token in a chain, the row's tokens in a tree, with no evidence but the rank."""

@@ -144,8 +144,8 @@ class Record:
             answer = Answer.from_line(line)
             self.answers[answer.key] = answer
         elif kind == "text":
-            place = (*line["questions"], line["turn"])
-            self.texts[place] = dict(line)
+            key = (*line["questions"], line["turn"])
+            self.texts[key] = dict(line)
         elif kind == "curve":
             self.curve = dict(line)
 
@@ -188,10 +188,10 @@ def shard_path(folder: Path, shard: int, num_shards: int) -> Path:
     return folder / (ROWS if num_shards == 1 else f"rows.{shard}-of-{num_shards}.jsonl")
 
 
-def read_record(place: Path) -> Record:
+def read_record(source: Path) -> Record:
     """All that is known in a folder, or in a file; a last line that a kill tore is passed over."""
     record = Record()
-    paths = [place / ROWS, *sorted(place.glob(_SHARDS))] if place.is_dir() else [place]
+    paths = [source / ROWS, *sorted(source.glob(_SHARDS))] if source.is_dir() else [source]
     for path in paths:
         for number, line in enumerate(_whole_lines(path), start=1):
             try:

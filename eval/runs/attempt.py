@@ -121,7 +121,7 @@ def _new_ids(output: Any, prompts: Padded, end_ids: frozenset[int]) -> list[list
 
 
 def _to_end(ids: list[int], end_ids: frozenset[int]) -> list[int]:
-    ends = (place for place, token in enumerate(ids, start=1) if token in end_ids)
+    ends = (length for length, token in enumerate(ids, start=1) if token in end_ids)
     return ids[: next(ends, len(ids))]
 
 

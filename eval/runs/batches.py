@@ -17,11 +17,11 @@ class Batch(NamedTuple):
     """Questions of one task and of as many turns.
 
     `number` is the first one's in the bench and goes into the seed, so that a longer run draws
-    the same; `place` is its own among those that are asked, and decides who answers first.
+    the same; `order` is its own among those that are asked, and decides who answers first.
     """
 
     number: int
-    place: int
+    order: int
     questions: tuple[Question, ...]
     num_turns: int
 
@@ -49,11 +49,11 @@ def batches(
     return [
         Batch(
             numbers[group[0].id],
-            place,
+            order,
             tuple(group),
             min(len(group[0].turns), max_turns or len(group[0].turns)),
         )
-        for place, group in enumerate(groups)
+        for order, group in enumerate(groups)
     ]
 
 

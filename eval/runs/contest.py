@@ -118,7 +118,7 @@ class Contest:
 
     def _order(self, batch: Batch, turn: int) -> list[str]:
         names = list(self._stage.methods)
-        first = (batch.place + turn + self._number) % len(names)
+        first = (batch.order + turn + self._number) % len(names)
         return names[first:] + names[:first]
 
     def _attempt(self, name: str, prompts: Padded, batch: Batch) -> Outcome:

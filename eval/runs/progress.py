@@ -136,7 +136,7 @@ def _cell(name: str, answers: Sequence[Answer]) -> str:
 
 
 def _verdict(name: str, answers: Sequence[Answer]) -> str:
-    """What is not identical is said, with its place."""
+    """What is not identical is said, with its index."""
     for answer in answers:
         numbers = answer.numbers
         if answer.method == name and numbers and numbers.same in ("near-tie", "different"):

@@ -133,8 +133,8 @@ class _Runner:
             warming.step(answer_line(contest.answer(batch), self._names))
         catching_up = self.progress.stage("catching up", len(done))
         for batch in done:
-            places = [(*batch.ids, turn) for turn in range(batch.num_turns)]
-            prompts = [known.texts[place]["prompt_ids"] for place in places if place in known.texts]
+            keys = [(*batch.ids, turn) for turn in range(batch.num_turns)]
+            prompts = [known.texts[key]["prompt_ids"] for key in keys if key in known.texts]
             contest.catch_up(batch, prompts)
             catching_up.step("is done; what was learned of it is learned again")
 

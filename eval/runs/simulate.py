@@ -1,6 +1,6 @@
 """Recorded texts replayed through the sources with no model: acceptance in seconds, on a laptop.
 
-The text stands for the model: at each place it says what comes next, and nothing of what else was
+The text stands for the model: at each token it says what comes next, and nothing of what else was
 likely. So tables learn from the text's own tokens alone, where a model would teach them its top-K
 behind every drafted node, and the runners-up have nothing to say. Tokens per step come out lower
 than with the model; what a knob or a source does to them is what it is for. The same rows and
@@ -40,8 +40,8 @@ def recorded_texts(record: Record) -> list[Text]:
     """The reference's texts of a run, in the order in which they were answered."""
     tasks = {(*key.questions, key.turn): answer.task for key, answer in record.answers.items()}
     texts = [
-        Text(tasks[place], prompt_ids, output_ids)
-        for place, line in record.texts.items()
+        Text(tasks[key], prompt_ids, output_ids)
+        for key, line in record.texts.items()
         for prompt_ids, output_ids in zip(line["prompt_ids"], line["output_ids"], strict=True)
     ]
     if not texts:
@@ -119,11 +119,11 @@ def _learn(memory: Memory, row: Row, so_far: list[int], record: StepRecord) -> N
 
 def _teach(memory: Memory, ids: Sequence[int]) -> None:
     """Shows the tables what came behind each two tokens, as if the model had been sure of it."""
-    places = list(zip(ids, ids[1:], ids[2:], strict=False))
-    if not memory.learns or not places:
+    triples = list(zip(ids, ids[1:], ids[2:], strict=False))
+    if not memory.learns or not triples:
         return
-    next_ids = np.full((len(places), memory.top_k), -1, np.int32)
-    probabilities = np.zeros((len(places), memory.top_k), np.float16)
-    next_ids[:, 0], probabilities[:, 0] = [place[2] for place in places], 1.0
-    pairs = np.array([place[:2] for place in places], np.int64)
+    next_ids = np.full((len(triples), memory.top_k), -1, np.int32)
+    probabilities = np.zeros((len(triples), memory.top_k), np.float16)
+    next_ids[:, 0], probabilities[:, 0] = [triple[2] for triple in triples], 1.0
+    pairs = np.array([triple[:2] for triple in triples], np.int64)
     memory.observe_places(pairs, TopK(next_ids, probabilities))
