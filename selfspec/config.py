@@ -79,9 +79,10 @@ class SpecConfig:
             kept with fixed KV slots for the next calls. Where a way can't be had the call goes on
             eagerly, and ``stats.eager_reason`` says why. A captured forward may be wider than its
             tree: 1, 2, 4, … 64, or a multiple of 64.
-        overlap: True lets a CUDA device look up what is learned from a forward, and move the KV of
-            what was accepted, while the CPU reads the outcome and drafts on. False does one after
-            the other. What is learned is the same; without CUDA there is no difference.
+        overlap: True lets a CUDA device look up what is learned from a forward while the CPU
+            reads which drafts were right, and move their KV while the CPU learns. The next draft
+            waits for both. False does one after the other. What is learned is the same; without
+            CUDA there is no difference.
         strict: True refuses a call that can't be drafted for, before the first forward. False
             decodes it plainly and says why in ``stats.disabled_reason``. With a `forward` other
             than ``"auto"`` and ``"eager"``, True refuses to go on eagerly, too.

@@ -66,8 +66,7 @@ class Decoder:
     def step(self) -> None:
         """One forward and all that belongs to it."""
         self._lap = perf_counter()
-        trees = self._draft()
-        queries = self._with_branches(trees)
+        trees, queries = self._draft()
         self._time("draft")
         layout = self.backend.lay_out(queries)
         self._time("layout")
@@ -85,41 +84,36 @@ class Decoder:
         self._time("learn")
         self._tell(records)
 
-    def _draft(self) -> list[DraftTree]:
-        """One tree for each row, cut to the width that pays for all of them.
+    def _draft(self) -> tuple[list[DraftTree], Sequence[DraftTree | Queries]]:
+        """A tree for each row, and what each row asks: its tree, and branches if they pay.
 
         A row that only waits for the others gets the pads that are sure to come.
         """
         max_nodes = self.backend.max_width(self.budget.max_nodes(self.config.max_nodes))
         padded = [self.transcript.is_padded(row.index) for row in self.rows]
-        trees = []
-        for row, pads in zip(self.rows, padded, strict=True):
-            max_depth = self.transcript.max_depth(row.index)
-            pays = self.budget.search(max_nodes)
-            trees.append(row.draft(1 if pads else max_nodes, max_depth, pays))
-        self.budget.fit(trees, max_nodes)
-        if any(padded):
-            self._add_pads([tree for tree, pads in zip(trees, padded, strict=True) if pads], trees)
-        return trees
+        trees = [
+            self._grow(row, 1 if pads else max_nodes, self.budget.search(max_nodes))
+            for row, pads in zip(self.rows, padded, strict=True)
+        ]
+        depths = [self._branch_depth(row) for row in self.rows]
+        asking = list(zip(self.rows, depths, trees, strict=True))
+        num_queries = [row.branches.num_queries(depth) for row, depth, _ in asking]
+        rides = self.budget.fit(trees, max_nodes, num_queries)
+        self._add_pads([tree for tree, pads in zip(trees, padded, strict=True) if pads], trees)
+        if not rides:
+            return trees, trees
+        return trees, [row.queries(tree, depth) for row, depth, tree in asking]
+
+    def _grow(self, row: Row, max_nodes: int, pays: Callable[[float], bool] | None) -> DraftTree:
+        """A tree that is no deeper than the row's text may still grow."""
+        return row.draft(max_nodes, self.transcript.max_depth(row.index), pays)
 
     def _add_pads(self, padded: list[DraftTree], trees: list[DraftTree]) -> None:
         """Makes some trees chains of pads, as deep as the deepest of all."""
-        deepest = max(max(tree.depths) for tree in trees)
+        deepest = max(max(tree.depths) for tree in trees) if padded else 0
         for tree in padded:
             for node in range(deepest):
                 tree.add(node, self.transcript.pad_token_id, 1.0)
-
-    def _with_branches(self, trees: list[DraftTree]) -> Sequence[DraftTree | Queries]:
-        """The trees, and what branches ask beside them where the budget lets them."""
-        width = max(map(len, trees))
-        depths = [self._branch_depth(row) for row in self.rows]
-        num_queries = max(
-            row.branches.num_queries(depth) for row, depth in zip(self.rows, depths, strict=True)
-        )
-        if not self.budget.rides(width, num_queries):
-            return trees
-        rows = zip(self.rows, trees, depths, strict=True)
-        return [row.queries(tree, depth) for row, tree, depth in rows]
 
     def _branch_depth(self, row: Row) -> int:
         """How many tokens of a branch are worth asking about; none of a row that has stopped."""

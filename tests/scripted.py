@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from selfspec.config import SpecConfig
+from selfspec.cost import Budget, FixedBudget
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.memory import Memory
 from selfspec.draft.row import Row
@@ -187,6 +188,7 @@ class Run:
     config: SpecConfig = SpecConfig(max_nodes=6)  # noqa: RUF009 frozen
     learns: bool = True
     device: Device = CpuDevice()  # noqa: RUF009 has no state
+    budget: Budget = FixedBudget()  # noqa: RUF009 has no state
 
     def __post_init__(self) -> None:
         self.backend = ScriptedBackend(self.model, self.prompts)
@@ -231,6 +233,7 @@ class Run:
             memory=self.memory,
             config=self.config,
             stats=self.stats,
+            budget=self.budget,
             device=self.device,
             listeners=[self.records.append],
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfspec.config import SpecConfig
+from selfspec.cost import FixedBudget
 from selfspec.draft.sources import ContextSource, LutSource, RunnersSource
+from selfspec.records import DraftTree
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import ProcessedChooser, Processing
 from selfspec.verify.noise import NoiseTape
@@ -270,3 +273,26 @@ def test_noise_is_freed_once_every_row_is_past_it():
         torch.manual_seed(1)
         run.decode(Watching(run.stops, [Processing(unchanged)] * 2, tape))
     assert max(held) <= run.config.max_nodes
+
+
+class Asked(FixedBudget):
+    """Lets branches ride in every other step, and keeps what it was told of them."""
+
+    def __init__(self) -> None:
+        self.told: list[list[int]] = []
+
+    def fit(
+        self, trees: Sequence[DraftTree], max_nodes: int, num_queries: Sequence[int] = ()
+    ) -> bool:
+        self.told.append(list(num_queries))
+        return len(self.told) % 2 == 0
+
+
+def test_branches_ride_where_the_budget_says_so():
+    config = SpecConfig(max_nodes=4, num_branches=3, branch_length=4)
+    budget = Asked()
+    run = Run(MODEL, [[1, 2], [3, 4]], [ContextSource(4)], 60, config=config, budget=budget)
+    assert run.decode() == plain_text(run)
+    asked = [r.num_branch_queries for r in run.records[2:] if r.row == 0]
+    assert asked == [n[0] * (step % 2) for step, n in enumerate(budget.told[: len(asked)])]
+    assert max(asked) > 6

@@ -32,13 +32,13 @@ def best_width(
 
     `scores` has a list for each row that shares the forward: the scores of its tree's nodes in
     the order they were added, without the root. A row whose tree has fewer brings what it has.
-    `beside` are queries that a row asks besides its tree. The narrowest of equal ones is taken.
+    `beside` is how many queries a row asks besides its tree. The narrowest of equal ones is taken.
     """
     gains = map(sum, zip_longest(*scores, fillvalue=0.0))
     brought = accumulate(gains, initial=float(len(scores)))
     best = Choice(1, 0.0, -1.0)
     for width, (seconds, tokens) in enumerate(
-        zip(_costs(curve, max_nodes, beside), brought, strict=False), start=1
+        zip(curve.table(max_nodes + beside)[1 + beside :], brought, strict=False), start=1
     ):
         if tokens / seconds > best.rate:
             best = Choice(width, tokens, tokens / seconds)
@@ -58,11 +58,9 @@ class WidthSearch:
     (3, 3)
     """
 
-    def __init__(self, curve: CostCurve, max_nodes: int, *, beside: int = 0) -> None:
-        self._costs = [0.0, *_costs(curve, max_nodes, beside)]  # by width
-        self._corners = [
-            w - beside for w in curve.corners(max_nodes + beside) if 1 < w - beside < max_nodes
-        ]
+    def __init__(self, curve: CostCurve, max_nodes: int) -> None:
+        self._costs = curve.table(max_nodes)  # by width
+        self._corners = [width for width in curve.corners(max_nodes) if 1 < width < max_nodes]
         self._corners.append(max_nodes)
         self._tokens = 1.0
         self.num_nodes = 1
@@ -102,11 +100,6 @@ class WidthSearch:
         rate, costs = self.best.rate, self._costs
         wider = self._corners[bisect_right(self._corners, self.num_nodes) :]
         return any(spare + width * score > rate * costs[width] for width in wider)
-
-
-def _costs(curve: CostCurve, max_nodes: int, beside: int) -> list[float]:
-    """The seconds of a forward with 1 … `max_nodes` nodes of a row's tree."""
-    return curve.table(max_nodes + beside)[1 + beside :]
 
 
 class CoolDown:

@@ -28,12 +28,14 @@ class Budget(Protocol):
         """Asked for each tree: says, score by score, whether its next node may pay."""
         ...
 
-    def fit(self, trees: Sequence[DraftTree], max_nodes: int) -> None:
-        """Cuts the trees of a batch to the width that pays for all of them."""
-        ...
+    def fit(
+        self, trees: Sequence[DraftTree], max_nodes: int, num_queries: Sequence[int] = ()
+    ) -> bool:
+        """Cuts the trees of a batch to the width that pays for all of them.
 
-    def rides(self, width: int, num_queries: int) -> bool:
-        """May branches ask so many queries beside trees of this width, in this step?"""
+        `num_queries` is what each row's branches would ask beside its tree. Returns whether they
+        may; then the trees are as wide as pays beside them.
+        """
         ...
 
     def observe(self, width: int, seconds: float, records: Sequence[StepRecord]) -> None:
@@ -52,11 +54,10 @@ class FixedBudget:
         """Nothing to ask: whatever is allowed is taken."""
         return None
 
-    def fit(self, trees: Sequence[DraftTree], max_nodes: int) -> None:
-        """Trees stay as they are."""
-
-    def rides(self, width: int, num_queries: int) -> bool:
-        """Always."""
+    def fit(
+        self, trees: Sequence[DraftTree], max_nodes: int, num_queries: Sequence[int] = ()
+    ) -> bool:
+        """Trees stay as they are, and branches always ride."""
         return True
 
     def observe(self, width: int, seconds: float, records: Sequence[StepRecord]) -> None:
@@ -91,7 +92,6 @@ class MeasuredBudget:
         self._riders = RiderWorth()
         self._looks = True  # for drafts, in this step
         self._search: WidthSearch | None = None  # of the last tree
-        self._rate = 0.0  # tokens a second that this step's trees promise
 
     def max_nodes(self, allowed: int) -> int:
         """All; 1 until a plain step was timed, and while drafting brings nothing."""
@@ -103,26 +103,40 @@ class MeasuredBudget:
         self._search = WidthSearch(self._curve, max_nodes) if max_nodes > 1 else None
         return self._search.take if self._search else None
 
-    def fit(self, trees: Sequence[DraftTree], max_nodes: int) -> None:
-        """All rows share a forward, and so its width."""
+    def fit(
+        self, trees: Sequence[DraftTree], max_nodes: int, num_queries: Sequence[int] = ()
+    ) -> bool:
+        """All rows share a forward, and so its width; branches ride where that pays more."""
         choice = self._choice(trees, max_nodes)
-        self._rate = choice.rate
+        beside = self._choice_beside(trees, max_nodes, max(num_queries, default=0))
+        rides = beside is not None and self._riders.pay(
+            sum(num_queries), beside.tokens * (choice.rate / beside.rate - 1)
+        )
+        width = beside.width if beside is not None and rides else choice.width
         for tree in trees:
-            if len(tree) > choice.width:
-                tree.cut(choice.width)
+            if len(tree) > width:
+                tree.cut(width)
+        return rides
 
     def _choice(self, trees: Sequence[DraftTree], max_nodes: int) -> Choice:
         if len(trees) == 1 and self._search and self._search.num_nodes == len(trees[0]):
-            return self._search.best  # found while the only tree grew
-        widest = min(max(map(len, trees)), max_nodes)
-        return best_width([tree.scores[1:] for tree in trees], self._curve, widest)
+            return self._search.best  # It was found while the only tree grew.
+        return self._best_width(trees, max_nodes)
 
-    def rides(self, width: int, num_queries: int) -> bool:
-        """Only where they bring more tokens than the trees would in the time that they take."""
+    def _choice_beside(
+        self, trees: Sequence[DraftTree], max_nodes: int, num_queries: int
+    ) -> Choice | None:
+        """The width that pays beside branches; None where there are none, and while drafts rest."""
         if not self._looks or not num_queries:
-            return False
-        seconds = self._curve.seconds(width + num_queries) - self._curve.seconds(width)
-        return self._riders.pay(num_queries, seconds * self._rate)
+            return None
+        return self._best_width(trees, max_nodes, num_queries)
+
+    def _best_width(
+        self, trees: Sequence[DraftTree], max_nodes: int, num_queries: int = 0
+    ) -> Choice:
+        widest = min(max(map(len, trees)), max_nodes)
+        scores = [tree.scores[1:] for tree in trees]
+        return best_width(scores, self._curve, widest, beside=num_queries)
 
     def observe(self, width: int, seconds: float, records: Sequence[StepRecord]) -> None:
         """Refines the curve; a try that brought nothing counts towards leaving drafting alone."""

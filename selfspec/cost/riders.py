@@ -25,7 +25,7 @@ class RiderWorth:
         return self._tokens / self._queries
 
     def pay(self, num_queries: int, tokens_instead: float) -> bool:
-        """Do so many queries bring more than their time would otherwise? Asked once a step."""
+        """Do so many queries bring more than their time brings without them? Asked once a step."""
         if self.worth * num_queries > tokens_instead or self._num_left_out >= _TRY_EVERY:
             self._num_left_out = 0
             return True

@@ -14,6 +14,7 @@ import torch
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.logits_process import LogitsProcessor
 
+from selfspec.draft.memory import Memory
 from selfspec.draft.row import Row
 from selfspec.engine import top_k_of
 from selfspec.plugin.prompt import last_pairs
@@ -38,16 +39,17 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
 
     def __init__(self, spec: SelfSpec) -> None:
         self._spec = spec
+        self._memory: Memory | None = None  # of the call that is under way
         self._row: Row | None = None
         self._num_read = 0
-        self._chain = DraftTree.of_root(0)
+        self._tree = DraftTree.of_root(0)
 
     @contextmanager
     def plugged_into(self, model: Any) -> Iterator[None]:
         """Inside, this model's assisted decoding asks this generator."""
 
         def ours(*_args: Any, **_kwargs: Any) -> SelfSpecCandidateGenerator:
-            self._row = None
+            self._memory = self._row = None
             return self
 
         model._get_candidate_generator = ours
@@ -65,33 +67,37 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         if row is None:
             return input_ids, None
         max_nodes = min(self._spec.config.max_nodes, _MAX_NODES)
-        self._chain = row.grower.grow(row.last_token, max_nodes)
-        drafted = input_ids.new_tensor([_best_chain(self._chain)])
+        self._tree = row.grower.grow(row.last_token, max_nodes)
+        drafted = input_ids.new_tensor([_best_chain(self._tree)])
         return torch.cat([input_ids, drafted], dim=-1), None
 
     def update_candidate_strategy(
         self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int
     ) -> None:
         """Learns from the scores (1, drafts + 1, V) of the step; `input_ids` holds its outcome."""
-        memory = self._spec.memory(scores.shape[-1])
-        top = top_k_of(scores[0, : num_matches + 1], memory.top_k)
-        pairs = last_pairs(input_ids[:, :-1].cpu(), None, num_matches + 1)
-        memory.observe_places(pairs.numpy(), top)
+        if self._memory is None:
+            memory = self._spec.memory(scores.shape[-1])
+            self._memory = memory.for_request(self._spec.config.learning)
+        memory = self._memory
+        if memory.learns:
+            top = top_k_of(scores[0, : num_matches + 1], memory.top_k)
+            pairs = last_pairs(input_ids[:, :-1].cpu(), None, num_matches + 1)
+            memory.observe_places(pairs.numpy(), top)
         if self._row is None:
             self._row = Row.open(0, input_ids[0].tolist(), memory, self._spec.config)
             self._num_read = input_ids.shape[1]
 
     def _read(self, ids: list[int]) -> None:
-        """Moves the row to the end of the text, which grew since the last call."""
-        if self._row is None:
-            return
+        """Moves the row to the end of the text, which grew since the last call, and learns."""
         committed = ids[self._num_read :]
+        if self._row is None or self._memory is None or not committed:
+            return
         self._num_read = len(ids)
-        self._row.last_token = ids[-1]
-        path = list(range(len(committed)))
-        record = StepRecord(row=0, tree=self._chain, path=path, committed_ids=committed)
-        for cursor in self._row.cursors:
-            cursor.observe(record)
+        path = _path_of(self._tree, committed)
+        record = StepRecord(row=0, tree=self._tree, path=path, committed_ids=committed)
+        if self._memory.learns:
+            self._memory.calibration.observe(record)
+        self._row.observe(record)
 
 
 class LutRecorder(LogitsProcessor):  # type: ignore[misc]
@@ -124,3 +130,11 @@ def _best_chain(tree: DraftTree) -> list[int]:
         token, node = next(iter(tree.children[node].items()))
         chain.append(token)
     return chain
+
+
+def _path_of(tree: DraftTree, committed: list[int]) -> list[int]:
+    """The nodes of the accepted drafts: all that was committed but the model's own last token."""
+    path = [0]
+    for token in committed[:-1]:
+        path.append(tree.children[path[-1]][token])
+    return path

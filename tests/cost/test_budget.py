@@ -82,27 +82,25 @@ def test_a_worked_example():
 
 
 @settings(deadline=None)
-@given(falling, curves, st.integers(1, 30), beside)
-def test_stopping_early_finds_what_all_scores_would(scores, curve, max_nodes, beside):
-    search = grown(WidthSearch(curve, max_nodes, beside=beside), scores)
-    choice = best_width([scores], curve, max_nodes, beside=beside)
+@given(falling, curves, st.integers(1, 30))
+def test_stopping_early_finds_what_all_scores_would(scores, curve, max_nodes):
+    search = grown(WidthSearch(curve, max_nodes), scores)
+    choice = best_width([scores], curve, max_nodes)
     assert search.best.rate == pytest.approx(choice.rate)
     assert search.best.width <= search.num_nodes <= max_nodes
-    rates = token_rates([scores], lambda width: curve.seconds(width + beside), max_nodes)
+    rates = token_rates([scores], curve.seconds, max_nodes)
     assert rates[search.best.width - 1] == pytest.approx(max(rates))
 
 
 @settings(deadline=None)
-@given(falling, curves, st.integers(1, 30), beside)
-def test_no_node_is_refused_while_equal_ones_behind_it_could_pay(scores, curve, most, beside):
+@given(falling, curves, st.integers(1, 30))
+def test_no_node_is_refused_while_equal_ones_behind_it_could_pay(scores, curve, most):
     """A refusal is right, and so is an acceptance: with scores no lower than this, more pays."""
-    search = WidthSearch(curve, most, beside=beside)
+    search = WidthSearch(curve, most)
     taken: list[float] = []
     for score in scores:
         best = search.best.rate
-        rates = token_rates(
-            [taken + [score] * most], lambda width: curve.seconds(width + beside), most
-        )
+        rates = token_rates([taken + [score] * most], curve.seconds, most)
         could = max(rates[len(taken) + 1 :], default=0.0)
         took = search.take(score)
         if could > best * (1 + 1e-9):
@@ -114,14 +112,13 @@ def test_no_node_is_refused_while_equal_ones_behind_it_could_pay(scores, curve, 
         taken.append(score)
 
 
-@pytest.mark.parametrize("beside", [0, 3])
 @pytest.mark.parametrize("max_nodes", [8, 9, 30])
-def test_growth_goes_through_a_stretch_that_does_not_pay(max_nodes, beside):
+def test_growth_goes_through_a_stretch_that_does_not_pay(max_nodes):
     """From 2 to 8 a tree costs three times a single node, and beyond that a lot."""
-    curve = CostCurve({1 + beside: 1.0, 2 + beside: 3.0, 8 + beside: 3.0, 9 + beside: 20.0})
-    search = grown(WidthSearch(curve, max_nodes, beside=beside), [0.35] * 29)
+    curve = CostCurve({1: 1.0, 2: 3.0, 8: 3.0, 9: 20.0})
+    search = grown(WidthSearch(curve, max_nodes), [0.35] * 29)
     assert search.best.width == search.num_nodes == 8
-    search = grown(WidthSearch(curve, 3, beside=beside), [0.35] * 29)
+    search = grown(WidthSearch(curve, 3), [0.35] * 29)
     assert search.best.width == search.num_nodes == 1
 
 

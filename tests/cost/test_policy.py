@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,8 +56,7 @@ def test_a_fixed_budget_takes_all_that_is_allowed():
     for _ in range(50):
         assert budget.max_nodes(7) == 7
         assert budget.search(7) is None
-        assert budget.rides(7, 36)
-        budget.fit([tree], 7)
+        assert budget.fit([tree], 7, [36])
         budget.observe(2, 1.0, [record()])
     assert len(tree) == 2
 
@@ -99,8 +99,7 @@ def riding(budget: MeasuredBudget, *, num_steps: int, num_foreseen: int) -> int:
     for _ in range(num_steps):
         width = budget.max_nodes(8)
         tree = record(3).tree
-        budget.fit([tree], width)
-        rode = budget.rides(len(tree), 12)
+        rode = budget.fit([tree], width, [12])
         num_rides += rode
         step = record(3, num_branch_queries=12 * rode, num_from_branches=num_foreseen * rode)
         budget.observe(4 + 12 * rode, 1.0, [step])
@@ -128,10 +127,35 @@ def test_branches_rest_with_the_drafts():
     rested = 0
     for _ in range(100):
         rests = budget.max_nodes(8) == 1
-        assert budget.rides(1, 12) != rests
+        assert budget.fit([DraftTree.of_root(1)], 8, [12]) != rests
         rested += rests
         budget.observe(8, 1.0, [record()])
     assert rested > 50
+
+
+def grown(budget: MeasuredBudget, score: float) -> DraftTree:
+    """Siblings of equal scores, as long as the budget lets it grow."""
+    tree = DraftTree.of_root(1)
+    takes = budget.search(64)
+    assert takes is not None
+    while takes(score):
+        tree.add(0, len(tree), score)
+    return tree
+
+
+@pytest.mark.parametrize("num_rows", [1, 2])
+def test_trees_beside_branches_are_as_wide_as_pays_there(num_rows):
+    """16 queries cost no more than one, and a seventeenth costs a lot.
+
+    Nodes that are hardly ever right make room for branches, nodes that mostly are do not.
+    """
+    curve = CostCurve({1: 1.0, 16: 1.0, 17: 9.0, 64: 20.0})
+    for score, num_queries, width in ((0.01, 12, 4), (0.01, 0, 16), (0.9, 12, 16)):
+        budget = MeasuredBudget(curve)
+        budget.max_nodes(64)
+        batch = [grown(budget, score) for _ in range(num_rows)]
+        assert budget.fit(batch, 64, [num_queries] * num_rows) == (width == 4)
+        assert [len(tree) for tree in batch] == [width] * num_rows
 
 
 # -- EdgeLLM's threshold -----------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from selfspec import LutRecorder, SelfSpec, SelfSpecCandidateGenerator
-from tests.fakes import VOCAB, lut_of, new_model, prompt, tiny_model
+from tests.fakes import VOCAB, FutureSource, lut_of, new_model, prompt, tiny_model
 from tests.lossless.same import (
     FIXED,
     GREEDY,
@@ -57,6 +57,24 @@ def test_candidate_generator_over_many_calls() -> None:
             inputs = prompt(1, 5 + 4 * seed, seed=seed)
             ours = run(model, inputs, **LOOKUP, **GREEDY)
             assert_same_ids(ours.ids, run(tiny_model("qwen2"), inputs, **GREEDY).ids)
+
+
+@pytest.mark.parametrize("learning", ["session", "request", "frozen"])
+def test_candidate_generator_learns_how_far_guesses_can_be_trusted(learning: str) -> None:
+    """As the learning scope says: in a session, right guesses are surer in the end."""
+    model, inputs = new_model("qwen2"), prompt()
+    stock = run(model, inputs, **GREEDY)
+    source = FutureSource(texts_of(stock.ids, inputs), doubt=0.3)
+    spec = SelfSpec(extra_sources=[source], learning=learning)
+    with SelfSpecCandidateGenerator(spec).plugged_into(model):
+        assert_same_ids(run(model, inputs, **LOOKUP, **GREEDY).ids, stock.ids)
+    memory = spec.memory(VOCAB)
+    rates = memory.calibration.rows()
+    num_right = sum(hits for kinds, hits, _ in rates if [kind[0] for kind in kinds] == ["future"])
+    assert bool(rates) == (learning == "session")
+    assert (lut_of(spec).rows.token_ids >= 0).any() == (learning == "session")
+    if learning == "session":
+        assert num_right > 5
 
 
 def test_candidate_generator_is_unplugged_by_an_error() -> None:
