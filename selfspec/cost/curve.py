@@ -32,9 +32,9 @@ _BOUND = 0.1
 _SHARED = 0.9
 _REFIT_EVERY = 8  # steps: a fit costs several times what a step's news does
 _WIDER = 1.25  # A width that is so many times a point's gets a point of its own.
-# A curve that starts from a prior learns each point from the steps near it. The first run of a
-# width is slower than later ones, and tells nothing. Until a point is known, it is held for a
-# little cheaper than it was seen, so that one slow moment does not end all tries of its width.
+# A curve that starts from a guess learns each point from the steps near it. Until a point is known,
+# it is held for a little cheaper than it was seen, so that one slow moment does not end all tries
+# of its width.
 _KNOWN = 8  # steps
 _HOPE = 0.2
 
@@ -90,7 +90,7 @@ class CostCurve:
 
         Its seconds are in plain steps until the first one was timed.
         """
-        return cls({1: 1.0}, counts={1: -1}, slope=slope)
+        return cls({1: 1.0}, counts={1: 0}, slope=slope)
 
     @classmethod
     def measure(
@@ -149,8 +149,15 @@ class CostCurve:
 
     @property
     def knows_plain(self) -> bool:
-        """Has a plain step been timed? Before, no width can be weighed against it."""
-        return self._counts[0] > 0
+        """Were two plain steps timed? Before, no width can be weighed against them."""
+        return self._counts[0] > 1
+
+    @property
+    def widest_seen(self) -> int:
+        """The widest forward that was timed."""
+        return max(
+            w for w, count in zip(self._widths, self._counts, strict=True) if count or w == 1
+        )
 
     def corners(self, widest: int) -> Sequence[int]:
         """The widths up to `widest` between which the curve is straight."""
@@ -230,16 +237,19 @@ class CostCurve:
     def _add_point(self, width: int) -> None:
         index = bisect_right(self._widths, width)
         self._points.insert(index, self.seconds(width))
-        self._counts.insert(index, -1 if self._learns else _KNOWN)
+        self._counts.insert(index, 0 if self._learns else _KNOWN)
         self._widths = (*self._widths[:index], width, *self._widths[index:])
 
     def _learn(self, index: int, width: int, seconds: float) -> None:
-        """Moves a point that few steps have shown; the first plain one sets the curve's scale."""
+        """Moves a point that few steps have shown; plain ones set the scale of the others.
+
+        The first plain step is slower than later ones: the second is taken for the truth.
+        """
         count = self._counts[index] = self._counts[index] + 1
         factor = seconds / self._raw(width)
-        if index == 0 and count <= 1:
+        if index == 0 and count <= 2:
             self._points = [point * factor for point in self._points]
-        elif count > 0:
+        else:
             self._points[index] *= factor ** max(1 / count, _GAIN)
 
     def _refine(self, width: int, seconds: float) -> None:
@@ -262,21 +272,20 @@ class CostCurve:
 
     def _fitted(self) -> _Fit:
         widths = self._widths
-        seen = [
+        hoped = [
             point * (1 - _HOPE / count) if index and 0 < count < _KNOWN else point
             for index, (point, count) in enumerate(zip(self._points, self._counts, strict=True))
         ]
-        heights = monotone(seen)
+        heights = monotone(hoped)
         inside = np.interp(np.arange(widths[-1] + 1), widths, heights)
         table = np.maximum.accumulate(
             inside
         ).tolist()  # It rounds, a little below a point at times.
-        slopes = [self._slope * heights[0]]
-        if len(widths) > 1:
-            slopes += [(heights[-1] - heights[i]) / (widths[-1] - widths[i]) for i in (0, -2)]
-        elif not self._learns:
-            slopes = [heights[0] / widths[0]]
-        return _Fit(table, max(slopes))
+        guess = self._slope * heights[0]
+        if len(widths) == 1:
+            return _Fit(table, guess if self._learns else heights[0] / widths[0])
+        seen = max((heights[-1] - heights[i]) / (widths[-1] - widths[i]) for i in (0, -2))
+        return _Fit(table, max(guess, (guess + seen) / 2) if self._learns else seen)
 
     def _between(self, width: int) -> tuple[int, float]:
         """The point at or left of a width, and how far it is on the way to the next one."""

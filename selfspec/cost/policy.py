@@ -10,6 +10,7 @@ from typing import Protocol
 
 from selfspec.cost.budget import Choice, CoolDown, WidthSearch, best_width
 from selfspec.cost.curve import CostCurve
+from selfspec.cost.ledger import Ledger
 from selfspec.cost.riders import RiderWorth
 from selfspec.cost.threshold import AdaptiveThreshold
 from selfspec.records import DraftTree, StepRecord
@@ -92,11 +93,16 @@ class MeasuredBudget:
         self._riders = RiderWorth()
         self._looks = True  # for drafts, in this step
         self._search: WidthSearch | None = None  # of the last tree
+        self._ledger = Ledger()
 
     def max_nodes(self, allowed: int) -> int:
-        """All; 1 until a plain step was timed, and while drafting brings nothing."""
-        self._looks = self._curve.knows_plain and self._cool_down.may_draft()
-        return allowed if self._looks else 1
+        """Twice the widest step that was timed; 1 until plain steps were, and while drafts lose.
+
+        So the cost of wide steps is found out by using them, and never by a leap.
+        """
+        may_lose = self._curve.knows_plain and self._ledger.may_lose(self._curve.seconds(1))
+        self._looks = may_lose and self._cool_down.may_draft()
+        return min(allowed, 2 * self._curve.widest_seen) if self._looks else 1
 
     def search(self, max_nodes: int) -> Callable[[float], bool] | None:
         """Where growth may stop."""
@@ -141,6 +147,9 @@ class MeasuredBudget:
     def observe(self, width: int, seconds: float, records: Sequence[StepRecord]) -> None:
         """Refines the curve; a try that brought nothing counts towards leaving drafting alone."""
         self._curve.refine(width, seconds)
+        tokens = sum(len(record.committed_ids) for record in records) / max(len(records), 1)
+        saved = tokens * self._curve.seconds(1) - seconds if width > 1 else 0.0
+        self._ledger.observe(seconds, saved)
         if self._looks:
             self._cool_down.observe(sum(record.num_accepted for record in records))
         for record in records:

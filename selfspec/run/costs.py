@@ -27,7 +27,7 @@ from selfspec.run.graphs.backend import GraphBackend
 __all__ = ["Costs", "context_bucket", "kept_curve", "measure", "new_costs"]
 
 _LEAST_CONTEXT = 128  # shorter texts, up to twice that, are one bucket
-_QUERY = {"cuda": 0.004, "other": 0.1}  # what a further query may cost at first, in plain steps
+_QUERY = {"cuda": 0.004, "other": 0.2}  # what a further query may cost at first, in plain steps
 
 _Key = dict[str, str | int]
 

@@ -19,8 +19,6 @@ from selfspec.run.attention_types import AttentionTypes
 
 __all__ = ["Depth"]
 
-_LEAST_LAYERS = 2  # What a layer leaves in the KV shows only in the layers above it.
-
 
 class _Reached(Exception):
     """Ends a forward behind a layer; carries what that layer gave."""
@@ -56,7 +54,6 @@ class Depth:
             return cls.whole()
         kinds = _kinds(config, layers)
         needed = max(kinds.index(kind) + 1 for kind in kinds)
-        needed = max(needed, _LEAST_LAYERS)
         return cls(layers[needed - 1], needed) if needed < total else cls.whole()
 
     def outcome(self, forward: Callable[[], torch.Tensor]) -> torch.Tensor:

@@ -32,7 +32,7 @@ _LIKE_PLAIN = 16
 # What other hidden tokens may change, as a share of what seeing the hidden ones would change.
 # Experts sort their tokens and so round by what the others are; a mask that leaks changes more.
 _HIDDEN = 0.1
-_PROMPT = 4  # tokens
+_PROMPT = 3  # tokens
 
 
 class _Text(NamedTuple):
@@ -41,6 +41,10 @@ class _Text(NamedTuple):
     ids: Sequence[int]
     positions: Sequence[int]
     looked_at: Sequence[int]
+
+    def at(self, positions: Sequence[int], looked_at: Sequence[int]) -> _Text:
+        """The same tokens at other positions."""
+        return _Text(self.ids, positions, looked_at)
 
 
 class _Fault(NamedTuple):
@@ -58,53 +62,41 @@ def check_tree(
     depth: Depth,
     new_backend: Callable[..., Any],
 ) -> str | None:
-    """A root with two wrong children and a right one, b, with a child c; root-b-c is kept.
+    """A root with a wrong child and a right one, b, with a child c; root-b-c is kept.
 
-    Then d follows as the root of a tree, and alone, as in a plain step. The wrong children stand
+    Then d follows as the root of a tree, and alone, as in a plain step. The wrong child stands
     before the right one, so that b and c lie in other slots than their positions would give them.
     """
     prompt, (root, b, c, d, *wrong) = list(ids[:_PROMPT]), ids[_PROMPT:]
     cache = _prefilled(model, prompt, depth)
     if reason := can_hold_trees(cache):
         return reason
+    right = _Text([*prompt, root, b, c, d], range(7), [3, 4, 5, 6, 6])
+    seeing_all = _Text([*prompt, root, wrong[0], b, c, d], [*range(4), 4, 4, 5, 6], [5, 6])
+    slots = _Text([*prompt, root, wrong[0], b, d], range(7), [6, 6])
+    faults = [
+        _Fault("one that sees siblings", seeing_all, [1, 2]),
+        _Fault("one with positions by column", right.at([*range(4), 5, 6, 6], [4, 5]), [1, 2]),
+        _Fault("one that keeps all slots", seeing_all.at(seeing_all.positions, [7, 7]), [3, 4]),
+        _Fault("one that keeps other slots", slots, [3, 4]),
+    ]
+    truth, *answers = _read(model, [right, *(fault.text for fault in faults)], depth)
     position = torch.full((1, 1), len(prompt), device=model.device)
     backend = new_backend(model, cache, depth.types(types), position, None, room=16)
 
     def run(tree: DraftTree) -> torch.Tensor:
         return depth.outcome(lambda: backend.forward(backend.lay_out([tree])))[0].float()
 
-    path = [0, 3, 4]
-    unseen, first, again = (
-        run(_tree(root, hidden, [b, c]))[path] for hidden in (wrong[2:4], wrong[:2], wrong[:2])
-    )
+    path = [0, 2, 3]
+    unseen, first = (run(_tree(root, [hidden], [b, c]))[path] for hidden in wrong[1::-1])
+    if _distance(first, unseen) > _HIDDEN * (seeing := _distance(first[1:], answers[0])):
+        noise = _distance(first, run(_tree(root, wrong[:1], [b, c]))[path])
+        if _distance(first, unseen) > _HIDDEN * seeing + 4 * noise:
+            return "the outcome of a node depends on nodes that it must not see"
     backend.commit([path])
-    unseen_behind, second = (run(_tree(d, hidden, []))[:1] for hidden in (wrong[1:5], wrong[:4]))
+    second = run(_tree(d, wrong[:3], []))[:1]
     got = torch.cat([first, second, run(DraftTree.of_root(d))])
     backend.release()
-
-    right = _Text([*prompt, root, b, c, d], range(8), [4, 5, 6, 7, 7])
-    faults = [
-        _Fault(
-            "one that sees siblings",
-            _Text([*prompt, root, *wrong[:2], b, c, d], [*range(5), 5, 5, 5, 6, 7], [7, 8, 9, 9]),
-            [1, 2, 3, 4],
-        ),
-        _Fault(
-            "one with positions by column",
-            _Text(right.ids, [*range(5), 7, 8, 7], [5, 6]),
-            [1, 2],
-        ),
-        _Fault(
-            "one that keeps other slots",
-            _Text([*prompt, root, *wrong[:2], d], range(8), [7, 7]),
-            [3, 4],
-        ),
-    ]
-    truth, *answers = _read(model, [right, *(fault.text for fault in faults)], depth)
-    seeing = _distance(first[1:], answers[0][:2])
-    changed = _distance(torch.cat([first, second]), torch.cat([unseen, unseen_behind]))
-    if changed > _HIDDEN * seeing + 4 * _distance(first, again):
-        return "the outcome of a node depends on nodes that it must not see"
     return _verdict(got, truth, faults, answers, lambda: _read_on(model, right, depth))
 
 
@@ -126,20 +118,24 @@ def check_chain(model: Any, ids: Sequence[int], depth: Depth) -> str | None:
     backend.commit([[0, 1]])
     got = torch.cat([first, run(DraftTree.of_root(d))])
 
-    right = _Text([*prompt, root, a, d], range(7), [4, 5, 6])
+    right = _Text([*prompt, root, a, d], range(6), [3, 4, 5])
     faults = [
         _Fault(
-            "one with nothing taken back", _Text([*prompt, root, a, b, c, d], range(9), [8]), [2]
+            "one with nothing taken back", _Text([*prompt, root, a, b, c, d], range(8), [7]), [2]
         ),
-        _Fault("one that keeps nothing", _Text([*prompt, d], range(5), [4]), [2]),
+        _Fault("one that keeps nothing", _Text([*prompt, d], range(4), [3]), [2]),
     ]
     truth, *answers = _read(model, [right, *(fault.text for fault in faults)], depth)
     return _verdict(got, truth, faults, answers, lambda: _read_on(model, right, depth))
 
 
 def check_logits(model: Any, ids: Sequence[int], depth: Depth) -> str | None:
-    """A model must give the logits of each token that it is asked; two are asked for."""
-    if depth.last_layer is None:  # Then the other trials have looked at logits.
+    """A model must give the logits of each token that it is asked; two are asked for.
+
+    Those of transformers do. Other trials have looked at logits if they ran all layers.
+    """
+    takes_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
+    if depth.last_layer is None or takes_logits_to_keep:
         return None
     input_ids = torch.tensor([list(ids[:2])], device=model.device)
     shape = tuple(model(input_ids=input_ids, use_cache=False).logits.shape[:2])

@@ -16,6 +16,8 @@ from transformers import (
 )
 
 import selfspec
+from selfspec.run.backends import TreeBackend
+from selfspec.run.depth import Depth
 from selfspec.run.layout import Window
 from selfspec.run.probe import attention_types, probe
 from tests.fakes import new_model, prompt, tiny_model
@@ -183,7 +185,7 @@ def broken(
     ("kind", "said"),
     [
         (IgnoresMasks, "depends on nodes that it must not see"),
-        (IgnoresPositions, "is no nearer to the right one"),
+        (IgnoresPositions, "outcome is too near to"),
         (IgnoresHalfTheMask, "depends on nodes that it must not see"),
         (FailsOnMasks, "fails on it (ValueError: expected a mask (B, L))"),
     ],
@@ -204,22 +206,108 @@ def test_weak_positions_are_found_out_too(kind, initializer_range):
         assert probe(model).mode == "chain", seed
 
 
-class RoundsByWidth(LlamaForCausalLM):
-    """As a GPU does in half precision: forwards of other widths round otherwise."""
+def with_noise(model: PreTrainedModel, size: float) -> PreTrainedModel:
+    """Each layer's outcome is off by a share of its length, otherwise at each width and batch.
 
-    def forward(self, input_ids=None, attention_mask=None, position_ids=None, **kwargs):
-        output = super().forward(input_ids, attention_mask, position_ids, **kwargs)
-        dice = torch.Generator().manual_seed(input_ids.shape[1])
-        noise = torch.randn(output.logits.shape, generator=dice).to(output.logits.dtype)
-        rounding = torch.finfo(self.dtype).eps * output.logits.std()
-        output.logits = output.logits + noise * rounding
-        return output
+    As GPUs round in half precision, and much more: the noise is what a real, deep model adds up.
+    """
+
+    def add_noise(_module: Any, _args: Any, hidden: torch.Tensor) -> torch.Tensor:
+        dice = torch.Generator().manual_seed(hidden.shape[0] * hidden.shape[1])
+        noise = torch.randn(hidden.shape, generator=dice).to(hidden.dtype)
+        return hidden + noise * size * hidden.std()
+
+    for layer in model.model.layers:
+        layer.register_forward_hook(add_noise)
+    return model
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_rounding_by_width_is_not_taken_for_a_leak(dtype):
+@pytest.mark.parametrize("size", [0.0, 0.003, 0.03])
+def test_rounding_of_any_size_passes(size, dtype):
     for seed in range(4):
-        assert probe(broken(RoundsByWidth, seed=seed).to(dtype)).mode == "tree", seed
+        model = with_noise(broken(LlamaForCausalLM, seed=seed).to(dtype), size)
+        assert probe(model).mode == "tree", seed
+
+
+@pytest.mark.parametrize("kind", [IgnoresMasks, IgnoresHalfTheMask, IgnoresPositions])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [0.0, 0.003, 0.03])
+def test_no_fault_hides_in_rounding(size, dtype, kind):
+    for seed in range(4):
+        model = with_noise(broken(kind, seed=seed).to(dtype), size)
+        assert probe(model).mode != "tree", seed
+
+
+class KeepsOtherSlots(TreeBackend):
+    """Keeps the wrong child's keys and values in place of the right one's."""
+
+    def commit(self, paths):
+        super().commit([[0, *range(1, len(path))] for path in paths])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_wrong_slots_are_found_out(dtype, monkeypatch):
+    monkeypatch.setattr("selfspec.run.probe.TreeBackend", KeepsOtherSlots)
+    for seed in range(4):
+        reason = probe(broken(LlamaForCausalLM, seed=seed).to(dtype)).reason
+        assert "slots" in reason, seed
+
+
+# -- how deep ----------------------------------------------------------------------------------
+
+
+def test_a_deep_model_is_tried_on_its_first_layers():
+    model, ran = broken(LlamaForCausalLM, num_hidden_layers=6), []
+    for index, layer in enumerate(model.model.layers):
+        forward = layer.forward
+
+        def watched(*args, _index=index, _forward=forward, **kwargs):
+            ran.append(_index)
+            return _forward(*args, **kwargs)
+
+        layer.forward = watched
+    assert probe(model).mode == "tree"
+    assert set(ran) == {0}
+    assert not any(layer._forward_hooks for layer in model.model.layers)
+
+
+def test_each_kind_of_layer_is_tried():
+    model = tiny_model("gemma3")
+    depth = Depth.of(model)
+    kinds = model.config.layer_types
+    assert depth.num_layers is None or set(kinds[: depth.num_layers]) == set(kinds)
+    assert Depth.of(broken(LlamaForCausalLM, num_hidden_layers=6)).num_layers == 1
+
+
+def test_a_model_that_somebody_listens_to_is_run_whole():
+    model = broken(LlamaForCausalLM, num_hidden_layers=6)
+    handle = model.model.layers[3].register_forward_hook(lambda *_: None)
+    assert Depth.of(model) == Depth.whole()
+    handle.remove()
+    model.model.layers[3]._hf_hook = object()
+    assert Depth.of(model) == Depth.whole()
+
+
+class GivesTheLastLogits(LlamaForCausalLM):
+    """Always leaves out the logits of all tokens but the last one."""
+
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, **kwargs):
+        kwargs["logits_to_keep"] = 1
+        return super().forward(input_ids, attention_mask, position_ids, **kwargs)
+
+
+def test_a_model_that_gives_too_few_logits_is_decoded_plainly():
+    ability = probe(broken(GivesTheLastLogits, num_hidden_layers=6))
+    assert ability.mode == "plain"
+    assert "it gives logits of shape (1, 1) for (1, 2) tokens" in ability.reason
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_forward_that_draws_is_decoded_plainly(attention):
+    ability = probe(new_model("llama", attention, attention_dropout=0.5).train())
+    assert (ability.mode, ability.attention) == ("plain", None)
+    assert "draws random numbers" in ability.reason
 
 
 class Amnesic(LlamaForCausalLM):

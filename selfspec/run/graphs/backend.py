@@ -95,12 +95,13 @@ class GraphBackend:
         positions = self._positions + np.array(self.kv.num_moved)
         places = FramePlaces(self.kv.lengths, positions, self._starts, firsts, self.kv.front)
         self._runner.write(key, trees, places)
+        self._runner.ready(self._model, key)  # A capture is no part of what a forward takes.
         return key, len(trees), widest
 
     def forward(self, layout: tuple[ForwardKey, int, int]) -> torch.Tensor:
         """Logits (B, Q, V), good until the next forward."""
         key, num_rows, widest = layout
-        logits = self._runner.run(self._model, key)
+        logits = self._runner.run(key)
         if self._strict and self.reason is not None:
             raise UnsupportedError(f"strict=True and forwards can't be as asked: {self.reason}")
         return logits[:num_rows, :widest]

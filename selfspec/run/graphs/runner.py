@@ -51,6 +51,7 @@ class StaticRunner:
         self._buffers: dict[FrameShape, _Buffers] = {}
         self._replays: dict[ForwardKey, Replay] = {}
         self._generation = 0  # of the arenas that the replays work on
+        self._forward: Callable[[], None] = lambda: None  # the next one
 
     @property
     def kind(self) -> str:
@@ -87,17 +88,22 @@ class StaticRunner:
             self._buffers[key.shape] = _Buffers(key.shape, self._torch_device)
         self._buffers[key.shape].writer.write(trees, places)
 
-    def run(self, model: Any, key: ForwardKey) -> torch.Tensor:
-        """Logits (R, W, V) of what was written; good until the next forward of this shape."""
+    def ready(self, model: Any, key: ForwardKey) -> None:
+        """Sends what was written for the next forward, and captures it if its shape is new."""
         if self._generation != self.arenas.generation:
             self._replays.clear()
             self._generation = self.arenas.generation
         buffers = self._buffers[key.shape]
         self._device.send(buffers.writer.flat, into=buffers.flat)
-        queue = self._replays.get(key) or self._captured(model, key) or self._work(model, key)
-        queue()
-        assert buffers.logits is not None
-        return buffers.logits
+        replay = self._replays.get(key) or self._captured(model, key)
+        self._forward = replay or self._work(model, key)
+
+    def run(self, key: ForwardKey) -> torch.Tensor:
+        """Logits (R, W, V) of what was sent; good until the next forward of this shape."""
+        self._forward()
+        logits = self._buffers[key.shape].logits
+        assert logits is not None
+        return logits
 
     def _captured(self, model: Any, key: ForwardKey) -> Replay | None:
         if not self._device.can_capture or self.reason is not None:
