@@ -21,8 +21,8 @@ class Choice(NamedTuple):
     """A width, and what it is expected to bring."""
 
     width: int
-    tokens: float  # in one forward, of all rows
-    rate: float  # tokens a second
+    tokens: float  # The tokens of all rows in one forward.
+    rate: float  # Tokens a second.
 
 
 def best_width(
@@ -59,7 +59,7 @@ class WidthSearch:
     """
 
     def __init__(self, curve: CostCurve, max_nodes: int) -> None:
-        self._costs = curve.table(max_nodes)  # by width
+        self._costs = curve.table(max_nodes)  # By width.
         self._corners = [width for width in curve.corners(max_nodes) if 1 < width < max_nodes]
         self._corners.append(max_nodes)
         self._tokens = 1.0

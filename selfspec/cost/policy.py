@@ -90,8 +90,8 @@ class MeasuredBudget:
         self._curve = curve
         self._cool_down = CoolDown()
         self._riders = RiderWorth()
-        self._looks = True  # for drafts, in this step
-        self._search: WidthSearch | None = None  # of the last tree
+        self._looks = True  # Does this step look for drafts?
+        self._search: WidthSearch | None = None  # The one that grew the last tree.
 
     def max_nodes(self, allowed: int) -> int:
         """All; 1 until a plain step was timed, and while drafting brings nothing."""

@@ -1,6 +1,6 @@
 """Rows of recorded top-K tokens with their probabilities: what both LUT orders are made of.
 
-Knows places in a table, not what a row is about. Safe to read and write from several threads.
+Knows the numbers of rows, not what a row is about. Safe to read and write from several threads.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Indices = NDArray[np.int64]
 class Rows:
     """`num_rows` rows of `top_k` entries, int32 + fp16; an empty entry is -1.
 
-    A row is replaced whole by the newest top-K: keeping older entries or averaging guessed no
-    better.
+    A row is replaced whole by the newest top-K. Keeping older entries, as DIAA does, guessed
+    worse: what the model said last fits best.
     """
 
     def __init__(self, source: str, num_rows: int, top_k: int) -> None:
@@ -89,6 +89,6 @@ class Rows:
 
     def _hold(self, token_ids: NDArray[np.int32], probabilities: NDArray[np.float16]) -> None:
         self.token_ids, self.probabilities = token_ids, probabilities
-        # the same memory as Python reads it fastest, a row at a time
+        # Views that Python reads faster than arrays, a row at a time.
         self._flat_ids = token_ids.reshape(-1).data
         self._flat_bits = probabilities.reshape(-1).view(np.uint16).data
