@@ -37,13 +37,17 @@ class Decoder:
     backend: Backend
     verifier: Verifier
     rows: list[Row]  # Those that still decode, in the order of the forward.
-    transcript: Transcript
     memory: Memory
     config: SpecConfig
     stats: GenerationStats
     budget: Budget = field(default_factory=FixedBudget)
     device: Device = field(default_factory=CpuDevice)
     listeners: Sequence[Listener] = ()
+
+    @property
+    def transcript(self) -> Transcript:
+        """What has been committed so far."""
+        return self.verifier.transcript
 
     def start(self, prompt_logits: torch.Tensor) -> None:
         """Commits the tokens that the prompt's forward yields, from its last logits (B, V)."""

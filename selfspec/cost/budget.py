@@ -119,14 +119,14 @@ class CoolDown:
         self._num_to_skip = 0
 
     def may_draft(self) -> bool:
-        """Asked once before each step: shall it look for drafts? False counts a skipped step."""
+        """Shall the next step look for drafts? Ask once a step: False counts as a skipped one."""
         if self._num_to_skip:
             self._num_to_skip -= 1
             return False
         return True
 
     def observe(self, num_accepted: int) -> None:
-        """Told after each step that looked for drafts, also where it found none worth verifying."""
+        """Counts a step that looked for drafts, also if it found none worth verifying."""
         if num_accepted:
             self._num_useless, self._next_skip = 0, 1
             return

@@ -1,7 +1,7 @@
 """The LUT pair: for each token its top-K next tokens (t-LUT) and their probabilities (p-LUT).
 
-Fed by all that the model says: in the prompt, at accepted nodes and at rejected ones (DIAA). Does
-not know the text: one token of context is all that it sees.
+Fed by all that the model says: in the prompt, at accepted nodes and at rejected ones (DIAA). It
+does not know the text: one token of context is all that it sees.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LutSource:
 
     @property
     def nbytes(self) -> int:
-        """Memory of both tables."""
+        """The bytes of both tables."""
         return self.rows.nbytes
 
     def open(self, prompt_ids: Sequence[int], *, learns: bool) -> LutCursor:

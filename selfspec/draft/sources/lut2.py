@@ -39,7 +39,7 @@ class Lut2Source:
 
     @property
     def nbytes(self) -> int:
-        """Memory of keys and rows."""
+        """The bytes of keys and rows."""
         return self._keys.nbytes + self._rows.nbytes
 
     def open(self, prompt_ids: Sequence[int], *, learns: bool) -> Lut2Cursor:
