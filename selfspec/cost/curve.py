@@ -42,7 +42,8 @@ _REFIT_EVERY = 8
 _WIDER = 1.25
 # A curve that starts from a prior learns each point from the steps near it. The first run of a
 # width is slower than later ones, and tells nothing. Until a point has seen so many steps, it is
-# taken for a little cheaper than it was seen, so that one slow moment does not end all tries of its width.
+# taken for a little cheaper than it was seen, so that one slow moment does not end all tries of its
+# width.
 _KNOWN = 8
 _HOPE = 0.2
 
