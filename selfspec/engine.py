@@ -36,14 +36,18 @@ class Decoder:
 
     backend: Backend
     verifier: Verifier
-    rows: list[Row]  # those that still decode, in the order of the forward
-    transcript: Transcript
+    rows: list[Row]  # Those that still decode, in the order of the forward.
     memory: Memory
     config: SpecConfig
     stats: GenerationStats
     budget: Budget = field(default_factory=FixedBudget)
     device: Device = field(default_factory=CpuDevice)
     listeners: Sequence[Listener] = ()
+
+    @property
+    def transcript(self) -> Transcript:
+        """What has been committed so far."""
+        return self.verifier.transcript
 
     def start(self, prompt_logits: torch.Tensor) -> None:
         """Commits the tokens that the prompt's forward yields, from its last logits (B, V)."""
@@ -73,7 +77,7 @@ class Decoder:
         logits = self.backend.forward(layout)
         seconds = self._time("forward")
         records, tops, verify_seconds = self._verify(trees, logits)
-        if logits.is_cuda:  # there the forward is waited for where its outcome is first read
+        if logits.is_cuda:  # A GPU's forward ends where its outcome is first read.
             seconds += verify_seconds
         width = max(len(asked.tokens) for asked in queries)
         self._commit(records)
@@ -183,11 +187,11 @@ class Decoder:
 
 
 def top_k_of(logits: torch.Tensor, k: int) -> TopK:
-    """The K likeliest tokens at each place of `logits` (..., V), with their probabilities."""
+    """The K likeliest next tokens that `logits` (..., V) tell, with their probabilities."""
     ids, probabilities = top_k(logits, k)
     return _tables(ids.cpu(), probabilities.cpu())
 
 
 def _tables(ids: torch.Tensor, probabilities: torch.Tensor) -> TopK:
-    known = np.fmax(probabilities.numpy(), 0)  # where the model says NaN, stock goes on: so must we
+    known = np.fmax(probabilities.numpy(), 0)  # Stock goes on where the model says NaN.
     return TopK(ids.numpy().astype(np.int32), known.astype(np.float16))

@@ -26,7 +26,8 @@ __all__ = [
 ]
 
 
-Gram = tuple[int, ...]  # two tokens or more; the first is its key
+# An n-gram of two tokens or more; the first is its key.
+Gram = tuple[int, ...]
 
 
 class Evidence(NamedTuple):
@@ -43,7 +44,7 @@ class Evidence(NamedTuple):
     probability_bin: int = 0
 
 
-# one likely next token, and why a source believes so; plain, for a tree looks at hundreds
+# One likely next token, and why a source believes so. A tree looks at hundreds of these tuples.
 Candidate = tuple[int, Evidence]
 
 
@@ -61,7 +62,7 @@ class DraftTree:
 
     `parents[i] < i`, the root's parent is -1. `children[i]` maps a token to the child that
     carries it. `looked_at[i]` holds every sibling considered below node i, whether or not it
-    won a place, or None where node i was never expanded.
+    became a node, or None where node i was never expanded.
 
     ::
 
@@ -126,8 +127,8 @@ class DraftTree:
 class Queries(NamedTuple):
     """What one row asks the model in one forward, as parallel lists like a tree's.
 
-    A tree's nodes come first; what rides along behind them hangs on the root, and is nobody's
-    child.
+    A tree's nodes come first. The branches behind them start from the root too, but no node of
+    the tree has them as children.
     """
 
     tokens: list[int]
@@ -136,25 +137,25 @@ class Queries(NamedTuple):
 
 
 class TopK(NamedTuple):
-    """The model's K likeliest next tokens at each of N places."""
+    """The model's K likeliest next tokens behind each of N tokens."""
 
     ids: NDArray[np.int32]  # (N, K), likeliest first
     probabilities: NDArray[np.float16]  # (N, K)
 
-    def at(self, places: Any) -> TopK:
-        """The tables at some places only, named as numpy indexes arrays."""
-        return TopK(self.ids[places], self.probabilities[places])
+    def at(self, index: Any) -> TopK:
+        """A part of the tables, by whatever indexes numpy arrays."""
+        return TopK(self.ids[index], self.probabilities[index])
 
     def rows(self) -> list[Entries]:
-        """The table of each place."""
-        num_places, k = self.ids.shape
+        """Each token's entries, in a form that Python copies fast."""
+        num_rows, k = self.ids.shape
         ids = np.ascontiguousarray(self.ids).reshape(-1).data
         halves = np.ascontiguousarray(self.probabilities).reshape(-1).view(np.uint16).data
-        starts = range(0, num_places * k, k)
+        starts = range(0, num_rows * k, k)
         return [(ids[start : start + k], halves[start : start + k]) for start in starts]
 
 
-# one row of a `TopK` as Python copies it fastest: ids of int32, and the bits of each probability
+# One row of a `TopK` as Python copies it fastest: ids of int32, and the bits of each probability.
 Entries = tuple[memoryview, memoryview]
 
 

@@ -21,8 +21,8 @@ class Choice(NamedTuple):
     """A width, and what it is expected to bring."""
 
     width: int
-    tokens: float  # in one forward, of all rows
-    rate: float  # tokens a second
+    tokens: float  # The tokens of all rows in one forward.
+    rate: float  # Tokens a second.
 
 
 def best_width(
@@ -59,7 +59,7 @@ class WidthSearch:
     """
 
     def __init__(self, curve: CostCurve, max_nodes: int) -> None:
-        self._costs = curve.table(max_nodes)  # by width
+        self._costs = curve.table(max_nodes)  # By width.
         self._corners = [width for width in curve.corners(max_nodes) if 1 < width < max_nodes]
         self._corners.append(max_nodes)
         self._tokens = 1.0
@@ -119,14 +119,14 @@ class CoolDown:
         self._num_to_skip = 0
 
     def may_draft(self) -> bool:
-        """Asked once before each step: shall it look for drafts? False counts a skipped step."""
+        """Shall the next step look for drafts? Ask once a step: False counts as a skipped one."""
         if self._num_to_skip:
             self._num_to_skip -= 1
             return False
         return True
 
     def observe(self, num_accepted: int) -> None:
-        """Told after each step that looked for drafts, also where it found none worth verifying."""
+        """Counts a step that looked for drafts, also if it found none worth verifying."""
         if num_accepted:
             self._num_useless, self._next_skip = 0, 1
             return

@@ -15,12 +15,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["WIDTHS", "CostCurve", "monotone"]
+from selfspec.cost.monotone import monotone
+from selfspec.cost.watch import Watch
+
+__all__ = ["WIDTHS", "CostCurve"]
 
 WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
-_LEAST_WIDTHS = 2  # fewer make no slope
-_SLOW = 0.1  # seconds: what a first run costs more is small beside it
-_WIDEST = 4096  # of what is kept point by point
+# Fewer measured widths make no slope.
+_LEAST_WIDTHS = 2
+# From so many seconds on, what a first run costs more is small beside the run itself.
+_SLOW = 0.1
+# Wider forwards get no point of their own.
+_WIDEST = 4096
 
 # How a step refines the curve: the log of the time over the expected one, cut at ± _BOUND, is
 # followed by the share _GAIN. So no single step moves anything by more than 1 %, and what stays
@@ -30,19 +36,21 @@ _BOUND = 0.1
 # A slow moment of the machine slows every width, and what counts is the ratio of widths. So most
 # of a step's news moves the whole curve, and the rest the points beside its width.
 _SHARED = 0.9
-_REFIT_EVERY = 8  # steps: a fit costs several times what a step's news does
-_WIDER = 1.25  # A width that is so many times a point's gets a point of its own.
-# A curve that starts from a guess learns each point from the steps near it. Until a point is known,
-# it is held for a little cheaper than it was seen, so that one slow moment does not end all tries
-# of its width.
-_KNOWN = 8  # steps
+# A fit costs several times what a step's news does, so it waits for this many steps.
+_REFIT_EVERY = 8
+# A width that is so many times a point's gets a point of its own.
+_WIDER = 1.25
+# A curve that starts from a guess learns each point from the steps near it. Until a point has seen
+# so many steps, it is taken for a little cheaper than it was seen, so that one slow moment does not
+# end all tries of its width.
+_KNOWN = 8
 _HOPE = 0.2
 
 
 class _Fit(NamedTuple):
     """A monotone curve, ready to be read: a table by width, and a line behind its end."""
 
-    table: list[float]  # [0] is there to let a width be its index
+    table: list[float]  # A width is its own index, so [0] is a filler.
     slope: float
 
 
@@ -80,7 +88,7 @@ class CostCurve:
         self._counts = [_KNOWN if counts is None else counts[width] for width in self._widths]
         self._slope = slope
         _check(self._widths, self._points)
-        self._news: list[tuple[int, float]] = []  # of steps that the fit does not know yet
+        self._news: list[tuple[int, float]] = []  # Steps that the fit does not know yet.
         self._lock = threading.Lock()
         self._fit = self._fitted()
 
@@ -112,7 +120,7 @@ class CostCurve:
         any case. Where there is no time to repeat all, the narrow ones are repeated, which most
         steps have.
         """
-        watch = _Watch(run, clock, clock() + max_seconds)
+        watch = Watch(run, clock, clock() + max_seconds)
         times: dict[int, list[float]] = {}
         for width in sorted(set(widths)):
             expected = cls(_medians(times)).seconds(width) if times else 0.0
@@ -128,19 +136,6 @@ class CostCurve:
                     break
                 times[width].append(watch.seconds_of(width))
         return cls(_medians(times))
-
-    def reaching(self, width: int) -> CostCurve:
-        """The same with a point at `width` at least, where measuring did not get so far.
-
-        A query behind the last point then costs a sixteenth of a plain step at least: what is
-        left unmeasured is slow, and so bound by what it computes.
-        """
-        last = self._widths[-1]
-        if width <= last:
-            return self
-        least = self.seconds(last) + (width - last) * self.seconds(1) / 16
-        points = dict(zip(self._widths, self._points, strict=True))
-        return type(self)({**points, width: max(self.seconds(width), least)})
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -294,40 +289,6 @@ class CostCurve:
             return left, 0.0
         start, end = self._widths[left : left + 2]
         return left, (width - start) / (end - start)
-
-
-def monotone(values: Sequence[float]) -> list[float]:
-    """The never falling values that are nearest by least squares (pool adjacent violators).
-
-    >>> monotone([1.0, 3.0, 2.0, 4.0])
-    [1.0, 2.5, 2.5, 4.0]
-    """
-    pools: list[tuple[float, int]] = []  # mean, and of how many
-    for value in values:
-        mean, count = value, 1
-        while pools and pools[-1][0] > mean:
-            left, more = pools.pop()
-            mean = (mean * count + left * more) / (count + more)
-            count += more
-        pools.append((mean, count))
-    return [mean for mean, count in pools for _ in range(count)]
-
-
-class _Watch(NamedTuple):
-    """Runs something and says how long it took."""
-
-    run: Callable[[int], object]
-    clock: Callable[[], float]
-    end: float
-
-    def seconds_of(self, width: int) -> float:
-        start = self.clock()
-        self.run(width)
-        # a clock may be too coarse to see it
-        return max(self.clock() - start, 1e-9)
-
-    def has_time_for(self, seconds: float) -> bool:
-        return self.clock() + seconds <= self.end
 
 
 def _medians(times: Mapping[int, Sequence[float]]) -> dict[int, float]:

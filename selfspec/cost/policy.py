@@ -1,6 +1,6 @@
 """How a step spends its width: all that is allowed, what pays, or what is likely enough.
 
-The engine asks before and while it drafts, and tells what came of it.
+The engine asks a budget before and while it drafts, and reports what came of each step.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Budget(Protocol):
         ...
 
     def observe(self, width: int, seconds: float, records: Sequence[StepRecord]) -> None:
-        """Told what a forward of this width cost, and what came of it."""
+        """Learns what a forward of this width cost, and what came of it."""
         ...
 
 
@@ -48,11 +48,11 @@ class FixedBudget:
     """Always all that is allowed."""
 
     def max_nodes(self, allowed: int) -> int:
-        """All."""
+        """All that are allowed."""
         return allowed
 
     def search(self, max_nodes: int) -> Callable[[float], bool] | None:
-        """Nothing to ask: whatever is allowed is taken."""
+        """None: a tree takes all nodes that are allowed."""
         return None
 
     def fit(
@@ -62,7 +62,7 @@ class FixedBudget:
         return True
 
     def observe(self, width: int, seconds: float, records: Sequence[StepRecord]) -> None:
-        """Nothing depends on it."""
+        """Learns nothing."""
 
 
 class ThresholdBudget(FixedBudget):
@@ -91,8 +91,8 @@ class MeasuredBudget:
         self._curve = curve
         self._cool_down = CoolDown()
         self._riders = RiderWorth()
-        self._looks = True  # for drafts, in this step
-        self._search: WidthSearch | None = None  # of the last tree
+        self._looks = True  # Does this step look for drafts?
+        self._search: WidthSearch | None = None  # The one that grew the last tree.
         self._ledger = Ledger()
 
     def max_nodes(self, allowed: int) -> int:
@@ -105,7 +105,7 @@ class MeasuredBudget:
         return min(allowed, 2 * self._curve.widest_seen) if self._looks else 1
 
     def search(self, max_nodes: int) -> Callable[[float], bool] | None:
-        """Where growth may stop."""
+        """Says where the growth of a tree may stop."""
         self._search = WidthSearch(self._curve, max_nodes) if max_nodes > 1 else None
         return self._search.take if self._search else None
 

@@ -7,8 +7,10 @@ __all__ = ["RiderWorth"]
 # Assumed before anything was counted: 12 queries brought about 0.15 tokens a step on chat text.
 _PRIOR_WORTH = 0.0125
 _PRIOR_QUERIES = 256.0
-_FADE = 0.999  # a query's weight after each later one
-_TRY_EVERY = 64  # steps without branches, and one goes with them: what they bring may have changed
+# Each later query leaves a query this share of its weight.
+_FADE = 0.999
+# After so many steps without branches one goes with them, since what they bring may have changed.
+_TRY_EVERY = 64
 
 
 class RiderWorth:

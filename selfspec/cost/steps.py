@@ -9,8 +9,10 @@ from selfspec.cost.curve import WIDTHS, CostCurve
 
 __all__ = ["STEPS", "SteppedCurve", "stepped"]
 
-_WIDE = 64  # from here on every multiple of it is a step
-STEPS = tuple(1 << power for power in range(WIDTHS[-1].bit_length()))  # those that are measured
+# From here on every multiple of this width is a step.
+_WIDE = 64
+# The steps that are measured.
+STEPS = tuple(1 << power for power in range(WIDTHS[-1].bit_length()))
 
 
 def stepped(width: int) -> int:

@@ -16,14 +16,17 @@ from selfspec.records import DraftTree, Evidence, StepRecord
 
 __all__ = ["Calibration", "combine", "prior"]
 
-_PRIOR_WEIGHT = 4.0  # the prior counts like so many trials
-_MAX_ROWS = 2048  # of what is kept with a cache
-_FADE = 0.998  # a trial's weight after each later one of its kind
+# A prior counts as much as this many trials.
+_PRIOR_WEIGHT = 4.0
+# A cache keeps at most this many rates.
+_MAX_ROWS = 2048
+# Each later trial of its kind leaves a trial this share of its weight.
+_FADE = 0.998
 
-Kinds = tuple[Evidence, ...]  # of the sources that name one token, in the order of the sources
-
-
-_Rate = tuple[float, float, float]  # hits, trials, and their quotient
+# The evidence of each source that names a token, in the order of the sources.
+Kinds = tuple[Evidence, ...]
+# Hits, trials, and their quotient.
+_Rate = tuple[float, float, float]
 
 
 def prior(evidence: Evidence) -> float:

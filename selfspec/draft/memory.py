@@ -21,12 +21,12 @@ class Memory:
 
     sources: list[Source]
     calibration: Calibration
-    top_k: int  # of each node's logits, what sources are shown
+    top_k: int  # Sources see this many of each node's likeliest next tokens.
     learns: bool = True
 
     @property
     def nbytes(self) -> int:
-        """Of all sources that a cache folder can keep."""
+        """The memory of all sources that a cache folder can keep."""
         return sum(source.nbytes for source in self.sources if isinstance(source, LastingSource))
 
     def for_request(self, learning: str) -> Memory:
@@ -41,9 +41,10 @@ class Memory:
         return {s.name: s.arrays() for s in self.sources if isinstance(s, LastingSource)}
 
     def observe_places(self, pairs: NDArray[np.int64], top: TopK) -> None:
-        """Lets every source see what the model said at each place of a prompt.
+        """Lets every source learn what the model said behind some tokens.
 
-        `pairs` (N, 2) are the last two tokens at each place; before the first one stands -1.
+        `pairs` (N, 2) are the last two tokens before each of the N answers; where there is only
+        one, the other is -1.
         """
         for source in self.sources:
             source.observe_places(pairs, top)

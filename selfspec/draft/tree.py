@@ -2,10 +2,10 @@
 
 The score of a path is s = Π p · δ^(depth-1) · Π α^(rank-1): the product of its tokens'
 probabilities, decayed once for each level below the first and once for each rank below the best
-sibling. The best-scored place is taken next until the budget is spent (DIAA's dynamic tree).
-A node's children are looked for only once they may be next, by a guess at the best one's score:
-that is most of a tree's cost, and most nodes are leaves in the end. A child that scores above the
-guess comes a little late.
+sibling. The child with the best score is added next until the budget is spent (DIAA's dynamic
+tree). To look for a node's children is most of a tree's cost, and most nodes are leaves in the end.
+So they are looked for only once they may be next, by a guess at the best one's score. A child that
+scores above the guess is added a little later than it should be.
 
 Knows cursors and probabilities; not what a token means, nor what the model will say.
 """
@@ -25,13 +25,14 @@ from selfspec.records import DraftTree, Evidence, Siblings
 __all__ = ["TreeGrower", "merge_candidates"]
 
 Probability = Callable[[tuple[Evidence, ...]], float]
-States = dict[int, Any]  # index of a cursor -> its state at a node
+# The state of each cursor at a node, by the index of the cursor.
+States = dict[int, Any]
 
-_LEAST_HOPE = 0.5  # guessed for a best child whatever its parent: its share of the parent's score
+# An unseen best child is guessed to have at least this share of its parent's score.
+_LEAST_HOPE = 0.5
 
-
-# a child that waits for its turn: negative score, age, parent, rank among its siblings from 0
-_Place = tuple[float, int, int, int]
+# A child that waits for its turn: negative score, age, parent, rank among its siblings from 0.
+_Waiting = tuple[float, int, int, int]
 
 
 def merge_candidates(
@@ -61,10 +62,10 @@ class TreeGrower:
         self._cursors = cursors
         self._config = config
         self._probability = probability
-        self._shape: list[tuple[int, int]] = []  # (parent, rank) of each node but the root
+        self._shape: list[tuple[int, int]] = []  # (parent, rank) of each node below the root
         self._num_refills = 0
         self._ages = itertools.count()
-        self._states: dict[int, States] = {}  # of the expanded nodes
+        self._states: dict[int, States] = {}  # By expanded node.
         self._max_depth = config.max_depth
 
     def grow(
@@ -97,13 +98,13 @@ class TreeGrower:
         self, tree: DraftTree, max_nodes: int, pays: Callable[[float], bool] | None
     ) -> None:
         self._shape = []
-        waiting: list[_Place] = []
+        waiting: list[_Waiting] = []
         self._expand(tree, 0, waiting)
         num_nodes = 1
         while waiting and num_nodes < max_nodes:
             negative_score, _, parent, rank = heapq.heappop(waiting)
             siblings = tree.looked_at[parent]
-            if siblings is None:  # a promise
+            if siblings is None:  # Only a promise waited: the node's children come now.
                 self._expand(tree, parent, waiting)
                 continue
             if pays is not None and not pays(-negative_score):
@@ -117,18 +118,18 @@ class TreeGrower:
 
     def _refill(self, tree: DraftTree, max_nodes: int) -> None:
         """Puts the newest candidates into the shape kept from an earlier step."""
-        placed = {0: 0}  # node of the kept shape -> node here
+        here = {0: 0}  # Maps each node of the kept shape to its node in this tree.
         for kept, (kept_parent, rank) in enumerate(self._shape[: max_nodes - 1], start=1):
-            parent = placed.get(kept_parent)
+            parent = here.get(kept_parent)
             if parent is None or tree.depths[parent] >= self._max_depth:
                 continue
             siblings = tree.looked_at[parent] or self._look(tree, parent)
             if rank < len(siblings.tokens):
                 score = self._score(tree, parent, rank, siblings)
                 evidence = siblings.evidence[rank]
-                placed[kept] = tree.add(parent, siblings.tokens[rank], score, evidence)
+                here[kept] = tree.add(parent, siblings.tokens[rank], score, evidence)
 
-    def _expand(self, tree: DraftTree, node: int, waiting: list[_Place]) -> None:
+    def _expand(self, tree: DraftTree, node: int, waiting: list[_Waiting]) -> None:
         self._push(tree, waiting, node, 0, self._look(tree, node))
 
     def _look(self, tree: DraftTree, node: int) -> Siblings:
@@ -150,7 +151,7 @@ class TreeGrower:
                 states[index] = below
         return states
 
-    def _promise(self, tree: DraftTree, node: int, waiting: list[_Place]) -> None:
+    def _promise(self, tree: DraftTree, node: int, waiting: list[_Waiting]) -> None:
         """Lets the best child of a node wait unseen, as sure as the node itself was."""
         score, above = tree.scores[node], tree.scores[tree.parents[node]]
         hope = max(score / above, _LEAST_HOPE) if above > score else 1.0
@@ -159,7 +160,7 @@ class TreeGrower:
     def _push(
         self,
         tree: DraftTree,
-        waiting: list[_Place],
+        waiting: list[_Waiting],
         parent: int,
         rank: int,
         siblings: Siblings,
@@ -168,7 +169,7 @@ class TreeGrower:
         if rank >= len(siblings.tokens):
             return
         score = self._score(tree, parent, rank, siblings)
-        # the first level is expanded by default; below it, threshold τ prunes
+        # The first level is always expanded; below it, the threshold τ prunes.
         if parent > 0 and score < self._config.threshold:
             return
         heapq.heappush(waiting, (-score, next(self._ages), parent, rank))

@@ -178,7 +178,6 @@ class Call:
             backend=backend,
             verifier=Verifier(self._chooser(ability, device), transcript),
             rows=self._rows(memory, config),
-            transcript=transcript,
             memory=memory,
             config=config,
             stats=self.stats,

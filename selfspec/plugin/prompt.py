@@ -21,7 +21,9 @@ from selfspec.engine import top_k_of
 __all__ = ["PromptTap", "last_pairs"]
 
 _CHUNK_ELEMENTS = 1 << 22  # logits held at a time
-_MAX_PLACES = 64  # of each row, the last: more bring next to nothing, and the head is run for each
+# Of each row the last tokens teach. More bring next to nothing, and the head is run for each of
+# them, which takes a CPU long.
+_NUM_TEACHING = {"cpu": 16, "other": 64}
 
 
 class PromptTap:
@@ -70,15 +72,16 @@ class PromptTap:
             return
         hidden = torch.cat(self._hidden, dim=1)
         self._hidden.clear()
-        length = min(hidden.shape[1], input_ids.shape[1], _MAX_PLACES)
+        num_teaching = _NUM_TEACHING.get(hidden.device.type, _NUM_TEACHING["other"])
+        length = min(hidden.shape[1], input_ids.shape[1], num_teaching)
         if length == 0:
             return
         scale = self._scale(hidden[:, -1:], last_logits)
         pairs = last_pairs(input_ids.cpu(), None if visible is None else visible.cpu(), length)
         hidden = hidden[:, -length:].reshape(-1, hidden.shape[-1])
-        places = _last_places(pairs)
+        indices = _last_of_each(pairs)
         chunk = max(_CHUNK_ELEMENTS // last_logits.shape[-1], 1)
-        for part in torch.split(places, chunk):
+        for part in torch.split(indices, chunk):
             logits = self._head(hidden[part.to(hidden.device)]) * scale
             memory.observe_places(pairs[part].numpy(), top_k_of(logits, memory.top_k))
 
@@ -96,8 +99,8 @@ def last_pairs(input_ids: torch.Tensor, visible: torch.Tensor | None, length: in
     return torch.stack([ids[:, -length - 1 : -1], ids[:, -length:]], dim=-1).reshape(-1, 2)
 
 
-def _last_places(pairs: torch.Tensor) -> torch.Tensor:
+def _last_of_each(pairs: torch.Tensor) -> torch.Tensor:
     """Indices of each pair's last occurrence, those left out that end in padding."""
     tokens = map(tuple, pairs.tolist())
-    last = {pair: place for place, pair in enumerate(tokens) if pair[1] >= 0}
+    last = {pair: index for index, pair in enumerate(tokens) if pair[1] >= 0}
     return torch.tensor(sorted(last.values()), dtype=torch.long)

@@ -24,7 +24,8 @@ from selfspec.records import DraftTree, StepRecord
 __all__ = ["LutRecorder", "SelfSpecCandidateGenerator"]
 
 
-_MAX_NODES = 16  # of the tree that a chain is taken from: what stock's forward costs, nobody asks
+# The chain is taken from a tree of at most so many nodes, whatever stock's forward costs.
+_MAX_NODES = 16
 
 
 class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
@@ -39,7 +40,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
 
     def __init__(self, spec: SelfSpec) -> None:
         self._spec = spec
-        self._memory: Memory | None = None  # of the call that is under way
+        self._memory: Memory | None = None  # Of the call that is under way.
         self._row: Row | None = None
         self._num_read = 0
         self._tree = DraftTree.of_root(0)
@@ -109,7 +110,7 @@ class LutRecorder(LogitsProcessor):  # type: ignore[misc]
         model.generate(**inputs, logits_processor=[LutRecorder(spec)])
     """
 
-    looks_at_rows = True  # a row's scores depend on that row alone
+    looks_at_rows = True  # Tells our own loop that it need not see the whole batch.
 
     def __init__(self, spec: SelfSpec) -> None:
         self._spec = spec

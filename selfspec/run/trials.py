@@ -150,6 +150,7 @@ def _verdict(
     read_on: Callable[[], torch.Tensor],
 ) -> str | None:
     """Why the outcome is not right; None if it is. `read_on` is another plain way to the truth."""
+    rounding: float | None = None
     for fault, answer in zip(faults, answers, strict=True):
         rows = list(fault.rows)
         right, wrong = _distance(got[rows], truth[rows]), _distance(got[rows], answer)
@@ -158,7 +159,8 @@ def _verdict(
         is_wrong = right > _CLEARLY_WRONG * wrong
         if is_wrong and not torch.equal(answer, truth[rows]):  # Equal ones tell nothing apart.
             return f"its outcome is no nearer to the right one than to {fault.name}"
-        if right > _LIKE_PLAIN * _distance(read_on(), truth):
+        rounding = _distance(read_on(), truth) if rounding is None else rounding
+        if right > _LIKE_PLAIN * rounding:
             return f"its outcome is too near to {fault.name}, and plain forwards agree better"
     return None
 

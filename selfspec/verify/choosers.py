@@ -25,8 +25,8 @@ Processors = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class Visit(NamedTuple):
     """A node that a walk has reached."""
 
-    row: int  # its number in the transcript
-    index: int  # of the row in the forward, which rows that stopped may have left
+    row: int  # The row's number in the transcript.
+    forward_index: int  # Its index in the forward, which rows that stopped may have left.
     node: int
 
 
@@ -96,11 +96,11 @@ class GreedyChooser(_RowChooser):
     def choose(self, visit: Visit, transcript: Transcript) -> int:
         """The likeliest token behind a node."""
         if self._here is not None:
-            return int(as_read(self._here[visit.index, visit.node]).numpy().argmax())
+            return int(as_read(self._here[visit.forward_index, visit.node]).numpy().argmax())
         if self._fetched is not None:
             (choices,) = self._fetched.get()
             self._fetched, self._choices = None, choices.tolist()
-        return self._choices[visit.index][visit.node]
+        return self._choices[visit.forward_index][visit.node]
 
 
 def _unchanged(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -139,7 +139,7 @@ class ProcessedChooser(_RowChooser):
         row, index, node = visit
         first, last, warpers = self._rows[row]
         scores = self._logits[index, node : node + 1]
-        # Only an unknown processor may write to the scores, so only then they must be a copy.
+        # Only a processor that is not known may write to the scores, and needs a copy.
         scores = scores.to(transcript.device, torch.float32, copy=first is not None)
         if first is not None:
             scores = first(transcript.prefix(row), scores)
@@ -187,7 +187,9 @@ class BatchChooser:
     def commit(self, visits: Sequence[Visit], transcript: Transcript) -> tuple[list[int], bool]:
         """Commits one token to every row, with one call of the processors and the criteria."""
         prefixes = transcript.prefixes()
-        picked = self._logits[[visit.index for visit in visits], [visit.node for visit in visits]]
+        picked = self._logits[
+            [visit.forward_index for visit in visits], [visit.node for visit in visits]
+        ]
         picked = picked.to(prefixes.device, torch.float32, copy=True)
         scores = self.processors(prefixes, picked)
         if self.keeps_scores:

@@ -1,7 +1,7 @@
-"""What is read off logits: the likeliest token of each place, and its K likeliest.
+"""What is read off logits: the likeliest token at each node, and the K likeliest ones.
 
-The same on every device, by the ways that are fast there: over a real vocabulary a CPU's own are
-many times slower than they need to be, and in half precision slower still.
+The results are the same on every device. On a CPU they are found in ways of our own, since torch's
+are many times slower over a real vocabulary, and slower still in half precision.
 """
 
 from __future__ import annotations
@@ -12,21 +12,24 @@ from selfspec.machine.scratch import Scratch
 
 __all__ = ["as_read", "fits_at_once", "largest", "likeliest", "top_k"]
 
-_LEAST_VOCABULARY = 1 << 14  # for smaller ones a look at everything costs less than two steps do
+# In a smaller vocabulary one look at everything costs less than looking at blocks first.
+_LEAST_VOCABULARY = 1 << 14
 _BLOCK = 64
-_AT_ONCE = 1 << 18  # numbers
-_ROOM = 1 << 20  # numbers worked on at a time where it is more: two of 4 MB
+# So many numbers are worked on as a whole. Of more, this many are worked on at a time: two arrays
+# of 4 MB.
+_AT_ONCE = 1 << 18
+_NUM_AT_A_TIME = 1 << 20
 
-_SCRATCH = Scratch(2 * _ROOM)
+_SCRATCH = Scratch(2 * _NUM_AT_A_TIME)
 
 
 def as_read(logits: torch.Tensor) -> torch.Tensor:
-    """As float32 on a CPU, which reads that fastest, and which stock's loop makes of them, too."""
+    """The logits in float32 on a CPU, which reads that fastest; stock's loop converts them, too."""
     return logits.float() if logits.device.type == "cpu" else logits
 
 
 def fits_at_once(logits: torch.Tensor) -> bool:
-    """Is it little enough to be worked on as a whole?
+    """Are these few enough numbers to be worked on as a whole?
 
     More than that takes megabytes each time, and for a system to hand out so many new pages takes
     longer than to fill them.
@@ -35,9 +38,9 @@ def fits_at_once(logits: torch.Tensor) -> bool:
 
 
 def likeliest(logits: torch.Tensor) -> torch.Tensor:
-    """The first of the largest at each place; waits for nothing."""
-    if logits.dtype == torch.float64:  # stock rounds first, and what rounds alike is a tie
-        logits = logits.float()
+    """The likeliest token at each node, of equal ones the first; waits for nothing."""
+    if logits.dtype == torch.float64:
+        logits = logits.float()  # Stock rounds first, which may make two of them equal.
     return logits.argmax(-1)
 
 
@@ -54,12 +57,12 @@ def top_k(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _top_k_by_parts(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Some places at a time, in memory that each thread keeps."""
-    places = logits.reshape(-1, logits.shape[-1])
-    step = max(_ROOM // places.shape[-1], 1)
+    """Some nodes at a time, in memory that each thread keeps."""
+    nodes = logits.reshape(-1, logits.shape[-1])
+    step = max(_NUM_AT_A_TIME // nodes.shape[-1], 1)
     ids, highest = [], []
-    for first in range(0, len(places), step):
-        part = places[first : first + step]
+    for first in range(0, len(nodes), step):
+        part = nodes[first : first + step]
         read, probabilities = _SCRATCH.room(2, *part.shape)
         torch.softmax(read.copy_(part), -1, out=probabilities)
         found = largest(probabilities, k)
@@ -73,17 +76,17 @@ def largest(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The K largest and where they are, the largest first.
 
     On a CPU a wide row is cut into blocks. The K largest lie in the K blocks with the largest
-    heads, or behind the last whole block, and only there is looked further.
+    maxima, or behind the last whole block, and only those are searched.
     """
     num_blocks, num_behind = divmod(values.shape[-1], _BLOCK)
     if values.device.type != "cpu" or values.shape[-1] < _LEAST_VOCABULARY or k > num_blocks:
         return values.topk(k, dim=-1)
     behind = num_blocks * _BLOCK
-    heads = values[..., :behind].reshape(*values.shape[:-1], num_blocks, _BLOCK).amax(-1)
-    blocks = heads.topk(k, dim=-1).indices
-    places = (blocks[..., None] * _BLOCK + torch.arange(_BLOCK)).flatten(-2)
+    maxima = values[..., :behind].reshape(*values.shape[:-1], num_blocks, _BLOCK).amax(-1)
+    blocks = maxima.topk(k, dim=-1).indices
+    candidates = (blocks[..., None] * _BLOCK + torch.arange(_BLOCK)).flatten(-2)
     if num_behind:
         rest = torch.arange(behind, values.shape[-1])
-        places = torch.cat([places, rest.expand(*places.shape[:-1], -1)], dim=-1)
-    highest, chosen = values.gather(-1, places).topk(k, dim=-1)
-    return highest, places.gather(-1, chosen)
+        candidates = torch.cat([candidates, rest.expand(*candidates.shape[:-1], -1)], dim=-1)
+    highest, chosen = values.gather(-1, candidates).topk(k, dim=-1)
+    return highest, candidates.gather(-1, chosen)

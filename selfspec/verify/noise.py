@@ -24,7 +24,8 @@ from selfspec.verify.shortlist import Shortlist, Tokens, Warpers, Weights, short
 __all__ = ["NoiseTape"]
 
 _AS_THEY_ARE = Warpers()
-_CLEARLY = 1 + 1e-4  # roundings move what is compared by some 1e-6 at most, stock's and ours
+# Rounding, stock's and ours, moves what is compared by some 1e-6 at most.
+_CLEARLY = 1 + 1e-4
 
 
 class NoiseTape:
@@ -71,7 +72,7 @@ class _Noise(Protocol):
         ...
 
     def least(self, row: int) -> float:
-        """None of a row's is below it."""
+        """A number that none of a row's is below."""
         ...
 
     def of(self, row: int) -> Callable[[int], float]:
@@ -100,21 +101,21 @@ class _Exponentials:
         """As `torch.multinomial` does it."""
         ratios = scores.softmax(-1) / self._noise[row]
         best, token = torch.stack([x.double() for x in ratios.max(-1)]).tolist()
-        if math.isnan(best):  # a NaN wins; stock refuses it with these words
+        if math.isnan(best):  # A NaN wins, and stock raises just this error.
             raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
         return int(token)
 
     def least(self, row: int) -> float:
-        """Read off."""
+        """The smallest number of the row."""
         return self._noise[row].min().item()
 
     def of(self, row: int) -> Callable[[int], float]:
-        """Read off."""
+        """Looks the numbers up."""
         noise = self._noise[row]
         return lambda token: noise[token].item()
 
     def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
-        """Read off."""
+        """Finds them by one comparison over the row."""
         noise = self._noise[row]
         tokens = (noise <= limit).nonzero()[:, 0]
         return tokens.numpy(), noise[tokens].double().numpy()
@@ -129,22 +130,22 @@ class _Uniforms:
         self._values = torch.empty(shape, dtype=torch.float64, device="cpu").uniform_()
 
     def pick(self, scores: torch.Tensor, row: int) -> int:
-        """By way of a shortlist; as stock does it only where that does not tell."""
+        """By way of a shortlist, and as stock does it where the shortlist can't tell."""
         few = shortlist(scores, _AS_THEY_ARE)
         token = None if few is None else _pick_from(few, self, row)
         return self._made().pick(scores, row) if token is None else token
 
     def least(self, row: int) -> float:
-        """Of the least uniform number."""
+        """The noise of the row's least uniform number."""
         return -math.log1p(-self._values[row].min().item())
 
     def of(self, row: int) -> Callable[[int], float]:
-        """In plain Python, which for so few takes less than arrays do."""
-        values = self._values[row].numpy().data  # as Python reads it fastest
+        """Makes the noise in plain Python, which is faster than arrays for a few tokens."""
+        values = self._values[row].numpy().data  # A view that Python reads faster than an array.
         return lambda token: -math.log(1 - values[token])
 
     def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
-        """Made where the uniform number says that it may be."""
+        """Makes the noise only of tokens whose uniform number is small enough."""
         most = -math.expm1(-limit) * _CLEARLY
         numbers = self._values[row].numpy()
         tokens = np.flatnonzero(numbers <= most)
@@ -199,9 +200,9 @@ def _rivals(few: Shortlist, best: float, noise: _Noise, row: int) -> dict[int, f
 def _clearly_best(tokens: list[int], ratios: list[float]) -> int | None:
     """The token with the highest ratio, if no other is nearly as high."""
     best = max(ratios)
-    place = ratios.index(best)
-    second = max(ratios[:place] + ratios[place + 1 :], default=0.0)
-    return tokens[place] if best > second * _CLEARLY else None
+    index = ratios.index(best)
+    second = max(ratios[:index] + ratios[index + 1 :], default=0.0)
+    return tokens[index] if best > second * _CLEARLY else None
 
 
 @cache

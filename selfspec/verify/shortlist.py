@@ -2,15 +2,15 @@
 
 Stock warps a whole vocabulary for each token: sorts it, sums it up, rules out all but a handful.
 On a CPU that takes as long as a part of the forward. The handful is known from the largest scores
-alone, up to cases so near to a threshold that it hangs on how sums were rounded. Of those nothing
-is said, and stock's own warpers decide; so what is said here is what stock would say.
+alone, up to cases so near to a threshold that it depends on how sums were rounded. Those cases
+are left to stock's own warpers, so the answer is always the one that stock would give.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -21,11 +21,17 @@ from selfspec.verify.logits import largest
 
 __all__ = ["Shortlist", "Tokens", "Warpers", "Weights", "shortlist"]
 
-_SPARE = 14  # looked at beyond the K likeliest, since all that equal the last of them stay
-_WIDE = 256  # looked at where only probabilities tell what stays; with more, arrays are faster
-_NARROW = 64  # looked at where nothing is ruled out
-_NEARLY = 1e-5  # of a threshold: roundings move what is compared by some 1e-6 at most
-_OFF = 2.0**-26  # of a float32 sum, for each token: half a step an addition, four lanes or more
+# So many tokens are looked at beyond the K likeliest, since all that equal the K-th stay.
+_SPARE = 14
+# So many are looked at where probabilities decide what stays. With more, arrays are faster.
+_WIDE = 256
+# So many are looked at where nothing is ruled out.
+_NARROW = 64
+# A value this near to a threshold, relative to it, is not sure: rounding moves it by some 1e-6.
+_NEARLY = 1e-5
+# The rounding error of a float32 sum, relative and for each token: half a unit for each addition,
+# in four lanes or more.
+_OFF = 2.0**-26
 
 
 Tokens = NDArray[np.int64]
@@ -63,17 +69,16 @@ def shortlist(logits: torch.Tensor, warpers: Warpers) -> Shortlist | None:
     >>> shortlist(torch.tensor([0.0, 3.0, 2.0, 1.0]), Warpers(top_k=2)).tokens
     [1, 2]
     """
-    num_tokens = len(logits)
-    num_seen = min(_num_looked_at(warpers), num_tokens)
+    num_seen = min(_num_looked_at(warpers), len(logits))
     if num_seen == 0:
         return None
     values, ids = largest(logits, num_seen)
     scores = _tempered(values, warpers).tolist()
-    while scores and scores[-1] == -math.inf:  # ruled out before
+    while scores and scores[-1] == -math.inf:  # Another processor ruled these out before.
         scores.pop()
-    if not scores or not scores[0] < math.inf:  # stock says what is wrong with NaN and infinity
+    if not scores or not scores[0] < math.inf:  # Stock refuses NaN and infinity in its own words.
         return None
-    sees_all = len(scores) < num_seen or num_seen == num_tokens
+    sees_all = len(scores) < num_seen or num_seen == len(logits)
     if warpers.top_k:
         num_kept = _num_in_top_k(scores, warpers.top_k)
         if num_kept == len(scores) and not sees_all:
@@ -81,24 +86,17 @@ def shortlist(logits: torch.Tensor, warpers: Warpers) -> Shortlist | None:
         del scores[num_kept:]
         sees_all = True
     weights = [math.exp(score - scores[0]) for score in scores]
-    num_kept = len(scores)
-    if warpers.top_p is not None:
-        total = sum(weights) if sees_all else _total_weight(logits, warpers, scores[0])
-        # stock compares what is below with 1 - P, and its sum over the rest is off by as much
-        nearly = _NEARLY + (0 if sees_all else (1 - warpers.top_p) * num_tokens * _OFF)
-        num_kept = _num_in_top_p(weights, total * warpers.top_p, total * nearly)
-    if warpers.min_p is not None:
-        num_kept = min(num_kept, _num_above(weights, warpers.min_p))
-    rest = None
-    if num_kept == len(weights) and not sees_all:
-        if warpers.rules_out:
-            return None
-        rest = partial(_weights_of, logits, warpers, scores[0])
-    return Shortlist(ids[:num_kept].tolist(), weights[:num_kept], rest) if num_kept else None
+    rest = None if sees_all else _Rest(logits, warpers, scores[0])
+    num_kept = _num_by_probability(weights, warpers, rest)
+    if num_kept < len(weights):
+        rest = None
+    if num_kept == 0 or (rest is not None and warpers.rules_out):
+        return None
+    return Shortlist(ids[:num_kept].tolist(), weights[:num_kept], rest)
 
 
 def _num_looked_at(warpers: Warpers) -> int:
-    """0: too many."""
+    """How many of the likeliest tokens to look at; 0: too many to be worth it."""
     if warpers.top_k:
         return warpers.top_k + _SPARE if warpers.top_k <= _WIDE else 0
     return _WIDE if warpers.rules_out else _NARROW
@@ -109,14 +107,38 @@ def _tempered(logits: torch.Tensor, warpers: Warpers) -> torch.Tensor:
     return logits if warpers.temperature is None else logits / warpers.temperature
 
 
-def _total_weight(logits: torch.Tensor, warpers: Warpers, highest: float) -> float:
-    return float((_tempered(logits, warpers) - highest).exp_().sum())
+@dataclass
+class _Rest:
+    """The weights of tokens that were not looked at."""
+
+    logits: torch.Tensor
+    warpers: Warpers
+    highest: float
+
+    def __call__(self, tokens: Tokens) -> Weights:
+        """e^score of some tokens, in relation to the likeliest one's."""
+        scores = _tempered(self.logits[torch.from_numpy(tokens)], self.warpers).numpy()
+        weights: Weights = np.subtract(scores, self.highest, dtype=np.float64)
+        return np.exp(weights, out=weights)
+
+    def total(self) -> float:
+        """The sum over the whole vocabulary, those that were looked at among them."""
+        return float((_tempered(self.logits, self.warpers) - self.highest).exp_().sum())
 
 
-def _weights_of(logits: torch.Tensor, warpers: Warpers, highest: float, tokens: Tokens) -> Weights:
-    scores = _tempered(logits[torch.from_numpy(tokens)], warpers).numpy()
-    weights: Weights = np.subtract(scores, highest, dtype=np.float64)
-    return np.exp(weights, out=weights)
+def _num_by_probability(weights: list[float], warpers: Warpers, rest: _Rest | None) -> int:
+    """How many of the likeliest top-P and min-P leave; 0: not sure."""
+    num_kept = len(weights)
+    if warpers.top_p is not None:
+        total, nearly = sum(weights), _NEARLY
+        if rest is not None:
+            # Stock compares the tail's sum with 1 - P, and rounds it over the whole vocabulary.
+            total = rest.total()
+            nearly += (1 - warpers.top_p) * len(rest.logits) * _OFF
+        num_kept = _num_in_top_p(weights, total * warpers.top_p, total * nearly)
+    if warpers.min_p is not None:
+        num_kept = min(num_kept, _num_above(weights, warpers.min_p))
+    return num_kept
 
 
 def _num_in_top_k(scores: list[float], top_k: int) -> int:
@@ -130,21 +152,22 @@ def _num_in_top_k(scores: list[float], top_k: int) -> int:
 def _num_in_top_p(weights: list[float], limit: float, nearly: float) -> int:
     """How many have less than `limit` above them, the first one in any case; 0: not sure."""
     above = 0.0
-    for place, weight in enumerate(weights):
-        if place:
+    for index, weight in enumerate(weights):
+        if index:
             if abs(above - limit) < nearly:
                 return 0
-            if above > limit:  # of equal ones, which comes first hangs on how stock sorts
-                return place if weight < weights[place - 1] * (1 - _NEARLY) else 0
+            if above > limit:
+                # Which of two equal ones comes first depends on how stock sorts.
+                return index if weight < weights[index - 1] * (1 - _NEARLY) else 0
         above += weight
     return len(weights)
 
 
 def _num_above(weights: list[float], least: float) -> int:
     """How many are not below `least`, the first one in any case; 0: not sure."""
-    for place, weight in enumerate(weights):
-        if place and abs(weight - least) < _NEARLY * least:
+    for index, weight in enumerate(weights):
+        if index and abs(weight - least) < _NEARLY * least:
             return 0
-        if place and weight < least:
-            return place
+        if index and weight < least:
+            return index
     return len(weights)

@@ -1,7 +1,7 @@
 """What has been committed: the ids of every row, when each one stops, and what a streamer gets.
 
-Rows either keep their own pace (`commit`) or move together (`commit_all`), the latter exactly
-as stock's loop does. Knows nothing of trees or models; criteria and streamers are callables.
+Rows either grow one by one (`commit`) or all together (`commit_all`), the latter exactly as
+stock's loop does. Knows nothing of trees or models; criteria and streamers are callables.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Transcript:
         return max(self._max_length - self.lengths[row] - 1, 0)
 
     def commit(self, row: int, token: int, stops: RowStops) -> bool:
-        """Appends to one row at its own pace; True where the row stops with this token."""
+        """Appends to one row alone; True where the row stops with this token."""
         self._waiting[row].append(token)
         self.lengths[row] += 1
         self.done[row] = stops.hit(token, self.lengths[row], partial(self.prefix, row))
@@ -158,7 +158,7 @@ class Transcript:
         if waiting:
             end = self.lengths[row]
             self._reserve(end)
-            many = len(waiting) > 1  # a single number needs no tensor
+            many = len(waiting) > 1  # A single number can be written without a tensor.
             self._ids[row, end - len(waiting) : end] = (
                 upload(torch.tensor(waiting), self._ids.device) if many else waiting[0]
             )

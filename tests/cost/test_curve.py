@@ -12,9 +12,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from selfspec.cost import WIDTHS, CostCurve, SteppedCurve
+from selfspec.cost import WIDTHS, CostCurve
 from selfspec.cost import curve as curve_module
-from selfspec.cost.curve import monotone
+from selfspec.cost.monotone import monotone
 from tests.oracles import isotonic
 
 times = st.floats(1e-5, 10.0)
@@ -331,22 +331,6 @@ def test_a_refusal_says_what_it_got():
         CostCurve({})
     with pytest.raises(ValueError, match="got: KeyError"):
         CostCurve.from_dict({"seconds": []})
-
-
-def test_where_measuring_ended_early_a_query_is_not_taken_for_free():
-    curve = CostCurve({1: 1.6, 2: 1.6}).reaching(18)
-    assert curve.widths == (1, 2, 18)
-    assert curve.seconds(18) == pytest.approx(1.6 + 16 * 0.1)
-    assert curve.seconds(10) == pytest.approx(1.6 + 8 * 0.1)
-    steep = CostCurve({1: 1.0, 2: 3.0})
-    assert steep.reaching(10).seconds(10) == pytest.approx(steep.seconds(10))
-
-
-def test_what_was_measured_stays_as_it_is():
-    curve = CostCurve({1: 1.0, 8: 2.0})
-    assert curve.reaching(8) is curve
-    assert curve.reaching(3) is curve
-    assert type(SteppedCurve({1: 1.0, 2: 1.0}).reaching(8)) is SteppedCurve
 
 
 def test_what_takes_long_anyway_is_not_run_untimed():

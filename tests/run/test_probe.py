@@ -185,7 +185,7 @@ def broken(
     ("kind", "said"),
     [
         (IgnoresMasks, "depends on nodes that it must not see"),
-        (IgnoresPositions, "outcome is too near to"),
+        (IgnoresPositions, "to one that sees siblings"),
         (IgnoresHalfTheMask, "depends on nodes that it must not see"),
         (FailsOnMasks, "fails on it (ValueError: expected a mask (B, L))"),
     ],

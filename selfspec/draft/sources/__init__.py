@@ -34,7 +34,7 @@ __all__ = [
 
 
 class Cursor(Protocol):
-    """One source at one place of one row's text."""
+    """One source as one row of a call asks it."""
 
     def root(self) -> Any:
         """The state at the end of the committed text."""
@@ -77,7 +77,7 @@ class LastingSource(Source, Protocol):
 
     @property
     def nbytes(self) -> int:
-        """What it takes, however much of it is in use."""
+        """Its memory in bytes, however much of it is in use."""
         ...
 
     def arrays(self) -> dict[str, NDArray[Any]]:

@@ -18,7 +18,8 @@ __all__ = ["Branches"]
 
 _SEED = 0
 _MAX_FORESEEN = 1 << 16
-_SAID = ("context", "corpus")  # sources that need no branch to know a token
+# What one of these sources names was known without a branch.
+_SAID = ("context", "corpus")
 
 
 class Branches:
@@ -31,7 +32,8 @@ class Branches:
         self._num_branches = num_branches if prompt_ids else 0
         self.tokens = [self._start() for _ in range(self._num_branches)]
         self._riding: list[list[int]] = []
-        self._foreseen: set[tuple[int, int]] = set()  # a token, and what the model said behind it
+        # Each token that a branch asked about, with what the model said behind it.
+        self._foreseen: set[tuple[int, int]] = set()
 
     def num_queries(self, max_depth: int) -> int:
         """How many tokens would ride along now."""

@@ -1,8 +1,8 @@
 """What this request has said already, or was about to: suffix matches, and branches' n-grams.
 
-Keeps, for the end of the text, every earlier place of prompt and output that reads the same
-backwards and for how many tokens. Beside it stand the n-grams that branches last yielded behind
-each token. Its memory is one request's: nothing reaches another row or call.
+Keeps every earlier position of prompt and output where the text before reads as it does at the end,
+and for how many tokens. Keeps also the n-grams that branches last yielded behind each token. All of
+this belongs to one request: nothing reaches another row or call.
 """
 
 from __future__ import annotations
@@ -19,14 +19,19 @@ from numpy.typing import NDArray
 from selfspec.draft.sources.grams import GramQueues, Tail
 from selfspec.records import Candidate, Evidence, StepRecord, TopK
 
-__all__ = ["ContextCursor", "ContextSource", "Found", "Place"]
+__all__ = ["ContextCursor", "ContextSource", "Found", "TextEnd"]
 
-_MAX_MATCHES = 32  # places remembered for one suffix, the freshest
-_MAX_MATCH_LENGTH = 4  # lengths beyond are told apart no more
-_LONGEST_SEARCHED = 64  # a prompt that repeats itself throughout would be compared for ever
+# The freshest positions are remembered for each suffix, at most this many.
+_MAX_MATCHES = 32
+# All longer matches count as the same evidence.
+_MAX_MATCH_LENGTH = 4
+# A prompt that repeats itself throughout would be compared for ever without a bound.
+_LONGEST_SEARCHED = 64
 
-Match = tuple[int, int]  # (position of the next token, length of the match before it)
-GramMatch = tuple[int, Tail]  # (tokens of an n-gram that are behind us, those still to come)
+# The position of the next token, and the length of the match before it.
+Match = tuple[int, int]
+# How many tokens of an n-gram the text has said, and those still to come.
+GramMatch = tuple[int, Tail]
 
 
 class ContextSource:
@@ -50,16 +55,16 @@ class ContextSource:
 
 
 class Found(NamedTuple):
-    """What the context knows about one place."""
+    """What the context knows about one end of a text."""
 
     matches: Sequence[Match]
     grams: Sequence[GramMatch]
 
 
-class Place:
-    """Where a draft stands: behind a token, below another place.
+class TextEnd:
+    """The end of the text with drafts behind it: a token, below another such end.
 
-    What is known there is found out when it is asked for: most candidates never win a node.
+    What is known about it is looked up when it is asked for: most candidates never win a node.
     """
 
     __slots__ = ("above", "found", "token")
@@ -73,23 +78,23 @@ class Place:
 
 
 class ContextCursor:
-    """A row's text with the places that match its end, and its n-grams."""
+    """A row's text with the positions that match its end, and its n-grams."""
 
     def __init__(self, prompt_ids: Sequence[int], top_k: int) -> None:
         self.token_ids = list(prompt_ids)
         self._top_k = top_k
-        self._after: dict[int, list[int]] = {}  # token -> positions right behind it
+        self._after: dict[int, list[int]] = {}  # The positions right behind each token.
         for position, token in enumerate(self.token_ids, start=1):
             self._after.setdefault(token, []).append(position)
         self._matches = self._searched() if self.token_ids else []
         self.grams = GramQueues()
 
-    def root(self) -> Place:
-        """Where the text read as it ends now, and the n-grams of its last token."""
+    def root(self) -> TextEnd:
+        """The end of the committed text: its matches, and the n-grams of its last token."""
         last = self.token_ids[-1] if self.token_ids else -1
-        return Place(last, found=Found(self._matches, self._fresh_grams(last)))
+        return TextEnd(last, found=Found(self._matches, self._fresh_grams(last)))
 
-    def expand(self, state: Place) -> list[Candidate]:
+    def expand(self, state: TextEnd) -> list[Candidate]:
         """The tokens found there: longest match first, then freshest; then the n-grams' own."""
         found = self.find(state)
         candidates = self._copied(found.matches)
@@ -97,9 +102,9 @@ class ContextCursor:
             candidates += self._from_grams(found.grams, {token for token, _ in candidates})
         return candidates
 
-    def follow(self, state: Place, token: int) -> Place:
+    def follow(self, state: TextEnd, token: int) -> TextEnd:
         """Any token may have been said before."""
-        return Place(token, above=self.find(state))
+        return TextEnd(token, above=self.find(state))
 
     def observe(self, record: StepRecord) -> None:
         """Appends the committed tokens, and takes the branches' n-grams in."""
@@ -108,12 +113,12 @@ class ContextCursor:
         for gram in record.grams:
             self.grams.add(gram)
 
-    def find(self, place: Place) -> Found:
-        """What is known at a place, looked up once; costs a look at each match above it."""
-        if place.found is None:
-            assert place.above is not None
-            place.found = self._behind(place.above, place.token)
-        return place.found
+    def find(self, end: TextEnd) -> Found:
+        """What is known about an end, looked up once; costs a look at each match above it."""
+        if end.found is None:
+            assert end.above is not None
+            end.found = self._behind(end.above, end.token)
+        return end.found
 
     def _copied(self, matches: Sequence[Match]) -> list[Candidate]:
         """What the text said at each match, the tokens with the longest one first."""
@@ -141,7 +146,7 @@ class ContextCursor:
         """The next tokens of n-grams that the text itself does not name here."""
         lengths: dict[int, int] = {}
         for length, tail in grams:
-            # what the text said itself tells more than one token of an n-gram does
+            # What the text said itself is better evidence than one token of an n-gram.
             if tail[0] not in copied and (length > 1 or not copied):
                 lengths[tail[0]] = max(length, lengths.get(tail[0], 0))
         return [
@@ -162,9 +167,9 @@ class ContextCursor:
         return [(1, tail) for tail in self.grams.behind(token)]
 
     def _searched(self) -> list[Match]:
-        """The matches of the end, from nothing; costs some looks at each place of its token."""
+        """The matches of the end, from nothing; costs some looks at each position of its token."""
         text, found = self.token_ids, []
-        for position in self._after[text[-1]][:-1]:  # the last one is the end itself
+        for position in self._after[text[-1]][:-1]:  # The last one is the end itself.
             length, longest = 1, min(position, _LONGEST_SEARCHED)
             while length < longest and text[position - 1 - length] == text[-1 - length]:
                 length += 1
@@ -176,7 +181,7 @@ class ContextCursor:
         longer = {p + 1: n + 1 for p, n in self._matches if self.token_ids[p] == token}
         behind = self._after.setdefault(token, [])
         fresh = {p: longer.get(p, 1) for p in behind[-_MAX_MATCHES:]}
-        fresh.update(longer)  # an old but long match stays, however often the token came since
+        fresh.update(longer)  # An old but long match stays, however often the token came since.
         self._matches = _freshest_first(list(fresh.items()))
         self.token_ids.append(token)
         behind.append(len(self.token_ids))

@@ -21,12 +21,14 @@ __all__ = ["CorpusCursor", "CorpusSource", "CorpusTables"]
 
 _MAX_PREFIX = 8
 _MAX_BIN = 6
-_SOME, _MANY = 4, 16  # counts that start the second and the third bucket
+# The counts that start the second and the third bucket.
+_SOME, _MANY = 4, 16
 _TOKENS = ("token", "next_token")
 _UINT16, _UINT32 = np.dtype(np.uint16), np.dtype(np.uint32)
 
 Array = NDArray[Any]
-Places = tuple[int, ...]  # of the text's last 1, 2, … tokens in the tables; -1 where they are not
+# The prefixes that the text ends in: for its last 1, 2, … tokens the index in that level, or -1.
+Prefixes = tuple[int, ...]
 
 
 class _Level(NamedTuple):
@@ -122,26 +124,25 @@ class CorpusTables:
         """Size of all arrays."""
         return sum(array.nbytes for array in self._arrays.values())
 
-    def step(self, places: Places, token: int) -> Places:
-        """Where the text stands one token later; () where no prefix ends in that token.
+    def step(self, prefixes: Prefixes, token: int) -> Prefixes:
+        """The prefixes that the text ends in one token later; () where there are none.
 
-        `places` holds, for the last 1, 2, … tokens, their place in the level of that length.
         Costs one bisection a length.
         """
         found = [self._levels[0].find(0, token)]
-        for level, parent in zip(self._longer, places, strict=False):
+        for level, parent in zip(self._longer, prefixes, strict=False):
             found.append(level.find(parent, token) if parent >= 0 else -1)
         return tuple(found) if max(found) >= 0 else ()
 
     def continuations(
-        self, length: int, place: int, limit: int
+        self, length: int, prefix: int, limit: int
     ) -> tuple[int, list[tuple[int, int]]]:
         """A prefix's total and its (token, count), most frequent first, at most `limit`."""
         level = self._levels[length - 1]
-        low = level.starts[place]
-        high = min(level.starts[place + 1], low + limit)
+        low = level.starts[prefix]
+        high = min(level.starts[prefix + 1], low + limit)
         tokens, counts = level.next_tokens[low:high], level.next_counts[low:high]
-        return level.totals[place], list(zip(tokens.tolist(), counts.tolist(), strict=True))
+        return level.totals[prefix], list(zip(tokens.tolist(), counts.tolist(), strict=True))
 
     def _level(self, length: int) -> _Level:
         arrays = self._arrays
@@ -176,18 +177,18 @@ class CorpusSource:
     def observe_places(self, pairs: NDArray[np.int64], top: TopK) -> None:
         """Ignored: the tables are read-only."""
 
-    def next_tokens(self, places: Places) -> list[Candidate]:
+    def next_tokens(self, prefixes: Prefixes) -> list[Candidate]:
         """The candidates behind all prefixes that end here: longest first, then frequency."""
         candidates: dict[int, Evidence] = {}
-        for length in range(len(places), 0, -1):
-            if places[length - 1] >= 0 and len(candidates) < self._top_k:
-                self._add_next(candidates, places, length)
+        for length in range(len(prefixes), 0, -1):
+            if prefixes[length - 1] >= 0 and len(candidates) < self._top_k:
+                self._add_next(candidates, prefixes, length)
         return list(candidates.items())
 
-    def _add_next(self, candidates: dict[int, Evidence], places: Places, length: int) -> None:
+    def _add_next(self, candidates: dict[int, Evidence], prefixes: Prefixes, length: int) -> None:
         """Adds what one prefix names beside those already named, up to the top K of all."""
         limit = self._top_k + len(candidates)
-        total, following = self.tables.continuations(length, places[length - 1], limit)
+        total, following = self.tables.continuations(length, prefixes[length - 1], limit)
         for token, count in following:
             if token not in candidates and token < self._vocab_size:
                 candidates[token] = _evidence(length, count, total)
@@ -196,22 +197,22 @@ class CorpusSource:
 
 
 class CorpusCursor:
-    """A row's place in the tables."""
+    """What the tables know behind the end of one row's text."""
 
     def __init__(self, source: CorpusSource, prompt_ids: Sequence[int]) -> None:
         self._source = source
-        self._places: Places = ()
+        self._prefixes: Prefixes = ()
         self._append(prompt_ids)
 
-    def root(self) -> Places:
+    def root(self) -> Prefixes:
         """The prefixes that the end of the text is."""
-        return self._places
+        return self._prefixes
 
-    def expand(self, state: Places) -> list[Candidate]:
+    def expand(self, state: Prefixes) -> list[Candidate]:
         """What followed those prefixes, longest first; at most the top K."""
         return self._source.next_tokens(state)
 
-    def follow(self, state: Places, token: int) -> Places | None:
+    def follow(self, state: Prefixes, token: int) -> Prefixes | None:
         """The prefixes behind any token; None where there are none."""
         return self._source.tables.step(state, token) or None
 
@@ -221,7 +222,7 @@ class CorpusCursor:
 
     def _append(self, token_ids: Sequence[int]) -> None:
         for token in token_ids[-self._source.tables.max_prefix :]:
-            self._places = self._source.tables.step(self._places, token)
+            self._prefixes = self._source.tables.step(self._prefixes, token)
 
 
 def _evidence(length: int, count: int, total: int) -> Evidence:

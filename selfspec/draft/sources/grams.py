@@ -11,11 +11,14 @@ from collections.abc import Sequence
 
 __all__ = ["GRAM_LENGTH", "GramQueues"]
 
-GRAM_LENGTH = 4  # G, the key token included
+# The paper's G: the tokens of an n-gram, its key among them.
+GRAM_LENGTH = 4
 _MAX_KEYS = 4096
-_MAX_GRAMS = 16  # behind one key
+# Each key keeps at most this many n-grams.
+_MAX_GRAMS = 16
 
-Tail = tuple[int, ...]  # an n-gram without its key
+# An n-gram without its key.
+Tail = tuple[int, ...]
 
 
 class GramQueues:

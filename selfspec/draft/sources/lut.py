@@ -1,7 +1,7 @@
 """The LUT pair: for each token its top-K next tokens (t-LUT) and their probabilities (p-LUT).
 
-Fed by every place where the model spoke: prompt, accepted nodes and rejected ones (DIAA). Does
-not know the text: one token of context is all that it sees.
+Fed by all that the model says: in the prompt, at accepted nodes and at rejected ones (DIAA). It
+does not know the text: one token of context is all that it sees.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LutSource:
 
     @property
     def nbytes(self) -> int:
-        """Memory of both tables."""
+        """The bytes of both tables."""
         return self.rows.nbytes
 
     def open(self, prompt_ids: Sequence[int], *, learns: bool) -> LutCursor:
@@ -60,7 +60,7 @@ class LutSource:
                 self.rows.put(token, entries)
 
     def observe_places(self, pairs: NDArray[np.int64], top: TopK) -> None:
-        """Learns every place of the prompt."""
+        """Learns what follows each token of the prompt."""
         self.learn(pairs[:, 1], top)
 
     def next_tokens(self, token: int) -> list[Candidate]:
@@ -82,7 +82,7 @@ class LutSource:
 
 
 class LutCursor:
-    """A row's place in the LUTs, which is just its last token."""
+    """What the LUTs know behind the end of one row's text, which is its last token."""
 
     def __init__(self, source: LutSource, last_token: int | None, *, learns: bool) -> None:
         self._source = source

@@ -1,7 +1,7 @@
 """The second-order LUT: what followed the last two tokens, in a hashed table of fixed size.
 
-Asked beside the first-order row, not in its place. Keys are stored, so that two pairs that fall
-on one slot are told apart: the newer one has it, and the other is not found.
+Asked in addition to the first-order row. Keys are stored, so that a pair never reads the row of
+another one: of two pairs that share a slot the newer one has it, and the other is not found.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from selfspec.records import Candidate, Lesson, StepRecord, TopK
 __all__ = ["Lut2Cursor", "Lut2Source"]
 
 _SLOT_BITS = 17
-_SPREAD = 0x9E3779B97F4A7C15  # odd, and without pattern: neighbours fall far apart
+# An odd number without pattern, so that neighbouring keys get slots far apart.
+_SPREAD = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
 
-Pair = tuple[int, int]  # the last token but one, the last token
+# The last token but one, and the last token.
+Pair = tuple[int, int]
 
 
 class Lut2Source:
@@ -37,7 +39,7 @@ class Lut2Source:
 
     @property
     def nbytes(self) -> int:
-        """Memory of keys and rows."""
+        """The bytes of keys and rows."""
         return self._keys.nbytes + self._rows.nbytes
 
     def open(self, prompt_ids: Sequence[int], *, learns: bool) -> Lut2Cursor:
@@ -55,7 +57,7 @@ class Lut2Source:
         return twin
 
     def observe_places(self, pairs: NDArray[np.int64], top: TopK) -> None:
-        """Learns every place that has a token before it; of repeated pairs the last one wins."""
+        """Learns what follows each pair of tokens; of repeated pairs the last one wins."""
         known = pairs[:, 0] >= 0
         if not known.all():
             pairs, top = pairs[known], top.at(known)
@@ -72,13 +74,13 @@ class Lut2Source:
                 if above < 0 and text is not None:
                     above = text[0]
                 if above >= 0:
-                    key, slot = self._place(above, token)
+                    key, slot = self._slot_of(above, token)
                     self._flat_keys[slot] = key
                     self._rows.put(slot, entries)
 
     def next_tokens(self, pair: Pair) -> list[Candidate]:
         """The candidates behind two tokens; none where another pair has the slot."""
-        key, slot = self._place(*pair)
+        key, slot = self._slot_of(*pair)
         with self._rows.lock:
             return self._rows.read(slot) if self._flat_keys[slot] == key else []
 
@@ -96,18 +98,18 @@ class Lut2Source:
         top = self._rows.fitted(TopK(arrays["ids"], arrays["probabilities"]))
         self.observe_places(arrays["pairs"].astype(np.int64), top)
 
-    def _place(self, above: int, token: int) -> tuple[int, int]:
+    def _slot_of(self, above: int, token: int) -> tuple[int, int]:
         """The key of a pair, and its slot."""
         key = above * self._vocab_size + token
         return key, (key * _SPREAD & _WORD) >> self._shift
 
     def _hold_keys(self, keys: NDArray[np.int64]) -> None:
         self._keys = keys
-        self._flat_keys = keys.data  # the same memory as Python reads it fastest
+        self._flat_keys = keys.data  # A view that Python reads faster than an array.
 
 
 class Lut2Cursor:
-    """A row's place in the table, which is its last two tokens."""
+    """What the table knows behind the end of one row's text, which is its last two tokens."""
 
     def __init__(self, source: Lut2Source, pair: Pair | None, *, learns: bool) -> None:
         self._source = source

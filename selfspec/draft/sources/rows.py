@@ -1,6 +1,6 @@
 """Rows of recorded top-K tokens with their probabilities: what both LUT orders are made of.
 
-Knows places in a table, not what a row is about. Safe to read and write from several threads.
+Knows the numbers of rows, not what a row is about. Safe to read and write from several threads.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Indices = NDArray[np.int64]
 class Rows:
     """`num_rows` rows of `top_k` entries, int32 + fp16; an empty entry is -1.
 
-    A row is replaced whole by the newest top-K: keeping older entries or averaging guessed no
-    better.
+    A row is replaced whole by the newest top-K. Keeping older entries, as DIAA does, guessed
+    worse: what the model said last fits best.
     """
 
     def __init__(self, source: str, num_rows: int, top_k: int) -> None:
@@ -35,25 +35,22 @@ class Rows:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the two tables."""
+        """The bytes of the two tables."""
         return self.token_ids.nbytes + self.probabilities.nbytes
 
     def write(self, rows: Indices, top: TopK) -> None:
-        """Replaces rows; of one that is named twice the last wins. For who holds the lock."""
+        """Replaces rows; of one that is named twice the last wins. The caller holds the lock."""
         self.token_ids[rows] = top.ids
         self.probabilities[rows] = top.probabilities
 
     def put(self, row: int, entries: Entries) -> None:
-        """Replaces one row: a few are written so in less time than by `write`.
-
-        For who holds the lock.
-        """
+        """Replaces one row, faster than `write` for a few rows. The caller holds the lock."""
         top_k = len(self._evidence)
         start, end = row * top_k, (row + 1) * top_k
         self._flat_ids[start:end], self._flat_bits[start:end] = entries
 
     def read(self, row: int) -> list[tuple[int, Evidence]]:
-        """A row's entries, likeliest first. For who holds the lock."""
+        """A row's entries, likeliest first. The caller holds the lock."""
         top_k = len(self._evidence)
         entries = slice(row * top_k, (row + 1) * top_k)
         ids, bits = self._flat_ids[entries].tolist(), self._flat_bits[entries].tolist()
@@ -82,13 +79,13 @@ class Rows:
         return TopK(ids, probabilities)
 
     def copy(self) -> Rows:
-        """A copy of everything. For who holds the lock."""
+        """A copy of everything. The caller holds the lock."""
         twin = Rows(self._source, 0, self.token_ids.shape[1])
         twin._hold(self.token_ids.copy(), self.probabilities.copy())
         return twin
 
     def _hold(self, token_ids: NDArray[np.int32], probabilities: NDArray[np.float16]) -> None:
         self.token_ids, self.probabilities = token_ids, probabilities
-        # the same memory as Python reads it fastest, a row at a time
+        # Views that Python reads faster than arrays, a row at a time.
         self._flat_ids = token_ids.reshape(-1).data
         self._flat_bits = probabilities.reshape(-1).view(np.uint16).data

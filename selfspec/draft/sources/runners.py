@@ -1,7 +1,7 @@
 """What the model nearly said: the runners-up of its last logits, as children of the root.
 
-A word that lost this place often comes right behind it. They also fill a tree whose root the
-LUTs have never seen.
+A word that was nearly chosen often comes right behind the one that was. The runners-up also fill a
+tree whose root the LUTs have never seen.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class RunnersCursor:
         return list(state)
 
     def follow(self, state: Runners, token: int) -> None:
-        """Nothing: they stand at the root alone."""
+        """None: runners-up are children of the root only."""
 
     def observe(self, record: StepRecord) -> None:
         """Takes the runners-up from the last accepted node."""

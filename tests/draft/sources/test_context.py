@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from selfspec.draft.sources import ContextSource
-from selfspec.draft.sources.context import ContextCursor, Place
+from selfspec.draft.sources.context import ContextCursor, TextEnd
 from selfspec.records import Candidate, DraftTree, Evidence, StepRecord
 from tests.oracles import continuations, suffix_matches
 from tests.strategies import candidates_of, texts
@@ -23,11 +23,11 @@ def cursor_behind(text: list[int], top_k: int = 8) -> ContextCursor:
     return ContextSource(top_k).open(text, learns=True)
 
 
-def matches_at(cursor: ContextCursor, place: Place | None = None) -> list[tuple[int, int]]:
+def matches_at(cursor: ContextCursor, place: TextEnd | None = None) -> list[tuple[int, int]]:
     return list(cursor.find(place or cursor.root()).matches)
 
 
-def copies(cursor: ContextCursor, place: Place | None = None) -> list[Candidate]:
+def copies(cursor: ContextCursor, place: TextEnd | None = None) -> list[Candidate]:
     """The candidates that suffix matches name, without those of n-grams."""
     candidates = candidates_of(cursor, place or cursor.root())
     return [c for c in candidates if c.evidence.source == "context"]
