@@ -24,6 +24,12 @@ K = 4
 MODELS = ("llama", "cohere")  # the latter scales what its head puts out
 
 
+@pytest.fixture(autouse=True)
+def many_teach(monkeypatch):
+    """As on a GPU, so that the short prompts of these tests are taught whole."""
+    monkeypatch.setitem(prompt_module._NUM_TEACHING, "cpu", 64)
+
+
 class Listener:
     """A source that keeps what the prompt taught, by the last two tokens."""
 
