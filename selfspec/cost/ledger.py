@@ -9,7 +9,7 @@ from __future__ import annotations
 __all__ = ["Ledger"]
 
 _SHARE = 0.02  # of the decoding time, which drafts may lose
-_STEPS = 1.5  # plain steps, which they may lose besides, to find out what they bring
+_STEPS = 1.0  # plain steps, which they may lose besides, to find out what they bring
 _CREDIT = 8  # plain steps of earlier gains, at most, which they may lose again
 
 

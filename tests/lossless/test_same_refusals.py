@@ -199,12 +199,12 @@ def test_a_compiled_model_is_attached_to_the_model_inside() -> None:
     stock = run(model, inputs, **GREEDY)
     compiled = torch.compile(model)
     assert attach(compiled) is compiled
-    assert torch.equal(compiled.generate(**inputs, **GREEDY), stock.ids)
-    ours = compiled.generate(**inputs, assistant=SelfSpec(), **GREEDY)
-    assert torch.equal(ours, stock.ids)
+    assert torch.equal(run(compiled, inputs, **GREEDY).ids, stock.ids)
+    ours = run(compiled, inputs, assistant=SelfSpec(), **GREEDY)
+    assert torch.equal(ours.ids, stock.ids)
     detach(compiled)
     assert_clean(model)
-    assert torch.equal(compiled.generate(**inputs, **GREEDY), stock.ids)
+    assert torch.equal(run(compiled, inputs, **GREEDY).ids, stock.ids)
 
 
 def test_a_recurrent_model_is_named() -> None:

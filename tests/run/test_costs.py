@@ -1,0 +1,87 @@
+"""Curves belong to what a cost depends on, start from the nearest thing known, and come back."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from selfspec.cost import CostCurve, SteppedCurve
+from selfspec.machine.measured import Measured
+from selfspec.run.costs import Costs, context_bucket, kept_curve
+from tests.fakes import new_model
+
+pytestmark = pytest.mark.usefixtures("measuring")
+
+
+def backend(front: int = 20, kind: str = "eager") -> Any:
+    return SimpleNamespace(front=front, kind=kind)
+
+
+@pytest.fixture
+def costs(tmp_path) -> Costs:
+    return Costs(Measured("costs", tmp_path))
+
+
+def teach(curve: CostCurve, slope: float) -> None:
+    for width in (1, 2, 4, 8) * 20:
+        curve.refine(width, 1 + slope * (width - 1))
+
+
+@pytest.mark.parametrize(
+    ("length", "bucket"),
+    [(0, (0, 255)), (255, (0, 255)), (256, (256, 511)), (900, (512, 1023)), (1024, (1024, 2047))],
+)
+def test_lengths_within_a_factor_of_two_share_a_curve(length, bucket):
+    assert context_bucket(length) == bucket
+
+
+def test_the_same_situation_has_the_same_curve(costs):
+    model = new_model()
+    curve = costs.curve(model, backend(), 1)
+    assert costs.curve(model, backend(front=200), 1) is curve
+    assert costs.curve(model, backend(front=300), 1) is not curve
+    assert costs.curve(model, backend(), 3) is not curve
+    assert costs.curve(model, backend(kind="packed"), 1) is not curve
+
+
+def test_a_model_that_is_offloaded_has_a_curve_of_its_own(costs):
+    model = new_model()
+    curve = costs.curve(model, backend(), 1)
+    model.hf_device_map = {"model": "cpu", "lm_head": "disk"}
+    assert costs.curve(model, backend(), 1) is not curve
+
+
+def test_a_new_length_starts_from_the_nearest_known_one(costs):
+    model = new_model()
+    short, long = (costs.curve(model, backend(front=front), 1) for front in (20, 3000))
+    teach(short, 0.5)
+    teach(long, 0.1)
+    assert costs.curve(model, backend(front=300), 1).as_dict() == short.as_dict()
+    assert costs.curve(model, backend(front=1500), 1).as_dict() == long.as_dict()
+
+
+def test_what_was_learned_comes_back(costs, tmp_path):
+    model = new_model()
+    curve = costs.curve(model, backend(), 1)
+    teach(curve, 0.3)
+    costs.keep()
+    again = Costs(Measured("costs", tmp_path)).curve(model, backend(), 1)
+    assert again.as_dict() == curve.as_dict()
+    assert again.knows_plain
+
+
+@pytest.mark.parametrize("kept", [None, 3, [1], {"0": 3}, {"x": {}}, {"0": {"widths": [1]}}])
+def test_what_is_no_curve_counts_as_none(kept, costs, tmp_path, monkeypatch):
+    monkeypatch.setattr(Measured, "find", lambda *_: kept)
+    assert not costs.curve(new_model(), backend(), 1).knows_plain
+    assert kept_curve(new_model(), num_columns=20, num_rows=1) is None
+
+
+def test_captured_forwards_come_in_steps(monkeypatch):
+    kept = {"0": CostCurve({1: 1.0, 4: 2.0}).as_dict()}
+    monkeypatch.setattr(Measured, "find", lambda *_: kept)
+    curve = kept_curve(new_model(), num_columns=20, num_rows=1, forward="graph")
+    assert isinstance(curve, SteppedCurve)
+    assert curve.seconds(3) == curve.seconds(4)
