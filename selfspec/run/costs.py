@@ -38,8 +38,7 @@ def context_bucket(num_columns: int) -> tuple[int, int]:
     >>> context_bucket(40), context_bucket(300)
     ((0, 255), (256, 511))
     """
-    bits = max(num_columns, _LEAST_CONTEXT).bit_length()
-    least = 1 << (bits - 1)
+    least = 1 << (_doublings(num_columns) - 1)
     return (0 if least == _LEAST_CONTEXT else least), 2 * least - 1
 
 
@@ -134,9 +133,13 @@ def _started(
 ) -> CostCurve:
     """A new curve, from that of the nearest length of text, or from the guess for a device."""
     if curves:
-        nearest = min(curves, key=lambda other: abs(other.bit_length() - first.bit_length()))
+        nearest = min(curves, key=lambda other: abs(_doublings(other) - _doublings(first)))
         return kind.from_dict(curves[nearest].as_dict())
     return kind.unknown(_QUERY.get(device.type, _QUERY["other"]))
+
+
+def _doublings(num_columns: int) -> int:
+    return max(num_columns, _LEAST_CONTEXT).bit_length()
 
 
 def _read(kept: Any, kind: type[CostCurve]) -> dict[int, CostCurve]:
