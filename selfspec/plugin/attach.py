@@ -16,31 +16,36 @@ from selfspec.plugin.spec import SelfSpec
 __all__ = ["attach", "detach", "hub_folder", "take_stop_strings"]
 
 M = TypeVar("M")
-_BEFORE = "_generate_before_attach"  # where an instance keeps a generate() of its own
+# Where an instance keeps the methods of its own that `attach` stands in for; None if it had none.
+_BEFORE = "_methods_before_attach"
 
 
 def attach(model: M) -> M:
     """Makes `model.generate(..., assistant=spec)` work on this instance; returns the model.
 
     Without `assistant=` the call goes to the model's own `generate()` untouched. Works on a PEFT
-    wrapper or on the model inside it. Attaching twice changes nothing.
+    wrapper or on the model inside it, and on what `torch.compile(model)` gives, whose `generate()`
+    is that of the model inside. Attaching twice changes nothing.
     """
-    if isinstance(model, type) or not callable(getattr(model, "generate", None)):
+    target = _inside(model)
+    if isinstance(target, type) or not callable(getattr(target, "generate", None)):
         raise AttachError(f"attach needs a model instance with generate() (got {model!r:.80})")
-    if not _is_attached(model):
-        vars(model)[_BEFORE] = vars(model).get("generate")
-        # a bound method and no closure, so that a deep copy of the model is attached to itself
-        vars(model)["generate"] = types.MethodType(_generate, model)
+    if not _is_attached(target):
+        own = vars(target)
+        own[_BEFORE] = {name: own.get(name) for name in _STAND_INS}
+        # Bound methods and no closures, so that a deep copy of the model is attached to itself.
+        own.update({name: types.MethodType(ours, target) for name, ours in _STAND_INS.items()})
     return model
 
 
 def detach(model: M) -> M:
     """Takes `assistant=` off again; a model that is not attached is left alone."""
-    if _is_attached(model):
-        del vars(model)["generate"]
-        before = vars(model).pop(_BEFORE)
-        if before is not None:
-            vars(model)["generate"] = before
+    target = _inside(model)
+    if _is_attached(target):
+        for name, before in vars(target).pop(_BEFORE).items():
+            del vars(target)[name]
+            if before is not None:
+                vars(target)[name] = before
     return model
 
 
@@ -49,18 +54,40 @@ def hub_folder() -> Path:
     return Path(__file__).parent.parent / "hub"
 
 
+def _inside(model: Any) -> Any:
+    """The model inside of what `torch.compile` gives, or the model itself."""
+    return getattr(model, "_orig_mod", model)
+
+
 def _is_attached(model: Any) -> bool:
     return _BEFORE in getattr(model, "__dict__", {})
 
 
+def _before(model: Any, name: str) -> Any:
+    return vars(model)[_BEFORE][name] or functools.partial(getattr(type(model), name), model)
+
+
 @functools.wraps(GenerationMixin.generate)
 def _generate(model: Any, *args: Any, assistant: Any = None, **kwargs: Any) -> Any:
-    own_generate = vars(model)[_BEFORE] or functools.partial(type(model).generate, model)
+    own_generate = _before(model, "generate")
     if assistant is None:
         return own_generate(*args, **kwargs)
     _check(assistant, kwargs)
     take_stop_strings(model, kwargs)
     return own_generate(*args, custom_generate=assistant, **kwargs)
+
+
+@functools.wraps(GenerationMixin.generate_batch)
+def _generate_batch(model: Any, *args: Any, assistant: Any = None, **kwargs: Any) -> Any:
+    if assistant is not None:
+        raise UnsupportedError(
+            "generate_batch() can't draft: its paged KV cache takes no draft back (got "
+            "assistant=); call generate() with a padded batch, or leave assistant= out"
+        )
+    return _before(model, "generate_batch")(*args, **kwargs)
+
+
+_STAND_INS = {"generate": _generate, "generate_batch": _generate_batch}
 
 
 def take_stop_strings(model: Any, kwargs: dict[str, Any]) -> None:
@@ -87,6 +114,11 @@ def _check(assistant: Any, kwargs: dict[str, Any]) -> None:
     for name in ("assistant_model", "custom_generate"):
         if kwargs.pop(name, None) is not None:
             raise UnsupportedError(f"assistant= and {name}= exclude each other; pass one of them")
+    if kwargs.get("cache_implementation") == "paged":
+        raise UnsupportedError(
+            "cache_implementation='paged' can't be drafted for: a paged KV cache takes no draft "
+            "back; leave it out, or leave assistant= out"
+        )
     if kwargs.get("token_healing"):
         raise UnsupportedError(
             "token_healing=True needs the tokenizer, which a custom decoding loop is not given; "

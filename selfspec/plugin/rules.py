@@ -131,6 +131,11 @@ def plain_reason(
     if not model_kwargs.get("use_cache", True):
         return "use_cache=False leaves no KV cache to verify a draft with"
     cache: Any = model_kwargs.get("past_key_values")
+    if cache is None:
+        return (
+            f"{type(model).__name__} keeps a state of its own in place of a KV cache, as recurrent "
+            "models do, and a draft can't be taken back from it"
+        )
     if type(cache) is not DynamicCache or cache.offloading:
         return f"a KV cache of type {_cache_name(cache)} can't take a draft back"
     if generation_config.return_dict_in_generate:

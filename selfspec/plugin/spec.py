@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -25,6 +27,8 @@ from selfspec.run.probe import Ability, attention_for_trees
 from selfspec.stats import GenerationStats
 
 __all__ = ["SelfSpec"]
+
+_log = logging.getLogger("selfspec")
 
 
 class SelfSpec(Persistent):
@@ -58,6 +62,7 @@ class SelfSpec(Persistent):
         self._memory: Memory | None = None
         self._vocab_size = 0
         self._forwards = Forwards()
+        self._warned: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
         self._listeners: tuple[Callable[[StepRecord], None], ...] = ()
         self._lock = threading.Lock()
 
@@ -96,10 +101,11 @@ class SelfSpec(Persistent):
         refuse_unservable(model, generation_config)
         try:
             return self._serve(call)
-        finally:  # a call that breaks off counts as far as it came
+        finally:  # A call that breaks off counts as far as it came.
             with self._lock:
                 self.stats = call.stats
                 self.total_stats = self.total_stats + call.stats
+            self._warn(model, call.stats)
 
     def memory(self, vocab_size: int) -> Memory:
         """What is learned for a vocabulary, made where it is not there yet."""
@@ -153,6 +159,14 @@ class SelfSpec(Persistent):
             result = call.decode(prepared, self._request_memory)
         self._forwards.count(call.model, call.stats.num_new_tokens)
         return result
+
+    def _warn(self, model: Any, stats: GenerationStats) -> None:
+        """Says why a model is not drafted for, or not as asked: once for each model and reason."""
+        known = self._warned.setdefault(model, set())
+        for reason in (stats.disabled_reason, stats.eager_reason):
+            if reason is not None and reason not in known:
+                known.add(reason)
+                _log.warning("%s is not drafted for as asked: %s", type(model).__name__, reason)
 
     def _request_memory(self, vocab_size: int) -> Memory:
         return self.memory(vocab_size).for_request(self.config.learning)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import DynamicCache, StaticCache, T5Config, T5ForConditionalGeneration
 
-from selfspec import AttachError, SelfSpec, UnsupportedError, attach
+from selfspec import AttachError, SelfSpec, UnsupportedError, attach, detach
 from tests.fakes import attached_model, lut_of, new_model, prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
@@ -170,3 +170,57 @@ def test_a_refused_call_teaches_nothing(learning: str) -> None:
         run(tiny_model(), prompt(), custom_generate=spec, num_beams=3, **GREEDY)
     lut = lut_of(spec, 97)
     assert (lut.rows.token_ids == -1).all()
+
+
+# -- what was ignored in silence ---------------------------------------------------------------
+
+
+def test_a_paged_cache_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedError, match="cache_implementation='paged' can't be drafted for"):
+        run(attached_model(), prompt(), assistant=SelfSpec(), cache_implementation="paged")
+
+
+def test_generate_batch_is_refused_by_name() -> None:
+    model = attached_model()
+    with pytest.raises(UnsupportedError, match=r"generate_batch\(\) can't draft"):
+        model.generate_batch([[5, 6, 7]], assistant=SelfSpec())
+
+
+def test_generate_batch_without_an_assistant_is_stocks(monkeypatch) -> None:
+    model = attach(new_model())
+    kind = type(model)
+    monkeypatch.setattr(kind, "generate_batch", lambda self, inputs: (self, inputs))
+    assert model.generate_batch([[5]]) == (model, [[5]])
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
+def test_a_compiled_model_is_attached_to_the_model_inside() -> None:
+    model, inputs = new_model(), prompt()
+    stock = run(model, inputs, **GREEDY)
+    compiled = torch.compile(model)
+    assert attach(compiled) is compiled
+    assert torch.equal(compiled.generate(**inputs, **GREEDY), stock.ids)
+    ours = compiled.generate(**inputs, assistant=SelfSpec(), **GREEDY)
+    assert torch.equal(ours, stock.ids)
+    detach(compiled)
+    assert_clean(model)
+    assert torch.equal(compiled.generate(**inputs, **GREEDY), stock.ids)
+
+
+def test_a_recurrent_model_is_named() -> None:
+    spec = SelfSpec()
+    run(tiny_model("mamba"), prompt(), custom_generate=spec, **GREEDY)
+    assert "MambaForCausalLM keeps a state of its own" in str(spec.stats.disabled_reason)
+
+
+def test_a_reason_is_logged_once_for_each_model(caplog) -> None:
+    spec, model = SelfSpec(), tiny_model()
+    for _ in range(2):
+        run(model, prompt(), custom_generate=spec, use_cache=False, **GREEDY)
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("selfspec", "WARNING")
+    assert "LlamaForCausalLM is not drafted for as asked: use_cache=False" in record.getMessage()
+    cache = StaticCache(config=model.config, max_cache_len=200)
+    run(model, prompt(), custom_generate=spec, past_key_values=cache, **GREEDY)
+    assert "StaticCache" in caplog.records[-1].getMessage()
+    assert len(caplog.records) == 2

@@ -247,7 +247,7 @@ def test_a_cache_of_another_kind_is_named():
         "a KV cache of type StaticCache can't take a draft back"
     )
     assert "offloaded DynamicCache" in reason(past_key_values=DynamicCache(offloading=True))
-    assert "NoneType" in reason(past_key_values=None)
+    assert "keeps a state of its own" in reason(past_key_values=None)
 
 
 def test_no_cache_and_unknown_arguments_are_reasons():
