@@ -16,6 +16,11 @@ from selfspec.run import costs
 from tests.recorder import use_recorders
 from tests.tiny import make_model, make_tokenizer
 
+TESTS = Path(__file__).parent
+# The fast set leaves these out, but for the losslessness tests named below.
+LONG = ("building", "eval", "lossless", "store", "test_examples.py", "test_wheel.py")
+NOT_LONG = ("criteria", "entrances", "refusals")
+
 TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}"
     "{% if m['role'] == 'assistant' %}<|eos|>{% endif %}{% endfor %}"
@@ -122,8 +127,20 @@ def chat_folder(plain_folder, tmp_path_factory) -> str:
     return str(folder)
 
 
+def is_long(path: Path) -> bool:
+    """Whether a file's tests take part in the full run only."""
+    in_fast_set = path.stem.startswith("test_same") and path.stem.endswith(NOT_LONG)
+    return path.relative_to(TESTS).parts[0] in LONG and not in_fast_set
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what is slow unless markers are chosen, and GPU tests where there is no GPU."""
+    """Leaves out what is slow unless markers are chosen, and GPU tests where there is no GPU.
+
+    Marks what is long, by its path.
+    """
+    for item in items:
+        if is_long(item.path):
+            item.add_marker("long")
     if not config.getoption("markexpr"):
         slow = [item for item in items if "slow" in item.keywords]
         config.hook.pytest_deselected(items=slow)

@@ -141,7 +141,7 @@ def generate(
     verbose: Verbose = False,
 ) -> None:
     """Continue a text: prompt in, continuation out."""
-    from selfspec.cli.generate import check_output, print_stats, read_prompt, write_continuation
+    from selfspec.cli.generate import check_output, read_prompt, write_continuation
 
     config = _checked(loading, knobs)
     check_output(output)
@@ -149,7 +149,8 @@ def generate(
     with _loaded(loading, sampling, max_new_tokens, cache) as writer:
         spec = writer.new_spec(config)
         write_continuation(writer, spec, text, output=output, full=full)
-    print_stats(spec.stats, in_full=stats)
+    if stats:
+        typer.echo(spec.stats, err=True)
 
 
 @app.command()

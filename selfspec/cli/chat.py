@@ -49,7 +49,6 @@ class Chat:
         self._writer = writer
         self._spec = writer.new_spec(config)
         self._last: Answer | None = None
-        self._told_reason: str | None = None
         self.conversation = Conversation(writer, self._spec, self._show, system=system)
 
     def run(self) -> None:
@@ -112,9 +111,6 @@ class Chat:
         if answer.interrupted:
             return "(stopped; the conversation goes on from here)"
         parts = [f"{stats.num_new_tokens} tokens", f"{stats.tokens_per_step:.2f} a step"]
-        if stats.disabled_reason and stats.disabled_reason != self._told_reason:
-            self._told_reason = stats.disabled_reason  # Once is enough.
-            parts.append(f"not drafted as asked: {stats.disabled_reason}")
         if answer.cut_at is not None:
             parts.append(f"cut at {answer.cut_at}")
         return f"({', '.join(parts)})"

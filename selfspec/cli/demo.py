@@ -68,8 +68,6 @@ class Demo:
             shown.append(output.sequences[0, len(ids) :].tolist())
             self.painter.show("" if live.text.endswith("\n") else "\n")
         self.console.rule(style="dim")
-        if spec.stats.disabled_reason:
-            self._say(f"not drafted as asked: {spec.stats.disabled_reason}")
         return shown
 
     def _time(self) -> list[Timed]:

@@ -16,9 +16,8 @@ from selfspec.cli.writer import Writer
 
 if TYPE_CHECKING:
     from selfspec.plugin import SelfSpec
-    from selfspec.stats import GenerationStats
 
-__all__ = ["check_output", "print_stats", "read_prompt", "write_continuation"]
+__all__ = ["check_output", "read_prompt", "write_continuation"]
 
 
 def read_prompt(name: str) -> str:
@@ -63,14 +62,6 @@ def write_continuation(
         writer.write(ids, spec, live=live)
         if sink.isatty() and not live.text.endswith("\n"):
             show("\n")
-
-
-def print_stats(stats: GenerationStats, *, in_full: bool) -> None:
-    """Prints statistics on stderr; that a call was decoded plainly is always said."""
-    if in_full:
-        print(stats, file=sys.stderr)
-    elif stats.disabled_reason:
-        print(f"not drafted as asked: {stats.disabled_reason}", file=sys.stderr)
 
 
 @contextmanager

@@ -16,12 +16,24 @@ _LOGGER = logging.getLogger("selfspec")
 
 
 class _Lines(logging.Handler):
-    """Prints each message in plain words, to what is stderr at that moment."""
+    """Prints each message in plain words, to what is stderr at that moment.
+
+    A warning is printed once: a command may use several `SelfSpec`s, and each of them warns.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._warnings: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Prints one line; a spinner that is running moves out of its way."""
-        start = "warning: " if record.levelno >= logging.WARNING else ""
-        print(f"{start}{one_line(record.getMessage())}", file=sys.stderr)
+        line = one_line(record.getMessage())
+        if record.levelno >= logging.WARNING:
+            if line in self._warnings:
+                return
+            self._warnings.add(line)
+            line = f"warning: {line}"
+        print(line, file=sys.stderr)
 
 
 def show_log(verbose: bool) -> bool:

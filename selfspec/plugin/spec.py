@@ -100,12 +100,13 @@ class SelfSpec(Persistent):
         )
         refuse_unservable(model, generation_config)
         try:
-            return self._serve(call)
+            result = self._serve(call)
         finally:  # A call that breaks off counts as far as it came.
             with self._lock:
                 self.stats = call.stats
                 self.total_stats = self.total_stats + call.stats
-            self._warn(model, call.stats)
+        self._warn(model, call.stats)  # A call that was refused has said it with its error.
+        return result
 
     def memory(self, vocab_size: int) -> Memory:
         """What is learned for a vocabulary, made where it is not there yet."""

@@ -165,7 +165,7 @@ def test_a_kept_curve_stays_as_it_is(bench, measuring):
     before = kept.read_text()
     _, lines, _ = bench(*asked, "--budget", "fixed")
     assert kept.read_text() == before
-    plain = CostCurve.from_dict(json.loads(before)["values"]).seconds(1)
+    plain = CostCurve.from_dict(json.loads(before)["values"]["0"]).seconds(1)
     assert json.loads(lines[-1])["curve"]["ms"]["1"] == round(1000 * plain, 4)
 
 
@@ -183,7 +183,7 @@ def test_a_kept_curve_stays_as_it_is(bench, measuring):
 def test_what_can_not_be_run_is_one_line(bench, options, told):
     status, lines, error = bench(*options)
     assert status == 2
-    assert lines == []
+    assert set(lines) <= {"loading the model"}
     assert error.startswith("error: ")
     assert told in error
     assert error.count("\n") == 1

@@ -1,0 +1,47 @@
+"""The built wheel holds all that the demo needs: it is run with the sources out of reach."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ("LICENSE", "README.md", "pyproject.toml", "selfspec")
+pytest.importorskip("setuptools", "77", reason="the wheel is built without network")
+
+
+def pip(*arguments: str | Path) -> None:
+    quietly = ["--quiet", "--disable-pip-version-check", "--no-deps"]
+    subprocess.run([sys.executable, "-m", "pip", *arguments, *quietly], check=True)
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A folder with what the wheel installs; the wheel is built from a copy, which stays clean."""
+    copy, wheels, target = (tmp_path / name for name in ("copy", "wheels", "target"))
+    copy.mkdir()
+    for name in SOURCES:
+        put = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        put(ROOT / name, copy / name)
+    pip("wheel", copy, "--no-build-isolation", "--wheel-dir", wheels)
+    (wheel,) = wheels.iterdir()
+    pip("install", wheel, "--target", target)
+    return target
+
+
+def test_the_demo_runs_from_the_wheel(installed: Path, tmp_path: Path) -> None:
+    surroundings = {**os.environ, "PYTHONPATH": str(installed), "XDG_CACHE_HOME": str(tmp_path)}
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, *arguments]
+        return subprocess.check_output(command, cwd=tmp_path, env=surroundings, text=True)
+
+    where = run("-c", "import selfspec; print(selfspec.__file__)")
+    assert Path(where.strip()).is_relative_to(installed)
+    shown = run("-m", "selfspec.cli", "demo", "--rounds", "1", "--max-new-tokens", "8")
+    assert "Same text: 4 of 4" in shown
