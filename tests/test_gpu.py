@@ -11,7 +11,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 import selfspec
-from selfspec.machine.device import CudaDevice
+from selfspec.machine.cuda import CudaDevice
 from tests.fakes import VOCAB, new_model, prompt
 from tests.lossless.same import assert_same_kv
 

@@ -1,4 +1,4 @@
-"""Which processor or card this is: what was measured on one of them holds on no other."""
+"""The name of this processor or card. Measurements are kept under it and used on no other."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 
 __all__ = ["device_name", "processor", "processor_of"]
 
-# as x86 and ARM have it; the name of a virtual one often says no more than who made it
-_TELLING = ("cpu family", "model", "stepping", "CPU implementer", "CPU part")
+# Fields of x86 and of ARM. The model name of a virtual processor often names only its maker.
+_NUMBERS = ("cpu family", "model", "stepping", "CPU implementer", "CPU part")
 
 
 def device_name(device: torch.device) -> str:
-    """Of the card, or of the processor; with what else the device is, where it is neither."""
+    """The card's name on CUDA, else the processor's, after the device type if it is no CPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return processor() if device.type == "cpu" else f"{device.type}, {processor()}"
@@ -23,18 +23,18 @@ def device_name(device: torch.device) -> str:
 
 @cache
 def processor() -> str:
-    """Its name, what tells it from others of that name, and which instructions torch uses."""
+    """The processor's name and numbers, and the instruction set that torch uses."""
     info = Path("/proc/cpuinfo")
     try:
         found = processor_of(info.read_text(encoding="utf-8", errors="replace"))
-    except OSError:  # no Linux
+    except OSError:  # Only Linux has this file.
         found = ""
     name = found or platform.processor() or platform.machine()
     return f"{name}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def processor_of(info: str) -> str:
-    """The first one of what Linux says of all; empty where it names none.
+    """The first processor in the text of /proc/cpuinfo; empty if that names none.
 
     >>> processor_of("model name : AMD EPYC\\ncpu family : 25\\nmodel : 1\\n\\nmodel name : other")
     'AMD EPYC (cpu family 25, model 1)'
@@ -43,6 +43,6 @@ def processor_of(info: str) -> str:
     for line in info.splitlines():
         name, _, value = line.partition(":")
         fields.setdefault(name.strip(), value.strip())
-    numbers = ", ".join(f"{name} {fields[name]}" for name in _TELLING if fields.get(name))
+    numbers = ", ".join(f"{name} {fields[name]}" for name in _NUMBERS if fields.get(name))
     name = fields.get("model name", "")
     return f"{name} ({numbers})".strip() if numbers else name

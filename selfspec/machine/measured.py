@@ -1,7 +1,7 @@
-"""What was measured on this machine, on disk: one file for each thing and situation.
+"""Measurements of this machine, kept on disk: one file for each key.
 
-What can't be read counts as none, and what can't be written is measured again next time. Knows
-keys and plain values; not what they mean.
+A file that can't be read counts as missing. If a file can't be written, the next process measures
+again. Knows keys and plain values; not what they mean.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ __all__ = ["Key", "Measured"]
 
 _FORMAT = 1
 
-Key = Mapping[str, str | int]  # all that the values depend on, by name
+Key = Mapping[str, str | int]  # Names and values of everything that a measurement depends on.
 
 
 class Measured:
-    """Values in a folder, by default the user's own of that name; without one it keeps nothing.
+    """Measurements in a folder, by default one of that name in the user's cache folder.
 
-    They are found only under the very key that they were kept with: the file's name is a hash of
-    the key, and the key is in the file.
+    Without a cache folder nothing is kept. Values are found only under exactly the key that they
+    were kept with: the file's name is a hash of the key, and the file holds the key.
     """
 
     def __init__(self, name: str, folder: Path | None = None) -> None:
@@ -34,7 +34,7 @@ class Measured:
         self._folder = folder if ours is None else ours / name
 
     def find(self, key: Key) -> Any:
-        """What was kept under this key; None where there is nothing that can be used."""
+        """The values kept under this key; None if there are none, or the file is damaged."""
         path = self._path(key)
         if path is None:
             return None
@@ -47,7 +47,7 @@ class Measured:
             return None
 
     def keep(self, key: Key, values: Any) -> None:
-        """Puts values in the place of earlier ones; of several writers the last one wins."""
+        """Replaces the values of this key; of several writers the last one wins."""
         path = self._path(key)
         if path is None:
             return

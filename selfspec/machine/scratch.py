@@ -1,6 +1,6 @@
-"""Memory for what is worked out and thrown away again, kept by each thread.
+"""Memory for intermediate results, which each thread keeps and uses again.
 
-For a system to hand out megabytes of new pages takes longer than to fill them.
+Asking the system for megabytes of new pages takes longer than filling them.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ __all__ = ["Scratch"]
 
 
 class Scratch(threading.local):
-    """Room for some float32 numbers on a CPU, for `least` of them from the first time on."""
+    """A float32 buffer on the CPU for each thread; the first request gets at least `least`."""
 
     def __init__(self, least: int) -> None:
         self._least = least
         self._held: torch.Tensor | None = None
 
     def room(self, *shape: int) -> torch.Tensor:
-        """A tensor of this thread; what the last one held is lost."""
+        """This thread's buffer in a shape; it overwrites what the last call returned."""
         size = torch.Size(shape).numel()
         if self._held is None or len(self._held) < size:
-            with torch.inference_mode(False):  # so that both modes may write to it
+            with torch.inference_mode(False):  # Then both modes may write to it.
                 self._held = torch.empty(max(size, self._least), dtype=torch.float32, device="cpu")
         return self._held[:size].view(shape)

@@ -1,6 +1,6 @@
-"""Where files go that can be made again, and how one is written whole or not at all.
+"""The user's cache folder, and files that are written whole or not at all.
 
-Knows folders and bytes; not what a file holds, nor whose it is.
+Knows folders and bytes; not what a file holds.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ __all__ = ["replace_text", "user_folder"]
 
 
 def user_folder() -> Path | None:
-    """Ours, where the platform keeps what can be made again; None where there is no such place."""
+    """Our folder in the platform's cache folder; None if the user has no home folder."""
     given = os.environ.get("XDG_CACHE_HOME", "")
     try:
         base = Path(given) if os.path.isabs(given) else _platform_folder()
-    except RuntimeError:  # nobody knows a home
+    except RuntimeError:  # The user has no home folder.
         return None
     return base / "selfspec"
 
@@ -30,9 +30,9 @@ def _platform_folder() -> Path:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Puts a whole file in the place of another at once; raises `OSError` where it can't.
+    """Replaces a file as a whole; raises `OSError` if that fails.
 
-    Of processes that write at once the last one wins, and a reader sees one of their files.
+    If several processes write at once, the last one wins, and a reader sees one whole file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-")

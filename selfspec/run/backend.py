@@ -1,4 +1,4 @@
-"""What the engine asks of whatever runs the model over drafts."""
+"""The interface through which the engine runs the model over drafts."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Backend(Protocol):
 
     @property
     def reason(self) -> str | None:
-        """Why they are not run as was asked; None if they are."""
+        """Why forwards are not run as the config asks; None if they are."""
         ...
 
     @property
     def front(self) -> int:
-        """Columns of the KV in front of the next tree."""
+        """How many columns of the KV are in front of the next tree."""
         ...
 
     def max_width(self, max_nodes: int) -> int:
-        """How many nodes, of those asked for, the next forward may have."""
+        """How many of `max_nodes` nodes the next forward may have."""
         ...
 
     def lay_out(self, trees: Sequence[DraftTree | Queries]) -> Any:
@@ -39,17 +39,17 @@ class Backend(Protocol):
         ...
 
     def forward(self, layout: Any) -> torch.Tensor:
-        """Logits (B, Q, V) of every node."""
+        """The logits (B, Q, V) of every node."""
         ...
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keeps the KV of each row's path, the root first; forgets the rest."""
+        """Keeps the KV of each row's path, which starts at the root, and forgets the rest."""
         ...
 
     def keep_rows(self, rows: Sequence[int]) -> None:
-        """Drops the rows that stopped; `rows` are the indices of those that go on."""
+        """Drops the rows that stopped; `rows` are the indices of the others."""
         ...
 
     def release(self) -> None:
-        """Hands the cache back as stock left it."""
+        """Gives the cache its stock layers back."""
         ...

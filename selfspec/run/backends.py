@@ -1,4 +1,4 @@
-"""The two ways to run a model over drafts: trees on arenas, chains on the stock cache."""
+"""The two ways to run a model over drafts: trees over arenas, chains over the stock cache."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from selfspec.records import DraftTree, Queries
 from selfspec.run.attention_types import AttentionTypes
 from selfspec.run.grouped_attention import grouped_attention
-from selfspec.run.layout import Layout, RowPlaces, lay_out
+from selfspec.run.layout import Layout, RowState, lay_out
 from selfspec.run.tree_kv import TreeKV
 
 __all__ = ["ChainBackend", "TreeBackend", "logits_of"]
 
 
 def logits_of(model: Any, layout: Layout, cache: Any) -> torch.Tensor:
-    """Logits (B, Q, V) of a model's forward over trees."""
+    """The logits (B, Q, V) of one forward of the model over trees."""
     masks = layout.masks
     with grouped_attention():
         output = model(
@@ -46,11 +46,10 @@ class TreeBackend:
         *,
         room: int,
         reach: int | None = None,
-        kind: str = "eager",  # how the model is run
+        kind: str = "eager",
     ) -> None:
         num_rows = next_positions.shape[-2]
         self.kind = kind
-        sizes = {name: window.size for name, window in attention.windows.items()}
         self._model = model
         self._device = model.device
         self._cache = cache
@@ -58,27 +57,32 @@ class TreeBackend:
         self._positions = next_positions[..., 0].cpu().numpy()  # (..., B)
         self._visible = visible
         self.kv = TreeKV(
-            cache, attention.by_layer, sizes, num_rows=num_rows, room=room, reach=reach
+            cache,
+            attention.by_layer,
+            attention.window_sizes,
+            num_rows=num_rows,
+            room=room,
+            reach=reach,
         )
 
     @property
     def front(self) -> int:
-        """Columns in front of the next tree."""
+        """How many columns are in front of the next tree."""
         return self.kv.front
 
     def max_width(self, max_nodes: int) -> int:
-        """How wide the next forward may be: no tree crosses a change of scale."""
+        """How wide the next forward may be, so that no tree crosses a change of scale."""
         period = self._attention.scale_period
         if not period:
             return max_nodes
         return min(max_nodes, period - (self.kv.front + 1) % period)
 
     def lay_out(self, trees: Sequence[DraftTree | Queries]) -> Layout:
-        """Ids, positions and masks; makes room in the KV."""
+        """Ids, positions and masks of the next forward; makes room for it in the KV."""
         self.kv.reserve(max(len(tree.tokens) for tree in trees))
         return lay_out(
             trees,
-            RowPlaces(self.kv.lengths, self._positions, self.kv.num_moved, self._visible),
+            RowState(self.kv.lengths, self._positions, self.kv.num_committed, self._visible),
             front=self.kv.front,
             windows=self._attention.windows,
             first_columns=self.kv.first_columns,
@@ -87,15 +91,15 @@ class TreeBackend:
         )
 
     def forward(self, layout: Layout) -> torch.Tensor:
-        """Logits (B, Q, V)."""
+        """The logits (B, Q, V) of the forward."""
         return logits_of(self._model, layout, self._cache)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keeps each row's path."""
+        """Keeps the KV of each row's path and forgets the rest."""
         self.kv.commit(paths)
 
     def keep_rows(self, rows: Sequence[int]) -> None:
-        """Drops the rows that stopped."""
+        """Drops all rows but these."""
         index = list(rows)
         self.kv.keep_rows(index)
         self._positions = self._positions[..., index]
@@ -103,15 +107,15 @@ class TreeBackend:
             self._visible = self._visible[index]
 
     def release(self) -> None:
-        """Hands the cache back as stock left it."""
+        """Gives the cache its stock layers back."""
         self.kv.release()
 
 
 class ChainBackend:
     """Chains on the stock cache, for models whose forward can't take a tree.
 
-    All rows move together. Inputs are prepared by the model's own `generate` code, so whatever
-    that does for its plain steps holds here too.
+    All rows advance by the same number of tokens. The model's own `generate` code prepares the
+    inputs, so they are what its plain steps would get.
     """
 
     reason = None
@@ -120,10 +124,10 @@ class ChainBackend:
         self,
         model: Any,
         cache: Any,
-        input_ids: torch.Tensor,  # (B, L): what was read so far, without the roots
-        model_kwargs: dict[str, Any],  # as they stand for the step that reads the roots
+        input_ids: torch.Tensor,  # (B, L): the tokens read so far, without the roots
+        model_kwargs: dict[str, Any],  # the arguments of the step that reads the roots
         *,
-        kind: str = "eager",  # how the model is run
+        kind: str = "eager",
     ) -> None:
         self.kind = kind
         self._model = model
@@ -137,15 +141,15 @@ class ChainBackend:
 
     @property
     def front(self) -> int:
-        """Columns in front of the next chain."""
+        """How many columns are in front of the next chain."""
         return int(self._cache.get_seq_length())
 
     def max_width(self, max_nodes: int) -> int:
-        """Chains stand where their text will: nothing to mind."""
+        """All nodes asked for: a chain's tokens are where they will be in the text."""
         return max_nodes
 
     def lay_out(self, trees: Sequence[DraftTree | Queries]) -> dict[str, Any]:
-        """The model's own inputs for the chains, shorter ones filled up with their last token."""
+        """The model's own inputs for the chains; shorter ones are padded with their last token."""
         chains_ids = [tree.tokens for tree in trees]
         self._width = max(map(len, chains_ids))
         chains = torch.tensor(
@@ -161,37 +165,37 @@ class ChainBackend:
         return inputs
 
     def forward(self, layout: dict[str, Any]) -> torch.Tensor:
-        """Logits (B, Q, V)."""
+        """The logits (B, Q, V) of the forward."""
         with grouped_attention():
             output = self._model(**layout, return_dict=True)
         return output.logits  # type: ignore[no-any-return]
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keeps the same number of tokens of every row, and takes the rest back."""
+        """Keeps the same number of tokens of every row and crops the rest off."""
         num_kept = len(paths[0])
-        self._take_back(self._width - num_kept)
+        self._crop(self._width - num_kept)
         self._kwargs = self._advanced(num_kept)
 
     def forget(self) -> None:
-        """Takes the last chains back whole, as if they had never been read."""
-        self._take_back(self._width)
+        """Crops the last chains off whole, as if they had never been read."""
+        self._crop(self._width)
 
     def keep_rows(self, rows: Sequence[int]) -> None:
-        """Never asked for: rows that move together stay together."""
+        """Is never called: rows that advance together also stop together."""
         raise AssertionError("chains drop no rows")
 
     def release(self) -> None:
-        """Lets windowed layers forget again."""
+        """Lets the cache's windowed layers drop old columns again."""
         for layer in self._cache.layers:
             if hasattr(layer, "record_past"):
                 layer.record_past = False
 
-    def _take_back(self, num_tokens: int) -> None:
+    def _crop(self, num_tokens: int) -> None:
         self._cache.crop(-num_tokens)
         self._ids = self._ids[:, : self._ids.shape[1] - num_tokens]
 
     def _advanced(self, num_tokens: int) -> dict[str, Any]:
-        """The model's arguments, masks and positions longer by some tokens."""
+        """The model's arguments, with masks and positions for `num_tokens` more tokens."""
         kwargs: dict[str, Any] = self._model._update_model_kwargs_for_generation(
             {}, dict(self._kwargs), num_new_tokens=num_tokens
         )

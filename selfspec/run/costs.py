@@ -1,8 +1,8 @@
-"""What a forward of this model costs here, by its width: learned from the steps, and kept.
+"""What a forward of a model costs on this machine, by its width: learned from steps, and kept.
 
-A curve belongs to a model, where its weights lie, its precision and attention, a device, a batch
-and a length of text, within a factor of two. It starts from what an earlier process on this machine
-wrote down, from a text of another length, or from a guess for the kind of device.
+Each curve belongs to a model, the devices of its weights, a precision, an attention, a batch size
+and a range of text lengths. It starts from the curve that an earlier process wrote down, from the
+curve for another length, or from a guess for the kind of device.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from selfspec.run.graphs.backend import GraphBackend
 
 __all__ = ["Costs", "context_bucket", "kept_curve", "measure", "new_costs"]
 
-_LEAST_CONTEXT = 128  # shorter texts, up to twice that, are one bucket
-_QUERY = {"cuda": 0.004, "other": 0.2}  # what a further query may cost at first, in plain steps
+_LEAST_CONTEXT = 128  # All texts shorter than twice this share one curve.
+# The guess for what one more query costs, as a share of a plain step.
+_QUERY = {"cuda": 0.004, "other": 0.2}
 
 _Key = dict[str, str | int]
 
 
 def context_bucket(num_columns: int) -> tuple[int, int]:
-    """The lengths of text, from and to, that share a curve with one of `num_columns` tokens.
+    """The shortest and longest text that share a curve with one of `num_columns` tokens.
 
     >>> context_bucket(40), context_bucket(300)
     ((0, 255), (256, 511))
@@ -43,7 +44,7 @@ def context_bucket(num_columns: int) -> tuple[int, int]:
 
 
 class Costs:
-    """The curves that one `SelfSpec` has come to know. Safe to use from several threads."""
+    """All curves that one `SelfSpec` knows. Safe to use from several threads."""
 
     def __init__(self, kept: Measured | None = None) -> None:
         self._kept = new_costs() if kept is None else kept
@@ -51,7 +52,7 @@ class Costs:
         self._lock = threading.Lock()
 
     def curve(self, model: Any, backend: Backend, num_rows: int) -> CostCurve:
-        """The curve for a batch at its present length; runs nothing."""
+        """The curve for a batch at its present length. Runs no forward."""
         key = _key(model, num_rows, _forward_of(backend))
         kind = SteppedCurve if isinstance(backend, GraphBackend) else CostCurve
         first, _ = context_bucket(backend.front)
@@ -64,7 +65,7 @@ class Costs:
             return curves[first]
 
     def keep(self) -> None:
-        """Writes down what the steps have taught about the curves."""
+        """Writes all curves to disk, with what the steps have taught."""
         with self._lock:
             known = [(key, dict(curves)) for key, curves in self._curves.values()]
         for key, curves in known:
@@ -72,16 +73,16 @@ class Costs:
 
 
 def new_costs() -> Measured:
-    """Where costs are kept: in the user's cache folder."""
+    """The store of all curves, in the user's cache folder."""
     return Measured("costs")
 
 
 def kept_curve(
     model: Any, *, num_columns: int, num_rows: int, forward: str = "eager"
 ) -> CostCurve | None:
-    """The curve that calls behind a text of that length start from; None if none is kept yet.
+    """The kept curve that calls with a text of that length start from; None if there is none.
 
-    `forward` is how they are run, as `GenerationStats` names it.
+    `forward` is how forwards are run, as `GenerationStats.forward` names it.
     """
     kind = SteppedCurve if forward == "graph" else CostCurve
     kept = _read(new_costs().find(_key(model, num_rows, forward)), kind)
@@ -91,10 +92,11 @@ def kept_curve(
 def measure(
     model: Any, new_backend: Any, *, num_columns: int, num_rows: int, max_seconds: float
 ) -> tuple[_Key, CostCurve]:
-    """Measures behind a text of `num_columns` tokens; returns what the curve depends on with it.
+    """Measures forwards behind a text of `num_columns` tokens.
 
-    `new_backend(cache, positions, room)` makes the backend that a call would have. The curve is
-    kept, so that the next call starts from it.
+    Returns everything that the curve depends on, and the curve. `new_backend(cache, positions,
+    room)` makes the backend that a call would have. The curve is kept, so the next call starts
+    from it.
     """
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     ids = torch.ones(num_rows, num_columns, dtype=torch.long, device=model.device)
@@ -112,7 +114,7 @@ def measure(
 def _measured(
     backend: Backend, num_rows: int, widths: Sequence[int], max_seconds: float
 ) -> CostCurve:
-    """Runs forwards behind the text and forgets them: the KV stays as it was."""
+    """Runs forwards behind the text without a commit, so that the KV stays as it was."""
 
     def run(width: int) -> None:
         queries = Queries(list(range(width)), [-1] + [0] * (width - 1), [0] * width)
@@ -123,7 +125,7 @@ def _measured(
     with torch.no_grad():
         if not isinstance(backend, GraphBackend):
             return CostCurve.measure(run, widths, max_seconds=max_seconds)
-        for width in widths:  # Captures all of them first, which takes its own time.
+        for width in widths:  # Captures all of them first, since a capture takes long.
             run(width)
         return SteppedCurve.measure(run, widths, max_seconds=max_seconds)
 
@@ -131,7 +133,7 @@ def _measured(
 def _started(
     curves: Mapping[int, CostCurve], first: int, kind: type[CostCurve], device: torch.device
 ) -> CostCurve:
-    """A new curve, from that of the nearest length of text, or from the guess for a device."""
+    """A new curve: a copy of that for the nearest length, or the guess for the device."""
     if curves:
         nearest = min(curves, key=lambda other: abs(_doublings(other) - _doublings(first)))
         return kind.from_dict(curves[nearest].as_dict())
@@ -143,7 +145,7 @@ def _doublings(num_columns: int) -> int:
 
 
 def _read(kept: Any, kind: type[CostCurve]) -> dict[int, CostCurve]:
-    """The curves in a kept file, by their shortest text; what can't be used is left out."""
+    """The curves in a kept file, by their shortest text. Leaves out what can't be used."""
     curves = {}
     for first, values in _kept_values(kept).items():
         try:
@@ -164,7 +166,7 @@ def _forward_of(backend: Backend) -> str:
 
 
 def _key(model: Any, num_rows: int, forward: str) -> _Key:
-    """All that the cost depends on, by name, but for the length of the text."""
+    """Names and values of all that the cost depends on, except the length of the text."""
     shape = hashlib.sha256(model.config.to_json_string().encode()).hexdigest()[:16]
     return {
         "model": type(model).__name__,
@@ -183,6 +185,6 @@ def _key(model: Any, num_rows: int, forward: str) -> _Key:
 
 
 def _weights_in(model: Any) -> str:
-    """Where the weights lie: the model's device, or where accelerate offloads them to."""
-    spread = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
-    return ", ".join(sorted(spread)) or str(model.device)
+    """The devices of the weights: the model's own, or those that accelerate offloads to."""
+    devices = {str(device) for device in (getattr(model, "hf_device_map", None) or {}).values()}
+    return ", ".join(sorted(devices)) or str(model.device)

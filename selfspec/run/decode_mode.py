@@ -1,4 +1,4 @@
-"""Stock's own switches for the time of decoding."""
+"""The switches that stock sets on a model while it decodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["decode_mode"]
 
 
 def decode_mode(model: Any) -> AbstractContextManager[None]:
-    """Inside, the model decodes with what stock switches on for it; nothing in older versions."""
+    """Inside, the model has stock's switches for decoding; older transformers have none."""
     enter: Callable[[], AbstractContextManager[None]]
     enter = getattr(model, "_optimize_model_for_decode", nullcontext)
     return enter()

@@ -1,7 +1,7 @@
-"""How deep a trial runs a model: whole, or only its first layers.
+"""How much of a model a trial runs: all of it, or only its first layers.
 
-Whether a model honours masks and positions shows in the first layers of each kind, which take a
-small part of a forward's time.
+The first layers of each kind already show whether a model follows masks and positions, and they
+take a small part of a forward's time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Depth"]
 
 
 class _Reached(Exception):
-    """Ends a forward behind a layer; carries what that layer gave."""
+    """Ends a forward after a layer; carries what that layer returned."""
 
     def __init__(self, hidden: torch.Tensor) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class _Reached(Exception):
 
 @dataclass(frozen=True)
 class Depth:
-    """The layer behind which forwards end, and how many layers that are; None for all of them."""
+    """The layer after which forwards end, and how many layers are run; None for all."""
 
     last_layer: nn.Module | None = None
     num_layers: int | None = None
@@ -42,9 +42,10 @@ class Depth:
 
     @classmethod
     def of(cls, model: Any) -> Depth:
-        """As few layers of this model as show each kind that it has; all if that can't be told.
+        """The first layers of this model that include each kind; all if the kinds don't show.
 
-        A forward that somebody listens to, moves about or compiles is always run to its end.
+        All layers are run if the model has hooks or is compiled, since code that is not ours may
+        expect whole forwards.
         """
         config = model.config.get_text_config(decoder=True)
         total = int(getattr(config, "num_hidden_layers", 0))
@@ -57,11 +58,11 @@ class Depth:
         return cls(layers[needed - 1], needed) if needed < total else cls.whole()
 
     def outcome(self, forward: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """What comes out of a forward (B, Q, D): the logits, or what the last layer run gave."""
+        """The result of a forward (B, Q, D): the logits, or what the last layer run returned."""
         if self.last_layer is None:
             return forward()
         try:
-            with _stopping_behind(self.last_layer):
+            with _stopping_after(self.last_layer):
                 forward()
         except _Reached as reached:
             return reached.hidden
@@ -72,12 +73,12 @@ class Depth:
         return attention._replace(by_layer=attention.by_layer[: self.num_layers])
 
     def cut(self, cache: Any) -> None:
-        """Leaves out the KV cache's layers that are not run."""
+        """Removes the cache's layers that are not run."""
         del cache.layers[self.num_layers or len(cache.layers) :]
 
 
 def _layers(model: nn.Module, number: int) -> nn.ModuleList | None:
-    """The only list of so many layers in the model; None if there are several, or none."""
+    """The model's list of `number` modules; None if there are several such lists, or none."""
     lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == number]
     return lists[0] if len(lists) == 1 else None
 
@@ -90,7 +91,7 @@ def _is_hooked(model: nn.Module) -> bool:
 
 
 def _kinds(config: Any, layers: nn.ModuleList) -> list[Hashable]:
-    """What tells one layer from another: its class, and what the config lists for each layer."""
+    """The kind of each layer: the classes in it, and what the config's lists say about it."""
     listed = [
         value
         for value in vars(config).values()
@@ -103,8 +104,8 @@ def _kinds(config: Any, layers: nn.ModuleList) -> list[Hashable]:
 
 
 @contextmanager
-def _stopping_behind(layer: nn.Module) -> Iterator[None]:
-    """Ends this thread's forwards behind the layer; other threads may run the model meanwhile."""
+def _stopping_after(layer: nn.Module) -> Iterator[None]:
+    """Ends this thread's forwards after the layer; other threads may use the model meanwhile."""
     owner = threading.get_ident()
 
     def stop(_module: Any, _args: Any, output: Any) -> None:

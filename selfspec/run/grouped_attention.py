@@ -1,12 +1,13 @@
-"""Attention of a forward over drafts, with grouped heads asked together.
+"""Attention for forwards over drafts, without copies of keys and values that heads share.
 
-Most models have several heads of queries for one of keys and values. As soon as there is a mask,
-stock's sdpa attention copies keys and values for every head that shares them: the whole text's, in
-each layer and each step. Here the queries of such heads stand one behind the other as queries of
-one head, and nothing is copied. Each query sees what it saw before.
+In most models several query heads share one head of keys and values. If there is a mask, stock's
+sdpa attention copies the keys and values of the whole text for each of these heads, in each layer
+and each step. Here the queries of heads that share keys are joined into one head with more
+queries, and nothing is copied. Each query sees the same keys as before.
 
-A plain step has no mask, and goes stock's own way. Only in half precision on a CPU, where torch's
-code for a single query is slow, are queries still asked together, or a lone one twice.
+A plain step has no mask, and stock's attention computes it. The exception is half precision on a
+CPU, where torch is slow with a single query: there queries are joined too, and a single one is
+doubled.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ __all__ = ["grouped_attention"]
 
 _NAME = "sdpa"
 _HALVES = (torch.bfloat16, torch.float16)
-_TASK = 32  # queries of a head that one thread of a CPU works on at a time
-_NO_OTHERS = ("position_bias", "cache", "softcap")  # arguments that only stock's own code serves
+_TASK = 32  # On a CPU, one thread works on so many queries of a head at a time.
+# Arguments that only stock's own code understands.
+_STOCK_ONLY = ("position_bias", "cache", "softcap")
 
 
 @contextmanager
 def grouped_attention() -> Iterator[None]:
-    """Inside, and in this thread alone, sdpa attention asks grouped heads together; one forward.
+    """Inside, in this thread, sdpa attention joins heads that share keys. Use it for one forward.
 
-    An attention that somebody else put in stock's place is left alone, and so is torch while it
-    compiles, which makes code of its own.
+    It does nothing if other code has replaced stock's attention, or while torch compiles.
     """
     if torch.compiler.is_compiling() or not _enter():
         yield
@@ -48,17 +49,17 @@ def grouped_attention() -> Iterator[None]:
 
 
 class _Forward:
-    """What the layers of one forward have in common."""
+    """The masks for joined heads, which all layers of one forward share."""
 
     def __init__(self) -> None:
         self._masks: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def mask_for(self, num_heads: int, mask: torch.Tensor | None) -> torch.Tensor | None:
-        """The mask (B, 1, Q, columns) of so many heads one behind the other, made once."""
+        """The mask (B, 1, heads * Q, columns) for joined heads, made once per forward."""
         if mask is None or mask.shape[2] == 1:
             return mask
         key = id(mask), num_heads
-        if key not in self._masks:  # The mask itself is held, so that no other one gets its id.
+        if key not in self._masks:  # Holding the mask keeps its id from being reused.
             self._masks[key] = mask, mask.repeat(1, 1, num_heads, 1)
         return self._masks[key][1]
 
@@ -77,46 +78,46 @@ def _attend(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, Any]:
-    """Stands in for stock's sdpa attention."""
+    """Replaces stock's sdpa attention; a mask has the shape (B, 1, Q, columns)."""
     forward = _this_thread.forward
     num_sharing = getattr(module, "num_key_value_groups", 1)
-    num_together = 0
+    num_joined = 0
     if forward is not None and not _needs_stock(query, attention_mask, others):
-        num_together = _num_together(query, key, num_sharing, attention_mask)
-    if forward is None or not num_together:
+        num_joined = _num_joined(query, key, num_sharing, attention_mask)
+    if forward is None or not num_joined:
         arguments = {"dropout": dropout, "scaling": scaling, **others}
         return sdpa_attention_forward(  # type: ignore[no-any-return]
             module, query, key, value, attention_mask, **arguments
         )
     rows, num_heads, width, dim = query.shape
-    queries = query.reshape(rows, num_heads // num_together, num_together * width, dim)
+    queries = query.reshape(rows, num_heads // num_joined, num_joined * width, dim)
     outcome = scaled_dot_product_attention(
         queries if queries.shape[2] > 1 else torch.cat([queries, queries], dim=2),
-        _copied(key, num_sharing // num_together),
-        _copied(value, num_sharing // num_together),
-        attn_mask=forward.mask_for(num_together, attention_mask),
+        _copied(key, num_sharing // num_joined),
+        _copied(value, num_sharing // num_joined),
+        attn_mask=forward.mask_for(num_joined, attention_mask),
         dropout_p=dropout,
         scale=scaling,
     )
-    outcome = outcome[:, :, : num_together * width]
-    apart = outcome.view(*outcome.shape[:2], num_together, width, -1).permute(0, 3, 1, 2, 4)
+    outcome = outcome[:, :, : num_joined * width]
+    apart = outcome.view(*outcome.shape[:2], num_joined, width, -1).permute(0, 3, 1, 2, 4)
     return apart.reshape(rows, width, num_heads, -1).contiguous(), None
 
 
 def _needs_stock(query: torch.Tensor, mask: torch.Tensor | None, others: dict[str, Any]) -> bool:
-    """Is there more to these queries than a mask for all heads says?"""
-    if any(others.get(name) is not None for name in _NO_OTHERS):
+    """Whether an argument or the shape of the mask is one that only stock can handle."""
+    if any(others.get(name) is not None for name in _STOCK_ONLY):
         return True
     return mask is not None and mask.shape[:3] != (query.shape[0], 1, query.shape[2])
 
 
-def _num_together(
+def _num_joined(
     query: torch.Tensor, key: torch.Tensor, num_sharing: int, mask: torch.Tensor | None
 ) -> int:
-    """How many heads are asked as one; 0 where stock's way is the only one, or as good.
+    """How many heads to join into one; 0 if stock has to compute this, or is as fast.
 
-    All that share keys, but on a CPU only as many as leave work for every thread: then keys are
-    copied for some of them still.
+    All heads that share keys are joined. On a CPU fewer are, if not every thread would have work;
+    keys are then copied once for each group of joined heads.
     """
     rows, num_heads, width, _ = query.shape
     if num_heads != key.shape[1] * num_sharing:
@@ -134,7 +135,7 @@ def _num_together(
 
 
 def _copied(states: torch.Tensor, number: int) -> torch.Tensor:
-    """Each head of keys or values so many times."""
+    """Repeats each head of keys or values `number` times."""
     return states if number == 1 else states.repeat_interleave(number, dim=1)
 
 
@@ -144,7 +145,7 @@ _num_inside = 0
 
 
 def _enter() -> bool:
-    """Puts our attention in the place of stock's; False where that is another one's."""
+    """Replaces stock's attention with ours; False if other code has replaced it before."""
     global _num_inside
     with _lock:
         if ALL_ATTENTION_FUNCTIONS[_NAME] is sdpa_attention_forward:
@@ -155,7 +156,7 @@ def _enter() -> bool:
 
 
 def _leave() -> None:
-    """The last one takes it away again."""
+    """Puts stock's attention back when the last thread leaves."""
     global _num_inside
     with _lock:
         _num_inside -= 1

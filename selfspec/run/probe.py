@@ -1,9 +1,9 @@
-"""What a model can verify: a tree, a chain, or nothing beyond its next token.
+"""Finds out what a model can verify: a tree, a chain, or nothing beyond its next token.
 
-Found out by structure. A few tokens are run as a tree through the very code that drafting uses.
-What comes out must not depend on the tokens that a node must not see, and it must lie far nearer
-to the right answer than to each wrong one that a fault would give. Real models in half precision
-round a lot; no bound on rounding decides here.
+A few tokens are run as a tree, through the code that drafting uses. The outcome must not depend on
+tokens that a node must not see, and it must be far nearer to the right answer than to each wrong
+one that a fault would give. No bound on rounding decides, since real models in half precision
+round a lot.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ _NUM_PROBE_IDS = 10
 
 
 class Ability(NamedTuple):
-    """`mode` is ``"tree"``, ``"chain"`` or ``"plain"``; `reason` says why it is no tree."""
+    """What a model can verify.
+
+    `mode` is ``"tree"``, ``"chain"`` or ``"plain"``; `reason` says why it is not ``"tree"``.
+    """
 
     mode: str
     reason: str | None
@@ -36,7 +39,10 @@ class Ability(NamedTuple):
 
 
 def attention_types(config: Any) -> AttentionTypes | str:
-    """Reads the layers' types off a config, as transformers' own mask code does; or why not."""
+    """The layers' types in a config, as transformers' own code for masks reads them.
+
+    Returns the reason if the layers can't verify trees.
+    """
     config = config.get_text_config(decoder=True)
     for name in ("window_size", "attention_window", "local_attention_window", "attention_types"):
         if getattr(config, name, None):
@@ -61,11 +67,11 @@ def attention_types(config: Any) -> AttentionTypes | str:
 
 
 def probe(model: Any) -> Ability:
-    """Tries a tree, then a chain: some forwards of a few tokens, once for each model.
+    """Tries a tree, then a chain, in some forwards of a few tokens.
 
-    The forwards stop behind the first layers where that tells enough, so that all of them together
-    cost a few plain steps. They leave the global random stream as it was. A model that draws from
-    it, as dropout does in training mode, is decoded plainly with the draws that stock would make.
+    If the first layers show enough, the forwards stop after them, so that all together cost a few
+    plain steps. The global random stream stays as it was. A model that draws from it, as dropout
+    does in training mode, is decoded plainly, with the same draws as without us.
     """
     ids = _probe_ids(model)
     if ids is None:
@@ -85,10 +91,10 @@ def probe(model: Any) -> Ability:
 
 
 def try_backend(model: Any, types: AttentionTypes, new_backend: Callable[..., Any]) -> str | None:
-    """Tries trees on another backend than `TreeBackend`, made with the same arguments.
+    """Tries trees on a backend other than `TreeBackend`, made with the same arguments.
 
-    For a model that can verify trees. Returns why they don't come out right, or None if they do.
-    All layers are run, since a capture has all of them.
+    The model must be able to verify trees. Returns why the outcome is wrong, or None if it is
+    right. All layers are run, since a capture has all of them.
     """
     ids = _probe_ids(model)
     assert ids is not None
@@ -97,7 +103,7 @@ def try_backend(model: Any, types: AttentionTypes, new_backend: Callable[..., An
 
 
 def attention_for_trees(model: Any) -> AttentionTypes | str:
-    """A model's attention as its code and config show it; or why trees are out of the question."""
+    """A model's attention as its code and config show it; or why it can't verify trees."""
     if "position_ids" not in inspect.signature(model.forward).parameters:
         return f"{type(model).__name__} takes no position_ids"
     used = getattr(model.config, "_attn_implementation", None)
@@ -109,7 +115,7 @@ def attention_for_trees(model: Any) -> AttentionTypes | str:
 
 @contextmanager
 def _trying(model: Any) -> Iterator[None]:
-    """Leaves no trace in the random stream."""
+    """Inside, no gradients are kept; at the end the random stream is as it was before."""
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices):
         yield
@@ -134,7 +140,7 @@ def _random_state(device: torch.device) -> torch.Tensor:
 
 
 def _attempt(check: Any, model: Any, *args: Any) -> str | None:
-    """A check's verdict; an exception inside the model's own code is a verdict too."""
+    """A check's verdict; an exception in the model's own code counts as one."""
     try:
         verdict: str | None = check(model, *args)
     except torch.OutOfMemoryError:
@@ -145,7 +151,7 @@ def _attempt(check: Any, model: Any, *args: Any) -> str | None:
 
 
 def _probe_ids(model: Any) -> list[int] | None:
-    """A few ordinary tokens, far apart: neighbours may be unused ones that all look the same."""
+    """A few ordinary tokens, far apart, since neighbours may be unused tokens that are alike."""
     config = model.config.get_text_config(decoder=True)
     special: set[int | None] = set()
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):

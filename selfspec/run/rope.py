@@ -1,8 +1,7 @@
-"""Rotary embeddings whose frequencies depend on how far a forward reaches.
+"""Rotary embeddings whose frequencies depend on the largest position of a forward.
 
-"dynamic" and "longrope" look at the largest position of the whole forward. A tree that reaches
-beyond the length where they change would turn all its tokens to the frequencies of a longer text,
-where stock still has the short ones.
+"dynamic" and "longrope" embeddings change at some length. If a tree reaches beyond that length, all
+of its tokens get the frequencies of a longer text, while stock would still use the short ones.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ __all__ = ["changing_rope", "rope_reason", "stands_beyond"]
 
 
 def changing_rope(config: Any) -> str | None:
-    """The kind of a rotary embedding that changes with the length; None where there is none."""
+    """The kind of the model's rotary embedding if it changes with the length; else None."""
     return next((kind for kind, _ in _limits(config)), None)
 
 
 def stands_beyond(config: Any, model_kwargs: Mapping[str, Any]) -> bool:
-    """Is the longest row so long that the others' frequencies hang on its being there?"""
+    """Whether the longest row is so long that it changes the frequencies of the other rows."""
     return any(_num_positions(model_kwargs) > limit for _, limit in _limits(config))
 
 
 def rope_reason(config: Any, reach: int, model_kwargs: Mapping[str, Any]) -> str | None:
-    """Why no draft can be made that reaches so far beyond the prompt; None where one can."""
+    """Why drafts can't reach `reach` tokens beyond the prompt; None if they can."""
     for kind, limit in _limits(config):
         first = _num_positions(model_kwargs)
         if first + reach < limit or (kind == "longrope" and first > limit):
@@ -34,7 +33,7 @@ def rope_reason(config: Any, reach: int, model_kwargs: Mapping[str, Any]) -> str
 
 
 def _limits(config: Any) -> Iterator[tuple[str, int]]:
-    """Each such embedding's kind, and the length from which on it changes."""
+    """The kind of each embedding that changes, and the length beyond which it does."""
     config = config.get_text_config(decoder=True)
     parameters = getattr(config, "rope_parameters", None) or {}
     nested = [value for value in parameters.values() if isinstance(value, dict)]
@@ -48,6 +47,6 @@ def _limits(config: Any) -> Iterator[tuple[str, int]]:
 
 
 def _num_positions(model_kwargs: Mapping[str, Any]) -> int:
-    """Positions that the longest row has read when its prompt has been."""
+    """How many positions the longest row of a prompt has."""
     position_ids = model_kwargs.get("position_ids")
     return 0 if position_ids is None else int(position_ids.max()) + 1

@@ -1,8 +1,8 @@
-"""KV layers that append a tree and keep a path, in place of transformers' own while drafting.
+"""The KV of a batch while drafting: layers that append a tree and then keep one path of it.
 
-What depends on transformers' cache API is here and in `arena`. The prompt's forward fills the stock
-cache as always; `TreeKV` then moves its contents into preallocated arenas, drafting works on
-those, and `release` hands the stock layers back as if stock decoding had filled them.
+This module and `arena` hold all that depends on transformers' cache API. The prompt's forward fills
+the stock cache as always. `TreeKV` then moves its contents into preallocated arenas, on which
+drafting works, and `release` gives the stock layers back as if stock decoding had filled them.
 """
 
 from __future__ import annotations
@@ -13,20 +13,17 @@ from collections.abc import Sequence
 import torch
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
-from selfspec.machine.device import upload
-from selfspec.run.arena import Arena, ArenaLayer, Geometry, Member
+from selfspec.run.arena import Arena, ArenaLayer, ColumnMove, Geometry, Member, move_columns
 
 __all__ = ["TreeKV", "can_hold_trees", "foreign_layer"]
 
-_SMALL_ARENA = 64 << 20  # bytes; of more than that, parts are moved into arenas one at a time
-_NUM_PARTS = 12  # each is a few copies more a step
-_FEW_MOVES = 3  # that many copies cost less than one by index
-
-_Move = tuple[int, int, int]  # row, column from, column to
+# An arena of more bytes than this is split into parts, which are filled one after the other.
+_SMALL_ARENA = 64 << 20
+_NUM_PARTS = 12  # Each part needs a few more copies in each step.
 
 
 def foreign_layer(cache: Cache) -> str | None:
-    """Names a layer of a kind that no tree can be appended to; None where there is none."""
+    """Names a layer to which no tree can be appended; None if there is none."""
     for layer in cache.layers:
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
             return f"a KV layer is a {type(layer).__name__}, which can't branch"
@@ -34,26 +31,26 @@ def foreign_layer(cache: Cache) -> str | None:
 
 
 def can_hold_trees(cache: Cache) -> str | None:
-    """Why drafting can't take over the cache that a prompt has filled; None where it can."""
+    """Why drafting can't take over a cache that a prompt has filled; None if it can."""
     if not all(layer.is_initialized for layer in cache.layers):
         return "a KV layer holds nothing, as where layers share their keys"
     return foreign_layer(cache)
 
 
 class TreeLayer(ArenaLayer):
-    """A layer that writes where its `TreeKV` says."""
+    """A layer that writes behind the front of its `TreeKV`."""
 
     def __init__(self, kv: TreeKV, attention_type: str) -> None:
         super().__init__(attention_type)
         self._kv = kv
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Keys and first column of the next forward."""
+        """How many keys the next forward sees, and the column of the first one."""
         first_column = self._kv.first_columns[self.attention_type]
         return self._kv.front - first_column + query_length, first_column
 
     def get_seq_length(self) -> int:
-        """Columns in front of the next tree."""
+        """How many columns are in front of the next tree."""
         return self._kv.front
 
     def _append(self, name: str, states: torch.Tensor) -> torch.Tensor:
@@ -65,11 +62,11 @@ class TreeLayer(ArenaLayer):
 
 
 class TreeKV:
-    """The committed KV of a batch, with room behind it for one tree a row.
+    """The committed KV of a batch, with room behind it for one tree per row.
 
-    `lengths` are the committed columns of each row, `front` the column where trees are appended:
-    the longest row's length. `attention_types` names each layer's type. `room` columns are there to
-    start with; the text grows by at most `reach`, where that is known.
+    `lengths` are the committed columns of each row. Trees are appended at the column `front`, which
+    is the longest row's length. `attention_types` names each layer's type. The arenas start with
+    `room` free columns. `reach` is how many tokens the text can still gain, if that is known.
     """
 
     def __init__(
@@ -83,13 +80,14 @@ class TreeKV:
         reach: int | None = None,
     ) -> None:
         self._cache = cache
-        self._window_sizes = {  # of the types that forget: bare stock layers never do
+        # Only sliding layers drop columns; the other stock layers keep all of them.
+        self._window_sizes = {
             name: window_sizes[name]
             for layer, name in zip(cache.layers, attention_types, strict=True)
             if isinstance(layer, DynamicSlidingWindowLayer)
         }
         self._start = self.front = int(cache.get_seq_length())
-        self._longest = math.inf if reach is None else self.front + reach
+        self._max_length = math.inf if reach is None else self.front + reach
         self.lengths = [self.front] * num_rows
         self.first_columns = dict.fromkeys(attention_types, 0)
         self._stock_layers = list(cache.layers)
@@ -99,41 +97,42 @@ class TreeKV:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The keys' dtype, which masks must share."""
+        """The keys' dtype, which the masks must have too."""
         return self._arenas[0].slots.dtype
 
     @property
-    def num_moved(self) -> list[int]:
+    def num_committed(self) -> list[int]:
         """How many tokens were committed to each row since the cache was taken over."""
         return [length - self._start for length in self.lengths]
 
     def reserve(self, width: int) -> None:
-        """Makes room for a tree of `width` nodes, doubling where it lacks."""
+        """Makes room for a tree of `width` nodes; arenas that are too small are doubled."""
         for arena in self._arenas:
             first_column = self.first_columns[arena.attention_type]
             if self.front + width - first_column > arena.slots.shape[3]:
                 self._make_room(arena.attention_type, width)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keeps the KV of each row's path of nodes; the rest of the tree is forgotten.
+        """Keeps the KV of each row's path of nodes and forgets the rest of the tree.
 
-        Costs nothing where a path is already in place: the first nodes of a tree often are.
+        Costs nothing if the path already lies in the right slots, as a tree's first nodes do.
         """
-        moves: list[_Move] = []
+        # The nodes of a path lie behind their targets, so none is overwritten before it is read.
+        moves: list[ColumnMove] = []
         for row, path in enumerate(paths):
-            places = enumerate(path, start=self.lengths[row])
-            moves += [(row, self.front + n, to) for to, n in places if self.front + n != to]
+            targets = enumerate(path, start=self.lengths[row])
+            moves += [(row, self.front + n, to) for to, n in targets if self.front + n != to]
             self.lengths[row] += len(path)
         if moves:
-            self._move(moves)
+            move_columns(self._arenas, self.first_columns, moves)
         self.front = max(self.lengths)
 
     def keep_rows(self, rows: Sequence[int]) -> None:
-        """Drops the other rows, with one copy of what is kept."""
+        """Drops all rows but these, with one copy of each arena."""
         index = list(rows)
         for arena in self._arenas:
             arena.slots = arena.slots[:, index]
-            self._hand_out(arena)
+            self._connect(arena)
         self._count_rows(index)
 
     def _count_rows(self, rows: Sequence[int]) -> None:
@@ -141,9 +140,9 @@ class TreeKV:
         self.front = max(self.lengths)
 
     def release(self) -> None:
-        """Gives the cache its stock layers back, filled to the shortest row's committed length.
+        """Gives the cache its stock layers back, filled up to the shortest row's length.
 
-        Rows only differ in length where nobody is handed the cache, or after an error.
+        Rows differ in length only if the caller does not get the cache, or after an error.
         """
         for arena in self._arenas:
             self._fill_stock(arena, min(self.lengths))
@@ -153,14 +152,14 @@ class TreeKV:
         return [TreeLayer(self, name) for name in attention_types]
 
     def _take_over(self) -> None:
-        """From now on the model finds our layers in the cache."""
+        """Puts our layers into the cache, so that the model uses them from now on."""
         self._cache.layers = self._layers
 
     def _adopt(self, room: int) -> list[Arena]:
-        """Moves what the stock layers hold into arenas, part by part.
+        """Moves what the stock layers hold into arenas, one part after the other.
 
-        So but a part of the KV is ever held twice. Where memory runs out, all that was moved is
-        handed back.
+        So only one part of the KV is ever held twice. If memory runs out, the parts that were
+        moved go back into the stock layers.
         """
         arenas: list[Arena] = []
         try:
@@ -174,7 +173,7 @@ class TreeKV:
         return arenas
 
     def _parts(self, room: int) -> list[tuple[Geometry, list[Member]]]:
-        """The members of each arena: all of one geometry, or a share where that is much memory."""
+        """The members of each arena: all of one geometry, or a share of them if they are large."""
         parts = []
         for key, members in self._members_by_geometry().items():
             num_columns = self.front - self.first_columns[key.attention_type] + room
@@ -202,7 +201,7 @@ class TreeKV:
         return Arena(key, self._new_slots(key, len(members), held + room), members)
 
     def _new_slots(self, key: Geometry, num_members: int, capacity: int) -> torch.Tensor:
-        """Zeros, since a hidden slot's weight is 0, and 0 times what it held may be NaN."""
+        """Slots full of zeros: a hidden slot has weight 0, and 0 times old memory may be NaN."""
         rows, heads, dim = key.shape
         shape = (num_members, rows, heads, capacity, dim)
         return torch.zeros(shape, dtype=key.dtype, device=key.device)
@@ -212,71 +211,42 @@ class TreeKV:
         for member, (index, name) in enumerate(arena.members):
             stock = self._stock_layers[index]
             arena.slots[member, :, :, :held] = getattr(stock, name)
-            # frees the stock tensor as we go, so that the prompt's KV is soon held once
+            # This frees the stock tensor, so that the prompt's KV is not held twice for long.
             setattr(stock, name, arena.slots.new_empty(0))
-        self._hand_out(arena)
+        self._connect(arena)
 
-    def _hand_out(self, arena: Arena) -> None:
+    def _connect(self, arena: Arena) -> None:
         """Tells each layer where its keys or values are now."""
         for member, (index, name) in enumerate(arena.members):
             self._layers[index].stores[name] = arena.slots[member]
 
-    def _move(self, moves: Sequence[_Move]) -> None:
-        """Copies columns."""
-        if len(moves) <= _FEW_MOVES:
-            self._move_in_turn(moves)
-        else:
-            self._move_by_index(moves)
-
-    def _move_in_turn(self, moves: Sequence[_Move]) -> None:
-        """Copies one column after the other, in the order of a path.
-
-        Its nodes are behind where they go to, so none is written over before it is read.
-        """
-        for arena in self._arenas:
-            first_column = self.first_columns[arena.attention_type]
-            for row, source, target in moves:
-                slots = arena.slots.select(1, row)  # (members, H, capacity, D)
-                source_slot = slots.select(2, source - first_column)
-                slots.select(2, target - first_column).copy_(source_slot)
-
-    def _move_by_index(self, moves: Sequence[_Move]) -> None:
-        """Copies all columns at once."""
-        table = torch.tensor(moves).T
-        placed = {place: upload(table, place) for place in {a.slots.device for a in self._arenas}}
-        for arena in self._arenas:
-            rows, sources, targets = placed[arena.slots.device]
-            first_column = self.first_columns[arena.attention_type]
-            slots = arena.slots.movedim((1, 3), (0, 1))  # (B, capacity, members, H, D)
-            slots[rows, targets - first_column] = slots[rows, sources - first_column]
-
     def _make_room(self, attention_type: str, width: int) -> None:
-        """Doubles the arenas of one type, or makes them as long as the text can still become.
+        """Doubles the arenas of one type, but to no more than the text can still need.
 
-        Windowed ones first drop what nobody sees any more.
+        Windowed ones first drop the columns that no query can see any more.
         """
         first = self._first_needed(attention_type)
         held = self.front - first
-        most = int(min(2 * held, self._longest - first + width))
+        most = int(min(2 * held, self._max_length - first + width))
         self._refill(attention_type, first, capacity=max(most, held + width))
 
     def _first_needed(self, attention_type: str) -> int:
-        """The first column of a type that some row still sees, or will."""
+        """The first column of a type that some row can still see."""
         old_first = self.first_columns[attention_type]
         size = self._window_sizes.get(attention_type, 0)
         return max(old_first, min(self.lengths) - size + 1) if size else old_first
 
     def _refill(self, attention_type: str, first: int, capacity: int) -> None:
-        """Moves what is held from column `first` on into arenas of another capacity."""
+        """Moves the columns from `first` on into arenas of another capacity."""
         start = first - self.first_columns[attention_type]
         held = self.front - first
         for arena in self._arenas:
             if arena.attention_type != attention_type:
                 continue
             old = arena.slots[:, :, :, start : start + held]
-            arena.slots = self._new_slots(_of_rows(arena), len(arena.members), capacity)
+            arena.slots = self._new_slots(_present_geometry(arena), len(arena.members), capacity)
             arena.slots[:, :, :, :held] = old
-            self._hand_out(arena)
+            self._connect(arena)
         self.first_columns[attention_type] = first
 
     def _fill_stock(self, arena: Arena, length: int) -> None:
@@ -287,14 +257,14 @@ class TreeKV:
             if isinstance(stock, DynamicSlidingWindowLayer):
                 start = max(end - stock.sliding_window + 1, 0)
                 stock.cumulative_length = length
-            setattr(stock, name, self._given_back(arena.slots[member, :, :, start:end]))
+            setattr(stock, name, self._for_stock(arena.slots[member, :, :, start:end]))
 
-    def _given_back(self, held: torch.Tensor) -> torch.Tensor:
-        """What a stock layer gets: the slots themselves, since nobody else needs them."""
+    def _for_stock(self, held: torch.Tensor) -> torch.Tensor:
+        """What a stock layer gets: the slots themselves, since nothing else uses them now."""
         return held
 
 
-def _of_rows(arena: Arena) -> Geometry:
-    """The geometry of the rows that are still there."""
+def _present_geometry(arena: Arena) -> Geometry:
+    """The arena's geometry with the rows that are left."""
     _, heads, dim = arena.geometry.shape
     return arena.geometry._replace(shape=(arena.slots.shape[1], heads, dim))

@@ -1,8 +1,8 @@
-"""Trials of a model: a few tokens as a tree or a chain, beside the right answer and wrong ones.
+"""Trials of a model: a few tokens as a tree or a chain, compared with right and wrong answers.
 
-Each wrong answer is what a fault would give: siblings seen, positions taken from columns, a kept
-slot that holds another token. An outcome is right if it lies far nearer to the right answer than to
-each of them. Knows backends and forwards; not what a verdict is used for.
+Each wrong answer is what one fault would give: a node sees its sibling, positions are taken from
+columns, or a kept slot holds another token. An outcome is right if it is far nearer to the right
+answer than to each wrong one. Knows backends and forwards; not what a verdict is used for.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from transformers.cache_utils import DynamicCache
 
 from selfspec.records import DraftTree
 from selfspec.run.attention_types import AttentionTypes
+from selfspec.run.backend import Backend
 from selfspec.run.backends import ChainBackend
 from selfspec.run.depth import Depth
 from selfspec.run.tree_kv import can_hold_trees
@@ -29,26 +30,26 @@ __all__ = ["check_chain", "check_logits", "check_tree"]
 _CLEARLY_RIGHT = 0.02
 _CLEARLY_WRONG = 0.5
 _LIKE_PLAIN = 16
-# What other hidden tokens may change, as a share of what seeing the hidden ones would change.
-# Experts sort their tokens and so round by what the others are; a mask that leaks changes more.
+# Other hidden tokens may change an outcome by this share of what seeing them would change. Experts
+# sort their tokens, so the hidden ones affect their rounding. A mask that leaks changes more.
 _HIDDEN = 0.1
-_PROMPT = 3  # tokens
+_PROMPT = 3  # The prompt of a trial has so many tokens.
 
 
 class _Text(NamedTuple):
-    """A text to be read plainly, and the indices of its tokens that are looked at."""
+    """A text to run plainly, with positions, and the indices of the tokens to compare."""
 
     ids: Sequence[int]
     positions: Sequence[int]
-    looked_at: Sequence[int]
+    compared: Sequence[int]
 
-    def at(self, positions: Sequence[int], looked_at: Sequence[int]) -> _Text:
+    def at(self, positions: Sequence[int], compared: Sequence[int]) -> _Text:
         """The same tokens at other positions."""
-        return _Text(self.ids, positions, looked_at)
+        return _Text(self.ids, positions, compared)
 
 
 class _Fault(NamedTuple):
-    """What an outcome would be if the model did something wrong, at some of its rows."""
+    """A text that gives what a fault would give, in some rows of the outcome."""
 
     name: str
     text: _Text
@@ -62,46 +63,65 @@ def check_tree(
     depth: Depth,
     new_backend: Callable[..., Any],
 ) -> str | None:
-    """A root with a wrong child and a right one, b, with a child c; root-b-c is kept.
+    """Why the model can't verify trees; None if it can.
 
-    Then d follows as the root of a tree, and alone, as in a plain step. The wrong child stands
-    before the right one, so that b and c lie in other slots than their positions would give them.
+    The tree is a root with a wrong child and a right one, b, which has a child c. The path root-b-c
+    is kept. Then d follows as the root of another tree, and alone, as in a plain step. The wrong
+    child comes before the right one, so that b and c are in other slots than their positions say.
     """
     prompt, (root, b, c, d, *wrong) = list(ids[:_PROMPT]), ids[_PROMPT:]
     cache = _prefilled(model, prompt, depth)
     if reason := can_hold_trees(cache):
         return reason
     right = _Text([*prompt, root, b, c, d], range(7), [3, 4, 5, 6, 6])
-    seeing_all = _Text([*prompt, root, wrong[0], b, c, d], [*range(4), 4, 4, 5, 6], [5, 6])
-    slots = _Text([*prompt, root, wrong[0], b, d], range(7), [6, 6])
-    faults = [
-        _Fault("one that sees siblings", seeing_all, [1, 2]),
-        _Fault("one with positions by column", right.at([*range(4), 5, 6, 6], [4, 5]), [1, 2]),
-        _Fault("one that keeps all slots", seeing_all.at(seeing_all.positions, [7, 7]), [3, 4]),
-        _Fault("one that keeps other slots", slots, [3, 4]),
-    ]
+    faults = _faults_of_trees(right, wrong[0])
     truth, *answers = _read(model, [right, *(fault.text for fault in faults)], depth)
     position = torch.full((1, 1), len(prompt), device=model.device)
     backend = new_backend(model, cache, depth.types(types), position, None, room=16)
-
-    def run(tree: DraftTree) -> torch.Tensor:
-        return depth.outcome(lambda: backend.forward(backend.lay_out([tree])))[0].float()
-
     path = [0, 2, 3]
-    unseen, first = (run(_tree(root, [hidden], [b, c]))[path] for hidden in wrong[1::-1])
-    if _distance(first, unseen) > _HIDDEN * (seeing := _distance(first[1:], answers[0])):
-        noise = _distance(first, run(_tree(root, wrong[:1], [b, c]))[path])
-        if _distance(first, unseen) > _HIDDEN * seeing + 4 * noise:
-            return "the outcome of a node depends on nodes that it must not see"
+
+    def first_step(wrong_child: int) -> torch.Tensor:
+        return _outcome(backend, _tree(root, [wrong_child], [b, c]), depth)[path]
+
+    unseen, first = first_step(wrong[1]), first_step(wrong[0])
+    if _depends_on_hidden(first, unseen, answers[0], lambda: first_step(wrong[0])):
+        return "the outcome of a node depends on nodes that it must not see"
     backend.commit([path])
-    second = run(_tree(d, wrong[:3], []))[:1]
-    got = torch.cat([first, second, run(DraftTree.of_root(d))])
+    second = _outcome(backend, _tree(d, wrong[:3], []), depth)[:1]
+    got = torch.cat([first, second, _outcome(backend, DraftTree.of_root(d), depth)])
     backend.release()
     return _verdict(got, truth, faults, answers, lambda: _read_on(model, right, depth))
 
 
+def _faults_of_trees(right: _Text, wrong: int) -> list[_Fault]:
+    """What a model would do wrong with a tree whose root has a wrong child before the right one."""
+    *before, b, c, d = right.ids
+    seeing_all = _Text([*before, wrong, b, c, d], [*range(4), 4, 4, 5, 6], [5, 6])
+    other_slots = _Text([*before, wrong, b, d], range(7), [6, 6])
+    return [
+        _Fault("one that sees siblings", seeing_all, [1, 2]),
+        _Fault("one with positions by column", right.at([*range(4), 5, 6, 6], [4, 5]), [1, 2]),
+        _Fault("one that keeps all slots", seeing_all.at(seeing_all.positions, [7, 7]), [3, 4]),
+        _Fault("one that keeps other slots", other_slots, [3, 4]),
+    ]
+
+
+def _depends_on_hidden(
+    first: torch.Tensor,  # (N, D): the outcome of the root and of nodes that must not see a token
+    unseen: torch.Tensor,  # (N, D): the same with another hidden token
+    seeing: torch.Tensor,  # (N - 1, D): the outcome of nodes that see the hidden token
+    again: Callable[[], torch.Tensor],  # repeats the first forward, which shows the model's noise
+) -> bool:
+    """Whether another hidden token changes more than experts or the model's own noise explain."""
+    changed, limit = _distance(first, unseen), _HIDDEN * _distance(first[1:], seeing)
+    return changed > limit and changed > limit + 4 * _distance(first, again())
+
+
 def check_chain(model: Any, ids: Sequence[int], depth: Depth) -> str | None:
-    """A chain of three drafts of which one is kept, then one token behind it."""
+    """Why the model can't verify chains; None if it can.
+
+    The chain has three drafts of which one is kept, and one more token follows it.
+    """
     prompt, (root, a, b, c, d) = list(ids[:_PROMPT]), ids[_PROMPT : _PROMPT + 5]
     cache = _prefilled(model, prompt, depth)
     if not cache.is_croppable:
@@ -110,29 +130,26 @@ def check_chain(model: Any, ids: Sequence[int], depth: Depth) -> str | None:
     if _takes_positions(model):
         kwargs["position_ids"] = torch.arange(len(prompt) + 1, device=model.device)[None]
     backend = ChainBackend(model, cache, torch.tensor([prompt], device=model.device), kwargs)
-
-    def run(tree: DraftTree) -> torch.Tensor:
-        return depth.outcome(lambda: backend.forward(backend.lay_out([tree])))[0].float()
-
-    first = run(_tree(root, [], [a, b, c]))[:2]
+    first = _outcome(backend, _tree(root, [], [a, b, c]), depth)[:2]
     backend.commit([[0, 1]])
-    got = torch.cat([first, run(DraftTree.of_root(d))])
+    got = torch.cat([first, _outcome(backend, DraftTree.of_root(d), depth)])
 
     right = _Text([*prompt, root, a, d], range(6), [3, 4, 5])
+    uncropped = _Text([*prompt, root, a, b, c, d], range(8), [7])
+    forgetful = _Text([*prompt, d], range(4), [3])
     faults = [
-        _Fault(
-            "one with nothing taken back", _Text([*prompt, root, a, b, c, d], range(8), [7]), [2]
-        ),
-        _Fault("one that keeps nothing", _Text([*prompt, d], range(4), [3]), [2]),
+        _Fault("one that crops nothing", uncropped, [2]),
+        _Fault("one that keeps nothing", forgetful, [2]),
     ]
     truth, *answers = _read(model, [right, *(fault.text for fault in faults)], depth)
     return _verdict(got, truth, faults, answers, lambda: _read_on(model, right, depth))
 
 
 def check_logits(model: Any, ids: Sequence[int], depth: Depth) -> str | None:
-    """A model must give the logits of each token that it is asked; two are asked for.
+    """Why the model does not return the logits of every token; None if it does.
 
-    Those of transformers do. Other trials have looked at logits if they ran all layers.
+    Nothing is run if the model takes `logits_to_keep`, as those of transformers do, or if the
+    other trials ran all layers and so have compared logits.
     """
     takes_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
     if depth.last_layer is None or takes_logits_to_keep:
@@ -149,7 +166,7 @@ def _verdict(
     answers: Sequence[torch.Tensor],
     read_on: Callable[[], torch.Tensor],
 ) -> str | None:
-    """Why the outcome is not right; None if it is. `read_on` is another plain way to the truth."""
+    """Why the outcome is not right; None if it is. `read_on` computes the truth in another way."""
     rounding: float | None = None
     for fault, answer in zip(faults, answers, strict=True):
         rows = list(fault.rows)
@@ -157,7 +174,9 @@ def _verdict(
         if right <= _CLEARLY_RIGHT * wrong:
             continue
         is_wrong = right > _CLEARLY_WRONG * wrong
-        if is_wrong and not torch.equal(answer, truth[rows]):  # Equal ones tell nothing apart.
+        if is_wrong and not torch.equal(
+            answer, truth[rows]
+        ):  # An answer equal to the truth shows no fault.
             return f"its outcome is no nearer to the right one than to {fault.name}"
         rounding = _distance(read_on(), truth) if rounding is None else rounding
         if right > _LIKE_PLAIN * rounding:
@@ -166,14 +185,14 @@ def _verdict(
 
 
 def _distance(some: torch.Tensor, others: torch.Tensor) -> float:
-    """The greatest distance of two rows of (N, D), as a share of their length."""
+    """The largest distance between two rows of (N, D), as a share of the other row's length."""
     some, others = some.double(), others.double()
     lengths = torch.linalg.vector_norm(others, dim=-1).clamp(min=1e-30)
     return float((torch.linalg.vector_norm(some - others, dim=-1) / lengths).max())
 
 
 def _tree(root: int, wrong: Sequence[int], chain: Sequence[int]) -> DraftTree:
-    """A root with wrong children, and behind them a chain of right nodes."""
+    """A root with wrong children, followed by a chain of right nodes."""
     tree = DraftTree.of_root(root)
     for token in wrong:
         tree.add(0, token, 0.5)
@@ -184,9 +203,9 @@ def _tree(root: int, wrong: Sequence[int], chain: Sequence[int]) -> DraftTree:
 
 
 def _read(model: Any, texts: Sequence[_Text], depth: Depth) -> list[torch.Tensor]:
-    """What comes out at each text's tokens (N, D), in one plain forward without a KV cache.
+    """The outcome of each text's compared tokens (N, D), in one plain forward without a KV cache.
 
-    Shorter texts are filled up behind their end, where nothing that is looked at sees it.
+    Shorter texts are padded on the right, where no compared token sees it.
     """
     length = max(len(text.ids) for text in texts)
     rows = [(*text.ids, *[text.ids[-1]] * (length - len(text.ids))) for text in texts]
@@ -198,18 +217,18 @@ def _read(model: Any, texts: Sequence[_Text], depth: Depth) -> list[torch.Tensor
             [(*text.positions, *range(length))[:length] for text in texts], device=model.device
         )
     outcomes = depth.outcome(lambda: model(**inputs, use_cache=False).logits)
-    return [row[list(text.looked_at)].float() for row, text in zip(outcomes, texts, strict=True)]
+    return [row[list(text.compared)].float() for row, text in zip(outcomes, texts, strict=True)]
 
 
 def _read_on(model: Any, text: _Text, depth: Depth) -> torch.Tensor:
-    """What comes out at a text's tokens (N, D), read behind a prompt that was read before."""
+    """The outcome of a text's compared tokens (N, D), in a forward after that of the prompt."""
     cache = _prefilled(model, text.ids[:_PROMPT], depth)
     outcome = _run(model, text.ids[_PROMPT:], cache, depth)
-    return outcome[[index - _PROMPT for index in text.looked_at]].float()
+    return outcome[[index - _PROMPT for index in text.compared]].float()
 
 
 def _prefilled(model: Any, prompt: Sequence[int], depth: Depth) -> DynamicCache:
-    """A KV cache that holds the prompt, with the layers that are run."""
+    """A KV cache that holds the prompt, for the layers that are run."""
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     depth.cut(cache)
     _run(model, prompt, cache, depth)
@@ -220,6 +239,11 @@ def _run(model: Any, ids: Sequence[int], cache: DynamicCache, depth: Depth) -> t
     input_ids = torch.tensor([list(ids)], device=model.device)
     inputs = {"input_ids": input_ids, "past_key_values": cache, "use_cache": True}
     return depth.outcome(lambda: model(**inputs).logits)[0]
+
+
+def _outcome(backend: Backend, tree: DraftTree, depth: Depth) -> torch.Tensor:
+    """The outcome (Q, D) of each node of a tree."""
+    return depth.outcome(lambda: backend.forward(backend.lay_out([tree])))[0].float()
 
 
 def _takes_positions(model: Any) -> bool:

@@ -44,7 +44,7 @@ from tests.zoo import BRANCHING
 
 FEW = ("llama", "gemma3", "gpt2", "qwen3-moe", "phi3", "deepseek-v3", "gpt-oss")
 FIXED: dict[str, Any] = {"budget": "fixed", "max_nodes": 16}  # hangs on no clock
-NOT_CAPTURED = {"llama4": "its queries are scaled by where they stand in the KV"}
+NOT_CAPTURED = {"llama4": "it scales its queries by their column in the KV"}
 
 
 @pytest.fixture
@@ -239,7 +239,7 @@ REASONS: dict[str, tuple[str, dict[str, Any], Callable[[Any], None], str]] = {
     "hook": ("llama", {}, add_hook, "its module 'model.layers.0' has forward hooks"),
     "pre-hook": ("llama", {}, add_pre_hook, "it has forward hooks, which a replay would leave out"),
     "accelerate": ("llama", {}, add_accelerate, "accelerate's hooks move its tensors about"),
-    "scales": ("llama4", {}, lambda _: None, "its queries are scaled by where they stand"),
+    "scales": ("llama4", {}, lambda _: None, "it scales its queries by their column"),
     "experts": ("qwen3-moe", {}, look_experts_up, "capturing it fails"),
     "rope": (
         "llama",

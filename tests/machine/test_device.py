@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from selfspec.machine.device import CpuDevice, CudaDevice, Device, device_for, upload
+from selfspec.machine.cuda import CudaDevice
+from selfspec.machine.device import CpuDevice, Device, device_for, upload
 from tests.recorder import NOT_PERMITTED, RecordingDevice
 
 
@@ -198,7 +199,7 @@ def test_side_work_is_late_and_garbage_until_then():
     assert doubled.isnan().all()
     assert moved.tolist() == [0.0, 0.0]
     assert fetched.get()[0].tolist() == [2.0, 4.0]
-    assert late.isnan().all()  # it waits for nothing that was queued behind
+    assert late.isnan().all()  # It waits for nothing that was queued later.
     device.join()
     assert moved.tolist() == [1.0, 2.0]
     assert late.tolist() == [3.0, 5.0]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfspec.records import DraftTree
-from selfspec.run.layout import Layout, RowPlaces, Window, ancestors, lay_out
+from selfspec.run.layout import Layout, RowState, Window, ancestors, lay_out
 from tests.oracles import MaskOracle
 from tests.strategies import tree_of, trees
 
@@ -63,8 +63,8 @@ windows = st.one_of(
 
 def laid_out(batch: Batch, window: Window, first_column: int = 0, **changes: Any) -> Layout:
     first = changes.pop("positions", np.full(len(batch.lengths), batch.prompt_length))
-    num_moved = [length - batch.prompt_length for length in batch.lengths]
-    places = RowPlaces(batch.lengths, first, num_moved, batch.visible())
+    num_committed = [length - batch.prompt_length for length in batch.lengths]
+    state = RowState(batch.lengths, first, num_committed, batch.visible())
     arguments = {
         "front": batch.front,
         "windows": {"type": window},
@@ -72,7 +72,7 @@ def laid_out(batch: Batch, window: Window, first_column: int = 0, **changes: Any
         "dtype": torch.float32,
         "device": torch.device("cpu"),
     }
-    return lay_out(batch.trees, places, **(arguments | changes))
+    return lay_out(batch.trees, state, **(arguments | changes))
 
 
 def mask_of(batch: Batch, window: Window, first_column: int = 0) -> torch.Tensor:
@@ -209,7 +209,7 @@ def test_a_window_smaller_than_the_tree_hides_its_root_from_its_leaves():
     ]
 
 
-def test_chunks_are_told_off_from_the_first_column_that_counts():
+def test_chunks_begin_at_the_first_column_that_counts():
     """Chunks of 3 behind 2 columns of padding: 2 3 4, then 5 6 7."""
     batch = Batch([tree_of([-1, 0, 1])], [4], [{0, 1}], 4)
     sees = laid_out(batch, Window("chunked", 3)).masks["type"][0, 0] == 0

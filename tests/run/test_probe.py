@@ -200,7 +200,7 @@ def test_a_model_that_does_not_follow_a_tree_is_never_given_one(kind, said, atte
 @pytest.mark.parametrize("kind", [IgnoresMasks, IgnoresPositions, IgnoresHalfTheMask])
 @pytest.mark.parametrize("initializer_range", [0.02, 0.1, 0.3])
 def test_weak_positions_are_found_out_too(kind, initializer_range):
-    """A place further on may move the logits a hundred times less than a token more."""
+    """One position more may move the logits a hundred times less than one token more."""
     for seed in range(4):
         model = broken(kind, seed=seed, initializer_range=initializer_range)
         assert probe(model).mode == "chain", seed
@@ -240,7 +240,7 @@ def test_no_fault_hides_in_rounding(size, dtype, kind):
 
 
 class KeepsOtherSlots(TreeBackend):
-    """Keeps the wrong child's keys and values in place of the right one's."""
+    """Keeps the wrong child's keys and values instead of the right one's."""
 
     def commit(self, paths):
         super().commit([[0, *range(1, len(path))] for path in paths])

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 from transformers import DynamicCache, LlamaConfig, StaticCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from selfspec.run.layout import RowPlaces, Window, lay_out
+from selfspec.run.layout import RowState, Window, lay_out
 from selfspec.run.tree_kv import TreeKV, can_hold_trees, foreign_layer
 from tests.strategies import paths_down, tree_of, trees
 
@@ -123,10 +123,10 @@ class KvMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.rows) > 1)
     @rule(data=st.data())
     def keep_rows(self, data):
-        places = range(len(self.rows))
-        kept = sorted(data.draw(st.sets(st.sampled_from(places), min_size=1)))
+        indices = range(len(self.rows))
+        kept = sorted(data.draw(st.sets(st.sampled_from(indices), min_size=1)))
         self.kv.keep_rows(kept)
-        self.rows = [self.rows[place] for place in kept]
+        self.rows = [self.rows[index] for index in kept]
 
     @rule()
     def release_and_adopt_again(self):
@@ -210,7 +210,7 @@ def test_a_path_that_is_in_place_costs_no_copy(monkeypatch):
     cache = stock_cache(window=4)
     write(cache, [[1, 2]])
     kv = adopt(cache, 4, num_rows=1, room=8)
-    monkeypatch.setattr(kv, "_move", lambda *_args: pytest.fail("moved"))
+    monkeypatch.setattr("selfspec.run.tree_kv.move_columns", lambda *_: pytest.fail("moved"))
     chain_steps(kv, cache, 2, width=3)
 
 
@@ -283,7 +283,7 @@ def test_masks_fit_the_keys_that_attention_gets():
     kv.reserve(3)
     layout = lay_out(
         [tree_of([-1, 0, 0]), tree_of([-1])],
-        RowPlaces(kv.lengths, np.array([6, 6]), [0, 0], None),
+        RowState(kv.lengths, np.array([6, 6]), [0, 0], None),
         front=kv.front,
         windows={"full_attention": Window(), "sliding_attention": Window("sliding", 4)},
         first_columns=kv.first_columns,

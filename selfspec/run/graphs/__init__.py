@@ -1,3 +1,3 @@
-"""Forwards of fixed shape, captured as CUDA graphs, on KV slots that stay where they are."""
+"""Forwards of fixed shape, captured as CUDA graphs, over KV slots with fixed addresses."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Trees in forwards of fixed shape, on KV slots that stay where they are."""
+"""Trees in forwards of fixed shape, over KV slots with fixed addresses."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from selfspec.cost import stepped
 from selfspec.errors import UnsupportedError
 from selfspec.records import DraftTree, Queries
 from selfspec.run.attention_types import AttentionTypes
-from selfspec.run.graphs.frames import FramePlaces, FrameShape
 from selfspec.run.graphs.runner import ForwardKey, StaticRunner
 from selfspec.run.graphs.static_kv import StaticKV
+from selfspec.run.graphs.step_inputs import InputShape, StepState
 
 __all__ = ["GraphBackend"]
 
 
 class GraphBackend:
-    """What `TreeBackend` does, by the forwards of a `StaticRunner`.
+    """Does what `TreeBackend` does, with the captured forwards of a `StaticRunner`.
 
-    A step sends one frame, replays one graph, and leaves its logits in a buffer. The KV of an
-    accepted path is not moved by the next replay but right behind the walk, so that it runs
-    beside the CPU's drafting, costs nothing where the path is in place already, and leaves the
-    KV whole between any two steps.
+    A step sends its inputs in one copy, replays one graph, and finds its logits in a buffer. The
+    KV of an accepted path is moved right after the walk and not in the next replay. So the move
+    runs while the CPU drafts, costs nothing if the path already lies in the right slots, and
+    leaves the KV complete between any two steps.
     """
 
     def __init__(
@@ -43,7 +43,6 @@ class GraphBackend:
         strict: bool = False,
     ) -> None:
         num_rows = next_positions.shape[-2]
-        sizes = {name: window.size for name, window in attention.windows.items()}
         self._model = model
         self._runner = runner
         self._strict = strict
@@ -53,10 +52,11 @@ class GraphBackend:
         if visible is not None:
             self._starts = visible.int().argmax(-1).tolist()
         runner.show(visible, num_rows, int(cache.get_seq_length()))
-        self.kv = StaticKV(  # last, since it empties the cache: what fails before leaves it whole
+        # This is last, since it empties the cache: an error before it leaves the cache whole.
+        self.kv = StaticKV(
             cache,
             attention.by_layer,
-            sizes,
+            attention.window_sizes,
             runner.arenas,
             num_rows=num_rows,
             room=room,
@@ -71,35 +71,35 @@ class GraphBackend:
 
     @property
     def reason(self) -> str | None:
-        """Why they are not as asked."""
+        """Why forwards are not run as the config asks; None if they are."""
         return self._runner.reason
 
     @property
     def front(self) -> int:
-        """Columns in front of the next tree."""
+        """How many columns are in front of the next tree."""
         return self.kv.front
 
     def max_width(self, max_nodes: int) -> int:
-        """As many as are asked for."""
+        """All nodes that the caller asks for."""
         return max_nodes
 
     def lay_out(self, trees: Sequence[DraftTree | Queries]) -> tuple[ForwardKey, int, int]:
-        """Writes the next frame; returns its key, and the rows and columns of it that count."""
+        """Writes and sends the inputs; returns their key, and how many rows and nodes count."""
         widest = max(len(tree.tokens) for tree in trees)
         width = stepped(widest)
         self.kv.reserve(width)
         num_rows = min(stepped(len(trees)), self._runner.num_rows)
-        shape = FrameShape(num_rows, width, self._positions.shape[:-1], len(self._types))
+        shape = InputShape(num_rows, width, self._positions.shape[:-1], len(self._types))
         key = ForwardKey(shape, tuple(self.kv.num_keys(width).items()), self.kv.dtype)
         firsts = [self.kv.first_columns[name] for name in self._types]
-        positions = self._positions + np.array(self.kv.num_moved)
-        places = FramePlaces(self.kv.lengths, positions, self._starts, firsts, self.kv.front)
-        self._runner.write(key, trees, places)
-        self._runner.ready(self._model, key)  # A capture is no part of what a forward takes.
+        positions = self._positions + np.array(self.kv.num_committed)
+        state = StepState(self.kv.lengths, positions, self._starts, firsts, self.kv.front)
+        self._runner.write(key, trees, state)
+        self._runner.ready(self._model, key)  # A capture must not count as time of the forward.
         return key, len(trees), widest
 
     def forward(self, layout: tuple[ForwardKey, int, int]) -> torch.Tensor:
-        """Logits (B, Q, V), good until the next forward."""
+        """The logits (B, Q, V), which the next forward overwrites."""
         key, num_rows, widest = layout
         logits = self._runner.run(key)
         if self._strict and self.reason is not None:
@@ -107,11 +107,11 @@ class GraphBackend:
         return logits[:num_rows, :widest]
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keeps each row's path."""
+        """Keeps the KV of each row's path and forgets the rest."""
         self.kv.commit(paths)
 
     def keep_rows(self, rows: Sequence[int]) -> None:
-        """Drops the rows that stopped."""
+        """Drops all rows but these."""
         index = list(rows)
         self.kv.keep_rows(index)
         self._runner.keep_rows(index)
@@ -119,5 +119,5 @@ class GraphBackend:
         self._starts = [self._starts[row] for row in index]
 
     def release(self) -> None:
-        """Hands the cache back as stock left it."""
+        """Gives the cache its stock layers back."""
         self.kv.release()

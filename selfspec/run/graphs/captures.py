@@ -1,4 +1,4 @@
-"""What stands in the way of capturing a model's forward, and what a capture depends on.
+"""Why a model's forward can't be captured, and what a capture of it depends on.
 
 Reads the model's modules; runs nothing.
 """
@@ -16,19 +16,19 @@ from selfspec.run.rope import changing_rope
 
 __all__ = ["capture_reason", "capture_state"]
 
-# hooks of these act in the prompt's forward alone, or only where outputs are asked for
+# Hooks from these modules act only in the prompt's forward, or only if a caller wants outputs.
 _HARMLESS_HOOKS = ("selfspec.", "transformers.utils.output_capturing")
 _ADAPTER_SWITCHES = ("_active_adapter", "_disable_adapters", "merged_adapters", "scaling")
 
 
 def capture_reason(model: Any, attention: AttentionTypes) -> str | None:
-    """Why a forward of this model can't be replayed from fixed places; None where nothing shows.
+    """Why a forward of this model can't be replayed as a graph; None if no reason shows.
 
-    What does not show, such as experts that are looked up on the CPU, is found out by trying.
-    Costs some µs a module.
+    Some reasons don't show here, such as experts that are chosen on the CPU; only a trial finds
+    those. Costs some µs per module.
     """
     if attention.scale_period:
-        return "its queries are scaled by where they stand in the KV"
+        return "it scales its queries by their column in the KV"
     if kind := changing_rope(model.config):
         return f"its {kind} rotary embedding changes with the length of a forward"
     if getattr(model, "_device_mesh", None) is not None or getattr(model, "_tp_size", None):
@@ -39,9 +39,10 @@ def capture_reason(model: Any, attention: AttentionTypes) -> str | None:
 
 
 def capture_state(model: Any) -> Hashable:
-    """Differs where a forward that was captured before is no longer the model's forward.
+    """A value that changes when an earlier capture no longer computes the model's forward.
 
-    Where its weights lie, and what switches its code. Costs some µs a module.
+    It covers the addresses of the weights and what switches the model's code. Costs some µs per
+    module.
     """
     kind = model.device.type
     autocast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
@@ -57,7 +58,7 @@ def capture_state(model: Any) -> Hashable:
 
 
 def _module_reason(model: Any) -> str | None:
-    places = set()
+    devices = set()
     for name, module in model.named_modules():
         if "_hf_hook" in vars(module):
             return "accelerate's hooks move its tensors about"
@@ -65,10 +66,10 @@ def _module_reason(model: Any) -> str | None:
         if not all(getattr(hook, "__module__", "").startswith(_HARMLESS_HOOKS) for hook in hooks):
             where = f"its module {name!r}" if name else "it"
             return f"{where} has forward hooks, which a replay would leave out"
-        places |= {
+        devices |= {
             str(tensor.device) for tensor in module._parameters.values() if tensor is not None
         }
-    return f"it is spread over {', '.join(sorted(places))}" if len(places) > 1 else None
+    return f"it is spread over {', '.join(sorted(devices))}" if len(devices) > 1 else None
 
 
 def _module_state(module: Any) -> Iterator[Hashable]:
@@ -87,5 +88,5 @@ def _module_state(module: Any) -> Iterator[Hashable]:
 def _address(tensor: torch.Tensor) -> int:
     try:
         return tensor.data_ptr()
-    except RuntimeError:  # of several tensors within, as some quantised weights are
+    except RuntimeError:  # Some quantised weights consist of several tensors.
         return id(tensor)

@@ -1,7 +1,7 @@
-"""One model's runner of captured forwards, kept from call to call.
+"""One model's runner of captured forwards, which is kept from call to call.
 
-It serves one call at a time. It is made anew where the model has changed since, and tried before
-its first use: what a model does that no capture can follow, shows there.
+It serves one call at a time. If the model has changed, a new runner is made. Each runner is tried
+before its first use, which shows whether the model does something that no capture can follow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WIDEST_TRIED = 8
 
 
 class KeptRunner:
-    """A runner, or why there is none, for the state that the model was last found in."""
+    """A runner for the present state of a model, or why there is none."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -36,7 +36,7 @@ class KeptRunner:
 
     @contextmanager
     def borrow(self, model: Any, attention: AttentionTypes) -> Iterator[StaticRunner | str]:
-        """The runner for one call, or why it can't have it."""
+        """Yields the runner for one call, or why that call can't have it."""
         if not self._lock.acquire(blocking=False):
             yield "another call is using this model's fixed KV slots"
             return
@@ -46,19 +46,20 @@ class KeptRunner:
             self._lock.release()
 
     def _fresh(self, model: Any, attention: AttentionTypes) -> StaticRunner | str:
-        """What was found before, or else what is found now."""
+        """The result of an earlier trial if the model has not changed since, else of a new one."""
         state = capture_state(model)
         if state != self._state:
             self._state, self._found = None, ""  # Frees the old runner before there is a new one.
             self._found = _tried(model, attention)
             self._state = state
         if isinstance(self._found, StaticRunner) and self._found.reason is not None:
-            self._found = self._found.reason  # It failed on the way: eager forwards are better.
+            # It failed in an earlier call. Without graphs, eager forwards are faster.
+            self._found = self._found.reason
         return self._found
 
 
 def _tried(model: Any, attention: AttentionTypes) -> StaticRunner | str:
-    """A runner whose forwards come out right; or why there is none."""
+    """A runner whose forwards give right results; or why there is none."""
     runner = StaticRunner(attention, device_for(model.device, overlap=False), model.device)
 
     def new_backend(model: Any, *args: Any, **kwargs: Any) -> GraphBackend:

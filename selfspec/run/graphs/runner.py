@@ -1,7 +1,7 @@
-"""Forwards of fixed shape over one model, captured as graphs, each on first use.
+"""Forwards of fixed shape over one model, each captured as a graph on first use.
 
-What they read and write outlives the calls: the arenas, and for each shape a frame of inputs and
-a buffer of logits. No model is held here, so that one that is dropped frees all of it.
+The memory that they read and write outlives the calls: the arenas, and for each shape a buffer of
+inputs and one of logits. The model itself is not held here, so dropping it frees its memory.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from selfspec.machine.device import Device, Replay
 from selfspec.records import DraftTree, Queries
 from selfspec.run.attention_types import AttentionTypes
 from selfspec.run.backends import logits_of
-from selfspec.run.graphs.frames import FramePlaces, FrameShape, FrameWriter, static_layout
 from selfspec.run.graphs.static_kv import Span, StaticArenas
+from selfspec.run.graphs.step_inputs import InputShape, InputWriter, StepState, static_layout
 from selfspec.run.layout import Window
 
 __all__ = ["ForwardKey", "StaticRunner"]
 
-_MULTIPLE = 256  # of the prompt's columns that are told apart by whether they count
+_MULTIPLE = 256  # The width of the tensor that says which columns of a prompt count.
 
 
 class ForwardKey(NamedTuple):
-    """All that the shapes of a forward depend on."""
+    """Everything that the shapes of a forward depend on."""
 
-    shape: FrameShape
-    num_keys: tuple[tuple[str, int], ...]  # by attention type
-    dtype: torch.dtype  # of the masks
+    shape: InputShape
+    num_keys: tuple[tuple[str, int], ...]  # for each attention type
+    dtype: torch.dtype  # the masks' dtype
 
 
 class StaticRunner:
     """Runs forwards of fixed shape; serves one call at a time.
 
-    `reason` says why a capture failed. Then no other is tried, and the same forwards are run
-    without.
+    `reason` says why a capture failed. After a failure no other capture is tried, and the same
+    forwards are run without graphs.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class StaticRunner:
         self._device = device
         self._torch_device = torch_device
         self._visible = torch.ones(0, 1, dtype=torch.bool)
-        self._buffers: dict[FrameShape, _Buffers] = {}
+        self._buffers: dict[InputShape, _Buffers] = {}
         self._replays: dict[ForwardKey, Replay] = {}
-        self._generation = 0  # of the arenas that the replays work on
-        self._forward: Callable[[], None] = lambda: None  # the next one
+        self._generation = 0  # the generation of arenas that the replays work on
+        self._forward: Callable[[], None] = lambda: None  # what the next `run` calls
 
     @property
     def kind(self) -> str:
@@ -60,13 +60,14 @@ class StaticRunner:
 
     @property
     def num_rows(self) -> int:
-        """How many rows a forward may have, whether or not a call has so many."""
+        """The most rows a forward may have; a call may have fewer."""
         return min(self.arenas.num_rows, len(self._visible))
 
     def show(self, visible: torch.Tensor | None, num_rows: int, num_columns: int) -> None:
-        """Takes down which columns (B, P) of a prompt count, of so many; None: all do."""
+        """Notes which of a prompt's `num_columns` columns (B, P) count; None if all do."""
         if num_rows > len(self._visible) or num_columns >= self._visible.shape[1]:
-            columns = -(-(num_columns + 1) // _MULTIPLE) * _MULTIPLE  # behind the prompt all count
+            # One column more stands for all columns behind the prompt, which always count.
+            columns = -(-(num_columns + 1) // _MULTIPLE) * _MULTIPLE
             with torch.inference_mode(False):
                 self._visible = torch.ones(
                     num_rows, columns, dtype=torch.bool, device=self._torch_device
@@ -77,19 +78,19 @@ class StaticRunner:
             self._visible[: len(visible), : visible.shape[1]] = visible
 
     def keep_rows(self, rows: Sequence[int]) -> None:
-        """The rows that are kept move to the front."""
+        """Drops all rows but these, which move to the front."""
         self._visible[: len(rows)] = self._visible[list(rows)]
 
     def write(
-        self, key: ForwardKey, trees: Sequence[DraftTree | Queries], places: FramePlaces
+        self, key: ForwardKey, trees: Sequence[DraftTree | Queries], state: StepState
     ) -> None:
-        """Takes down what the next forward of this shape reads."""
+        """Writes the inputs of the next forward of this shape."""
         if key.shape not in self._buffers:
             self._buffers[key.shape] = _Buffers(key.shape, self._torch_device)
-        self._buffers[key.shape].writer.write(trees, places)
+        self._buffers[key.shape].writer.write(trees, state)
 
     def ready(self, model: Any, key: ForwardKey) -> None:
-        """Sends what was written for the next forward, and captures it if its shape is new."""
+        """Sends the inputs of the next forward, and captures it if its shape is new."""
         if self._generation != self.arenas.generation:
             self._replays.clear()
             self._generation = self.arenas.generation
@@ -99,7 +100,7 @@ class StaticRunner:
         self._forward = replay or self._work(model, key)
 
     def run(self, key: ForwardKey) -> torch.Tensor:
-        """Logits (R, W, V) of what was sent; good until the next forward of this shape."""
+        """The logits (R, W, V) of what was sent; the next forward of this shape overwrites them."""
         self._forward()
         logits = self._buffers[key.shape].logits
         assert logits is not None
@@ -116,7 +117,7 @@ class StaticRunner:
         return captured
 
     def _work(self, model: Any, key: ForwardKey) -> Callable[[], None]:
-        """Runs the model over the frame that was sent; again and again, if need be."""
+        """A function that runs the model over the inputs that were sent; it may run repeatedly."""
         buffers = self._buffers[key.shape]
 
         def work() -> None:
@@ -128,16 +129,16 @@ class StaticRunner:
 
 
 class _Buffers:
-    """Where the frames of one shape are written, on the CPU and on the device, and its logits."""
+    """The buffers of one shape: its inputs on the CPU and on the device, and its logits."""
 
-    def __init__(self, shape: FrameShape, device: torch.device) -> None:
-        self.writer = FrameWriter(shape)
+    def __init__(self, shape: InputShape, device: torch.device) -> None:
+        self.writer = InputWriter(shape)
         with torch.inference_mode(False):
             self.flat = torch.zeros(shape.size, dtype=torch.long, device=device)
         self.logits: torch.Tensor | None = None
 
     def keep(self, logits: torch.Tensor) -> None:
-        """Copies logits to where every forward of this shape leaves them."""
+        """Copies logits to the buffer that every forward of this shape writes to."""
         if self.logits is None:
             with torch.inference_mode(False):
                 self.logits = torch.zeros(logits.shape, dtype=logits.dtype, device=logits.device)
@@ -152,7 +153,7 @@ def _static_logits(
     visible: torch.Tensor,
     key: ForwardKey,
 ) -> torch.Tensor:
-    """Logits (R, W, V) of a frame; no step's number passes through Python."""
+    """The logits (R, W, V) of some inputs, whose numbers never pass through Python."""
     num_keys = dict(key.num_keys)
     forward = static_layout(
         flat, key.shape, windows=windows, num_keys=num_keys, visible=visible, dtype=key.dtype

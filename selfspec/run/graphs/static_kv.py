@@ -1,9 +1,9 @@
-"""The committed KV of a batch in slots that stay where they are, from call to call.
+"""The committed KV of a batch in slots with fixed addresses, which outlive the calls.
 
-A forward that was captured or compiled reads and writes fixed addresses, and shapes that it has
-seen before. So the arenas outlive the calls, each forward says in a device tensor which slots it
-writes, and what attention gets has one of a few lengths. `StaticKV` fills the arenas with one
-call's prompt and hands the stock cache its KV back as copies.
+A captured forward always reads and writes the same addresses and shapes. So the arenas outlive the
+calls, each forward says in a tensor on the device which slots it writes, and attention gets keys in
+one of a few lengths. `StaticKV` fills the arenas with one call's prompt and gives the stock cache
+its KV back as copies.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from selfspec.run.tree_kv import TreeKV
 
 __all__ = ["Span", "StaticArenas", "StaticKV", "length_bucket"]
 
-_MULTIPLE = 64  # of every capacity
+_MULTIPLE = 64  # Every capacity is a multiple of this.
 _LEAST_LENGTH = 256
 
 
 def length_bucket(length: int) -> int:
-    """The length up to which keys are handed to attention where `length` are needed.
+    """How many keys attention gets if it needs `length` of them.
 
     >>> [length_bucket(length) for length in (1, 256, 257, 3000)]
     [256, 256, 512, 4096]
@@ -35,26 +35,26 @@ def length_bucket(length: int) -> int:
 
 @dataclass
 class Span:
-    """What the forward under way writes and sees in the arenas of one attention type."""
+    """What the current forward writes and sees in the arenas of one attention type."""
 
-    slots: torch.Tensor  # (Q,): where each node's keys and values go
-    front: torch.Tensor  # (): columns in front of the tree
+    slots: torch.Tensor  # (Q,): the slot of each node's keys and values
+    front: torch.Tensor  # (): how many columns are in front of the tree
     num_keys: int
 
 
 class StaticLayer(ArenaLayer):
-    """A layer that writes where its `Span` says. Knows no lengths but as tensors."""
+    """A layer that writes the slots of its `Span`, and knows lengths only as tensors."""
 
     def __init__(self, attention_type: str, spans: dict[str, Span]) -> None:
         super().__init__(attention_type)
         self._spans = spans
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """For masks that a model would make by itself: ours say what is hidden."""
+        """How many keys a forward sees, and the first column of a mask of the model's own."""
         return self._spans[self.attention_type].num_keys, 0
 
     def get_seq_length(self) -> torch.Tensor:
-        """Columns in front of the tree; a tensor, so that no capture can keep the number."""
+        """How many columns are in front of the tree, as a tensor: a capture would keep a number."""
         return self._spans[self.attention_type].front
 
     def _append(self, name: str, states: torch.Tensor) -> torch.Tensor:
@@ -65,7 +65,7 @@ class StaticLayer(ArenaLayer):
 
 
 class _Key(NamedTuple):
-    """Which arena it is, whatever the number of its rows."""
+    """Tells arenas apart, but not by the number of their rows."""
 
     attention_type: str
     heads: int
@@ -78,8 +78,8 @@ class _Key(NamedTuple):
 class StaticArenas:
     """Arenas and cache layers that serve one call after the other.
 
-    `cache` is what the model is given. `generation` counts up when any slots have moved, and with
-    it whatever was captured over them is void.
+    The model is given `cache`. `generation` grows when slots get another address; captures of an
+    earlier generation must not be replayed.
     """
 
     def __init__(self, attention_types: Sequence[str]) -> None:
@@ -92,32 +92,33 @@ class StaticArenas:
 
     @property
     def num_rows(self) -> int:
-        """How many rows there are, in use or not."""
+        """How many rows the arenas have; a call may use fewer."""
         return min(slots.shape[1] for slots in self._slots.values())
 
     def slots(self, geometry: Geometry, num_members: int) -> torch.Tensor:
-        """All slots of an arena, whatever the rows of the call that has it."""
+        """All slots of an arena, the rows that the call does not use included."""
         return self._slots[_key(geometry, num_members)]
 
     def take(self, geometry: Geometry, num_members: int, capacity: int) -> torch.Tensor:
-        """Slots full of zeros, for at least so many rows and columns."""
+        """Slots full of zeros, with at least the rows of `geometry` and `capacity` columns."""
         rows, heads, dim = geometry.shape
         key = _key(geometry, num_members)
-        kept = self._slots.pop(key, None)  # where new ones are made, the old ones are freed first
+        kept = self._slots.pop(key, None)  # If new ones are made, the old ones are freed first.
         if kept is not None and rows <= kept.shape[1] and capacity <= kept.shape[3]:
             self._slots[key] = kept.zero_()
             return kept
         if kept is not None:
-            rows, capacity = _both(rows, capacity, kept.shape[1], kept.shape[3])
+            rows, capacity = _suiting_both(rows, capacity, kept.shape[1], kept.shape[3])
         del kept
         self.generation += 1
         shape = (num_members, rows, heads, capacity, dim)
-        with torch.inference_mode(False):  # or no later call could write into them outside of it
+        # Tensors made in inference mode could not be written to outside of it by a later call.
+        with torch.inference_mode(False):
             self._slots[key] = torch.zeros(shape, dtype=key.dtype, device=key.device)
         return self._slots[key]
 
     def rest(self) -> None:
-        """Between two calls: nobody but this holds any slots."""
+        """Takes the slots from the layers after a call, so that only this object holds them."""
         for layer in self.layers:
             layer.stores.clear()
             layer.keys = layer.values = None
@@ -145,21 +146,21 @@ class StaticKV(TreeKV):
         )
 
     def num_keys(self, width: int) -> dict[str, int]:
-        """How many slots of each type a forward of so many nodes is shown."""
+        """How many slots of each attention type a forward of `width` nodes sees."""
         bucket = length_bucket(max(self._need(name, width) for name in self.first_columns))
         return {name: min(bucket, self._capacity(name)) for name in self.first_columns}
 
     def keep_rows(self, rows: Sequence[int]) -> None:
-        """Moves the rows that are kept to the front, in place."""
+        """Drops all rows but these, which move to the front of the same slots."""
         for arena in self._arenas:
-            for place, row in enumerate(rows):
-                if place != row:
-                    arena.slots[:, place] = arena.slots[:, row]
+            for target, row in enumerate(rows):
+                if target != row:
+                    arena.slots[:, target] = arena.slots[:, row]
             arena.slots = arena.slots[:, : len(rows)]
         self._count_rows(rows)
 
     def release(self) -> None:
-        """Gives the stock layers copies."""
+        """Gives the cache its stock layers back, filled with copies."""
         super().release()
         self._static.rest()
 
@@ -167,10 +168,10 @@ class StaticKV(TreeKV):
         return self._static.layers
 
     def _take_over(self) -> None:
-        """The model is given a cache of ours; the other one keeps its layers, emptied."""
+        """Does nothing: the model gets a cache of ours, not the stock one."""
 
     def _adopt(self, room: int) -> list[Arena]:
-        """All memory is taken before anything moves: running out of it leaves the cache whole."""
+        """Takes all memory before it moves anything, so that running out leaves the cache whole."""
         groups = self._members_by_geometry()
         arenas = [self._new_arena(key, members, room) for key, members in groups.items()]
         for arena in arenas:
@@ -178,7 +179,7 @@ class StaticKV(TreeKV):
         return arenas
 
     def _new_arena(self, key: Geometry, members: list[Member], room: int) -> Arena:
-        """Windowed ones forget, and so need no more than what is seen twice over."""
+        """A new arena; a windowed one needs no more than two windows, since it drops columns."""
         held = self.front - self.first_columns[key.attention_type]
         size = self._window_sizes.get(key.attention_type, 0)
         room = max(room, self._widest)
@@ -190,14 +191,14 @@ class StaticKV(TreeKV):
         capacity = -(-capacity // _MULTIPLE) * _MULTIPLE
         return self._static.take(key, num_members, capacity)[:, : key.shape[0]]
 
-    def _hand_out(self, arena: Arena) -> None:
-        """Layers get all rows of the arena: a forward may have more than are left."""
+    def _connect(self, arena: Arena) -> None:
+        """Gives layers all rows of the arena, since a forward may have more rows than are left."""
         slots = self._static.slots(arena.geometry, len(arena.members))
         for member, (index, name) in enumerate(arena.members):
             self._layers[index].stores[name] = slots[member]
 
     def _make_room(self, attention_type: str, width: int) -> None:
-        """Forgets in place; only where that is not enough, arenas are made anew."""
+        """Drops old columns in the same slots; makes new arenas only if that is not enough."""
         first = self._first_needed(attention_type)
         start = first - self.first_columns[attention_type]
         if self._need(attention_type, width) - start > self._capacity(attention_type):
@@ -217,7 +218,7 @@ class StaticKV(TreeKV):
         (capacity,) = {a.slots.shape[3] for a in self._arenas if a.attention_type == attention_type}
         return capacity
 
-    def _given_back(self, held: torch.Tensor) -> torch.Tensor:
+    def _for_stock(self, held: torch.Tensor) -> torch.Tensor:
         """A copy, since the next call will write into the slots."""
         return held.clone()
 
@@ -227,8 +228,8 @@ def _key(geometry: Geometry, num_members: int) -> _Key:
     return _Key(geometry.attention_type, heads, dim, num_members, geometry.dtype, geometry.device)
 
 
-def _both(rows: int, capacity: int, old_rows: int, old_capacity: int) -> tuple[int, int]:
-    """Sizes for calls like the last one and like this one, where that does not cost too much."""
+def _suiting_both(rows: int, capacity: int, old_rows: int, old_capacity: int) -> tuple[int, int]:
+    """Sizes that suit this call and the last one, unless that takes over twice the memory."""
     both = max(rows, old_rows), max(capacity, old_capacity)
     if both[0] * both[1] <= 2 * max(rows * capacity, old_rows * old_capacity):
         return both

@@ -1,8 +1,8 @@
-"""Faster linear layers on a CPU, over second copies of their weights.
+"""Faster linear layers on a CPU, computed from second copies of their weights.
 
-A math library sorts a matrix into an order of its own before it multiplies. Weights that lie in
-that order already, *packed*, spare it the sorting. And a CPU that can't calculate in half precision
-multiplies one token after the other; over a float32 copy it takes several for the price of one.
+A math library reorders a matrix before each multiplication. *Packed* weights are already in that
+order. A CPU that can't calculate in half precision also multiplies one token after the other; with
+a float32 copy, several tokens cost as much as one.
 """
 
 from selfspec.run.packed.weights import PackedWeights

@@ -1,6 +1,6 @@
-"""One linear layer over a packed copy of its weight.
+"""One linear layer, computed from a packed copy of its weight.
 
-Knows tensors and torch's CPU library; not models, nor when packing pays.
+Knows tensors and torch's CPU library; not models, nor when packing makes them faster.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from torch.nn.functional import linear
 __all__ = ["can_pack", "pack", "packed_bytes", "packed_linear"]
 
 _HALVES = (torch.bfloat16, torch.float16)
-_TYPICAL = 8  # tokens: the library lays weights out for about so many
+_TYPICAL = 8  # The library packs weights for inputs of about so many tokens.
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
-    """A copy (O, I) that only `packed_linear` can read; `RuntimeError` if there is no such thing.
+    """A copy (O, I) that only `packed_linear` can read; raises `RuntimeError` if torch can't.
 
-    torch offers this order of weights through private operators alone. Where a build of torch lacks
-    them, or they want other arguments, nothing is packed.
+    Only private operators of torch pack weights. Ask `can_pack` first, since a build of torch may
+    lack them or want other arguments.
     """
     return _reordered(weight.detach().to(_copy_dtype(weight.dtype)))
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Does this build of torch pack weights of this dtype, and multiply with them?"""
+    """Whether this build of torch can pack weights of this dtype and multiply with them."""
     return _tried(dtype) or (dtype in _HALVES and _tried(torch.float32))
 
 
 def packed_bytes(weight: torch.Tensor) -> int:
-    """What a copy takes, or a little more."""
+    """How many bytes a copy takes at most."""
     return weight.numel() * _copy_dtype(weight.dtype).itemsize
 
 
 def packed_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, packed: torch.Tensor
 ) -> torch.Tensor:
-    """`linear(x, weight, bias)`, computed from the copy; nothing is kept for gradients.
+    """`linear(x, weight, bias)`, computed from the packed copy, without gradients.
 
-    An input of another dtype than the weight is left to `linear`, and so is autocast.
+    If the input has another dtype than the weight, or under autocast, `linear` itself is called.
     """
     if x.dtype is not weight.dtype or torch.is_autocast_enabled("cpu"):
         return linear(x, weight, bias)
@@ -49,13 +49,13 @@ def packed_linear(
 
 
 def _copy_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Half precision is widened where a CPU can't calculate in it."""
+    """The copy's dtype: float32 instead of half precision if the CPU can't calculate in that."""
     return torch.float32 if dtype in _HALVES and not _tried(dtype) else dtype
 
 
 @cache
 def _tried(dtype: torch.dtype) -> bool:
-    """Does a small product come out right?"""
+    """Whether a small product of this dtype is right."""
     x, weight = torch.ones(2, _TYPICAL, _TYPICAL, dtype=dtype, device="cpu")
     bias = weight[0].contiguous()
     try:

@@ -1,7 +1,7 @@
-"""The packed weights of one model: which layers get them, how fresh they are, who shares them.
+"""The packed weights of one model: which layers have them, and whether they are up to date.
 
-A layer is packed only if a short trial shows that this cuts its time by at least 10 %. One set of
-copies serves all who use a model, for as long as one of them lives.
+A layer is packed only if a short trial shows that this cuts its time by at least 10 %. All users of
+a model share one set of copies, which is freed with the last of them.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from selfspec.run.packed.linears import can_pack, pack, packed_bytes, packed_lin
 __all__ = ["PackedWeights"]
 
 _PAYS = 0.9  # Pack a layer only if that cuts its time by at least 10 %.
-_NUM_TOKENS = (1, 4, 16)  # of the forwards that a trial times
-_TRIAL_BYTES = 1 << 26  # of weights of a kind, so that no cache holds what the next layer needs
-_LEAST_WEIGHTS = 1 << 16  # A smaller layer takes as long as it takes to ask for it.
-_SHARE_OF_FREE = 0.25  # of the free memory, which copies may take that nobody asked for
+_NUM_TOKENS = (1, 4, 16)  # A trial times forwards of so many tokens.
+# A trial runs so many bytes of weights, so that a layer's weights leave the CPU's cache in between.
+_TRIAL_BYTES = 1 << 26
+_LEAST_WEIGHTS = 1 << 16  # In a smaller layer, the call costs more than the product.
+_SHARE_OF_FREE = 0.25  # Unless the user asks for them, copies take at most this share.
 _CGROUP = Path("/sys/fs/cgroup")
 
 _Kind = tuple[int, int, torch.dtype]  # the shape and dtype of a weight
@@ -37,7 +38,7 @@ _Kind = tuple[int, int, torch.dtype]  # the shape and dtype of a weight
 class _Copy(NamedTuple):
     address: int
     dtype: torch.dtype
-    sums: torch.Tensor  # of the weight's rows, which tell whether it is still the same
+    sums: torch.Tensor  # the sum of each row of the weight, to notice changes
     packed: torch.Tensor
 
 
@@ -52,7 +53,7 @@ class PackedWeights:
 
     @classmethod
     def of(cls, model: nn.Module) -> PackedWeights:
-        """Those that somebody uses already, or new ones."""
+        """The model's copies if it has some already, or new ones."""
         with _lock:
             known = _shared.get(model)
             weights = known() if known is not None else None
@@ -63,15 +64,15 @@ class PackedWeights:
 
     @property
     def num_bytes(self) -> int:
-        """What the copies take, or a little more."""
+        """How many bytes the copies take at most."""
         return sum(packed_bytes(module.weight) for module in list(self._copies))
 
     def prepare(self, model: nn.Module, *, whatever_memory: bool = False) -> str | None:
-        """Packs the layers for which that pays, as they are now; returns why none is packed.
+        """Packs the layers that get faster, with their present weights.
 
-        Takes up to a second for each kind of layer the first time. Weights may change between two
-        calls in ways that torch counts nowhere, as adapters do when they are merged: so every call
-        sums all of them up, row by row, which takes a fraction of a forward's time.
+        Returns why no layer is packed, or None. The first call takes up to a second for each kind
+        of layer. Weights can change between two calls without a trace in torch, for example when
+        adapters are merged. So each call sums up their rows, in a fraction of a forward's time.
         """
         with self._lock, torch.no_grad():
             kinds = _kinds_of(model)
@@ -119,7 +120,7 @@ _this_thread = _ThisThread()
 
 
 class _StandIn:
-    """Stands in for one layer's `forward`."""
+    """Replaces one layer's `forward` while it is put into the layer."""
 
     def __init__(self, module: nn.Linear, packed: torch.Tensor) -> None:
         self._module = module
@@ -132,7 +133,7 @@ class _StandIn:
 
 
 class _StandIns:
-    """Those that are put into a model's layers while some thread wants them there."""
+    """The stand-ins that are in a model's layers while at least one thread uses them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -159,16 +160,17 @@ class _StandIns:
 
     def _take_away(self) -> None:
         for module in self._put:
-            if isinstance(vars(module).get("forward"), _StandIn):  # else somebody else's by now
+            if isinstance(
+                vars(module).get("forward"), _StandIn
+            ):  # Other code may have replaced it.
                 del vars(module)["forward"]
         self._put.clear()
 
 
 def _kinds_of(model: nn.Module) -> dict[_Kind, list[nn.Linear]]:
-    """The model's plain linear layers on a CPU, by kind; none of a model that was compiled.
+    """The model's plain linear layers on a CPU, by kind; none if the model is compiled.
 
-    Leaves out what only looks like one: quantised layers, and those that somebody else's hook or
-    `forward` is put into.
+    Leaves out quantised layers and layers whose `forward` other code has replaced.
     """
     kinds: dict[_Kind, list[nn.Linear]] = {}
     for module in model.modules():
@@ -193,7 +195,7 @@ def _is_plain(weight: nn.Parameter) -> bool:
 
 
 def _pays(modules: Sequence[nn.Linear]) -> bool:
-    """Are layers of one kind at least 10 % faster with packed weights, by a short trial?"""
+    """Whether packed weights make layers of one kind at least 10 % faster in a short trial."""
     num_bytes = modules[0].weight.nbytes
     modules = modules[: -(-_TRIAL_BYTES // num_bytes)]
     stand_ins = [_StandIn(module, pack(module.weight)) for module in modules]
@@ -209,7 +211,7 @@ def _pays(modules: Sequence[nn.Linear]) -> bool:
 
 
 def _seconds(layers: Sequence[Callable[[torch.Tensor], object]], x: torch.Tensor) -> float:
-    """Of one layer after the other, as in a forward, which finds no weight in a cache."""
+    """The time of all layers in a row, so that no weight is still in the CPU's cache."""
     outside, _this_thread.is_inside = _this_thread.is_inside, True
     start = perf_counter()
     try:
@@ -221,14 +223,14 @@ def _seconds(layers: Sequence[Callable[[torch.Tensor], object]], x: torch.Tensor
 
 
 def _row_sums(weight: torch.Tensor) -> torch.Tensor:
-    """Of the bits of each row, read as whole numbers, the longest ones that it divides into."""
+    """The sum of each row's bits, read as the longest integers that fill the row."""
     num_bytes = weight.shape[1] * weight.element_size()
     words = torch.int64 if num_bytes % 8 == 0 else torch.int16 if num_bytes % 2 == 0 else torch.int8
     return weight.view(words).sum(-1)
 
 
 def _free_memory() -> float:
-    """Bytes that this machine, or the container that we are in, has to spare."""
+    """How many bytes are free on this machine, or in our container if that has fewer."""
     free = float(psutil.virtual_memory().available)
     try:
         limit, used = ((_CGROUP / f"memory.{name}").read_text() for name in ("max", "current"))

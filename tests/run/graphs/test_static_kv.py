@@ -78,13 +78,13 @@ def chain_steps(kv: StaticKV, arenas: StaticArenas, num_steps: int, width: int =
 
 def test_slots_stay_from_call_to_call():
     arenas = StaticArenas(TYPES)
-    places = set()
+    addresses = set()
     for num_rows, length in ((2, 30), (1, 9), (2, 40)):
         kv = adopt(filled(num_rows, length), arenas, num_rows=num_rows)
-        places.add(tuple(layer.stores["keys"].data_ptr() for layer in arenas.layers))
+        addresses.add(tuple(layer.stores["keys"].data_ptr() for layer in arenas.layers))
         assert all(len(layer.stores["keys"]) == 2 for layer in arenas.layers)
         kv.release()
-    assert len(places) == 1
+    assert len(addresses) == 1
 
 
 def test_a_longer_text_or_more_rows_need_new_slots():

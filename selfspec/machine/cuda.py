@@ -9,15 +9,16 @@ from weakref import ref
 
 import torch
 
-from selfspec.machine.device.base import Fetched, Replay
+from selfspec.machine.device import Fetched, Replay
 
 __all__ = ["CudaDevice"]
 
-_NUM_WARM_UPS = 2  # runs before a capture: libraries make their handles and choose their kernels
+# Runs before a capture, in which libraries make their handles and choose their kernels.
+_NUM_WARM_UPS = 2
 
 
 class _Arriving(NamedTuple):
-    """Pinned copies under way, and the event behind the last of them."""
+    """Pinned copies under way, and an event that fires when the last of them is done."""
 
     tensors: tuple[torch.Tensor, ...]
     event: Any
@@ -28,9 +29,9 @@ class _Arriving(NamedTuple):
 
 
 class CudaDevice:
-    """Streams and graphs of one CUDA device. What it captures shares one pool of memory.
+    """Streams and graphs of one CUDA device; all its graphs share one pool of memory.
 
-    One call, and so one thread, uses an instance at a time.
+    Only one call, and so only one thread, uses an instance at a time.
     """
 
     name = "CUDA device"
@@ -44,23 +45,24 @@ class CudaDevice:
 
     @contextmanager
     def side(self, *tensors: torch.Tensor) -> Iterator[None]:
-        """The side stream, behind all that the main one has been given; without it the main one."""
+        """Inside, work goes to the side stream, or to the main stream if there is no overlap."""
         if self._side is None:
             yield
             return
         self._side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._side):
-            for tensor in tensors:  # their memory is not given away while they are read here
+            for tensor in tensors:
+                # The allocator must not reuse this memory while the side stream reads it.
                 tensor.record_stream(self._side)
             yield
 
     def join(self) -> None:
-        """The main stream waits for an event of the side stream; the CPU does not."""
+        """Makes the main stream wait for the side stream; the CPU does not wait."""
         if self._side is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._side)
 
     def fetch(self, *tensors: torch.Tensor) -> Fetched:
-        """Copies to pinned memory, which torch takes back and uses again."""
+        """Starts copies to pinned memory, which torch reuses when they are no longer needed."""
         hosts = tuple(
             torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
                 tensor, non_blocking=True
@@ -70,16 +72,16 @@ class CudaDevice:
         return _Arriving(hosts, torch.cuda.current_stream(self._device).record_event())
 
     def send(self, host: torch.Tensor, into: torch.Tensor) -> None:
-        """From a pinned copy of `host`, whose memory is not used again before it has arrived."""
+        """Starts a copy from pinned memory, which torch reuses only once the copy is done."""
         into.copy_(host.pin_memory(), non_blocking=True)
 
     def capture(self, work: Callable[[], None]) -> Replay | str:
-        """A replay of `work`, which has run some times on a stream of its own before."""
+        """Captures `work` as a graph, after some runs of it on a stream of its own."""
         graph = torch.cuda.CUDAGraph()
         try:
             self._warm_up(work)
             self._record(graph, work)
-        except Exception as error:  # whatever a model's code does that can't be captured
+        except Exception as error:  # Models can fail here in any way that their code allows.
             return f"capturing it fails ({type(error).__name__}: {_first_line(error)})"
         self._last_graph = ref(graph)
         return graph.replay
@@ -96,15 +98,16 @@ class CudaDevice:
 
     def _record(self, graph: torch.cuda.CUDAGraph, work: Callable[[], None]) -> None:
         main = torch.cuda.current_stream(self._device)
-        living = self._last_graph()  # a pool whose graphs are all gone can't be used again
-        pool = torch.cuda.graph_pool_handle() if living is None else living.pool()
+        # A pool can't be used again once all its graphs are gone.
+        last_graph = self._last_graph()
+        pool = torch.cuda.graph_pool_handle() if last_graph is None else last_graph.pool()
         with (
-            torch.cuda.stream(main),  # a capture that fails may leave another stream behind
+            torch.cuda.stream(main),  # A capture that fails may leave another stream current.
             torch.cuda.graph(
                 graph,
                 pool=pool,
                 stream=self._capture_stream,
-                capture_error_mode="thread_local",  # other threads may go on with their own work
+                capture_error_mode="thread_local",  # Other threads may work on.
             ),
         ):
             work()

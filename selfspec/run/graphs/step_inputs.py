@@ -1,11 +1,11 @@
-"""What one forward of fixed shape reads, as a single row of numbers.
+"""The inputs of one forward of fixed shape, in a single tensor of numbers.
 
-The CPU writes a row (`FrameWriter`), one copy brings it to the device, and there views of it
-become ids, positions and masks (`static_layout`), in ops that know the shape of the forward and
-no number of the step. So a graph that was captured over them serves every step of its shape.
+The CPU writes the tensor (`InputWriter`) and one copy brings it to the device. There
+`static_layout` turns views of it into ids, positions and masks, with operations that depend on
+the shape of the forward alone. So a graph that was captured once serves every step of its shape.
 
-A forward may be wider than its widest tree and have more rows than are left: what is too much
-repeats a root, sees what a root sees, and is seen by nobody.
+A forward may be wider than its widest tree and have more rows than are left. Its surplus nodes
+repeat a root and see what a root sees, and no other node sees them.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from numpy.typing import NDArray
 from selfspec.records import DraftTree, Queries
 from selfspec.run.layout import Layout, Window, ancestors, in_window
 
-__all__ = ["FramePlaces", "FrameShape", "FrameWriter", "static_layout"]
+__all__ = ["InputShape", "InputWriter", "StepState", "static_layout"]
 
-_WORD = 64  # nodes whose bits an int64 holds
+_WORD = 64  # An int64 has bits for so many nodes.
 
 
-class FrameShape(NamedTuple):
-    """All that the shapes of a forward's inputs depend on."""
+class InputShape(NamedTuple):
+    """Everything that the shapes of a forward's inputs depend on."""
 
     rows: int
     width: int
-    lead: tuple[int, ...]  # of the position ids, in front of their rows
-    num_types: int  # of attention
+    lead: tuple[int, ...]  # the dimensions of the position ids in front of their rows
+    num_types: int  # how many attention types the model has
 
     def fields(self) -> _Fields:
         """The shape of each field."""
@@ -51,16 +51,16 @@ class FrameShape(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many numbers a frame has."""
+        """How many numbers the inputs have."""
         return sum(map(prod, self.fields()))
 
 
 class _Fields(NamedTuple):
-    """The parts of a frame."""
+    """The parts of the inputs: shapes, or views of these shapes."""
 
     ids: Any  # (R, W)
     depths: Any  # (R, W)
-    bits: Any  # (R, W, words): the nodes that a node sees
+    bits: Any  # (R, W, words): which nodes a node sees
     positions: Any  # (..., R): the position id of each row's root
     lengths: Any  # (R,): committed columns
     starts: Any  # (R,): the first column that counts
@@ -68,27 +68,27 @@ class _Fields(NamedTuple):
     front: Any  # (1,): the column where the trees begin
 
 
-class FramePlaces(NamedTuple):
-    """Where the rows of a forward stand, on the CPU."""
+class StepState(NamedTuple):
+    """How far the rows of a forward have come, as the CPU knows it."""
 
-    lengths: Sequence[int]
-    positions: NDArray[np.int64]  # (..., rows)
-    starts: Sequence[int]
-    firsts: Sequence[int]
-    front: int
+    lengths: Sequence[int]  # the committed columns of each row
+    positions: NDArray[np.int64]  # (..., rows): the position id of each row's root
+    starts: Sequence[int]  # the first column of each row that counts
+    firsts: Sequence[int]  # the column that each attention type's first slot stands for
+    front: int  # the column where the trees begin
 
 
-class FrameWriter:
-    """Writes frames of one shape, each over the one before."""
+class InputWriter:
+    """Writes the inputs of one shape; each step overwrites those of the step before."""
 
-    def __init__(self, shape: FrameShape) -> None:
+    def __init__(self, shape: InputShape) -> None:
         self._width = shape.width
         self.flat = torch.zeros(shape.size, dtype=torch.long)
         self._fields = _Fields(*(part.numpy() for part in _split(self.flat, shape)))
-        self._fields.bits[..., 0] = 1  # rows that nobody fills see their root
+        self._fields.bits[..., 0] = 1  # A row without a tree sees its root.
 
-    def write(self, trees: Sequence[DraftTree | Queries], places: FramePlaces) -> torch.Tensor:
-        """The frame (size,) of some trees, to be sent before the next one is written."""
+    def write(self, trees: Sequence[DraftTree | Queries], state: StepState) -> torch.Tensor:
+        """The inputs (size,) of some trees; send them before the next ones are written."""
         fields, num_rows = self._fields, len(trees)
         for row, tree in enumerate(trees):
             num_nodes = len(tree.tokens)
@@ -97,16 +97,16 @@ class FrameWriter:
             fields.depths[row, :num_nodes] = tree.depths
             fields.depths[row, num_nodes:] = 0
             fields.bits[row] = _packed(ancestors([tree.parents], self._width)[0])
-        fields.positions[..., :num_rows] = places.positions
-        fields.lengths[:num_rows] = places.lengths
-        fields.starts[:num_rows] = places.starts
-        fields.firsts[:] = places.firsts
-        fields.front[:] = places.front
+        fields.positions[..., :num_rows] = state.positions
+        fields.lengths[:num_rows] = state.lengths
+        fields.starts[:num_rows] = state.starts
+        fields.firsts[:] = state.firsts
+        fields.front[:] = state.front
         self._clear_from(num_rows)
         return self.flat
 
     def _clear_from(self, num_rows: int) -> None:
-        """Rows that an earlier frame filled see no committed column any more."""
+        """Empties the rows that an earlier step filled: they see no committed column any more."""
         self._fields.lengths[num_rows:] = 0
         self._fields.depths[num_rows:] = 0
         self._fields.bits[num_rows:] = 0
@@ -114,30 +114,30 @@ class FrameWriter:
 
 
 class StaticForward(NamedTuple):
-    """The inputs of a forward, and where its keys and values go."""
+    """The arguments of a forward, and the slots that its keys and values go to."""
 
     layout: Layout
-    slots: dict[str, torch.Tensor]  # by attention type: (W,)
+    slots: dict[str, torch.Tensor]  # (W,) for each attention type
     front: torch.Tensor  # (): the column where the trees begin
 
 
 def static_layout(
     flat: torch.Tensor,  # (size,)
-    shape: FrameShape,
+    shape: InputShape,
     *,
     windows: Mapping[str, Window],
     num_keys: Mapping[str, int],
-    visible: torch.Tensor,  # (>= R, columns) bool: what counts of the prompt; the last one does
+    visible: torch.Tensor,  # (>= R, columns) bool: which columns count; the last one does
     dtype: torch.dtype,
 ) -> StaticForward:
-    """What `layout.lay_out` makes of the same trees, with `num_keys` columns in each mask."""
+    """The same as `layout.lay_out` gives for these trees, with `num_keys` columns in each mask."""
     fields = _split(flat, shape)
     masker = _StaticMasker(fields, visible[: shape.rows], dtype)
     nodes = torch.arange(shape.width, device=flat.device)
     masks: dict[str, torch.Tensor | None] = {}
     slots: dict[str, torch.Tensor] = {}
-    for place, (name, window) in enumerate(windows.items()):
-        first = fields.firsts[place]
+    for index, (name, window) in enumerate(windows.items()):
+        first = fields.firsts[index]
         masks[name] = masker.mask(window, first, num_keys[name])
         slots[name] = fields.front - first + nodes
     layout = Layout(fields.ids, fields.positions[..., None] + fields.depths, masks)
@@ -145,7 +145,7 @@ def static_layout(
 
 
 class _StaticMasker:
-    """Builds the masks of one forward on its device, without a look at a number from the CPU."""
+    """Builds the masks of one forward on its device; the CPU reads none of the numbers."""
 
     def __init__(self, fields: _Fields, visible: torch.Tensor, dtype: torch.dtype) -> None:
         self._fields = fields
@@ -155,7 +155,7 @@ class _StaticMasker:
         self._tree_sees = _unpacked(fields.bits)  # (R, W, W)
 
     def mask(self, window: Window, first: torch.Tensor, num_keys: int) -> torch.Tensor:
-        """(R, 1, W, num_keys), 0 where a node may look."""
+        """The mask (R, 1, W, num_keys) of a window: 0 where a node may look."""
         width = self._query_columns.shape[1]
         columns = first + torch.arange(num_keys, device=first.device)
         nodes = columns - self._fields.front
@@ -171,33 +171,33 @@ class _StaticMasker:
         return mask.masked_fill_(~sees, torch.finfo(self._dtype).min)[:, None]
 
     def _committed(self, columns: torch.Tensor) -> torch.Tensor:
-        """(R, columns): is there a token of the row in this column."""
+        """(R, columns): whether a column holds a token of the row that counts."""
         known = self._visible.index_select(1, columns.clamp(max=self._visible.shape[1] - 1))
         lengths: torch.Tensor = self._fields.lengths[:, None]
         return (columns < lengths) & known
 
     def _in_window(self, window: Window, keys: torch.Tensor) -> torch.Tensor:
-        """(R, W, columns): is the key, by its column (R, columns), near enough."""
+        """(R, W, columns): whether each key, given by its column (R, columns), is in the window."""
         starts = self._fields.starts[:, None, None]
         return in_window(window, keys[:, None], self._query_columns[:, :, None], starts)
 
 
-def _split(flat: torch.Tensor, shape: FrameShape) -> _Fields:
-    """Views of a frame's parts."""
+def _split(flat: torch.Tensor, shape: InputShape) -> _Fields:
+    """Views of the parts of the inputs."""
     shapes = shape.fields()
     parts = torch.split(flat, [prod(part) for part in shapes])
     return _Fields(*(part.view(size) for part, size in zip(parts, shapes, strict=True)))
 
 
 def _packed(sees: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """(W, words): the rows of a matrix (W, W), a bit for each column."""
+    """(W, words): the rows of a matrix (W, W), with one bit for each column."""
     width = sees.shape[-1]
     whole = np.pad(sees, ((0, 0), (0, -width % _WORD)))
     return np.packbits(whole, axis=-1, bitorder="little").view("<i8")
 
 
 def _unpacked(bits: torch.Tensor) -> torch.Tensor:
-    """(R, W, W) bool of (R, W, words)."""
-    places = torch.arange(_WORD, device=bits.device)
-    sees = (bits[..., None] >> places) & 1
+    """The bool matrices (R, W, W) whose bits are given (R, W, words)."""
+    shifts = torch.arange(_WORD, device=bits.device)
+    sees = (bits[..., None] >> shifts) & 1
     return sees.flatten(-2)[..., : bits.shape[1]].bool()

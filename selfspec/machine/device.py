@@ -1,0 +1,117 @@
+"""What the engine asks of a device, and a device on which everything happens at once.
+
+Knows tensors and callables; nothing of models, trees or KV.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple, Protocol
+
+import torch
+
+__all__ = ["CpuDevice", "Device", "Fetched", "Replay", "device_for", "upload"]
+
+Replay = Callable[[], None]
+
+
+class Fetched(Protocol):
+    """Tensors on their way to the CPU."""
+
+    def get(self) -> tuple[torch.Tensor, ...]:
+        """Waits for the tensors, but not for work that was queued after them."""
+        ...
+
+
+class Device(Protocol):
+    """One device, as one call works on it.
+
+    Work is queued in order on a main stream. `fetch` and `send` use the stream on which they are
+    called: inside `side`, they run beside the main stream.
+    """
+
+    name: str
+    can_capture: bool
+
+    def side(self, *tensors: torch.Tensor) -> AbstractContextManager[None]:
+        """Runs the work queued inside beside the main stream, after all that is queued so far.
+
+        `tensors` are the tensors of the main stream that this work reads.
+        """
+        ...
+
+    def join(self) -> None:
+        """Makes later work on the main stream wait for the work beside it."""
+        ...
+
+    def fetch(self, *tensors: torch.Tensor) -> Fetched:
+        """Starts to copy `tensors` to the CPU."""
+        ...
+
+    def send(self, host: torch.Tensor, into: torch.Tensor) -> None:
+        """Starts to copy from the CPU; `host` may be overwritten as soon as this returns."""
+        ...
+
+    def capture(self, work: Callable[[], None]) -> Replay | str:
+        """Returns a function that queues `work` again without running Python, or why it can't.
+
+        The replay works on the same tensors. `work` is run several times during the capture and
+        perhaps not at the end of it, so one more run of it must change nothing.
+        """
+        ...
+
+
+class _OnCpu(NamedTuple):
+    """Tensors that are on the CPU already."""
+
+    tensors: tuple[torch.Tensor, ...]
+
+    def get(self) -> tuple[torch.Tensor, ...]:
+        return self.tensors
+
+
+class CpuDevice:
+    """A device without streams: all work is done when the call returns."""
+
+    can_capture = False
+    _no_side = nullcontext()
+
+    def __init__(self, name: str = "CPU") -> None:
+        self.name = name
+
+    def side(self, *tensors: torch.Tensor) -> AbstractContextManager[None]:
+        """Does nothing, since there is no second stream."""
+        return self._no_side
+
+    def join(self) -> None:
+        """Does nothing, since there is nothing to wait for."""
+
+    def fetch(self, *tensors: torch.Tensor) -> Fetched:
+        """Returns tensors that are on a CPU as they are, and copies the others."""
+        return _OnCpu(tuple(tensor.cpu() for tensor in tensors))
+
+    def send(self, host: torch.Tensor, into: torch.Tensor) -> None:
+        """Copies `host` before it returns."""
+        into.copy_(host)
+
+    def capture(self, work: Callable[[], None]) -> Replay | str:
+        """Always returns a reason: only CUDA has graphs."""
+        return f"a {self.name} captures no graphs"
+
+
+def device_for(device: torch.device, *, overlap: bool) -> Device:
+    """How to work on `device`; with `overlap`, a CUDA device gets a side stream."""
+    if device.type == "cuda":
+        from selfspec.machine.cuda import CudaDevice  # It builds on this module.
+
+        return CudaDevice(device, overlap=overlap)
+    return CpuDevice("CPU" if device.type == "cpu" else f"{device.type} device")
+
+
+def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """`host` on `device`, without waiting for the work that is queued there."""
+    if device.type != "cuda":
+        return host.to(device)
+    # Torch's allocator reuses pinned memory only after the copies from it are done.
+    return host.pin_memory().to(device, non_blocking=True)
