@@ -1,4 +1,4 @@
-"""Between what a `SelfSpec` holds in memory and what a cache folder keeps."""
+"""Saves what a `SelfSpec` holds in memory to a cache folder, and loads it from one."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ P = TypeVar("P", bound="Persistent")
 
 
 class Persistent:
-    """The half of `SelfSpec` that goes to disk and to the Hub, and comes from there.
+    """The methods of `SelfSpec` that load and save cache folders, on disk and on the Hub.
 
-    A cache folder is tied to a tokenizer: every model that shares it can load the folder. What
-    was loaded is kept beside what is learned, so `forget()` goes back to it.
+    A cache folder belongs to a tokenizer, and every model with this tokenizer can load it. What was
+    loaded is kept apart from what is learned, so that `forget()` can return to it.
     """
 
     _memory: Memory | None = None
@@ -50,11 +50,13 @@ class Persistent:
         """A `SelfSpec` that starts with what a cache folder or a Hub repository holds.
 
         Args:
-            folder_or_hub_id: Where `save_pretrained` or `selfspec cache build` wrote to.
+            folder_or_hub_id: A folder that `save_pretrained` or `selfspec cache build` wrote, or a
+                repository on the Hub.
             revision: Branch, tag or commit of the Hub repository.
-            tokenizer: The model's; a cache of another one is refused. Without it, only a model
-                that doesn't know the cache's ids is, at first use.
-            config: All knobs at once; or name them one by one.
+            tokenizer: The model's tokenizer; a cache of another one is refused. Without it, a
+                model is refused at its first call if its vocabulary lacks ids of the cache.
+            config: All knobs at once.
+            knobs: Single knobs, instead of `config`.
         """
         path = os.fspath(folder_or_hub_id)
         contents = load_cache(path, revision=revision, tokenizer=tokenizer)
@@ -64,7 +66,7 @@ class Persistent:
     def from_contents(
         cls: type[P], contents: CacheContents, *, config: SpecConfig | None = None, **knobs: Any
     ) -> P:
-        """The same from contents that were loaded before; any number may share them."""
+        """A `SelfSpec` that starts with loaded contents, which several may share."""
         spec = cls(config, **knobs)  # type: ignore[call-arg]
         spec._loaded = contents
         return spec
@@ -72,9 +74,9 @@ class Persistent:
     def contents(
         self, *, tokenizer: Any = None, about: Mapping[str, Any] | None = None
     ) -> CacheContents:
-        """What `save_pretrained` would write: all that was learned, on top of what was loaded.
+        """What `save_pretrained` would write: everything that was loaded or learned.
 
-        What was loaded for a source that the knobs leave out is kept as it was.
+        Tables that were loaded for a source that the knobs leave out are included unchanged.
         """
         loaded = self._loaded or CacheContents(tokenizer=_owner(None, tokenizer))
         tables, calibration = dict(loaded.tables), loaded.calibration
@@ -98,14 +100,15 @@ class Persistent:
         overwrite: bool = False,
         about: Mapping[str, Any] | None = None,
     ) -> None:
-        """Writes all that was learned to a cache folder, whole or not at all.
+        """Writes everything that was loaded or learned to a cache folder, whole or not at all.
 
         Args:
-            folder: Must not exist, or be empty.
-            tokenizer: The model's, to which the folder is tied. Not needed after
+            folder: A folder that is empty or does not exist.
+            tokenizer: The model's tokenizer, to which the folder will belong. Not needed after
                 `from_pretrained`, which knows it.
-            overwrite: Replace a cache folder that is there; nothing else is ever replaced.
-            about: What to say of it on its card: corpus, licence, whatever JSON can say.
+            overwrite: Whether to replace an existing cache folder. Other folders are never
+                replaced.
+            about: Facts for the cache's card, such as corpus and licence, as JSON values.
         """
         save_cache(folder, self.contents(tokenizer=tokenizer, about=about), overwrite=overwrite)
 
@@ -120,7 +123,7 @@ class Persistent:
         token: str | None = None,
         commit_message: str | None = None,
     ) -> str:
-        """Uploads the same to a model repository, made where needed; returns its URL."""
+        """Uploads the cache to a model repository, which is made if needed; returns its URL."""
         return push_cache(
             repo_id,
             self.contents(tokenizer=tokenizer, about=about),
@@ -134,7 +137,7 @@ class Persistent:
 def new_source(
     name: str, loaded: CacheContents | None, vocab_size: int, top_k: int
 ) -> Source | None:
-    """A source by its name; None for a corpus where none was loaded."""
+    """A source by its name; None for the corpus if none was loaded."""
     if name != "corpus":
         return REGISTRY[name](vocab_size, top_k)
     if loaded is None or loaded.corpus is None:
@@ -143,7 +146,7 @@ def new_source(
 
 
 def restore(memory: Memory, loaded: CacheContents | None, vocab_size: int) -> None:
-    """Puts what was loaded into fresh memory; every id is checked against the vocabulary."""
+    """Fills fresh memory with what was loaded, after a check of every id."""
     if loaded is None:
         return
     _check_vocabulary(loaded, vocab_size)
@@ -159,7 +162,7 @@ def restore(memory: Memory, loaded: CacheContents | None, vocab_size: int) -> No
 
 
 def _check_vocabulary(loaded: CacheContents, vocab_size: int) -> None:
-    """Refuses a model that doesn't know all ids of a cache; one that knows more may be padded."""
+    """Refuses a model that lacks ids of a cache. More ids are fine: models pad vocabularies."""
     num_ids = loaded.count_ids() if loaded.num_ids is None else loaded.num_ids
     if vocab_size < num_ids:
         raise VocabularyError(
@@ -169,11 +172,11 @@ def _check_vocabulary(loaded: CacheContents, vocab_size: int) -> None:
 
 
 def _owner(known: TokenizerInfo | None, tokenizer: Any) -> TokenizerInfo:
-    """Whose ids are saved: the loaded cache's tokenizer, or the one that is given."""
+    """The tokenizer to save for: the loaded cache's, or the one that is given."""
     given = None if tokenizer is None else tokenizer_info(tokenizer)
     if known is None and given is None:
         raise CacheTokenizerError(
-            "a cache folder is tied to a tokenizer, and this SelfSpec has loaded none (got "
+            "a cache folder belongs to a tokenizer, and this SelfSpec has loaded none (got "
             "tokenizer=None); pass tokenizer="
         )
     if known and given and given.fingerprint != known.fingerprint:

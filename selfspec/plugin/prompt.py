@@ -1,9 +1,9 @@
 """The prompt's forward, and what the LUTs learn from it.
 
-Stock asks the model for the last position's logits alone, and so does this: the input of the
-output head is looked at on its way, and the head is run again over it in chunks. So nothing of
-the size of prompt x vocabulary is ever held, and the logits that choose the first token are the
-stock ones to the bit.
+Stock asks the model only for the logits of the last token, and so do we. A hook keeps the hidden
+states that enter the output head, and the head is run again over some of them in chunks. So the
+logits of the whole prompt are never held at once, and the first token is chosen from exactly the
+logits that stock would have.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from selfspec.engine import top_k_of
 
 __all__ = ["PromptTap", "last_pairs"]
 
-_CHUNK_ELEMENTS = 1 << 22  # logits held at a time
-# Of each row the last tokens teach. More bring next to nothing, and the head is run for each of
-# them, which takes a CPU long.
+_CHUNK_ELEMENTS = 1 << 22  # At most so many logits are held at a time.
+# The LUTs learn from the last tokens of each row. More tokens bring very little, and the head has
+# to be run for each of them, which is slow on a CPU.
 _NUM_TEACHING = {"cpu": 16, "other": 64}
 
 
 class PromptTap:
-    """Collects the hidden states in front of the output head during the prompt's forward."""
+    """Collects the hidden states that enter the output head in the prompt's forward."""
 
     def __init__(self, model: Any, *, listens: bool = True) -> None:
         self._head: Any = model.get_output_embeddings() if listens else None
@@ -35,9 +35,9 @@ class PromptTap:
 
     @contextmanager
     def open(self, model_kwargs: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yields the arguments for the prompt's forward, and listens while it runs.
+        """Yields the arguments for the prompt's forward; hidden states are collected inside.
 
-        Only for this thread: another one may run the same model meanwhile.
+        Only this thread's forwards count, since others may run the same model meanwhile.
         """
         if self._head is None or model_kwargs.get("logits_to_keep") != 1:
             yield model_kwargs
@@ -63,10 +63,10 @@ class PromptTap:
         visible: torch.Tensor | None,  # (B, >= L)
         last_logits: torch.Tensor,  # (B, V)
     ) -> None:
-        """Shows the sources what the model said behind each token of the prompt.
+        """Shows the sources the model's most likely tokens after the last tokens of the prompt.
 
-        Of long prompts only the end. Two tokens that come more than once are shown where they
-        came last: no source keeps more.
+        If two tokens in a row occur several times, only the last occurrence is shown, since the
+        sources would keep no other.
         """
         if not self._hidden:
             return
@@ -86,13 +86,13 @@ class PromptTap:
             memory.observe_places(pairs[part].numpy(), top_k_of(logits, memory.top_k))
 
     def _scale(self, last_hidden: torch.Tensor, last_logits: torch.Tensor) -> float:
-        """What the model multiplies its head's output with, as Cohere and Granite do."""
+        """The factor by which a model such as Cohere or Granite scales its head's output."""
         raw = self._head(last_hidden)[:, 0].float()
         return float((raw * last_logits.float()).sum() / (raw * raw).sum().clamp(min=1e-12))
 
 
 def last_pairs(input_ids: torch.Tensor, visible: torch.Tensor | None, length: int) -> torch.Tensor:
-    """(B * length, 2): the last two tokens at each of the last columns; -1 where there is none."""
+    """(B * length, 2): the last two tokens at each of the last columns; -1 stands for none."""
     ids = torch.nn.functional.pad(input_ids, (1, 0), value=-1)
     if visible is not None:
         ids[:, 1:].masked_fill_(~visible[:, -input_ids.shape[1] :], -1)
@@ -100,7 +100,7 @@ def last_pairs(input_ids: torch.Tensor, visible: torch.Tensor | None, length: in
 
 
 def _last_of_each(pairs: torch.Tensor) -> torch.Tensor:
-    """Indices of each pair's last occurrence, those left out that end in padding."""
+    """The index of each pair's last occurrence, without pairs that end in padding."""
     tokens = map(tuple, pairs.tolist())
     last = {pair: index for index, pair in enumerate(tokens) if pair[1] >= 0}
     return torch.tensor(sorted(last.values()), dtype=torch.long)

@@ -1,7 +1,7 @@
-"""Plugs for stock `generate()`: a candidate generator and a logits processor.
+"""Parts for transformers' own loops: a candidate generator and a logits processor.
 
-For those who stay with transformers' own loops: `SelfSpecCandidateGenerator` drafts the best
-chain for stock assisted decoding, `LutRecorder` fills the LUTs while any stock call runs.
+`SelfSpecCandidateGenerator` drafts a chain for stock's assisted decoding. `LutRecorder` fills the
+LUTs during any stock call.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from selfspec.records import DraftTree, StepRecord
 __all__ = ["LutRecorder", "SelfSpecCandidateGenerator"]
 
 
-# The chain is taken from a tree of at most so many nodes, whatever stock's forward costs.
+# The chain is the best one of a tree of at most so many nodes.
 _MAX_NODES = 16
 
 
 class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
-    """The best chain of the tree, for stock `_assisted_decoding`, which takes one row.
+    """Drafts the best chain of the tree for stock's `_assisted_decoding`, which takes one row.
 
-    Stock has no argument for a candidate generator; `plugged_into` puts this one where stock
-    makes its own::
+    Stock has no argument for a candidate generator. Inside `plugged_into`, it uses this one instead
+    of making its own::
 
         with SelfSpecCandidateGenerator(spec).plugged_into(model):
             model.generate(**inputs, prompt_lookup_num_tokens=10)
@@ -40,14 +40,14 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
 
     def __init__(self, spec: SelfSpec) -> None:
         self._spec = spec
-        self._memory: Memory | None = None  # Of the call that is under way.
+        self._memory: Memory | None = None  # The memory of the current call.
         self._row: Row | None = None
         self._num_read = 0
         self._tree = DraftTree.of_root(0)
 
     @contextmanager
     def plugged_into(self, model: Any) -> Iterator[None]:
-        """Inside, this model's assisted decoding asks this generator."""
+        """Inside, this model's assisted decoding uses this generator."""
 
         def ours(*_args: Any, **_kwargs: Any) -> SelfSpecCandidateGenerator:
             self._memory = self._row = None
@@ -62,7 +62,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
     def get_candidates(
         self, input_ids: torch.Tensor, **_kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """`input_ids` (1, L) with the chain behind it; no logits, so stock checks it greedily."""
+        """`input_ids` (1, L) followed by the chain; no logits, so stock checks it greedily."""
         self._read(input_ids[0].tolist())
         row = self._row
         if row is None:
@@ -89,7 +89,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
             self._num_read = input_ids.shape[1]
 
     def _read(self, ids: list[int]) -> None:
-        """Moves the row to the end of the text, which grew since the last call, and learns."""
+        """Brings the row to the end of the text, and learns which drafts were accepted."""
         committed = ids[self._num_read :]
         if self._row is None or self._memory is None or not committed:
             return
@@ -102,15 +102,15 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
 
 
 class LutRecorder(LogitsProcessor):  # type: ignore[misc]
-    """Fills a `SelfSpec`'s LUTs from the scores that pass by, and changes none of them.
+    """Fills a `SelfSpec`'s LUTs from the scores of a stock call, and changes none of them.
 
-    Sits in any stock `generate()`, greedy or sampling, one row or many. Where it stands among
-    other processors decides which scores it sees::
+    Works in any stock `generate()`, greedy or sampling, with one row or many. It sees the scores
+    as the processors before it in the list leave them::
 
         model.generate(**inputs, logits_processor=[LutRecorder(spec)])
     """
 
-    looks_at_rows = True  # Tells our own loop that it need not see the whole batch.
+    looks_at_rows = True  # With our own loop, rows may then advance by different numbers of tokens.
 
     def __init__(self, spec: SelfSpec) -> None:
         self._spec = spec
@@ -124,7 +124,7 @@ class LutRecorder(LogitsProcessor):  # type: ignore[misc]
 
 
 def _best_chain(tree: DraftTree) -> list[int]:
-    """From the root always the best-scored child: the first one added."""
+    """The tokens from the root down, always by the best child, which is the first one added."""
     chain: list[int] = []
     node = 0
     while tree.children[node]:
@@ -134,7 +134,7 @@ def _best_chain(tree: DraftTree) -> list[int]:
 
 
 def _path_of(tree: DraftTree, committed: list[int]) -> list[int]:
-    """The nodes of the accepted drafts: all that was committed but the model's own last token."""
+    """The root and the nodes of the accepted drafts; the last token is the model's own."""
     path = [0]
     for token in committed[:-1]:
         path.append(tree.children[path[-1]][token])

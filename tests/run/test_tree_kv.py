@@ -131,7 +131,7 @@ class KvMachine(RuleBasedStateMachine):
     @rule()
     def release_and_adopt_again(self):
         self.check_release()
-        # stock goes on with a token, then drafting takes over once more
+        # Stock decodes one more token, then drafting takes over again.
         stamps = [self.new_stamps(1) for _ in self.rows]
         write(self.cache, stamps)
         for row, stamp in zip(self.rows, stamps, strict=True):
@@ -161,7 +161,7 @@ class KvMachine(RuleBasedStateMachine):
         assert self.kv.lengths == [len(row) for row in self.rows]
         assert self.kv.front == max(self.kv.lengths)
         self.check_sizes()
-        # what a window still sees is never dropped
+        # Columns that a window still sees must never be dropped.
         dropped = self.kv.first_columns["sliding_attention"]
         assert dropped <= max(min(self.kv.lengths) - self.window + 1, 0)
 
