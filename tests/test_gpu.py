@@ -100,7 +100,7 @@ def test_architectures_by_graphs(name: str, num_rows: int) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_texts_that_outgrow_the_first_slots(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("selfspec.plugin.call._MIN_STATIC_ROOM", 16)
+    monkeypatch.setattr("selfspec.run.prepared._MIN_STATIC_ROOM", 16)
     spec = selfspec.SelfSpec(forward="graph")
     check_same(on_gpu(name=name), spec, prompts(2), max_new_tokens=400, **GREEDY)
     assert spec.stats.forward == "graph"

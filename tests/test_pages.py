@@ -20,6 +20,7 @@ import typer
 import selfspec
 from selfspec import GenerationStats, SpecConfig, config
 from selfspec.cli.app import app
+from tests.test_imports import ALLOWED
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -229,3 +230,11 @@ def test_the_page_of_knobs_has_every_value(values: str) -> None:
     text = (ROOT / "docs" / "knobs.md").read_text(encoding="utf-8")
     for value in set(getattr(config, values)) - OLD_NAMES:
         assert f'"{value}"' in text, value
+
+
+def test_the_design_says_what_each_room_may_import() -> None:
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)/` \|.*\| (`\w+`(?:, `\w+`)*) \|$", text, re.MULTILINE)
+    written = {room: set(re.findall(r"\w+", names)) for room, names in rows}
+    assert {"cost", "draft", "machine", "run", "store", "verify"} == set(written)
+    assert written == {room: (ALLOWED[room] or set()) - {room} for room in written}

@@ -22,7 +22,7 @@ from selfspec.plugin.rules import for_rows, has_eos_rule, in_two, looks_at_rows,
 from selfspec.run.backend import Backend
 from selfspec.run.prepared import Prepared, Prompt
 from selfspec.run.probe import Ability
-from selfspec.run.rope import stands_beyond
+from selfspec.run.rope import changes_other_rows
 from selfspec.run.tree_kv import foreign_layer
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import BatchChooser, Chooser, GreedyChooser, ProcessedChooser
@@ -217,7 +217,7 @@ class Call:
             ability.mode == "chain"
             or records
             or (several and by_column)
-            or (several and stands_beyond(self.model.config, self.model_kwargs))
+            or (several and changes_other_rows(self.model.config, self.model_kwargs))
             or (several and returns_cache)
             or (several and not looks_at_rows(self.logits_processor))
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["changing_rope", "rope_reason", "stands_beyond"]
+__all__ = ["changes_other_rows", "changing_rope", "rope_reason"]
 
 
 def changing_rope(config: Any) -> str | None:
@@ -17,7 +17,7 @@ def changing_rope(config: Any) -> str | None:
     return next((kind for kind, _ in _limits(config)), None)
 
 
-def stands_beyond(config: Any, model_kwargs: Mapping[str, Any]) -> bool:
+def changes_other_rows(config: Any, model_kwargs: Mapping[str, Any]) -> bool:
     """Whether the longest row is so long that it changes the frequencies of the other rows."""
     return any(_num_positions(model_kwargs) > limit for _, limit in _limits(config))
 
