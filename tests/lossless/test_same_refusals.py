@@ -200,21 +200,12 @@ def test_a_compiled_model_is_attached_to_the_model_inside() -> None:
     stock = run(model, inputs, **options)
     compiled = torch.compile(model)
     assert attach(compiled) is compiled
-<<<<<<< HEAD
     assert torch.equal(run(compiled, inputs, **GREEDY).ids, stock.ids)
     ours = run(compiled, inputs, assistant=SelfSpec(), **GREEDY)
     assert torch.equal(ours.ids, stock.ids)
     detach(compiled)
     assert_clean(model)
     assert torch.equal(run(compiled, inputs, **GREEDY).ids, stock.ids)
-=======
-    assert torch.equal(compiled.generate(**inputs, **options), stock.ids)
-    ours = compiled.generate(**inputs, assistant=SelfSpec(), **options)
-    assert torch.equal(ours, stock.ids)
-    detach(compiled)
-    assert_clean(model)
-    assert torch.equal(compiled.generate(**inputs, **options), stock.ids)
->>>>>>> mend
 
 
 def test_a_recurrent_model_is_named() -> None:
