@@ -196,8 +196,7 @@ def test_generate_batch_without_an_assistant_is_stocks(monkeypatch) -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 def test_a_compiled_model_is_attached_to_the_model_inside() -> None:
     model, inputs = new_model(), prompt()
-    options = {**GREEDY, "max_new_tokens": 20}
-    stock = run(model, inputs, **options)
+    stock = run(model, inputs, **GREEDY)
     compiled = torch.compile(model)
     assert attach(compiled) is compiled
     assert torch.equal(run(compiled, inputs, **GREEDY).ids, stock.ids)
