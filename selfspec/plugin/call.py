@@ -32,7 +32,7 @@ from selfspec.verify.verifier import Verifier
 
 __all__ = ["Call", "SelfSpecOutput"]
 
-_STEPS_THAT_TEACH = 64  # about the cost of a forward, enough to be written down
+_STEPS_THAT_TEACH = 16  # Shorter calls teach too little of costs to be written down.
 
 
 class SelfSpecOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]

@@ -35,9 +35,12 @@ __all__ = ["Forwards", "Prepared", "Prompt", "profile"]
 
 _log = logging.getLogger("selfspec")
 
-_MIN_ROOM = 256  # KV slots behind the prompt, where more may come
-_MIN_STATIC_ROOM = 4096  # where more slots void what was captured
-_TOKENS_THAT_PAY = 256  # tokens decoded with a model before its weights are packed unasked
+# A backend starts with so many KV slots behind the prompt, if the text may become that long. Fixed
+# slots start with more, since adding some voids what was captured.
+_MIN_ROOM = 256
+_MIN_STATIC_ROOM = 4096
+# Weights are packed unasked once so many tokens were decoded with the model.
+_TOKENS_THAT_PAY = 256
 
 
 class Prompt(NamedTuple):
@@ -46,8 +49,8 @@ class Prompt(NamedTuple):
     cache: Any
     input_ids: torch.Tensor  # (B, P)
     visible: torch.Tensor | None  # (B, P) bool: which columns count; None if all do
-    model_kwargs: dict[str, Any]  # as they stand for the first step
-    reach: int  # how many tokens beyond the prompt the last one may stand, drafted or not
+    model_kwargs: dict[str, Any]  # those of the first step
+    reach: int  # how far behind the prompt the last token may be, drafted or not
     width: int  # the most queries of a row in one forward
 
     def room(self, least: int) -> int:
