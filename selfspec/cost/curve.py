@@ -184,7 +184,7 @@ class CostCurve:
             return
         with self._lock:
             self._news.append((width, seconds))
-            if len(self._news) >= _REFIT_EVERY or min(self._counts) < _KNOWN:
+            if len(self._news) >= _REFIT_EVERY or self._is_young(width):
                 self._take_news()
                 self._fit = self._fitted()
 
@@ -217,11 +217,20 @@ class CostCurve:
     def _follow(self, width: int, seconds: float) -> None:
         if self._wants_point(width):
             self._add_point(width)
-        nearest = min(range(len(self._widths)), key=lambda i: abs(self._widths[i] - width))
+        nearest = self._nearest(width)
         if self._counts[nearest] < _KNOWN:
             self._learn(nearest, width, seconds)
         else:
             self._refine(width, seconds)
+
+    def _nearest(self, width: int) -> int:
+        """The index of the point that is nearest to a width."""
+        return min(range(len(self._widths)), key=lambda i: abs(self._widths[i] - width))
+
+    def _is_young(self, width: int) -> bool:
+        """Would a step of this width tell something new?"""
+        is_young = self._counts[self._nearest(width)] < _KNOWN or self._wants_point(width)
+        return self._learns and is_young
 
     def _wants_point(self, width: int) -> bool:
         if not self._learns:
