@@ -19,7 +19,7 @@ from eval.models.loading import load_model, load_tokenizer
 from eval.runs.asked import Asked, Shard
 from selfspec import SelfSpec, SpecConfig
 from selfspec.building.limits import max_positions
-from selfspec.cost import WIDTHS, CostCurve
+from selfspec.cost import CostCurve
 from selfspec.errors import unknown_name
 from selfspec.run.costs import kept_curve
 from selfspec.run.prepared import profile
@@ -59,11 +59,8 @@ class Stage(NamedTuple):
         last = next((stats for stats in known if stats is not None), GenerationStats())
         of: Any = {"num_columns": num_columns, "num_rows": num_rows}
         kept = kept_curve(self.model, forward=last.forward, **of)
-        if kept is not None and kept.widest_seen >= WIDTHS[-1]:
-            return kept
-        # Steps teach the widths that they have; the bound of a report is about all of them.
         config = SpecConfig(forward=last.forward or "auto")
-        return profile(self.model, config, max_seconds=_CURVE_SECONDS, **of)[1]
+        return kept or profile(self.model, config, max_seconds=_CURVE_SECONDS, **of)[1]
 
 
 def check_methods(asked: Asked) -> None:
