@@ -40,8 +40,8 @@ class SpecConfig:
             budget that is not measured, 8 to 16 suit a CPU.
         budget: How many of `max_nodes` a step takes. ``"measured"``: as many as bring the most
             tokens a second, by what a forward of each width costs on this machine and by how
-            likely each guess is. The cost is measured on first use, within 3 seconds (and the time
-            that captures take), and kept in the user's cache folder. ``"fixed"``: all that there
+            likely each guess is. The cost is learned from the steps themselves, and kept in the
+            user's cache folder. ``"fixed"``: all that there
             are guesses for. ``"threshold"``: those whose chance is above EdgeLLM's threshold, which
             falls while drafts are right and rises where they are not.
         max_depth: The deepest draft, in tokens beyond the root. Higher: long copied spans are
