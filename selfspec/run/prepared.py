@@ -40,7 +40,7 @@ _log = logging.getLogger("selfspec")
 _MIN_ROOM = 256
 _MIN_STATIC_ROOM = 4096
 # Weights are packed unasked once so many tokens were decoded with the model.
-_TOKENS_THAT_PAY = 256
+_TOKENS_THAT_PAY = 512
 
 
 class Prompt(NamedTuple):
