@@ -220,7 +220,7 @@ def add_drafting(group: Any) -> None:
     """The knobs of `SpecConfig`; what is not named is as it has it."""
     add = group.add_argument
     add("--max-nodes", type=int, metavar="N", help="nodes of a draft tree")
-    add("--budget", help="fixed, or measured: as many of --max-nodes as pay here")
+    add("--budget", help="measured: as many of --max-nodes as pay here; fixed, or threshold")
     add_knob(group)
 
 
@@ -232,7 +232,7 @@ def add_knob(group: Any) -> None:
 
 def _add_precision(group: Any) -> None:
     add = group.add_argument
-    dtypes = "float32, bfloat16, float16; auto: float32 on a CPU; default: %(default)s"
+    dtypes = "float32, bfloat16, float16; auto: the checkpoint's own; default: %(default)s"
     add("--dtype", default="auto", help=dtypes)
     add(
         "--threads", type=int, metavar="N", help="of the CPU; default: %(default)s, None is torch's"

@@ -130,7 +130,7 @@ class WildSource:
     def copy(self) -> WildSource:
         return self
 
-    def observe_places(self, pairs: Any, top: Any) -> None:
+    def observe_pairs(self, pairs: Any, top: Any) -> None:
         pass
 
     def observe(self, record: StepRecord) -> None:
@@ -172,7 +172,7 @@ class FutureSource:
     def copy(self) -> FutureSource:
         return self
 
-    def observe_places(self, pairs: Any, top: Any) -> None:
+    def observe_pairs(self, pairs: Any, top: Any) -> None:
         pass
 
 

@@ -122,7 +122,7 @@ class TextSource:
     def open(self, prompt_ids: Sequence[int], *, learns: bool) -> TextCursor:
         return TextCursor(self, tuple(prompt_ids))
 
-    def observe_places(self, pairs: Any, top: Any) -> None:
+    def observe_pairs(self, pairs: Any, top: Any) -> None:
         pass
 
     def copy(self) -> TextSource:

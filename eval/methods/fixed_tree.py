@@ -53,9 +53,9 @@ class FixedTreeSource:
         """With a copy of the LUT."""
         return FixedTreeSource(self._lut.copy())
 
-    def observe_places(self, pairs: NDArray[np.int64], top: TopK) -> None:
+    def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
         """What the LUT learns."""
-        self._lut.observe_places(pairs, top)
+        self._lut.observe_pairs(pairs, top)
 
 
 class FixedTreeCursor:

@@ -42,9 +42,9 @@ class SwitchSource:
         """Never asked for: measured in one session."""
         raise NotImplementedError
 
-    def observe_places(self, pairs: NDArray[np.int64], top: TopK) -> None:
+    def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
         """What the LUT learns."""
-        self._lut.observe_places(pairs, top)
+        self._lut.observe_pairs(pairs, top)
 
 
 class SwitchCursor:

@@ -7,7 +7,7 @@ run      one start of the command, in one process: `schema`, `run` (its name), `
          `num_shards` (processes that shared the questions), `notes`,
          `left_out` (methods that this model or device can't have, with the reason)
 answer   one method's answer to one question, or to a batch of them, in one turn:
-           run, method, task, questions (their ids), turn (from 0), place (in the order of methods),
+           run, method, task, questions (their ids), turn (from 0), order (in the order of methods),
            round (from 0: a round is all questions once more, from the same state)
          where it failed: `error`, and no numbers; else `numbers`:
            num_prompt_tokens, num_new_tokens   of all questions of the batch
@@ -99,7 +99,7 @@ class Answer:
     task: str
     questions: tuple[int | str, ...]
     turn: int
-    place: int
+    order: int
     round: int = 0
     error: str | None = None
     numbers: Numbers | None = None

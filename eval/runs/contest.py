@@ -137,8 +137,8 @@ class Contest:
 
     def _lines(self, this: _Round) -> list[Line]:
         lines = []
-        for place, (name, outcome) in enumerate(this.outcomes.items()):
-            answer = self._filed(this.batch, this.turn, name, place)
+        for order, (name, outcome) in enumerate(this.outcomes.items()):
+            answer = self._filed(this.batch, this.turn, name, order)
             if outcome.error is None:
                 verdict = self._verdict(this, name)
                 lines.append(answer(numbers=Numbers(**outcome.numbers, **verdict)))
@@ -157,12 +157,12 @@ class Contest:
 
     def _failed(self, batch: Batch, first_turn: int, error: str) -> list[Line]:
         return [
-            self._filed(batch, turn, name, place)(error=error)
+            self._filed(batch, turn, name, order)(error=error)
             for turn in range(first_turn, batch.num_turns)
-            for place, name in enumerate(self._order(batch, turn))
+            for order, name in enumerate(self._order(batch, turn))
         ]
 
-    def _filed(self, batch: Batch, turn: int, name: str, place: int) -> Callable[..., Line]:
+    def _filed(self, batch: Batch, turn: int, name: str, order: int) -> Callable[..., Line]:
         """Makes the line of an answer of numbers or of an error."""
         about: dict[str, Any] = {
             "run": self._run,
@@ -170,7 +170,7 @@ class Contest:
             "task": batch.questions[0].task,
             "questions": batch.ids,
             "turn": turn,
-            "place": place,
+            "order": order,
             "round": self._number,
         }
         return lambda **what: Answer(**about, **what).as_line()

@@ -126,4 +126,4 @@ def _teach(memory: Memory, ids: Sequence[int]) -> None:
     probabilities = np.zeros((len(triples), memory.top_k), np.float16)
     next_ids[:, 0], probabilities[:, 0] = [triple[2] for triple in triples], 1.0
     pairs = np.array([triple[:2] for triple in triples], np.int64)
-    memory.observe_places(pairs, TopK(next_ids, probabilities))
+    memory.observe_pairs(pairs, TopK(next_ids, probabilities))

@@ -115,7 +115,7 @@ class Warmup:
         """Shows the sources what was predicted; returns the number of tokens."""
         self._learning = True
         for window, top in zip(batch, tops, strict=True):
-            self._learned.memory.observe_places(_pairs(window.ids), top)
+            self._learned.memory.observe_pairs(_pairs(window.ids), top)
         self._forwards += 1
         self.documents, self._windows = batch[-1].document, batch[-1].number + 1
         num_tokens = sum(len(window.ids) for window in batch)

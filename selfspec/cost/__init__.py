@@ -4,7 +4,8 @@ Knows widths, seconds and scores; not what runs, and nothing of tensors.
 """
 
 from selfspec.cost.budget import Choice, CoolDown, WidthSearch, best_width
-from selfspec.cost.curve import WIDTHS, CostCurve
+from selfspec.cost.curve import CostCurve
+from selfspec.cost.measuring import WIDTHS, measure_curve
 from selfspec.cost.policy import Budget, FixedBudget, MeasuredBudget, ThresholdBudget
 from selfspec.cost.steps import STEPS, SteppedCurve, stepped
 
@@ -21,5 +22,6 @@ __all__ = [
     "ThresholdBudget",
     "WidthSearch",
     "best_width",
+    "measure_curve",
     "stepped",
 ]

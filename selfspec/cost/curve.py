@@ -8,23 +8,15 @@ from __future__ import annotations
 import math
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from statistics import median
-from time import perf_counter
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from selfspec.cost.monotone import monotone
-from selfspec.cost.watch import Watch
 
-__all__ = ["WIDTHS", "CostCurve"]
+__all__ = ["CostCurve"]
 
-WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
-# Fewer measured widths make no slope.
-_LEAST_WIDTHS = 2
-# From so many seconds on, what a first run costs more is small beside the run itself.
-_SLOW = 0.1
 # Wider forwards get no point of their own.
 _WIDEST = 4096
 
@@ -99,43 +91,6 @@ class CostCurve:
         Its seconds are in plain steps until the first one was timed.
         """
         return cls({1: 1.0}, counts={1: 0}, slope=slope)
-
-    @classmethod
-    def measure(
-        cls,
-        run: Callable[[int], object],
-        widths: Sequence[int] = WIDTHS,
-        *,
-        repeats: int = 5,
-        max_seconds: float = 3.0,
-        clock: Callable[[], float] = perf_counter,
-    ) -> CostCurve:
-        """Times `run(width)`, which returns when the work is done, in rounds over all widths.
-
-        Each width is first run once untimed, unless it takes long anyway. Rounds, so that a slow
-        moment hits every width alike; the median of a width's times, since that is what `refine`
-        will follow: the lowest would leave out the disturbances that are usual on this machine,
-        and long forwards have more of them. Stops widening, and later repeating, before it would
-        take more than `max_seconds` by what the curve so far expects; two widths are measured in
-        any case. Where there is no time to repeat all, the narrow ones are repeated, which most
-        steps have.
-        """
-        watch = Watch(run, clock, clock() + max_seconds)
-        times: dict[int, list[float]] = {}
-        for width in sorted(set(widths)):
-            expected = cls(_medians(times)).seconds(width) if times else 0.0
-            is_quick = expected < _SLOW
-            if len(times) >= _LEAST_WIDTHS and not watch.has_time_for((1 + is_quick) * expected):
-                break
-            if is_quick:
-                run(width)
-            times[width] = [watch.seconds_of(width)]
-        for _ in range(repeats - 1):
-            for width, expected in _medians(times).items():
-                if not watch.has_time_for(expected):
-                    break
-                times[width].append(watch.seconds_of(width))
-        return cls(_medians(times))
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -298,10 +253,6 @@ class CostCurve:
             return left, 0.0
         start, end = self._widths[left : left + 2]
         return left, (width - start) / (end - start)
-
-
-def _medians(times: Mapping[int, Sequence[float]]) -> dict[int, float]:
-    return {width: median(taken) for width, taken in times.items()}
 
 
 def _check(widths: Sequence[int], points: Sequence[float]) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from selfspec.cost.curve import WIDTHS, CostCurve
+from selfspec.cost.curve import CostCurve
+from selfspec.cost.measuring import WIDTHS
 
 __all__ = ["STEPS", "SteppedCurve", "stepped"]
 

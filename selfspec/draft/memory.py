@@ -40,11 +40,11 @@ class Memory:
         """The arrays of every source that a cache folder can keep."""
         return {s.name: s.arrays() for s in self.sources if isinstance(s, LastingSource)}
 
-    def observe_places(self, pairs: NDArray[np.int64], top: TopK) -> None:
+    def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
         """Lets every source learn what the model said behind some tokens.
 
         `pairs` (N, 2) are the last two tokens before each of the N answers; where there is only
         one, the other is -1.
         """
         for source in self.sources:
-            source.observe_places(pairs, top)
+            source.observe_pairs(pairs, top)

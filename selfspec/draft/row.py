@@ -65,7 +65,7 @@ class Row:
             return
         first = len(record.tree)
         top = tops.at((index, slice(first, first + len(pairs))))
-        memory.observe_places(np.array(pairs, np.int64), top)
+        memory.observe_pairs(np.array(pairs, np.int64), top)
         record.num_branch_queries = len(pairs)
         record.grams = self.branches.take(top.ids[:, 0].tolist())
 

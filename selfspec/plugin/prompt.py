@@ -83,7 +83,7 @@ class PromptTap:
         chunk = max(_CHUNK_ELEMENTS // last_logits.shape[-1], 1)
         for part in torch.split(indices, chunk):
             logits = self._head(hidden[part.to(hidden.device)]) * scale
-            memory.observe_places(pairs[part].numpy(), top_k_of(logits, memory.top_k))
+            memory.observe_pairs(pairs[part].numpy(), top_k_of(logits, memory.top_k))
 
     def _scale(self, last_hidden: torch.Tensor, last_logits: torch.Tensor) -> float:
         """The factor by which a model such as Cohere or Granite scales its head's output."""

@@ -83,7 +83,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         if memory.learns:
             top = top_k_of(scores[0, : num_matches + 1], memory.top_k)
             pairs = last_pairs(input_ids[:, :-1].cpu(), None, num_matches + 1)
-            memory.observe_places(pairs.numpy(), top)
+            memory.observe_pairs(pairs.numpy(), top)
         if self._row is None:
             self._row = Row.open(0, input_ids[0].tolist(), memory, self._spec.config)
             self._num_read = input_ids.shape[1]
@@ -119,7 +119,7 @@ class LutRecorder(LogitsProcessor):  # type: ignore[misc]
         memory = self._spec.memory(scores.shape[-1])
         if input_ids.shape[1]:
             pairs = last_pairs(input_ids.cpu(), None, 1)
-            memory.observe_places(pairs.numpy(), top_k_of(scores, memory.top_k))
+            memory.observe_pairs(pairs.numpy(), top_k_of(scores, memory.top_k))
         return scores
 
 

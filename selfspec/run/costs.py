@@ -16,7 +16,7 @@ import torch
 import transformers
 from transformers.cache_utils import DynamicCache
 
-from selfspec.cost import STEPS, WIDTHS, CostCurve, SteppedCurve
+from selfspec.cost import STEPS, WIDTHS, CostCurve, SteppedCurve, measure_curve
 from selfspec.machine.hardware import device_name
 from selfspec.machine.measured import Measured
 from selfspec.records import Queries
@@ -124,7 +124,7 @@ def _measured(
 
     with torch.no_grad():
         if not isinstance(backend, GraphBackend):
-            return CostCurve.measure(run, widths, max_seconds=max_seconds)
+            return measure_curve(run, widths, max_seconds=max_seconds)
         for width in widths:  # Captures all of them first, since a capture takes long.
             run(width)
         return SteppedCurve.measure(run, widths, max_seconds=max_seconds)

@@ -56,7 +56,7 @@ def expected_tables(model) -> dict:
             with torch.inference_mode():
                 logits = model(torch.tensor([window])).logits[0]
             pairs = list(zip([-1, *window], window, strict=False))
-            memory.observe_places(np.array(pairs), top_k_of(logits, memory.top_k))
+            memory.observe_pairs(np.array(pairs), top_k_of(logits, memory.top_k))
     return memory.tables()
 
 
@@ -119,7 +119,7 @@ def test_what_was_learned_comes_back_as_it_was(tmp_path, model):
     ids = np.arange(12, dtype=np.int64)
     logits = torch.randn(11, 50, generator=torch.Generator().manual_seed(0))
     pairs = np.stack([ids[:-1], ids[1:]], axis=-1)
-    learned.memory.observe_places(pairs, top_k_of(logits, 8))
+    learned.memory.observe_pairs(pairs, top_k_of(logits, 8))
     learned.memory.calibration.restore([[[["lut", 0, 1, 1, 0]], 0.1 + 0.2, 3.0]])
     before, rates = learned.memory.tables(), learned.memory.calibration.rows()
     learned.save(3)

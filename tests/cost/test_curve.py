@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from selfspec.cost import WIDTHS, CostCurve
+from selfspec.cost import WIDTHS, CostCurve, measure_curve
 from selfspec.cost import curve as curve_module
 from selfspec.cost.monotone import monotone
 from tests.oracles import isotonic
@@ -44,7 +44,7 @@ class Machine:
         return self.now
 
     def measure(self, *widths: int, repeats: int = 5, max_seconds: float = 1e6) -> CostCurve:
-        return CostCurve.measure(
+        return measure_curve(
             self.run,
             widths or WIDTHS,
             repeats=repeats,
@@ -340,5 +340,5 @@ def test_what_takes_long_anyway_is_not_run_untimed():
         runs.append(width)
         now[0] += 0.01 if width == 1 else 0.5
 
-    CostCurve.measure(run, (1, 2, 4), repeats=1, max_seconds=60, clock=lambda: now[0])
+    measure_curve(run, (1, 2, 4), repeats=1, max_seconds=60, clock=lambda: now[0])
     assert runs == [1, 1, 2, 2, 4]

@@ -65,7 +65,7 @@ def test_ablation_measures_each_set_once(questions, chat_folder, capsys, tmp_pat
 def test_the_switch_copies_a_long_match_and_else_asks_the_lut():
     span = [1, 2, 3, 4, 5, 6, 7]
     source = SwitchSource(20, 2)
-    source.observe_places(
+    source.observe_pairs(
         np.array([[-1, 5]]), TopK(np.array([[9, 8]]), np.array([[0.5, 0.3]], np.float16))
     )
     long = source.open([*span, 0, *span[:5]], learns=True)

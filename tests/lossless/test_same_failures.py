@@ -166,7 +166,7 @@ class BrokenSource:
     def copy(self) -> BrokenSource:
         return self
 
-    def observe_places(self, pairs: Any, top: Any) -> None:
+    def observe_pairs(self, pairs: Any, top: Any) -> None:
         pass
 
     def observe(self, record: Any) -> None:

@@ -39,7 +39,7 @@ class Listener:
         self.rows: dict[tuple[int, int], tuple[list[int], np.ndarray]] = {}
         self.num_told = 0
 
-    def observe_places(self, pairs: np.ndarray, top: TopK) -> None:
+    def observe_pairs(self, pairs: np.ndarray, top: TopK) -> None:
         for pair, ids, probabilities in zip(pairs.tolist(), *top, strict=True):
             self.rows[tuple(pair)] = (ids.tolist(), probabilities)
             self.num_told += 1

@@ -62,7 +62,7 @@ class Source(Protocol):
         """A cursor at the end of the prompt."""
         ...
 
-    def observe_places(self, pairs: NDArray[np.int64], top: TopK) -> None:
+    def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
         """Learns what the model said behind each pair (N, 2) of the prompt's tokens."""
         ...
 

@@ -50,7 +50,7 @@ class ContextSource:
         """Itself: there is nothing to keep apart."""
         return self
 
-    def observe_places(self, pairs: NDArray[np.int64], top: TopK) -> None:
+    def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
         """Ignored: the prompt's tokens came with `open`."""
 
 

@@ -174,7 +174,7 @@ class CorpusSource:
         """Itself: there is nothing that could be learned."""
         return self
 
-    def observe_places(self, pairs: NDArray[np.int64], top: TopK) -> None:
+    def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
         """Ignored: the tables are read-only."""
 
     def next_tokens(self, prefixes: Prefixes) -> list[Candidate]:

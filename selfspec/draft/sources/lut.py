@@ -59,7 +59,7 @@ class LutSource:
             for token, entries in zip(lesson.tokens, lesson.entries, strict=True):
                 self.rows.put(token, entries)
 
-    def observe_places(self, pairs: NDArray[np.int64], top: TopK) -> None:
+    def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
         """Learns what follows each token of the prompt."""
         self.learn(pairs[:, 1], top)
 

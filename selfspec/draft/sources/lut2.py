@@ -56,7 +56,7 @@ class Lut2Source:
             twin._rows = self._rows.copy()
         return twin
 
-    def observe_places(self, pairs: NDArray[np.int64], top: TopK) -> None:
+    def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
         """Learns what follows each pair of tokens; of repeated pairs the last one wins."""
         known = pairs[:, 0] >= 0
         if not known.all():
@@ -96,7 +96,7 @@ class Lut2Source:
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Puts back what `arrays` gave, recorded with whatever K."""
         top = self._rows.fitted(TopK(arrays["ids"], arrays["probabilities"]))
-        self.observe_places(arrays["pairs"].astype(np.int64), top)
+        self.observe_pairs(arrays["pairs"].astype(np.int64), top)
 
     def _slot_of(self, above: int, token: int) -> tuple[int, int]:
         """The key of a pair, and its slot."""

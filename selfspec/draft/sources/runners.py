@@ -34,7 +34,7 @@ class RunnersSource:
         """Itself: there is nothing to keep apart."""
         return self
 
-    def observe_places(self, pairs: NDArray[np.int64], top: TopK) -> None:
+    def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
         """Ignored: only the last logits of a row count."""
 
 

@@ -70,9 +70,10 @@ class PackedWeights:
     def prepare(self, model: nn.Module, *, whatever_memory: bool = False) -> str | None:
         """Packs the layers that get faster, with their present weights.
 
-        Returns why no layer is packed, or None. The first call takes up to half a second for each kind
-        of layer. Weights can change between two calls without a trace in torch, for example when
-        adapters are merged. So each call sums up their rows, in a fraction of a forward's time.
+        Returns why no layer is packed, or None. The first call takes up to half a second for each
+        kind of layer. Weights can change between two calls without a trace in torch, for example
+        when adapters are merged. So each call sums up their rows, in a fraction of a forward's
+        time.
         """
         with self._lock, torch.no_grad():
             kinds = _kinds_of(model)

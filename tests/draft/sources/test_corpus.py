@@ -153,7 +153,7 @@ def test_the_source_learns_nothing():
     source = CorpusSource(tables_of([[1, 2]]), VOCAB_SIZE, 8)
     assert source.copy() is source
     assert source.name == "corpus"
-    source.observe_places(np.array([[-1, 1]]), None)
+    source.observe_pairs(np.array([[-1, 1]]), None)
     assert source.open([], learns=True).root() == ()
 
 

@@ -44,7 +44,7 @@ def test_learning_replaces_a_row_whole():
 def test_of_a_repeated_token_the_last_wins():
     source = LutSource(10, 1)
     pairs = np.array([[-1, 4], [4, 2], [2, 4]])
-    source.observe_places(pairs, top([(5, 0.9)], [(6, 0.9)], [(7, 0.9)]))
+    source.observe_pairs(pairs, top([(5, 0.9)], [(6, 0.9)], [(7, 0.9)]))
     assert held(source, 4) == [7]
     assert held(source, 2) == [6]
 

@@ -23,7 +23,7 @@ def top(*firsts: int) -> TopK:
 def taught(*pairs: tuple[int, int], slot_bits: int = 16) -> Lut2Source:
     """A table in which pair number i is followed by token i."""
     source = Lut2Source(V, 2, slot_bits=slot_bits)
-    source.observe_places(np.array(pairs, np.int64).reshape(-1, 2), top(*range(len(pairs))))
+    source.observe_pairs(np.array(pairs, np.int64).reshape(-1, 2), top(*range(len(pairs))))
     return source
 
 
@@ -131,8 +131,8 @@ def test_rows_of_another_k_are_cut_or_filled_up():
 def test_a_copy_is_independent_both_ways():
     source = taught((1, 2))
     twin = source.copy()
-    twin.observe_places(np.array([[3, 4]]), top(7))
-    source.observe_places(np.array([[5, 6]]), top(8))
+    twin.observe_pairs(np.array([[3, 4]]), top(7))
+    source.observe_pairs(np.array([[5, 6]]), top(8))
     assert (held(source, (3, 4)), held(twin, (3, 4))) == ([], [7, 8])
     assert (held(source, (5, 6)), held(twin, (5, 6))) == ([8, 9], [])
     assert held(twin, (1, 2)) == held(source, (1, 2)) == [0, 1]

@@ -61,5 +61,5 @@ def test_a_step_without_logits_leaves_none():
 def test_rows_and_calls_share_nothing():
     source = RunnersSource()
     assert source.copy().open([1], learns=True).root() == ()
-    source.observe_places([1], TopK(np.array([[2]]), np.array([[0.5]])))
+    source.observe_pairs([1], TopK(np.array([[2]]), np.array([[0.5]])))
     assert source.open([1], learns=True).root() == ()

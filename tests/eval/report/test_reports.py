@@ -92,9 +92,9 @@ def record(selfspec: float = 1.0, **settings) -> Record:
             ),
             "other": ours(1.5) if question == 1 else None,
         }
-        for place, (method, counted) in enumerate(given.items()):
+        for order, (method, counted) in enumerate(given.items()):
             error = None if counted else "broken <here>"
-            about = {"run": "r", "turn": 0, "place": place, "task": task, "method": method}
+            about = {"run": "r", "turn": 0, "order": order, "task": task, "method": method}
             answer = Answer(**about, questions=(question,), error=error, numbers=counted)
             made.answers[answer.key] = answer
     return made
@@ -192,8 +192,8 @@ def lines_of(**errors: str) -> list[dict]:
     """One question; stock's 9 tokens take 2 seconds, ours 1."""
     given = {"stock": numbers(2.0), "ours": ours(1.0, same="different", differs_at=3)}
     lines = []
-    for place, method in enumerate(given):
-        about = {"run": "r", "turn": 0, "place": place, "task": "qa", "questions": (7,)}
+    for order, method in enumerate(given):
+        about = {"run": "r", "turn": 0, "order": order, "task": "qa", "questions": (7,)}
         error = errors.get(method)
         counted = None if error else given[method]
         lines.append(Answer(**about, method=method, error=error, numbers=counted).as_line())

@@ -26,7 +26,7 @@ NUMBERS = Numbers(
 
 
 def answer(question: int | str = 1, method: str = "stock", **more) -> Answer:
-    about = {"run": "r", "task": "qa", "turn": 0, "place": 0, **more}
+    about = {"run": "r", "task": "qa", "turn": 0, "order": 0, **more}
     return Answer(method=method, questions=(question,), **about)
 
 

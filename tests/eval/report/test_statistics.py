@@ -25,7 +25,7 @@ def answer(
     """None seconds: it failed."""
     about = {"run": "r", "method": method, "task": task, "questions": (question,), "turn": turn}
     if seconds is None:
-        return Answer(**about, place=0, error="broken")
+        return Answer(**about, order=0, error="broken")
     numbers = Numbers(
         num_prompt_tokens=5,
         num_new_tokens=tokens,
@@ -33,7 +33,7 @@ def answer(
         prefill_seconds=0.25,
         **{"num_steps": tokens - 1, "output_sha256": "", **more},
     )
-    return Answer(**about, place=0, numbers=numbers)
+    return Answer(**about, order=0, numbers=numbers)
 
 
 ANSWERS = [

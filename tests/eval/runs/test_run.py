@@ -116,7 +116,7 @@ def test_the_order_of_methods_moves_on(asked, out):
     asked("--limit", "3", "--turns", "1")
     places: dict = {}
     for key, answer in read_record(out).answers.items():
-        places.setdefault(key.method, []).append(answer.place)
+        places.setdefault(key.method, []).append(answer.order)
     assert all(sorted(given) == [0, 1, 2] for given in places.values())
 
 
@@ -183,7 +183,7 @@ def test_rounds_start_from_the_same_state_and_more_of_them_make_a_run_longer(ask
         "nothing is learned from round to round"
     )
     first = [
-        key.round for key, each in answers.items() if each.place == 0 and key.method == "stock"
+        key.round for key, each in answers.items() if each.order == 0 and key.method == "stock"
     ]
     assert {key.round for key in answers} == {0, 1, 2}
     assert first, "who goes first changes"
