@@ -28,6 +28,7 @@ from selfspec.errors import (
     SelfSpecError,
     UnsupportedError,
     VocabularyError,
+    WeightsError,
 )
 from selfspec.records import DraftTree, StepRecord
 from selfspec.stats import GenerationStats
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         detach,
         hub_folder,
     )
+    from selfspec.run.streamed import load_streamed
 
 __all__ = [
     "AttachError",
@@ -68,9 +70,11 @@ __all__ = [
     "StepRecord",
     "UnsupportedError",
     "VocabularyError",
+    "WeightsError",
     "attach",
     "detach",
     "hub_folder",
+    "load_streamed",
 ]
 __version__: str
 
@@ -80,6 +84,10 @@ def __getattr__(name: str) -> Any:
         return metadata.version("selfspec")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "load_streamed":
+        from selfspec.run import streamed
+
+        return streamed.load_streamed
     from selfspec import plugin
 
     return getattr(plugin, name)

@@ -8,6 +8,7 @@
     ├── UnsupportedError  (ValueError)   this generate() call can't be served
     ├── VocabularyError   (ValueError)   learned on another vocabulary
     ├── AttachError       (TypeError)    this object can't be attached to
+    ├── WeightsError      (OSError)      a file of weights can't be used or read
     └── CacheError        (ValueError)   a cache folder can't be used or written
         ├── CacheNotFoundError           there is no cache folder
         ├── CacheExistsError             there is something already where one shall be written
@@ -48,6 +49,7 @@ __all__ = [
     "SelfSpecError",
     "UnsupportedError",
     "VocabularyError",
+    "WeightsError",
     "unknown_name",
 ]
 
@@ -74,6 +76,10 @@ class VocabularyError(SelfSpecError, ValueError):
 
 class AttachError(SelfSpecError, TypeError):
     """The object has no `generate()` to attach to, or `assistant=` is no `SelfSpec`."""
+
+
+class WeightsError(SelfSpecError, OSError):
+    """A file of a streamed model's weights is missing, damaged, of another kind, or unreadable."""
 
 
 class CacheError(SelfSpecError, ValueError):

@@ -1,0 +1,105 @@
+"""How much of a model is resident within a budget, and which of its layers are streamed.
+
+Knows sizes in bytes; nothing of tensors or files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+from selfspec.errors import ConfigError
+
+__all__ = ["NUM_BUFFERS", "Sizes", "budget_in_bytes", "choose_streamed", "kv_bytes"]
+
+# While a layer is computed in one buffer, the next one is read into the other.
+NUM_BUFFERS = 2
+_UNITS = {"": 1, "k": 1, "m": 2, "g": 3, "t": 4}
+_AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:(%)|([kmgt]?)(i?)b)\s*", re.IGNORECASE)
+
+
+class Sizes(NamedTuple):
+    """What the parts of a model take in memory, in bytes."""
+
+    fixed: int  # whatever happens: weights outside of the layers, and room for the KV
+    layers: Sequence[int]  # each of them, resident
+    buffers: Sequence[int]  # a buffer for each of them
+    scratch: int  # in which weights are converted
+
+    @property
+    def whole(self) -> int:
+        """Everything resident."""
+        return self.fixed + sum(self.layers)
+
+    def with_streamed(self, streamed: Collection[int]) -> int:
+        """What the model takes with these layers streamed."""
+        if not streamed:
+            return self.whole
+        buffer = NUM_BUFFERS * max(self.buffers[index] for index in streamed)
+        resident = sum(size for i, size in enumerate(self.layers) if i not in streamed)
+        return self.fixed + resident + buffer + self.scratch
+
+
+def budget_in_bytes(max_memory: int | str, whole: int) -> int:
+    """Reads a budget: bytes, or text such as ``"2GB"``, ``"500MiB"`` or ``"25%"`` of the whole.
+
+    >>> budget_in_bytes("1.5GB", 0), budget_in_bytes("2 KiB", 0), budget_in_bytes("25%", 400)
+    (1500000000, 2048, 100)
+    """
+    if isinstance(max_memory, str) and (match := _AMOUNT.fullmatch(max_memory)):
+        number, percent, unit, binary = match.groups()
+        if percent:
+            return int(whole * float(number) / 100)
+        thousand, power = (1024 if binary else 1000), _UNITS[unit.lower()] if unit else 0
+        return int(float(number) * thousand**power)
+    if isinstance(max_memory, int) and not isinstance(max_memory, bool) and max_memory > 0:
+        return max_memory
+    raise ConfigError(
+        "max_memory must be a number of bytes, or text such as '2GB', '500MB' or '25%' "
+        f"(got {max_memory!r})"
+    )
+
+
+def choose_streamed(sizes: Sizes, may_stream: Sequence[int], max_bytes: int) -> tuple[int, ...]:
+    """The layers to stream: as few as the budget allows, spread evenly over those that may be."""
+    if sizes.whole <= max_bytes:
+        return ()
+    for number in range(NUM_BUFFERS + 1, len(may_stream) + 1):
+        streamed = _spread(may_stream, number)
+        if sizes.with_streamed(streamed) <= max_bytes:
+            return streamed
+    least = min(sizes.whole, sizes.with_streamed(may_stream))
+    raise ConfigError(
+        f"max_memory must be at least {_megabytes(least)} for this model (got "
+        f"{_megabytes(max_bytes, up=False)}); name that, or a shorter max_length"
+    )
+
+
+def kv_bytes(config: Any, num_tokens: int, itemsize: int) -> int:
+    """What the keys and values of `num_tokens` tokens take, without windows taken into account."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    width = 2 * heads * head_dim
+    if getattr(config, "kv_lora_rank", None):  # Latent attention keeps all heads, expanded.
+        dims = config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim
+        width = config.num_attention_heads * dims
+    return int(num_tokens * config.num_hidden_layers * width * itemsize)
+
+
+def _spread(items: Sequence[int], number: int) -> tuple[int, ...]:
+    """So many of the items, evenly, the last one among them.
+
+    >>> _spread(range(10), 4)
+    (2, 4, 7, 9)
+    """
+    return tuple(items[-(-(i + 1) * len(items) // number) - 1] for i in range(number))
+
+
+def _megabytes(num_bytes: int, *, up: bool = True) -> str:
+    """Rounded so that what is named is enough.
+
+    >>> _megabytes(1_000_001), _megabytes(1_999_999, up=False)
+    ('2MB', '1MB')
+    """
+    return f"{-(-num_bytes // 10**6) if up else num_bytes // 10**6}MB"

@@ -1,0 +1,143 @@
+"""The buffers that streamed layers share, on a CPU or on CUDA.
+
+On CUDA, layers come from pinned memory, or from their files through pinned memory, and are copied
+on a stream of their own. That part has not been run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import psutil
+import torch
+
+from selfspec.run.streamed.budget import NUM_BUFFERS
+from selfspec.run.streamed.files import Shard, aligned_buffer
+from selfspec.run.streamed.images import Image, new_scratch
+
+__all__ = ["CpuBuffers", "CudaBuffers", "new_buffers"]
+
+_SHARE_OF_FREE = 0.5  # Pinned copies of layers take at most this share of what is free.
+
+
+class CpuBuffers:
+    """Buffers in ordinary memory, read from files."""
+
+    def __init__(self, images: Sequence[Image], shards: Sequence[Shard]) -> None:
+        self._images = images
+        self._shards = shards
+        needs_scratch = any(image.needs_scratch for image in images)
+        self._scratch = new_scratch() if needs_scratch else None
+        self._buffers = [_new_buffer(images) for _ in range(NUM_BUFFERS)]
+        self.bytes_read = 0
+
+    def __len__(self) -> int:
+        return len(self._buffers)
+
+    def views(self, item: int) -> list[list[torch.Tensor]]:
+        """An item's weights in each of the buffers."""
+        return [self._images[item].views(buffer) for buffer in self._buffers]
+
+    def fill(self, item: int, buffer: int) -> None:
+        """Reads an item from its files."""
+        self._images[item].fill(self._buffers[buffer], self._scratch)
+        self.bytes_read += self._images[item].num_read
+
+    def taken(self, buffer: int) -> None:
+        """Does nothing: what was filled is there."""
+
+    def given_back(self, buffer: int) -> None:
+        """Does nothing: what used it is done."""
+
+    def close(self) -> None:
+        """Closes the files."""
+        for shard in self._shards:
+            shard.close()
+
+
+class CudaBuffers:
+    """Buffers on a CUDA device, copied from pinned memory on a side stream.
+
+    If half of the free memory of the CPU holds all images, they are read once. Otherwise each is
+    read from its files whenever it is due.
+    """
+
+    def __init__(
+        self, images: Sequence[Image], shards: Sequence[Shard], device: torch.device
+    ) -> None:
+        self._images = images
+        self._shards = shards
+        self._device = device
+        self._stream: Any = torch.cuda.Stream(device)
+        size = max(image.num_bytes for image in images)
+        self._buffers = [
+            torch.empty(size, dtype=torch.uint8, device=device) for _ in range(NUM_BUFFERS)
+        ]
+        self._filled: list[Any] = [torch.cuda.Event() for _ in self._buffers]
+        self._free: list[Any] = [torch.cuda.Event() for _ in self._buffers]
+        self._copied: Any = torch.cuda.Event()
+        self._kept: list[torch.Tensor | None] = [None] * len(images)
+        self._scratch = new_scratch()
+        whole = sum(image.num_bytes for image in images)
+        self._keeps = whole <= _SHARE_OF_FREE * psutil.virtual_memory().available
+        self._staging = None if self._keeps else _new_buffer(images, pinned=True)
+        self.bytes_read = 0
+
+    def __len__(self) -> int:
+        return len(self._buffers)
+
+    def views(self, item: int) -> list[list[torch.Tensor]]:
+        """An item's weights in each of the buffers."""
+        return [self._images[item].views(buffer) for buffer in self._buffers]
+
+    def fill(self, item: int, buffer: int) -> None:
+        """Queues the copy of an item, behind the last use of the buffer."""
+        size = self._images[item].num_bytes
+        host = self._on_host(item)
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(self._free[buffer])
+            self._buffers[buffer][:size].copy_(host[:size], non_blocking=True)
+            self._filled[buffer].record(self._stream)
+            self._copied.record(self._stream)
+        self.bytes_read += size
+
+    def taken(self, buffer: int) -> None:
+        """The forward's stream waits for the copy; the CPU does not."""
+        torch.cuda.current_stream(self._device).wait_event(self._filled[buffer])
+
+    def given_back(self, buffer: int) -> None:
+        """The next copy into the buffer waits for what is queued now."""
+        self._free[buffer].record(torch.cuda.current_stream(self._device))
+
+    def close(self) -> None:
+        """Closes the files."""
+        for shard in self._shards:
+            shard.close()
+
+    def _on_host(self, item: int) -> torch.Tensor:
+        kept = self._kept[item]
+        if kept is not None:
+            return kept
+        if self._staging is not None:
+            self._copied.synchronize()  # The copy from the staging buffer must be done.
+        host = self._staging
+        if host is None:
+            host = aligned_buffer(self._images[item].num_bytes, pinned=True)
+        self._images[item].fill(host, self._scratch)
+        if self._keeps:
+            self._kept[item] = host
+        return host
+
+
+def new_buffers(
+    images: Sequence[Image], shards: Sequence[Shard], device: torch.device
+) -> CpuBuffers | CudaBuffers:
+    """The buffers for a device."""
+    if device.type == "cuda":
+        return CudaBuffers(images, shards, device)
+    return CpuBuffers(images, shards)
+
+
+def _new_buffer(images: Sequence[Image], *, pinned: bool = False) -> torch.Tensor:
+    return aligned_buffer(max(image.num_bytes for image in images), pinned=pinned)
