@@ -34,7 +34,7 @@ class GenerationStats:
         seconds: Time by stage.
         disabled_reason: Why drafting was off, or not as asked, in the last such call.
         forward: How the last call ran the model over drafts: ``"eager"`` (as stock does),
-            ``"packed"`` or ``"graph"``.
+            ``"packed"``, ``"graph"`` or ``"streamed"`` (as stock does, while weights are read).
         eager_reason: Why that is not as it was asked for.
         table_bytes: What the LUTs take.
         packed_bytes: What second copies of weights take.

@@ -109,6 +109,19 @@ def test_torch_and_transformers_stay_in_their_rings(path):
         assert "transformers" not in third_party(path)
 
 
+def test_streamed_weights_are_a_room_of_their_own():
+    """Only the one door, and the public function, know of them."""
+    room = "selfspec.run.streamed"
+    doors = {"selfspec", "selfspec.run.prepared"}
+    for path in FILES:
+        ours = {name for name in imports_of(path) if name.startswith("selfspec")}
+        if name_of(path).startswith(room):
+            others = {part_of(name) for name in ours if not name.startswith(room)}
+            assert others <= {"errors", "machine", "records"}, path
+        elif name_of(path) not in doors:
+            assert not any(name.startswith(room) for name in ours), path
+
+
 def test_rooms_and_not_modules_side_by_side():
     on_top = [path.name for path in ROOT.glob("*.py") if path.name != "__init__.py"]
     assert len(on_top) <= MOST_MODULES_ON_TOP, on_top

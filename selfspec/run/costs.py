@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,8 +28,9 @@ from selfspec.run.graphs.backend import GraphBackend
 __all__ = ["Costs", "context_bucket", "kept_curve", "measure", "new_costs"]
 
 _LEAST_CONTEXT = 128  # All texts shorter than twice this share one curve.
-# The guess for what one more query costs, as a share of a plain step.
-_QUERY = {"cuda": 0.004, "other": 0.2}
+# The guess for what one more query costs, as a share of a plain step. Where weights are read from
+# disk or over a bus for each step, queries cost little beside that.
+_QUERY = {"cuda": 0.004, "streamed": 0.01, "other": 0.2}
 
 _Key = dict[str, str | int]
 
@@ -61,7 +63,7 @@ class Costs:
                 tuple(key.values()), (key, _read(self._kept.find(key), kind))
             )
             if first not in curves:
-                curves[first] = _started(curves, first, kind, model.device)
+                curves[first] = _started(curves, first, kind, _query_of(model, backend))
             return curves[first]
 
     def keep(self) -> None:
@@ -131,13 +133,19 @@ def _measured(
 
 
 def _started(
-    curves: Mapping[int, CostCurve], first: int, kind: type[CostCurve], device: torch.device
+    curves: Mapping[int, CostCurve], first: int, kind: type[CostCurve], query: float
 ) -> CostCurve:
-    """A new curve: a copy of that for the nearest length, or the guess for the device."""
+    """A new curve: a copy of that for the nearest length, or one with a guessed query."""
     if curves:
         nearest = min(curves, key=lambda other: abs(_doublings(other) - _doublings(first)))
         return kind.from_dict(curves[nearest].as_dict())
-    return kind.unknown(_QUERY.get(device.type, _QUERY["other"]))
+    return kind.unknown(query)
+
+
+def _query_of(model: Any, backend: Backend) -> float:
+    """The guess for what one more query costs."""
+    is_read = backend.kind == "streamed" or len(_devices(model)) > 1
+    return _QUERY.get("streamed" if is_read else model.device.type, _QUERY["other"])
 
 
 def _doublings(num_columns: int) -> int:
@@ -185,6 +193,11 @@ def _key(model: Any, num_rows: int, forward: str) -> _Key:
 
 
 def _weights_in(model: Any) -> str:
-    """The devices of the weights: the model's own, or those that accelerate offloads to."""
-    devices = {str(device) for device in (getattr(model, "hf_device_map", None) or {}).values()}
-    return ", ".join(sorted(devices)) or str(model.device)
+    """Where the weights are: how many parts of the model on which device, or the model's own."""
+    parts = sorted(_devices(model).items())
+    return ", ".join(f"{number} on {device}" for device, number in parts) or str(model.device)
+
+
+def _devices(model: Any) -> Counter[str]:
+    """The parts of a model on each device, as streaming or accelerate distributed them."""
+    return Counter(map(str, (getattr(model, "hf_device_map", None) or {}).values()))

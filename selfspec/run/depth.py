@@ -45,7 +45,7 @@ class Depth:
         """The first layers of this model that include each kind; all if the kinds don't show.
 
         All layers are run if the model has hooks or is compiled, since code that is not ours may
-        expect whole forwards.
+        expect whole forwards. A hook that has `allows_partial_forwards` set says that it does not.
         """
         config = model.config.get_text_config(decoder=True)
         total = int(getattr(config, "num_hidden_layers", 0))
@@ -85,7 +85,12 @@ def _layers(model: nn.Module, number: int) -> nn.ModuleList | None:
 
 def _is_hooked(model: nn.Module) -> bool:
     return any(
-        module._forward_hooks or module._compiled_call_impl or "_hf_hook" in vars(module)
+        module._compiled_call_impl
+        or "_hf_hook" in vars(module)
+        or not all(
+            getattr(hook, "allows_partial_forwards", False)
+            for hook in module._forward_hooks.values()
+        )
         for module in model.modules()
     )
 

@@ -1,7 +1,7 @@
 """How a call's forwards are computed: the one door to a faster forward.
 
 `Forwards.prepare` says for one call what runs its forwards, what memory that holds, and why if
-something could not be had. Captured graphs and packed weights stand behind it.
+something could not be had. Captured graphs, packed and streamed weights stand behind it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from selfspec.run.graphs.kept import KeptRunner
 from selfspec.run.graphs.runner import StaticRunner
 from selfspec.run.packed import PackedWeights
 from selfspec.run.probe import Ability, probe
+from selfspec.run.streamed import is_streamed
 
 __all__ = ["Forwards", "Prepared", "Prompt", "profile"]
 
@@ -63,7 +64,8 @@ class Prepared:
     """How one call runs its forwards.
 
     `runner` replays captured forwards, `packed` holds second copies of weights; without both the
-    model is run as it is. `reason` says why it is not run as it was asked for.
+    model is run as it is. `is_streamed` says that it reads weights meanwhile. `reason` says why it
+    is not run as it was asked for.
     """
 
     model: Any
@@ -72,6 +74,7 @@ class Prepared:
     costs: Costs
     runner: StaticRunner | None = None
     packed: PackedWeights | None = None
+    is_streamed: bool = False
     reason: str | None = None
 
     @property
@@ -91,7 +94,7 @@ class Prepared:
 
     def backend(self, prompt: Prompt) -> Backend:
         """What runs the forwards behind a prompt that was read."""
-        kind = "packed" if self.packed else "eager"
+        kind = "packed" if self.packed else "streamed" if self.is_streamed else "eager"
         if self.ability.mode == "chain":
             return ChainBackend(
                 self.model, prompt.cache, prompt.input_ids, prompt.model_kwargs, kind=kind
@@ -158,6 +161,10 @@ class Forwards:
         """How one call is to run the model; what that takes is made here, when it is due."""
         prepared = Prepared(model, self.ability(model), config, self.costs)
         forward, device = config.forward, device_for(model.device, overlap=False)
+        if is_streamed(model):
+            self._stream(prepared)
+            yield prepared
+            return
         if forward == "graph" or (forward == "auto" and device.can_capture):
             with self._captured(prepared):
                 yield prepared
@@ -194,6 +201,12 @@ class Forwards:
             else:
                 prepared.runner = found
             yield
+
+    def _stream(self, prepared: Prepared) -> None:
+        prepared.is_streamed = True
+        if prepared.config.forward not in ("auto", "eager"):
+            prepared.reason = "its weights are streamed, and only plain operations wait for them"
+            _refuse_if_strict(prepared.config, prepared.reason)
 
     def _pack(self, prepared: Prepared) -> None:
         start = perf_counter()

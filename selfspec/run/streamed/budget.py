@@ -71,8 +71,8 @@ def choose_streamed(sizes: Sizes, may_stream: Sequence[int], max_bytes: int) -> 
             return streamed
     least = min(sizes.whole, sizes.with_streamed(may_stream))
     raise ConfigError(
-        f"max_memory must be at least {_megabytes(least)} for this model (got "
-        f"{_megabytes(max_bytes, up=False)}); name that, or a shorter max_length"
+        f"max_memory must be at least {_rounded_up(least)} for this model (got {max_bytes} bytes); "
+        "name that, or a shorter max_length"
     )
 
 
@@ -96,10 +96,11 @@ def _spread(items: Sequence[int], number: int) -> tuple[int, ...]:
     return tuple(items[-(-(i + 1) * len(items) // number) - 1] for i in range(number))
 
 
-def _megabytes(num_bytes: int, *, up: bool = True) -> str:
-    """Rounded so that what is named is enough.
+def _rounded_up(num_bytes: int) -> str:
+    """An amount that is enough, as a user may name it.
 
-    >>> _megabytes(1_000_001), _megabytes(1_999_999, up=False)
-    ('2MB', '1MB')
+    >>> _rounded_up(12_000_001), _rounded_up(9_999)
+    ('13MB', '10KB')
     """
-    return f"{-(-num_bytes // 10**6) if up else num_bytes // 10**6}MB"
+    unit, size = ("MB", 10**6) if num_bytes >= 10**7 else ("KB", 10**3)
+    return f"{-(-num_bytes // size)}{unit}"

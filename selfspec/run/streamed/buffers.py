@@ -14,7 +14,7 @@ import torch
 
 from selfspec.run.streamed.budget import NUM_BUFFERS
 from selfspec.run.streamed.files import Shard, aligned_buffer
-from selfspec.run.streamed.images import Image, new_scratch
+from selfspec.run.streamed.images import Image
 
 __all__ = ["CpuBuffers", "CudaBuffers", "new_buffers"]
 
@@ -27,8 +27,7 @@ class CpuBuffers:
     def __init__(self, images: Sequence[Image], shards: Sequence[Shard]) -> None:
         self._images = images
         self._shards = shards
-        needs_scratch = any(image.needs_scratch for image in images)
-        self._scratch = new_scratch() if needs_scratch else None
+        self._scratch = aligned_buffer(max(image.scratch_bytes for image in images))
         self._buffers = [_new_buffer(images) for _ in range(NUM_BUFFERS)]
         self.bytes_read = 0
 
@@ -78,7 +77,7 @@ class CudaBuffers:
         self._free: list[Any] = [torch.cuda.Event() for _ in self._buffers]
         self._copied: Any = torch.cuda.Event()
         self._kept: list[torch.Tensor | None] = [None] * len(images)
-        self._scratch = new_scratch()
+        self._scratch = aligned_buffer(max(image.scratch_bytes for image in images))
         whole = sum(image.num_bytes for image in images)
         self._keeps = whole <= _SHARE_OF_FREE * psutil.virtual_memory().available
         self._staging = None if self._keeps else _new_buffer(images, pinned=True)

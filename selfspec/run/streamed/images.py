@@ -14,9 +14,9 @@ import torch
 from selfspec.run.streamed.checkpoint import Piece
 from selfspec.run.streamed.files import BLOCK, Shard, StoredTensor, aligned_buffer
 
-__all__ = ["SCRATCH_BYTES", "Image", "Weight", "copy_into", "new_scratch"]
+__all__ = ["Image", "Weight", "copy_into", "new_scratch"]
 
-SCRATCH_BYTES = (1 << 22) + 2 * BLOCK
+_PART = 1 << 22  # So many bytes are converted at a time, or fewer.
 _ALIGNMENT = 64  # bytes, for weights that don't lie in the buffer as they do in the file
 
 
@@ -55,9 +55,11 @@ class Image:
         self.num_read = sum(run.num_bytes for run in self._runs) + sum(copied)
 
     @property
-    def needs_scratch(self) -> bool:
-        """Whether some weights are converted or joined."""
-        return bool(self._copied)
+    def scratch_bytes(self) -> int:
+        """How large a scratch buffer `fill` needs: 0 if nothing is converted or joined."""
+        pieces = [piece for index in self._copied for piece in self._weights[index].pieces]
+        longest = max((piece.stored.num_bytes for piece in pieces), default=0)
+        return min(longest, _PART) + 2 * BLOCK if pieces else 0
 
     def views(self, buffer: torch.Tensor) -> list[torch.Tensor]:
         """The weights as they lie in a buffer (N,) of bytes."""
@@ -68,7 +70,7 @@ class Image:
             )
         ]
 
-    def fill(self, buffer: torch.Tensor, scratch: torch.Tensor | None) -> None:
+    def fill(self, buffer: torch.Tensor, scratch: torch.Tensor) -> None:
         """Reads all weights into a buffer on the CPU."""
         for shard in {piece.stored.shard for weight in self._weights for piece in weight.pieces}:
             shard.check()
@@ -76,7 +78,6 @@ class Image:
         for run in self._runs:
             run.shard.read(run.start, raw[run.into : run.into + run.num_bytes])
         if self._copied:
-            assert scratch is not None
             views = self.views(buffer)
             for index in self._copied:
                 copy_into(views[index], self._weights[index].pieces, scratch)
@@ -116,8 +117,8 @@ def copy_into(weight: torch.Tensor, pieces: Iterable[Piece], scratch: torch.Tens
 
 
 def new_scratch() -> torch.Tensor:
-    """The buffer that `copy_into` needs."""
-    return aligned_buffer(SCRATCH_BYTES)
+    """A scratch buffer that is large enough for any weight."""
+    return aligned_buffer(_PART + 2 * BLOCK)
 
 
 def _is_direct(weight: Weight) -> bool:

@@ -18,7 +18,7 @@ from selfspec.run.streamed.budget import Sizes, budget_in_bytes, choose_streamed
 from selfspec.run.streamed.buffers import new_buffers
 from selfspec.run.streamed.checkpoint import Piece, find_files, open_shards, pieces_of
 from selfspec.run.streamed.files import Shard
-from selfspec.run.streamed.images import SCRATCH_BYTES, Image, Weight, copy_into, new_scratch
+from selfspec.run.streamed.images import Image, Weight, copy_into, new_scratch
 from selfspec.run.streamed.stream import Stream, attach_stream, blank
 
 __all__ = ["load_streamed"]
@@ -140,7 +140,7 @@ class _Layers(NamedTuple):
             _num_bytes(model) - sum(layers) + reserve,
             layers,
             [image.num_bytes for image in self.images],
-            SCRATCH_BYTES if any(image.needs_scratch for image in self.images) else 0,
+            max(image.scratch_bytes for image in self.images),
         )
 
 

@@ -1,0 +1,139 @@
+"""Streamed weights: the ids of the model in memory, plain and with drafts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from selfspec import SelfSpec, UnsupportedError, attach, load_streamed
+from selfspec.run.streamed import is_streamed, traffic
+from tests.fakes import prompt
+from tests.lossless.same import FIXED, GREEDY, MODES, assert_same_ids, doubting, run, run_both
+from tests.streamed import load_tightly, saved_model
+
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama, tied": {"tie_word_embeddings": True},
+    "qwen2": {},
+    "gemma2": {"tie_word_embeddings": True},
+    "gemma3": {"layer_types": ["sliding_attention", "full_attention"] * 3},
+    "mixtral": {},
+    "qwen3-moe": {},
+    "deepseek-v3": {},
+    "gpt2": {"n_layer": 6},
+    "opt": {},
+    "bloom": {"n_layer": 6},
+}
+
+
+def streamed_pair(folder: Path, kind: str, **options: Any) -> tuple[Any, Any]:
+    """The model in memory, and the same one with all layers streamed."""
+    changes = KINDS[kind]
+    own = {"num_hidden_layers": None} if "n_layer" in changes else {}
+    name = kind.partition(",")[0]
+    model = saved_model(folder, name, **{k: v for k, v in (own | changes).items() if v is not None})
+    attention = model.config._attn_implementation
+    streamed = load_tightly(folder, **options)
+    streamed.set_attn_implementation(attention)
+    assert is_streamed(streamed)
+    return model, streamed
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_plain_and_with_drafts(kind: str, mode: str, tmp_path: Path) -> None:
+    model, streamed = streamed_pair(tmp_path, kind)
+    inputs = prompt(3 if mode == "sample" else 1)
+    stock = run(model, inputs, **MODES[mode])
+    both = run_both(streamed, inputs, doubting(stock.ids, inputs), **MODES[mode])
+    assert_same_ids(both.stock.ids, stock.ids)
+    assert_same_ids(both.ours.ids, stock.ids)
+    assert both.stats.forward == "streamed"
+    assert both.stats.eager_reason is None
+
+
+@pytest.mark.parametrize("shards", ["1GB", "20KB"])
+def test_any_budget_from_the_least_to_everything(shards: str, tmp_path: Path) -> None:
+    model, inputs = saved_model(tmp_path, shards=shards), prompt()
+    stock, numbers = run(model, inputs, **GREEDY), []
+    assert (tmp_path / "model.safetensors.index.json").exists() == (shards != "1GB")
+    for share in range(60, 101, 5):
+        streamed = load_streamed(str(tmp_path), max_memory=f"{share}%", max_length=1)
+        assert_same_ids(run(streamed, inputs, **GREEDY).ids, stock.ids)
+        numbers.append(len(getattr(streamed, "hf_device_map", {})))
+    assert numbers == sorted(numbers, reverse=True)
+    assert numbers[-1] == 0
+    assert not is_streamed(streamed)
+
+
+def test_a_text_in_another_dtype(tmp_path: Path) -> None:
+    """Converted while they are read, the weights are those that from_pretrained() makes."""
+    saved_model(tmp_path).to(torch.bfloat16).save_pretrained(tmp_path)
+    streamed = load_tightly(tmp_path, dtype="float32")
+    model = type(streamed).from_pretrained(tmp_path, dtype=torch.float32)
+    run_both(streamed, prompt(), doubting(run(model, prompt(), **GREEDY).ids, prompt()), **GREEDY)
+    assert_same_ids(run(streamed, prompt(), **GREEDY).ids, run(model, prompt(), **GREEDY).ids)
+    assert streamed.dtype == torch.float32
+
+
+def test_the_public_way(tmp_path: Path) -> None:
+    """As in the page: attached, with a `SelfSpec` that learns from call to call."""
+    model, streamed = streamed_pair(tmp_path, "llama")
+    attach(streamed)
+    spec = SelfSpec()
+    for seed in range(3):
+        inputs = prompt(seed=seed)
+        stock = run(model, inputs, **GREEDY)
+        assert_same_ids(run(streamed, inputs, assistant=spec, **GREEDY).ids, stock.ids)
+    assert spec.total_stats.accepted_lengths
+
+
+def test_a_step_reads_each_streamed_layer_once(tmp_path: Path) -> None:
+    _, streamed = streamed_pair(tmp_path, "llama")
+    with torch.no_grad():
+        streamed(**prompt())
+        before = traffic(streamed).num_bytes
+        for _ in range(10):
+            streamed(**prompt())
+    layer = (traffic(streamed).num_bytes - before) / 60
+    assert 60 * layer <= traffic(streamed).num_bytes <= 70 * layer
+
+
+@pytest.mark.parametrize("forward", ["packed", "graph"])
+def test_other_ways_to_run_forwards_give_way(forward: str, tmp_path: Path) -> None:
+    _, streamed = streamed_pair(tmp_path, "llama")
+    spec = SelfSpec(forward=forward, **FIXED)
+    both = run_both(streamed, prompt(), spec, drafts=False, **GREEDY)
+    assert both.stats.forward == "streamed"
+    assert both.stats.packed_bytes == 0
+    assert "its weights are streamed" in str(both.stats.eager_reason)
+    with pytest.raises(UnsupportedError, match="its weights are streamed"):
+        run(streamed, prompt(), custom_generate=SelfSpec(forward=forward, strict=True), **GREEDY)
+
+
+def test_trials_run_the_first_layers_alone(tmp_path: Path) -> None:
+    """A forward of a model that is read from disk is dear."""
+    model, streamed = streamed_pair(tmp_path, "llama")
+    widths = []
+    streamed.model.layers[3].register_forward_pre_hook(lambda *_: widths.append(1))
+    assert SelfSpec().ability(streamed) == SelfSpec().ability(model)
+    assert SelfSpec().ability(streamed).mode == "tree"
+    assert not widths
+
+
+def test_a_call_that_breaks_off_leaves_a_model_that_works(tmp_path: Path) -> None:
+    model, streamed = streamed_pair(tmp_path, "llama")
+
+    def break_off(*_args: object) -> None:
+        raise KeyboardInterrupt
+
+    for layer in streamed.model.layers:
+        handle = layer.self_attn.register_forward_pre_hook(break_off)
+        with pytest.raises(KeyboardInterrupt):
+            run(streamed, prompt(), **GREEDY)
+        handle.remove()
+        run_both(streamed, prompt(), SelfSpec(), drafts=False, max_new_tokens=4, **GREEDY)
+    assert_same_ids(run(streamed, prompt(), **GREEDY).ids, run(model, prompt(), **GREEDY).ids)
