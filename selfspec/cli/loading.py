@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from selfspec.cli.errors import CliError, one_line
 from selfspec.cli.options import ModelOptions
-from selfspec.errors import unknown_name
+from selfspec.errors import SelfSpecError, unknown_name
 
 __all__ = [
     "DTYPES",
@@ -96,11 +96,15 @@ def load_model(options: ModelOptions, tokenizer: Any) -> Loaded:
     """Loads the model, in the dtype and onto the device that the options name."""
     from transformers import AutoModelForCausalLM
 
+    from selfspec import load_streamed
+
     device = _device(options.device)
     dtype = _dtype(options)
     source = _source(options.model)
 
     def load() -> Any:
+        if options.max_memory is not None:
+            return load_streamed(source, max_memory=options.max_memory, dtype=dtype, device=device)
         model, info = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, output_loading_info=True
         )
@@ -134,7 +138,7 @@ def _attempt(source: str, what: str, load: Callable[[], T]) -> T:
 
     try:
         return load()
-    except CliError:
+    except SelfSpecError:
         raise
     except (ImportError, OSError, RuntimeError, ValueError, SafetensorError) as error:
         message = f"the {what} of {source!r} can't be loaded: {one_line(error)}"

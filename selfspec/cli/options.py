@@ -71,6 +71,14 @@ class ModelOptions:
             "near-ties may fall differently than with stock generate()."
         ),
     ] = "auto"
+    max_memory: Annotated[
+        str | None,
+        Option(
+            help="Keep the model within this memory, such as 2GB, 500MB or 25% of what it takes: "
+            "layers that do not fit are read from disk in each step. Default: no limit.",
+            show_default=False,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ import torch
 
 from selfspec.records import DraftTree, Queries
 from selfspec.run.attention_types import AttentionTypes
+from selfspec.run.device_of import device_of
 from selfspec.run.grouped_attention import grouped_attention
 from selfspec.run.layout import Layout, RowState, lay_out
 from selfspec.run.tree_kv import TreeKV
@@ -51,7 +52,7 @@ class TreeBackend:
         num_rows = next_positions.shape[-2]
         self.kind = kind
         self._model = model
-        self._device = model.device
+        self._device = device_of(model)
         self._cache = cache
         self._attention = attention
         self._positions = next_positions[..., 0].cpu().numpy()  # (..., B)

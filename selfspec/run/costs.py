@@ -23,6 +23,7 @@ from selfspec.machine.measured import Measured
 from selfspec.records import Queries
 from selfspec.run.backend import Backend
 from selfspec.run.backends import ChainBackend
+from selfspec.run.device_of import device_of
 from selfspec.run.graphs.backend import GraphBackend
 
 __all__ = ["Costs", "context_bucket", "kept_curve", "measure", "new_costs"]
@@ -101,9 +102,9 @@ def measure(
     from it.
     """
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    ids = torch.ones(num_rows, num_columns, dtype=torch.long, device=model.device)
+    ids = torch.ones(num_rows, num_columns, dtype=torch.long, device=device_of(model))
     model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-    positions = torch.full((num_rows, 1), num_columns, device=model.device)
+    positions = torch.full((num_rows, 1), num_columns, device=device_of(model))
     is_stepped = isinstance(backend := new_backend(cache, positions, STEPS[-1]), GraphBackend)
     curve = _measured(backend, num_rows, STEPS if is_stepped else WIDTHS, max_seconds)
     key = _key(model, num_rows, _forward_of(backend))
@@ -145,7 +146,7 @@ def _started(
 def _query_of(model: Any, backend: Backend) -> float:
     """The guess for what one more query costs."""
     is_read = backend.kind == "streamed" or len(_devices(model)) > 1
-    return _QUERY.get("streamed" if is_read else model.device.type, _QUERY["other"])
+    return _QUERY.get("streamed" if is_read else device_of(model).type, _QUERY["other"])
 
 
 def _doublings(num_columns: int) -> int:
@@ -182,7 +183,7 @@ def _key(model: Any, num_rows: int, forward: str) -> _Key:
         "parameters": sum(p.numel() for p in model.parameters()),
         "weights in": _weights_in(model),
         "dtype": str(model.dtype),
-        "device": device_name(model.device),
+        "device": device_name(device_of(model)),
         "attention": str(getattr(model.config, "_attn_implementation", None)),
         "rows": num_rows,
         "forward": forward,
@@ -195,7 +196,7 @@ def _key(model: Any, num_rows: int, forward: str) -> _Key:
 def _weights_in(model: Any) -> str:
     """Where the weights are: how many parts of the model on which device, or the model's own."""
     parts = sorted(_devices(model).items())
-    return ", ".join(f"{number} on {device}" for device, number in parts) or str(model.device)
+    return ", ".join(f"{number} on {device}" for device, number in parts) or str(device_of(model))
 
 
 def _devices(model: Any) -> Counter[str]:

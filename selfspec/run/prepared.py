@@ -25,6 +25,7 @@ from selfspec.run.backend import Backend
 from selfspec.run.backends import ChainBackend, TreeBackend
 from selfspec.run.costs import Costs, measure
 from selfspec.run.decode_mode import decode_mode
+from selfspec.run.device_of import device_of
 from selfspec.run.graphs.backend import GraphBackend
 from selfspec.run.graphs.kept import KeptRunner
 from selfspec.run.graphs.runner import StaticRunner
@@ -128,7 +129,7 @@ class Prepared:
         assert self.ability.attention is not None
         positions = prompt.model_kwargs["position_ids"][..., -1:]
         positions = positions.expand(*positions.shape[:-2], len(prompt.input_ids), 1)
-        device, visible = self.model.device, prompt.visible
+        device, visible = device_of(self.model), prompt.visible
         visible = None if visible is None else visible.to(device)
         return prompt.cache, self.ability.attention, positions.to(device), visible
 
@@ -147,7 +148,7 @@ class Forwards:
     def ability(self, model: Any) -> Ability:
         """What a model can verify as it stands now; tried on first use."""
         implementation = getattr(model.config, "_attn_implementation", None)
-        state = (implementation, model.dtype, model.device, model.training)
+        state = (implementation, model.dtype, device_of(model), model.training)
         known = self._abilities.setdefault(model, {})
         if state not in known:
             start = perf_counter()
@@ -160,7 +161,7 @@ class Forwards:
     def prepare(self, model: Any, config: SpecConfig) -> Iterator[Prepared]:
         """How one call is to run the model; what that takes is made here, when it is due."""
         prepared = Prepared(model, self.ability(model), config, self.costs)
-        forward, device = config.forward, device_for(model.device, overlap=False)
+        forward, device = config.forward, device_for(device_of(model), overlap=False)
         if is_streamed(model):
             self._stream(prepared)
             yield prepared
@@ -184,7 +185,7 @@ class Forwards:
     @contextmanager
     def _captured(self, prepared: Prepared) -> Iterator[None]:
         model, attention = prepared.model, prepared.ability.attention
-        device = device_for(model.device, overlap=False)
+        device = device_for(device_of(model), overlap=False)
         if attention is None:
             prepared.reason = "a chain grows the stock KV cache, which has no fixed slots"
         elif not device.can_capture:

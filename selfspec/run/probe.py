@@ -18,6 +18,7 @@ import torch
 from selfspec.run.attention_types import AttentionTypes
 from selfspec.run.backends import TreeBackend
 from selfspec.run.depth import Depth
+from selfspec.run.device_of import device_of
 from selfspec.run.layout import Window
 from selfspec.run.trials import check_chain, check_logits, check_tree
 
@@ -77,10 +78,10 @@ def probe(model: Any) -> Ability:
     if ids is None:
         return Ability("plain", "its vocabulary is too small to try a draft on", None)
     with _trying(model):
-        before = _random_state(model.device)
+        before = _random_state(device_of(model))
         types, reason = _try_tree(model, ids)
         chain_reason = None if reason is None else _try_chain(model, ids)
-        draws = not torch.equal(before, _random_state(model.device))
+        draws = not torch.equal(before, _random_state(device_of(model)))
     if draws:
         return Ability("plain", "its forward draws random numbers, as in training mode", None)
     if reason is None:
@@ -116,7 +117,7 @@ def attention_for_trees(model: Any) -> AttentionTypes | str:
 @contextmanager
 def _trying(model: Any) -> Iterator[None]:
     """Inside, no gradients are kept; at the end the random stream is as it was before."""
-    devices = [model.device] if model.device.type == "cuda" else []
+    devices = [device_of(model)] if device_of(model).type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices):
         yield
 

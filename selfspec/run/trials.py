@@ -19,6 +19,7 @@ from selfspec.run.attention_types import AttentionTypes
 from selfspec.run.backend import Backend
 from selfspec.run.backends import ChainBackend
 from selfspec.run.depth import Depth
+from selfspec.run.device_of import device_of
 from selfspec.run.tree_kv import can_hold_trees
 
 __all__ = ["check_chain", "check_logits", "check_tree"]
@@ -76,7 +77,7 @@ def check_tree(
     right = _Text([*prompt, root, b, c, d], range(7), [3, 4, 5, 6, 6])
     faults = _faults_of_trees(right, wrong[0])
     truth, *answers = _read(model, [right, *(fault.text for fault in faults)], depth)
-    position = torch.full((1, 1), len(prompt), device=model.device)
+    position = torch.full((1, 1), len(prompt), device=device_of(model))
     backend = new_backend(model, cache, depth.types(types), position, None, room=16)
     path = [0, 2, 3]
 
@@ -128,8 +129,8 @@ def check_chain(model: Any, ids: Sequence[int], depth: Depth) -> str | None:
         return "its KV cache can't be cropped"
     kwargs = {"past_key_values": cache, "use_cache": True}
     if _takes_positions(model):
-        kwargs["position_ids"] = torch.arange(len(prompt) + 1, device=model.device)[None]
-    backend = ChainBackend(model, cache, torch.tensor([prompt], device=model.device), kwargs)
+        kwargs["position_ids"] = torch.arange(len(prompt) + 1, device=device_of(model))[None]
+    backend = ChainBackend(model, cache, torch.tensor([prompt], device=device_of(model)), kwargs)
     first = _outcome(backend, _tree(root, [], [a, b, c]), depth)[:2]
     backend.commit([[0, 1]])
     got = torch.cat([first, _outcome(backend, DraftTree.of_root(d), depth)])
@@ -154,7 +155,7 @@ def check_logits(model: Any, ids: Sequence[int], depth: Depth) -> str | None:
     takes_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
     if depth.last_layer is None or takes_logits_to_keep:
         return None
-    input_ids = torch.tensor([list(ids[:2])], device=model.device)
+    input_ids = torch.tensor([list(ids[:2])], device=device_of(model))
     shape = tuple(model(input_ids=input_ids, use_cache=False).logits.shape[:2])
     return None if shape == (1, 2) else f"it gives logits of shape {shape} for (1, 2) tokens"
 
@@ -209,12 +210,12 @@ def _read(model: Any, texts: Sequence[_Text], depth: Depth) -> list[torch.Tensor
     """
     length = max(len(text.ids) for text in texts)
     rows = [(*text.ids, *[text.ids[-1]] * (length - len(text.ids))) for text in texts]
-    input_ids = torch.tensor(rows, device=model.device)
+    input_ids = torch.tensor(rows, device=device_of(model))
     # A mask of ones keeps transformers from taking odd positions for several texts in one row.
     inputs = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
     if _takes_positions(model):
         inputs["position_ids"] = torch.tensor(
-            [(*text.positions, *range(length))[:length] for text in texts], device=model.device
+            [(*text.positions, *range(length))[:length] for text in texts], device=device_of(model)
         )
     outcomes = depth.outcome(lambda: model(**inputs, use_cache=False).logits)
     return [row[list(text.compared)].float() for row, text in zip(outcomes, texts, strict=True)]
@@ -236,7 +237,7 @@ def _prefilled(model: Any, prompt: Sequence[int], depth: Depth) -> DynamicCache:
 
 
 def _run(model: Any, ids: Sequence[int], cache: DynamicCache, depth: Depth) -> torch.Tensor:
-    input_ids = torch.tensor([list(ids)], device=model.device)
+    input_ids = torch.tensor([list(ids)], device=device_of(model))
     inputs = {"input_ids": input_ids, "past_key_values": cache, "use_cache": True}
     return depth.outcome(lambda: model(**inputs).logits)[0]
 

@@ -12,6 +12,8 @@ from selfspec.cli import loading
 from selfspec.cli.errors import CliError, one_line
 from selfspec.cli.loading import load_model, load_tokenizer, quiet
 from selfspec.cli.options import ModelOptions
+from selfspec.run.streamed import is_streamed
+from tests.streamed import least_memory, saved_model
 
 
 def load(folder, **options):
@@ -96,3 +98,33 @@ def test_a_model_that_writes_no_text(broken):
 
 def test_one_line_of_a_long_message():
     assert one_line("  not\n  found\n\nTry this:\n  …") == "not found"
+
+
+
+
+@pytest.fixture
+def deep_folder(plain_folder, tmp_path):
+    """The tokenizer of `plain_folder`, with a model of enough layers to stream some."""
+    tokenizer = load_tokenizer(ModelOptions(model=plain_folder))
+    tokenizer.save_pretrained(tmp_path)
+    saved_model(tmp_path, vocab_size=len(tokenizer))
+    return tmp_path
+
+
+def test_a_budget_of_memory_streams_layers(deep_folder):
+    loaded = load(deep_folder, device="cpu", max_memory=least_memory(deep_folder))
+    assert is_streamed(loaded.model)
+    assert str(loaded).endswith("(0.0M parameters, float32, cpu)")
+    assert not is_streamed(load(deep_folder, device="cpu", max_memory="100%").model)
+
+
+def test_generate_within_a_budget(run, fails, deep_folder):
+    options = ("generate", "--model", deep_folder, "--max-new-tokens", "9", "--device", "cpu")
+    text = run(*options, stdin="the fox").stdout
+    least = least_memory(deep_folder)
+    streamed = run(*options, "--max-memory", least, "--stats", stdin="the fox")
+    assert streamed.stdout == text
+    assert "streamed forwards" in streamed.stderr
+    line = fails(*options, "--max-memory", "1KB", stdin="the fox")
+    assert f"max_memory must be at least {least} for this model" in line
+    assert "max_memory must be a number" in fails(*options, "--max-memory", "big", stdin="a")

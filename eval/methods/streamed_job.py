@@ -1,0 +1,220 @@
+"""A process of its own that answers questions with one method, within a budget of memory.
+
+    echo '{"model": PATH, "method": "streamed", ...}' | python -m eval.methods.streamed_job
+
+Reads a job as JSON from its standard input and prints a result as one line of JSON, for
+`eval.bench_streamed`. What the process takes is sampled meanwhile: its own memory beyond what it
+had before the model, and the model's files in the page cache.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import torch
+import transformers
+
+from eval.methods.method import Method, SelfSpecMethod
+from eval.methods.timing import num_new_tokens, timed
+from selfspec import SelfSpec, load_streamed
+from selfspec.run.streamed import traffic
+
+__all__ = ["METHODS", "Job", "Result", "main"]
+
+ACCELERATE, ALONE, LOOKUP, OURS = METHODS = (
+    "accelerate",
+    "streamed",
+    "streamed prompt-lookup",
+    "streamed selfspec",
+)
+_LOOKUP_TOKENS = 10
+_EVERY = 0.05  # seconds between two samples of memory
+
+
+class Job(NamedTuple):
+    """What to load and what to ask."""
+
+    model: str
+    method: str
+    max_memory: int
+    max_length: int
+    prompts: list[list[int]]
+    max_new_tokens: int
+    dtype: str
+    threads: int | None
+    knobs: dict[str, Any]
+
+
+class Result(NamedTuple):
+    """Of all questions together, but for `texts`, the new ids of each."""
+
+    texts: list[list[int]]
+    seconds: float  # of decoding, without the prompts' forwards
+    num_steps: int  # forwards behind the prompts'
+    num_nodes: int
+    bytes_read: int  # while decoding and over the prompts; of accelerate what its process read
+    num_forwards: int
+    seconds_read: float
+    seconds_waited: float
+    peak_bytes: int  # of the process, beyond what it had before the model
+    peak_cached: int  # of the model's files in the page cache, at the same moment
+
+
+def main() -> int:
+    """Runs the job on standard input."""
+    job = Job(**json.loads(sys.stdin.read()))
+    print(json.dumps(_run(job)._asdict()))
+    return 0
+
+
+def _run(job: Job) -> Result:
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    if job.threads is not None:
+        torch.set_num_threads(job.threads)
+    with ExitStack() as stack:
+        memory = stack.enter_context(_Memory(sorted(Path(job.model).glob("*.safetensors"))))
+        model = _load(job, stack)
+        # All methods write the same number of tokens, whatever half precision makes of the text.
+        model.generation_config.eos_token_id = None
+        return _answer(job, model, memory)
+
+
+def _load(job: Job, stack: ExitStack) -> Any:
+    if job.method != ACCELERATE:
+        options = {"max_memory": job.max_memory, "max_length": job.max_length}
+        return load_streamed(job.model, dtype=job.dtype, **options)
+    folder = stack.enter_context(tempfile.TemporaryDirectory())
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        job.model,
+        dtype=job.dtype,
+        device_map="auto",
+        max_memory={"cpu": job.max_memory},
+        offload_folder=folder,
+    ).eval()
+
+
+def _answer(job: Job, model: Any, memory: _Memory) -> Result:
+    method, forwards = _method(job), [0]
+    handle = model.register_forward_hook(lambda *_: forwards.__setitem__(0, forwards[0] + 1))
+    before, seconds, texts = _read(model), 0.0, []
+    for prompt in job.prompts:
+        ids = torch.tensor([prompt])
+        answer = timed(model, lambda ids=ids: _one(method, model, ids, job.max_new_tokens))
+        seconds += answer.decode_seconds
+        texts.append(answer.output[0, -num_new_tokens(answer.output, ids) :].tolist())
+    handle.remove()
+    read = [now - then for now, then in zip(_read(model), before, strict=True)]
+    stats = method.spec.total_stats if isinstance(method, SelfSpecMethod) else None
+    num_steps = forwards[0] - len(job.prompts)
+    return Result(
+        texts=texts,
+        seconds=seconds,
+        num_steps=num_steps,
+        num_nodes=stats.num_nodes if stats else num_steps,
+        bytes_read=int(read[0]),
+        num_forwards=forwards[0],
+        seconds_read=read[1],
+        seconds_waited=read[2],
+        peak_bytes=memory.peak[0],
+        peak_cached=memory.peak[1],
+    )
+
+
+def _method(job: Job) -> Method:
+    if job.method == OURS:
+        return SelfSpecMethod(OURS, SelfSpec(**job.knobs))
+    arguments = {"prompt_lookup_num_tokens": _LOOKUP_TOKENS} if job.method == LOOKUP else {}
+    return Method(job.method, arguments)
+
+
+def _one(method: Method, model: Any, ids: torch.Tensor, max_new_tokens: int) -> torch.Tensor:
+    return method.answer(model, ids, max_new_tokens=max_new_tokens, temperature=0.0, seed=0)
+
+
+def _read(model: Any) -> tuple[float, float, float]:
+    """Bytes read, seconds of reading, and seconds of waiting for it, since the model was loaded."""
+    found = traffic(model)
+    if found.num_bytes:
+        return found
+    return float(psutil.Process().io_counters().read_bytes), 0.0, 0.0
+
+
+class _Memory:
+    """Samples in a thread what the process and the page cache hold of a model.
+
+    `peak` is the moment with the largest sum. The page cache starts without the files, and what
+    nobody has mapped is dropped again at each sample if `drops` is set.
+    """
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.peak = (0, 0)
+        self._files = files
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._start = 0
+
+    def __enter__(self) -> _Memory:
+        for file in self._files:
+            drop_from_cache(file)
+        self._start = _anonymous()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._ended.wait(_EVERY):
+            now = (_anonymous() - self._start, sum(map(cached_bytes, self._files)))
+            self.peak = max(self.peak, now, key=sum)
+
+
+def _anonymous() -> int:
+    """The memory of this process without what it has mapped from files."""
+    info = psutil.Process().memory_info()
+    return int(info.rss - info.shared)
+
+
+def drop_from_cache(file: Path) -> None:
+    """Drops what the page cache holds of a file, as far as nobody has it mapped."""
+    with open(file, "rb") as opened:
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def cached_bytes(file: Path) -> int:
+    """How much of a file the page cache holds."""
+    with _mapped(file) as (address, length):
+        pages = (ctypes.c_ubyte * -(-length // mmap.PAGESIZE))()
+        _LIBC.mincore(ctypes.c_void_p(address), ctypes.c_size_t(length), pages)
+    return sum(map(bytes(pages).count, (b"\x01",))) * mmap.PAGESIZE
+
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+@contextmanager
+def _mapped(file: Path) -> Iterator[tuple[int, int]]:
+    """The address and the length of a file in memory; nothing of it is read."""
+    with open(file, "rb") as opened, mmap.mmap(opened.fileno(), 0, mmap.MAP_PRIVATE) as mapped:
+        first = ctypes.c_char.from_buffer(mapped)
+        try:
+            yield ctypes.addressof(first), len(mapped)
+        finally:
+            del first
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""Amounts of memory, and which layers they leave to be streamed."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfspec import ConfigError
+from selfspec.run.streamed.budget import (
+    NUM_BUFFERS,
+    Sizes,
+    budget_in_bytes,
+    choose_streamed,
+    kv_bytes,
+)
+from tests.fakes import new_model, prompt
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [
+        (12345, 12345),
+        ("2GB", 2 * 10**9),
+        ("0.5 gb", 5 * 10**8),
+        ("500MB", 5 * 10**8),
+        ("3KiB", 3 * 1024),
+        ("1GiB", 1 << 30),
+        ("12B", 12),
+        ("25%", 250),
+        ("12.5 %", 125),
+    ],
+)
+def test_amounts(text, amount):
+    assert budget_in_bytes(text, 1000) == amount
+
+
+@pytest.mark.parametrize("text", ["", "2", "GB", "2PB", "-1GB", "2 GB each", "%", 0, -5, True, 1.5])
+def test_what_is_no_amount(text):
+    with pytest.raises(ConfigError, match="max_memory must be a number of bytes, or text"):
+        budget_in_bytes(text, 1000)
+
+
+def sizes(number: int, *, fixed: int = 100) -> Sizes:
+    return Sizes(fixed, [10] * number, [12] * number, 3)
+
+
+def test_everything_fits():
+    assert choose_streamed(sizes(8), range(8), 180) == ()
+
+
+@given(st.integers(4, 40), st.integers(0, 400))
+def test_as_few_as_the_budget_allows(number, more):
+    parts = sizes(number)
+    max_bytes = 100 + 24 + 3 + more
+    streamed = choose_streamed(parts, range(number), max_bytes)
+    assert parts.with_streamed(streamed) <= max_bytes
+    if len(streamed) > NUM_BUFFERS + 1:
+        assert parts.with_streamed(streamed[1:]) > max_bytes
+    gaps = [b - a for a, b in pairwise(streamed)]
+    assert max(gaps, default=1) - min(gaps, default=1) <= 1
+
+
+def test_too_little_names_the_least_that_will_do():
+    with pytest.raises(ConfigError, match=r"at least 1KB for this model \(got 126 bytes\)"):
+        choose_streamed(sizes(8), range(8), 126)
+    assert choose_streamed(sizes(8), range(8), 127) == tuple(range(8))
+
+
+def test_layers_that_share_weights_stay():
+    streamed = choose_streamed(sizes(8), [1, 2, 3, 4], 100 + 40 + 24 + 3)
+    assert streamed == (1, 2, 3, 4)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "deepseek-v3", "opt", "gpt2", "mixtral"])
+def test_the_kv_is_what_a_forward_leaves(name):
+    model, inputs = new_model(name), prompt(length=10)
+    cache = model(**inputs, use_cache=True).past_key_values
+    held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    assert kv_bytes(model.config, 10, 4) == held
+
+
+def test_the_kv_of_a_config_that_says_little():
+    config = SimpleNamespace(num_attention_heads=4, hidden_size=32, num_hidden_layers=2)
+    assert kv_bytes(config, 10, 2) == 10 * 2 * 2 * 32 * 2

@@ -1,0 +1,277 @@
+"""`load_streamed`: what it makes of a folder, what it refuses, and what it leaves behind."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import os
+import pickle
+import threading
+import weakref
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import GenerationConfig
+
+from selfspec import ConfigError, UnsupportedError, WeightsError, load_streamed
+from selfspec.run.streamed import is_streamed
+from selfspec.run.streamed.stream import _stream_of
+from tests.fakes import prompt
+from tests.lossless.same import GREEDY, run
+from tests.streamed import least_memory, load_tightly, saved_model
+
+FILE = "model.safetensors"
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    saved_model(tmp_path, max_position_embeddings=64)
+    return tmp_path
+
+
+def readers() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name == "selfspec-reader"]
+
+
+def test_it_is_the_model_of_from_pretrained(folder):
+    GenerationConfig(top_k=7, do_sample=True).save_pretrained(folder)
+    model = load_tightly(folder)
+    stock = type(model).from_pretrained(folder)
+    assert not model.training
+    assert model.device == stock.device
+    assert model.dtype == stock.dtype
+    assert model.config.to_dict() == stock.config.to_dict()
+    assert model.generation_config.to_dict() == stock.generation_config.to_dict()
+    assert model.num_parameters() == stock.num_parameters()
+    own, stocks = dict(model.named_buffers()), dict(stock.named_buffers())
+    assert own.keys() == stocks.keys()
+    assert all(torch.equal(own[name], stocks[name]) for name in own)
+    assert model._non_persistent_buffers_set == stock._non_persistent_buffers_set
+
+
+def test_loading_leaves_the_random_stream_alone(folder):
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    load_tightly(folder)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float16", torch.float16])
+def test_dtypes(folder, dtype):
+    model = load_streamed(str(folder), max_memory="1GB", dtype=dtype)
+    assert model.dtype == (torch.float32 if dtype == "auto" else torch.float16)
+
+
+@pytest.mark.parametrize("dtype", ["float", "nn", torch.int8, None])
+def test_dtypes_that_are_none(folder, dtype):
+    dtype = "flaot32" if dtype == "float" else dtype
+    with pytest.raises(ConfigError, match="dtype must be one of torch's for floats, or 'auto'"):
+        load_streamed(str(folder), max_memory="1GB", dtype=dtype)
+
+
+def test_the_least_that_will_do_is_named(folder):
+    least = least_memory(folder, max_length=1)
+    assert is_streamed(load_streamed(str(folder), max_memory=least, max_length=1))
+    longer = least_memory(folder, max_length=60)
+    assert int(longer.removesuffix("KB")) - int(least.removesuffix("KB")) >= 40
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_memory": "some"}, "max_memory must be"),
+        ({"max_length": 0}, "max_length must be >= 1"),
+        ({"device": "meta"}, "device must be a CPU or a CUDA device"),
+    ],
+)
+def test_wrong_options(folder, options, said):
+    with pytest.raises(ConfigError, match=said):
+        load_streamed(str(folder), **{"max_memory": "1GB", **options})
+
+
+def test_what_such_a_model_refuses(folder, tmp_path):
+    model = load_tightly(folder)
+    for refused in (
+        lambda: model.to("cpu"),
+        lambda: model.half(),
+        lambda: model.cuda(),
+        lambda: model.state_dict(),
+        lambda: model.save_pretrained(tmp_path / "copy"),
+        lambda: model.push_to_hub("nowhere"),
+        lambda: copy.deepcopy(model),
+        lambda: pickle.dumps(model),
+    ):
+        with pytest.raises(UnsupportedError, match="a streamed model"):
+            refused()
+    assert not (tmp_path / "copy").exists()
+
+
+def test_weights_in_the_files_of_torch(folder):
+    weights = load_file(folder / FILE)
+    (folder / FILE).unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    with pytest.raises(WeightsError, match=r"safetensors files .*got pytorch_model.bin.*save_pre"):
+        load_streamed(str(folder), max_memory="1GB")
+
+
+def test_no_weights(folder):
+    (folder / FILE).unlink()
+    with pytest.raises(WeightsError, match=r"must hold model\.safetensors"):
+        load_streamed(str(folder), max_memory="1GB")
+
+
+def test_no_folder(tmp_path):
+    with pytest.raises(OSError, match="none"):
+        load_streamed(str(tmp_path / "none"), max_memory="1GB")
+
+
+def test_a_weight_that_is_missing(folder):
+    for name in ("model.norm.weight", "model.layers.3.mlp.up_proj.weight"):
+        weights = load_file(folder / FILE)
+        del weights[name]
+        save_file(weights, folder / FILE, metadata={"format": "pt"})
+        with pytest.raises(WeightsError, match=f"they lack '{name}'"):
+            load_streamed(str(folder), max_memory="1GB")
+
+
+def test_a_weight_of_another_shape(folder):
+    weights = load_file(folder / FILE)
+    weights["model.norm.weight"] = torch.ones(3)
+    save_file(weights, folder / FILE, metadata={"format": "pt"})
+    with pytest.raises(WeightsError, match=r"model.norm.weight must have shape \(32,\)"):
+        load_streamed(str(folder), max_memory="1GB")
+
+
+def test_a_shard_that_is_missing(tmp_path):
+    saved_model(tmp_path, shards="20KB")
+    second = sorted(tmp_path.glob("*.safetensors"))[1]
+    second.unlink()
+    with pytest.raises(WeightsError, match=f"must hold {second.name}, which its index names"):
+        load_streamed(str(tmp_path), max_memory="1GB")
+
+
+def test_an_index_that_is_torn(tmp_path):
+    saved_model(tmp_path, shards="20KB")
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(WeightsError, match="must name the files of the weights"):
+        load_streamed(str(tmp_path), max_memory="1GB")
+
+
+def test_quantised_models(folder):
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedError, match="a quantised model can't be streamed"):
+        load_streamed(str(folder), max_memory="1GB")
+
+
+def test_accelerate_is_named_where_it_is_missing(folder, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(UnsupportedError, match="pip install accelerate"):
+        load_streamed(str(folder), max_memory="1GB")
+
+
+def test_a_file_that_changes_while_the_model_lives(folder):
+    model = load_tightly(folder)
+    expected = run(model, prompt(), **GREEDY).ids
+    stamp = (folder / FILE).stat().st_mtime_ns
+    os.utime(folder / FILE, ns=(stamp, stamp + 1))
+    with pytest.raises(WeightsError, match="it was changed since"):
+        run(model, prompt(), **GREEDY)
+    os.utime(folder / FILE, ns=(stamp, stamp))
+    assert torch.equal(run(model, prompt(), **GREEDY).ids, expected)
+
+
+def test_a_file_that_is_replaced_does_no_harm(folder):
+    """The open file is the one that was loaded, whatever has its name now."""
+    model = load_tightly(folder)
+    expected = run(model, prompt(), **GREEDY).ids
+    (folder / FILE).unlink()
+    assert torch.equal(run(model, prompt(), **GREEDY).ids, expected)
+
+
+def test_a_file_that_is_cut_off_while_the_model_lives(folder):
+    model = load_tightly(folder)
+    os.truncate(folder / FILE, 5000)
+    with pytest.raises(WeightsError, match="changed since"):
+        run(model, prompt(), **GREEDY)
+
+
+def test_two_threads_take_turns(folder):
+    model, texts = load_tightly(folder), {}
+    alone = [run(model, prompt(seed=seed), **GREEDY).ids for seed in range(3)]
+
+    def decode(seed: int) -> None:
+        texts[seed] = model.generate(**prompt(seed=seed), max_new_tokens=40, do_sample=False)
+
+    threads = [threading.Thread(target=decode, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert all(torch.equal(texts[seed], alone[seed]) for seed in range(3))
+
+
+def test_nothing_is_left_behind(folder):
+    before, files = len(readers()), len(psutil.Process().open_files())
+    model = load_tightly(folder)
+    run(model, prompt(), **GREEDY)
+    assert len(readers()) == before + 1
+    reader, gone = _stream_of(model).reader, weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    assert reader.join(10)
+    assert len(readers()) == before
+    assert len(psutil.Process().open_files()) == files
+
+
+def test_nothing_is_left_behind_by_a_load_that_failed(folder):
+    before, files = len(readers()), len(psutil.Process().open_files())
+    with pytest.raises(ConfigError):
+        load_streamed(str(folder), max_memory=1)
+    assert len(readers()) == before
+    assert len(psutil.Process().open_files()) == files
+
+
+def test_weights_read_as_nan_between_forwards(folder):
+    """So that what reads them by mistake shows it."""
+    model = load_tightly(folder)
+    run(model, prompt(), **GREEDY)
+    weight = model.model.layers[2].mlp.up_proj.weight
+    assert weight.isnan().all()
+    assert not model.lm_head.weight.isnan().any()
+
+
+def test_memory_stays_within_the_budget(tmp_path):
+    """Buffers and what is resident, counted as the process holds them."""
+    saved_model(
+        tmp_path, hidden_size=512, intermediate_size=2048, num_hidden_layers=12, vocab_size=1000
+    )
+    gc.collect()
+    before = psutil.Process().memory_info().rss
+    model = load_tightly(tmp_path, max_length=64)
+    run(model, prompt(), **GREEDY)
+    taken = psutil.Process().memory_info().rss - before
+    whole = sum(weight.numel() for weight in model.parameters()) * 4
+    budget = int(least_memory(tmp_path, max_length=64).removesuffix("MB")) * 10**6
+    assert budget < whole / 3
+    assert taken < budget + 20 * 10**6
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(folder):
+    """From pinned memory, and from files through it."""
+    stock = run(load_tightly(folder), prompt(), **GREEDY).ids
+    for share in (0.5, 0.0):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("selfspec.run.streamed.buffers._SHARE_OF_FREE", share)
+            model = load_tightly(folder, device="cuda")
+        inputs = {name: ids.to("cuda") for name, ids in prompt().items()}
+        for _ in range(3):
+            got = model.generate(**inputs, max_new_tokens=40, do_sample=False)
+            assert torch.equal(got.cpu(), stock)

@@ -1,0 +1,173 @@
+"""The reader's thread: items in order, whoever breaks off, whatever goes wrong."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+import pytest
+
+from selfspec import WeightsError
+from selfspec.run.streamed.reader import Reader
+
+
+class Shelf:
+    """Buffers of plain numbers; notes what is filled, and when a buffer in use is overwritten."""
+
+    def __init__(self, number: int = 2) -> None:
+        self.held = [-1] * number
+        self.filled: list[int] = []
+        self.failing: Exception | type[BaseException] | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+        self.closed = threading.Event()
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+    def fill(self, item: int, buffer: int) -> None:
+        self.gate.wait(10)
+        if self.failing is not None:
+            raise self.failing
+        self.held[buffer] = item
+        self.filled.append(item)
+
+    def taken(self, buffer: int) -> None:
+        pass
+
+    def given_back(self, buffer: int) -> None:
+        self.held[buffer] = -1
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+@pytest.fixture
+def shelf():
+    return Shelf()
+
+
+@pytest.fixture
+def reader(shelf):
+    reader = Reader(shelf, 5)
+    yield reader
+    reader.close()
+    shelf.gate.set()
+    assert reader.join(10)
+    assert shelf.closed.is_set()
+
+
+def use(reader, shelf, item):
+    buffer = reader.take(item)
+    assert shelf.held[buffer] == item
+    return buffer
+
+
+def use_all(reader, shelf, first=0):
+    for item in range(first, 5):
+        use(reader, shelf, item)
+
+
+def until(condition):
+    """Waits for what another thread is about to do."""
+    for _ in range(1000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never came to that")
+
+
+def test_round_and_round(reader, shelf):
+    for step in range(4):
+        for item in range(5):
+            use(reader, shelf, item)
+            reader.give_back()
+        until(lambda step=step: len(shelf.filled) == 5 * (step + 1) + 2)
+    assert shelf.filled == [*range(5)] * 4 + [0, 1]
+
+
+def test_what_is_held_is_not_overwritten(reader, shelf):
+    buffer = use(reader, shelf, 0)
+    until(lambda: len(shelf.filled) == 2)
+    time.sleep(0.05)
+    assert shelf.held[buffer] == 0
+    assert shelf.filled == [0, 1]
+
+
+def test_any_order_is_served(reader, shelf):
+    """As after forwards that ended early, of which some gave their buffer back."""
+    chance = random.Random(0)
+    for _ in range(300):
+        use(reader, shelf, chance.randrange(5))
+        if chance.random() < 0.7:
+            reader.give_back()
+
+
+def test_another_item_while_one_is_read(reader, shelf):
+    until(lambda: len(shelf.filled) == 2)
+    shelf.gate.clear()
+    use(reader, shelf, 0)
+    reader.give_back()
+    until(lambda: reader._filling is not None)
+    threading.Timer(0.05, shelf.gate.set).start()
+    use(reader, shelf, 4)
+
+
+@pytest.mark.parametrize("item", [0, 3])
+def test_an_error_is_raised_where_weights_are_needed(reader, shelf, item):
+    until(lambda: len(shelf.filled) == 2)
+    shelf.failing = OSError("the disk is gone")
+    for _ in range(2):
+        with pytest.raises(WeightsError, match="weights can't be read: the disk is gone"):
+            use_all(reader, shelf, item)
+    shelf.failing = None
+    use_all(reader, shelf)
+
+
+def test_an_error_ahead_of_its_use_waits(reader, shelf):
+    until(lambda: len(shelf.filled) == 2)
+    shelf.failing = OSError("the disk is gone")
+    use(reader, shelf, 0)
+    use(reader, shelf, 1)
+    shelf.failing = None
+    use(reader, shelf, 0)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_was_killed_is_noticed(reader, shelf):
+    until(lambda: len(shelf.filled) == 2)
+    shelf.failing = SystemExit
+    with pytest.raises(WeightsError, match="the thread that reads weights must run"):
+        use_all(reader, shelf)
+    with pytest.raises(WeightsError, match="load the model again"):
+        use(reader, shelf, 0)
+
+
+def test_an_interrupt_while_waiting(shelf, reader, monkeypatch):
+    until(lambda: len(shelf.filled) == 2)
+    waited = reader._change.wait
+
+    def interrupted(_seconds: float | None = None) -> bool:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        return waited(_seconds)
+
+    shelf.gate.clear()
+    monkeypatch.setattr(reader._change, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        use(reader, shelf, 3)
+    monkeypatch.undo()
+    shelf.gate.set()
+    use_all(reader, shelf)
+
+
+def test_a_closed_reader_serves_nothing(shelf):
+    reader = Reader(shelf, 5)
+    until(lambda: len(shelf.filled) == 2)
+    reader.close()
+    assert reader.join(10)
+    use(reader, shelf, 0)
+    use(reader, shelf, 1)
+    with pytest.raises(WeightsError, match="it has ended"):
+        use(reader, shelf, 2)
