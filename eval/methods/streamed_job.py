@@ -4,7 +4,8 @@
 
 Reads a job as JSON from its standard input and prints a result as one line of JSON, for
 `eval.bench_streamed`. What the process takes is sampled meanwhile: its own memory beyond what it
-had before the model, and the model's files in the page cache.
+had before the model, and the model's files in the page cache. Each sample then drops them from the
+page cache, which on a machine that is too small for the model would not hold them either.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import psutil
 import torch
 import transformers
@@ -39,7 +41,7 @@ ACCELERATE, ALONE, LOOKUP, OURS = METHODS = (
     "streamed selfspec",
 )
 _LOOKUP_TOKENS = 10
-_EVERY = 0.05  # seconds between two samples of memory
+_EVERY = 0.25  # seconds between two samples of memory
 
 
 class Job(NamedTuple):
@@ -154,8 +156,7 @@ def _read(model: Any) -> tuple[float, float, float]:
 class _Memory:
     """Samples in a thread what the process and the page cache hold of a model.
 
-    `peak` is the moment with the largest sum. The page cache starts without the files, and what
-    nobody has mapped is dropped again at each sample if `drops` is set.
+    `peak` is the moment with the largest sum. The page cache starts without the files.
     """
 
     def __init__(self, files: Sequence[Path]) -> None:
@@ -167,7 +168,7 @@ class _Memory:
 
     def __enter__(self) -> _Memory:
         for file in self._files:
-            drop_from_cache(file)
+            _drop_from_cache(file)
         self._start = _anonymous()
         self._thread.start()
         return self
@@ -178,8 +179,10 @@ class _Memory:
 
     def _sample(self) -> None:
         while not self._ended.wait(_EVERY):
-            now = (_anonymous() - self._start, sum(map(cached_bytes, self._files)))
+            now = (_anonymous() - self._start, sum(map(_cached_bytes, self._files)))
             self.peak = max(self.peak, now, key=sum)
+            for file in self._files:
+                _drop_from_cache(file)
 
 
 def _anonymous() -> int:
@@ -188,18 +191,19 @@ def _anonymous() -> int:
     return int(info.rss - info.shared)
 
 
-def drop_from_cache(file: Path) -> None:
+def _drop_from_cache(file: Path) -> None:
     """Drops what the page cache holds of a file, as far as nobody has it mapped."""
     with open(file, "rb") as opened:
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def cached_bytes(file: Path) -> int:
+def _cached_bytes(file: Path) -> int:
     """How much of a file the page cache holds."""
     with _mapped(file) as (address, length):
-        pages = (ctypes.c_ubyte * -(-length // mmap.PAGESIZE))()
-        _LIBC.mincore(ctypes.c_void_p(address), ctypes.c_size_t(length), pages)
-    return sum(map(bytes(pages).count, (b"\x01",))) * mmap.PAGESIZE
+        pages = np.zeros(-(-length // mmap.PAGESIZE), dtype=np.uint8)
+        arguments = ctypes.c_void_p(address), ctypes.c_size_t(length)
+        _LIBC.mincore(*arguments, pages.ctypes.data_as(ctypes.c_void_p))
+    return int((pages & 1).sum()) * mmap.PAGESIZE
 
 
 _LIBC = ctypes.CDLL(None, use_errno=True)

@@ -100,8 +100,6 @@ def test_one_line_of_a_long_message():
     assert one_line("  not\n  found\n\nTry this:\n  …") == "not found"
 
 
-
-
 @pytest.fixture
 def deep_folder(plain_folder, tmp_path):
     """The tokenizer of `plain_folder`, with a model of enough layers to stream some."""

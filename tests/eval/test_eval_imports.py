@@ -26,6 +26,7 @@ COMMANDS = {
     "__main__",
     "ablation",
     "bench_step",
+    "bench_streamed",
     "command",
     "first_call",
     "grow",

@@ -1,0 +1,207 @@
+"""What streaming a model that is larger than memory costs, and what drafting gains there.
+
+    python -m eval.bench_streamed --model PATH --questions question.jsonl --max-memory 25% 50%
+
+Questions of Spec-Bench are answered greedily within each budget of memory: by accelerate's disk
+offload, and by streamed weights alone, with prompt lookup and with selfspec. Each method runs in a
+process of its own, which starts with nothing of the model in the page cache and drops its files
+from there again and again, as a machine without room for them does. The methods take turns in going
+first, round by round. Needs Linux. The last line is one JSON object.
+
+Printed are decoded tokens a second without the prompts' forwards, tokens and nodes a step, the
+megabytes that a forward reads, the share of the time of reading that forwards did not wait for,
+and the peak of the process's own memory beyond what it had before the model, with that of the
+page cache beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+
+from eval.benches.prompts import EVERY, load_questions
+from eval.errors import EvalError, exit_status
+from eval.methods.streamed_job import METHODS, Job, Result
+from eval.models.loading import DTYPES, load_tokenizer
+from eval.options import add_drafting, add_questions, described, drafting_knobs
+from eval.report.tables import Table
+from eval.runs.environment import short_name, versions
+from selfspec import SpecConfig
+from selfspec.run.streamed.budget import budget_in_bytes, kv_bytes
+
+__all__ = ["main"]
+
+Results = dict[str, dict[str, list[Result]]]  # by budget and method, in the order of the rounds
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures all budgets, and prints a table for each and the JSON line."""
+    options = _options(argv)
+    return exit_status(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    knobs = drafting_knobs(options)
+    SpecConfig.of(**knobs)  # A wrong knob is refused before anything starts.
+    unknown = set(options.methods) - set(METHODS)
+    if unknown or options.rounds < 1:
+        raise EvalError(
+            f"--methods must be of {', '.join(map(repr, METHODS))}, and --rounds >= 1 (got "
+            f"{sorted(unknown) or options.rounds})"
+        )
+    prompts = [ids[0].tolist() for _, ids in load_questions(options, load_tokenizer(options.model))]
+    results: Results = {}
+    for text in options.max_memory:
+        results[text] = {name: [] for name in options.methods}
+        for number in range(options.rounds):
+            first = number % len(options.methods)
+            for name in (*options.methods[first:], *options.methods[:first]):
+                result = _answered(_job(options, name, text, prompts, knobs))
+                results[text][name].append(result)
+                rate = _per_second(result)
+                print(f"{text}, round {number + 1}: {name} {rate:.2f} tokens/s", flush=True)
+    for text, found in results.items():
+        print(f"\n{_table(text, _budget(options, text)[0], found).markdown()}")
+    print(json.dumps(_told(options, len(prompts), results)))
+    return 0
+
+
+def _job(
+    options: argparse.Namespace,
+    method: str,
+    max_memory: str,
+    prompts: list[list[int]],
+    knobs: dict[str, Any],
+) -> Job:
+    budget, kv = _budget(options, max_memory)
+    return Job(
+        model=str(Path(options.model).expanduser().resolve()),
+        method=method,
+        # Accelerate's budget is for weights alone.
+        max_memory=budget - kv if method == "accelerate" else budget,
+        max_length=options.max_length,
+        prompts=prompts,
+        max_new_tokens=options.max_new_tokens,
+        dtype=options.dtype,
+        threads=options.threads,
+        knobs=knobs,
+    )
+
+
+def _budget(options: argparse.Namespace, max_memory: str) -> tuple[int, int]:
+    """A budget in bytes, and how many of them are for the KV."""
+    config = AutoConfig.from_pretrained(options.model).get_text_config(decoder=True)
+    files = Path(options.model).expanduser().glob("*.safetensors")
+    dtype, stored = DTYPES[options.dtype], config.dtype or torch.float32
+    weights = sum(file.stat().st_size for file in files) * dtype.itemsize // stored.itemsize
+    kv = kv_bytes(config, options.max_length, dtype.itemsize)
+    return budget_in_bytes(max_memory, weights + kv), kv
+
+
+def _answered(job: Job) -> Result:
+    """Runs a job in a new process."""
+    process = subprocess.run(
+        [sys.executable, "-m", "eval.methods.streamed_job"],
+        input=json.dumps(job._asdict()),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if process.returncode:
+        lines = process.stderr.strip().splitlines() or ["it said nothing"]
+        raise EvalError(f"{job.method!r} failed with {job.max_memory} bytes: {lines[-1]}")
+    return Result(**json.loads(process.stdout.splitlines()[-1]))
+
+
+def _per_second(result: Result) -> float:
+    """Decoded tokens a second; the prompts' forwards yield one of each text."""
+    return sum(len(text) - 1 for text in result.texts) / result.seconds
+
+
+def _figures(found: Sequence[Result], texts: Sequence[Sequence[int]]) -> dict[str, float]:
+    """The figures of one method, as medians over the rounds where rounds differ."""
+    last = found[-1]
+    num_tokens = sum(len(text) - 1 for text in last.texts)
+    hidden = [1 - each.seconds_waited / each.seconds_read for each in found if each.seconds_read]
+    return {
+        "tokens_per_second": median(map(_per_second, found)),
+        "least": min(map(_per_second, found)),
+        "most": max(map(_per_second, found)),
+        "tokens_per_step": num_tokens / last.num_steps,
+        "nodes_per_step": last.num_nodes / last.num_steps,
+        "bytes_per_step": median(each.bytes_read / each.num_forwards for each in found),
+        "hidden": max(0.0, median(hidden)) if hidden else 0.0,
+        "peak_bytes": max(each.peak_bytes for each in found),
+        "peak_cached": max(each.peak_cached for each in found),
+        "same_texts": sum(a == b for a, b in zip(last.texts, texts, strict=True)),
+    }
+
+
+def _table(text: str, budget: int, found: dict[str, list[Result]]) -> Table:
+    first = next(iter(found.values()))[-1]
+    head = ["method", "tokens/s", "least to most", "times the first", "tokens a step"]
+    head += ["nodes a step", "MB read a step", "hidden", "peak, MB", "cached, MB", "same text"]
+    rows, base = [], 0.0
+    for name, results in found.items():
+        row = _figures(results, first.texts)
+        base = base or row["tokens_per_second"]
+        cells = [name, f"{row['tokens_per_second']:.2f}", f"{row['least']:.2f}–{row['most']:.2f}"]
+        cells += [f"{row['tokens_per_second'] / base:.2f}x", f"{row['tokens_per_step']:.2f}"]
+        cells += [f"{row['nodes_per_step']:.1f}", f"{row['bytes_per_step'] / 1e6:.0f}"]
+        cells += [f"{row['hidden']:.0%}" if results[-1].seconds_read else "–"]
+        cells += [f"{row['peak_bytes'] / 1e6:.0f}", f"{row['peak_cached'] / 1e6:.0f}"]
+        rows.append([*cells, f"{row['same_texts']} of {len(first.texts)}"])
+    note = "Medians over the rounds. Same text: answers equal to those of the first method."
+    return Table(f"Within {text}: {budget / 1e6:.0f} MB", head, rows, note)
+
+
+def _told(options: argparse.Namespace, num_prompts: int, results: Results) -> dict[str, Any]:
+    """All figures, as plain values."""
+    figures: dict[str, Any] = {}
+    for text, found in results.items():
+        first = next(iter(found.values()))[-1]
+        rows = {name: _figures(each, first.texts) for name, each in found.items()}
+        figures[text] = {"max_bytes": _budget(options, text)[0], "methods": rows}
+    return {
+        "bench": "bench_streamed",
+        "model": short_name(options.model),
+        "dtype": options.dtype,
+        "max_new_tokens": options.max_new_tokens,
+        "max_length": options.max_length,
+        "num_prompts": num_prompts,
+        "rounds": options.rounds,
+        "threads": options.threads,
+        "knobs": drafting_knobs(options),
+        **versions(),
+        "figures": figures,
+    }
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = described("bench_streamed", __doc__)
+    add = parser.add_argument
+    add("--model", required=True, help="a folder with safetensors files")
+    add("--max-memory", nargs="+", default=["25%", "50%", "75%", "100%"], metavar="AMOUNT")
+    add("--methods", nargs="+", default=list(METHODS), metavar="NAME", help="default: all")
+    add("--dtype", choices=DTYPES, default="bfloat16", help="default: bfloat16")
+    add("--max-new-tokens", type=int, default=32, metavar="N", help="default: 32")
+    add("--max-length", type=int, default=1024, metavar="N", help="of the KV; default: 1024")
+    add("--rounds", type=int, default=1, metavar="N", help="default: 1")
+    add("--threads", type=int, metavar="N", help="of the CPU; default: torch's own choice")
+    add_questions(parser, limit="the first N questions")
+    add_drafting(parser)
+    parser.set_defaults(every=EVERY, limit=3)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""The streaming bench: processes that answer within a budget, and a table of what they did."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from eval import bench_streamed
+from eval.errors import EvalError
+from eval.methods.streamed_job import METHODS, Job, Result
+from tests.streamed import least_memory, saved_model
+from tests.tiny import make_tokenizer
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="samples memory as Linux tells it")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("deep")
+    make_tokenizer().save_pretrained(folder)
+    saved_model(folder, vocab_size=len(AutoTokenizer.from_pretrained(folder)))
+    return folder
+
+
+def job(folder: Path, method: str, **changes: object) -> Job:
+    prompts = [[5, 6, 7, 8, 5, 6], [9, 10]]
+    knobs = {"budget": "fixed"}
+    values = Job(str(folder), method, 0, 32, prompts, 12, "float32", 1, knobs)
+    return values._replace(**changes)
+
+
+def bytes_of(amount: str) -> int:
+    return int(amount.removesuffix("KB")) * 1000
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_process_answers_within_a_budget(folder, method):
+    budget = bytes_of(least_memory(folder, max_length=32))
+    result = bench_streamed._answered(job(folder, method, max_memory=budget))
+    whole = bench_streamed._answered(job(folder, "streamed", max_memory=10**9))
+    assert result.texts == whole.texts
+    assert [len(text) for text in result.texts] == [12, 12]
+    assert result.num_steps <= whole.num_steps == 22
+    assert result.peak_bytes > 0
+    assert whole.seconds_read == 0
+    if method != "accelerate":
+        assert result.bytes_read > 6 * 4096 * result.num_forwards  # Each forward reads all layers.
+        assert result.seconds_read > 0
+
+
+def test_a_process_that_fails_says_why(folder):
+    with pytest.raises(EvalError, match=r"'streamed' failed with 5 bytes: .* must be at least"):
+        bench_streamed._answered(job(folder, "streamed", max_memory=5))
+
+
+def test_the_command(folder, questions, capsys, monkeypatch):
+    made = []
+
+    def answered(each: Job) -> Result:
+        made.append(each)
+        seconds = 8.0 if each.method == "accelerate" else 2.0
+        texts = [[1] * 9 for _ in each.prompts]
+        return Result(texts, seconds, 8, 16, 10**9, 10, 2.0, 0.5, 7 * 10**6, 10**6)
+
+    monkeypatch.setattr(bench_streamed, "_answered", answered)
+    options = ["--model", str(folder), "--questions", str(questions), "--limit", "1"]
+    options += ["--max-memory", "50%", "3MB", "--rounds", "2", "--dtype", "float32"]
+    assert bench_streamed.main([*options, "--methods", "accelerate", "streamed"]) == 0
+    assert [each.method for each in made[:4]] == [
+        "accelerate",
+        "streamed",
+        "streamed",
+        "accelerate",
+    ]
+    assert made[5].max_memory == 3 * 10**6 > made[4].max_memory
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert "## Within 3MB: 3 MB" in lines
+    row = "| streamed | 4.00 | 4.00–4.00 | 4.00x | 1.00 | 2.0 | 100 | 75% | 7 | 1 | 1 of 1 |"
+    assert lines.count(row) == 2
+    figures = json.loads(last)["figures"]["3MB"]["methods"]["streamed"]
+    assert figures["tokens_per_second"] == 4.0
+
+
+@pytest.mark.parametrize("wrong", [["--methods", "magic"], ["--rounds", "0"], ["--knob", "a=1"]])
+def test_wrong_options_are_one_line(folder, questions, capsys, wrong):
+    options = ["--model", str(folder), "--questions", str(questions)]
+    assert bench_streamed.main([*options, *wrong]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
