@@ -18,6 +18,7 @@ from selfspec.cli.options import (
     Knobs,
     MaxNewTokens,
     ModelOptions,
+    RunOptions,
     Sampling,
     checked_config,
     unfolds,
@@ -69,7 +70,7 @@ def selfspec(
 @app.command()
 @unfolds
 def demo(
-    loading: ModelOptions,
+    loading: RunOptions,
     sampling: Sampling,
     knobs: Knobs,
     cache: CacheFolder = None,
@@ -99,7 +100,7 @@ def demo(
 @app.command()
 @unfolds
 def chat(
-    loading: ModelOptions,
+    loading: RunOptions,
     sampling: Sampling,
     knobs: Knobs,
     cache: CacheFolder = None,
@@ -127,7 +128,7 @@ def chat(
 @app.command()
 @unfolds
 def generate(
-    loading: ModelOptions,
+    loading: RunOptions,
     sampling: Sampling,
     knobs: Knobs,
     cache: CacheFolder = None,
@@ -156,7 +157,7 @@ def generate(
 @app.command()
 @unfolds
 def profile(
-    loading: ModelOptions,
+    loading: RunOptions,
     context: Annotated[
         int, typer.Option(min=1, help="Tokens of text in front. More: dearer attention.")
     ] = 512,
@@ -195,7 +196,7 @@ def _checked(loading: ModelOptions, knobs: Knobs) -> SpecConfig:
 
 @contextmanager
 def _loaded(
-    loading: ModelOptions,
+    loading: RunOptions,
     sampling: Sampling,
     max_new_tokens: int,
     cache: str | None,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from selfspec.cli.errors import CliError, one_line
-from selfspec.cli.options import ModelOptions
+from selfspec.cli.options import ModelOptions, RunOptions
 from selfspec.errors import SelfSpecError, unknown_name
 
 __all__ = [
@@ -103,8 +103,8 @@ def load_model(options: ModelOptions, tokenizer: Any) -> Loaded:
     source = _source(options.model)
 
     def load() -> Any:
-        if options.max_memory is not None:
-            return load_streamed(source, max_memory=options.max_memory, dtype=dtype, device=device)
+        if isinstance(options, RunOptions) and (amount := options.max_memory) is not None:
+            return load_streamed(source, max_memory=amount, dtype=dtype, device=device)
         model, info = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, output_loading_info=True
         )

@@ -24,6 +24,7 @@ __all__ = [
     "Knobs",
     "MaxNewTokens",
     "ModelOptions",
+    "RunOptions",
     "Sampling",
     "checked_config",
     "unfolds",
@@ -71,6 +72,12 @@ class ModelOptions:
             "near-ties may fall differently than with stock generate()."
         ),
     ] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(ModelOptions):
+    """The same for commands that run the model for a user, and within what memory."""
+
     max_memory: Annotated[
         str | None,
         Option(

@@ -11,13 +11,13 @@ from transformers.utils import logging
 from selfspec.cli import loading
 from selfspec.cli.errors import CliError, one_line
 from selfspec.cli.loading import load_model, load_tokenizer, quiet
-from selfspec.cli.options import ModelOptions
+from selfspec.cli.options import ModelOptions, RunOptions
 from selfspec.run.streamed import is_streamed
 from tests.streamed import least_memory, saved_model
 
 
 def load(folder, **options):
-    options = ModelOptions(model=None if folder is None else str(folder), **options)
+    options = RunOptions(model=None if folder is None else str(folder), **options)
     with quiet():
         return load_model(options, load_tokenizer(options))
 

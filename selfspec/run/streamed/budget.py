@@ -78,12 +78,13 @@ def choose_streamed(sizes: Sizes, may_stream: Sequence[int], max_bytes: int) -> 
 
 def kv_bytes(config: Any, num_tokens: int, itemsize: int) -> int:
     """What the keys and values of `num_tokens` tokens take, without windows taken into account."""
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    width = 2 * heads * head_dim
-    if getattr(config, "kv_lora_rank", None):  # Latent attention keeps all heads, expanded.
-        dims = config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim
-        width = config.num_attention_heads * dims
+    query_heads = getattr(config, "num_attention_heads", None)
+    if not query_heads:  # A recurrent model keeps no keys.
+        return 0
+    heads = getattr(config, "num_key_value_heads", None) or query_heads
+    width = 2 * heads * (getattr(config, "head_dim", None) or config.hidden_size // query_heads)
+    if getattr(config, "kv_lora_rank", None):  # Latent attention keeps one narrow state.
+        width = config.kv_lora_rank + config.qk_rope_head_dim
     return int(num_tokens * config.num_hidden_layers * width * itemsize)
 
 

@@ -68,14 +68,15 @@ class CudaBuffers:
         self._images = images
         self._shards = shards
         self._device = device
-        self._stream: Any = torch.cuda.Stream(device)
+        new_event: Any = torch.cuda.Event  # untyped, like the stream's class
+        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         size = max(image.num_bytes for image in images)
         self._buffers = [
             torch.empty(size, dtype=torch.uint8, device=device) for _ in range(NUM_BUFFERS)
         ]
-        self._filled: list[Any] = [torch.cuda.Event() for _ in self._buffers]
-        self._free: list[Any] = [torch.cuda.Event() for _ in self._buffers]
-        self._copied: Any = torch.cuda.Event()
+        self._filled: list[Any] = [new_event() for _ in self._buffers]
+        self._free: list[Any] = [new_event() for _ in self._buffers]
+        self._copied: Any = new_event()
         self._kept: list[torch.Tensor | None] = [None] * len(images)
         self._scratch = aligned_buffer(max(image.scratch_bytes for image in images))
         whole = sum(image.num_bytes for image in images)

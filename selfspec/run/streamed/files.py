@@ -17,7 +17,7 @@ import torch
 
 from selfspec.errors import WeightsError
 
-__all__ = ["BLOCK", "Shard", "StoredTensor", "aligned_buffer"]
+__all__ = ["BLOCK", "Shard", "StoredTensor", "aligned_buffer", "bytes_of"]
 
 BLOCK = 4096  # Direct reads begin and end at multiples of this many bytes, also in memory.
 _CHUNK = 1 << 25  # One read takes at most so many bytes.
@@ -154,6 +154,12 @@ def aligned_buffer(num_bytes: int, *, pinned: bool = False) -> torch.Tensor:
     buffer = torch.empty(num_bytes + BLOCK, dtype=torch.uint8, pin_memory=pinned)
     first = -buffer.data_ptr() % BLOCK
     return buffer[first : first + num_bytes]
+
+
+def bytes_of(buffer: torch.Tensor) -> memoryview:
+    """The memory of a tensor of bytes (N,) on the CPU."""
+    array: Any = buffer.numpy()
+    return memoryview(array)
 
 
 def _open_direct(path: Path) -> int:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from selfspec.run.streamed.checkpoint import Piece
-from selfspec.run.streamed.files import BLOCK, Shard, StoredTensor, aligned_buffer
+from selfspec.run.streamed.files import BLOCK, Shard, StoredTensor, aligned_buffer, bytes_of
 
 __all__ = ["Image", "Weight", "copy_into", "new_scratch"]
 
@@ -74,7 +74,7 @@ class Image:
         """Reads all weights into a buffer on the CPU."""
         for shard in {piece.stored.shard for weight in self._weights for piece in weight.pieces}:
             shard.check()
-        raw = memoryview(buffer.numpy())
+        raw = bytes_of(buffer)
         for run in self._runs:
             run.shard.read(run.start, raw[run.into : run.into + run.num_bytes])
         if self._copied:
@@ -100,7 +100,7 @@ class Image:
 
 def copy_into(weight: torch.Tensor, pieces: Iterable[Piece], scratch: torch.Tensor) -> None:
     """Reads a contiguous weight in parts, and converts them to its dtype, onto its device."""
-    raw, flat = memoryview(scratch.numpy()), weight.view(-1)
+    raw, flat = bytes_of(scratch), weight.view(-1)
     for stored, start in pieces:
         itemsize = stored.dtype.itemsize
         per_part = (len(raw) - 2 * BLOCK) // itemsize

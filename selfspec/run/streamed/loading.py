@@ -70,22 +70,17 @@ def load_streamed(
         model = _empty_model(name, dtype, shards)
         pieces = pieces_of(model, shards)
         layers = _Layers.of(model, pieces)
-        reserve = kv_bytes(
-            model.config.get_text_config(decoder=True), max_length, model.dtype.itemsize
-        )
-        sizes = layers.sizes(model, reserve)
+        sizes = layers.sizes(model, max_length)
         budget = budget_in_bytes(max_memory, sizes.whole)
         streamed = choose_streamed(sizes, layers.may_stream, budget)
-        stream = _fill(model, pieces, layers, streamed, device, shards)
+        _load(model, pieces, {n for i in streamed for n in layers.weights[i]}, device)
+        if streamed:
+            _stream(model, layers, streamed, shards, device)
     except BaseException:
         _close(shards)
         raise
-    if stream is None:
+    if not streamed:
         _close(shards)
-    else:
-        attach_stream(model, layers.decoder, [layers.modules[i] for i in streamed], stream)
-        where = "cpu" if device.type == "cuda" else "disk"
-        model.hf_device_map = {"": str(device)} | {layers.names[i]: where for i in streamed}
     _log.info(
         "%d of %d layers are streamed; %.0f MB of %.0f MB are used (loaded in %.2f s)",
         *(len(streamed), len(layers.modules)),
@@ -133,8 +128,10 @@ class _Layers(NamedTuple):
         decoder = model.get_submodule(prefix.rpartition(".")[0])
         return cls(decoder, names, list(found), weights, images, alone)
 
-    def sizes(self, model: Any, reserve: int) -> Sizes:
-        """What all parts take, in bytes."""
+    def sizes(self, model: Any, max_length: int) -> Sizes:
+        """What all parts take, in bytes, with the KV of so many tokens."""
+        config = model.config.get_text_config(decoder=True)
+        reserve = kv_bytes(config, max_length, model.dtype.itemsize)
         layers = [_num_bytes(module) for module in self.modules]
         return Sizes(
             _num_bytes(model) - sum(layers) + reserve,
@@ -186,24 +183,24 @@ def _keep_in_float32(model: Any) -> None:
             weight.data = weight.data.float()
 
 
-def _fill(
+def _stream(
     model: Any,
-    pieces: _Pieces,
     layers: _Layers,
     streamed: Sequence[int],
-    device: torch.device,
     shards: Sequence[Shard],
-) -> Stream | None:
-    """Loads what is resident; returns the stream of the rest, if there is one."""
-    later = {name for index in streamed for name in layers.weights[index]}
-    _load(model, pieces, later, device)
-    if not streamed:
-        return None
+    device: torch.device,
+) -> None:
+    """Lets layers have their weights in turn, and notes where the parts of the model are."""
     weights = [
         [_put(model, name, blank(weight, device)) for name, weight in layers.weights[index].items()]
         for index in streamed
     ]
-    return Stream(weights, new_buffers([layers.images[i] for i in streamed], shards, device))
+    buffers = new_buffers([layers.images[index] for index in streamed], shards, device)
+    stream = Stream(weights, buffers)
+    attach_stream(model, layers.decoder, [layers.modules[index] for index in streamed], stream)
+    where = "cpu" if device.type == "cuda" else "disk"
+    # As accelerate notes it, so that transformers does not move or compile the model.
+    model.hf_device_map = {"": str(device)} | {layers.names[index]: where for index in streamed}
 
 
 def _load(model: Any, pieces: _Pieces, later: set[str], device: torch.device) -> None:

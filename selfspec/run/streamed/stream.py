@@ -10,8 +10,9 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import torch
 from torch import nn
@@ -78,17 +79,18 @@ class Stream:
             weight.data = tensor
 
 
-class _Hook(NamedTuple):
-    """Called before or after a streamed layer's forward."""
+@dataclass(frozen=True)
+class _Hook:
+    """Called before or after the forward of a streamed layer."""
 
     stream: Stream
-    index: int
-    is_first: bool
-    # A forward may end behind any layer: the next one starts the reader anew.
-    allows_partial_forwards = True
+    act: Callable[[int], None]
+    number: int  # of the layer, among the streamed ones
+    # A forward may end behind any layer: the next one makes the reader start anew.
+    allows_partial_forwards: ClassVar[bool] = True
 
     def __call__(self, *_args: Any) -> None:
-        (self.stream.take if self.is_first else self.stream.give_back)(self.index)
+        self.act(self.number)
 
 
 def attach_stream(
@@ -96,8 +98,8 @@ def attach_stream(
 ) -> None:
     """Lets the stream serve these layers of the decoder, in that order."""
     for index, layer in enumerate(layers):
-        layer.register_forward_pre_hook(_Hook(stream, index, True))
-        layer.register_forward_hook(_Hook(stream, index, False))
+        layer.register_forward_pre_hook(_Hook(stream, stream.take, index))
+        layer.register_forward_hook(_Hook(stream, stream.give_back, index))
     vars(decoder)["forward"] = _one_at_a_time(decoder, stream.lock)
     for name, reason in _REFUSED.items():
         vars(model)[name] = _Refusal(reason)

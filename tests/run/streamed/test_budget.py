@@ -75,7 +75,7 @@ def test_layers_that_share_weights_stay():
     assert streamed == (1, 2, 3, 4)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "deepseek-v3", "opt", "gpt2", "mixtral"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "deepseek-v3", "glm4", "gpt2", "mixtral"])
 def test_the_kv_is_what_a_forward_leaves(name):
     model, inputs = new_model(name), prompt(length=10)
     cache = model(**inputs, use_cache=True).past_key_values
