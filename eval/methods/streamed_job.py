@@ -17,7 +17,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -108,30 +108,42 @@ def _load(job: Job, stack: ExitStack) -> Any:
 
 
 def _answer(job: Job, model: Any, memory: _Memory) -> Result:
-    method, forwards = _method(job), [0]
-    handle = model.register_forward_hook(lambda *_: forwards.__setitem__(0, forwards[0] + 1))
+    method = _method(job)
+    if isinstance(method, SelfSpecMethod):
+        method.spec.ability(model)  # is tried out once, and not part of an answer
     before, seconds, texts = _read(model), 0.0, []
-    for prompt in job.prompts:
-        ids = torch.tensor([prompt])
-        answer = timed(model, lambda ids=ids: _one(method, model, ids, job.max_new_tokens))
-        seconds += answer.decode_seconds
-        texts.append(answer.output[0, -num_new_tokens(answer.output, ids) :].tolist())
-    handle.remove()
+    with _counted_forwards(model) as num_forwards:
+        for prompt in job.prompts:
+            ids = torch.tensor([prompt])
+            answer = timed(model, lambda ids=ids: _one(method, model, ids, job.max_new_tokens))
+            seconds += answer.decode_seconds
+            texts.append(answer.output[0, -num_new_tokens(answer.output, ids) :].tolist())
     read = [now - then for now, then in zip(_read(model), before, strict=True)]
     stats = method.spec.total_stats if isinstance(method, SelfSpecMethod) else None
-    num_steps = forwards[0] - len(job.prompts)
+    num_steps = num_forwards() - len(job.prompts)
     return Result(
         texts=texts,
         seconds=seconds,
         num_steps=num_steps,
         num_nodes=stats.num_nodes if stats else num_steps,
         bytes_read=int(read[0]),
-        num_forwards=forwards[0],
+        num_forwards=num_forwards(),
         seconds_read=read[1],
         seconds_waited=read[2],
         peak_bytes=memory.peak[0],
         peak_cached=memory.peak[1],
     )
+
+
+@contextmanager
+def _counted_forwards(model: Any) -> Iterator[Callable[[], int]]:
+    """Yields what tells how many forwards were run inside."""
+    ended: list[None] = []
+    handle = model.register_forward_hook(lambda *_: ended.append(None))
+    try:
+        yield lambda: len(ended)
+    finally:
+        handle.remove()
 
 
 def _method(job: Job) -> Method:

@@ -16,6 +16,8 @@ __all__ = ["Buffers", "Reader"]
 
 # A forward that waits for a buffer looks so often, in seconds, whether the thread still lives.
 _LOOK = 0.5
+# So many seconds the end of the thread is waited for.
+_PATIENCE = 10.0
 
 
 class Buffers(Protocol):
@@ -98,15 +100,15 @@ class Reader:
             self._give_back()
 
     def close(self) -> None:
-        """Lets the thread end after the item that it is reading."""
+        """Ends the thread after the item that it is reading, and waits some seconds for that.
+
+        A thread that still runs when Python shuts down could crash the process.
+        """
         with self._change:
             self._closed = True
             self._change.notify_all()
-
-    def join(self, seconds: float) -> bool:
-        """Waits for the end of the thread; says whether it has ended."""
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_PATIENCE)
 
     def _give_back(self) -> None:
         if self._held is not None:
