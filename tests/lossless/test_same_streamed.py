@@ -140,17 +140,12 @@ def test_a_call_that_breaks_off_leaves_a_model_that_works(tmp_path: Path) -> Non
 
 
 def test_costs_are_kept_apart(measuring: None, tmp_path: Path) -> None:
-    """A forward that reads more costs more, and one in memory is no guide to it."""
+    """A forward that reads more costs more, so one budget is no guide to another."""
     saved_model(tmp_path)
     found = []
-    for amount in (least_memory(tmp_path, max_length=1), "90%", "100%"):
+    for amount in (least_memory(tmp_path, max_length=1), "90%"):
         streamed, spec = load_streamed(str(tmp_path), max_memory=amount, max_length=1), SelfSpec()
         run(streamed, prompt(), custom_generate=spec, **GREEDY)
-        found += [
-            (key["weights in"], key["forward"]) for key, _ in spec._forwards.costs._curves.values()
-        ]
-    assert found == [
-        ("1 on cpu, 6 on disk", "streamed"),
-        ("1 on cpu, 4 on disk", "streamed"),
-        ("cpu", "eager"),
-    ]
+        keys = [key for key, _ in spec._forwards.costs._curves.values()]
+        found += [(key["weights in"], key["forward"]) for key in keys]
+    assert found == [("1 on cpu, 6 on disk", "streamed"), ("1 on cpu, 3 on disk", "streamed")]
