@@ -49,11 +49,16 @@ Candidate = tuple[int, Evidence]
 
 
 class Siblings(NamedTuple):
-    """The merged children looked at for one node, best first."""
+    """The merged children looked at for one node, best first.
+
+    Where the noise of sampling is known, `probabilities` are with it, `before_noise` without.
+    """
 
     tokens: list[int]
     probabilities: list[float]
     evidence: list[tuple[Evidence, ...]]
+    noise: list[float] | None = None
+    before_noise: list[float] | None = None
 
 
 @dataclass(slots=True)
