@@ -55,6 +55,12 @@ class NoiseTrust:
         self._start = [_PRIOR * abs(index - _FIRST) for index in range(len(_WEIGHINGS))]
         self._losses: dict[tuple[str, ...], list[float]] = {}
 
+    def copy(self) -> NoiseTrust:
+        """A copy that learns for one request alone."""
+        twin = NoiseTrust()
+        twin._losses = dict(self._losses)  # Each list is replaced whole and never changed.
+        return twin
+
     def weighed(self, siblings: Siblings, noise_of: NoiseOf) -> Siblings:
         """The candidates with their chances, now that their noise is known; best first."""
         if not siblings.tokens:

@@ -26,8 +26,9 @@ __all__ = ["NoiseOf", "NoiseTape"]
 NoiseOf = Callable[[int], float]  # From a token to its noise in one step.
 
 _AS_THEY_ARE = Warpers()
-# Noise is read so many steps ahead of the text at most, since each takes memory and some time.
+# Noise is read so many steps ahead of the text at most, and so many numbers, since it takes memory.
 _FARTHEST = 16
+_MOST_NUMBERS = 1 << 22
 # Rounding, stock's and ours, moves what is compared by some 1e-6 at most.
 _CLEARLY = 1 + 1e-4
 
@@ -130,7 +131,7 @@ class _Foresight:
 
     def noise(self, index: int, num_rows: int, like: torch.Tensor) -> _Noise | None:
         """The noise of the step after `index` others that are yet to come; None if too far."""
-        if index >= _FARTHEST:
+        if index >= _FARTHEST or (index + 1) * num_rows * like.shape[-1] > _MOST_NUMBERS:
             return None
         if not self._states:
             self._states.append(torch.default_generator.get_state())
