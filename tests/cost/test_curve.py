@@ -342,3 +342,12 @@ def test_what_takes_long_anyway_is_not_run_untimed():
 
     measure_curve(run, (1, 2, 4), repeats=1, max_seconds=60, clock=lambda: now[0])
     assert runs == [1, 1, 2, 2, 4]
+
+
+def test_slow_first_steps_are_soon_forgotten():
+    curve = CostCurve.unknown(slope=0.2)
+    for seconds in (0.080, 0.084, 0.075, *[0.058] * 20):
+        curve.refine(1, seconds)
+    assert curve.seconds(1) == pytest.approx(0.058, rel=0.05)
+    curve.refine(1, 0.580)  # one slow moment
+    assert curve.seconds(1) < 0.064
