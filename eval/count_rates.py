@@ -1,4 +1,4 @@
-"""How often each kind of evidence comes true on real text: the rates that a new session starts from.
+"""How often each kind of evidence comes true on real text: what a new session starts from.
 
     python -m eval.count_rates --model PATH --questions question.jsonl --offset 5 --out FILE
 

@@ -46,8 +46,9 @@ class SpecConfig:
             falls while drafts are right and rises where they are not.
         max_depth: The deepest draft, in tokens beyond the root. Higher: long copied spans are
             taken in one step. Lower: the tree spends its nodes on breadth.
-        top_k: Candidates kept for each token in the LUTs, and children looked at for each node.
-            Higher: rarer continuations have a chance, and the LUTs grow in memory.
+        top_k: Candidates kept for each token in the LUTs, and the most that a source names for a
+            node. Higher: rarer continuations have a chance, and the LUTs grow in memory. 1 drafts
+            chains.
         depth_decay: δ in (0, 1], multiplied in once for each level below the first. Lower: wider
             and shallower trees. 1 trusts the probabilities as they are.
         width_decay: α in (0, 1], multiplied in once for each rank below the first among siblings.
