@@ -59,6 +59,17 @@ def test_candidate_generator_over_many_calls() -> None:
             assert_same_ids(ours.ids, run(tiny_model("qwen2"), inputs, **GREEDY).ids)
 
 
+@pytest.mark.parametrize("num_new", [2, 7, 20])
+def test_candidate_generator_ends_where_stock_ends(num_new: int) -> None:
+    """Right drafts that reach beyond the last token are not made: stock would commit them all."""
+    model, inputs = new_model("qwen2"), prompt()
+    known = run(model, inputs, **GREEDY).ids
+    spec = SelfSpec(extra_sources=[FutureSource(texts_of(known, inputs))])
+    with SelfSpecCandidateGenerator(spec).plugged_into(model):
+        ours = run(model, inputs, **LOOKUP, **GREEDY | {"max_new_tokens": num_new})
+    assert_same_ids(ours.ids, known[:, : NUM_COLUMNS + num_new])
+
+
 @pytest.mark.parametrize("learning", ["session", "request", "frozen"])
 def test_candidate_generator_learns_how_far_guesses_can_be_trusted(learning: str) -> None:
     """As the learning scope says: in a session, right guesses are surer in the end."""
