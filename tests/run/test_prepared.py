@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -16,18 +18,23 @@ from tests.fakes import tiny_model
 def test_a_model_is_tried_by_one_thread_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that draws tokens during another one's trial would make the model seem to draw."""
     forwards, model = Forwards(), tiny_model()
-    others: list[threading.Thread] = []
     tried: list[Any] = []
 
-    def ask_again(asked: Any) -> Ability:
+    def slowly(asked: Any) -> Ability:
         tried.append(asked)
-        if not others:
-            others.append(threading.Thread(target=forwards.ability, args=(model,)))
-            others[0].start()
-            others[0].join(timeout=0.1)  # It is to wait, so this is how long the test takes.
+        for _ in range(1000):
+            time.sleep(0)  # Lets the other threads go on.
         return Ability("plain", "it is only pretended to be tried", None)
 
-    monkeypatch.setattr(prepared, "probe", ask_again)
-    forwards.ability(model)
-    others[0].join()
+    monkeypatch.setattr(prepared, "probe", slowly)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=forwards.ability, args=(model,)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
     assert tried == [model]
