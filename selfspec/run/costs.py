@@ -128,7 +128,8 @@ def _measured(
             return measure_curve(run, widths, max_seconds=max_seconds)
         for width in widths:  # Captures all of them first, since a capture takes long.
             run(width)
-        return SteppedCurve.measure(run, widths, max_seconds=max_seconds)
+        measured = measure_curve(run, widths, max_seconds=max_seconds)
+        return SteppedCurve.from_dict(measured.as_dict())
 
 
 def _started(
