@@ -71,6 +71,8 @@ def _before(model: Any, name: str) -> Any:
 def _generate(model: Any, *args: Any, assistant: Any = None, **kwargs: Any) -> Any:
     own_generate = _before(model, "generate")
     if assistant is None:
+        if isinstance(kwargs.get("custom_generate"), SelfSpec):
+            refuse_paged(kwargs)
         return own_generate(*args, **kwargs)
     _check(assistant, kwargs)
     take_stop_strings(model, kwargs)
