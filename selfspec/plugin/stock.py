@@ -70,7 +70,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         if row is None:
             return input_ids, None
         max_nodes = min(self._spec.config.max_nodes, _MAX_NODES)
-        # Stock commits all drafts that are right and a token of its own, however long that gets.
+        # Behind the last token there may be no positions, and stock commits nothing there.
         room = None if self._max_length is None else self._max_length - input_ids.shape[1] - 1
         self._tree = row.grower.grow(row.last_token, max_nodes, room)
         drafted = input_ids.new_tensor([_best_chain(self._tree)])
