@@ -107,7 +107,7 @@ class Writer:
         """The ids of a prompt; refuses one that leaves no room for `max_new_tokens`."""
         ids: list[int] = self.tokenizer(prompt)["input_ids"] if prompt else []
         if not ids:
-            raise CliError("the prompt must not be empty")
+            raise CliError("the prompt must not be empty (got no tokens); write some text")
         limit, total = self.max_positions, len(ids) + self.max_new_tokens
         if limit is not None and total > limit:
             raise CliError(

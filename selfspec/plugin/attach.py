@@ -13,7 +13,7 @@ from transformers.generation.utils import GenerationMixin
 from selfspec.errors import AttachError, UnsupportedError
 from selfspec.plugin.spec import SelfSpec
 
-__all__ = ["attach", "detach", "hub_folder", "take_stop_strings"]
+__all__ = ["attach", "detach", "hub_folder", "refuse_paged", "take_stop_strings"]
 
 M = TypeVar("M")
 # Where an instance keeps the methods of its own that `attach` stands in for; None if it had none.
@@ -71,6 +71,8 @@ def _before(model: Any, name: str) -> Any:
 def _generate(model: Any, *args: Any, assistant: Any = None, **kwargs: Any) -> Any:
     own_generate = _before(model, "generate")
     if assistant is None:
+        if isinstance(kwargs.get("custom_generate"), SelfSpec):
+            refuse_paged(kwargs)
         return own_generate(*args, **kwargs)
     _check(assistant, kwargs)
     take_stop_strings(model, kwargs)
@@ -108,17 +110,22 @@ def take_stop_strings(model: Any, kwargs: dict[str, Any]) -> None:
     kwargs["stopping_criteria"] = StoppingCriteriaList([*given, criterion])
 
 
+def refuse_paged(kwargs: dict[str, Any]) -> None:
+    """Raises for a paged KV cache, with which transformers would go on without any drafts."""
+    if kwargs.get("cache_implementation") == "paged":
+        raise UnsupportedError(
+            "cache_implementation='paged' can't be drafted for: a paged KV cache takes no draft "
+            "back; leave it out, or call generate() without selfspec"
+        )
+
+
 def _check(assistant: Any, kwargs: dict[str, Any]) -> None:
     if not isinstance(assistant, SelfSpec):
         raise AttachError(f"assistant must be a SelfSpec (got {assistant!r:.80})")
     for name in ("assistant_model", "custom_generate"):
         if kwargs.pop(name, None) is not None:
             raise UnsupportedError(f"assistant= and {name}= exclude each other; pass one of them")
-    if kwargs.get("cache_implementation") == "paged":
-        raise UnsupportedError(
-            "cache_implementation='paged' can't be drafted for: a paged KV cache takes no draft "
-            "back; leave it out, or leave assistant= out"
-        )
+    refuse_paged(kwargs)
     if kwargs.get("token_healing"):
         raise UnsupportedError(
             "token_healing=True needs the tokenizer, which a custom decoding loop is not given; "

@@ -162,12 +162,13 @@ class SelfSpec(Persistent):
         return result
 
     def _warn(self, model: Any, stats: GenerationStats) -> None:
-        """Says why a model is not drafted for, or not as asked: once for each model and reason."""
+        """Says why a model is not drafted for or run as asked: once for each model and reason."""
         known = self._warned.setdefault(model, set())
-        for reason in (stats.disabled_reason, stats.eager_reason):
+        reasons = {"drafted for": stats.disabled_reason, "run": stats.eager_reason}
+        for what, reason in reasons.items():
             if reason is not None and reason not in known:
                 known.add(reason)
-                _log.warning("%s is not drafted for as asked: %s", type(model).__name__, reason)
+                _log.warning("%s is not %s as asked: %s", type(model).__name__, what, reason)
 
     def _request_memory(self, vocab_size: int) -> Memory:
         return self.memory(vocab_size).for_request(self.config.learning)
