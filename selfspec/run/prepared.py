@@ -146,8 +146,7 @@ class Forwards:
         """What a model can verify as it stands now; tried on first use."""
         implementation = getattr(model.config, "_attn_implementation", None)
         state = (implementation, model.dtype, model.device, model.training)
-        # A second thread waits: if it drew tokens during the trial, the model would seem to draw.
-        with self._probing:
+        with self._probing:  # A second thread waits for the first one's verdict.
             known = self._abilities.setdefault(model, {})
             if state not in known:
                 start = perf_counter()
