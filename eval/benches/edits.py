@@ -87,7 +87,9 @@ def _all_edits(given: _Class) -> list[Edit]:
 
 
 def _rename(given: _Class) -> Edit | None:
-    names = [node.attr for node in ast.walk(ast.parse(given.code)) if isinstance(node, ast.Attribute)]
+    names = [
+        node.attr for node in ast.walk(ast.parse(given.code)) if isinstance(node, ast.Attribute)
+    ]
     name, uses = Counter(names).most_common(1)[0] if names else ("", 0)
     if uses < _LEAST_USES:
         return None

@@ -2,8 +2,8 @@
 
 A cursor knows where in the prediction the text stands. After a token that the prediction did not
 foresee, it offers to go on where it was left and right behind that, as after an insertion, a
-replacement or a deletion, and wherever else the last tokens stand in the prediction. Serves one
-call; knows nothing of what the prompt says.
+replacement or a deletion, and wherever else the last tokens stand in the prediction. A change that
+was made once is offered again. Serves one call; knows nothing of what the prompt says.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from selfspec.records import Candidate, Evidence, StepRecord
 
 __all__ = ["Prediction", "PredictionCursor", "Whereabouts"]
 
-# So many tokens in a row agree before the text is taken to go on from there.
+# When so many tokens in a row agree, the text is taken to go on from there.
 _SURE = 4
 # To meet the prediction again near where it was left says as much as so many tokens of agreement.
 _HEAD_START = 2
-# A token may lead to where the prediction was left, or to one of the next positions.
-_NUM_WAYS_ON = 4
+# A change may lead to where the prediction was left, or to one of the next positions.
+_NUM_WAYS_ON = 3
 # The occurrences of a token that are looked at, nearest first, and the matches that are kept.
-_NUM_AHEAD, _NUM_BEHIND, _MAX_MATCHES = 6, 2, 6
+_NUM_AHEAD, _NUM_BEHIND, _MAX_MATCHES = 4, 2, 4
+# So many tokens of a change are remembered.
+_LONGEST_CHANGE = 6
 # Runs of agreement count as the same evidence from one of these lengths to the next.
 _RUNS = (1, 2, 3, 4, 6, 9, 17)
 
@@ -35,13 +37,13 @@ Match = tuple[int, int]
 class Whereabouts(NamedTuple):
     """Where a text stands in a prediction, drafts included.
 
-    `left` is the position behind the last agreement that was sure, and `num_astray` counts the
-    tokens since then.
+    `left` is the position behind the last agreement that was sure. `astray` are the tokens since
+    then, the first few of them.
     """
 
     matches: tuple[Match, ...]
     left: int
-    num_astray: int
+    astray: tuple[int, ...]
 
 
 class Prediction:
@@ -55,20 +57,21 @@ class Prediction:
 
     def start(self) -> Whereabouts:
         """In front of the first token, which is expected with some trust."""
-        return Whereabouts(((0, _HEAD_START),), 0, 0)
+        return Whereabouts(((0, _HEAD_START),), 0, ())
 
     def step(self, stand: Whereabouts, token: int) -> Whereabouts:
-        """Where the text stands one token later; costs the same however long the prediction is."""
+        """Where the text stands one token later; O(log n) in the length of the prediction."""
         ids = self.token_ids
         matches = [(p + 1, n + 1) for p, n in stand.matches if p < len(ids) and ids[p] == token]
         if not matches or matches[0][1] < _SURE:
             matches = self._with_fresh(matches, stand.left, token)
         if matches and matches[0][1] >= _SURE:
-            return Whereabouts(tuple(matches), matches[0][0], 0)
-        return Whereabouts(tuple(matches), stand.left, stand.num_astray + 1)
+            return Whereabouts(tuple(matches), matches[0][0], ())
+        astray = (*stand.astray, token)[:_LONGEST_CHANGE]
+        return Whereabouts(tuple(matches), stand.left, astray)
 
     def _with_fresh(self, matches: list[Match], left: int, token: int) -> list[Match]:
-        """Adds the nearest other occurrences of a token: longest match first, forward, near."""
+        """Adds other occurrences of a token; longest match first, then forward, then nearest."""
         found = dict(self._near(left, token)) | dict(matches)
         ranked = sorted(found.items(), key=lambda m: (-m[1], m[0] <= left, abs(m[0] - left)))
         return ranked[:_MAX_MATCHES]
@@ -81,27 +84,31 @@ class Prediction:
 
 
 class PredictionCursor:
-    """Where one row's text stands in its prediction."""
+    """Where one row's text stands in its prediction, and the changes that the text has made."""
 
     def __init__(self, prediction: Prediction) -> None:
         self._prediction = prediction
         self._stand = prediction.start()
+        # The token that came last between an expected one and the tokens written instead so far.
+        self._changes: dict[tuple[int, tuple[int, ...]], int] = {}
 
     def root(self) -> Whereabouts:
         """Where the committed text stands."""
         return self._stand
 
     def expand(self, state: Whereabouts) -> list[Candidate]:
-        """What comes next at each match, then at the positions from where the text went astray."""
+        """What comes next at each match, then by an earlier change, then at the ways on."""
         ids = self._prediction.token_ids
         named: dict[int, Evidence] = {}
         for position, run in state.matches:
             if position < len(ids) and ids[position] not in named:
                 named[ids[position]] = _of_match(run, len(named) + 1)
-        if state.num_astray:
+        again = self._changes.get(self._change(state))
+        if again is not None:
+            named.setdefault(again, _of_change(len(state.astray)))
+        if state.astray:
             for way, token in enumerate(ids[state.left : state.left + _NUM_WAYS_ON]):
-                if token not in named:
-                    named[token] = _of_way_on(way, min(state.num_astray, _NUM_WAYS_ON))
+                named.setdefault(token, _of_way_on(way, min(len(state.astray), _NUM_WAYS_ON)))
         return list(named.items())
 
     def follow(self, state: Whereabouts, token: int) -> Whereabouts:
@@ -109,18 +116,31 @@ class PredictionCursor:
         return self._prediction.step(state, token)
 
     def observe(self, record: StepRecord) -> None:
-        """Goes on behind the committed tokens."""
+        """Goes on behind the committed tokens and remembers the changes among them."""
         for token in record.committed_ids:
+            if len(self._stand.astray) < _LONGEST_CHANGE:
+                self._changes[self._change(self._stand)] = token
             self._stand = self._prediction.step(self._stand, token)
 
+    def _change(self, state: Whereabouts) -> tuple[int, tuple[int, ...]]:
+        """The token at which the prediction was left, and what came since."""
+        ids = self._prediction.token_ids
+        return ids[state.left] if state.left < len(ids) else -1, state.astray
 
-@lru_cache(maxsize=1024)
+
+@lru_cache(maxsize=64)
 def _of_match(run: int, rank: int) -> Evidence:
-    length = max(bound for bound in _RUNS if bound <= run)
+    length = max(shortest for shortest in _RUNS if shortest <= run)
     return Evidence("prediction", match_length=length, rank=rank)
+
+
+@lru_cache(maxsize=_LONGEST_CHANGE + 1)
+def _of_change(num_written: int) -> Evidence:
+    """The more of an earlier change is written again, the surer is its next token."""
+    return Evidence("prediction", match_length=1 + min(num_written, 3), rank=2, count_bin=1)
 
 
 @lru_cache(maxsize=64)
 def _of_way_on(way: int, num_astray: int) -> Evidence:
-    """The way on and for how long the text is astray; a chance of one in six is assumed."""
+    """Which way on, and for how long the text is astray; a chance of one in six is assumed."""
     return Evidence("prediction", rank=way + 1, count_bin=num_astray, probability_bin=2)
