@@ -18,7 +18,8 @@ def encode_prediction(kwargs: dict[str, Any]) -> None:
 
     No special tokens are added, since an answer begins with none.
     """
-    given, tokenizer = kwargs.get("prediction"), kwargs.get("tokenizer")
+    given: Any = kwargs.get("prediction")
+    tokenizer = kwargs.get("tokenizer")
     if tokenizer is None or not _is_text(given):
         return
     texts = [given] if isinstance(given, str) else list(given)
