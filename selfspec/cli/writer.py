@@ -116,6 +116,13 @@ class Writer:
             )
         return ids
 
+    def encode_prediction(self, text: str | None) -> list[int] | None:
+        """The ids of what the answer will probably look like, however long it is."""
+        if text is None:
+            return None
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
     def write(
         self,
         ids: Sequence[int],
@@ -124,6 +131,7 @@ class Writer:
         live: LiveText | None = None,
         kv: Any = None,
         max_new_tokens: int | None = None,
+        prediction: Sequence[int] | None = None,
     ) -> Any:
         """Calls `generate()` with `ids`; without a `spec` it is the stock one."""
         import torch
@@ -135,6 +143,7 @@ class Writer:
                 input_ids=input_ids,
                 attention_mask=torch.ones_like(input_ids),
                 assistant=spec,
+                prediction=prediction,
                 streamer=live,
                 past_key_values=kv,
                 return_dict_in_generate=True,

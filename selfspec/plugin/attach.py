@@ -11,6 +11,7 @@ from transformers.generation.stopping_criteria import StoppingCriteriaList, Stop
 from transformers.generation.utils import GenerationMixin
 
 from selfspec.errors import AttachError, UnsupportedError
+from selfspec.plugin.prediction import encode_prediction
 from selfspec.plugin.spec import SelfSpec
 
 __all__ = ["attach", "detach", "hub_folder", "refuse_paged", "take_stop_strings"]
@@ -23,9 +24,11 @@ _BEFORE = "_methods_before_attach"
 def attach(model: M) -> M:
     """Makes `model.generate(..., assistant=spec)` work on this instance; returns the model.
 
-    Without `assistant=` the call goes to the model's own `generate()` untouched. Works on a PEFT
-    wrapper or on the model inside it, and on what `torch.compile(model)` gives, whose `generate()`
-    is that of the model inside. Attaching twice changes nothing.
+    Beside it, `prediction=` takes what the answer will probably look like: token ids, or text with
+    `tokenizer=`. Without `assistant=` the call goes to the model's own `generate()` untouched.
+
+    Works on a PEFT wrapper or on the model inside it, and on what `torch.compile(model)` gives,
+    whose `generate()` is that of the model inside. Attaching twice changes nothing.
     """
     target = _inside(model)
     if isinstance(target, type) or not callable(getattr(target, "generate", None)):
@@ -75,6 +78,7 @@ def _generate(model: Any, *args: Any, assistant: Any = None, **kwargs: Any) -> A
             refuse_paged(kwargs)
         return own_generate(*args, **kwargs)
     _check(assistant, kwargs)
+    encode_prediction(kwargs)
     take_stop_strings(model, kwargs)
     return own_generate(*args, custom_generate=assistant, **kwargs)
 

@@ -20,6 +20,7 @@ from selfspec.draft.sources import Source
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.plugin.call import Call
 from selfspec.plugin.persist import Persistent, new_source, restore
+from selfspec.plugin.prediction import predictions_of
 from selfspec.plugin.rules import plain_reason, refuse_unservable
 from selfspec.records import StepRecord
 from selfspec.run.prepared import Forwards
@@ -76,9 +77,13 @@ class SelfSpec(Persistent):
         logits_processor: Any,
         stopping_criteria: Any,
         generation_config: Any,
+        prediction: Any = None,
         **model_kwargs: Any,
     ) -> Any:
         """The decoding loop, called by `generate(custom_generate=spec)`.
+
+        `prediction` is what the answer will probably look like, as token ids: those of one text
+        for all prompts, or a list with those of one for each prompt.
 
         Takes the streamer along. `stop_strings` need `attach`, or a `StopStringCriteria` among
         the stopping criteria: transformers drops the tokenizer on the way here.
@@ -86,6 +91,13 @@ class SelfSpec(Persistent):
         streamer = _argument_of_generate("streamer")
         if _argument_of_generate("assistant_model") is not None:
             raise UnsupportedError("assistant_model= is another assistant; pass one of the two")
+        refuse_unservable(model, generation_config)
+        predictions = predictions_of(
+            prediction,
+            len(input_ids),
+            generation_config.num_return_sequences or 1,
+            model.config,
+        )
         call = Call(
             model,
             input_ids,
@@ -96,9 +108,9 @@ class SelfSpec(Persistent):
             model_kwargs,
             self.config,
             GenerationStats(num_calls=1),
+            predictions,
             self._listeners,
         )
-        refuse_unservable(model, generation_config)
         try:
             result = self._serve(call)
         finally:  # A call that breaks off counts as far as it came.
