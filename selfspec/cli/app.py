@@ -135,20 +135,35 @@ def generate(
     output: Annotated[
         Path | None, typer.Option(help="Write to this file, not to stdout.", show_default=False)
     ] = None,
+    prediction: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A file that says roughly what will come, such as the text to be edited. The "
+            "nearer it is, the fewer steps it takes.",
+            show_default=False,
+        ),
+    ] = None,
     max_new_tokens: MaxNewTokens = 256,
     full: Annotated[bool, typer.Option("--full", help="Write the prompt too.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Print statistics on stderr.")] = False,
     verbose: Verbose = False,
 ) -> None:
     """Continue a text: prompt in, continuation out."""
-    from selfspec.cli.generate import check_output, read_prompt, write_continuation
+    from selfspec.cli.generate import (
+        check_output,
+        read_prediction,
+        read_prompt,
+        write_continuation,
+    )
 
     config = _checked(loading, knobs)
     check_output(output)
+    expected = read_prediction(prediction)
     text = read_prompt(file)
     with _loaded(loading, sampling, max_new_tokens, cache) as writer:
         spec = writer.new_spec(config)
-        write_continuation(writer, spec, text, output=output, full=full)
+        write_continuation(writer, spec, text, output=output, full=full, prediction=expected)
     if stats:
         typer.echo(spec.stats, err=True)
 

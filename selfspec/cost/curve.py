@@ -109,9 +109,9 @@ class CostCurve:
     @property
     def widest_seen(self) -> int:
         """The widest forward that was timed."""
-        return max(
-            w for w, count in zip(self._widths, self._counts, strict=True) if count or w == 1
-        )
+        with self._lock:  # A point that is being added is in one of the lists, not yet in both.
+            known = zip(self._widths, self._counts, strict=True)
+            return max(width for width, count in known if count or width == 1)
 
     def corners(self, widest: int) -> Sequence[int]:
         """The widths up to `widest` between which the curve is straight."""

@@ -14,6 +14,7 @@ from selfspec.config import SpecConfig
 from selfspec.draft.memory import Memory
 from selfspec.draft.sources import Cursor
 from selfspec.draft.sources.branches import Branches
+from selfspec.draft.sources.prediction import Prediction, PredictionCursor
 from selfspec.draft.tree import NoiseAhead, TreeGrower
 from selfspec.records import DraftTree, Queries, StepRecord, TopK
 
@@ -31,9 +32,18 @@ class Row:
     branches: Branches
 
     @classmethod
-    def open(cls, index: int, token_ids: list[int], memory: Memory, config: SpecConfig) -> Row:
+    def open(
+        cls,
+        index: int,
+        token_ids: list[int],
+        memory: Memory,
+        config: SpecConfig,
+        prediction: Prediction | None = None,
+    ) -> Row:
         """A row that has read its prompt, given without padding."""
         cursors = [source.open(token_ids, learns=memory.learns) for source in memory.sources]
+        if prediction is not None:
+            cursors.append(PredictionCursor(prediction))
         calibration = memory.calibration
         grower = TreeGrower(cursors, config, calibration.probability, calibration.trust)
         num_branches = config.num_branches if memory.learns else 0

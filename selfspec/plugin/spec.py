@@ -21,6 +21,7 @@ from selfspec.draft.sources import Source
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.plugin.call import Call
 from selfspec.plugin.persist import Persistent, new_source, restore
+from selfspec.plugin.prediction import predictions_of
 from selfspec.plugin.rules import plain_reason, refuse_unservable
 from selfspec.records import StepRecord
 from selfspec.run.prepared import Forwards
@@ -77,9 +78,13 @@ class SelfSpec(Persistent):
         logits_processor: Any,
         stopping_criteria: Any,
         generation_config: Any,
+        prediction: Any = None,
         **model_kwargs: Any,
     ) -> Any:
         """The decoding loop, called by `generate(custom_generate=spec)`.
+
+        `prediction` is what the answer will probably look like, as token ids: those of one text
+        for all prompts, or a list with those of one for each prompt.
 
         Takes the streamer along. `stop_strings` need `attach`, or a `StopStringCriteria` among
         the stopping criteria: transformers drops the tokenizer on the way here.
@@ -87,6 +92,13 @@ class SelfSpec(Persistent):
         streamer = _argument_of_generate("streamer")
         if _argument_of_generate("assistant_model") is not None:
             raise UnsupportedError("assistant_model= is another assistant; pass one of the two")
+        refuse_unservable(model, generation_config)
+        predictions = predictions_of(
+            prediction,
+            len(input_ids),
+            generation_config.num_return_sequences or 1,
+            model.config,
+        )
         call = Call(
             model,
             input_ids,
@@ -97,9 +109,9 @@ class SelfSpec(Persistent):
             model_kwargs,
             self.config,
             GenerationStats(num_calls=1),
+            predictions,
             self._listeners,
         )
-        refuse_unservable(model, generation_config)
         try:
             result = self._serve(call)
         finally:  # A call that breaks off counts as far as it came.
@@ -163,12 +175,13 @@ class SelfSpec(Persistent):
         return result
 
     def _warn(self, model: Any, stats: GenerationStats) -> None:
-        """Says why a model is not drafted for, or not as asked: once for each model and reason."""
+        """Says why a model is not drafted for or run as asked: once for each model and reason."""
         known = self._warned.setdefault(model, set())
-        for reason in (stats.disabled_reason, stats.eager_reason):
+        reasons = {"drafted for": stats.disabled_reason, "run": stats.eager_reason}
+        for what, reason in reasons.items():
             if reason is not None and reason not in known:
                 known.add(reason)
-                _log.warning("%s is not drafted for as asked: %s", type(model).__name__, reason)
+                _log.warning("%s is not %s as asked: %s", type(model).__name__, what, reason)
 
     def _request_memory(self, vocab_size: int) -> Memory:
         return self.memory(vocab_size).for_request(self.config.learning)

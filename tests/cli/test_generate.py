@@ -81,6 +81,26 @@ def test_wrong_prompts(fails, plain_folder, stdin, said):
     assert said in fails("generate", "--model", plain_folder, stdin=stdin)
 
 
+def test_a_prediction_saves_steps_and_changes_no_text(generate, stock_text, tmp_path):
+    text = stock_text(PROMPT, 24)
+    (tmp_path / "expected.txt").write_text(text, encoding="utf-8")
+    result = generate("--prediction", tmp_path / "expected.txt", "--sources", "", "--stats")
+    assert result.stdout == text
+    assert "prediction" in result.stderr
+    (tmp_path / "empty.txt").write_text("")
+    assert generate("--prediction", tmp_path / "empty.txt").stdout == text
+
+
+def test_wrong_predictions(fails, plain_folder, tmp_path):
+    command = ("generate", "--model", plain_folder, "--prediction")
+    line = fails(*command, tmp_path / "nowhere.txt", stdin=PROMPT)
+    assert "--prediction must be readable" in line
+    assert "nowhere.txt': No such file" in line
+    (tmp_path / "latin.txt").write_bytes(b"ab\xff")
+    line = fails(*command, tmp_path / "latin.txt", stdin=PROMPT)
+    assert "--prediction must be UTF-8 text (got byte 2 wrong)" in line
+
+
 def test_wrong_outputs(fails, plain_folder, tmp_path):
     for path in (tmp_path, tmp_path / "nowhere" / "out.txt"):
         line = fails("generate", "--model", plain_folder, "--output", path, stdin=PROMPT)

@@ -46,6 +46,14 @@ def test_the_same_situation_has_the_same_curve(costs):
     assert costs.curve(model, backend(kind="packed"), 1) is not curve
 
 
+def test_the_kept_file_is_read_once(costs, monkeypatch):
+    keys, model = [], new_model()
+    monkeypatch.setattr(Measured, "find", lambda _self, key: keys.append(key))
+    for front in (20, 20, 300):
+        costs.curve(model, backend(front), 1)
+    assert len(keys) == 1
+
+
 def test_a_model_that_is_offloaded_has_a_curve_of_its_own(costs):
     model = new_model()
     curve = costs.curve(model, backend(), 1)
