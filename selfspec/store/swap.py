@@ -33,8 +33,7 @@ _NEW, _OLD = "new", "old"
 def scratch_folder(target: Path, mode: int = 0o777) -> Iterator[Path]:
     """An empty folder beside `target` for one writer; it is removed afterwards in any case."""
     folder = _sibling(target, _NEW)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(mode=mode)
+    folder.mkdir(mode=mode, parents=True)
     try:
         yield folder
     finally:
