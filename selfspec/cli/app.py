@@ -18,6 +18,7 @@ from selfspec.cli.options import (
     Knobs,
     MaxNewTokens,
     ModelOptions,
+    RememberFolder,
     Sampling,
     checked_config,
     unfolds,
@@ -103,6 +104,7 @@ def chat(
     sampling: Sampling,
     knobs: Knobs,
     cache: CacheFolder = None,
+    remember: RememberFolder = None,
     system: Annotated[
         str | None, typer.Option(help="The system message, in front of the conversation.")
     ] = None,
@@ -118,7 +120,7 @@ def chat(
     if loading.model is None:
         check_template(None, None)
     config = _checked(loading, knobs)
-    with _loaded(loading, sampling, max_new_tokens, cache, chats=True) as writer:
+    with _loaded(loading, sampling, max_new_tokens, cache, remember=remember, chats=True) as writer:
         from selfspec.cli.chat import Chat
 
         Chat(writer, config, system=system, show_drafts=show_drafts).run()
@@ -131,6 +133,7 @@ def generate(
     sampling: Sampling,
     knobs: Knobs,
     cache: CacheFolder = None,
+    remember: RememberFolder = None,
     file: Annotated[str, typer.Argument(help="The file with the prompt; - is stdin.")] = "-",
     output: Annotated[
         Path | None, typer.Option(help="Write to this file, not to stdout.", show_default=False)
@@ -161,7 +164,7 @@ def generate(
     check_output(output)
     expected = read_prediction(prediction)
     text = read_prompt(file)
-    with _loaded(loading, sampling, max_new_tokens, cache) as writer:
+    with _loaded(loading, sampling, max_new_tokens, cache, remember=remember) as writer:
         spec = writer.new_spec(config)
         write_continuation(writer, spec, text, output=output, full=full, prediction=expected)
     if stats:
@@ -215,6 +218,7 @@ def _loaded(
     max_new_tokens: int,
     cache: str | None,
     *,
+    remember: str | None = None,
     chats: bool = False,
 ) -> Iterator[Writer]:
     """The model, loaded and ready to write; transformers' own messages are off meanwhile."""
@@ -222,15 +226,24 @@ def _loaded(
         with working(f"Loading {loading.model or 'the embedded model'}"):
             from selfspec.cli.loading import check_template, load_model, load_tokenizer, quiet
             from selfspec.cli.writer import Writer
-            from selfspec.store import check_tokenizer, load_cache, tokenizer_info
+            from selfspec.store import (
+                MemoryFolder,
+                check_tokenizer,
+                load_cache,
+                tokenizer_info,
+            )
 
-            # The cache and the tokenizer are quick to read, so their faults are told first.
+            # What the model is loaded for is quick to read, so its faults are told first.
             held = None if cache is None else load_cache(cache)
+            kept = None if remember is None else MemoryFolder(remember)
             stack.enter_context(quiet())
             tokenizer = load_tokenizer(loading)
             if chats:
                 check_template(loading.model, tokenizer.chat_template)
             if held is not None:
                 check_tokenizer("--cache", held.tokenizer, tokenizer_info(tokenizer))
-            writer = Writer(load_model(loading, tokenizer), sampling, max_new_tokens, held)
+            if kept is not None:
+                kept.check_tokenizer(tokenizer_info(tokenizer))
+            loaded = load_model(loading, tokenizer)
+            writer = Writer(loaded, sampling, max_new_tokens, held, remember)
         yield writer

@@ -27,6 +27,7 @@ class Writer:
     sampling: Sampling
     max_new_tokens: int
     cache: CacheContents | None = None
+    remember: str | None = None
     seed: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -79,12 +80,12 @@ class Writer:
         return f"sampling at temperature {temperature}, seed {self.seed}"
 
     def new_spec(self, config: SpecConfig) -> SelfSpec:
-        """A new `SelfSpec`, which starts with what the cache holds if there is one."""
+        """A new `SelfSpec`, which starts with what the cache and the remembered folder hold."""
         from selfspec import SelfSpec
 
         if self.cache is None:
-            return SelfSpec(config)
-        return SelfSpec.from_contents(self.cache, config=config)
+            return SelfSpec(config, remember=self.remember, tokenizer=self.tokenizer)
+        return SelfSpec.from_contents(self.cache, remember=self.remember, config=config)
 
     def origins(self, config: SpecConfig) -> list[str]:
         """Where drafted tokens can come from.

@@ -168,6 +168,13 @@ class CostCurve:
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"a curve must have widths and seconds (got: {error!r})") from error
 
+    def reopened(self) -> CostCurve:
+        """A copy for another time: its first plain steps say how fast the machine is now."""
+        twin = type(self).from_dict(self.as_dict())
+        if twin._learns:
+            twin._counts[0] = 0
+        return twin
+
     def _take_news(self) -> None:
         for width, seconds in self._news:
             self._follow(width, seconds)

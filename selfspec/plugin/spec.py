@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 import torch
 
@@ -22,6 +23,7 @@ from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.plugin.call import Call
 from selfspec.plugin.persist import Persistent, new_source, restore
 from selfspec.plugin.prediction import predictions_of
+from selfspec.plugin.remember import Remembered
 from selfspec.plugin.rules import plain_reason, refuse_unservable
 from selfspec.records import StepRecord
 from selfspec.run.prepared import Forwards
@@ -40,6 +42,11 @@ class SelfSpec(Persistent):
 
     Args:
         config: All knobs at once. Or name them one by one: ``SelfSpec(max_nodes=32)``.
+        remember: A folder to keep in what is learned: opened at the first call if it is there, and
+            saved once in five minutes of use and at the end. Several processes may share one.
+            Nothing is saved with ``learning="request"`` or ``"frozen"``. None: nothing is kept.
+        tokenizer: The model's tokenizer; a folder of another one is refused at once. Without it,
+            `remember` compares the sizes of vocabularies at the first call.
         extra_sources: Sources of your own, asked beside those that `config.sources` names.
 
     Attributes:
@@ -52,6 +59,8 @@ class SelfSpec(Persistent):
         self,
         config: SpecConfig | None = None,
         *,
+        remember: str | os.PathLike[str] | None = None,
+        tokenizer: Any = None,
         extra_sources: Sequence[Source] = (),
         **knobs: Any,
     ) -> None:
@@ -67,6 +76,10 @@ class SelfSpec(Persistent):
         self._warned: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
         self._listeners: tuple[Callable[[StepRecord], None], ...] = ()
         self._lock = threading.Lock()
+        if remember is not None:
+            learns = self.config.learning == "session"
+            self._remembered = Remembered(remember, tokenizer, saves=learns)
+            finalize(self, self._remembered.end)  # Runs at the end of the process at the latest.
 
     def __repr__(self) -> str:
         return f"SelfSpec({self.config})"
@@ -119,6 +132,8 @@ class SelfSpec(Persistent):
                 self.stats = call.stats
                 self.total_stats = self.total_stats + call.stats
         self._warn(model, call.stats)  # A call that was refused has said it with its error.
+        if self._remembered is not None:
+            self._remembered.save_if_due()
         return result
 
     def memory(self, vocab_size: int) -> Memory:
@@ -135,8 +150,14 @@ class SelfSpec(Persistent):
             return self._memory
 
     def forget(self) -> None:
-        """Goes back to what was loaded, or to nothing, and drops the vocabulary it was tied to."""
+        """Goes back to what was loaded, or to nothing, and drops the vocabulary it was tied to.
+
+        With `remember`, what was learned since the last save is never saved. The folder stays as it
+        is, and the next call opens it anew; to forget that too, delete the folder first.
+        """
         with self._lock:
+            if self._remembered is not None:
+                self._remembered.drop()
             self._memory = None
             self._vocab_size = 0
 
@@ -193,6 +214,8 @@ class SelfSpec(Persistent):
         calibration = Calibration(start=counted_rates())
         memory = Memory([*sources, *self._extra_sources], calibration, top_k)
         restore(memory, self._loaded, vocab_size)
+        if self._remembered is not None:
+            self._remembered.restore(memory, vocab_size)
         return memory
 
 

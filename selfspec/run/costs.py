@@ -151,7 +151,7 @@ def _read(kept: Any, kind: type[CostCurve]) -> dict[int, CostCurve]:
     curves = {}
     for first, values in _kept_values(kept).items():
         try:
-            curves[int(first)] = kind.from_dict(values)
+            curves[int(first)] = kind.from_dict(values).reopened()
         except ValueError:
             continue
     return curves

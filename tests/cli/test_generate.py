@@ -1,10 +1,15 @@
 """`selfspec generate`: continuations through pipes and files."""
 
+import gc
+import re
 import subprocess
 import sys
 
 import pytest
 import torch
+
+from selfspec.store import MemoryFolder
+from tests.caches import contents
 
 PROMPT = "def read(self, size"
 FEW = ("--max-new-tokens", "24")
@@ -121,3 +126,20 @@ def test_a_reader_that_leaves_is_not_an_error(plain_folder):
     assert process.stderr.read() == f"Loading {plain_folder} ...\n".encode()
     process.stderr.close()
     assert process.wait(timeout=120) == 1
+
+
+def test_what_a_run_learned_the_next_one_knows(generate, stock_text, tmp_path):
+    results = []
+    for _ in range(2):
+        results.append(generate("--stats", "--remember", tmp_path / "kept"))
+        gc.collect()  # The end of the process, as far as drafts are concerned.
+    assert {result.stdout for result in results} == {stock_text(PROMPT, 24)}
+    cold, warm = (int(re.search(r"in (\d+) steps", r.stderr)[1]) for r in results)
+    assert warm < cold
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_what_another_tokenizer_learned_is_refused(fails, chat_folder, tmp_path, command):
+    MemoryFolder(tmp_path / "kept").update(lambda _: contents(corpus=None))
+    line = fails(command, "--model", chat_folder, "--remember", tmp_path / "kept", stdin=PROMPT)
+    assert "was learned with 5a5a5a5a… (owner/toy), this model uses" in line

@@ -76,8 +76,9 @@ def test_what_was_learned_comes_back(costs, tmp_path):
     teach(curve, 0.3)
     costs.keep()
     again = Costs(Measured("costs", tmp_path)).curve(model, backend(), 1)
-    assert again.as_dict() == curve.as_dict()
-    assert again.knows_plain
+    assert again.as_dict() == curve.reopened().as_dict()
+    assert again.seconds(1) == curve.seconds(1)
+    assert not again.knows_plain  # The machine may be slower or faster by now.
 
 
 @pytest.mark.parametrize("kept", [None, 3, [1], {"0": 3}, {"x": {}}, {"0": {"widths": [1]}}])
