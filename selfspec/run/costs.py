@@ -59,7 +59,8 @@ class Costs:
         with self._lock:
             known = tuple(key.values())
             if known not in self._curves:
-                self._curves[known] = key, _read(self._kept.find(key), kind)
+                kept = _read(self._kept.find(key), kind)
+                self._curves[known] = key, {i: curve.reopened() for i, curve in kept.items()}
             _, curves = self._curves[known]
             if first not in curves:
                 curves[first] = _started(curves, first, kind, model.device)
@@ -151,7 +152,7 @@ def _read(kept: Any, kind: type[CostCurve]) -> dict[int, CostCurve]:
     curves = {}
     for first, values in _kept_values(kept).items():
         try:
-            curves[int(first)] = kind.from_dict(values).reopened()
+            curves[int(first)] = kind.from_dict(values)
         except ValueError:
             continue
     return curves
