@@ -9,7 +9,7 @@ assumed. Knows nothing of tokens: only evidence and whether it came true.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from selfspec.draft.luck import NoiseTrust
@@ -19,8 +19,6 @@ __all__ = ["Calibration", "combine", "prior"]
 
 # A prior counts as much as this many trials.
 _PRIOR_WEIGHT = 4.0
-# Rates that were counted elsewhere count as this many trials at most.
-_START_WEIGHT = 12.0
 # A cache keeps at most this many rates.
 _MAX_ROWS = 2048
 # Each later trial of its kind leaves a trial this share of its weight.
@@ -56,15 +54,9 @@ def combine(probabilities: Iterable[float]) -> float:
 class Calibration:
     """Fading hit rates by kind of evidence. Safe to read and write from several threads."""
 
-    def __init__(
-        self,
-        prior: Callable[[Evidence], float] = prior,
-        start: Mapping[Kinds, tuple[float, float]] | None = None,
-    ) -> None:
-        """`start` has hits and trials of kinds that were counted elsewhere."""
+    def __init__(self, prior: Callable[[Evidence], float] = prior) -> None:
         self._prior = prior
-        self._start = {kinds: _as_prior(*counts) for kinds, counts in (start or {}).items()}
-        self._rates = dict(self._start)
+        self._rates: dict[Kinds, _Rate] = {}
         self.trust = NoiseTrust()
         self._lock = threading.Lock()
 
@@ -89,7 +81,6 @@ class Calibration:
     def copy(self) -> Calibration:
         """A copy that learns for one request alone."""
         twin = Calibration(self._prior)
-        twin._start = self._start
         with self._lock:
             twin._rates = dict(self._rates)
             twin.trust = self.trust.copy()
@@ -99,11 +90,9 @@ class Calibration:
         """The rates that were tried most, as plain lists, sorted: [[evidence, …], hits, trials].
 
         What was seen but a few times says little, and would make a cache slow to open. None: all.
-        Those that stand as they started are left out.
         """
         with self._lock:
-            learned = [item for item in self._rates.items() if self._start.get(item[0]) != item[1]]
-        items = sorted(learned, key=lambda item: (-item[1][1], item[0]))
+            items = sorted(self._rates.items(), key=lambda item: (-item[1][1], item[0]))
         kept = sorted(items[:max_rows])
         return [[[list(e) for e in kinds], hits, trials] for kinds, (hits, trials, _) in kept]
 
@@ -129,9 +118,3 @@ class Calibration:
     def _first_rate(self, kinds: Kinds) -> _Rate:
         start = self.probability(kinds)
         return start * _PRIOR_WEIGHT, _PRIOR_WEIGHT, start
-
-
-def _as_prior(hits: float, trials: float) -> _Rate:
-    """A rate that was counted elsewhere, so light that a few trials of one's own change it."""
-    weight = min(trials, _START_WEIGHT)
-    return weight * hits / trials, weight, hits / trials

@@ -17,7 +17,6 @@ import torch
 from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.memory import Memory
-from selfspec.draft.rates import counted_rates
 from selfspec.draft.sources import Source
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.plugin.call import Call
@@ -211,8 +210,7 @@ class SelfSpec(Persistent):
         top_k = min(self.config.top_k, vocab_size)
         named = [new_source(name, self._loaded, vocab_size, top_k) for name in self.config.sources]
         sources = [source for source in named if source is not None]
-        calibration = Calibration(start=counted_rates())
-        memory = Memory([*sources, *self._extra_sources], calibration, top_k)
+        memory = Memory([*sources, *self._extra_sources], Calibration(), top_k)
         restore(memory, self._loaded, vocab_size)
         if self._remembered is not None:
             self._remembered.restore(memory, vocab_size)
