@@ -71,7 +71,7 @@ class NoiseTape:
         if index < len(self._kept):
             return self._kept[index].of(row)
         foreseen = self._foresight.noise(index - len(self._kept), self._num_rows, self._like)
-        return foreseen and foreseen.of(row)
+        return None if foreseen is None else foreseen.of(row)
 
     def forget_before(self, step: int) -> None:
         """Frees the noise of the steps that every row has behind it."""
