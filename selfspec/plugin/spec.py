@@ -65,6 +65,7 @@ class SelfSpec(Persistent):
     ) -> None:
         if config is not None and not isinstance(config, SpecConfig):
             raise ConfigError(f"config must be a SpecConfig (got {config!r})")
+        _check_sources(extra_sources)
         self.config = config.changed(**knobs) if config is not None else SpecConfig.of(**knobs)
         self.stats = GenerationStats()
         self.total_stats = GenerationStats()
@@ -225,3 +226,14 @@ def _argument_of_generate(name: str) -> Any:
     """
     frame = sys._getframe(2)
     return frame.f_locals.get(name) if frame.f_code.co_name == "generate" else None
+
+
+def _check_sources(sources: Sequence[Source]) -> None:
+    """Refuses what is no source, before the first call would fail on it."""
+    for source in sources:
+        for name in ("open", "observe_pairs", "copy"):
+            if not callable(getattr(source, name, None)):
+                raise ConfigError(
+                    f"extra_sources must have the methods of a Source (got {source!r:.80} without "
+                    f"{name}(); before version 0.2, observe_pairs was named observe_places)"
+                )
