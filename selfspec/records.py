@@ -5,7 +5,7 @@ Holds no policy and imports no torch: ids are ints, tables are numpy arrays.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,6 +19,8 @@ __all__ = [
     "Evidence",
     "Gram",
     "Lesson",
+    "NoiseAhead",
+    "NoiseOf",
     "Queries",
     "Siblings",
     "StepRecord",
@@ -43,6 +45,11 @@ class Evidence(NamedTuple):
     count_bin: int = 0
     probability_bin: int = 0
 
+
+# The random number of each token in one step of sampling, and that for the tokens behind drafts of
+# some depth; None where nobody knows it.
+NoiseOf = Callable[[int], float]
+NoiseAhead = Callable[[int], NoiseOf | None]
 
 # One likely next token, and why a source believes so. A tree looks at hundreds of these tuples.
 Candidate = tuple[int, Evidence]

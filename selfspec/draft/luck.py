@@ -8,14 +8,12 @@ name the best candidate: of some ways to weigh it, the one that foretold the dra
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from selfspec.records import Evidence, Siblings
+from selfspec.records import Evidence, NoiseOf, Siblings
 
-__all__ = ["NoiseOf", "NoiseTrust"]
-
-NoiseOf = Callable[[int], float]  # From a token to its noise in one step.
+__all__ = ["NoiseTrust"]
 
 
 class _Weighing(NamedTuple):

@@ -15,8 +15,8 @@ from selfspec.draft.memory import Memory
 from selfspec.draft.sources import Cursor
 from selfspec.draft.sources.branches import Branches
 from selfspec.draft.sources.prediction import Prediction, PredictionCursor
-from selfspec.draft.tree import NoiseAhead, TreeGrower
-from selfspec.records import DraftTree, Queries, StepRecord, TopK
+from selfspec.draft.tree import TreeGrower
+from selfspec.records import DraftTree, NoiseAhead, Queries, StepRecord, TopK
 
 __all__ = ["Row"]
 

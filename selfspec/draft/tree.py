@@ -19,15 +19,13 @@ from operator import itemgetter
 from typing import Any
 
 from selfspec.config import SpecConfig
-from selfspec.draft.luck import NoiseOf, NoiseTrust
+from selfspec.draft.luck import NoiseTrust
 from selfspec.draft.sources import Cursor
-from selfspec.records import DraftTree, Evidence, Siblings
+from selfspec.records import DraftTree, Evidence, NoiseAhead, Siblings
 
-__all__ = ["NoiseAhead", "TreeGrower", "merge_candidates"]
+__all__ = ["TreeGrower", "merge_candidates"]
 
 Probability = Callable[[tuple[Evidence, ...]], float]
-# The noise of the tokens below nodes of some depth; None where nobody knows it.
-NoiseAhead = Callable[[int], NoiseOf | None]
 # The state of each cursor at a node, by the index of the cursor.
 States = dict[int, Any]
 

@@ -12,16 +12,15 @@ from typing import NamedTuple, Protocol
 import torch
 
 from selfspec.machine.device import CpuDevice, Device, Fetched
+from selfspec.records import NoiseAhead
 from selfspec.verify.logits import as_read, likeliest
-from selfspec.verify.noise import NoiseOf, NoiseTape
+from selfspec.verify.noise import NoiseTape
 from selfspec.verify.shortlist import Warpers, shortlist
 from selfspec.verify.transcript import RowStops, Transcript
 
 __all__ = ["BatchChooser", "Chooser", "GreedyChooser", "ProcessedChooser", "Processing", "Visit"]
 
 Processors = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-# The noise of the tokens so many steps behind the next one; None where nobody knows it.
-NoiseAhead = Callable[[int], NoiseOf | None]
 
 
 class Visit(NamedTuple):

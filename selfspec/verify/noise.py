@@ -12,18 +12,16 @@ made as stock makes it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import cache
 from typing import Protocol
 
 import numpy as np
 import torch
 
+from selfspec.records import NoiseOf
 from selfspec.verify.shortlist import Shortlist, Tokens, Warpers, Weights, shortlist
 
-__all__ = ["NoiseOf", "NoiseTape"]
-
-NoiseOf = Callable[[int], float]  # From a token to its noise in one step.
+__all__ = ["NoiseTape"]
 
 _AS_THEY_ARE = Warpers()
 # Noise is read so many steps ahead of the text at most, and so many numbers, since it takes memory.
