@@ -17,7 +17,6 @@ from transformers.generation.logits_process import LogitsProcessor
 from selfspec.draft.memory import Memory
 from selfspec.draft.row import Row
 from selfspec.engine import top_k_of
-from selfspec.errors import ConfigError
 from selfspec.plugin.prompt import last_pairs
 from selfspec.plugin.spec import SelfSpec
 from selfspec.records import DraftTree, StepRecord
@@ -118,11 +117,6 @@ class LutRecorder(LogitsProcessor):  # type: ignore[misc]
     looks_at_rows = True  # With our own loop, rows may then advance by different numbers of tokens.
 
     def __init__(self, spec: SelfSpec) -> None:
-        if spec.config.learning != "session":
-            raise ConfigError(
-                f"LutRecorder needs a SelfSpec that keeps what it learns, with learning='session' "
-                f"(got {spec.config.learning!r})"
-            )
         self._spec = spec
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:

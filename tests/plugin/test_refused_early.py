@@ -2,7 +2,7 @@
 
 import pytest
 
-from selfspec import LutRecorder, SelfSpec
+from selfspec import SelfSpec
 from selfspec.errors import ConfigError
 from tests.fakes import FutureSource
 
@@ -16,9 +16,3 @@ class OldSource(FutureSource):
 def test_a_source_without_a_method_is_refused_by_name():
     with pytest.raises(ConfigError, match=r"without observe_pairs\(\).*was named observe_places"):
         SelfSpec(extra_sources=[OldSource([[1]])])
-
-
-@pytest.mark.parametrize("learning", ["request", "frozen"])
-def test_a_recorder_that_could_keep_nothing_is_refused(learning):
-    with pytest.raises(ConfigError, match=f"learning='session' .got '{learning}'"):
-        LutRecorder(SelfSpec(learning=learning))
