@@ -65,6 +65,7 @@ def test_the_second_process_starts_warm(tmp_path, ending, status):
     assert warm["steps"] < cold["steps"]
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_lose_nothing(tmp_path):
     alone = [tmp_path / name for name in ("one", "other")]
     together = tmp_path / "together"
