@@ -82,9 +82,10 @@ def probe(model: Any) -> Ability:
         chain_reason = None if reason is None else _try_chain(model, ids)
         # Another thread may have drawn, too; then its draws must stay drawn.
         is_moved = not torch.equal(before, _random_state(model.device))
-    if is_moved and _draws(model, ids):
+    draws = _attempt(_check_draws, model, ids) if is_moved else None
+    if draws is not None:
         _set_random_state(model.device, before)
-        return Ability("plain", "its forward draws random numbers, as in training mode", None)
+        return Ability("plain", draws, None)
     if reason is None:
         return Ability("tree", None, types)
     if chain_reason is None:
@@ -115,8 +116,8 @@ def attention_for_trees(model: Any) -> AttentionTypes | str:
     return f"{type(model).__name__}: {types}" if isinstance(types, str) else types
 
 
-def _draws(model: Any, ids: list[int]) -> bool:
-    """Does a forward of the same tokens come out otherwise with another seed?"""
+def _check_draws(model: Any, ids: list[int]) -> str | None:
+    """Refuses a model whose forward of the same tokens comes out otherwise with another seed."""
     devices = [model.device] if model.device.type == "cuda" else []
     tokens = torch.tensor([ids], device=model.device)
     outcomes = []
@@ -125,7 +126,9 @@ def _draws(model: Any, ids: list[int]) -> bool:
             torch.manual_seed(seed)
             outcomes.append(model(input_ids=tokens, use_cache=False).logits.float())
     first, second = outcomes
-    return bool((first - second).std() > _SAME * first.std())
+    if (first - second).std() <= _SAME * first.std():
+        return None
+    return "its forward draws random numbers, as in training mode"
 
 
 def _try_tree(model: Any, ids: list[int]) -> tuple[AttentionTypes | None, str | None]:

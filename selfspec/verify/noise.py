@@ -79,8 +79,8 @@ class NoiseTape:
 
     def _of_step(self, step: int, like: torch.Tensor) -> _Noise:
         while step >= self._first_kept + len(self._kept):
+            foreseen = self._foresight.come_true(like)
             self._like = like.new_empty(0, like.shape[-1])
-            foreseen = self._foresight.come_true()
             self._kept.append(foreseen or _next_noise(self._num_rows, like))
         return self._kept[step - self._first_kept]
 
@@ -118,14 +118,16 @@ def _next_noise(
 class _Foresight:
     """Noise that was drawn before its time, from a twin of stock's generator on a CPU.
 
-    Stock's own generator moves only when a step comes true, and only if nobody else has drawn from
-    it or seeded it in the meantime. Otherwise what was foreseen is thrown away.
+    Stock's own generator moves only when a step comes true, for scores such as were expected, and
+    only if nobody else has drawn from it or seeded it in the meantime. Otherwise what was foreseen
+    is thrown away.
     """
 
     def __init__(self) -> None:
         self._twin = torch.Generator("cpu")
         self._foreseen: list[_Noise] = []
         self._states: list[torch.Tensor] = []  # Before each of them, and behind the last.
+        self._kind: tuple[object, ...] = ()  # Of the scores that it was drawn for.
 
     def noise(self, index: int, num_rows: int, like: torch.Tensor) -> _Noise | None:
         """The noise of the step after `index` others that are yet to come; None if too far."""
@@ -134,23 +136,30 @@ class _Foresight:
         if not self._states:
             self._states.append(torch.default_generator.get_state())
             self._twin.set_state(self._states[0])
+            self._kind = _kind_of(like)
         while index >= len(self._foreseen):
             self._foreseen.append(_next_noise(num_rows, like, self._twin))
             self._states.append(self._twin.get_state())
         return self._foreseen[index]
 
-    def come_true(self) -> _Noise | None:
+    def come_true(self, like: torch.Tensor) -> _Noise | None:
         """Moves stock's generator by one step and gives its noise, if that was foreseen."""
-        if not self._foreseen:
-            self._states.clear()  # The generator moves on without it.
-            return None
-        if not torch.equal(self._states[0], torch.default_generator.get_state()):
+        if not self._foreseen or not self._is_as_foreseen(like):
             self._foreseen.clear()
-            self._states.clear()
+            self._states.clear()  # The generator moves on without it.
             return None
         del self._states[0]
         torch.default_generator.set_state(self._states[0])
         return self._foreseen.pop(0)
+
+    def _is_as_foreseen(self, like: torch.Tensor) -> bool:
+        state = torch.default_generator.get_state()
+        return self._kind == _kind_of(like) and torch.equal(self._states[0], state)
+
+
+def _kind_of(scores: torch.Tensor) -> tuple[object, ...]:
+    """All that decides how many random numbers are drawn for scores, and from which generator."""
+    return scores.device, scores.dtype, scores.shape[-1]
 
 
 class _Exponentials:

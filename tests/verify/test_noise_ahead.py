@@ -95,3 +95,20 @@ def test_noise_that_is_left_over_is_not_taken_for_the_next() -> None:
                 assert tape.ahead(0, 4) is not None
         state = torch.get_rng_state()
     assert (tokens, state.tolist()) == (stock(table)[0], stock(table)[1].tolist())
+
+
+def test_scores_of_another_dtype_than_expected_are_drawn_for_anew() -> None:
+    """As where a logits processor of the user's changes it."""
+    table = scores_of(3, 1, 50, seed=2)
+    with seeded(SEED):
+        tape, tokens = NoiseTape(1), []
+        for step, scores in enumerate(table):
+            wider = scores.double() if step == 1 else scores
+            tokens.append(tape.draw(wider[0], 0, step))
+            tape.ahead(0, step + 2)
+        state = torch.get_rng_state()
+    with seeded(SEED):
+        wider = [scores.double() if step == 1 else scores for step, scores in enumerate(table)]
+        expected = [torch.multinomial(s.softmax(-1), num_samples=1).item() for s in wider]
+        assert torch.equal(torch.get_rng_state(), state)
+    assert tokens == expected
