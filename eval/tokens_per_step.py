@@ -3,9 +3,10 @@
     python -m eval.tokens_per_step --model PATH --questions question.jsonl --max-nodes 8 16 32 64
 
 One `SelfSpec` is kept over all questions and knows nothing at the first one, or what the cache
-of `--cache` does. The figure is all tokens over all steps, with the mean number of queries in
-brackets, those of branches among them; the last line is one JSON object. Trees take all the nodes
-that they may, unless --knob names another budget: it is widths that are compared.
+of `--cache` does. With `--remember`, it knows what earlier runs with that folder learned. The
+figure is all tokens over all steps, with the mean number of queries in brackets, those of branches
+among them; the last line is one JSON object. Trees take all the nodes that they may, unless --knob
+names another budget: it is widths that are compared.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 
 import selfspec
 from eval.benches.prompts import EVERY, Prompts, load_questions
-from eval.errors import exit_status
+from eval.errors import EvalError, exit_status
 from eval.methods.method import sampling
 from eval.models.loading import load_model, load_tokenizer, quieten
 from eval.options import add_knob, add_model, add_questions, described, parsed_knobs
@@ -36,6 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.remember is not None and len(options.max_nodes) > 1:
+        raise EvalError(
+            "--remember must come with one width, since a second one would know the questions "
+            f"(got --max-nodes {' '.join(map(str, options.max_nodes))}); name one"
+        )
     model, prompts = load(options)
     rows = {}
     for max_nodes in options.max_nodes:
@@ -58,11 +64,10 @@ def load(options: argparse.Namespace) -> tuple[Any, Prompts]:
 
 def new_spec(options: argparse.Namespace, **knobs: Any) -> selfspec.SelfSpec:
     """A `SelfSpec` of full width that knows what the cache does, or nothing."""
-    knobs = {"budget": "fixed", **knobs}
+    knobs = {"budget": "fixed", "tokenizer": load_tokenizer(options.model), **knobs}
     if options.cache is None:
-        return selfspec.SelfSpec(**knobs)
-    tokenizer = load_tokenizer(options.model)
-    return selfspec.SelfSpec.from_pretrained(options.cache, tokenizer=tokenizer, **knobs)
+        return selfspec.SelfSpec(remember=options.remember, **knobs)
+    return selfspec.SelfSpec.from_pretrained(options.cache, remember=options.remember, **knobs)
 
 
 def measure(model: Any, prompts: Prompts, options: Any, spec: selfspec.SelfSpec) -> dict[str, Any]:
@@ -100,6 +105,7 @@ def settings(options: argparse.Namespace, num_prompts: int) -> dict[str, Any]:
         "sources": options.sources,
         "knobs": options.knob,
         "cache": short_name(options.cache),
+        "remember": options.remember is not None,
         "num_prompts": num_prompts,
         "offset": options.offset,
         "every": options.every,
@@ -121,6 +127,8 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = described("tokens_per_step", __doc__)
     add_options(parser)
     parser.add_argument("--sources", nargs="*", default=list(SOURCE_NAMES))
+    remember = "start with what earlier runs kept in this folder, and keep what this one learns"
+    parser.add_argument("--remember", metavar="FOLDER", help=remember)
     add_knob(parser)
     return parser.parse_args(argv)
 
@@ -135,7 +143,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--seed", type=int, default=0)
-    parser.set_defaults(every=EVERY, device="cpu")
+    parser.set_defaults(every=EVERY, device="cpu", remember=None)
 
 
 if __name__ == "__main__":

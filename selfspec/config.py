@@ -5,6 +5,7 @@ Knows nothing of models, tensors or sources: only names and numbers.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterable
 from dataclasses import InitVar, dataclass, fields, replace
@@ -23,6 +24,7 @@ __all__ = [
 BUDGETS = ("measured", "fixed", "threshold")
 FORWARDS = ("auto", "eager", "packed", "graph")
 _OLD_FORWARDS = ("turned", "compiled")
+_ON_THE_WAY = ("selfspec", "dataclasses")  # Packages between a user's line and a check.
 LEARNING_SCOPES = ("session", "request", "frozen")
 SOURCE_NAMES = ("lut", "lut2", "context", "corpus", "runners")
 
@@ -41,13 +43,14 @@ class SpecConfig:
         budget: How many of `max_nodes` a step takes. ``"measured"``: as many as bring the most
             tokens a second, by what a forward of each width costs on this machine and by how
             likely each guess is. The cost is learned from the steps themselves, and kept in the
-            user's cache folder. ``"fixed"``: all that there
-            are guesses for. ``"threshold"``: those whose chance is above EdgeLLM's threshold, which
-            falls while drafts are right and rises where they are not.
+            user's cache folder. ``"fixed"``: all that there are guesses for. ``"threshold"``: those
+            whose chance is above EdgeLLM's threshold, which falls while drafts are right and rises
+            where they are not.
         max_depth: The deepest draft, in tokens beyond the root. Higher: long copied spans are
             taken in one step. Lower: the tree spends its nodes on breadth.
-        top_k: Candidates kept for each token in the LUTs, and children looked at for each node.
-            Higher: rarer continuations have a chance, and the LUTs grow in memory.
+        top_k: Candidates kept for each token in the LUTs, and the most that a source names for a
+            node. Higher: rarer continuations have a chance, and the LUTs grow in memory. 1 drafts
+            chains.
         depth_decay: δ in (0, 1], multiplied in once for each level below the first. Lower: wider
             and shallower trees. 1 trusts the probabilities as they are.
         width_decay: α in (0, 1], multiplied in once for each rank below the first among siblings.
@@ -72,13 +75,12 @@ class SpecConfig:
             from packed weights where a short trial shows that to be faster, once some hundred
             tokens were decoded under a measured budget, and if the copies take no more than a
             quarter of the free memory; else as stock does. ``"eager"``: as stock does; nothing is
-            kept from call to call.
-            ``"packed"``: from packed weights at once, however much memory they take. They are
-            second copies, laid out as the CPU's math library wants them, and live as long as a
-            `SelfSpec` that used them. ``"graph"``: as captured graphs, each made on first use and
-            kept with fixed KV slots for the next calls. Where a way can't be had the call goes on
-            eagerly, and ``stats.eager_reason`` says why. A captured forward may be wider than its
-            tree: 1, 2, 4, … 64, or a multiple of 64.
+            kept from call to call. ``"packed"``: from packed weights at once, however much memory
+            they take. They are second copies, laid out as the CPU's math library wants them, and
+            live as long as a `SelfSpec` that used them. ``"graph"``: as captured graphs, each made
+            on first use and kept with fixed KV slots for the next calls. Where a way can't be had
+            the call goes on eagerly, and ``stats.eager_reason`` says why. A captured forward may be
+            wider than its tree: 1, 2, 4, … 64, or a multiple of 64.
         overlap: True lets a CUDA device look up what is learned from a forward while the CPU
             reads which drafts were right, and move their KV while the CPU learns. The next draft
             waits for both. False does one after the other. What is learned is the same; without
@@ -188,4 +190,8 @@ class SpecConfig:
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, DeprecationWarning, stacklevel=5)
+    """Warns of the user's own line: Python hides deprecations that other lines cause."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in _ON_THE_WAY:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, DeprecationWarning, stacklevel=level)

@@ -110,7 +110,8 @@ class Decoder:
 
     def _grow(self, row: Row, max_nodes: int, pays: Callable[[float], bool] | None) -> DraftTree:
         """A tree that is no deeper than the row's text may still grow."""
-        return row.draft(max_nodes, self.transcript.max_depth(row.index), pays)
+        noise = self.verifier.chooser.noise_ahead(row.index, self.transcript)
+        return row.draft(max_nodes, self.transcript.max_depth(row.index), pays, noise)
 
     def _add_pads(self, padded: list[DraftTree], trees: list[DraftTree]) -> None:
         """Makes some trees chains of pads, as deep as the deepest of all."""

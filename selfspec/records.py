@@ -5,7 +5,7 @@ Holds no policy and imports no torch: ids are ints, tables are numpy arrays.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,6 +19,8 @@ __all__ = [
     "Evidence",
     "Gram",
     "Lesson",
+    "NoiseAhead",
+    "NoiseOf",
     "Queries",
     "Siblings",
     "StepRecord",
@@ -44,16 +46,26 @@ class Evidence(NamedTuple):
     probability_bin: int = 0
 
 
+# The random number of each token in one step of sampling, and that for the tokens behind drafts of
+# some depth; None where nobody knows it.
+NoiseOf = Callable[[int], float]
+NoiseAhead = Callable[[int], NoiseOf | None]
+
 # One likely next token, and why a source believes so. A tree looks at hundreds of these tuples.
 Candidate = tuple[int, Evidence]
 
 
 class Siblings(NamedTuple):
-    """The merged children looked at for one node, best first."""
+    """The merged children looked at for one node, best first.
+
+    Where the noise of sampling is known, `probabilities` are with it, `before_noise` without.
+    """
 
     tokens: list[int]
     probabilities: list[float]
     evidence: list[tuple[Evidence, ...]]
+    noise: list[float] | None = None
+    before_noise: list[float] | None = None
 
 
 @dataclass(slots=True)

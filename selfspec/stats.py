@@ -112,8 +112,9 @@ class GenerationStats:
             reason = f": {self.eager_reason}" if self.eager_reason else ""
             copies = f", {self.packed_bytes / 1e6:.0f} MB of copies" if self.packed_bytes else ""
             lines.append(f"  {self.forward or 'eager'} forwards{copies}{reason}")
+        width = max([8, *map(len, self.drafted_by_source)])
         for name, drafted in sorted(self.drafted_by_source.items()):
-            lines.append(f"  {name:<8} {self.accepted_by_source[name]} of {drafted} accepted")
+            lines.append(f"  {name:<{width}} {self.accepted_by_source[name]} of {drafted} accepted")
         lines += self._histogram_lines()
         total = sum(self.seconds.values())
         stages = ", ".join(f"{k} {v:.3f}" for k, v in self.seconds.items())

@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from selfspec import SelfSpec
 from selfspec.config import FORWARDS, LEARNING_SCOPES, SOURCE_NAMES, SpecConfig
 from selfspec.errors import ConfigError
 
@@ -158,3 +159,12 @@ def test_the_old_knob_of_rounding_warns_and_does_nothing(value):
     for new in (SpecConfig, SpecConfig.of, SpecConfig().changed):
         with pytest.warns(DeprecationWarning, match="rounding has no effect any more"):
             assert new(rounding=value) == SpecConfig()
+
+
+@pytest.mark.parametrize("new", [SpecConfig, SpecConfig.of, SpecConfig().changed, SelfSpec])
+@pytest.mark.parametrize("knobs", [{"rounding": "free"}, {"forward": "turned"}])
+def test_an_old_knob_warns_of_the_line_that_sets_it(new, knobs):
+    """Python shows a deprecation only if the line is the user's own."""
+    with pytest.warns(DeprecationWarning, match="rounding|forward") as said:
+        new(**knobs)
+    assert {warning.filename for warning in said} == {__file__}

@@ -14,6 +14,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "batch.py": ["--max-new-tokens", "8"],
     "chat.py": ["--message", "import os", "--message", "import sys", "--max-new-tokens", "8"],
     "drafted_tokens.py": ["--max-new-tokens", "8"],
+    "edit_a_file.py": [],
     "own_answers_cache.py": ["--max-new-tokens", "8"],
     "pipeline_streaming.py": ["--max-new-tokens", "8"],
 }
@@ -21,6 +22,7 @@ PRINTS = {
     "batch.py": "--- row 3",
     "chat.py": "tokens per step]",
     "drafted_tokens.py": "drafted, accepted",
+    "edit_a_file.py": "with a prediction:",
     "own_answers_cache.py": "with the cache:",
     "pipeline_streaming.py": "tokens per step]",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import re
 import shlex
 import subprocess
@@ -210,9 +211,12 @@ def test_knobs_that_are_set_exist(page: Path) -> None:
 
 
 def literals(arguments: str) -> dict[str, Any]:
+    """The knobs of a call by name, without the other arguments of `SelfSpec`."""
+    others = inspect.signature(selfspec.SelfSpec).parameters
     call = ast.parse(f"f({arguments})", mode="eval").body
     assert isinstance(call, ast.Call)
-    return {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+    words = (word for word in call.keywords if word.arg not in others)
+    return {str(word.arg): ast.literal_eval(word.value) for word in words}
 
 
 def test_the_page_of_knobs_is_whole() -> None:

@@ -8,7 +8,7 @@
 They are not the papers' own code, and differ from it. `lut-tree` knows a LUT's probabilities
 rounded to powers of two, and has no threshold. `suffix-branches` finds what to copy by suffix
 matching, where Self-Draft looks up n-grams. Shapes and decays are of our choosing where
-`eval/LOG.md` or the code says so; the forward, the KV and the walk are ours for all.
+`docs/log.md` or the code says so; the forward, the KV and the walk are ours for all.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from selfspec.records import Evidence
 __all__ = ["FIXED_NODES", "PUBLISHED", "Uncalibrated"]
 
 FIXED_NODES = NUM_DRAFTED + 1  # with the root
-_LEVEL_DECAY, _RANK_DECAY = 0.8, 0.7  # of `eval/LOG.md`, where nothing was counted
+_LEVEL_DECAY, _RANK_DECAY = 0.8, 0.7  # See "the decays of the DIAA paper" in docs/log.md.
 
 
 class Uncalibrated(Calibration):

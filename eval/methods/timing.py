@@ -26,11 +26,6 @@ class Timed(NamedTuple):
     seconds: float
     prefill_seconds: float
 
-    @property
-    def decode_seconds(self) -> float:
-        """All but the prompt's forward."""
-        return self.seconds - self.prefill_seconds
-
 
 def timed(model: Any, run: Callable[[], torch.Tensor]) -> Timed:
     """Runs a call of `model.generate()` with the device idle before and after it."""

@@ -18,6 +18,7 @@ from selfspec.cli.options import (
     Knobs,
     MaxNewTokens,
     ModelOptions,
+    RememberFolder,
     RunOptions,
     Sampling,
     checked_config,
@@ -104,6 +105,7 @@ def chat(
     sampling: Sampling,
     knobs: Knobs,
     cache: CacheFolder = None,
+    remember: RememberFolder = None,
     system: Annotated[
         str | None, typer.Option(help="The system message, in front of the conversation.")
     ] = None,
@@ -119,7 +121,7 @@ def chat(
     if loading.model is None:
         check_template(None, None)
     config = _checked(loading, knobs)
-    with _loaded(loading, sampling, max_new_tokens, cache, chats=True) as writer:
+    with _loaded(loading, sampling, max_new_tokens, cache, remember=remember, chats=True) as writer:
         from selfspec.cli.chat import Chat
 
         Chat(writer, config, system=system, show_drafts=show_drafts).run()
@@ -132,9 +134,19 @@ def generate(
     sampling: Sampling,
     knobs: Knobs,
     cache: CacheFolder = None,
+    remember: RememberFolder = None,
     file: Annotated[str, typer.Argument(help="The file with the prompt; - is stdin.")] = "-",
     output: Annotated[
         Path | None, typer.Option(help="Write to this file, not to stdout.", show_default=False)
+    ] = None,
+    prediction: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A file that says roughly what will come, such as the text to be edited. The "
+            "nearer it is, the fewer steps it takes.",
+            show_default=False,
+        ),
     ] = None,
     max_new_tokens: MaxNewTokens = 256,
     full: Annotated[bool, typer.Option("--full", help="Write the prompt too.")] = False,
@@ -142,14 +154,20 @@ def generate(
     verbose: Verbose = False,
 ) -> None:
     """Continue a text: prompt in, continuation out."""
-    from selfspec.cli.generate import check_output, read_prompt, write_continuation
+    from selfspec.cli.generate import (
+        check_output,
+        read_prediction,
+        read_prompt,
+        write_continuation,
+    )
 
     config = _checked(loading, knobs)
     check_output(output)
+    expected = read_prediction(prediction)
     text = read_prompt(file)
-    with _loaded(loading, sampling, max_new_tokens, cache) as writer:
+    with _loaded(loading, sampling, max_new_tokens, cache, remember=remember) as writer:
         spec = writer.new_spec(config)
-        write_continuation(writer, spec, text, output=output, full=full)
+        write_continuation(writer, spec, text, output=output, full=full, prediction=expected)
     if stats:
         typer.echo(spec.stats, err=True)
 
@@ -201,6 +219,7 @@ def _loaded(
     max_new_tokens: int,
     cache: str | None,
     *,
+    remember: str | None = None,
     chats: bool = False,
 ) -> Iterator[Writer]:
     """The model, loaded and ready to write; transformers' own messages are off meanwhile."""
@@ -208,15 +227,24 @@ def _loaded(
         with working(f"Loading {loading.model or 'the embedded model'}"):
             from selfspec.cli.loading import check_template, load_model, load_tokenizer, quiet
             from selfspec.cli.writer import Writer
-            from selfspec.store import check_tokenizer, load_cache, tokenizer_info
+            from selfspec.store import (
+                MemoryFolder,
+                check_tokenizer,
+                load_cache,
+                tokenizer_info,
+            )
 
-            # The cache and the tokenizer are quick to read, so their faults are told first.
+            # What the model is loaded for is quick to read, so its faults are told first.
             held = None if cache is None else load_cache(cache)
+            kept = None if remember is None else MemoryFolder(remember)
             stack.enter_context(quiet())
             tokenizer = load_tokenizer(loading)
             if chats:
                 check_template(loading.model, tokenizer.chat_template)
             if held is not None:
                 check_tokenizer("--cache", held.tokenizer, tokenizer_info(tokenizer))
-            writer = Writer(load_model(loading, tokenizer), sampling, max_new_tokens, held)
+            if kept is not None:
+                kept.check_tokenizer(tokenizer_info(tokenizer))
+            loaded = load_model(loading, tokenizer)
+            writer = Writer(loaded, sampling, max_new_tokens, held, remember)
         yield writer

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from selfspec.cli.errors import CliError
 from selfspec.draft.sources.corpus import CorpusTables
-from selfspec.store import KEY_OF, Arrays, CacheContents, Card
+from selfspec.store import KEY_OF, Arrays, CacheContents, Card, flat_keys
 from selfspec.store.card import CORPUS_FILE, FileEntry
 
 __all__ = ["check_different", "merged"]
@@ -77,8 +77,7 @@ def _merge_rows(key: str, parts: Sequence[Arrays]) -> Arrays:
 
 def _last_of_each(keys: NDArray[Any]) -> NDArray[np.int64]:
     """The index at which each key comes last, in the order of the keys."""
-    wide = keys.astype(np.int64)
-    flat = wide if wide.ndim == 1 else (wide[:, 0] << 32) + wide[:, 1]
+    flat = flat_keys(keys)
     _, first = np.unique(flat[::-1], return_index=True)
     last: NDArray[np.int64] = len(flat) - 1 - first
     return last

@@ -24,6 +24,7 @@ __all__ = [
     "Knobs",
     "MaxNewTokens",
     "ModelOptions",
+    "RememberFolder",
     "RunOptions",
     "Sampling",
     "checked_config",
@@ -41,6 +42,17 @@ CacheFolder = Annotated[
         "--cache",
         help="Start with what this cache holds, a folder or a Hub id; 'selfspec cache build' makes "
         "one. It must be built for the model's tokenizer.",
+        show_default=False,
+    ),
+]
+
+RememberFolder = Annotated[
+    str | None,
+    Option(
+        "--remember",
+        metavar="FOLDER",
+        help="Start with what earlier runs learned, and keep there what this one learns: pieces "
+        "of its texts, for this model's tokenizer, readable by you alone. Default: keep nothing.",
         show_default=False,
     ),
 ]

@@ -27,6 +27,7 @@ class Writer:
     sampling: Sampling
     max_new_tokens: int
     cache: CacheContents | None = None
+    remember: str | None = None
     seed: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -79,12 +80,12 @@ class Writer:
         return f"sampling at temperature {temperature}, seed {self.seed}"
 
     def new_spec(self, config: SpecConfig) -> SelfSpec:
-        """A new `SelfSpec`, which starts with what the cache holds if there is one."""
+        """A new `SelfSpec`, which starts with what the cache and the remembered folder hold."""
         from selfspec import SelfSpec
 
         if self.cache is None:
-            return SelfSpec(config)
-        return SelfSpec.from_contents(self.cache, config=config)
+            return SelfSpec(config, remember=self.remember, tokenizer=self.tokenizer)
+        return SelfSpec.from_contents(self.cache, remember=self.remember, config=config)
 
     def origins(self, config: SpecConfig) -> list[str]:
         """Where drafted tokens can come from.
@@ -107,13 +108,20 @@ class Writer:
         """The ids of a prompt; refuses one that leaves no room for `max_new_tokens`."""
         ids: list[int] = self.tokenizer(prompt)["input_ids"] if prompt else []
         if not ids:
-            raise CliError("the prompt must not be empty")
+            raise CliError("the prompt must not be empty (got no tokens); write some text")
         limit, total = self.max_positions, len(ids) + self.max_new_tokens
         if limit is not None and total > limit:
             raise CliError(
                 f"prompt and --max-new-tokens must fit into the model's {limit} positions "
                 f"(got {len(ids)} + {self.max_new_tokens}); shorten one of them"
             )
+        return ids
+
+    def encode_prediction(self, text: str | None) -> list[int] | None:
+        """The ids of what the answer will probably look like, however long it is."""
+        if text is None:
+            return None
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
     def write(
@@ -124,6 +132,7 @@ class Writer:
         live: LiveText | None = None,
         kv: Any = None,
         max_new_tokens: int | None = None,
+        prediction: Sequence[int] | None = None,
     ) -> Any:
         """Calls `generate()` with `ids`; without a `spec` it is the stock one."""
         import torch
@@ -135,6 +144,7 @@ class Writer:
                 input_ids=input_ids,
                 attention_mask=torch.ones_like(input_ids),
                 assistant=spec,
+                prediction=prediction,
                 streamer=live,
                 past_key_values=kv,
                 return_dict_in_generate=True,

@@ -37,6 +37,10 @@ _WIDER = 1.25
 # end all tries of its width.
 _KNOWN = 8
 _HOPE = 0.2
+# Plain steps are what all others are weighed against, and the first ones are often slow. So their
+# point is learned from more of them; a step of them that is far off counts as this far at most.
+_PLAIN_KNOWN = 32
+_FAR = 1.25
 
 
 class _Fit(NamedTuple):
@@ -77,7 +81,7 @@ class CostCurve:
         self._widths = tuple(sorted(points))
         self._points = [float(points[width]) for width in self._widths]
         self._learns = counts is not None
-        self._counts = [_KNOWN if counts is None else counts[width] for width in self._widths]
+        self._counts = [_PLAIN_KNOWN if counts is None else counts[w] for w in self._widths]
         self._slope = slope
         _check(self._widths, self._points)
         self._news: list[tuple[int, float]] = []  # Steps that the fit does not know yet.
@@ -105,9 +109,9 @@ class CostCurve:
     @property
     def widest_seen(self) -> int:
         """The widest forward that was timed."""
-        return max(
-            w for w, count in zip(self._widths, self._counts, strict=True) if count or w == 1
-        )
+        with self._lock:  # A point that is being added is in one of the lists, not yet in both.
+            known = zip(self._widths, self._counts, strict=True)
+            return max(width for width, count in known if count or width == 1)
 
     def corners(self, widest: int) -> Sequence[int]:
         """The widths up to `widest` between which the curve is straight."""
@@ -164,6 +168,13 @@ class CostCurve:
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"a curve must have widths and seconds (got: {error!r})") from error
 
+    def reopened(self) -> CostCurve:
+        """A copy for another time: its first plain steps say how fast the machine is now."""
+        twin = type(self).from_dict(self.as_dict())
+        if twin._learns:
+            twin._counts[0] = 0
+        return twin
+
     def _take_news(self) -> None:
         for width, seconds in self._news:
             self._follow(width, seconds)
@@ -173,7 +184,7 @@ class CostCurve:
         if self._wants_point(width):
             self._add_point(width)
         nearest = self._nearest(width)
-        if self._counts[nearest] < _KNOWN:
+        if self._is_learning(nearest):
             self._learn(nearest, width, seconds)
         else:
             self._refine(width, seconds)
@@ -184,8 +195,11 @@ class CostCurve:
 
     def _is_young(self, width: int) -> bool:
         """Would a step of this width tell something new?"""
-        is_young = self._counts[self._nearest(width)] < _KNOWN or self._wants_point(width)
+        is_young = self._is_learning(self._nearest(width)) or self._wants_point(width)
         return self._learns and is_young
+
+    def _is_learning(self, index: int) -> bool:
+        return self._counts[index] < (_KNOWN if index else _PLAIN_KNOWN)
 
     def _wants_point(self, width: int) -> bool:
         if not self._learns:
@@ -196,7 +210,7 @@ class CostCurve:
     def _add_point(self, width: int) -> None:
         index = bisect_right(self._widths, width)
         self._points.insert(index, self.seconds(width))
-        self._counts.insert(index, 0 if self._learns else _KNOWN)
+        self._counts.insert(index, 0 if self._learns else _PLAIN_KNOWN)
         self._widths = (*self._widths[:index], width, *self._widths[index:])
 
     def _learn(self, index: int, width: int, seconds: float) -> None:
@@ -209,6 +223,8 @@ class CostCurve:
         if index == 0 and count <= 2:
             self._points = [point * factor for point in self._points]
         else:
+            if count > _KNOWN:
+                factor = min(max(factor, 1 / _FAR), _FAR)
             self._points[index] *= factor ** max(1 / count, _GAIN)
 
     def _refine(self, width: int, seconds: float) -> None:

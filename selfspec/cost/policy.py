@@ -66,22 +66,25 @@ class FixedBudget:
 
 
 class ThresholdBudget(FixedBudget):
-    """EdgeLLM's policy: what is likely enough is drafted, whatever it costs; serves one call."""
+    """EdgeLLM's policy: what is likely enough is drafted, whatever it costs; serves one call.
+
+    A step drafts one token at least, however unlikely: only what was drafted moves the threshold.
+    """
 
     def __init__(self) -> None:
         self._threshold = AdaptiveThreshold()
 
     def search(self, max_nodes: int) -> Callable[[float], bool]:
-        """A node may be taken while its score is not under the threshold."""
-        return lambda score: score >= self._threshold.value
+        """The first node may be taken in any case, others while they are above the threshold."""
+        first = iter([True])
+        return lambda score: next(first, False) or score >= self._threshold.value
 
     def observe(self, width: int, seconds: float, records: Sequence[StepRecord]) -> None:
-        """Moves the threshold by how much of each tree's likeliest path was right."""
+        """Moves the threshold by how far each tree's best branch was right."""
         for record in records:
-            path = _likeliest_path(record.tree)
-            if path:
-                num_right = len(set(path) & set(record.accepted_nodes()))
-                self._threshold.observe(len(path), num_right, record.tree.scores[path[-1]])
+            leaf = _leaf_below(record.tree, record.path[-1])
+            num_right = len(record.path) - 1
+            self._threshold.observe(record.tree.depths[leaf], num_right, record.tree.scores[leaf])
 
 
 class MeasuredBudget:
@@ -156,10 +159,8 @@ class MeasuredBudget:
             self._riders.observe(record.num_branch_queries, record.num_from_branches)
 
 
-def _likeliest_path(tree: DraftTree) -> list[int]:
-    """From the root down, the child that was added first, which no sibling outscores."""
-    path, node = [], 0
+def _leaf_below(tree: DraftTree, node: int) -> int:
+    """The end of the likeliest branch through a node: always the child that was added first."""
     while tree.children[node]:
         node = min(tree.children[node].values())
-        path.append(node)
-    return path
+    return node

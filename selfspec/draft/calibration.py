@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from selfspec.draft.luck import NoiseTrust
 from selfspec.records import DraftTree, Evidence, StepRecord
 
 __all__ = ["Calibration", "combine", "prior"]
@@ -56,6 +57,7 @@ class Calibration:
     def __init__(self, prior: Callable[[Evidence], float] = prior) -> None:
         self._prior = prior
         self._rates: dict[Kinds, _Rate] = {}
+        self.trust = NoiseTrust()
         self._lock = threading.Lock()
 
     def probability(self, kinds: Kinds) -> float:
@@ -81,6 +83,7 @@ class Calibration:
         twin = Calibration(self._prior)
         with self._lock:
             twin._rates = dict(self._rates)
+            twin.trust = self.trust.copy()
         return twin
 
     def rows(self, max_rows: int | None = _MAX_ROWS) -> list[list[Any]]:
@@ -104,6 +107,7 @@ class Calibration:
         siblings = tree.looked_at[node]
         if siblings is None:
             return
+        self.trust.observe(siblings, token)
         rates = self._rates
         for candidate, kinds in zip(siblings.tokens, siblings.evidence, strict=True):
             hits, trials, _ = rates.get(kinds) or self._first_rate(kinds)

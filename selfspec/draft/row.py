@@ -14,8 +14,9 @@ from selfspec.config import SpecConfig
 from selfspec.draft.memory import Memory
 from selfspec.draft.sources import Cursor
 from selfspec.draft.sources.branches import Branches
+from selfspec.draft.sources.prediction import Prediction, PredictionCursor
 from selfspec.draft.tree import TreeGrower
-from selfspec.records import DraftTree, Queries, StepRecord, TopK
+from selfspec.records import DraftTree, NoiseAhead, Queries, StepRecord, TopK
 
 __all__ = ["Row"]
 
@@ -31,19 +32,33 @@ class Row:
     branches: Branches
 
     @classmethod
-    def open(cls, index: int, token_ids: list[int], memory: Memory, config: SpecConfig) -> Row:
+    def open(
+        cls,
+        index: int,
+        token_ids: list[int],
+        memory: Memory,
+        config: SpecConfig,
+        prediction: Prediction | None = None,
+    ) -> Row:
         """A row that has read its prompt, given without padding."""
         cursors = [source.open(token_ids, learns=memory.learns) for source in memory.sources]
-        grower = TreeGrower(cursors, config, memory.calibration.probability)
+        if prediction is not None:
+            cursors.append(PredictionCursor(prediction))
+        calibration = memory.calibration
+        grower = TreeGrower(cursors, config, calibration.probability, calibration.trust)
         num_branches = config.num_branches if memory.learns else 0
         branches = Branches(token_ids, num_branches, config.branch_length)
         return cls(index, token_ids[-1] if token_ids else 0, cursors, grower, branches)
 
     def draft(
-        self, max_nodes: int, max_depth: int, pays: Callable[[float], bool] | None
+        self,
+        max_nodes: int,
+        max_depth: int,
+        pays: Callable[[float], bool] | None,
+        noise: NoiseAhead | None = None,
     ) -> DraftTree:
         """A tree of at most so many nodes and levels; `pays` may end its growth earlier."""
-        return self.grower.grow(self.last_token, max_nodes, max_depth, pays)
+        return self.grower.grow(self.last_token, max_nodes, max_depth, pays, noise)
 
     def queries(self, tree: DraftTree, max_depth: int) -> DraftTree | Queries:
         """The tree, and behind its nodes the tokens that the branches ask the model about."""

@@ -19,8 +19,9 @@ from operator import itemgetter
 from typing import Any
 
 from selfspec.config import SpecConfig
+from selfspec.draft.luck import NoiseTrust
 from selfspec.draft.sources import Cursor
-from selfspec.records import DraftTree, Evidence, Siblings
+from selfspec.records import DraftTree, Evidence, NoiseAhead, Siblings
 
 __all__ = ["TreeGrower", "merge_candidates"]
 
@@ -36,7 +37,7 @@ _Waiting = tuple[float, int, int, int]
 
 
 def merge_candidates(
-    cursors: Sequence[Cursor], states: States, probability: Probability, top_k: int
+    cursors: Sequence[Cursor], states: States, probability: Probability
 ) -> Siblings:
     """Asks each cursor for the children of one node and merges those that name the same token."""
     evidence: dict[int, tuple[Evidence, ...]] = {}
@@ -45,7 +46,6 @@ def merge_candidates(
             evidence[token] = (*evidence[token], kind) if token in evidence else (kind,)
     ranked = [(probability(kinds), token, kinds) for token, kinds in evidence.items()]
     ranked.sort(key=itemgetter(0), reverse=True)
-    del ranked[top_k:]
     return Siblings(
         [token for _, token, _ in ranked],
         [sureness for sureness, _, _ in ranked],
@@ -57,11 +57,17 @@ class TreeGrower:
     """Grows one row's trees, step after step; keeps a shape where `update_interval` says so."""
 
     def __init__(
-        self, cursors: Sequence[Cursor], config: SpecConfig, probability: Probability
+        self,
+        cursors: Sequence[Cursor],
+        config: SpecConfig,
+        probability: Probability,
+        trust: NoiseTrust | None = None,
     ) -> None:
         self._cursors = cursors
         self._config = config
         self._probability = probability
+        self._trust = trust
+        self._noise: NoiseAhead | None = None
         self._shape: list[tuple[int, int]] = []  # (parent, rank) of each node below the root
         self._num_refills = 0
         self._ages = itertools.count()
@@ -74,14 +80,17 @@ class TreeGrower:
         max_nodes: int,
         max_depth: int | None = None,
         pays: Callable[[float], bool] | None = None,
+        noise: NoiseAhead | None = None,
     ) -> DraftTree:
         """A tree of at most `max_nodes` nodes; costs one `expand` and O(log n) for each.
 
         `max_depth` is what this step allows, where that is less than the config does. `pays` is
-        asked before each node with its score, and ends the growth where it says no.
+        asked before each node with its score, and ends the growth where it says no. `noise` tells
+        the noise that the children of nodes of some depth will be drawn with.
         """
         tree = DraftTree.of_root(root_token)
         self._states = {}
+        self._noise = noise
         depth = self._config.max_depth
         self._max_depth = depth if max_depth is None else min(depth, max_depth)
         if not self._cursors or max_nodes == 1 or self._max_depth < 1:
@@ -134,7 +143,10 @@ class TreeGrower:
 
     def _look(self, tree: DraftTree, node: int) -> Siblings:
         states = self._states[node] = self._states_at(tree, node)
-        siblings = merge_candidates(self._cursors, states, self._probability, self._config.top_k)
+        siblings = merge_candidates(self._cursors, states, self._probability)
+        noise_of = self._noise(tree.depths[node]) if self._noise else None
+        if self._trust is not None and noise_of is not None:
+            siblings = self._trust.weighed(siblings, noise_of)
         tree.looked_at[node] = siblings
         return siblings
 
@@ -166,7 +178,8 @@ class TreeGrower:
         siblings: Siblings,
     ) -> None:
         """Lets the next sibling wait. Later ones score no higher, so one at a time is enough."""
-        if rank >= len(siblings.tokens):
+        # A model that takes chains only gets one child for each node.
+        if rank >= len(siblings.tokens) or (rank and self._config.top_k == 1):
             return
         score = self._score(tree, parent, rank, siblings)
         # The first level is always expanded; below it, the threshold τ prunes.

@@ -11,9 +11,10 @@ from transformers.generation.stopping_criteria import StoppingCriteriaList, Stop
 from transformers.generation.utils import GenerationMixin
 
 from selfspec.errors import AttachError, UnsupportedError
+from selfspec.plugin.prediction import encode_prediction
 from selfspec.plugin.spec import SelfSpec
 
-__all__ = ["attach", "detach", "hub_folder", "take_stop_strings"]
+__all__ = ["attach", "detach", "hub_folder", "refuse_paged", "take_stop_strings"]
 
 M = TypeVar("M")
 # Where an instance keeps the methods of its own that `attach` stands in for; None if it had none.
@@ -23,9 +24,11 @@ _BEFORE = "_methods_before_attach"
 def attach(model: M) -> M:
     """Makes `model.generate(..., assistant=spec)` work on this instance; returns the model.
 
-    Without `assistant=` the call goes to the model's own `generate()` untouched. Works on a PEFT
-    wrapper or on the model inside it, and on what `torch.compile(model)` gives, whose `generate()`
-    is that of the model inside. Attaching twice changes nothing.
+    Beside it, `prediction=` takes what the answer will probably look like: token ids, or text with
+    `tokenizer=`. Without `assistant=` the call goes to the model's own `generate()` untouched.
+
+    Works on a PEFT wrapper or on the model inside it, and on what `torch.compile(model)` gives,
+    whose `generate()` is that of the model inside. Attaching twice changes nothing.
     """
     target = _inside(model)
     if isinstance(target, type) or not callable(getattr(target, "generate", None)):
@@ -71,8 +74,11 @@ def _before(model: Any, name: str) -> Any:
 def _generate(model: Any, *args: Any, assistant: Any = None, **kwargs: Any) -> Any:
     own_generate = _before(model, "generate")
     if assistant is None:
+        if isinstance(kwargs.get("custom_generate"), SelfSpec):
+            refuse_paged(kwargs)
         return own_generate(*args, **kwargs)
     _check(assistant, kwargs)
+    encode_prediction(kwargs)
     take_stop_strings(model, kwargs)
     return own_generate(*args, custom_generate=assistant, **kwargs)
 
@@ -108,17 +114,22 @@ def take_stop_strings(model: Any, kwargs: dict[str, Any]) -> None:
     kwargs["stopping_criteria"] = StoppingCriteriaList([*given, criterion])
 
 
+def refuse_paged(kwargs: dict[str, Any]) -> None:
+    """Raises for a paged KV cache, with which transformers would go on without any drafts."""
+    if kwargs.get("cache_implementation") == "paged":
+        raise UnsupportedError(
+            "cache_implementation='paged' can't be drafted for: a paged KV cache takes no draft "
+            "back; leave it out, or call generate() without selfspec"
+        )
+
+
 def _check(assistant: Any, kwargs: dict[str, Any]) -> None:
     if not isinstance(assistant, SelfSpec):
         raise AttachError(f"assistant must be a SelfSpec (got {assistant!r:.80})")
     for name in ("assistant_model", "custom_generate"):
         if kwargs.pop(name, None) is not None:
             raise UnsupportedError(f"assistant= and {name}= exclude each other; pass one of them")
-    if kwargs.get("cache_implementation") == "paged":
-        raise UnsupportedError(
-            "cache_implementation='paged' can't be drafted for: a paged KV cache takes no draft "
-            "back; leave it out, or leave assistant= out"
-        )
+    refuse_paged(kwargs)
     if kwargs.get("token_healing"):
         raise UnsupportedError(
             "token_healing=True needs the tokenizer, which a custom decoding loop is not given; "

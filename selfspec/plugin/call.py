@@ -14,6 +14,7 @@ from selfspec.config import SpecConfig
 from selfspec.cost import Budget, FixedBudget, MeasuredBudget, ThresholdBudget
 from selfspec.draft.memory import Memory
 from selfspec.draft.row import Row
+from selfspec.draft.sources.prediction import Prediction
 from selfspec.engine import Decoder
 from selfspec.errors import UnsupportedError
 from selfspec.machine.device import Device, device_for
@@ -54,6 +55,7 @@ class Call:
     model_kwargs: dict[str, Any]
     config: SpecConfig
     stats: GenerationStats
+    predictions: list[Prediction | None]  # One for each row.
     listeners: tuple[Any, ...] = ()
 
     @property
@@ -238,7 +240,7 @@ class Call:
         for index, ids in enumerate(self.input_ids):
             if visible is not None:
                 ids = ids[visible[index, -len(ids) :]] if len(ids) else ids
-            rows.append(Row.open(index, ids.tolist(), memory, config))
+            rows.append(Row.open(index, ids.tolist(), memory, config, self.predictions[index]))
         return rows
 
     def _result(self, decoder: Decoder) -> Any:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from selfspec.config import SpecConfig
 from selfspec.draft.memory import Memory
 from selfspec.draft.sources import REGISTRY, LastingSource, Source
 from selfspec.draft.sources.corpus import CorpusSource
-from selfspec.errors import CacheFormatError, CacheTokenizerError, VocabularyError
+from selfspec.errors import CacheFormatError, CacheTokenizerError, ConfigError, VocabularyError
 from selfspec.store import (
     KEY_OF,
     CacheContents,
@@ -21,6 +21,9 @@ from selfspec.store import (
     save_cache,
     tokenizer_info,
 )
+
+if TYPE_CHECKING:
+    from selfspec.plugin.remember import Remembered
 
 __all__ = ["Persistent", "new_source", "restore"]
 
@@ -36,6 +39,7 @@ class Persistent:
 
     _memory: Memory | None = None
     _loaded: CacheContents | None = None
+    _remembered: Remembered | None = None
 
     @classmethod
     def from_pretrained(
@@ -44,6 +48,7 @@ class Persistent:
         *,
         revision: str | None = None,
         tokenizer: Any = None,
+        remember: str | os.PathLike[str] | None = None,
         config: SpecConfig | None = None,
         **knobs: Any,
     ) -> P:
@@ -55,19 +60,27 @@ class Persistent:
             revision: Branch, tag or commit of the Hub repository.
             tokenizer: The model's tokenizer; a cache of another one is refused. Without it, a
                 model is refused at its first call if its vocabulary lacks ids of the cache.
+            remember: A folder to keep in what is learned beyond the cache, as of `SelfSpec`. What
+                it holds goes on top of the cache.
             config: All knobs at once.
             knobs: Single knobs, instead of `config`.
         """
         path = os.fspath(folder_or_hub_id)
         contents = load_cache(path, revision=revision, tokenizer=tokenizer)
-        return cls.from_contents(contents, config=config, **knobs)
+        return cls.from_contents(contents, remember=remember, config=config, **knobs)
 
     @classmethod
     def from_contents(
-        cls: type[P], contents: CacheContents, *, config: SpecConfig | None = None, **knobs: Any
+        cls: type[P],
+        contents: CacheContents,
+        *,
+        remember: str | os.PathLike[str] | None = None,
+        config: SpecConfig | None = None,
+        **knobs: Any,
     ) -> P:
         """A `SelfSpec` that starts with loaded contents, which several may share."""
-        spec = cls(config, **knobs)  # type: ignore[call-arg]
+        owner = contents.tokenizer
+        spec = cls(config, remember=remember, tokenizer=owner, **knobs)  # type: ignore[call-arg]
         spec._loaded = contents
         return spec
 
@@ -111,6 +124,19 @@ class Persistent:
             about: Facts for the cache's card, such as corpus and licence, as JSON values.
         """
         save_cache(folder, self.contents(tokenizer=tokenizer, about=about), overwrite=overwrite)
+
+    def save_memory(self) -> None:
+        """Saves what was learned to the folder of `remember` now; other processes' news stay.
+
+        Nothing is written if nothing was learned since the last save. Raises `CacheError` if the
+        folder can't be written or belongs to another tokenizer by now.
+        """
+        if self._remembered is None:
+            raise ConfigError(
+                "save_memory() needs a folder (got remember=None); make the SelfSpec with "
+                "remember=FOLDER, or call save_pretrained()"
+            )
+        self._remembered.save()
 
     def push_to_hub(
         self,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 import torch
 
@@ -20,6 +21,8 @@ from selfspec.draft.sources import Source
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.plugin.call import Call
 from selfspec.plugin.persist import Persistent, new_source, restore
+from selfspec.plugin.prediction import predictions_of
+from selfspec.plugin.remember import Remembered
 from selfspec.plugin.rules import plain_reason, refuse_unservable
 from selfspec.records import StepRecord
 from selfspec.run.prepared import Forwards
@@ -38,6 +41,11 @@ class SelfSpec(Persistent):
 
     Args:
         config: All knobs at once. Or name them one by one: ``SelfSpec(max_nodes=32)``.
+        remember: A folder to keep in what is learned: opened at the first call if it is there, and
+            saved once in five minutes of use and at the end. Several processes may share one.
+            Nothing is saved with ``learning="request"`` or ``"frozen"``. None: nothing is kept.
+        tokenizer: The model's tokenizer; a folder of another one is refused at once. Without it,
+            `remember` compares the sizes of vocabularies at the first call.
         extra_sources: Sources of your own, asked beside those that `config.sources` names.
 
     Attributes:
@@ -50,11 +58,14 @@ class SelfSpec(Persistent):
         self,
         config: SpecConfig | None = None,
         *,
+        remember: str | os.PathLike[str] | None = None,
+        tokenizer: Any = None,
         extra_sources: Sequence[Source] = (),
         **knobs: Any,
     ) -> None:
         if config is not None and not isinstance(config, SpecConfig):
             raise ConfigError(f"config must be a SpecConfig (got {config!r})")
+        _check_sources(extra_sources)
         self.config = config.changed(**knobs) if config is not None else SpecConfig.of(**knobs)
         self.stats = GenerationStats()
         self.total_stats = GenerationStats()
@@ -65,6 +76,10 @@ class SelfSpec(Persistent):
         self._warned: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
         self._listeners: tuple[Callable[[StepRecord], None], ...] = ()
         self._lock = threading.Lock()
+        if remember is not None:
+            learns = self.config.learning == "session"
+            self._remembered = Remembered(remember, tokenizer, saves=learns)
+            finalize(self, self._remembered.end)  # Runs at the end of the process at the latest.
 
     def __repr__(self) -> str:
         return f"SelfSpec({self.config})"
@@ -76,9 +91,13 @@ class SelfSpec(Persistent):
         logits_processor: Any,
         stopping_criteria: Any,
         generation_config: Any,
+        prediction: Any = None,
         **model_kwargs: Any,
     ) -> Any:
         """The decoding loop, called by `generate(custom_generate=spec)`.
+
+        `prediction` is what the answer will probably look like, as token ids: those of one text
+        for all prompts, or a list with those of one for each prompt.
 
         Takes the streamer along. `stop_strings` need `attach`, or a `StopStringCriteria` among
         the stopping criteria: transformers drops the tokenizer on the way here.
@@ -86,6 +105,13 @@ class SelfSpec(Persistent):
         streamer = _argument_of_generate("streamer")
         if _argument_of_generate("assistant_model") is not None:
             raise UnsupportedError("assistant_model= is another assistant; pass one of the two")
+        refuse_unservable(model, generation_config)
+        predictions = predictions_of(
+            prediction,
+            len(input_ids),
+            generation_config.num_return_sequences or 1,
+            model.config,
+        )
         call = Call(
             model,
             input_ids,
@@ -96,9 +122,9 @@ class SelfSpec(Persistent):
             model_kwargs,
             self.config,
             GenerationStats(num_calls=1),
+            predictions,
             self._listeners,
         )
-        refuse_unservable(model, generation_config)
         try:
             result = self._serve(call)
         finally:  # A call that breaks off counts as far as it came.
@@ -106,6 +132,8 @@ class SelfSpec(Persistent):
                 self.stats = call.stats
                 self.total_stats = self.total_stats + call.stats
         self._warn(model, call.stats)  # A call that was refused has said it with its error.
+        if self._remembered is not None:
+            self._remembered.save_if_due()
         return result
 
     def memory(self, vocab_size: int) -> Memory:
@@ -122,8 +150,14 @@ class SelfSpec(Persistent):
             return self._memory
 
     def forget(self) -> None:
-        """Goes back to what was loaded, or to nothing, and drops the vocabulary it was tied to."""
+        """Goes back to what was loaded, or to nothing, and drops the vocabulary it was tied to.
+
+        With `remember`, what was learned since the last save is never saved. The folder stays as it
+        is, and the next call opens it anew; to forget that too, delete the folder first.
+        """
         with self._lock:
+            if self._remembered is not None:
+                self._remembered.drop()
             self._memory = None
             self._vocab_size = 0
 
@@ -162,12 +196,13 @@ class SelfSpec(Persistent):
         return result
 
     def _warn(self, model: Any, stats: GenerationStats) -> None:
-        """Says why a model is not drafted for, or not as asked: once for each model and reason."""
+        """Says why a model is not drafted for or run as asked: once for each model and reason."""
         known = self._warned.setdefault(model, set())
-        for reason in (stats.disabled_reason, stats.eager_reason):
+        reasons = {"drafted for": stats.disabled_reason, "run": stats.eager_reason}
+        for what, reason in reasons.items():
             if reason is not None and reason not in known:
                 known.add(reason)
-                _log.warning("%s is not drafted for as asked: %s", type(model).__name__, reason)
+                _log.warning("%s is not %s as asked: %s", type(model).__name__, what, reason)
 
     def _request_memory(self, vocab_size: int) -> Memory:
         return self.memory(vocab_size).for_request(self.config.learning)
@@ -178,6 +213,8 @@ class SelfSpec(Persistent):
         sources = [source for source in named if source is not None]
         memory = Memory([*sources, *self._extra_sources], Calibration(), top_k)
         restore(memory, self._loaded, vocab_size)
+        if self._remembered is not None:
+            self._remembered.restore(memory, vocab_size)
         return memory
 
 
@@ -189,3 +226,14 @@ def _argument_of_generate(name: str) -> Any:
     """
     frame = sys._getframe(2)
     return frame.f_locals.get(name) if frame.f_code.co_name == "generate" else None
+
+
+def _check_sources(sources: Sequence[Source]) -> None:
+    """Refuses what is no source, before the first call would fail on it."""
+    for source in sources:
+        for name in ("open", "observe_pairs", "copy"):
+            if not callable(getattr(source, name, None)):
+                raise ConfigError(
+                    f"extra_sources must have the methods of a Source (got {source!r:.80} without "
+                    f"{name}(); before version 0.2, observe_pairs was named observe_places)"
+                )

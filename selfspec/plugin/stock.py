@@ -43,14 +43,16 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         self._memory: Memory | None = None  # The memory of the current call.
         self._row: Row | None = None
         self._num_read = 0
+        self._max_length: int | None = None
         self._tree = DraftTree.of_root(0)
 
     @contextmanager
     def plugged_into(self, model: Any) -> Iterator[None]:
         """Inside, this model's assisted decoding uses this generator."""
 
-        def ours(*_args: Any, **_kwargs: Any) -> SelfSpecCandidateGenerator:
+        def ours(generation_config: Any, **_kwargs: Any) -> SelfSpecCandidateGenerator:
             self._memory = self._row = None
+            self._max_length = generation_config.max_length
             return self
 
         model._get_candidate_generator = ours
@@ -68,7 +70,9 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         if row is None:
             return input_ids, None
         max_nodes = min(self._spec.config.max_nodes, _MAX_NODES)
-        self._tree = row.grower.grow(row.last_token, max_nodes)
+        # Behind the last token there may be no positions, and stock commits nothing there.
+        room = None if self._max_length is None else self._max_length - input_ids.shape[1] - 1
+        self._tree = row.grower.grow(row.last_token, max_nodes, room)
         drafted = input_ids.new_tensor([_best_chain(self._tree)])
         return torch.cat([input_ids, drafted], dim=-1), None
 

@@ -60,9 +60,11 @@ class Costs:
         kind = SteppedCurve if isinstance(backend, GraphBackend) else CostCurve
         first, _ = context_bucket(backend.front)
         with self._lock:
-            _, curves = self._curves.setdefault(
-                tuple(key.values()), (key, _read(self._kept.find(key), kind))
-            )
+            known = tuple(key.values())
+            if known not in self._curves:
+                kept = _read(self._kept.find(key), kind)
+                self._curves[known] = key, {i: curve.reopened() for i, curve in kept.items()}
+            _, curves = self._curves[known]
             if first not in curves:
                 curves[first] = _started(curves, first, kind, _query_of(model, backend))
             return curves[first]
@@ -98,8 +100,8 @@ def measure(
     """Measures forwards behind a text of `num_columns` tokens.
 
     Returns everything that the curve depends on, and the curve. `new_backend(cache, positions,
-    room)` makes the backend that a call would have. The curve is kept, so the next call starts
-    from it.
+    room)` makes the backend that a call would have. The curve is kept, and the next call whose
+    forwards are run in the same way starts from it.
     """
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     ids = torch.ones(num_rows, num_columns, dtype=torch.long, device=device_of(model))
@@ -130,7 +132,8 @@ def _measured(
             return measure_curve(run, widths, max_seconds=max_seconds)
         for width in widths:  # Captures all of them first, since a capture takes long.
             run(width)
-        return SteppedCurve.measure(run, widths, max_seconds=max_seconds)
+        measured = measure_curve(run, widths, max_seconds=max_seconds)
+        return SteppedCurve.from_dict(measured.as_dict())
 
 
 def _started(

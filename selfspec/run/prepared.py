@@ -144,18 +144,21 @@ class Forwards:
         self._packed: WeakKeyDictionary[Any, PackedWeights] = WeakKeyDictionary()
         self._num_tokens: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._lock = threading.Lock()
+        self._probing = threading.Lock()
 
     def ability(self, model: Any) -> Ability:
         """What a model can verify as it stands now; tried on first use."""
         implementation = getattr(model.config, "_attn_implementation", None)
         state = (implementation, model.dtype, device_of(model), model.training)
-        known = self._abilities.setdefault(model, {})
-        if state not in known:
-            start = perf_counter()
-            known[state] = probe(model)
-            seconds, mode = perf_counter() - start, known[state].mode
-            _log.info("%s can verify: %s (tried in %.2f s)", type(model).__name__, mode, seconds)
-        return known[state]
+        with self._probing:  # A second thread waits for the first one's verdict.
+            known = self._abilities.setdefault(model, {})
+            if state not in known:
+                start = perf_counter()
+                known[state] = probe(model)
+                seconds, mode = perf_counter() - start, known[state].mode
+                name = type(model).__name__
+                _log.info("%s can verify: %s (tried in %.2f s)", name, mode, seconds)
+            return known[state]
 
     @contextmanager
     def prepare(self, model: Any, config: SpecConfig) -> Iterator[Prepared]:
@@ -242,8 +245,9 @@ def profile(
 ) -> tuple[dict[str, str | int], CostCurve]:
     """Measures what forwards cost behind a text of `num_columns` tokens, run as a call runs them.
 
-    Returns what the curve depends on, with the curve, which the next call starts from. Refuses a
-    model that can't verify a tree, or can't be run as the config asks.
+    Returns what the curve depends on, with the curve, which the next call that is run in the same
+    way starts from. Where packed weights pay, that is one that comes after they are packed. Refuses
+    a model that can't verify a tree, or can't be run as the config asks.
     """
     forwards = Forwards()
     ability = forwards.ability(model)

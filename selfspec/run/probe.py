@@ -9,8 +9,7 @@ round a lot.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +25,7 @@ __all__ = ["Ability", "attention_for_trees", "attention_types", "probe", "try_ba
 
 _ATTENTIONS = ("sdpa", "eager")
 _NUM_PROBE_IDS = 10
+_SAME = 1e-3  # Of two outcomes that are this near to each other, in standard deviations.
 
 
 class Ability(NamedTuple):
@@ -71,19 +71,22 @@ def probe(model: Any) -> Ability:
     """Tries a tree, then a chain, in some forwards of a few tokens.
 
     If the first layers show enough, the forwards stop after them, so that all together cost a few
-    plain steps. The global random stream stays as it was. A model that draws from it, as dropout
-    does in training mode, is decoded plainly, with the same draws as without us.
+    plain steps. A model that draws from the global random stream, as dropout does in training
+    mode, is decoded plainly, with the same draws as without us.
     """
     ids = _probe_ids(model)
     if ids is None:
         return Ability("plain", "its vocabulary is too small to try a draft on", None)
-    with _trying(model):
+    with torch.no_grad():
         before = _random_state(device_of(model))
         types, reason = _try_tree(model, ids)
         chain_reason = None if reason is None else _try_chain(model, ids)
-        draws = not torch.equal(before, _random_state(device_of(model)))
-    if draws:
-        return Ability("plain", "its forward draws random numbers, as in training mode", None)
+        # Another thread may have drawn, too; then its draws must stay drawn.
+        is_moved = not torch.equal(before, _random_state(device_of(model)))
+    draws = _attempt(_check_draws, model, ids) if is_moved else None
+    if draws is not None:
+        _set_random_state(device_of(model), before)
+        return Ability("plain", draws, None)
     if reason is None:
         return Ability("tree", None, types)
     if chain_reason is None:
@@ -99,7 +102,7 @@ def try_backend(model: Any, types: AttentionTypes, new_backend: Callable[..., An
     """
     ids = _probe_ids(model)
     assert ids is not None
-    with _trying(model):
+    with torch.no_grad():
         return _attempt(check_tree, model, ids, types, Depth.whole(), new_backend)
 
 
@@ -114,12 +117,19 @@ def attention_for_trees(model: Any) -> AttentionTypes | str:
     return f"{type(model).__name__}: {types}" if isinstance(types, str) else types
 
 
-@contextmanager
-def _trying(model: Any) -> Iterator[None]:
-    """Inside, no gradients are kept; at the end the random stream is as it was before."""
+def _check_draws(model: Any, ids: list[int]) -> str | None:
+    """Refuses a model whose forward of the same tokens comes out otherwise with another seed."""
     devices = [device_of(model)] if device_of(model).type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(devices):
-        yield
+    tokens = torch.tensor([ids], device=device_of(model))
+    outcomes = []
+    for seed in range(2):
+        with torch.no_grad(), torch.random.fork_rng(devices):
+            torch.manual_seed(seed)
+            outcomes.append(model(input_ids=tokens, use_cache=False).logits.float())
+    first, second = outcomes
+    if (first - second).std() <= _SAME * first.std():
+        return None
+    return "its forward draws random numbers, as in training mode"
 
 
 def _try_tree(model: Any, ids: list[int]) -> tuple[AttentionTypes | None, str | None]:
@@ -138,6 +148,13 @@ def _try_chain(model: Any, ids: list[int]) -> str | None:
 
 def _random_state(device: torch.device) -> torch.Tensor:
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _set_random_state(device: torch.device, state: torch.Tensor) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
 
 
 def _attempt(check: Any, model: Any, *args: Any) -> str | None:

@@ -5,11 +5,20 @@ This package knows no model: `SelfSpec` puts what is loaded into its sources.
 """
 
 from selfspec.store.card import Card, read_card
-from selfspec.store.contents import Arrays, CacheContents, TokenizerInfo, tokenizer_info
+from selfspec.store.contents import (
+    Arrays,
+    CacheContents,
+    TokenizerInfo,
+    is_unnamed,
+    tokenizer_info,
+    unnamed_tokenizer,
+)
 from selfspec.store.hub import locate, push_cache
 from selfspec.store.loading import check_tokenizer, load_cache
+from selfspec.store.memory_folder import MemoryFolder
+from selfspec.store.news import news, on_top
 from selfspec.store.saving import check_target, save_cache
-from selfspec.store.tables import KEY_OF, check_values
+from selfspec.store.tables import KEY_OF, check_values, flat_keys
 from selfspec.store.verifying import CacheReport, FileReport, verify_cache
 
 __all__ = [
@@ -19,15 +28,21 @@ __all__ = [
     "CacheReport",
     "Card",
     "FileReport",
+    "MemoryFolder",
     "TokenizerInfo",
     "check_target",
     "check_tokenizer",
     "check_values",
+    "flat_keys",
+    "is_unnamed",
     "load_cache",
     "locate",
+    "news",
+    "on_top",
     "push_cache",
     "read_card",
     "save_cache",
     "tokenizer_info",
+    "unnamed_tokenizer",
     "verify_cache",
 ]

@@ -153,7 +153,11 @@ class _Reader:
         """Refuses a card that was changed. Cards of version 1 may be without a checksum."""
         if version == 1 and "checksum" not in fields:
             return
-        said, found = self._digest(fields, "checksum"), checksum(fields)
+        said = self._digest(fields, "checksum")
+        try:
+            found = checksum(fields)
+        except RecursionError as error:  # What could just be read may be too deep to be written.
+            raise self._wrong("JSON", error) from error
         if said != found:
             raise CacheChecksumError(
                 f"{CARD_FILE} of cache {self._folder!r} must have the checksum {said[:12]}… "

@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.errors import CacheTokenizerError
 
-__all__ = ["Arrays", "CacheContents", "TokenizerInfo", "tokenizer_info"]
+__all__ = [
+    "Arrays",
+    "CacheContents",
+    "TokenizerInfo",
+    "is_unnamed",
+    "tokenizer_info",
+    "unnamed_tokenizer",
+]
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -85,6 +92,17 @@ def tokenizer_info(tokenizer: Any) -> TokenizerInfo:
     fingerprint = hashlib.sha256(text.encode("ascii")).hexdigest()
     vocab_size = vocabulary[-1][0] + 1 if vocabulary else 0
     return TokenizerInfo(fingerprint, _short_name(tokenizer), vocab_size)
+
+
+def unnamed_tokenizer(vocab_size: int) -> TokenizerInfo:
+    """What stands for a tokenizer if only the size of the model's vocabulary is known."""
+    name = f"a vocabulary of {vocab_size} tokens"
+    return TokenizerInfo(hashlib.sha256(name.encode()).hexdigest(), name, vocab_size)
+
+
+def is_unnamed(tokenizer: TokenizerInfo) -> bool:
+    """Was it made by `unnamed_tokenizer`?"""
+    return tokenizer == unnamed_tokenizer(tokenizer.vocab_size)
 
 
 def _short_name(tokenizer: Any) -> str:

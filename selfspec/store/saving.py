@@ -27,17 +27,25 @@ __all__ = ["check_target", "count", "save_cache", "write_files"]
 
 
 def save_cache(
-    folder: str | os.PathLike[str], contents: CacheContents, *, overwrite: bool = False
+    folder: str | os.PathLike[str],
+    contents: CacheContents,
+    *,
+    overwrite: bool = False,
+    private: bool = False,
 ) -> None:
     """Writes a cache folder under another name beside `folder` and renames it when it is on disk.
 
     With `overwrite`, readers see the old folder or the new one, and of several writers the last
-    one wins. A killed writer leaves a hidden folder beside the target, never half a cache.
+    one wins. A killed writer leaves a hidden folder beside the target, never half a cache. With
+    `private`, only the owner can read the folder.
     """
     target = check_target(folder, overwrite=overwrite)
     try:
-        with scratch_folder(target) as scratch:
+        with scratch_folder(target, 0o700 if private else 0o777) as scratch:
             write_files(scratch, contents)
+            if private:
+                for path in scratch.iterdir():
+                    path.chmod(0o600)
             put_in_place(scratch, target, overwrite=overwrite)
     except FileExistsError as error:
         raise _taken(target) from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import glob
 import os
 import secrets
 import shutil
@@ -17,16 +18,22 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["is_being_swapped", "put_in_place", "scratch_folder", "sync_folder"]
+__all__ = [
+    "clear_remnants",
+    "is_being_swapped",
+    "put_in_place",
+    "scratch_folder",
+    "sync_folder",
+]
 
 _NEW, _OLD = "new", "old"
 
 
 @contextmanager
-def scratch_folder(target: Path) -> Iterator[Path]:
+def scratch_folder(target: Path, mode: int = 0o777) -> Iterator[Path]:
     """An empty folder beside `target` for one writer; it is removed afterwards in any case."""
     folder = _sibling(target, _NEW)
-    folder.mkdir(parents=True)
+    folder.mkdir(mode=mode, parents=True)
     try:
         yield folder
     finally:
@@ -48,6 +55,18 @@ def put_in_place(new: Path, target: Path, *, overwrite: bool) -> None:
     sync_folder(target.parent)
     for folder in aside:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def clear_remnants(target: Path) -> None:
+    """Removes what killed writers left beside `target`, when no other writer is at work.
+
+    If one was killed between its two renames, the old folder is put back.
+    """
+    for folder in target.parent.glob(f".{glob.escape(target.name)}.*"):
+        if folder.suffix == f".{_OLD}" and not target.exists():
+            folder.rename(target)
+        elif folder.suffix in (f".{_OLD}", f".{_NEW}"):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_being_swapped(target: Path) -> bool:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from selfspec.store.contents import Arrays
 
-__all__ = ["KEY_OF", "check_rates", "check_values", "joined", "split"]
+__all__ = ["KEY_OF", "check_rates", "check_values", "flat_keys", "joined", "split"]
 
 # The array of each LUT that holds the keys of its rows.
 KEY_OF = {"lut": "tokens", "lut2": "pairs"}
@@ -59,12 +59,17 @@ def _check_shapes(source: str, arrays: Arrays) -> None:
 def check_values(source: str, arrays: Arrays, num_ids: int) -> None:
     """Checks that keys are sorted and unique, and ids in the vocabulary; reads everything once."""
     _check_shapes(source, arrays)
-    keys = arrays[KEY_OF[source]].astype(np.int64)
+    keys = arrays[KEY_OF[source]]
     _check_range(f"keys of {source}", keys, 0, num_ids)
     _check_range(f"ids of {source}", arrays["ids"], -1, num_ids)
-    flat = keys if keys.ndim == 1 else (keys[:, 0] << 32) + keys[:, 1]
-    if (np.diff(flat) <= 0).any():
+    if (np.diff(flat_keys(keys)) <= 0).any():
         raise ValueError(f"keys of {source} must be sorted, none twice")
+
+
+def flat_keys(keys: NDArray[Any]) -> NDArray[np.int64]:
+    """Tokens (N,) or pairs (N, 2) as one number each, in the same order."""
+    wide = keys.astype(np.int64)
+    return wide if wide.ndim == 1 else (wide[:, 0] << 32) + wide[:, 1]
 
 
 def _check_range(name: str, ids: NDArray[Any], low: int, high: int) -> None:

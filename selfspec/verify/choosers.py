@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from selfspec.machine.device import CpuDevice, Device, Fetched
+from selfspec.records import NoiseAhead
 from selfspec.verify.logits import as_read, likeliest
 from selfspec.verify.noise import NoiseTape
 from selfspec.verify.shortlist import Warpers, shortlist
@@ -50,6 +51,10 @@ class Chooser(Protocol):
         """Frees what was kept for steps that every row has behind it."""
         ...
 
+    def noise_ahead(self, row: int, transcript: Transcript) -> NoiseAhead | None:
+        """The noise that a row's next tokens will be drawn with; None where it is not known."""
+        ...
+
 
 class _RowChooser:
     """Chooses for one row at a time, which stops by rules that look at it alone."""
@@ -71,6 +76,10 @@ class _RowChooser:
 
     def forget_before(self, step: int) -> None:
         """There is nothing to free."""
+
+    def noise_ahead(self, row: int, transcript: Transcript) -> NoiseAhead | None:
+        """None: nothing is drawn."""
+        return None
 
 
 class GreedyChooser(_RowChooser):
@@ -129,6 +138,11 @@ class ProcessedChooser(_RowChooser):
         """Frees the noise of steps that every row has behind it."""
         if self._tape is not None:
             self._tape.forget_before(step)
+
+    def noise_ahead(self, row: int, transcript: Transcript) -> NoiseAhead | None:
+        """The noise behind the next token, and behind drafts of any depth, where it is known."""
+        tape, step = self._tape, transcript.num_new(row)
+        return None if tape is None else lambda depth: tape.ahead(row, step + depth)
 
     def read(self, logits: torch.Tensor) -> None:
         """Takes the logits (B, Q, V) of a step."""
@@ -206,3 +220,7 @@ class BatchChooser:
 
     def forget_before(self, step: int) -> None:
         """There is nothing to free: what is kept is handed to the caller."""
+
+    def noise_ahead(self, row: int, transcript: Transcript) -> NoiseAhead | None:
+        """None: the noise of a batch that moves together is drawn by torch itself."""
+        return None

@@ -12,18 +12,21 @@ made as stock makes it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import cache
 from typing import Protocol
 
 import numpy as np
 import torch
 
+from selfspec.records import NoiseOf
 from selfspec.verify.shortlist import Shortlist, Tokens, Warpers, Weights, shortlist
 
 __all__ = ["NoiseTape"]
 
 _AS_THEY_ARE = Warpers()
+# Noise is read so many steps ahead of the text at most, and so many numbers, since it takes memory.
+_FARTHEST = 16
+_MOST_NUMBERS = 1 << 22
 # Rounding, stock's and ours, moves what is compared by some 1e-6 at most.
 _CLEARLY = 1 + 1e-4
 
@@ -39,6 +42,8 @@ class NoiseTape:
         self._num_rows = num_rows
         self._first_kept = 0
         self._kept: list[_Noise] = []
+        self._like: torch.Tensor | None = None  # Scores that say what noise is drawn for.
+        self._foresight = _Foresight()
 
     def draw(self, scores: torch.Tensor, row: int, step: int) -> int:
         """Row `row`'s token of step `step`, out of its processed `scores` (V,)."""
@@ -52,6 +57,20 @@ class NoiseTape:
         noise = self._of_step(step, like)
         return few.tokens[0] if len(few.tokens) == 1 else _pick_from(few, noise, row)
 
+    def ahead(self, row: int, step: int) -> NoiseOf | None:
+        """The noise of each token of a step that may be yet to come; leaves the generator alone.
+
+        None where it can't be told: before the first token was drawn, too far ahead, or where
+        each look at a number would make a GPU wait.
+        """
+        if self._like is None or self._like.device.type != "cpu" or step < self._first_kept:
+            return None
+        index = step - self._first_kept
+        if index < len(self._kept):
+            return self._kept[index].of(row)
+        foreseen = self._foresight.noise(index - len(self._kept), self._num_rows, self._like)
+        return None if foreseen is None else foreseen.of(row)
+
     def forget_before(self, step: int) -> None:
         """Frees the noise of the steps that every row has behind it."""
         num_spent = max(min(step - self._first_kept, len(self._kept)), 0)
@@ -60,7 +79,9 @@ class NoiseTape:
 
     def _of_step(self, step: int, like: torch.Tensor) -> _Noise:
         while step >= self._first_kept + len(self._kept):
-            self._kept.append(_next_noise(self._num_rows, like))
+            foreseen = self._foresight.come_true(like)
+            self._like = like.new_empty(0, like.shape[-1])
+            self._kept.append(foreseen or _next_noise(self._num_rows, like))
         return self._kept[step - self._first_kept]
 
 
@@ -75,7 +96,7 @@ class _Noise(Protocol):
         """A number that none of a row's is below."""
         ...
 
-    def of(self, row: int) -> Callable[[int], float]:
+    def of(self, row: int) -> NoiseOf:
         """The noise of one token after the other, on a CPU."""
         ...
 
@@ -84,11 +105,61 @@ class _Noise(Protocol):
         ...
 
 
-def _next_noise(num_rows: int, like: torch.Tensor) -> _Noise:
+def _next_noise(
+    num_rows: int, like: torch.Tensor, generator: torch.Generator | None = None
+) -> _Noise:
+    """The next noise of a generator; of the one that stock draws from if none is given."""
     shape = (num_rows, like.shape[-1])
     if like.device.type == "cpu" and like.dtype == torch.float32 and _is_made_of_uniforms():
-        return _Uniforms(shape)
-    return _Exponentials(like.new_empty(shape).exponential_(1))
+        return _Uniforms(shape, generator or torch.default_generator)
+    return _Exponentials(like.new_empty(shape).exponential_(1, generator=generator))
+
+
+class _Foresight:
+    """Noise that was drawn before its time, from a twin of stock's generator on a CPU.
+
+    Stock's own generator moves only when a step comes true, for scores such as were expected, and
+    only if nobody else has drawn from it or seeded it in the meantime. Otherwise what was foreseen
+    is thrown away.
+    """
+
+    def __init__(self) -> None:
+        self._twin = torch.Generator("cpu")
+        self._foreseen: list[_Noise] = []
+        self._states: list[torch.Tensor] = []  # Before each of them, and behind the last.
+        self._kind: tuple[object, ...] = ()  # Of the scores that it was drawn for.
+
+    def noise(self, index: int, num_rows: int, like: torch.Tensor) -> _Noise | None:
+        """The noise of the step after `index` others that are yet to come; None if too far."""
+        if index >= _FARTHEST or (index + 1) * num_rows * like.shape[-1] > _MOST_NUMBERS:
+            return None
+        if not self._states:
+            self._states.append(torch.default_generator.get_state())
+            self._twin.set_state(self._states[0])
+            self._kind = _kind_of(like)
+        while index >= len(self._foreseen):
+            self._foreseen.append(_next_noise(num_rows, like, self._twin))
+            self._states.append(self._twin.get_state())
+        return self._foreseen[index]
+
+    def come_true(self, like: torch.Tensor) -> _Noise | None:
+        """Moves stock's generator by one step and gives its noise, if that was foreseen."""
+        if not self._foreseen or not self._is_as_foreseen(like):
+            self._foreseen.clear()
+            self._states.clear()  # The generator moves on without it.
+            return None
+        del self._states[0]
+        torch.default_generator.set_state(self._states[0])
+        return self._foreseen.pop(0)
+
+    def _is_as_foreseen(self, like: torch.Tensor) -> bool:
+        state = torch.default_generator.get_state()
+        return self._kind == _kind_of(like) and torch.equal(self._states[0], state)
+
+
+def _kind_of(scores: torch.Tensor) -> tuple[object, ...]:
+    """All that decides how many random numbers are drawn for scores, and from which generator."""
+    return scores.device, scores.dtype, scores.shape[-1]
 
 
 class _Exponentials:
@@ -109,7 +180,7 @@ class _Exponentials:
         """The smallest number of the row."""
         return self._noise[row].min().item()
 
-    def of(self, row: int) -> Callable[[int], float]:
+    def of(self, row: int) -> NoiseOf:
         """Looks the numbers up."""
         noise = self._noise[row]
         return lambda token: noise[token].item()
@@ -124,10 +195,11 @@ class _Exponentials:
 class _Uniforms:
     """What the noise is made from, and the generator's state before it was drawn."""
 
-    def __init__(self, shape: tuple[int, int]) -> None:
+    def __init__(self, shape: tuple[int, int], generator: torch.Generator) -> None:
         self._shape = shape
-        self._state = torch.default_generator.get_state()
-        self._values = torch.empty(shape, dtype=torch.float64, device="cpu").uniform_()
+        self._state = generator.get_state()
+        values = torch.empty(shape, dtype=torch.float64, device="cpu")
+        self._values = values.uniform_(generator=generator)
 
     def pick(self, scores: torch.Tensor, row: int) -> int:
         """By way of a shortlist, and as stock does it where the shortlist can't tell."""
@@ -139,7 +211,7 @@ class _Uniforms:
         """The noise of the row's least uniform number."""
         return -math.log1p(-self._values[row].min().item())
 
-    def of(self, row: int) -> Callable[[int], float]:
+    def of(self, row: int) -> NoiseOf:
         """Makes the noise in plain Python, which is faster than arrays for a few tokens."""
         values = self._values[row].numpy().data  # A view that Python reads faster than an array.
         return lambda token: -math.log(1 - values[token])

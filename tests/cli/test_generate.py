@@ -1,10 +1,15 @@
 """`selfspec generate`: continuations through pipes and files."""
 
+import gc
+import re
 import subprocess
 import sys
 
 import pytest
 import torch
+
+from selfspec.store import MemoryFolder
+from tests.caches import contents
 
 PROMPT = "def read(self, size"
 FEW = ("--max-new-tokens", "24")
@@ -81,6 +86,26 @@ def test_wrong_prompts(fails, plain_folder, stdin, said):
     assert said in fails("generate", "--model", plain_folder, stdin=stdin)
 
 
+def test_a_prediction_saves_steps_and_changes_no_text(generate, stock_text, tmp_path):
+    text = stock_text(PROMPT, 24)
+    (tmp_path / "expected.txt").write_text(text, encoding="utf-8")
+    result = generate("--prediction", tmp_path / "expected.txt", "--sources", "", "--stats")
+    assert result.stdout == text
+    assert "prediction" in result.stderr
+    (tmp_path / "empty.txt").write_text("")
+    assert generate("--prediction", tmp_path / "empty.txt").stdout == text
+
+
+def test_wrong_predictions(fails, plain_folder, tmp_path):
+    command = ("generate", "--model", plain_folder, "--prediction")
+    line = fails(*command, tmp_path / "nowhere.txt", stdin=PROMPT)
+    assert "--prediction must be readable" in line
+    assert "nowhere.txt': No such file" in line
+    (tmp_path / "latin.txt").write_bytes(b"ab\xff")
+    line = fails(*command, tmp_path / "latin.txt", stdin=PROMPT)
+    assert "--prediction must be UTF-8 text (got byte 2 wrong)" in line
+
+
 def test_wrong_outputs(fails, plain_folder, tmp_path):
     for path in (tmp_path, tmp_path / "nowhere" / "out.txt"):
         line = fails("generate", "--model", plain_folder, "--output", path, stdin=PROMPT)
@@ -101,3 +126,20 @@ def test_a_reader_that_leaves_is_not_an_error(plain_folder):
     assert process.stderr.read() == f"Loading {plain_folder} ...\n".encode()
     process.stderr.close()
     assert process.wait(timeout=120) == 1
+
+
+def test_what_a_run_learned_the_next_one_knows(generate, stock_text, tmp_path):
+    results = []
+    for _ in range(2):
+        results.append(generate("--stats", "--remember", tmp_path / "kept"))
+        gc.collect()  # The end of the process, as far as drafts are concerned.
+    assert {result.stdout for result in results} == {stock_text(PROMPT, 24)}
+    cold, warm = (int(re.search(r"in (\d+) steps", r.stderr)[1]) for r in results)
+    assert warm < cold
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_what_another_tokenizer_learned_is_refused(fails, chat_folder, tmp_path, command):
+    MemoryFolder(tmp_path / "kept").update(lambda _: contents(corpus=None))
+    line = fails(command, "--model", chat_folder, "--remember", tmp_path / "kept", stdin=PROMPT)
+    assert "was learned with 5a5a5a5a… (owner/toy), this model uses" in line

@@ -342,3 +342,29 @@ def test_what_takes_long_anyway_is_not_run_untimed():
 
     measure_curve(run, (1, 2, 4), repeats=1, max_seconds=60, clock=lambda: now[0])
     assert runs == [1, 1, 2, 2, 4]
+
+
+def test_slow_first_steps_are_soon_forgotten():
+    curve = CostCurve.unknown(slope=0.2)
+    for seconds in (0.080, 0.084, 0.075, *[0.058] * 20):
+        curve.refine(1, seconds)
+    assert curve.seconds(1) == pytest.approx(0.058, rel=0.05)
+    curve.refine(1, 0.580)  # one slow moment
+    assert curve.seconds(1) < 0.064
+
+
+def test_a_curve_of_another_time_takes_its_scale_from_the_first_plain_steps():
+    curve = CostCurve.unknown(slope=0.2)
+    for width, seconds in ((1, 0.05), (4, 0.08)) * 20:
+        curve.refine(width, seconds)
+    later = curve.reopened()  # on a machine that is busy now
+    for _ in range(2):
+        later.refine(1, 0.10)
+    assert later.seconds(1) == pytest.approx(0.10, rel=0.01)
+    assert later.seconds(4) == pytest.approx(0.16, rel=0.05)
+
+
+def test_a_measured_curve_of_another_time_stays_as_it_was_measured():
+    curve = CostCurve({1: 0.05, 4: 0.08})
+    assert curve.reopened().knows_plain
+    assert curve.reopened().as_dict() == curve.as_dict()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import sys
+import threading
 
 import pytest
 
@@ -86,3 +88,34 @@ def test_what_is_no_learned_curve_is_refused(damage):
 def test_corners_are_where_it_bends():
     assert list(fed((1, 1.0), (4, 3.0), (8, 5.0)).corners(6)) == [1, 4]
     assert list(SteppedCurve.unknown(0.01).corners(20)) == [1, 2, 4, 8, 16]
+
+
+def test_other_threads_may_read_while_points_are_added():
+    """A thread that reads between two changes of a point's lists must not find them uneven."""
+    failures: list[Exception] = []
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(30):
+            _read_while_learning(failures)
+    finally:
+        sys.setswitchinterval(interval)
+    assert failures == []
+
+
+def _read_while_learning(failures: list[Exception]) -> None:
+    curve, is_over = CostCurve.unknown(0.1), threading.Event()
+
+    def read() -> None:
+        try:
+            while not is_over.is_set():
+                assert curve.widest_seen >= 1
+        except Exception as error:
+            failures.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for doublings in range(12):
+        curve.refine(1 << doublings, 0.01)
+    is_over.set()
+    reader.join()

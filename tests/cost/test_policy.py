@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -161,25 +163,61 @@ def test_trees_beside_branches_are_as_wide_as_pays_there(num_rows):
 # -- EdgeLLM's threshold -----------------------------------------------------------------------
 
 
+def takes(budget: ThresholdBudget, score: float) -> bool:
+    """Would a step draft a second node of this score?"""
+    may_take = budget.search(8)
+    assert may_take(1e-9), "one token is drafted in any case"
+    return may_take(score)
+
+
 def test_the_threshold_falls_while_drafts_are_right_and_rises_after_a_miss():
     budget = ThresholdBudget()
-    takes = budget.search(8)
-    assert takes(0.02)
-    assert not takes(0.005)
+    assert takes(budget, 0.02)
+    assert not takes(budget, 0.005)
     budget.observe(4, 1.0, [record(3)])
-    assert takes(0.005)
+    assert takes(budget, 0.005)
     for _ in range(30):
         budget.observe(4, 1.0, [record(0)])
-    assert not takes(0.9)
+    assert not takes(budget, 0.9)
     for _ in range(30):
         budget.observe(4, 1.0, [record(3)])
-    assert takes(1e-5)
+    assert takes(budget, 1e-5)
 
 
-def test_a_step_without_drafts_moves_no_threshold():
+def test_a_step_that_found_no_drafts_moves_no_threshold():
     budget = ThresholdBudget()
     bare = StepRecord(row=0, tree=DraftTree.of_root(1), path=[0], committed_ids=[2])
     for _ in range(20):
         budget.observe(1, 1.0, [bare])
-    assert budget.search(8)(0.02)
-    assert not budget.search(8)(0.005)
+    assert takes(budget, 0.02)
+    assert not takes(budget, 0.005)
+
+
+def test_the_branch_that_was_right_longest_is_judged():
+    """The first branch has the best leaf, the second one the most right tokens."""
+    tree = DraftTree.of_root(1)
+    tree.add(0, 2, 0.6)
+    tree.add(0, 3, 0.3)
+    tree.add(2, 4, 0.2)
+    budget = ThresholdBudget()
+    budget.observe(4, 1.0, [StepRecord(row=0, tree=tree, path=[0, 2, 3], committed_ids=[3, 4, 5])])
+    assert takes(budget, 0.0051), "a branch that was right to its end halves the threshold"
+
+
+def test_after_a_miss_it_comes_back():
+    """Each next token is right with a chance of .8, and drafts know it."""
+    dice, budget, num_tokens = random.Random(2), ThresholdBudget(), 0
+    for _ in range(2000):
+        tree, may_take, path = DraftTree.of_root(1), budget.search(16), [0]
+        for node in range(15):
+            if not may_take(0.8 * tree.scores[node]):
+                break
+            tree.add(node, 2, 0.8 * tree.scores[node])
+            if len(path) == node + 1 and dice.random() < 0.8:
+                path.append(node + 1)
+        committed = [2] * len(path)
+        num_tokens += len(committed)
+        budget.observe(
+            len(tree), 1.0, [StepRecord(row=0, tree=tree, path=path, committed_ids=committed)]
+        )
+    assert num_tokens / 2000 > 2.7

@@ -31,6 +31,7 @@ COMMANDS = {
     "first_call",
     "grow",
     "kv_memory",
+    "predict",
     "same_text",
     "tokens_per_step",
     "train_tiny",

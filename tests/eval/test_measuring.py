@@ -36,6 +36,15 @@ def test_widths_are_compared_at_full_width(questions, chat_folder):
     assert tokens_per_step.new_spec(parsed, budget="measured").config.budget == "measured"
 
 
+def test_a_later_run_starts_with_what_an_earlier_one_kept(questions, chat_folder, capsys, tmp_path):
+    options = ["--model", chat_folder, "--questions", str(questions), "--max-nodes", "8"]
+    options += ["--max-new-tokens", "12", "--limit", "2", "--remember", str(tmp_path / "kept")]
+    cold, warm = (run(tokens_per_step, capsys, *options)["rows"]["8"]["overall"] for _ in range(2))
+    assert warm[0] > cold[0]
+    assert tokens_per_step.main([*options, "--max-nodes", "4", "8"]) == 2
+    assert "--remember must come with one width" in capsys.readouterr().err
+
+
 def test_what_can_not_be_run_is_one_line(chat_folder, capsys):
     assert tokens_per_step.main(["--model", chat_folder]) == 2
     assert "--questions must name Spec-Bench's question.jsonl" in capsys.readouterr().err

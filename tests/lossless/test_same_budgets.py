@@ -71,7 +71,7 @@ def test_no_call_measures_anything(measuring, monkeypatch) -> None:
     def never(*_args: object, **_more: object) -> None:
         raise AssertionError("a call must not wait for measurements")
 
-    monkeypatch.setattr(CostCurve, "measure", never)
+    monkeypatch.setattr("selfspec.run.costs.measure_curve", never)
     run_both(tiny_model(), prompt(), SelfSpec(), drafts=False, **GREEDY)
 
 
@@ -84,7 +84,7 @@ def test_what_was_learned_is_found_by_the_next_process(measuring, monkeypatch) -
     run(model, prompt(), custom_generate=again, max_new_tokens=1)
     (((_, found),),) = (list(again._forwards.costs._curves.values()),)
     assert {first: curve.as_dict() for first, curve in found.items()} == {
-        first: curve.as_dict() for first, curve in learned.items()
+        first: curve.reopened().as_dict() for first, curve in learned.items()
     }
 
 

@@ -13,7 +13,14 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import GenerationConfig, StopStringCriteria, pipeline
 
-from selfspec import SelfSpec, VocabularyError, attach, detach, hub_folder
+from selfspec import (
+    SelfSpec,
+    UnsupportedError,
+    VocabularyError,
+    attach,
+    detach,
+    hub_folder,
+)
 from tests.fakes import attached_model, new_model, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import (
     GREEDY,
@@ -106,6 +113,11 @@ def test_stop_strings_of_a_bare_callable() -> None:
     criteria = [StopStringCriteria(tokenizer, ["th", "ca"])]
     ours = run(model, inputs, custom_generate=SelfSpec(), stopping_criteria=criteria, **GREEDY)
     assert_same_ids(ours.ids, stock.ids)
+
+
+def test_the_hub_folder_refuses_a_paged_cache(modules_cache: Path) -> None:
+    with pytest.raises(UnsupportedError, match="cache_implementation='paged' can't be drafted for"):
+        run(new_model(), prompt(), cache_implementation="paged", **hub(), **GREEDY)
 
 
 def test_attached_without_assistant_is_stock() -> None:

@@ -495,6 +495,18 @@ def test_a_model_that_is_dropped_takes_its_graphs_along(log: list[str]) -> None:
     assert len(spec._forwards._runners) == 0
 
 
+def test_a_model_whose_capture_failed_can_be_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the midst of a call: what runs without a graph from then on holds the model."""
+    use_recorders(monkeypatch, fails_at=3)
+    spec, model = SelfSpec(**FIXED), new_model()
+    both = run_both(model, prompt(), spec, drafts=False, **GREEDY)
+    assert both.stats.forward == "eager"
+    gone = weakref.ref(model)
+    del model, both
+    gc.collect()
+    assert gone() is None
+
+
 def test_slots_take_little_more_than_the_stock_cache(log: list[str]) -> None:
     """At the length of the whole text: the same, and room for a tree, rounded up to 64."""
     model, inputs = tiny_model(), prompt(2, 200)

@@ -175,9 +175,10 @@ def test_a_refused_call_teaches_nothing(learning: str) -> None:
 # -- what was ignored in silence ---------------------------------------------------------------
 
 
-def test_a_paged_cache_is_refused_by_name() -> None:
+@pytest.mark.parametrize("name", ["assistant", "custom_generate"])
+def test_a_paged_cache_is_refused_by_name(name: str) -> None:
     with pytest.raises(UnsupportedError, match="cache_implementation='paged' can't be drafted for"):
-        run(attached_model(), prompt(), assistant=SelfSpec(), cache_implementation="paged")
+        run(attached_model(), prompt(), cache_implementation="paged", **{name: SelfSpec()})
 
 
 def test_generate_batch_is_refused_by_name() -> None:
@@ -224,3 +225,10 @@ def test_a_reason_is_logged_once_for_each_model(caplog) -> None:
     run(model, prompt(), custom_generate=spec, past_key_values=cache, **GREEDY)
     assert "StaticCache" in caplog.records[-1].getMessage()
     assert len(caplog.records) == 2
+
+
+def test_a_forward_that_can_not_be_had_is_logged_as_that(caplog) -> None:
+    """The model is drafted for all the same."""
+    run(tiny_model(), prompt(), custom_generate=SelfSpec(forward="graph"), **GREEDY)
+    (record,) = caplog.records
+    assert "LlamaForCausalLM is not run as asked: a CPU captures no graphs" in record.getMessage()

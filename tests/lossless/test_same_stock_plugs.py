@@ -59,6 +59,18 @@ def test_candidate_generator_over_many_calls() -> None:
             assert_same_ids(ours.ids, run(tiny_model("qwen2"), inputs, **GREEDY).ids)
 
 
+@pytest.mark.parametrize("num_new", [2, 7, 20])
+def test_candidate_generator_stays_within_the_models_positions(num_new: int) -> None:
+    """No draft reaches beyond the last token, where the model may have no position."""
+    model, inputs = new_model("gpt2", n_positions=NUM_COLUMNS + num_new), prompt()
+    options = GREEDY | {"max_new_tokens": num_new}
+    stock = run(model, inputs, **options)
+    (text,) = texts_of(stock.ids, inputs)
+    spec = SelfSpec(extra_sources=[FutureSource([[*text, *[5] * 20]])])
+    with SelfSpecCandidateGenerator(spec).plugged_into(model):
+        assert_same_ids(run(model, inputs, **LOOKUP, **options).ids, stock.ids)
+
+
 @pytest.mark.parametrize("learning", ["session", "request", "frozen"])
 def test_candidate_generator_learns_how_far_guesses_can_be_trusted(learning: str) -> None:
     """As the learning scope says: in a session, right guesses are surer in the end."""

@@ -343,6 +343,21 @@ def test_probing_leaves_no_trace():
     assert not model.training
 
 
+class DrawnBeside(LlamaForCausalLM):
+    """While it runs, somebody else draws."""
+
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, **kwargs):
+        torch.rand(1)
+        return super().forward(input_ids, attention_mask, position_ids, **kwargs)
+
+
+def test_what_another_thread_draws_is_no_dropout_and_stays_drawn():
+    model = broken(DrawnBeside)
+    state = torch.get_rng_state()
+    assert probe(model).mode == "tree"
+    assert not torch.equal(torch.get_rng_state(), state)
+
+
 def test_dropout_is_decoded_plainly_with_stocks_draws():
     model = new_model("llama", attention_dropout=0.5).train()
     texts = []

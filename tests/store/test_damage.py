@@ -188,6 +188,15 @@ class TestCard:
             folder, CacheCardError, r"cache.json of cache .* must be a card that selfspec wrote"
         )
 
+    def test_any_depth(self, folder):
+        """Some depths can be read by Python's JSON and not be written again for the checksum."""
+        for depth in range(700, 1000):
+            about = "[" * depth + "]" * depth
+            text = f'{{"format_version": 2, "checksum": "{"a" * 64}", "about": {about}}}'
+            (folder / "cache.json").write_text(text)
+            with pytest.raises(CacheError):
+                load_cache(folder)
+
     @pytest.mark.parametrize(
         ("place", "value"),
         [

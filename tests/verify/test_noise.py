@@ -305,6 +305,6 @@ def test_only_the_likeliest_are_looked_at() -> None:
     with seeded(0):
         few = Shortlist(list(range(64)), [2.0**-n for n in range(64)])
         for _ in range(20):
-            made = Listening((1, 8192))
+            made = Listening((1, 8192), torch.default_generator)
             assert noise._pick_from(few, made, 0) is not None
     assert 20 <= len(asked) <= 20 * 20

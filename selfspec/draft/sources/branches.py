@@ -19,7 +19,7 @@ __all__ = ["Branches"]
 _SEED = 0
 _MAX_FORESEEN = 1 << 16
 # What one of these sources names was known without a branch.
-_SAID = ("context", "corpus")
+_SAID = ("context", "corpus", "prediction")
 
 
 class Branches:

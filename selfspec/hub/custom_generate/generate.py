@@ -5,7 +5,8 @@ import inspect
 from transformers.generation.utils import GenerationMixin
 
 import selfspec
-from selfspec.plugin.attach import take_stop_strings
+from selfspec.plugin.attach import refuse_paged, take_stop_strings
+from selfspec.plugin.prediction import encode_prediction
 
 _NAMED = inspect.signature(GenerationMixin.generate).parameters
 _KNOBS = selfspec.SpecConfig.__dataclass_fields__
@@ -25,6 +26,8 @@ def generate(model, *, spec=None, **kwargs):
         )
     # transformers fills in its own arguments with None; a None of the user's own says something
     kwargs = {name: v for name, v in kwargs.items() if v is not None or name not in _NAMED}
+    refuse_paged(kwargs)
+    encode_prediction(kwargs)
     take_stop_strings(model, kwargs)
     return type(model).generate(model, custom_generate=spec, **kwargs)
 

@@ -51,7 +51,7 @@ class StaticRunner:
         self._buffers: dict[InputShape, _Buffers] = {}
         self._replays: dict[ForwardKey, Replay] = {}
         self._generation = 0  # the generation of arenas that the replays work on
-        self._forward: Callable[[], None] = lambda: None  # what the next `run` calls
+        self._forward: Callable[[], None] = _no_forward  # what the next `run` calls
 
     @property
     def kind(self) -> str:
@@ -101,7 +101,8 @@ class StaticRunner:
 
     def run(self, key: ForwardKey) -> torch.Tensor:
         """The logits (R, W, V) of what was sent; the next forward of this shape overwrites them."""
-        self._forward()
+        forward, self._forward = self._forward, _no_forward  # Without a graph it holds the model.
+        forward()
         logits = self._buffers[key.shape].logits
         assert logits is not None
         return logits
@@ -126,6 +127,10 @@ class StaticRunner:
             )
 
         return work
+
+
+def _no_forward() -> None:
+    """Stands for a forward between two of them."""
 
 
 class _Buffers:

@@ -97,7 +97,8 @@ class PackedWeights:
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Inside, and in this thread alone, the packed layers compute from their copies."""
-        copies = {module: copy.packed for module, copy in self._copies.items()}
+        with self._lock:  # Another thread may be packing further layers.
+            copies = {module: copy.packed for module, copy in self._copies.items()}
         with self._stand_ins.put(copies):
             yield
 

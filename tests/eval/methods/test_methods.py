@@ -113,7 +113,6 @@ def test_the_prompts_forward_and_the_rest_are_told_apart():
         handle.remove()
     assert torch.equal(result.output, method.answer(model, ids(), **ASKED))
     assert 0 < result.prefill_seconds < result.seconds
-    assert result.decode_seconds == result.seconds - result.prefill_seconds
     assert forwards == [2] + [1] * 11, "the hook must be gone after the first forward"
     assert not model._forward_hooks
 

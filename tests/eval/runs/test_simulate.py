@@ -68,7 +68,7 @@ def test_every_tree_that_was_counted_is_sound():
 
 @pytest.mark.parametrize(("max_nodes", "recorded"), [(8, 1.710), (16, 1.812), (32, 1.865)])
 def test_acceptance_on_recorded_texts_has_not_dropped(max_nodes, recorded):
-    """Equal on every machine. Less than 1 % is no finding; where more is lost, say so in LOG.md."""
+    """Equal on every machine. Below 1 % is no finding; if more is lost, say so in docs/log.md."""
     found = simulated(SpecConfig(max_nodes=max_nodes), recorded_texts(read_record(RECORDED)))
     assert found["overall"].tokens_per_step >= 0.99 * recorded
 

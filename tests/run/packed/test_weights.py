@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -224,3 +225,28 @@ def test_a_forward_that_comes_meanwhile_stays(model: nn.Sequential) -> None:
     with held.in_use():
         vars(model[0])["forward"] = theirs
     assert model[0](torch.ones(1, 16)) == "theirs"
+
+
+def test_another_thread_may_pack_further_layers_meanwhile() -> None:
+    held, failures = PackedWeights(), []
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def pack() -> None:
+        for _ in range(100):
+            added.append(nn.Linear(16, 24).requires_grad_(False))
+            held.prepare(nn.Sequential(added[-1]))
+
+    added: list[nn.Linear] = []
+    packing = threading.Thread(target=pack)
+    packing.start()
+    try:
+        while packing.is_alive():
+            with held.in_use():
+                pass
+    except RuntimeError as error:
+        failures.append(error)
+    finally:
+        packing.join()
+        sys.setswitchinterval(interval)
+    assert failures == []

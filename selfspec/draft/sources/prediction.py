@@ -1,0 +1,146 @@
+"""What the answer will probably look like: a text of the caller's, followed with changes allowed.
+
+A cursor knows where in the prediction the text stands. After a token that the prediction did not
+foresee, it offers to go on where it was left and right behind that, as after an insertion, a
+replacement or a deletion, and wherever else the last tokens stand in the prediction. A change that
+was made once is offered again. Serves one call; knows nothing of what the prompt says.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from selfspec.records import Candidate, Evidence, StepRecord
+
+__all__ = ["Prediction", "PredictionCursor", "Whereabouts"]
+
+# When so many tokens in a row agree, the text is taken to go on from there.
+_SURE = 4
+# To meet the prediction again near where it was left says as much as so many tokens of agreement.
+_HEAD_START = 2
+# A change may lead to where the prediction was left, or to one of the next positions.
+_NUM_WAYS_ON = 3
+# The occurrences of a token that are looked at, nearest first, and the matches that are kept.
+_NUM_AHEAD, _NUM_BEHIND, _MAX_MATCHES = 4, 2, 4
+# So many tokens of a change are remembered.
+_LONGEST_CHANGE = 6
+# Runs of agreement count as the same evidence from one of these lengths to the next.
+_RUNS = (1, 2, 3, 4, 6, 9, 17)
+
+# The position of the next token in the prediction, and how many tokens before it agree.
+Match = tuple[int, int]
+
+
+class Whereabouts(NamedTuple):
+    """Where a text stands in a prediction, drafts included.
+
+    `left` is the position behind the last agreement that was sure. `astray` are the tokens since
+    then, the first few of them.
+    """
+
+    matches: tuple[Match, ...]
+    left: int
+    astray: tuple[int, ...]
+
+
+class Prediction:
+    """The tokens of a prediction and where each of them occurs; rows may share one."""
+
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        self.token_ids = list(token_ids)
+        self._behind: dict[int, list[int]] = {}  # The positions right behind each token, in order.
+        for position, token in enumerate(self.token_ids, start=1):
+            self._behind.setdefault(token, []).append(position)
+
+    def start(self) -> Whereabouts:
+        """In front of the first token, which is expected with some trust."""
+        return Whereabouts(((0, _HEAD_START),), 0, ())
+
+    def step(self, stand: Whereabouts, token: int) -> Whereabouts:
+        """Where the text stands one token later; O(log n) in the length of the prediction."""
+        ids = self.token_ids
+        matches = [(p + 1, n + 1) for p, n in stand.matches if p < len(ids) and ids[p] == token]
+        if not matches or matches[0][1] < _SURE:
+            matches = self._with_fresh(matches, stand.left, token)
+        if matches and matches[0][1] >= _SURE:
+            return Whereabouts(tuple(matches), matches[0][0], ())
+        astray = (*stand.astray, token)[:_LONGEST_CHANGE]
+        return Whereabouts(tuple(matches), stand.left, astray)
+
+    def _with_fresh(self, matches: list[Match], left: int, token: int) -> list[Match]:
+        """Adds other occurrences of a token; longest match first, then forward, then nearest."""
+        found = dict(self._near(left, token)) | dict(matches)
+        ranked = sorted(found.items(), key=lambda m: (-m[1], m[0] <= left, abs(m[0] - left)))
+        return ranked[:_MAX_MATCHES]
+
+    def _near(self, left: int, token: int) -> list[Match]:
+        behind = self._behind.get(token, [])
+        middle = bisect_left(behind, left + 1)
+        near = behind[max(middle - _NUM_BEHIND, 0) : middle + _NUM_AHEAD]
+        return [(p, 1 + _HEAD_START * (0 < p - left <= _NUM_WAYS_ON)) for p in near]
+
+
+class PredictionCursor:
+    """Where one row's text stands in its prediction, and the changes that the text has made."""
+
+    def __init__(self, prediction: Prediction) -> None:
+        self._prediction = prediction
+        self._stand = prediction.start()
+        # The token that came last between an expected one and the tokens written instead so far.
+        self._changes: dict[tuple[int, tuple[int, ...]], int] = {}
+
+    def root(self) -> Whereabouts:
+        """Where the committed text stands."""
+        return self._stand
+
+    def expand(self, state: Whereabouts) -> list[Candidate]:
+        """What comes next at each match, then by an earlier change, then at the ways on."""
+        ids = self._prediction.token_ids
+        named: dict[int, Evidence] = {}
+        for position, run in state.matches:
+            if position < len(ids) and ids[position] not in named:
+                named[ids[position]] = _of_match(run, len(named) + 1)
+        again = self._changes.get(self._change(state))
+        if again is not None:
+            named.setdefault(again, _of_change(len(state.astray)))
+        if state.astray:
+            for way, token in enumerate(ids[state.left : state.left + _NUM_WAYS_ON]):
+                named.setdefault(token, _of_way_on(way, min(len(state.astray), _NUM_WAYS_ON)))
+        return list(named.items())
+
+    def follow(self, state: Whereabouts, token: int) -> Whereabouts:
+        """Any token leads somewhere, as a committed one does."""
+        return self._prediction.step(state, token)
+
+    def observe(self, record: StepRecord) -> None:
+        """Goes on behind the committed tokens and remembers the changes among them."""
+        for token in record.committed_ids:
+            if len(self._stand.astray) < _LONGEST_CHANGE:
+                self._changes[self._change(self._stand)] = token
+            self._stand = self._prediction.step(self._stand, token)
+
+    def _change(self, state: Whereabouts) -> tuple[int, tuple[int, ...]]:
+        """The token at which the prediction was left, and what came since."""
+        ids = self._prediction.token_ids
+        return ids[state.left] if state.left < len(ids) else -1, state.astray
+
+
+@lru_cache(maxsize=64)
+def _of_match(run: int, rank: int) -> Evidence:
+    length = max(shortest for shortest in _RUNS if shortest <= run)
+    return Evidence("prediction", match_length=length, rank=rank)
+
+
+@lru_cache(maxsize=_LONGEST_CHANGE + 1)
+def _of_change(num_written: int) -> Evidence:
+    """The more of an earlier change is written again, the surer is its next token."""
+    return Evidence("prediction", match_length=1 + min(num_written, 3), rank=2, count_bin=1)
+
+
+@lru_cache(maxsize=64)
+def _of_way_on(way: int, num_astray: int) -> Evidence:
+    """Which way on, and for how long the text is astray; a chance of one in six is assumed."""
+    return Evidence("prediction", rank=way + 1, count_bin=num_astray, probability_bin=2)

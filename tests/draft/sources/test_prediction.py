@@ -1,0 +1,126 @@
+"""Where a cursor stands in a prediction, whatever the text makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfspec.draft.sources.prediction import Prediction, PredictionCursor, Whereabouts
+from selfspec.records import DraftTree, StepRecord
+from tests.strategies import candidates_of
+
+LONG = list(range(100, 140))
+
+
+def cursor_behind(prediction: Sequence[int], text: Sequence[int]) -> PredictionCursor:
+    cursor = PredictionCursor(Prediction(prediction))
+    tree = DraftTree.of_root(0)
+    cursor.observe(StepRecord(row=0, tree=tree, path=[0], committed_ids=list(text)))
+    return cursor
+
+
+def named(cursor: PredictionCursor, state: Whereabouts | None = None) -> list[int]:
+    return [each.token for each in candidates_of(cursor, state or cursor.root())]
+
+
+def first_trust(cursor: PredictionCursor) -> int:
+    return candidates_of(cursor, cursor.root())[0].evidence.match_length
+
+
+def test_it_stands_at_the_beginning():
+    assert named(cursor_behind(LONG, [])) == [100]
+
+
+def test_equal_text_is_followed_to_the_end_with_growing_trust():
+    trust = [first_trust(cursor_behind(LONG, LONG[:end])) for end in range(len(LONG))]
+    assert trust == sorted(trust)
+    assert trust[-1] == 17
+    for end in range(4, len(LONG)):
+        assert named(cursor_behind(LONG, LONG[:end])) == [LONG[end]]
+    assert named(cursor_behind(LONG, LONG)) == []
+
+
+def test_behind_a_deviation_there_are_several_ways_on():
+    """The token was inserted, or replaced one, or two."""
+    assert named(cursor_behind(LONG, [*LONG[:10], 5])) == [110, 111, 112]
+
+
+def test_a_replaced_token():
+    text = [*LONG[:10], 5, *LONG[11:]]
+    for end in range(12, len(LONG)):
+        assert named(cursor_behind(LONG, text[:end]))[0] == LONG[end]
+    assert first_trust(cursor_behind(LONG, text[:12])) == 3, "more than a match anywhere says"
+
+
+def test_inserted_tokens():
+    text = [*LONG[:10], 5, 6, 7, 8, 9, 5, 6, 7, 8, 9, *LONG[10:]]
+    for end in range(21, len(text)):
+        assert named(cursor_behind(LONG, text[:end]))[0] == text[end]
+
+
+def test_deleted_tokens():
+    """The first token behind the gap leads to the second, and soon with trust."""
+    text = [*LONG[:10], *LONG[30:]]
+    for end in range(11, len(text)):
+        assert named(cursor_behind(LONG, text[:end]))[0] == text[end]
+    assert first_trust(cursor_behind(LONG, text[:11])) == 1
+    assert named(cursor_behind(LONG, text[:14])) == [134], "nobody waits at the gap any more"
+
+
+def test_nonsense_in_front():
+    assert named(cursor_behind(LONG, [1, 2, 3])) == [100, 101, 102]
+    assert named(cursor_behind(LONG, [1, 2, 3, 100, 101]))[0] == 102
+
+
+def test_longest_match_first_then_forward_then_nearest():
+    prediction = [0, 0, 0, 1, 2, 50, 9, 2, 60, 7, 7, 7, 7, 9, 2, 61, 3, 2, 62]
+    cursor = cursor_behind(prediction, [9, 2])
+    assert named(cursor)[:2] == [60, 61], "both match two tokens"
+    behind = cursor_behind([*LONG[:8], 70, *LONG[8:16], 70, 71], LONG[:16])
+    assert named(behind, behind.follow(behind.root(), 70)) == [71]
+
+
+def test_a_change_that_was_made_once_is_offered_again():
+    prediction = [10, 11, 5, 12, 13, 14, 15, 5, 16, 17, 18]
+    text = [10, 11, 80, 81, 5, 12, 13, 14, 15]
+    cursor = cursor_behind(prediction, text)
+    assert named(cursor) == [5, 80]
+    first = cursor.follow(cursor.root(), 80)
+    assert 81 in named(cursor, first)
+    second = cursor.follow(first, 81)
+    assert 5 in named(cursor, second)
+    assert named(cursor, cursor.follow(second, 5))[0] == 16
+
+
+def test_an_empty_prediction_names_nothing():
+    cursor = cursor_behind([], [1, 2, 3])
+    assert named(cursor) == []
+    assert named(cursor, cursor.follow(cursor.root(), 4)) == []
+
+
+def test_a_prediction_that_is_shorter_than_the_text_falls_silent():
+    cursor = cursor_behind([1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6, 7, 8])
+    assert named(cursor) == []
+
+
+def test_a_common_token_costs_no_more_in_a_long_prediction():
+    cursor = cursor_behind([7] * 50_000, [8, 7])
+    assert len(cursor.root().matches) <= 4
+
+
+@given(
+    st.lists(st.integers(0, 5), max_size=30),
+    st.lists(st.integers(0, 5), max_size=20),
+    st.lists(st.integers(0, 5), max_size=8),
+)
+def test_below_a_node_the_cursor_stands_as_if_the_drafts_were_committed(prediction, text, drafts):
+    cursor, ahead = cursor_behind(prediction, text), cursor_behind(prediction, text + drafts)
+    state = cursor.root()
+    for token in drafts:
+        state = cursor.follow(state, token)
+    assert state == ahead.root()
+    tokens = named(cursor, state)
+    assert len(tokens) == len(set(tokens))
+    assert set(tokens) <= set(prediction) | set(text)

@@ -1,0 +1,64 @@
+"""Edits of library classes, and the bench that lets them pass."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+
+import pytest
+
+from eval import predict
+from eval.benches.edits import stdlib_edits
+
+
+@pytest.fixture(scope="module")
+def edits():
+    return stdlib_edits(3)
+
+
+def test_each_class_serves_all_kinds(edits):
+    assert [edit.task for edit in edits] == ["rename", "insert", "delete"] * 3
+    assert edits == stdlib_edits(3)
+
+
+def test_what_comes_of_an_edit_is_code_again(edits):
+    for edit in edits:
+        before, after = ast.parse(edit.before), ast.parse(edit.after)
+        assert ast.dump(before) != ast.dump(after)
+        assert edit.before.startswith("class ")
+
+
+def test_a_name_changes_wherever_it_stands(edits):
+    for edit in edits[::3]:
+        name, new_name = re.fullmatch(r"Rename (\w+) to (\w+)\.", edit.order).groups()
+        assert re.sub(rf"\b{new_name}\b", name, edit.after) == edit.before
+        assert edit.after.count(new_name) >= 5
+
+
+def test_inserted_and_deleted_lines(edits):
+    for edit in (*edits[1::3], *edits[2::3]):
+        before, after = edit.before.splitlines(), edit.after.splitlines()
+        shorter, longer = sorted((before, after), key=len)
+        assert len(shorter) < len(longer)
+        assert (shorter is after) is (edit.task == "delete")
+        lines = iter(longer)
+        assert all(line in lines for line in shorter), "the other lines keep their order"
+
+
+@pytest.mark.parametrize("hide", [False, True])
+def test_all_methods_write_the_forced_answers(plain_folder, capsys, hide):
+    asked = ["--model", plain_folder, "--classes", "1", "--budget", "fixed", "--max-nodes", "8"]
+    assert predict.main([*asked, *["--hide"] * hide]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    overall = {name: by_task["overall"] for name, by_task in told["methods"].items()}
+    assert overall["stock"]["tokens_per_step"] == 1
+    assert overall["stock"]["speed_up"] == 1
+    assert overall["with a prediction"]["tokens_per_step"] > 4
+    if hide:
+        assert overall["selfspec"]["tokens_per_step"] < 4
+
+
+def test_a_number_of_classes_below_one_is_refused(capsys):
+    assert predict.main(["--classes", "0"]) == 2
+    assert "--classes must be >= 1 (got 0)" in capsys.readouterr().err

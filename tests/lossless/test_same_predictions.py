@@ -1,0 +1,184 @@
+"""With `prediction=` the text is stock's, whatever it says; where it is right, steps are saved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import pipeline
+
+from selfspec import SelfSpec, UnsupportedError, attach
+from tests.fakes import VOCAB, attached_model, new_model, prompt, tiny_model, tiny_tokenizer
+from tests.lossless.same import (
+    FIXED,
+    GREEDY,
+    MODES,
+    NUM_NEW,
+    ROWS_AND_MODES,
+    SAMPLE,
+    assert_same_ids,
+    recorded_forwards,
+    run,
+)
+from tests.lossless.test_same_entrances import NUM_COLUMNS, hub, modules_cache
+
+__all__ = ["modules_cache"]  # a fixture
+
+ALONE: dict[str, Any] = {**FIXED, "sources": ()}
+
+
+def answers(stock: torch.Tensor) -> list[list[int]]:
+    return [row[NUM_COLUMNS:].tolist() for row in stock]
+
+
+def edited(answer: list[int]) -> list[int]:
+    """A token replaced, one that the text has not, one missing, and nonsense in front."""
+    return [5, 9, *answer[:8], 11, *answer[9:17], 8, *answer[17:24], *answer[25:]]
+
+
+def wrong(answer: list[int]) -> list[int]:
+    return [(token + 7) % VOCAB for token in answer] * 3
+
+
+KINDS = {"right": list, "edited": edited, "wrong": wrong, "short": lambda answer: answer[:5]}
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+@pytest.mark.parametrize("entrance", ["assistant", "custom_generate", "hub"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_predictions(
+    kind: str, entrance: str, num_rows: int, mode: str, modules_cache: Any
+) -> None:
+    model, inputs = attached_model(), prompt(num_rows)
+    stock = run(model, inputs, **MODES[mode])
+    spec = SelfSpec(**ALONE)
+    extra = {**hub(), "spec": spec} if entrance == "hub" else {entrance: spec}
+    prediction = [KINDS[kind](answer) for answer in answers(stock.ids)]
+    ours = run(model, inputs, prediction=prediction, **extra, **MODES[mode])
+    assert_same_ids(ours.ids, stock.ids)
+    assert torch.equal(ours.rng_state, stock.rng_state)
+    least = {"right": 9, "edited": 2.5, "wrong": 1, "short": 1.05}
+    assert spec.stats.tokens_per_step >= least[kind]
+
+
+@pytest.mark.parametrize("budget", ["measured", "fixed", "threshold"])
+def test_every_budget(budget: str) -> None:
+    model, inputs = tiny_model(), prompt()
+    for options in MODES.values():
+        stock = run(model, inputs, **options)
+        for change in KINDS.values():
+            spec = SelfSpec(budget=budget)
+            prediction = change(answers(stock.ids)[0])
+            ours = run(model, inputs, custom_generate=spec, prediction=prediction, **options)
+            assert_same_ids(ours.ids, stock.ids)
+            assert torch.equal(ours.rng_state, stock.rng_state)
+
+
+@pytest.mark.parametrize("name", ["bloom", "gemma3"])
+def test_other_architectures(name: str) -> None:
+    """The first gets chains."""
+    model, inputs = tiny_model(name), prompt(3)
+    stock = run(model, inputs, **GREEDY)
+    prediction = [edited(answer) for answer in answers(stock.ids)]
+    spec = SelfSpec(**ALONE)
+    ours = run(model, inputs, custom_generate=spec, prediction=prediction, **GREEDY)
+    assert_same_ids(ours.ids, stock.ids)
+    assert spec.stats.tokens_per_step > 1.5
+
+
+def test_returned_sequences_share_a_prediction() -> None:
+    model, inputs = tiny_model(), prompt(2)
+    options = SAMPLE | {"num_return_sequences": 3}
+    stock = run(model, inputs, **options)
+    prediction = answers(stock.ids)[::3]
+    spec = SelfSpec(**ALONE)
+    ours = run(model, inputs, custom_generate=spec, prediction=prediction, **options)
+    assert_same_ids(ours.ids, stock.ids)
+    assert spec.stats.accepted_by_source["prediction"] > 2 * (NUM_NEW - 6)
+
+
+@pytest.mark.parametrize("shape", [torch.tensor, tuple, lambda ids: torch.tensor([ids, ids])])
+def test_one_prediction_serves_all_rows(shape: Any) -> None:
+    model, inputs = tiny_model(), {key: value.repeat(2, 1) for key, value in prompt().items()}
+    stock = run(model, inputs, **GREEDY)
+    spec = SelfSpec(**ALONE)
+    prediction = shape(answers(stock.ids)[0])
+    ours = run(model, inputs, custom_generate=spec, prediction=prediction, **GREEDY)
+    assert_same_ids(ours.ids, stock.ids)
+    assert spec.stats.tokens_per_step > 9
+
+
+def test_an_empty_prediction_is_none() -> None:
+    model, inputs = tiny_model(), prompt(2)
+    stock = run(model, inputs, **GREEDY)
+    for empty in ([], [[], []], ""):
+        spec = SelfSpec(**ALONE)
+        options = {"assistant": spec, "tokenizer": tiny_tokenizer(), "prediction": empty}
+        assert_same_ids(run(attach(model), inputs, **options, **GREEDY).ids, stock.ids)
+        assert spec.stats.nodes_per_step == 1
+
+
+@pytest.mark.parametrize("entrance", ["assistant", "hub"])
+def test_text_is_encoded(entrance: str, modules_cache: Any) -> None:
+    model, inputs, tokenizer = attached_model(), prompt(2), tiny_tokenizer()
+    texts = ["the cat sat on that mat", "a fat rat"]
+    seen = []
+    for prediction in (
+        texts,
+        [tokenizer(text, add_special_tokens=False).input_ids for text in texts],
+    ):
+        spec = SelfSpec(**ALONE)
+        extra = {**hub(), "spec": spec} if entrance == "hub" else {"assistant": spec}
+        with_tokenizer = {"tokenizer": tokenizer, "prediction": prediction}
+        run(model, inputs, **extra, **with_tokenizer, **GREEDY)
+        seen.append((spec.stats.num_nodes, spec.stats.num_steps))
+    assert seen[0] == seen[1]
+    assert seen[0][0] > seen[0][1]
+
+
+def test_pipeline() -> None:
+    tokenizer = tiny_tokenizer()
+    generator = pipeline("text-generation", model=attach(new_model()), tokenizer=tokenizer)
+    words = "the cat sat on"
+    options = {"max_new_tokens": 20, "return_full_text": False, **GREEDY}
+    (stock,) = generator(words, **options)
+    text = stock["generated_text"]
+    prediction = generator.model.generate(
+        **tokenizer(words, return_tensors="pt"), max_new_tokens=20, **GREEDY
+    )[0, -20:]
+    for extra in ({"prediction": prediction}, {"prediction": text, "tokenizer": tokenizer}):
+        spec = SelfSpec(**ALONE)
+        (ours,) = generator(words, assistant=spec, **extra, **options)
+        assert ours == stock
+        assert spec.stats.accepted_by_source["prediction"] > 0
+
+
+BAD = {
+    "number": (7, "prediction must be token ids or text.*got 7"),
+    "float": ([1.5], r"prediction must be token ids.*got 1\.5 among the ids"),
+    "bool": ([True], "got True among the ids"),
+    "mixed": ([[1], 2], "got 2 among rows"),
+    "text and ids": (["a", [1]], "got 'a' among the ids"),
+    "too large": ([VOCAB], f"model's {VOCAB} tokens .got {VOCAB}.*tokenizer"),
+    "negative": ([-100], "got -100"),
+    "rows": ([[1], [2], [3]], "one for each of the 2 .got 3"),
+    "text": ("the cat", r"needs tokenizer= .*got 'the cat'"),
+    "texts": (["the cat", "a rat"], "needs tokenizer="),
+}
+
+
+@pytest.mark.parametrize("entrance", ["assistant", "custom_generate"])
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_values_are_refused_before_any_work(kind: str, entrance: str) -> None:
+    model, (value, said) = attached_model(), BAD[kind]
+    spec = SelfSpec()
+    with recorded_forwards(model) as widths, pytest.raises(UnsupportedError, match=said):
+        run(model, prompt(2), prediction=value, **{entrance: spec}, **GREEDY)
+    assert widths == []
+    assert spec.total_stats.num_calls == 0
+
+
+def test_without_an_assistant_it_is_stocks_error() -> None:
+    with pytest.raises(ValueError, match="prediction"):
+        run(attached_model(), prompt(), prediction=[1], **GREEDY)

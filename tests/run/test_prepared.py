@@ -1,0 +1,40 @@
+"""What one `SelfSpec` knows of a model is found out once, however many threads ask."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from selfspec.run import prepared
+from selfspec.run.prepared import Forwards
+from selfspec.run.probe import Ability
+from tests.fakes import tiny_model
+
+
+def test_a_model_is_tried_by_one_thread_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that draws tokens during another one's trial would make the model seem to draw."""
+    forwards, model = Forwards(), tiny_model()
+    tried: list[Any] = []
+
+    def slowly(asked: Any) -> Ability:
+        tried.append(asked)
+        for _ in range(1000):
+            time.sleep(0)  # Lets the other threads go on.
+        return Ability("plain", "it is only pretended to be tried", None)
+
+    monkeypatch.setattr(prepared, "probe", slowly)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=forwards.ability, args=(model,)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert tried == [model]
