@@ -19,6 +19,7 @@ __all__ = [
     "Evidence",
     "Gram",
     "Lesson",
+    "Likely",
     "NoiseAhead",
     "NoiseOf",
     "Queries",
@@ -50,6 +51,9 @@ class Evidence(NamedTuple):
 # some depth; None where nobody knows it.
 NoiseOf = Callable[[int], float]
 NoiseAhead = Callable[[int], NoiseOf | None]
+
+# The likeliest next tokens behind a token, with their probabilities, likeliest first.
+Likely = list[tuple[int, float]]
 
 # One likely next token, and why a source believes so. A tree looks at hundreds of these tuples.
 Candidate = tuple[int, Evidence]

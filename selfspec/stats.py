@@ -28,6 +28,7 @@ class GenerationStats:
         num_steps: Forwards after the prompt's, counted once for each row in them.
         num_nodes: Verified nodes, the roots included.
         num_branch_queries: Tokens that branches asked beside the trees.
+        num_draft_forwards: Forwards of the draft model, those over the prompts among them.
         accepted_lengths: How many steps had so many drafts accepted.
         drafted_by_source: Drafted tokens by source. One that two sources name counts for both.
         accepted_by_source: Those of them that were accepted.
@@ -46,6 +47,7 @@ class GenerationStats:
     num_steps: int = 0
     num_nodes: int = 0
     num_branch_queries: int = 0
+    num_draft_forwards: int = 0
     accepted_lengths: Counter[int] = field(default_factory=Counter)
     drafted_by_source: Counter[str] = field(default_factory=Counter)
     accepted_by_source: Counter[str] = field(default_factory=Counter)
@@ -106,6 +108,8 @@ class GenerationStats:
         ]
         if self.num_branch_queries:
             lines.append(f"  with branches {self.queries_per_step:.1f} queries a step")
+        if self.num_draft_forwards:
+            lines.append(f"  {self.num_draft_forwards} forwards of the draft model")
         if self.disabled_reason:
             lines.append(f"not drafted as asked: {self.disabled_reason}")
         if self.forward not in ("", "eager") or self.eager_reason:

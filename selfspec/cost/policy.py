@@ -39,6 +39,14 @@ class Budget(Protocol):
         """
         ...
 
+    def pays_to_read(self, scores: Sequence[float]) -> bool:
+        """Is a draft model's forward over nodes with these scores worth its time?"""
+        ...
+
+    def observe_reading(self, seconds: float, num_tokens: int) -> None:
+        """Learns what a draft model's forward over so many tokens took."""
+        ...
+
     def observe(self, width: int, seconds: float, records: Sequence[StepRecord]) -> None:
         """Learns what a forward of this width cost, and what came of it."""
         ...
@@ -61,6 +69,13 @@ class FixedBudget:
         """Trees stay as they are, and branches always ride."""
         return True
 
+    def pays_to_read(self, scores: Sequence[float]) -> bool:
+        """True: a draft model reads whatever node is wanted."""
+        return True
+
+    def observe_reading(self, seconds: float, num_tokens: int) -> None:
+        """Learns nothing."""
+
     def observe(self, width: int, seconds: float, records: Sequence[StepRecord]) -> None:
         """Learns nothing."""
 
@@ -78,6 +93,10 @@ class ThresholdBudget(FixedBudget):
         """The first node may be taken in any case, others while they are above the threshold."""
         first = iter([True])
         return lambda score: next(first, False) or score >= self._threshold.value
+
+    def pays_to_read(self, scores: Sequence[float]) -> bool:
+        """A draft model reads as long as a node is above the threshold."""
+        return max(scores) >= self._threshold.value
 
     def observe(self, width: int, seconds: float, records: Sequence[StepRecord]) -> None:
         """Moves the threshold by how far each tree's best branch was right."""
@@ -146,6 +165,13 @@ class MeasuredBudget:
         widest = min(max(map(len, trees)), max_nodes)
         scores = [tree.scores[1:] for tree in trees]
         return best_width(scores, self._curve, widest, beside=num_queries)
+
+    def pays_to_read(self, scores: Sequence[float]) -> bool:
+        """True."""
+        return True
+
+    def observe_reading(self, seconds: float, num_tokens: int) -> None:
+        """x"""
 
     def observe(self, width: int, seconds: float, records: Sequence[StepRecord]) -> None:
         """Refines the curve; a try that brought nothing counts towards leaving drafting alone."""

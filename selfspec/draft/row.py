@@ -14,6 +14,7 @@ from selfspec.config import SpecConfig
 from selfspec.draft.memory import Memory
 from selfspec.draft.sources import Cursor
 from selfspec.draft.sources.branches import Branches
+from selfspec.draft.sources.draft_model import DraftModelCursor
 from selfspec.draft.sources.prediction import Prediction, PredictionCursor
 from selfspec.draft.tree import TreeGrower
 from selfspec.records import DraftTree, NoiseAhead, Queries, StepRecord, TopK
@@ -39,11 +40,14 @@ class Row:
         memory: Memory,
         config: SpecConfig,
         prediction: Prediction | None = None,
+        draft_model: DraftModelCursor | None = None,
     ) -> Row:
         """A row that has read its prompt, given without padding."""
         cursors = [source.open(token_ids, learns=memory.learns) for source in memory.sources]
         if prediction is not None:
             cursors.append(PredictionCursor(prediction))
+        if draft_model is not None:
+            cursors.append(draft_model)
         calibration = memory.calibration
         grower = TreeGrower(cursors, config, calibration.probability, calibration.trust)
         num_branches = config.num_branches if memory.learns else 0

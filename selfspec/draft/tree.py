@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
 from selfspec.config import SpecConfig
 from selfspec.draft.luck import NoiseTrust
-from selfspec.draft.sources import Cursor
+from selfspec.draft.sources import Cursor, LevelCursor
 from selfspec.records import DraftTree, Evidence, NoiseAhead, Siblings
 
 __all__ = ["TreeGrower", "merge_candidates"]
@@ -64,6 +64,7 @@ class TreeGrower:
         trust: NoiseTrust | None = None,
     ) -> None:
         self._cursors = cursors
+        self._level_cursors = {i: c for i, c in enumerate(cursors) if isinstance(c, LevelCursor)}
         self._config = config
         self._probability = probability
         self._trust = trust
@@ -139,16 +140,39 @@ class TreeGrower:
                 here[kept] = tree.add(parent, siblings.tokens[rank], score, evidence)
 
     def _expand(self, tree: DraftTree, node: int, waiting: list[_Waiting]) -> None:
-        self._push(tree, waiting, node, 0, self._look(tree, node))
+        self._push(tree, waiting, node, 0, self._look(tree, node, waiting))
 
-    def _look(self, tree: DraftTree, node: int) -> Siblings:
+    def _look(self, tree: DraftTree, node: int, waiting: Sequence[_Waiting] = ()) -> Siblings:
         states = self._states[node] = self._states_at(tree, node)
+        if self._level_cursors:
+            self._prepare(tree, node, waiting)
         siblings = merge_candidates(self._cursors, states, self._probability)
         noise_of = self._noise(tree.depths[node]) if self._noise else None
         if self._trust is not None and noise_of is not None:
             siblings = self._trust.weighed(siblings, noise_of)
         tree.looked_at[node] = siblings
         return siblings
+
+    def _prepare(self, tree: DraftTree, node: int, waiting: Sequence[_Waiting]) -> None:
+        """Tells some cursors which node is expanded now, and which may be next, best first."""
+        opened = sorted(self._open_nodes(tree, waiting), reverse=True)
+        for index, cursor in self._level_cursors.items():
+            states, scores = [self._states[node].get(index)], [tree.scores[node]]
+            for score, parent, token in opened:
+                states.append(cursor.follow(self._states[parent].get(index), token))
+                scores.append(score)
+            cursor.prepare(states, scores)
+
+    def _open_nodes(
+        self, tree: DraftTree, waiting: Sequence[_Waiting]
+    ) -> Iterator[tuple[float, int, int]]:
+        """The nodes that were not expanded yet, in the tree or waiting: score, parent and token."""
+        for negative_score, _, parent, rank in waiting:
+            siblings = tree.looked_at[parent]
+            if siblings is None:
+                yield tree.scores[parent], tree.parents[parent], tree.tokens[parent]
+            elif tree.depths[parent] + 1 < self._max_depth:
+                yield -negative_score, parent, siblings.tokens[rank]
 
     def _states_at(self, tree: DraftTree, node: int) -> States:
         """Where each cursor stands at a node; in the order of the sources."""

@@ -14,7 +14,7 @@ from selfspec.errors import AttachError, UnsupportedError
 from selfspec.plugin.prediction import encode_prediction
 from selfspec.plugin.spec import SelfSpec
 
-__all__ = ["attach", "detach", "hub_folder", "refuse_paged", "take_stop_strings"]
+__all__ = ["attach", "detach", "hub_folder", "refuse_paged", "take_assistant_model", "take_stop_strings"]
 
 M = TypeVar("M")
 # Where an instance keeps the methods of its own that `attach` stands in for; None if it had none.
@@ -114,6 +114,18 @@ def take_stop_strings(model: Any, kwargs: dict[str, Any]) -> None:
     kwargs["stopping_criteria"] = StoppingCriteriaList([*given, criterion])
 
 
+def take_assistant_model(kwargs: dict[str, Any]) -> None:
+    """Makes `assistant_model` the draft model of this call, so that stock does not use it itself."""
+    if kwargs.get("assistant_tokenizer") is not None:
+        raise UnsupportedError(
+            "assistant_tokenizer= can't be served: a draft model must have the tokenizer of the "
+            "model; leave it out, or call generate() without assistant="
+        )
+    model = kwargs.pop("assistant_model", None)
+    if model is not None:
+        kwargs["draft_model"] = model
+
+
 def refuse_paged(kwargs: dict[str, Any]) -> None:
     """Raises for a paged KV cache, with which transformers would go on without any drafts."""
     if kwargs.get("cache_implementation") == "paged":
@@ -126,9 +138,11 @@ def refuse_paged(kwargs: dict[str, Any]) -> None:
 def _check(assistant: Any, kwargs: dict[str, Any]) -> None:
     if not isinstance(assistant, SelfSpec):
         raise AttachError(f"assistant must be a SelfSpec (got {assistant!r:.80})")
-    for name in ("assistant_model", "custom_generate"):
-        if kwargs.pop(name, None) is not None:
-            raise UnsupportedError(f"assistant= and {name}= exclude each other; pass one of them")
+    if kwargs.pop("custom_generate", None) is not None:
+        raise UnsupportedError(
+            "assistant= and custom_generate= exclude each other; pass one of them"
+        )
+    take_assistant_model(kwargs)
     refuse_paged(kwargs)
     if kwargs.get("token_healing"):
         raise UnsupportedError(

@@ -14,6 +14,7 @@ from selfspec.config import SpecConfig
 from selfspec.cost import Budget, FixedBudget, MeasuredBudget, ThresholdBudget
 from selfspec.draft.memory import Memory
 from selfspec.draft.row import Row
+from selfspec.draft.sources.draft_model import DraftModelCursor
 from selfspec.draft.sources.prediction import Prediction
 from selfspec.engine import Decoder
 from selfspec.errors import UnsupportedError
@@ -21,6 +22,7 @@ from selfspec.machine.device import Device, device_for
 from selfspec.plugin.prompt import PromptTap
 from selfspec.plugin.rules import for_rows, has_eos_rule, in_two, looks_at_rows, row_stops
 from selfspec.run.backend import Backend
+from selfspec.run.draft_model import DraftModel
 from selfspec.run.prepared import Prepared, Prompt
 from selfspec.run.probe import Ability
 from selfspec.run.rope import changes_other_rows
@@ -57,6 +59,7 @@ class Call:
     stats: GenerationStats
     predictions: list[Prediction | None]  # One for each row.
     listeners: tuple[Any, ...] = ()
+    draft_model: DraftModel | None = None
 
     @property
     def max_reach(self) -> int:
@@ -112,6 +115,8 @@ class Call:
         finally:
             self.stats.forward = backend.kind
             self.stats.eager_reason = backend.reason or prepared.reason
+            if self.draft_model is not None:
+                self.stats.num_draft_forwards = self.draft_model.num_forwards
             backend.release()
         if self.stats.num_steps >= _STEPS_THAT_TEACH:
             prepared.costs.keep()
@@ -176,14 +181,15 @@ class Call:
             streamer=self.streamer,
         )
         config = self.config.changed(top_k=1, num_branches=0) if chains else self.config
+        budget = self._budget(prepared, backend)
         return Decoder(
             backend=backend,
             verifier=Verifier(self._chooser(ability, device), transcript),
-            rows=self._rows(memory, config),
+            rows=self._rows(memory, config, budget),
             memory=memory,
             config=config,
             stats=self.stats,
-            budget=self._budget(prepared, backend),
+            budget=budget,
             device=device,
             listeners=self.listeners,
         )
@@ -234,13 +240,16 @@ class Call:
             keeps_logits=bool(config.return_dict_in_generate and config.output_logits),
         )
 
-    def _rows(self, memory: Memory, config: SpecConfig) -> list[Row]:
+    def _rows(self, memory: Memory, config: SpecConfig, budget: Budget) -> list[Row]:
         visible = self._visible()
         rows = []
-        for index, ids in enumerate(self.input_ids):
+        for index, tensor in enumerate(self.input_ids):
             if visible is not None:
-                ids = ids[visible[index, -len(ids) :]] if len(ids) else ids
-            rows.append(Row.open(index, ids.tolist(), memory, config, self.predictions[index]))
+                tensor = tensor[visible[index, -len(tensor) :]] if len(tensor) else tensor
+            ids, cursor = tensor.tolist(), None
+            if self.draft_model is not None:
+                cursor = DraftModelCursor(self.draft_model.open(), ids, budget)
+            rows.append(Row.open(index, ids, memory, config, self.predictions[index], cursor))
         return rows
 
     def _result(self, decoder: Decoder) -> Any:

@@ -84,7 +84,6 @@ _FOLLOWED_KWARGS = frozenset(
     )
 )
 
-# `assistant_model` never reaches a custom decoding loop, so `attach` refuses it by itself.
 _REFUSED_MODES = {
     "num_beams": "beam search can't be drafted for; set num_beams=1 or leave assistant= out",
     "penalty_alpha": (

@@ -20,11 +20,13 @@ from selfspec.draft.memory import Memory
 from selfspec.draft.sources import Source
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.plugin.call import Call
+from selfspec.plugin.draft_model import check_draft_model, new_draft_model
 from selfspec.plugin.persist import Persistent, new_source, restore
 from selfspec.plugin.prediction import predictions_of
 from selfspec.plugin.remember import Remembered
 from selfspec.plugin.rules import plain_reason, refuse_unservable
 from selfspec.records import StepRecord
+from selfspec.run.draft_model import DraftModel
 from selfspec.run.prepared import Forwards
 from selfspec.run.probe import Ability, attention_for_trees
 from selfspec.stats import GenerationStats
@@ -47,9 +49,12 @@ class SelfSpec(Persistent):
         tokenizer: The model's tokenizer; a folder of another one is refused at once. Without it,
             `remember` compares the sizes of vocabularies at the first call.
         extra_sources: Sources of your own, asked beside those that `config.sources` names.
+        draft_model: A small model of transformers with the same tokenizer, which drafts beside the
+            sources. ``generate(..., assistant_model=small)`` names one for a single call.
 
     Attributes:
         config: The knobs, a frozen `SpecConfig`.
+        draft_model: The small model that drafts; None if there is none.
         stats: `GenerationStats` of the last call that ended, or broke off.
         total_stats: The same over all calls so far.
     """
@@ -61,14 +66,18 @@ class SelfSpec(Persistent):
         remember: str | os.PathLike[str] | None = None,
         tokenizer: Any = None,
         extra_sources: Sequence[Source] = (),
+        draft_model: Any = None,
         **knobs: Any,
     ) -> None:
         if config is not None and not isinstance(config, SpecConfig):
             raise ConfigError(f"config must be a SpecConfig (got {config!r})")
         _check_sources(extra_sources)
+        if draft_model is not None:
+            check_draft_model(draft_model)
         self.config = config.changed(**knobs) if config is not None else SpecConfig.of(**knobs)
         self.stats = GenerationStats()
         self.total_stats = GenerationStats()
+        self.draft_model = draft_model
         self._extra_sources = tuple(extra_sources)
         self._memory: Memory | None = None
         self._vocab_size = 0
@@ -92,20 +101,22 @@ class SelfSpec(Persistent):
         stopping_criteria: Any,
         generation_config: Any,
         prediction: Any = None,
+        draft_model: Any = None,
         **model_kwargs: Any,
     ) -> Any:
         """The decoding loop, called by `generate(custom_generate=spec)`.
 
         `prediction` is what the answer will probably look like, as token ids: those of one text
-        for all prompts, or a list with those of one for each prompt.
+        for all prompts, or a list with those of one for each prompt. `draft_model` is the small
+        model of this call, in place of the `SelfSpec`'s own; ``assistant_model=`` names it too.
 
         Takes the streamer along. `stop_strings` need `attach`, or a `StopStringCriteria` among
         the stopping criteria: transformers drops the tokenizer on the way here.
         """
         streamer = _argument_of_generate("streamer")
-        if _argument_of_generate("assistant_model") is not None:
-            raise UnsupportedError("assistant_model= is another assistant; pass one of the two")
+        assistant_model = _argument_of_generate("assistant_model")
         refuse_unservable(model, generation_config)
+        draft_model = assistant_model if draft_model is None else draft_model
         predictions = predictions_of(
             prediction,
             len(input_ids),
@@ -124,6 +135,7 @@ class SelfSpec(Persistent):
             GenerationStats(num_calls=1),
             predictions,
             self._listeners,
+            self._new_draft_model(draft_model, model, input_ids),
         )
         try:
             result = self._serve(call)
@@ -203,6 +215,20 @@ class SelfSpec(Persistent):
             if reason is not None and reason not in known:
                 known.add(reason)
                 _log.warning("%s is not %s as asked: %s", type(model).__name__, what, reason)
+
+    def _new_draft_model(self, given: Any, model: Any, input_ids: torch.Tensor) -> DraftModel | None:
+        """How this call's draft model is asked; None if there is none."""
+        if given is not None:
+            check_draft_model(given)
+        draft = self.draft_model if given is None else given
+        if draft is None:
+            return None
+        if input_ids.shape[1] == 0:
+            raise UnsupportedError(
+                "a draft model must be given the prompt as token ids, which it reads itself (got "
+                "inputs_embeds alone); pass input_ids, or leave the draft model out"
+            )
+        return new_draft_model(draft, model, self._forwards, self.config.top_k)
 
     def _request_memory(self, vocab_size: int) -> Memory:
         return self.memory(vocab_size).for_request(self.config.learning)

@@ -26,6 +26,7 @@ __all__ = [
     "CorpusTables",
     "Cursor",
     "LastingSource",
+    "LevelCursor",
     "Lut2Source",
     "LutSource",
     "RunnersSource",
@@ -50,6 +51,15 @@ class Cursor(Protocol):
 
     def observe(self, record: StepRecord) -> None:
         """Learns from a verified step; afterwards `root` stands behind its committed tokens."""
+        ...
+
+
+@runtime_checkable
+class LevelCursor(Cursor, Protocol):
+    """A cursor that finds out about many nodes as fast as about one."""
+
+    def prepare(self, states: Sequence[Any], scores: Sequence[float]) -> None:
+        """Called before the first state is expanded; the others may be next, best first."""
         ...
 
 

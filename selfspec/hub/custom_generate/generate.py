@@ -5,7 +5,7 @@ import inspect
 from transformers.generation.utils import GenerationMixin
 
 import selfspec
-from selfspec.plugin.attach import refuse_paged, take_stop_strings
+from selfspec.plugin.attach import refuse_paged, take_assistant_model, take_stop_strings
 from selfspec.plugin.prediction import encode_prediction
 
 _NAMED = inspect.signature(GenerationMixin.generate).parameters
@@ -26,6 +26,7 @@ def generate(model, *, spec=None, **kwargs):
         )
     # transformers fills in its own arguments with None; a None of the user's own says something
     kwargs = {name: v for name, v in kwargs.items() if v is not None or name not in _NAMED}
+    take_assistant_model(kwargs)
     refuse_paged(kwargs)
     encode_prediction(kwargs)
     take_stop_strings(model, kwargs)

@@ -1,0 +1,93 @@
+"""The draft model of a call: whether it can draft for the model at hand, and how it is asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
+from selfspec.run.draft_model import DraftModel
+from selfspec.run.prepared import Forwards
+
+__all__ = ["check_draft_model", "new_draft_model"]
+
+# Sizes of vocabularies that differ by less are taken for one vocabulary with other padding.
+_PADDING = 1024
+# Two tokenizers that share their ids but for special tokens differ in fewer tokens than this share.
+_FEW = 0.01
+
+
+def check_draft_model(model: Any) -> None:
+    """Refuses what can draft for no model at all."""
+    config = getattr(model, "config", None)
+    if isinstance(model, type) or config is None or not callable(getattr(model, "generate", None)):
+        raise ConfigError(
+            f"draft_model must be a causal language model of transformers (got {model!r:.80})"
+        )
+    if config.is_encoder_decoder or model.get_output_embeddings() is None:
+        raise ConfigError(
+            "draft_model must be a decoder that predicts the next token (got "
+            f"{type(model).__name__}); load a small model with AutoModelForCausalLM"
+        )
+
+
+def new_draft_model(draft: Any, target: Any, forwards: Forwards, top_k: int) -> DraftModel:
+    """How the draft model is asked in one call; refuses one that can't draft for the target."""
+    if draft is target:
+        raise UnsupportedError(
+            f"draft_model must be another model than the one that it drafts for (got the same "
+            f"{type(draft).__name__} twice): its forward costs as much as the step that it saves; "
+            "pass a smaller one, or a SelfSpec without a draft model"
+        )
+    sizes = [model.config.get_text_config(decoder=True).vocab_size for model in (draft, target)]
+    _check_vocabularies(draft, target, *sizes)
+    ability = forwards.ability(draft)
+    if ability.attention is None:
+        raise UnsupportedError(f"draft_model must be able to read trees: {ability.reason}")
+    return DraftModel(draft, ability.attention, num_ids=sizes[1], top_k=top_k)
+
+
+def _check_vocabularies(draft: Any, target: Any, draft_size: int, target_size: int) -> None:
+    """Compares the tokens of both where their tokenizers are at hand, else the sizes."""
+    tokens, others = (_tokens_by_id(model.config._name_or_path) for model in (draft, target))
+    if tokens is None or others is None:
+        if abs(draft_size - target_size) >= _PADDING:
+            raise VocabularyError(
+                f"draft_model must have the tokenizer of the model (got a vocabulary of "
+                f"{draft_size} tokens for one of {target_size}); pass a model of the same family"
+            )
+        return
+    shared = tokens.keys() & others.keys()
+    differing = [token_id for token_id in shared if tokens[token_id] != others[token_id]]
+    if len(differing) > _FEW * len(shared):
+        example = min(differing)
+        raise VocabularyError(
+            f"draft_model must have the tokenizer of the model (got {len(differing)} tokens that "
+            f"differ, such as {tokens[example]!r} for {others[example]!r}, id {example}); pass a "
+            "model of the same family"
+        )
+
+
+def _tokens_by_id(name: str) -> dict[int, str] | None:
+    """The tokens of a model's tokenizer, if its file is on this machine; asks no network."""
+    try:
+        values = json.loads(_tokenizer_file(name).read_text(encoding="utf-8"))
+        vocabulary = values["model"]["vocab"]
+        if isinstance(vocabulary, list):  # Of a unigram model: pairs of a token and its score.
+            tokens = {number: pair[0] for number, pair in enumerate(vocabulary)}
+        else:
+            tokens = {number: token for token, number in vocabulary.items()}
+        return tokens | {added["id"]: added["content"] for added in values["added_tokens"]}
+    except (OSError, ValueError, KeyError, TypeError, LookupError):
+        return None
+
+
+def _tokenizer_file(name: str) -> Path:
+    folder = Path(name)
+    if folder.is_dir():
+        return folder / "tokenizer.json"
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "tokenizer.json")
+    return Path(found) if isinstance(found, str) else folder / "tokenizer.json"

@@ -1,0 +1,178 @@
+"""What a draft model says: behind a text, and behind the nodes of a tree that grows from it.
+
+A text has a KV of its own, which holds the committed tokens and, behind them, all nodes that were
+read in this step. One forward reads any number of further nodes. Knows tokens and slots; not why a
+node is read, nor what the target says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache
+
+from selfspec.records import Likely, Queries
+from selfspec.run.attention_types import AttentionTypes
+from selfspec.run.backends import logits_of
+from selfspec.run.device_of import device_of
+from selfspec.run.layout import Layout, RowState, lay_out
+from selfspec.run.tree_kv import TreeKV
+
+__all__ = ["DraftModel", "DraftText"]
+
+_CHUNK = 512  # At most so many tokens are read in one forward.
+_ROOM = 256  # The KV starts with so many slots behind the prompt.
+
+
+class DraftModel:
+    """A small model, and how to ask it; keeps nothing of any text.
+
+    `num_ids` is how many ids the target knows: others are never named. `top_k` is how many tokens
+    are named behind a node.
+    """
+
+    def __init__(
+        self, model: Any, attention: AttentionTypes, *, num_ids: int, top_k: int
+    ) -> None:
+        config = model.config.get_text_config(decoder=True)
+        self.model = model
+        self.attention = attention
+        self.max_length: int | None = getattr(config, "max_position_embeddings", None)
+        self.num_forwards = 0
+        self._vocab_size: int = config.vocab_size
+        self._num_named = min(num_ids, config.vocab_size)
+        self._top_k = min(top_k, self._num_named)
+
+    def open(self) -> DraftText:
+        """A text that has no tokens yet."""
+        return DraftText(self)
+
+    def ids(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """(1, N), on the model's device; an id that it lacks becomes its last one."""
+        known = [min(token, self._vocab_size - 1) for token in token_ids]
+        return torch.tensor([known], device=device_of(self.model))
+
+    def likely(self, logits: torch.Tensor) -> list[Likely]:
+        """The likeliest next tokens behind each of N nodes, from their logits (N, V)."""
+        logits = logits[:, : self._num_named].float()
+        top = logits.topk(self._top_k)
+        chances = (top.values - logits.logsumexp(-1, keepdim=True)).exp().nan_to_num(0.0)
+        pairs = zip(top.indices.tolist(), chances.tolist(), strict=True)
+        return [list(zip(ids, shares, strict=True)) for ids, shares in pairs]
+
+
+class DraftText:
+    """One row's text as a draft model has read it, and the nodes that it has read behind it.
+
+    Nodes are named by the order in which they were read; node 0 is the last token of the text.
+
+    ::
+
+        columns   t t t t t | n n n n        t committed   n node of this step
+        node              0   1 2 3 4
+    """
+
+    def __init__(self, draft_model: DraftModel) -> None:
+        self._draft_model = draft_model
+        self._kv: TreeKV | None = None
+        self._cache: Any = None
+        self._positions = torch.zeros(1).numpy()
+        self._nodes = Queries([], [], [])
+
+    @property
+    def room(self) -> float:
+        """How many tokens may still come before the model runs out of positions."""
+        longest = self._draft_model.max_length
+        held = 0 if self._kv is None else self._kv.lengths[0] + 1
+        return float("inf") if longest is None else longest - held
+
+    @torch.no_grad()
+    def extend(self, token_ids: Sequence[int]) -> Likely:
+        """Reads further tokens of the text, one at least; returns what is likely behind them.
+
+        Forgets all nodes.
+        """
+        if self._kv is None:
+            return self._begin(token_ids)
+        self.keep([0])
+        for first in range(0, len(token_ids), _CHUNK):
+            part = token_ids[first : first + _CHUNK]
+            logits = self._forward(part, range(len(part)))
+            self.keep(range(len(part) + 1))
+        return self._draft_model.likely(logits[-1:])[0]
+
+    @torch.no_grad()
+    def look(self, token_ids: Sequence[int], parents: Sequence[int]) -> list[Likely]:
+        """Reads nodes in one forward; returns what is likely behind each. Parents come first."""
+        return self._draft_model.likely(self._forward(token_ids, parents))
+
+    def keep(self, path: Sequence[int]) -> None:
+        """The nodes of a path, which starts with node 0, become text; all others are forgotten."""
+        assert self._kv is not None
+        self._kv.commit([path])
+        self._stand_on(self._nodes.tokens[path[-1]])
+
+    def _begin(self, token_ids: Sequence[int]) -> Likely:
+        """Reads the text's first tokens as stock would, in parts, and takes over the KV."""
+        model = self._draft_model.model
+        cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+        ids = self._draft_model.ids(token_ids)
+        options = {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
+        for part in ids.split(_CHUNK, dim=1):
+            self._draft_model.num_forwards += 1
+            logits = model(input_ids=part, past_key_values=cache, use_cache=True, **options).logits
+        attention = self._draft_model.attention
+        types, sizes = attention.by_layer, attention.window_sizes
+        self._kv = TreeKV(cache, types, sizes, num_rows=1, room=_ROOM)
+        self._cache = cache
+        self._positions = torch.tensor([len(token_ids)]).numpy()
+        self._stand_on(token_ids[-1])
+        return self._draft_model.likely(logits[0, -1:])[0]
+
+    def _stand_on(self, token: int) -> None:
+        """Makes the last column of the KV node 0, from which all others descend."""
+        assert self._kv is not None
+        self._kv.lengths[0] -= 1
+        self._kv.front -= 1
+        self._nodes = Queries([token], [-1], [0])
+
+    def _forward(self, token_ids: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
+        """The logits (N, V) of further nodes; their KV stays behind that of the earlier ones."""
+        kv, nodes, read = self._kv, self._nodes, len(self._nodes.tokens)
+        assert kv is not None
+        for token, parent in zip(token_ids, parents, strict=True):
+            nodes.tokens.append(token)
+            nodes.parents.append(parent)
+            nodes.depths.append(nodes.depths[parent] + 1)
+        front = kv.front
+        try:
+            kv.front += read  # The new nodes go behind those that were read before.
+            kv.reserve(len(token_ids))
+            layout = _last(self._lay_out(front), read)
+            self._draft_model.num_forwards += 1
+            layout = layout._replace(input_ids=self._draft_model.ids(token_ids))
+            return logits_of(self._draft_model.model, layout, self._cache)[0]
+        finally:
+            kv.front = front
+
+    def _lay_out(self, front: int) -> Layout:
+        """The inputs of a forward over all nodes."""
+        kv, attention = self._kv, self._draft_model.attention
+        assert kv is not None
+        return lay_out(
+            [self._nodes],
+            RowState(kv.lengths, self._positions, kv.num_committed, None),
+            front=front,
+            windows=attention.windows,
+            first_columns=kv.first_columns,
+            dtype=kv.dtype,
+            device=device_of(self._draft_model.model),
+        )
+
+
+def _last(layout: Layout, first: int) -> Layout:
+    """The queries of a layout from one node on; they see the same columns."""
+    masks = {name: mask if mask is None else mask[:, :, first:] for name, mask in layout.masks.items()}
+    return Layout(layout.input_ids[:, first:], layout.position_ids[..., first:], masks)
