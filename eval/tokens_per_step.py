@@ -65,6 +65,9 @@ def load(options: argparse.Namespace) -> tuple[Any, Prompts]:
 def new_spec(options: argparse.Namespace, **knobs: Any) -> selfspec.SelfSpec:
     """A `SelfSpec` of full width that knows what the cache does, or nothing."""
     knobs = {"budget": "fixed", "tokenizer": load_tokenizer(options.model), **knobs}
+    if options.draft_model is not None:
+        where = {"dtype": options.dtype, "device": options.device}
+        knobs["draft_model"] = load_model(options.draft_model, **where)
     if options.cache is None:
         return selfspec.SelfSpec(remember=options.remember, **knobs)
     return selfspec.SelfSpec.from_pretrained(options.cache, remember=options.remember, **knobs)
@@ -105,6 +108,7 @@ def settings(options: argparse.Namespace, num_prompts: int) -> dict[str, Any]:
         "sources": options.sources,
         "knobs": options.knob,
         "cache": short_name(options.cache),
+        "draft_model": short_name(options.draft_model),
         "remember": options.remember is not None,
         "num_prompts": num_prompts,
         "offset": options.offset,
@@ -129,6 +133,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sources", nargs="*", default=list(SOURCE_NAMES))
     remember = "start with what earlier runs kept in this folder, and keep what this one learns"
     parser.add_argument("--remember", metavar="FOLDER", help=remember)
+    parser.add_argument("--draft-model", metavar="NAME", help="folder or Hub id of a small model")
     add_knob(parser)
     return parser.parse_args(argv)
 
@@ -143,7 +148,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--seed", type=int, default=0)
-    parser.set_defaults(every=EVERY, device="cpu", remember=None)
+    parser.set_defaults(every=EVERY, device="cpu", remember=None, draft_model=None)
 
 
 if __name__ == "__main__":

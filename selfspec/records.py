@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "MODEL",
     "Candidate",
     "DraftTree",
     "Entries",
@@ -28,6 +29,9 @@ __all__ = [
     "TopK",
 ]
 
+
+# The name of a draft model among the sources.
+MODEL = "model"
 
 # An n-gram of two tokens or more; the first is its key.
 Gram = tuple[int, ...]

@@ -11,9 +11,10 @@ from typing import Protocol
 from selfspec.cost.budget import Choice, CoolDown, WidthSearch, best_width
 from selfspec.cost.curve import CostCurve
 from selfspec.cost.ledger import Ledger
+from selfspec.cost.pacing import Pacing
 from selfspec.cost.riders import RiderWorth
 from selfspec.cost.threshold import AdaptiveThreshold
-from selfspec.records import DraftTree, StepRecord
+from selfspec.records import MODEL, DraftTree, StepRecord
 
 __all__ = ["Budget", "FixedBudget", "MeasuredBudget", "ThresholdBudget"]
 
@@ -107,10 +108,17 @@ class ThresholdBudget(FixedBudget):
 
 
 class MeasuredBudget:
-    """The width that brings the most tokens a second, by a measured curve; serves one call."""
+    """The width that brings the most tokens a second, by a measured curve; serves one call.
 
-    def __init__(self, curve: CostCurve) -> None:
+    `pacing` knows what a draft model costs and brings; None if there is none.
+    """
+
+    def __init__(self, curve: CostCurve, pacing: Pacing | None = None) -> None:
         self._curve = curve
+        self._pacing = pacing
+        self._reads = False  # May this step ask the draft model?
+        self._reading = 0.0  # Seconds that it took in this step.
+        self._promised = 0.0  # The scores of what it read.
         self._cool_down = CoolDown()
         self._riders = RiderWorth()
         self._looks = True  # Does this step look for drafts?
@@ -124,6 +132,12 @@ class MeasuredBudget:
         """
         may_lose = self._curve.knows_plain and self._ledger.may_lose(self._curve.seconds(1))
         self._looks = may_lose and self._cool_down.may_draft()
+        self._reading = self._promised = 0.0
+        self._reads = (
+            self._looks
+            and self._pacing is not None
+            and self._pacing.may_read(self._curve.seconds(1))
+        )
         return min(allowed, 2 * self._curve.widest_seen) if self._looks else 1
 
     def search(self, max_nodes: int) -> Callable[[float], bool] | None:
@@ -167,11 +181,18 @@ class MeasuredBudget:
         return best_width(scores, self._curve, widest, beside=num_queries)
 
     def pays_to_read(self, scores: Sequence[float]) -> bool:
-        """True."""
+        """Is what the scores promise worth more time than the draft model's forward takes?"""
+        promised = sum(scores)
+        if self._pacing is None or not self._reads or not self._pacing.pays(promised):
+            return False
+        self._promised += promised
         return True
 
     def observe_reading(self, seconds: float, num_tokens: int) -> None:
-        """x"""
+        """Learns what the draft model's forward took."""
+        self._reading += seconds
+        if self._pacing is not None:
+            self._pacing.observe_forward(seconds, num_tokens)
 
     def observe(self, width: int, seconds: float, records: Sequence[StepRecord]) -> None:
         """Refines the curve; a try that brought nothing counts towards leaving drafting alone."""
@@ -179,10 +200,24 @@ class MeasuredBudget:
         tokens = sum(len(record.committed_ids) for record in records) / max(len(records), 1)
         saved = tokens * self._curve.seconds(1) - seconds if width > 1 else 0.0
         self._ledger.observe(seconds, saved)
+        if self._looks and self._pacing is not None:
+            self._pacing.observe_step(
+                seconds,
+                sum(len(record.committed_ids) for record in records),
+                reading=self._reading,
+                promised=self._promised,
+                num_named=sum(map(_num_named, records)),
+            )
         if self._looks:
             self._cool_down.observe(sum(record.num_accepted for record in records))
         for record in records:
             self._riders.observe(record.num_branch_queries, record.num_from_branches)
+
+
+def _num_named(record: StepRecord) -> int:
+    """How many accepted tokens a draft model named."""
+    kinds = (record.tree.evidence[node] for node in record.accepted_nodes())
+    return sum(any(kind.source == MODEL for kind in kinds_of) for kinds_of in kinds)
 
 
 def _leaf_below(tree: DraftTree, node: int) -> int:

@@ -14,7 +14,14 @@ from selfspec.errors import AttachError, UnsupportedError
 from selfspec.plugin.prediction import encode_prediction
 from selfspec.plugin.spec import SelfSpec
 
-__all__ = ["attach", "detach", "hub_folder", "refuse_paged", "take_assistant_model", "take_stop_strings"]
+__all__ = [
+    "attach",
+    "detach",
+    "hub_folder",
+    "refuse_paged",
+    "take_assistant_model",
+    "take_stop_strings",
+]
 
 M = TypeVar("M")
 # Where an instance keeps the methods of its own that `attach` stands in for; None if it had none.
@@ -115,7 +122,7 @@ def take_stop_strings(model: Any, kwargs: dict[str, Any]) -> None:
 
 
 def take_assistant_model(kwargs: dict[str, Any]) -> None:
-    """Makes `assistant_model` the draft model of this call, so that stock does not use it itself."""
+    """Makes `assistant_model` the draft model of this call, which stock would use by itself."""
     if kwargs.get("assistant_tokenizer") is not None:
         raise UnsupportedError(
             "assistant_tokenizer= can't be served: a draft model must have the tokenizer of the "

@@ -199,7 +199,8 @@ class Call:
             return ThresholdBudget()
         if self.config.budget == "fixed":
             return FixedBudget()
-        return MeasuredBudget(prepared.curve(backend, len(self.input_ids)))
+        pacing = None if self.draft_model is None else self.draft_model.pacing
+        return MeasuredBudget(prepared.curve(backend, len(self.input_ids)), pacing)
 
     def _chooser(self, ability: Ability, device: Device) -> Chooser:
         """Rows walk their trees alone unless something asks for them to move together."""

@@ -45,7 +45,8 @@ def new_draft_model(draft: Any, target: Any, forwards: Forwards, top_k: int) -> 
     ability = forwards.ability(draft)
     if ability.attention is None:
         raise UnsupportedError(f"draft_model must be able to read trees: {ability.reason}")
-    return DraftModel(draft, ability.attention, num_ids=sizes[1], top_k=top_k)
+    pacing = forwards.pacing(target, draft)
+    return DraftModel(draft, ability.attention, pacing, num_ids=sizes[1], top_k=top_k)
 
 
 def _check_vocabularies(draft: Any, target: Any, draft_size: int, target_size: int) -> None:

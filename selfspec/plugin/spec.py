@@ -216,7 +216,9 @@ class SelfSpec(Persistent):
                 known.add(reason)
                 _log.warning("%s is not %s as asked: %s", type(model).__name__, what, reason)
 
-    def _new_draft_model(self, given: Any, model: Any, input_ids: torch.Tensor) -> DraftModel | None:
+    def _new_draft_model(
+        self, given: Any, model: Any, input_ids: torch.Tensor
+    ) -> DraftModel | None:
         """How this call's draft model is asked; None if there is none."""
         if given is not None:
             check_draft_model(given)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
+from selfspec.cost import Pacing
 from selfspec.records import Likely, Queries
 from selfspec.run.attention_types import AttentionTypes
 from selfspec.run.backends import logits_of
@@ -30,15 +31,16 @@ class DraftModel:
     """A small model, and how to ask it; keeps nothing of any text.
 
     `num_ids` is how many ids the target knows: others are never named. `top_k` is how many tokens
-    are named behind a node.
+    are named behind a node. `pacing` knows what it costs and brings.
     """
 
     def __init__(
-        self, model: Any, attention: AttentionTypes, *, num_ids: int, top_k: int
+        self, model: Any, attention: AttentionTypes, pacing: Pacing, *, num_ids: int, top_k: int
     ) -> None:
         config = model.config.get_text_config(decoder=True)
         self.model = model
         self.attention = attention
+        self.pacing = pacing
         self.max_length: int | None = getattr(config, "max_position_embeddings", None)
         self.num_forwards = 0
         self._vocab_size: int = config.vocab_size
@@ -120,7 +122,7 @@ class DraftText:
         cache = DynamicCache(config=model.config.get_text_config(decoder=True))
         ids = self._draft_model.ids(token_ids)
         options = {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
-        for part in ids.split(_CHUNK, dim=1):
+        for part in torch.split(ids, _CHUNK, dim=1):
             self._draft_model.num_forwards += 1
             logits = model(input_ids=part, past_key_values=cache, use_cache=True, **options).logits
         attention = self._draft_model.attention
@@ -174,5 +176,7 @@ class DraftText:
 
 def _last(layout: Layout, first: int) -> Layout:
     """The queries of a layout from one node on; they see the same columns."""
-    masks = {name: mask if mask is None else mask[:, :, first:] for name, mask in layout.masks.items()}
+    masks = {
+        name: mask if mask is None else mask[:, :, first:] for name, mask in layout.masks.items()
+    }
     return Layout(layout.input_ids[:, first:], layout.position_ids[..., first:], masks)

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from selfspec.config import SpecConfig
-from selfspec.cost import CostCurve
+from selfspec.cost import CostCurve, Pacing
 from selfspec.errors import UnsupportedError
 from selfspec.machine.device import device_for
 from selfspec.run.backend import Backend
@@ -143,6 +143,7 @@ class Forwards:
         self._runners: WeakKeyDictionary[Any, KeptRunner] = WeakKeyDictionary()
         self._packed: WeakKeyDictionary[Any, PackedWeights] = WeakKeyDictionary()
         self._num_tokens: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._pacings: WeakKeyDictionary[Any, WeakKeyDictionary[Any, Pacing]] = WeakKeyDictionary()
         self._lock = threading.Lock()
         self._probing = threading.Lock()
 
@@ -179,6 +180,12 @@ class Forwards:
         if forward == "packed" or (forward == "auto" and is_due):
             self._pack(prepared)
         yield prepared
+
+    def pacing(self, model: Any, draft_model: Any) -> Pacing:
+        """What a draft model costs and brings beside a model."""
+        with self._lock:
+            known = self._pacings.setdefault(model, WeakKeyDictionary())
+            return known.setdefault(draft_model, Pacing())
 
     def count(self, model: Any, num_tokens: int) -> None:
         """Takes in that so many tokens were decoded with a model."""

@@ -14,7 +14,7 @@ from math import log2
 from time import perf_counter
 from typing import Protocol
 
-from selfspec.records import Candidate, Evidence, Likely, StepRecord
+from selfspec.records import MODEL, Candidate, Evidence, Likely, StepRecord
 
 __all__ = ["DraftModelCursor", "ModelText", "Pace"]
 
@@ -83,6 +83,7 @@ class DraftModelCursor:
         self._unread = list(prompt_ids)  # The committed tokens that the model has yet to read.
         self._root = Node(self._unread[-1] if self._unread else 0)
         self._num_read = 1
+        self._has_prompt = False
 
     def root(self) -> Node:
         """The last committed token."""
@@ -111,7 +112,10 @@ class DraftModelCursor:
         if self._pace.pays_to_read([score for _, score in chosen]):
             start = perf_counter()
             num_tokens = self._read([node for node, _ in chosen])
-            self._pace.observe_reading(perf_counter() - start, num_tokens)
+            # To read the prompt is part of the price of having a draft model.
+            if self._has_prompt:
+                self._pace.observe_reading(perf_counter() - start, num_tokens)
+            self._has_prompt = True
 
     def observe(self, record: StepRecord) -> None:
         """Keeps of what was read all that became text."""
@@ -145,7 +149,8 @@ class DraftModelCursor:
             self._take(self._root, 0, self._text.extend(self._unread))
             self._unread = []
             return num_tokens
-        parents = [node.parent.number for node in nodes if node.parent and node.parent.number is not None]
+        above = (node.parent.number for node in nodes if node.parent is not None)
+        parents = [number for number in above if number is not None]
         found = self._text.look([node.token for node in nodes], parents)
         for number, (node, likely) in enumerate(zip(nodes, found, strict=True), self._num_read):
             self._take(node, number, likely)
@@ -172,4 +177,4 @@ def _bins(chance: float) -> tuple[int, int]:
 
 @lru_cache(maxsize=1024)
 def _evidence(rank: int, probability_bin: int, sureness: int) -> Evidence:
-    return Evidence("model", 0, rank, sureness, probability_bin)
+    return Evidence(MODEL, 0, rank, sureness, probability_bin)

@@ -1,0 +1,103 @@
+"""Whether a draft model's forwards pay: what they cost, and how many tokens they bring.
+
+Knows seconds, scores and counts; not what a draft model is.
+"""
+
+from __future__ import annotations
+
+from selfspec.cost.ledger import Ledger
+
+__all__ = ["MeanRatio", "Pacing"]
+
+# Each later step leaves an earlier one this share of its weight.
+_FADE = 0.95
+# What is assumed at first counts as much as this many steps or tokens.
+_PRIOR_WEIGHT = 4.0
+# The share of what a forward's scores promise that comes true, before anything was counted.
+_PRIOR_SHARE = 0.7
+# One of so many steps goes without the draft model, so that it is known what it gains.
+_WITHOUT_EVERY = 32
+# After so many steps in which nothing seemed to pay, one forward is tried.
+_TRY_EVERY = 64
+# A forward over more tokens catches up with the text and tells nothing of what a level costs.
+_LEVEL = 16
+
+
+class MeanRatio:
+    """A fading mean of a quotient, such as seconds for each token."""
+
+    def __init__(self, value: float, weight: float = _PRIOR_WEIGHT) -> None:
+        self._sum, self._weight = value * weight, weight
+
+    @property
+    def value(self) -> float:
+        """The quotient now."""
+        return self._sum / self._weight
+
+    def observe(self, amount: float, count: float) -> None:
+        """Takes in an amount for a count."""
+        self._sum = self._sum * _FADE + amount
+        self._weight = self._weight * _FADE + count
+
+
+class Pacing:
+    """What one draft model costs and brings beside one model; outlives calls.
+
+    Safe to use from several threads: news that two of them bring at once may be lost, no more.
+    """
+
+    def __init__(self) -> None:
+        self._ledger = Ledger()
+        self._share = MeanRatio(_PRIOR_SHARE)  # Of promised tokens that were accepted.
+        self._forward: MeanRatio | None = None  # Seconds of a forward over a level.
+        self._token: MeanRatio | None = None  # Seconds for each token, all told.
+        self._token_without: MeanRatio | None = None  # The same in steps without a draft model.
+        self._num_steps = 0
+        self._num_unread = 0  # Steps since the last forward.
+
+    def may_read(self, plain_seconds: float) -> bool:
+        """Shall this step ask the draft model? Asked once in each step that looks for drafts.
+
+        `plain_seconds` is what a plain step of the model takes.
+        """
+        if self._token is None or self._token_without is None:
+            self._token = MeanRatio(plain_seconds)
+            self._token_without = MeanRatio(plain_seconds)
+        self._num_steps += 1
+        self._num_unread += 1
+        goes_without = self._num_steps % _WITHOUT_EVERY == 0
+        return not goes_without and self._ledger.may_lose(plain_seconds)
+
+    def pays(self, promised: float) -> bool:
+        """Does a forward pay that promises so many tokens, by the scores of the nodes it reads?"""
+        if self._forward is None or self._token is None or self._num_unread >= _TRY_EVERY:
+            return True
+        return self._share.value * promised * self._token.value > self._forward.value
+
+    def observe_forward(self, seconds: float, num_tokens: int) -> None:
+        """Takes in what a draft model's forward over so many tokens took."""
+        self._num_unread = 0
+        if num_tokens > _LEVEL:
+            return
+        if self._forward is None:
+            self._forward = MeanRatio(seconds, weight=1.0)
+        self._forward.observe(seconds, 1)
+
+    def observe_step(
+        self, seconds: float, num_tokens: int, *, reading: float, promised: float, num_named: int
+    ) -> None:
+        """Takes in a step: the seconds of its forward, its tokens, and the draft model's part.
+
+        `reading` are the seconds of the draft model, `promised` the scores of what it read, and
+        `num_named` the accepted tokens that it named.
+        """
+        if self._token is None or self._token_without is None:
+            return
+        self._token.observe(seconds + reading, num_tokens)
+        if promised:
+            saved = num_tokens * self._token_without.value - seconds - reading
+            self._ledger.observe(seconds + reading, saved)
+            self._share.observe(num_named, promised)
+        else:
+            self._ledger.observe(seconds, 0.0)
+            self._token_without.observe(seconds, num_tokens)
