@@ -135,4 +135,4 @@ class GenerationStats:
 def _count_sources(counter: Counter[str], tree: DraftTree, nodes: Sequence[int]) -> None:
     for node in nodes:
         for evidence in tree.evidence[node]:
-            counter[evidence.source] += 1
+            counter[evidence.source] += evidence.rank > 0  # 0 speaks against the token.

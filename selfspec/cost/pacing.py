@@ -5,9 +5,11 @@ Knows seconds, scores and counts; not what a draft model is.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from selfspec.cost.ledger import Ledger
 
-__all__ = ["MeanRatio", "Pacing"]
+__all__ = ["MeanRatio", "PacedStep", "Pacing"]
 
 # Each later step leaves an earlier one this share of its weight.
 _FADE = 0.95
@@ -18,7 +20,7 @@ _PRIOR_SHARE = 0.7
 # One of so many steps goes without the draft model, so that it is known what it gains.
 _WITHOUT_EVERY = 32
 # After so many steps in which nothing seemed to pay, one forward is tried.
-_TRY_EVERY = 64
+_TRY_EVERY = 32
 # A forward over more tokens catches up with the text and tells nothing of what a level costs.
 _LEVEL = 16
 
@@ -38,6 +40,17 @@ class MeanRatio:
         """Takes in an amount for a count."""
         self._sum = self._sum * _FADE + amount
         self._weight = self._weight * _FADE + count
+
+
+class PacedStep(NamedTuple):
+    """What a step took and brought, and the draft model's part in it."""
+
+    drafted: bool  # Did it look for drafts at all?
+    seconds: float  # Of its forward.
+    reading: float  # Seconds of the draft model.
+    promised: float  # The scores of what the draft model read.
+    num_tokens: int
+    num_named: int  # Accepted tokens that the draft model named.
 
 
 class Pacing:
@@ -64,7 +77,6 @@ class Pacing:
             self._token = MeanRatio(plain_seconds)
             self._token_without = MeanRatio(plain_seconds)
         self._num_steps += 1
-        self._num_unread += 1
         goes_without = self._num_steps % _WITHOUT_EVERY == 0
         return not goes_without and self._ledger.may_lose(plain_seconds)
 
@@ -83,21 +95,17 @@ class Pacing:
             self._forward = MeanRatio(seconds, weight=1.0)
         self._forward.observe(seconds, 1)
 
-    def observe_step(
-        self, seconds: float, num_tokens: int, *, reading: float, promised: float, num_named: int
-    ) -> None:
-        """Takes in a step: the seconds of its forward, its tokens, and the draft model's part.
-
-        `reading` are the seconds of the draft model, `promised` the scores of what it read, and
-        `num_named` the accepted tokens that it named.
-        """
+    def observe_step(self, step: PacedStep) -> None:
+        """Takes in what a step took and brought."""
+        self._num_unread += 1
         if self._token is None or self._token_without is None:
             return
-        self._token.observe(seconds + reading, num_tokens)
-        if promised:
-            saved = num_tokens * self._token_without.value - seconds - reading
-            self._ledger.observe(seconds + reading, saved)
-            self._share.observe(num_named, promised)
-        else:
-            self._ledger.observe(seconds, 0.0)
-            self._token_without.observe(seconds, num_tokens)
+        seconds, saved = step.seconds + step.reading, 0.0
+        if step.promised:
+            saved = step.num_tokens * self._token_without.value - seconds
+            self._share.observe(step.num_named, step.promised)
+        elif step.drafted:
+            self._token_without.observe(seconds, step.num_tokens)
+        if step.drafted:
+            self._token.observe(seconds, step.num_tokens)
+        self._ledger.observe(seconds, saved)

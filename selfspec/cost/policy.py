@@ -11,7 +11,7 @@ from typing import Protocol
 from selfspec.cost.budget import Choice, CoolDown, WidthSearch, best_width
 from selfspec.cost.curve import CostCurve
 from selfspec.cost.ledger import Ledger
-from selfspec.cost.pacing import Pacing
+from selfspec.cost.pacing import PacedStep, Pacing
 from selfspec.cost.riders import RiderWorth
 from selfspec.cost.threshold import AdaptiveThreshold
 from selfspec.records import MODEL, DraftTree, StepRecord
@@ -200,24 +200,28 @@ class MeasuredBudget:
         tokens = sum(len(record.committed_ids) for record in records) / max(len(records), 1)
         saved = tokens * self._curve.seconds(1) - seconds if width > 1 else 0.0
         self._ledger.observe(seconds, saved)
-        if self._looks and self._pacing is not None:
-            self._pacing.observe_step(
-                seconds,
-                sum(len(record.committed_ids) for record in records),
-                reading=self._reading,
-                promised=self._promised,
-                num_named=sum(map(_num_named, records)),
-            )
+        if self._pacing is not None:
+            self._pacing.observe_step(self._paced_step(seconds, records))
         if self._looks:
             self._cool_down.observe(sum(record.num_accepted for record in records))
         for record in records:
             self._riders.observe(record.num_branch_queries, record.num_from_branches)
 
+    def _paced_step(self, seconds: float, records: Sequence[StepRecord]) -> PacedStep:
+        return PacedStep(
+            self._looks,
+            seconds,
+            self._reading,
+            self._promised,
+            sum(len(record.committed_ids) for record in records),
+            sum(map(_num_named, records)),
+        )
+
 
 def _num_named(record: StepRecord) -> int:
     """How many accepted tokens a draft model named."""
     kinds = (record.tree.evidence[node] for node in record.accepted_nodes())
-    return sum(any(kind.source == MODEL for kind in kinds_of) for kinds_of in kinds)
+    return sum(any(kind.source == MODEL and kind.rank for kind in kinds_of) for kinds_of in kinds)
 
 
 def _leaf_below(tree: DraftTree, node: int) -> int:

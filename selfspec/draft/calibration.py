@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from selfspec.draft.luck import NoiseTrust
-from selfspec.records import DraftTree, Evidence, StepRecord
+from selfspec.records import MODEL, DraftTree, Evidence, StepRecord
 
 __all__ = ["Calibration", "combine", "prior"]
 
@@ -63,13 +63,16 @@ class Calibration:
     def probability(self, kinds: Kinds) -> float:
         """How often such a candidate came true; one dictionary look-up for what was seen before.
 
-        Joint evidence that is new starts from its parts as if they were independent.
+        Joint evidence that is new starts from its parts as if they were independent. Where a draft
+        model has spoken, it starts from what that says: the model sees the text that others count.
         """
         rate = self._rates.get(kinds)
         if rate is not None:
             return rate[2]
         if len(kinds) == 1:
             return self._prior(kinds[0])
+        if kinds[-1].source == MODEL:
+            return self.probability(kinds[-1:])
         return combine(self.probability((kind,)) for kind in kinds)
 
     def observe(self, record: StepRecord) -> None:

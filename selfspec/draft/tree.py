@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
 from selfspec.config import SpecConfig
 from selfspec.draft.luck import NoiseTrust
 from selfspec.draft.sources import Cursor, LevelCursor
-from selfspec.records import DraftTree, Evidence, NoiseAhead, Siblings
+from selfspec.records import Candidate, DraftTree, Evidence, NoiseAhead, Siblings
 
 __all__ = ["TreeGrower", "merge_candidates"]
 
@@ -32,17 +32,28 @@ States = dict[int, Any]
 # An unseen best child is guessed to have at least this share of its parent's score.
 _LEAST_HOPE = 0.5
 
+_NO_LEVEL_CURSORS: Mapping[int, LevelCursor] = {}
+
 # A child that waits for its turn: negative score, age, parent, rank among its siblings from 0.
 _Waiting = tuple[float, int, int, int]
 
 
 def merge_candidates(
-    cursors: Sequence[Cursor], states: States, probability: Probability
+    cursors: Sequence[Cursor],
+    states: States,
+    probability: Probability,
+    level_cursors: Mapping[int, LevelCursor] = _NO_LEVEL_CURSORS,
 ) -> Siblings:
-    """Asks each cursor for the children of one node and merges those that name the same token."""
+    """Asks each cursor for the children of one node and merges those that name the same token.
+
+    A cursor that reads levels comes behind the others. What it does not name is evidence, too.
+    """
     evidence: dict[int, tuple[Evidence, ...]] = {}
     for index, state in states.items():
-        for token, kind in cursors[index].expand(state):
+        candidates = cursors[index].expand(state)
+        if index in level_cursors:
+            candidates = _with_unnamed(candidates, level_cursors[index].unnamed(state), evidence)
+        for token, kind in candidates:
             evidence[token] = (*evidence[token], kind) if token in evidence else (kind,)
     ranked = [(probability(kinds), token, kinds) for token, kinds in evidence.items()]
     ranked.sort(key=itemgetter(0), reverse=True)
@@ -51,6 +62,16 @@ def merge_candidates(
         [sureness for sureness, _, _ in ranked],
         [kinds for _, _, kinds in ranked],
     )
+
+
+def _with_unnamed(
+    candidates: list[Candidate], unnamed: Evidence | None, others: Iterable[int]
+) -> list[Candidate]:
+    """Adds the tokens that others have named, and the cursor has not."""
+    if unnamed is None:
+        return candidates
+    named = {token for token, _ in candidates}
+    return [*candidates, *((token, unnamed) for token in others if token not in named)]
 
 
 class TreeGrower:
@@ -146,7 +167,7 @@ class TreeGrower:
         states = self._states[node] = self._states_at(tree, node)
         if self._level_cursors:
             self._prepare(tree, node, waiting)
-        siblings = merge_candidates(self._cursors, states, self._probability)
+        siblings = merge_candidates(self._cursors, states, self._probability, self._level_cursors)
         noise_of = self._noise(tree.depths[node]) if self._noise else None
         if self._trust is not None and noise_of is not None:
             siblings = self._trust.weighed(siblings, noise_of)

@@ -123,10 +123,11 @@ def take_stop_strings(model: Any, kwargs: dict[str, Any]) -> None:
 
 def take_assistant_model(kwargs: dict[str, Any]) -> None:
     """Makes `assistant_model` the draft model of this call, which stock would use by itself."""
-    if kwargs.get("assistant_tokenizer") is not None:
+    tokenizer = kwargs.get("assistant_tokenizer")
+    if tokenizer is not None:
         raise UnsupportedError(
-            "assistant_tokenizer= can't be served: a draft model must have the tokenizer of the "
-            "model; leave it out, or call generate() without assistant="
+            "assistant_tokenizer= must be left out, since a draft model has the tokenizer of the "
+            f"model (got a {type(tokenizer).__name__}); or call generate() without assistant="
         )
     model = kwargs.pop("assistant_model", None)
     if model is not None:

@@ -44,7 +44,10 @@ def new_draft_model(draft: Any, target: Any, forwards: Forwards, top_k: int) -> 
     _check_vocabularies(draft, target, *sizes)
     ability = forwards.ability(draft)
     if ability.attention is None:
-        raise UnsupportedError(f"draft_model must be able to read trees: {ability.reason}")
+        reason = str(ability.reason).partition(";")[0]
+        raise UnsupportedError(
+            f"draft_model must be able to read trees (got {type(draft).__name__}: {reason})"
+        )
     pacing = forwards.pacing(target, draft)
     return DraftModel(draft, ability.attention, pacing, num_ids=sizes[1], top_k=top_k)
 

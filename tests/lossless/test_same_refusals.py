@@ -45,15 +45,6 @@ def test_other_modes_are_refused(options: dict[str, Any], fix: str, entrance: st
     assert f"{name}={value!r}" in message
 
 
-@pytest.mark.parametrize("entrance", ["assistant", "custom_generate"])
-def test_two_assistants_are_refused(entrance: str) -> None:
-    model = attached_model()
-    options = {entrance: SelfSpec(), "assistant_model": tiny_model("qwen2")}
-    with recorded_forwards(model) as widths, pytest.raises(UnsupportedError, match="one of"):
-        run(model, prompt(), **options, **GREEDY)
-    assert widths == []
-
-
 def test_assistant_and_custom_generate_are_refused_together() -> None:
     spec = SelfSpec()
     with pytest.raises(UnsupportedError, match="custom_generate"):

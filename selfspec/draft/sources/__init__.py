@@ -17,7 +17,7 @@ from selfspec.draft.sources.corpus import CorpusSource, CorpusTables
 from selfspec.draft.sources.lut import LutSource
 from selfspec.draft.sources.lut2 import Lut2Source
 from selfspec.draft.sources.runners import RunnersSource
-from selfspec.records import Candidate, StepRecord, TopK
+from selfspec.records import Candidate, Evidence, StepRecord, TopK
 
 __all__ = [
     "REGISTRY",
@@ -60,6 +60,10 @@ class LevelCursor(Cursor, Protocol):
 
     def prepare(self, states: Sequence[Any], scores: Sequence[float]) -> None:
         """Called before the first state is expanded; the others may be next, best first."""
+        ...
+
+    def unnamed(self, state: Any) -> Evidence | None:
+        """Evidence against tokens that `expand` does not name; None if it knows nothing."""
         ...
 
 

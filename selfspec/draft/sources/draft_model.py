@@ -19,11 +19,13 @@ from selfspec.records import MODEL, Candidate, Evidence, Likely, StepRecord
 __all__ = ["DraftModelCursor", "ModelText", "Pace"]
 
 # At most so many nodes are read in one forward.
-_LEVEL = 8
+_LEVEL = 4
 # From so likely on, candidates are kept apart more finely than by halves.
 _SURE = (0.75, 0.9, 0.97)
 _LEAST = 1 / 128
 _MAX_BIN = 6
+# The rank of what was not named is 0, so that statistics leave it out.
+_UNNAMED = Evidence(MODEL, rank=0, probability_bin=_MAX_BIN)
 
 
 class ModelText(Protocol):
@@ -99,6 +101,10 @@ class DraftModelCursor:
     def expand(self, state: Node) -> list[Candidate]:
         """What the model named behind a node, if it was read."""
         return state.candidates
+
+    def unnamed(self, state: Node) -> Evidence | None:
+        """If a node was read, tokens that were not named behind it are unlikely."""
+        return None if state.number is None else _UNNAMED
 
     def prepare(self, states: Sequence[Node], scores: Sequence[float]) -> None:
         """Reads the first node, and others in the same forward, if that pays; the best first."""

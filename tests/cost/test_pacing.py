@@ -1,0 +1,64 @@
+"""A draft model's forwards are paid for by what they bring, or it is left out and tried again."""
+
+from __future__ import annotations
+
+import pytest
+
+from selfspec.cost import CostCurve, MeasuredBudget, Pacing
+from selfspec.records import DraftTree, Evidence, StepRecord
+
+PLAIN = 1.0
+
+
+def levels_read(
+    forward: float, hits: int, num_steps: int, pacing: Pacing | None = None
+) -> list[int]:
+    """How many forwards each step had: the draft model foresees `hits` tokens, and none further.
+
+    Each level promises 0.8 of the level above it.
+    """
+    pacing = pacing or Pacing()
+    budget = MeasuredBudget(CostCurve({1: PLAIN, 64: 1.2 * PLAIN}), pacing)
+    found = []
+    for _ in range(num_steps):
+        num_read = 0
+        if budget.max_nodes(16) > 1:
+            while num_read < 12 and budget.pays_to_read([0.8**num_read]):
+                budget.observe_reading(forward, 1)
+                num_read += 1
+        width = 1 + num_read
+        budget.observe(width, (1 + width / 320) * PLAIN, [record(min(num_read, hits))])
+        found.append(num_read)
+    return found
+
+
+def record(num_accepted: int) -> StepRecord:
+    tree = DraftTree.of_root(1)
+    for node in range(num_accepted):
+        tree.add(node, 2, 0.8**node, (Evidence("model"),))
+    path = list(range(num_accepted + 1))
+    return StepRecord(row=0, tree=tree, path=path, committed_ids=[2] * len(path))
+
+
+def test_cheap_levels_are_read_until_they_promise_too_little():
+    cheap, dear = levels_read(0.01, 4, 200)[-30:], levels_read(0.1, 4, 200)[-30:]
+    assert max(cheap) > max(dear) > 1
+    assert cheap.count(0) <= 1  # One step in 32 shows what is gained.
+
+
+@pytest.mark.parametrize(("forward", "hits"), [(1.1, 1), (0.2, 0), (5.0, 4)])
+def test_one_that_does_not_pay_is_left_out_and_tried_again(forward, hits):
+    found = levels_read(forward, hits, 600)
+    late = found[200:]
+    assert sum(late) * forward < 0.05 * len(late) * PLAIN
+    assert sum(found[-400:]) > 0
+
+
+def test_what_was_learned_outlives_a_call():
+    pacing = Pacing()
+    levels_read(0.9, 0, 100, pacing)
+    assert sum(levels_read(0.9, 0, 20, pacing)) <= 1
+
+
+def test_without_a_draft_model_nothing_is_read():
+    assert not MeasuredBudget(CostCurve({1: 1.0})).pays_to_read([1.0])

@@ -1,0 +1,165 @@
+"""With a draft model the text is stock's, whatever the draft model says."""
+
+from __future__ import annotations
+
+import copy
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
+
+from selfspec import ConfigError, SelfSpec, UnsupportedError, VocabularyError, attach
+from tests.fakes import VOCAB, attached_model, new_model, prompt, tiny_model, tiny_tokenizer
+from tests.lossless.same import (
+    FIXED,
+    GREEDY,
+    MODES,
+    ROWS_AND_MODES,
+    SAMPLE,
+    assert_same_ids,
+    recorded_forwards,
+    run,
+    run_both,
+)
+from tests.lossless.test_same_entrances import hub, modules_cache
+from tests.streamed import load_tightly, saved_model
+
+__all__ = ["modules_cache"]  # a fixture
+
+
+@cache
+def noisy_copy(noise: float) -> PreTrainedModel:
+    """A model that says nearly what `tiny_model()` says."""
+    twin = copy.deepcopy(tiny_model())
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weights in twin.parameters():
+            weights += noise * weights.std() * torch.randn(weights.shape, generator=generator)
+    return twin
+
+
+DRAFT_MODELS = {
+    "copy": lambda: noisy_copy(0.0),
+    "noisy": lambda: noisy_copy(0.05),
+    "hostile": lambda: tiny_model("gemma3"),
+    "more tokens": lambda: new_model("qwen2", vocab_size=VOCAB + 40),
+    "fewer tokens": lambda: new_model("qwen2", vocab_size=VOCAB - 40),
+    "few positions": lambda: new_model("gpt2", n_positions=30),
+}
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+@pytest.mark.parametrize("kind", DRAFT_MODELS)
+def test_the_text_is_stocks(kind: str, num_rows: int, mode: str) -> None:
+    spec = SelfSpec(draft_model=DRAFT_MODELS[kind](), **FIXED)
+    both = run_both(tiny_model(), prompt(num_rows), spec, max_new_tokens=20, **MODES[mode])
+    assert both.stats.num_draft_forwards > num_rows
+    assert both.stats.drafted_by_source["model"] > 0
+    if kind == "copy" and mode == "greedy":
+        assert both.stats.tokens_per_step > 3
+
+
+@pytest.mark.parametrize("budget", ["measured", "threshold"])
+def test_other_budgets_and_no_memory_of_earlier_calls(budget: str) -> None:
+    spec = SelfSpec(draft_model=noisy_copy(0.05), budget=budget, learning="request", max_nodes=8)
+    for options in MODES.values():
+        both = run_both(tiny_model(), prompt(2), spec, **options)
+        assert both.stats.accepted_by_source["model"] > 0
+
+
+@pytest.mark.parametrize("name", ["bloom", "gemma3"])
+def test_other_architectures(name: str) -> None:
+    """The first gets chains."""
+    spec = SelfSpec(draft_model=tiny_model(), **FIXED)
+    options = {"max_new_tokens": 12, **GREEDY}
+    both = run_both(tiny_model(name), prompt(2), spec, drafts=False, **options)
+    assert both.stats.drafted_by_source["model"] > 0
+
+
+def test_a_streamed_model(tmp_path: Path) -> None:
+    model, inputs = saved_model(tmp_path), prompt()
+    stock = run(model, inputs, **GREEDY)
+    spec = SelfSpec(draft_model=model, sources=(), **FIXED)
+    ours = run(load_tightly(tmp_path), inputs, custom_generate=spec, **GREEDY)
+    assert_same_ids(ours.ids, stock.ids)
+    assert spec.stats.forward == "streamed"
+    assert spec.stats.tokens_per_step > 4
+
+
+def test_what_is_drafted_depends_on_the_prompt_alone() -> None:
+    spec = SelfSpec(draft_model=noisy_copy(0.05), learning="request", **FIXED)
+    found = []
+    for _ in range(2):
+        run(tiny_model(), prompt(), custom_generate=spec, **SAMPLE)
+        found.append((spec.stats.num_nodes, spec.stats.num_draft_forwards, spec.stats.num_steps))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("entrance", ["assistant", "custom_generate", "hub"])
+def test_an_assistant_model_drafts_for_one_call(entrance: str, modules_cache: Any) -> None:
+    model, spec = attached_model(), SelfSpec(**FIXED)
+    extra = {**hub(), "spec": spec} if entrance == "hub" else {entrance: spec}
+    stock = run(model, prompt(), **GREEDY)
+    ours = run(model, prompt(), assistant_model=noisy_copy(0.0), **extra, **GREEDY)
+    assert_same_ids(ours.ids, stock.ids)
+    assert spec.stats.accepted_by_source["model"] > 20
+    run(model, prompt(), **extra, **GREEDY)
+    assert spec.stats.num_draft_forwards == 0
+
+
+def refused(**options: Any) -> str:
+    """What is said about a call, which runs no forward."""
+    model = attached_model()
+    with recorded_forwards(model) as widths, pytest.raises(ValueError, match=r"\(got") as caught:
+        run(model, prompt(), **options, **GREEDY)
+    assert widths == []
+    assert isinstance(caught.value, (ConfigError, UnsupportedError, VocabularyError))
+    return str(caught.value)
+
+
+def test_a_model_that_cannot_draft_is_refused() -> None:
+    t5 = T5ForConditionalGeneration(T5Config(vocab_size=VOCAB, d_model=8, d_kv=4, d_ff=8))
+    for wrong in (t5, "small", type(tiny_model())):
+        with pytest.raises(ConfigError, match=r"draft_model must be .*\(got"):
+            SelfSpec(draft_model=wrong)
+        assert "draft_model must be" in refused(assistant=SelfSpec(), assistant_model=wrong)
+    same = SelfSpec(draft_model=attached_model())
+    assert "another model" in refused(assistant=same)
+    assert "to read trees" in refused(assistant=SelfSpec(draft_model=tiny_model("bloom")))
+
+
+def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    large = SelfSpec(draft_model=new_model(vocab_size=VOCAB + 1024))
+    assert f"of {VOCAB + 1024} tokens for one of {VOCAB}" in refused(assistant=large)
+    options = {"assistant": SelfSpec(), "assistant_model": tiny_model("qwen2")}
+    assert "assistant_tokenizer" in refused(**options, assistant_tokenizer=tiny_tokenizer())
+
+
+def test_tokenizers_are_compared_where_they_are_at_hand(tmp_path: Path) -> None:
+    words = [f"w{number}" for number in range(VOCAB)]
+    lists = {"mine": words, "same": [*words, "more"], "other": words[::-1]}
+    models = {name: new_model() for name in lists}
+    for name, tokens in lists.items():
+        vocabulary = {token: number for number, token in enumerate(tokens)}
+        if name == "same":
+            vocabulary = [[token, -1.0] for token in tokens]  # As in a unigram model.
+        (tmp_path / name).mkdir()
+        text = json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []})
+        (tmp_path / name / "tokenizer.json").write_text(text)
+        models[name].config._name_or_path = str(tmp_path / name)
+    model, spec = models["mine"], SelfSpec(draft_model=models["same"], **FIXED)
+    run_both(model, prompt(), spec, max_new_tokens=4, **GREEDY)
+    with pytest.raises(VocabularyError, match=r"got 96 tokens that differ, such as 'w96' for 'w0'"):
+        run(model, prompt(), custom_generate=SelfSpec(draft_model=models["other"]), **GREEDY)
+
+
+def test_a_prompt_without_tokens_is_refused() -> None:
+    model = attached_model()
+    embeds = model.get_input_embeddings()(prompt()["input_ids"]).detach()
+    spec = SelfSpec(draft_model=tiny_model("qwen2"))
+    with pytest.raises(UnsupportedError, match="as token ids"):
+        run(model, {"inputs_embeds": embeds}, assistant=spec, **GREEDY)
