@@ -3,7 +3,8 @@
     python -m eval.bench_streamed --model PATH --questions question.jsonl --max-memory 25% 50%
 
 Questions of Spec-Bench are answered greedily within each budget of memory: by accelerate's disk
-offload, and by streamed weights alone, with prompt lookup and with selfspec. Each method runs in a
+offload, and by streamed weights alone, with prompt lookup, with selfspec, and with the draft model
+of --draft-model beside selfspec's sources, which comes on top of the budget. Each method runs in a
 process of its own, which starts with nothing of the model in the page cache and drops its files
 from there again and again, as a machine without room for them does. The methods take turns in going
 first, round by round. Needs Linux. The last line is one JSON object.
@@ -30,7 +31,7 @@ from transformers import AutoConfig
 
 from eval.benches.prompts import EVERY, load_questions
 from eval.errors import EvalError, exit_status
-from eval.methods.streamed_job import METHODS, Job, Result
+from eval.methods.streamed_job import METHODS, SMALL, Job, Result
 from eval.models.loading import DTYPES, load_tokenizer
 from eval.options import add_drafting, add_questions, described, drafting_knobs
 from eval.report.tables import Table
@@ -52,7 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     knobs = drafting_knobs(options)
     SpecConfig.of(**knobs)  # A wrong knob is refused before anything starts.
-    unknown = set(options.methods) - set(METHODS)
+    unknown = set(options.methods or ()) - set(METHODS)
+    if options.methods is None:
+        options.methods = [name for name in METHODS if name != SMALL or options.draft_model]
+    if SMALL in options.methods and not options.draft_model:
+        raise EvalError(f"method {SMALL!r} must have --draft-model FOLDER (got none); name one")
     if unknown or options.rounds < 1:
         raise EvalError(
             f"--methods must be of {', '.join(map(repr, METHODS))}, and --rounds >= 1 (got "
@@ -94,6 +99,7 @@ def _job(
         dtype=options.dtype,
         threads=options.threads,
         knobs=knobs,
+        draft_model=options.draft_model if method == SMALL else None,
     )
 
 
@@ -180,6 +186,7 @@ def _told(options: argparse.Namespace, num_prompts: int, results: Results) -> di
         "num_prompts": num_prompts,
         "rounds": options.rounds,
         "threads": options.threads,
+        "draft_model": short_name(options.draft_model),
         "knobs": drafting_knobs(options),
         **versions(),
         "figures": figures,
@@ -191,7 +198,8 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--model", required=True, help="a folder with safetensors files")
     add("--max-memory", nargs="+", default=["25%", "50%", "75%", "100%"], metavar="AMOUNT")
-    add("--methods", nargs="+", default=list(METHODS), metavar="NAME", help="default: all")
+    add("--methods", nargs="+", metavar="NAME", help="default: all that can take part")
+    add("--draft-model", metavar="FOLDER", help="a small model, resident, that drafts too")
     add("--dtype", choices=DTYPES, default="bfloat16", help="default: bfloat16")
     add("--max-new-tokens", type=int, default=32, metavar="N", help="default: 32")
     add("--max-length", type=int, default=1024, metavar="N", help="of the KV; default: 1024")

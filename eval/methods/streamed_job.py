@@ -34,11 +34,12 @@ from selfspec.run.streamed import traffic
 
 __all__ = ["METHODS", "Job", "Result", "main"]
 
-ACCELERATE, ALONE, LOOKUP, OURS = METHODS = (
+ACCELERATE, ALONE, LOOKUP, OURS, SMALL = METHODS = (
     "accelerate",
     "streamed",
     "streamed prompt-lookup",
     "streamed selfspec",
+    "streamed draft model",
 )
 _LOOKUP_TOKENS = 10
 _EVERY = 0.25  # seconds between two samples of memory
@@ -56,6 +57,7 @@ class Job(NamedTuple):
     dtype: str
     threads: int | None
     knobs: dict[str, Any]
+    draft_model: str | None = None
 
 
 class Result(NamedTuple):
@@ -116,7 +118,7 @@ def _answer(job: Job, model: Any, memory: _Memory) -> Result:
         for prompt in job.prompts:
             ids = torch.tensor([prompt])
             answer = timed(model, lambda ids=ids: _one(method, model, ids, job.max_new_tokens))
-            seconds += answer.decode_seconds
+            seconds += answer.seconds - answer.prefill_seconds
             texts.append(answer.output[0, -num_new_tokens(answer.output, ids) :].tolist())
     read = [now - then for now, then in zip(_read(model), before, strict=True)]
     stats = method.spec.total_stats if isinstance(method, SelfSpecMethod) else None
@@ -147,10 +149,15 @@ def _counted_forwards(model: Any) -> Iterator[Callable[[], int]]:
 
 
 def _method(job: Job) -> Method:
-    if job.method == OURS:
-        return SelfSpecMethod(OURS, SelfSpec(**job.knobs))
+    if job.method in (OURS, SMALL):
+        small = _draft_model(job) if job.method == SMALL else None
+        return SelfSpecMethod(job.method, SelfSpec(**job.knobs, draft_model=small))
     arguments = {"prompt_lookup_num_tokens": _LOOKUP_TOKENS} if job.method == LOOKUP else {}
     return Method(job.method, arguments)
+
+
+def _draft_model(job: Job) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(job.draft_model, dtype=job.dtype)
 
 
 def _one(method: Method, model: Any, ids: torch.Tensor, max_new_tokens: int) -> torch.Tensor:

@@ -15,6 +15,7 @@ from selfspec.cli.group import Commands
 from selfspec.cli.log import Verbose
 from selfspec.cli.options import (
     CacheFolder,
+    DraftModelName,
     Knobs,
     MaxNewTokens,
     ModelOptions,
@@ -106,6 +107,7 @@ def chat(
     knobs: Knobs,
     cache: CacheFolder = None,
     remember: RememberFolder = None,
+    draft_model: DraftModelName = None,
     system: Annotated[
         str | None, typer.Option(help="The system message, in front of the conversation.")
     ] = None,
@@ -120,8 +122,16 @@ def chat(
 
     if loading.model is None:
         check_template(None, None)
-    config = _checked(loading, knobs)
-    with _loaded(loading, sampling, max_new_tokens, cache, remember=remember, chats=True) as writer:
+    config = _checked(loading, knobs, draft_model)
+    with _loaded(
+        loading,
+        sampling,
+        max_new_tokens,
+        cache,
+        remember=remember,
+        draft_model=draft_model,
+        chats=True,
+    ) as writer:
         from selfspec.cli.chat import Chat
 
         Chat(writer, config, system=system, show_drafts=show_drafts).run()
@@ -135,6 +145,7 @@ def generate(
     knobs: Knobs,
     cache: CacheFolder = None,
     remember: RememberFolder = None,
+    draft_model: DraftModelName = None,
     file: Annotated[str, typer.Argument(help="The file with the prompt; - is stdin.")] = "-",
     output: Annotated[
         Path | None, typer.Option(help="Write to this file, not to stdout.", show_default=False)
@@ -161,11 +172,13 @@ def generate(
         write_continuation,
     )
 
-    config = _checked(loading, knobs)
+    config = _checked(loading, knobs, draft_model)
     check_output(output)
     expected = read_prediction(prediction)
     text = read_prompt(file)
-    with _loaded(loading, sampling, max_new_tokens, cache, remember=remember) as writer:
+    with _loaded(
+        loading, sampling, max_new_tokens, cache, remember=remember, draft_model=draft_model
+    ) as writer:
         spec = writer.new_spec(config)
         write_continuation(writer, spec, text, output=output, full=full, prediction=expected)
     if stats:
@@ -204,11 +217,11 @@ def profile(
         write_curve(output, curve, about)
 
 
-def _checked(loading: ModelOptions, knobs: Knobs) -> SpecConfig:
+def _checked(loading: ModelOptions, knobs: Knobs, draft_model: str | None = None) -> SpecConfig:
     """The knobs. Every option is checked that can be checked before torch is imported."""
     from selfspec.cli.loading import check_options
 
-    check_options(loading)
+    check_options(loading, draft_model)
     return knobs.config()
 
 
@@ -220,12 +233,19 @@ def _loaded(
     cache: str | None,
     *,
     remember: str | None = None,
+    draft_model: str | None = None,
     chats: bool = False,
 ) -> Iterator[Writer]:
     """The model, loaded and ready to write; transformers' own messages are off meanwhile."""
     with ExitStack() as stack:
         with working(f"Loading {loading.model or 'the embedded model'}"):
-            from selfspec.cli.loading import check_template, load_model, load_tokenizer, quiet
+            from selfspec.cli.loading import (
+                check_template,
+                load_draft_model,
+                load_model,
+                load_tokenizer,
+                quiet,
+            )
             from selfspec.cli.writer import Writer
             from selfspec.store import (
                 MemoryFolder,
@@ -246,5 +266,6 @@ def _loaded(
             if kept is not None:
                 kept.check_tokenizer(tokenizer_info(tokenizer))
             loaded = load_model(loading, tokenizer)
-            writer = Writer(loaded, sampling, max_new_tokens, held, remember)
+            small = None if draft_model is None else load_draft_model(draft_model, loading)
+            writer = Writer(loaded, sampling, max_new_tokens, held, remember, small)
         yield writer

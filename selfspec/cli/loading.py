@@ -18,6 +18,7 @@ __all__ = [
     "Loaded",
     "check_options",
     "check_template",
+    "load_draft_model",
     "load_model",
     "load_tokenizer",
     "quiet",
@@ -66,9 +67,11 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def check_options(options: ModelOptions) -> None:
+def check_options(options: ModelOptions, draft_model: str | None = None) -> None:
     """Refuses wrong options, as far as that is possible without importing torch."""
     _source(options.model)
+    if draft_model is not None:
+        _source(draft_model, "--draft-model")
     if options.dtype not in DTYPES:
         raise CliError(unknown_name("dtype", options.dtype, DTYPES))
 
@@ -94,8 +97,6 @@ def load_tokenizer(options: ModelOptions) -> Any:
 
 def load_model(options: ModelOptions, tokenizer: Any) -> Loaded:
     """Loads the model, in the dtype and onto the device that the options name."""
-    from transformers import AutoModelForCausalLM
-
     from selfspec import load_streamed
 
     device = _device(options.device)
@@ -105,17 +106,30 @@ def load_model(options: ModelOptions, tokenizer: Any) -> Loaded:
     def load() -> Any:
         if isinstance(options, RunOptions) and (amount := options.max_memory) is not None:
             return load_streamed(source, max_memory=amount, dtype=dtype, device=device)
-        model, info = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, output_loading_info=True
-        )
-        _check_complete(info)
-        return model.to(device)
+        return _whole_model(source, dtype, device)
 
     model = _attempt(source, "model", load)
     return Loaded(Path(source).name if options.model is None else source, model, tokenizer)
 
 
-def _source(name: str | None) -> str:
+def load_draft_model(name: str, options: ModelOptions) -> Any:
+    """Loads the small model, in the dtype and onto the device that the options name."""
+    source, device = _source(name, "--draft-model"), _device(options.device)
+    dtype = _dtype(ModelOptions(model=name, dtype=options.dtype))
+    return _attempt(source, "draft model", lambda: _whole_model(source, dtype, device))
+
+
+def _whole_model(source: str, dtype: Any, device: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    model, info = AutoModelForCausalLM.from_pretrained(
+        source, dtype=dtype, output_loading_info=True
+    )
+    _check_complete(info)
+    return model.to(device)
+
+
+def _source(name: str | None, option: str = "--model") -> str:
     """A folder or a Hub id; refuses what can only be a path and leads nowhere."""
     if name is None:
         if not (TINY / "config.json").is_file():
@@ -124,11 +138,11 @@ def _source(name: str | None) -> str:
     path = Path(name).expanduser()
     if path.exists():
         if not (path / "config.json").is_file():
-            raise CliError(f"--model must be a folder with a config.json (got {name!r})")
+            raise CliError(f"{option} must be a folder with a config.json (got {name!r})")
         return str(path)
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         rule = "a folder that exists, or a Hub id such as 'owner/name'"
-        raise CliError(f"--model must be {rule} (got {name!r})")
+        raise CliError(f"{option} must be {rule} (got {name!r})")
     return name
 
 

@@ -21,6 +21,7 @@ from selfspec.config import SpecConfig
 
 __all__ = [
     "CacheFolder",
+    "DraftModelName",
     "Knobs",
     "MaxNewTokens",
     "ModelOptions",
@@ -53,6 +54,17 @@ RememberFolder = Annotated[
         metavar="FOLDER",
         help="Start with what earlier runs learned, and keep there what this one learns: pieces "
         "of its texts, for this model's tokenizer, readable by you alone. Default: keep nothing.",
+        show_default=False,
+    ),
+]
+
+DraftModelName = Annotated[
+    str | None,
+    Option(
+        "--draft-model",
+        metavar="NAME",
+        help="Folder or Hub id of a small model with the same tokenizer, which drafts too where "
+        "that pays. Default: none.",
         show_default=False,
     ),
 ]

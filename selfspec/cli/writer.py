@@ -11,6 +11,7 @@ from selfspec.cli.errors import CliError
 from selfspec.cli.live import LiveText
 from selfspec.cli.loading import Loaded
 from selfspec.cli.options import Sampling
+from selfspec.records import MODEL
 
 if TYPE_CHECKING:
     from selfspec import SelfSpec, SpecConfig
@@ -28,6 +29,7 @@ class Writer:
     max_new_tokens: int
     cache: CacheContents | None = None
     remember: str | None = None
+    draft_model: Any = None
     seed: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -83,9 +85,10 @@ class Writer:
         """A new `SelfSpec`, which starts with what the cache and the remembered folder hold."""
         from selfspec import SelfSpec
 
+        options: dict[str, Any] = {"remember": self.remember, "draft_model": self.draft_model}
         if self.cache is None:
-            return SelfSpec(config, remember=self.remember, tokenizer=self.tokenizer)
-        return SelfSpec.from_contents(self.cache, remember=self.remember, config=config)
+            return SelfSpec(config, tokenizer=self.tokenizer, **options)
+        return SelfSpec.from_contents(self.cache, config=config, **options)
 
     def origins(self, config: SpecConfig) -> list[str]:
         """Where drafted tokens can come from.
@@ -96,7 +99,7 @@ class Writer:
         origins = [name for name in config.sources if name != "corpus" or has_corpus]
         if "context" in origins and config.num_branches:
             origins.insert(origins.index("context") + 1, "grams")
-        return origins
+        return origins if self.draft_model is None else [*origins, MODEL]
 
     def reseed(self) -> None:
         """Makes the next draws the same as those after the start."""

@@ -63,7 +63,7 @@ class Persistent:
             remember: A folder to keep in what is learned beyond the cache, as of `SelfSpec`. What
                 it holds goes on top of the cache.
             config: All knobs at once.
-            knobs: Single knobs, instead of `config`.
+            knobs: Single knobs, instead of `config`; and `draft_model`, as of `SelfSpec`.
         """
         path = os.fspath(folder_or_hub_id)
         contents = load_cache(path, revision=revision, tokenizer=tokenizer)

@@ -96,6 +96,14 @@ def test_a_prediction_saves_steps_and_changes_no_text(generate, stock_text, tmp_
     assert generate("--prediction", tmp_path / "empty.txt").stdout == text
 
 
+def test_a_draft_model_saves_steps_and_changes_no_text(generate, fails, stock_text, plain_folder):
+    result = generate("--draft-model", plain_folder, "--sources", "", "--stats")
+    assert result.stdout == stock_text(PROMPT, 24)
+    assert "forwards of the draft model" in result.stderr
+    line = fails("generate", "--draft-model", "./nowhere", stdin=PROMPT)
+    assert "--draft-model must be a folder that exists" in line
+
+
 def test_wrong_predictions(fails, plain_folder, tmp_path):
     command = ("generate", "--model", plain_folder, "--prediction")
     line = fails(*command, tmp_path / "nowhere.txt", stdin=PROMPT)

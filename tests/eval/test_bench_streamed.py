@@ -29,7 +29,7 @@ def folder(tmp_path_factory) -> Path:
 def job(folder: Path, method: str, **changes: object) -> Job:
     prompts = [[5, 6, 7, 8, 5, 6], [9, 10]]
     knobs = {"budget": "fixed"}
-    values = Job(str(folder), method, 0, 32, prompts, 12, "float32", 1, knobs)
+    values = Job(str(folder), method, 0, 32, prompts, 12, "float32", 1, knobs, str(folder))
     return values._replace(**changes)
 
 
@@ -85,7 +85,15 @@ def test_the_command(folder, questions, capsys, monkeypatch):
     assert figures["tokens_per_second"] == 4.0
 
 
-@pytest.mark.parametrize("wrong", [["--methods", "magic"], ["--rounds", "0"], ["--knob", "a=1"]])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--methods", "magic"],
+        ["--methods", "streamed draft model"],
+        ["--rounds", "0"],
+        ["--knob", "a=1"],
+    ],
+)
 def test_wrong_options_are_one_line(folder, questions, capsys, wrong):
     options = ["--model", str(folder), "--questions", str(questions)]
     assert bench_streamed.main([*options, *wrong]) == 2

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
-from selfspec import ConfigError, SelfSpec, UnsupportedError, VocabularyError, attach
+from selfspec import ConfigError, SelfSpec, UnsupportedError, VocabularyError
 from tests.fakes import VOCAB, attached_model, new_model, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import (
     FIXED,
