@@ -157,7 +157,11 @@ def _method(job: Job) -> Method:
 
 
 def _draft_model(job: Job) -> Any:
-    return transformers.AutoModelForCausalLM.from_pretrained(job.draft_model, dtype=job.dtype)
+    """The small model, in memory of its own: what is mapped from a file would not be counted."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(job.draft_model, dtype=job.dtype)
+    for weights in model.parameters():
+        weights.data = weights.data.clone()
+    return model
 
 
 def _one(method: Method, model: Any, ids: torch.Tensor, max_new_tokens: int) -> torch.Tensor:
