@@ -5,7 +5,7 @@ Holds no policy and imports no torch: ids are ints, tables are numpy arrays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "MODEL",
+    "DRAFT_MODEL",
     "Candidate",
     "DraftTree",
     "Entries",
@@ -27,11 +27,12 @@ __all__ = [
     "Siblings",
     "StepRecord",
     "TopK",
+    "sources_of",
 ]
 
 
 # The name of a draft model among the sources.
-MODEL = "model"
+DRAFT_MODEL = "draft model"
 
 # An n-gram of two tokens or more; the first is its key.
 Gram = tuple[int, ...]
@@ -41,7 +42,8 @@ class Evidence(NamedTuple):
     """What a source knows about a candidate, binned, so that equal evidence is counted together.
 
     `probability_bin` counts halvings of the recorded probability: bin 0 is [0.5, 1], bin 1
-    [0.25, 0.5), and so on. `count_bin` tells how much a counted one rests on.
+    [0.25, 0.5), and so on. `count_bin` tells how much a counted one rests on. Rank 0 speaks against
+    a candidate: the source has looked and did not name it.
     """
 
     source: str
@@ -49,6 +51,15 @@ class Evidence(NamedTuple):
     rank: int = 1
     count_bin: int = 0
     probability_bin: int = 0
+
+
+def sources_of(kinds: Iterable[Evidence]) -> list[str]:
+    """The sources that name a candidate.
+
+    >>> sources_of([Evidence("lut", rank=2), Evidence("draft model", rank=0)])
+    ['lut']
+    """
+    return [kind.source for kind in kinds if kind.rank]
 
 
 # The random number of each token in one step of sampling, and that for the tokens behind drafts of

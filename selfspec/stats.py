@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from selfspec.records import DraftTree, StepRecord
+from selfspec.records import DraftTree, StepRecord, sources_of
 
 __all__ = ["ONCE_A_CALL", "GenerationStats"]
 
@@ -134,5 +134,4 @@ class GenerationStats:
 
 def _count_sources(counter: Counter[str], tree: DraftTree, nodes: Sequence[int]) -> None:
     for node in nodes:
-        for evidence in tree.evidence[node]:
-            counter[evidence.source] += evidence.rank > 0  # 0 speaks against the token.
+        counter.update(sources_of(tree.evidence[node]))

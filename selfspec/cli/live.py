@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from selfspec.cli.words import Words
-from selfspec.records import Evidence, StepRecord
+from selfspec.records import Evidence, StepRecord, sources_of
 
 __all__ = ["OWN", "SEVERAL", "LiveText", "origin_of", "origins"]
 
@@ -16,7 +16,7 @@ SEVERAL = "several"  # More than one source has named the token.
 
 def origin_of(evidence: Sequence[Evidence]) -> str:
     """The source that named a drafted token, or `SEVERAL`."""
-    names = {item.source for item in evidence}
+    names = set(sources_of(evidence))
     return names.pop() if len(names) == 1 else SEVERAL
 
 

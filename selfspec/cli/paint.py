@@ -10,7 +10,7 @@ from rich.style import Style
 from rich.text import Text
 
 from selfspec.cli.live import OWN, SEVERAL
-from selfspec.records import MODEL
+from selfspec.records import DRAFT_MODEL
 
 __all__ = ["Painter", "harmless", "labels", "style_of"]
 
@@ -22,7 +22,7 @@ _STYLES = {
     "grams": "bright_green",
     "corpus": "blue",
     "runners": "yellow",
-    MODEL: "bright_yellow",
+    DRAFT_MODEL: "bright_yellow",
     SEVERAL: "magenta",
 }
 _OTHER = "bright_red"  # A source that the user has written.

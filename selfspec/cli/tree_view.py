@@ -10,7 +10,7 @@ from rich.tree import Tree
 
 from selfspec.cli.live import origin_of
 from selfspec.cli.paint import style_of
-from selfspec.records import DraftTree, StepRecord
+from selfspec.records import DraftTree, StepRecord, sources_of
 
 __all__ = ["best_step", "draw", "readable"]
 
@@ -54,7 +54,7 @@ def draw(record: StepRecord, tokenizer: Any) -> Tree:
 def _label(tree: DraftTree, node: int, tokenizer: Any, *, accepted: bool) -> Text:
     evidence = tree.evidence[node]
     colour = style_of(origin_of(evidence))
-    sources = "+".join(sorted({item.source for item in evidence}))
+    sources = "+".join(sorted(set(sources_of(evidence))))
     token = readable(tokenizer, tree.tokens[node])
     return Text.assemble(
         ("✓ " if accepted else "  ", _ACCEPTED),

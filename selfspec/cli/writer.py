@@ -11,7 +11,7 @@ from selfspec.cli.errors import CliError
 from selfspec.cli.live import LiveText
 from selfspec.cli.loading import Loaded
 from selfspec.cli.options import Sampling
-from selfspec.records import MODEL
+from selfspec.records import DRAFT_MODEL
 
 if TYPE_CHECKING:
     from selfspec import SelfSpec, SpecConfig
@@ -99,7 +99,7 @@ class Writer:
         origins = [name for name in config.sources if name != "corpus" or has_corpus]
         if "context" in origins and config.num_branches:
             origins.insert(origins.index("context") + 1, "grams")
-        return origins if self.draft_model is None else [*origins, MODEL]
+        return origins if self.draft_model is None else [*origins, DRAFT_MODEL]
 
     def reseed(self) -> None:
         """Makes the next draws the same as those after the start."""

@@ -14,7 +14,7 @@ from selfspec.cost.ledger import Ledger
 from selfspec.cost.pacing import PacedStep, Pacing
 from selfspec.cost.riders import RiderWorth
 from selfspec.cost.threshold import AdaptiveThreshold
-from selfspec.records import MODEL, DraftTree, StepRecord
+from selfspec.records import DRAFT_MODEL, DraftTree, StepRecord, sources_of
 
 __all__ = ["Budget", "FixedBudget", "MeasuredBudget", "ThresholdBudget"]
 
@@ -220,8 +220,8 @@ class MeasuredBudget:
 
 def _num_named(record: StepRecord) -> int:
     """How many accepted tokens a draft model named."""
-    kinds = (record.tree.evidence[node] for node in record.accepted_nodes())
-    return sum(any(kind.source == MODEL and kind.rank for kind in kinds_of) for kinds_of in kinds)
+    named = (sources_of(record.tree.evidence[node]) for node in record.accepted_nodes())
+    return sum(DRAFT_MODEL in sources for sources in named)
 
 
 def _leaf_below(tree: DraftTree, node: int) -> int:

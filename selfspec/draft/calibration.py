@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from selfspec.draft.luck import NoiseTrust
-from selfspec.records import MODEL, DraftTree, Evidence, StepRecord
+from selfspec.records import DRAFT_MODEL, DraftTree, Evidence, StepRecord
 
 __all__ = ["Calibration", "combine", "prior"]
 
@@ -71,7 +71,7 @@ class Calibration:
             return rate[2]
         if len(kinds) == 1:
             return self._prior(kinds[0])
-        if kinds[-1].source == MODEL:
+        if kinds[-1].source == DRAFT_MODEL:
             return self.probability(kinds[-1:])
         return combine(self.probability((kind,)) for kind in kinds)
 

@@ -178,9 +178,9 @@ class TreeGrower:
         """Tells some cursors which node is expanded now, and which may be next, best first."""
         opened = sorted(self._open_nodes(tree, waiting), reverse=True)
         for index, cursor in self._level_cursors.items():
-            states, scores = [self._states[node].get(index)], [tree.scores[node]]
+            states, scores = [self._states[node][index]], [tree.scores[node]]
             for score, parent, token in opened:
-                states.append(cursor.follow(self._states[parent].get(index), token))
+                states.append(cursor.follow(self._states[parent][index], token))
                 scores.append(score)
             cursor.prepare(states, scores)
 

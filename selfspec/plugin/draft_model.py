@@ -10,7 +10,7 @@ from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.run.draft_model import DraftModel
 from selfspec.run.prepared import Forwards
 
-__all__ = ["check_draft_model", "new_draft_model"]
+__all__ = ["check_draft_model", "check_pair", "new_draft_model"]
 
 # Sizes of vocabularies that differ by less are taken for one vocabulary with other padding.
 _PADDING = 1024
@@ -32,28 +32,38 @@ def check_draft_model(model: Any) -> None:
         )
 
 
-def new_draft_model(draft: Any, target: Any, forwards: Forwards, top_k: int) -> DraftModel:
-    """How the draft model is asked in one call; refuses one that can't draft for the target."""
+def check_pair(draft: Any, target: Any, forwards: Forwards) -> None:
+    """Refuses a draft model that can't draft for the target. Reads their tokenizers' files."""
     if draft is target:
         raise UnsupportedError(
             f"draft_model must be another model than the one that it drafts for (got the same "
             f"{type(draft).__name__} twice): its forward costs as much as the step that it saves; "
             "pass a smaller one, or a SelfSpec without a draft model"
         )
-    sizes = [model.config.get_text_config(decoder=True).vocab_size for model in (draft, target)]
-    _check_vocabularies(draft, target, *sizes)
+    _check_vocabularies(draft, target)
     ability = forwards.ability(draft)
     if ability.attention is None:
         reason = str(ability.reason).partition(";")[0]
         raise UnsupportedError(
             f"draft_model must be able to read trees (got {type(draft).__name__}: {reason})"
         )
-    pacing = forwards.pacing(target, draft)
-    return DraftModel(draft, ability.attention, pacing, num_ids=sizes[1], top_k=top_k)
 
 
-def _check_vocabularies(draft: Any, target: Any, draft_size: int, target_size: int) -> None:
+def new_draft_model(draft: Any, target: Any, forwards: Forwards, top_k: int) -> DraftModel:
+    """How a draft model that was checked is asked in one call."""
+    attention = forwards.ability(draft).attention
+    assert attention is not None
+    pacing, num_ids = forwards.pacing(target, draft), _vocab_size(target)
+    return DraftModel(draft, attention, pacing, num_ids=num_ids, top_k=top_k)
+
+
+def _vocab_size(model: Any) -> int:
+    return int(model.config.get_text_config(decoder=True).vocab_size)
+
+
+def _check_vocabularies(draft: Any, target: Any) -> None:
     """Compares the tokens of both where their tokenizers are at hand, else the sizes."""
+    draft_size, target_size = _vocab_size(draft), _vocab_size(target)
     tokens, others = (_tokens_by_id(model.config._name_or_path) for model in (draft, target))
     if tokens is None or others is None:
         if abs(draft_size - target_size) >= _PADDING:

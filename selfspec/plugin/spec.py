@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
-from weakref import WeakKeyDictionary, finalize
+from weakref import WeakKeyDictionary, WeakSet, finalize
 
 import torch
 
@@ -20,7 +20,7 @@ from selfspec.draft.memory import Memory
 from selfspec.draft.sources import Source
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.plugin.call import Call
-from selfspec.plugin.draft_model import check_draft_model, new_draft_model
+from selfspec.plugin.draft_model import check_draft_model, check_pair, new_draft_model
 from selfspec.plugin.persist import Persistent, new_source, restore
 from selfspec.plugin.prediction import predictions_of
 from selfspec.plugin.remember import Remembered
@@ -82,6 +82,8 @@ class SelfSpec(Persistent):
         self._memory: Memory | None = None
         self._vocab_size = 0
         self._forwards = Forwards()
+        # The draft models that were checked, by the model that they draft for.
+        self._drafting_for: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()
         self._warned: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
         self._listeners: tuple[Callable[[StepRecord], None], ...] = ()
         self._lock = threading.Lock()
@@ -230,6 +232,10 @@ class SelfSpec(Persistent):
                 "a draft model must be given the prompt as token ids, which it reads itself (got "
                 "inputs_embeds alone); pass input_ids, or leave the draft model out"
             )
+        checked = self._drafting_for.setdefault(model, WeakSet())
+        if draft not in checked:
+            check_pair(draft, model, self._forwards)
+            checked.add(draft)
         return new_draft_model(draft, model, self._forwards, self.config.top_k)
 
     def _request_memory(self, vocab_size: int) -> Memory:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from transformers.cache_utils import DynamicCache
 
@@ -80,7 +81,7 @@ class DraftText:
         self._draft_model = draft_model
         self._kv: TreeKV | None = None
         self._cache: Any = None
-        self._positions = torch.zeros(1).numpy()
+        self._positions = np.zeros(1, np.int64)
         self._nodes = Queries([], [], [])
 
     @property
@@ -129,7 +130,7 @@ class DraftText:
         types, sizes = attention.by_layer, attention.window_sizes
         self._kv = TreeKV(cache, types, sizes, num_rows=1, room=_ROOM)
         self._cache = cache
-        self._positions = torch.tensor([len(token_ids)]).numpy()
+        self._positions = np.array([len(token_ids)])
         self._stand_on(token_ids[-1])
         return self._draft_model.likely(logits[0, -1:])[0]
 

@@ -35,7 +35,7 @@ def levels_read(
 def record(num_accepted: int) -> StepRecord:
     tree = DraftTree.of_root(1)
     for node in range(num_accepted):
-        tree.add(node, 2, 0.8**node, (Evidence("model"),))
+        tree.add(node, 2, 0.8**node, (Evidence("draft model"),))
     path = list(range(num_accepted + 1))
     return StepRecord(row=0, tree=tree, path=path, committed_ids=[2] * len(path))
 

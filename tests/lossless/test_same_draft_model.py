@@ -58,7 +58,7 @@ def test_the_text_is_stocks(kind: str, num_rows: int, mode: str) -> None:
     spec = SelfSpec(draft_model=DRAFT_MODELS[kind](), **FIXED)
     both = run_both(tiny_model(), prompt(num_rows), spec, max_new_tokens=20, **MODES[mode])
     assert both.stats.num_draft_forwards > num_rows
-    assert both.stats.drafted_by_source["model"] > 0
+    assert both.stats.drafted_by_source["draft model"] > 0
     if kind == "copy" and mode == "greedy":
         assert both.stats.tokens_per_step > 3
 
@@ -68,7 +68,7 @@ def test_other_budgets_and_no_memory_of_earlier_calls(budget: str) -> None:
     spec = SelfSpec(draft_model=noisy_copy(0.05), budget=budget, learning="request", max_nodes=8)
     for options in MODES.values():
         both = run_both(tiny_model(), prompt(2), spec, **options)
-        assert both.stats.accepted_by_source["model"] > 0
+        assert both.stats.accepted_by_source["draft model"] > 0
 
 
 @pytest.mark.parametrize("name", ["bloom", "gemma3"])
@@ -77,7 +77,7 @@ def test_other_architectures(name: str) -> None:
     spec = SelfSpec(draft_model=tiny_model(), **FIXED)
     options = {"max_new_tokens": 12, **GREEDY}
     both = run_both(tiny_model(name), prompt(2), spec, drafts=False, **options)
-    assert both.stats.drafted_by_source["model"] > 0
+    assert both.stats.drafted_by_source["draft model"] > 0
 
 
 def test_a_streamed_model(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_an_assistant_model_drafts_for_one_call(entrance: str, modules_cache: An
     stock = run(model, prompt(), **GREEDY)
     ours = run(model, prompt(), assistant_model=noisy_copy(0.0), **extra, **GREEDY)
     assert_same_ids(ours.ids, stock.ids)
-    assert spec.stats.accepted_by_source["model"] > 20
+    assert spec.stats.accepted_by_source["draft model"] > 20
     run(model, prompt(), **extra, **GREEDY)
     assert spec.stats.num_draft_forwards == 0
 

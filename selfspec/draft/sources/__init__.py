@@ -56,7 +56,7 @@ class Cursor(Protocol):
 
 @runtime_checkable
 class LevelCursor(Cursor, Protocol):
-    """A cursor that finds out about many nodes as fast as about one."""
+    """A cursor that finds out about many nodes as fast as about one; has a state for every node."""
 
     def prepare(self, states: Sequence[Any], scores: Sequence[float]) -> None:
         """Called before the first state is expanded; the others may be next, best first."""

@@ -14,7 +14,7 @@ from math import log2
 from time import perf_counter
 from typing import Protocol
 
-from selfspec.records import MODEL, Candidate, Evidence, Likely, StepRecord
+from selfspec.records import DRAFT_MODEL, Candidate, Evidence, Likely, StepRecord
 
 __all__ = ["DraftModelCursor", "ModelText", "Pace"]
 
@@ -25,7 +25,7 @@ _SURE = (0.75, 0.9, 0.97)
 _LEAST = 1 / 128
 _MAX_BIN = 6
 # The rank of what was not named is 0, so that statistics leave it out.
-_UNNAMED = Evidence(MODEL, rank=0, probability_bin=_MAX_BIN)
+_UNNAMED = Evidence(DRAFT_MODEL, rank=0, probability_bin=_MAX_BIN)
 
 
 class ModelText(Protocol):
@@ -183,4 +183,4 @@ def _bins(chance: float) -> tuple[int, int]:
 
 @lru_cache(maxsize=1024)
 def _evidence(rank: int, probability_bin: int, sureness: int) -> Evidence:
-    return Evidence(MODEL, 0, rank, sureness, probability_bin)
+    return Evidence(DRAFT_MODEL, 0, rank, sureness, probability_bin)

@@ -68,7 +68,7 @@ def test_a_level_is_read_in_one_forward():
     assert pace.scores[0] == [1.0]
     assert pace.scores[1] == sorted(pace.scores[1], reverse=True)
     assert pace.readings[0] == 2  # The prompt is not counted.
-    assert {kind.source for kinds in tree.evidence[1:] for kind in kinds} == {"model"}
+    assert {kind.source for kinds in tree.evidence[1:] for kind in kinds} == {"draft model"}
 
 
 def test_what_was_accepted_is_not_read_again():
