@@ -21,6 +21,8 @@ _PRIOR_SHARE = 0.7
 _WITHOUT_EVERY = 32
 # After so many steps in which nothing seemed to pay, one forward is tried.
 _TRY_EVERY = 32
+# A forward that is far off counts as this many times the mean at most.
+_FAR = 1.5
 # A forward over more tokens catches up with the text and tells nothing of what a level costs.
 _LEVEL = 16
 
@@ -86,14 +88,19 @@ class Pacing:
             return True
         return self._share.value * promised * self._token.value > self._forward.value
 
-    def observe_forward(self, seconds: float, num_tokens: int) -> None:
-        """Takes in what a draft model's forward over so many tokens took."""
+    def observe_forward(self, seconds: float, num_tokens: int) -> float:
+        """Takes in what a draft model's forward over so many tokens took.
+
+        Returns the seconds that are set against it: a slow moment of the machine is not its fault.
+        """
         self._num_unread = 0
         if num_tokens > _LEVEL:
-            return
+            return seconds
         if self._forward is None:
             self._forward = MeanRatio(seconds, weight=1.0)
+        seconds = min(seconds, _FAR * self._forward.value)
         self._forward.observe(seconds, 1)
+        return seconds
 
     def observe_step(self, step: PacedStep) -> None:
         """Takes in what a step took and brought."""

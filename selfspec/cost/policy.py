@@ -190,9 +190,8 @@ class MeasuredBudget:
 
     def observe_reading(self, seconds: float, num_tokens: int) -> None:
         """Learns what the draft model's forward took."""
-        self._reading += seconds
         if self._pacing is not None:
-            self._pacing.observe_forward(seconds, num_tokens)
+            self._reading += self._pacing.observe_forward(seconds, num_tokens)
 
     def observe(self, width: int, seconds: float, records: Sequence[StepRecord]) -> None:
         """Refines the curve; a try that brought nothing counts towards leaving drafting alone."""

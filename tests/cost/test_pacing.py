@@ -60,5 +60,13 @@ def test_what_was_learned_outlives_a_call():
     assert sum(levels_read(0.9, 0, 20, pacing)) <= 1
 
 
+def test_a_slow_moment_is_not_held_against_it():
+    pacing = Pacing()
+    before = sum(levels_read(0.05, 4, 30, pacing))
+    pacing.may_read(PLAIN)
+    assert pacing.observe_forward(50 * PLAIN, 1) < 0.1 * PLAIN
+    assert sum(levels_read(0.05, 4, 30, pacing)) > before / 2
+
+
 def test_without_a_draft_model_nothing_is_read():
     assert not MeasuredBudget(CostCurve({1: 1.0})).pays_to_read([1.0])
