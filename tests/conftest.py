@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import settings
+from rich.live import _RefreshThread
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from selfspec.cost import WIDTHS, CostCurve
@@ -58,6 +60,14 @@ def one_thread() -> Iterator[None]:
     yield
     if torch.get_num_threads() != 1:
         torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def no_bar_left() -> Iterator[None]:
+    """A bar that nobody stopped is drawn ten times a second, and slows down all later tests."""
+    yield
+    bars = [thread for thread in threading.enumerate() if isinstance(thread, _RefreshThread)]
+    assert all(bar.done.is_set() for bar in bars), "a progress bar must be stopped by its test"
 
 
 @pytest.fixture(autouse=True)

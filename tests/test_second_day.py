@@ -56,7 +56,9 @@ def tokens_kept(folder: Path) -> set[int]:
     return set(load_cache(folder / "memory").tables["lut"]["tokens"].tolist())
 
 
-@pytest.mark.parametrize(("ending", "status"), [("well", 0), ("error", 1)])
+@pytest.mark.parametrize(
+    ("ending", "status"), [("well", 0), pytest.param("error", 1, marks=pytest.mark.slow)]
+)
 def test_the_second_process_starts_warm(tmp_path, ending, status):
     folder = tmp_path / "mine"
     cold = finish(start(folder, 1, ending=ending), status)

@@ -194,13 +194,17 @@ class MeasuredBudget:
             self._reading += self._pacing.observe_forward(seconds, num_tokens)
 
     def observe(self, width: int, seconds: float, records: Sequence[StepRecord]) -> None:
-        """Refines the curve; a try that brought nothing counts towards leaving drafting alone."""
+        """Refines the curve; a try that brought nothing counts towards leaving drafting alone.
+
+        Drafts answer for what their width costs by the curve. A slow moment of the machine slows
+        plain steps too.
+        """
         self._curve.refine(width, seconds)
         tokens = sum(len(record.committed_ids) for record in records) / max(len(records), 1)
-        saved = tokens * self._curve.seconds(1) - seconds if width > 1 else 0.0
-        self._ledger.observe(seconds, saved)
+        plain, taken = self._curve.seconds(1), self._curve.seconds(width)
+        self._ledger.observe(seconds, tokens * plain - taken if width > 1 else 0.0)
         if self._pacing is not None:
-            self._pacing.observe_step(self._paced_step(seconds, records))
+            self._pacing.observe_step(self._paced_step(taken, records))
         if self._looks:
             self._cool_down.observe(sum(record.num_accepted for record in records))
         for record in records:

@@ -108,7 +108,8 @@ def build(tokenizer, model) -> Callable[..., dict[str, bytes]]:
         bars = bars or Bars(Console(quiet=True))
         options = options or BuildOptions(max_memory=10_000, save_seconds=0)
         builder = Builder(recipe, tokenizer, lambda: model, bars, options, model_name="tiny")
-        builder.run(output)
+        with bars:
+            builder.run(output)
         return {path.name: path.read_bytes() for path in output.iterdir()}
 
     return run

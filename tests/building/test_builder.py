@@ -146,7 +146,7 @@ def test_an_interrupted_count_reads_on_and_not_again(tmp_path, build, lines, mon
     assert started[0][1]["done"] == 6
 
 
-@pytest.mark.parametrize("max_memory", [1, 3_000, 10**8])
+@pytest.mark.parametrize("max_memory", [pytest.param(1, marks=pytest.mark.slow), 3_000, 10**8])
 def test_memory_and_workers_change_no_byte(tmp_path, build, lines, max_memory):
     keys = {"data": str(lines), "form": "paragraph"}
     whole = build(tmp_path / "one", **keys)
@@ -262,6 +262,7 @@ def whole(tmp_path, build, lines, monkeypatch, tokenizer):
     return build(tmp_path / "whole", data=str(lines), **PARAGRAPHS)
 
 
+@pytest.mark.slow
 def test_kill_9_in_the_middle_and_going_on(tmp_path, lines, build, whole):
     with start(lines, tmp_path / "cache", waits=True) as process:
         for _ in range(5):
@@ -275,6 +276,7 @@ def test_kill_9_in_the_middle_and_going_on(tmp_path, lines, build, whole):
     assert build(tmp_path / "cache", data=str(lines), **PARAGRAPHS) == whole
 
 
+@pytest.mark.slow
 def test_two_processes_in_one_place_leave_one_whole_cache(tmp_path, lines, whole):
     with start(lines, tmp_path / "cache", waits=True) as first:
         assert first.stdout.readline() == "moved\n"
@@ -296,6 +298,7 @@ def test_many_processes_at_once(tmp_path, lines, whole):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", lines.name, "whole"]
 
 
+@pytest.mark.slow
 def test_workers_end_with_a_build_that_is_killed(tmp_path):
     """A worker without its parent is nobody's."""
     code = (

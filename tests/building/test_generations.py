@@ -43,7 +43,8 @@ def generate(folder, model, tokenizer, *, batches=None, kill=None, **keys):
             kill(stage)
         prompts = [each and np.array(each, np.uint32) for each in PROMPTS[stage.documents :]]
         if not stage.finished:
-            stage.run(iter(prompts), Bars(Console(quiet=True)).stage("generating", None))
+            with Bars(Console(quiet=True)) as bars:
+                stage.run(iter(prompts), bars.stage("generating", None))
         lines = (work.folder / "generations.jsonl").read_text().splitlines()
         memory = spec.memory(vocab_size(model))
         return [json.loads(line) for line in lines], memory.tables(), memory.calibration.rows()

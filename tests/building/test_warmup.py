@@ -31,7 +31,6 @@ def read(folder, model, *, moves=None, error=KeyboardInterrupt, save_seconds=0.0
     spec = SelfSpec()
     with open_work_folder(folder / "c", {}, restart=False) as work:
         warmup = Warmup(work, recipe(**keys), model, spec, save_seconds=save_seconds)
-        bar = Bars(Console(quiet=True)).stage("reading", None)
         if moves is not None:
             forward, left = warmup._read, [moves]
 
@@ -43,7 +42,8 @@ def read(folder, model, *, moves=None, error=KeyboardInterrupt, save_seconds=0.0
 
             warmup._read = stopping
         if not warmup.finished:
-            warmup.run(iter(documents(warmup.documents)), bar)
+            with Bars(Console(quiet=True)) as bars:
+                warmup.run(iter(documents(warmup.documents)), bars.stage("reading", None))
         return warmup, spec.memory(vocab_size(model)).tables()
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from eval.benches import registry
 
 TASKS = ("writing", "qa", "translation")
 
@@ -14,6 +18,15 @@ TASKS = ("writing", "qa", "translation")
 def _no_user_folder(tmp_path_factory, monkeypatch):
     """Cost curves go to a folder of the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("home")))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _library_read_once() -> Iterator[None]:
+    """To cut questions from the whole library takes seconds."""
+    made = functools.cache(registry._MADE_HERE["code-stdlib"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(registry._MADE_HERE, "code-stdlib", made)
+        yield
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ def test_on_a_gpu_the_allocator_has_its_say():
         (200, 40, 16),
         (100, 100, 64),
         (17, 120, 16),
-        (17, 300, 16),
+        pytest.param(17, 300, 16, marks=pytest.mark.slow),
     ],
 )
 def test_ours_holds_no_more_than_stock_and_a_tree(model, num_prompt, num_new, width):

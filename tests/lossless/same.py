@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -22,6 +22,15 @@ MODES = {"greedy": GREEDY, "sample": SAMPLE}
 def slow(*values: Any) -> Any:
     """Parameters of a case that is left out by default."""
     return pytest.param(*values, marks=pytest.mark.slow)
+
+
+# architectures whose attention differs most, for what hardly hangs on it
+FEW = ("llama", "gemma3", "gpt2", "qwen3-moe", "phi3", "deepseek-v3", "gpt-oss")
+
+
+def few(names: Iterable[str]) -> list[Any]:
+    """Parameters of a test of architectures, of which only some are tried by default."""
+    return [name if name in FEW else slow(name) for name in names]
 
 
 # two of the four by default

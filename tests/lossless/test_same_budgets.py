@@ -10,7 +10,7 @@ from selfspec.machine.measured import Measured
 from selfspec.plugin import call
 from selfspec.run.costs import Costs
 from tests.fakes import prompt, tiny_model
-from tests.lossless.same import GREEDY, MODES, ROWS_AND_MODES, doubting, run, run_both
+from tests.lossless.same import GREEDY, MODES, ROWS_AND_MODES, doubting, few, run, run_both
 from tests.zoo import BRANCHING
 
 
@@ -35,7 +35,7 @@ def test_whatever_a_forward_costs(curve: CostCurve, num_rows: int, mode: str) ->
     run_both(model, inputs, spec, drafts=False, **MODES[mode])
 
 
-@pytest.mark.parametrize("name", BRANCHING)
+@pytest.mark.parametrize("name", few(BRANCHING))
 def test_measured_on_every_architecture(name: str) -> None:
     model, inputs = tiny_model(name), prompt(3)
     spec = SelfSpec(budget="measured", max_nodes=64)

@@ -30,6 +30,7 @@ from tests.lossless.same import (
     assert_same_ids,
     assert_same_kv,
     doubting,
+    few,
     knowing,
     late_token,
     run,
@@ -42,7 +43,6 @@ from tests.lossless.test_same_kv import WINDOWED, answered, cache_of
 from tests.recorder import use_recorders
 from tests.zoo import BRANCHING
 
-FEW = ("llama", "gemma3", "gpt2", "qwen3-moe", "phi3", "deepseek-v3", "gpt-oss")
 FIXED: dict[str, Any] = {"budget": "fixed", "max_nodes": 16}  # hangs on no clock
 NOT_CAPTURED = {"llama4": "it scales its queries by their column in the KV"}
 
@@ -61,7 +61,7 @@ def run_graphs(model: Any, inputs: dict[str, Any], spec: SelfSpec | None = None,
 
 
 @pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
-@pytest.mark.parametrize("name", [n if n in FEW else slow(n) for n in BRANCHING])
+@pytest.mark.parametrize("name", few(BRANCHING))
 def test_every_architecture(name: str, num_rows: int, mode: str, log: list[str]) -> None:
     model, inputs = tiny_model(name), prompt(num_rows)
     both = run_both(model, inputs, **ending(model, inputs, MODES[mode]))
@@ -88,7 +88,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("num_rows", [slow(1), 3])
 def test_processors_and_limits(num_rows: int, options: dict[str, Any], log: list[str]) -> None:
     drafts = options.get("max_new_tokens", NUM_NEW) > 2
     run_graphs(tiny_model("gemma3"), prompt(num_rows), drafts=drafts, **options)
@@ -113,7 +113,7 @@ def test_texts_that_cross_length_buckets(
     run_graphs(tiny_model(name), prompt(num_rows), max_new_tokens=300, **SAMPLE)
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("num_rows", [1, slow(3)])
 @pytest.mark.parametrize("kind", ["bare", "configured"])
 @pytest.mark.parametrize("name", [n for n in WINDOWED if n not in NOT_CAPTURED])
 def test_a_chat_on_one_cache(name: str, kind: str, num_rows: int, log: list[str]) -> None:
@@ -150,7 +150,7 @@ def test_branches_ride_along(num_rows: int, log: list[str]) -> None:
     assert both.stats.queries_per_step > 25
 
 
-@pytest.mark.parametrize("forward", ["auto", "eager"])
+@pytest.mark.parametrize("forward", ["auto", slow("eager")])
 @pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 def test_overlap_changes_neither_text_nor_steps_nor_what_is_learned(
     num_rows: int, mode: str, forward: str, log: list[str]
@@ -195,6 +195,7 @@ def test_each_call_starts_from_clean_slots(log: list[str]) -> None:
         assert both.stats.forward == "graph"
 
 
+@pytest.mark.slow
 def test_slots_that_moved_void_what_was_captured(log: list[str]) -> None:
     """Three rows need new slots; then one row asks for the very shapes of before."""
     model = tiny_model()

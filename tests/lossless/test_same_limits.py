@@ -128,7 +128,7 @@ def test_num_return_sequences(num_rows: int, num_sequences: int) -> None:
 
 
 @pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
-@pytest.mark.parametrize("length", [1, 2, 3, 60])
+@pytest.mark.parametrize("length", [1, slow(2), slow(3), 60])
 @pytest.mark.parametrize("name", ["llama", "mistral", "llama4", "gemma3", "gpt2", "gpt-oss"])
 def test_prompts_of_any_length(name: str, length: int, num_rows: int, mode: str) -> None:
     """A single token; and many times the window."""

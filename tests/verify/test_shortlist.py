@@ -93,7 +93,7 @@ def test_where_many_are_equal(warpers, num_tokens, seed):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("num_tokens", [8192, 128_256])
+@pytest.mark.parametrize("num_tokens", [8192, pytest.param(128_256, marks=pytest.mark.slow)])
 def test_something_is_said_nearly_always(warpers, num_tokens):
     said = [check(some_logits(num_tokens, seed), warpers) for seed in range(60)]
     assert sum(said) >= 58
