@@ -37,7 +37,8 @@ from eval.options import add_drafting, add_questions, described, drafting_knobs
 from eval.report.tables import Table
 from eval.runs.environment import short_name, versions
 from selfspec import SpecConfig
-from selfspec.run.streamed.budget import budget_in_bytes, kv_bytes
+from selfspec.machine.amounts import amount_in_bytes
+from selfspec.run.streamed.budget import kv_bytes
 
 __all__ = ["main"]
 
@@ -110,7 +111,7 @@ def _budget(options: argparse.Namespace, max_memory: str) -> tuple[int, int]:
     dtype, stored = DTYPES[options.dtype], config.dtype or torch.float32
     weights = sum(file.stat().st_size for file in files) * dtype.itemsize // stored.itemsize
     kv = kv_bytes(config, options.max_length, dtype.itemsize)
-    return budget_in_bytes(max_memory, weights + kv), kv
+    return amount_in_bytes(max_memory, weights + kv), kv
 
 
 def _answered(job: Job) -> Result:

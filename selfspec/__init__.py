@@ -34,6 +34,7 @@ from selfspec.records import DraftTree, StepRecord
 from selfspec.stats import GenerationStats
 
 if TYPE_CHECKING:
+    from selfspec.batch import Answer, generate_many
     from selfspec.plugin import (
         LutRecorder,
         SelfSpec,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from selfspec.run.streamed import load_streamed
 
 __all__ = [
+    "Answer",
     "AttachError",
     "BuildError",
     "CacheCardError",
@@ -73,6 +75,7 @@ __all__ = [
     "WeightsError",
     "attach",
     "detach",
+    "generate_many",
     "hub_folder",
     "load_streamed",
 ]
@@ -88,6 +91,10 @@ def __getattr__(name: str) -> Any:
         from selfspec.run import streamed
 
         return streamed.load_streamed
+    if name in ("Answer", "generate_many"):
+        from selfspec import batch
+
+        return getattr(batch, name)
     from selfspec import plugin
 
     return getattr(plugin, name)

@@ -22,8 +22,7 @@ from selfspec.records import DraftTree, Queries, StepRecord, TopK
 from selfspec.run.backend import Backend
 from selfspec.stats import GenerationStats
 from selfspec.verify.logits import as_read, fits_at_once, top_k
-from selfspec.verify.transcript import Transcript
-from selfspec.verify.verifier import Verifier
+from selfspec.verify.verifier import BatchVerifier
 
 __all__ = ["Decoder", "top_k_of"]
 
@@ -32,43 +31,34 @@ Listener = Callable[[StepRecord], None]
 
 @dataclass
 class Decoder:
-    """Decodes a batch to its end. One instance serves one call."""
+    """Decodes a batch to its end, or a step at a time while rows come and go."""
 
     backend: Backend
-    verifier: Verifier
+    verifier: BatchVerifier
     rows: list[Row]  # Those that still decode, in the order of the forward.
-    memory: Memory
     config: SpecConfig
     stats: GenerationStats
     budget: Budget = field(default_factory=FixedBudget)
     device: Device = field(default_factory=CpuDevice)
     listeners: Sequence[Listener] = ()
 
-    @property
-    def transcript(self) -> Transcript:
-        """What has been committed so far."""
-        return self.verifier.transcript
-
     def start(self, prompt_logits: torch.Tensor) -> None:
         """Commits the tokens that the prompt's forward yields, from its last logits (B, V)."""
-        self._lap = perf_counter()
-        trees = [DraftTree.of_root(row.last_token) for row in self.rows]
-        records, tops, _ = self._verify(trees, prompt_logits[:, None])
-        self.stats.num_new_tokens += len(records)
-        self.stats.num_prompt_tokens_out += len(records)
-        self.device.join()
-        self._learn(records, tops)
-        self._time("learn")
-        self._tell(records)
+        self._start(self.rows, prompt_logits)
+
+    def add(self, row: Row, prompt_logits: torch.Tensor) -> None:
+        """Starts one more row, from its last logits (1, V); the backend must have it already."""
+        self.rows.append(row)
+        self._start([row], prompt_logits)
 
     def run(self) -> None:
         """Steps until every row has stopped."""
-        while not self.transcript.all_done:
-            self._drop_done_rows()
+        while not self.verifier.all_done:
+            self.drop_done_rows()
             self.step()
 
-    def step(self) -> None:
-        """One forward and all that belongs to it."""
+    def step(self) -> list[StepRecord]:
+        """One forward and all that belongs to it; returns what came of each row."""
         self._lap = perf_counter()
         trees, queries = self._draft()
         self._time("draft")
@@ -76,15 +66,43 @@ class Decoder:
         self._time("layout")
         logits = self.backend.forward(layout)
         seconds = self._time("forward")
-        records, tops, verify_seconds = self._verify(trees, logits)
+        records, tops, verify_seconds = self._verify(self.rows, trees, logits)
         if logits.is_cuda:  # A GPU's forward ends where its outcome is first read.
             seconds += verify_seconds
         width = max(len(asked.tokens) for asked in queries)
         self._commit(records)
-        self._learn(records, tops)
+        self._learn(self.rows, records, tops)
         self.budget.observe(width, seconds, records)
         for record in records:
             self.stats.count_step(record)
+        self._time("learn")
+        self._tell(records)
+        return records
+
+    def drop_done_rows(self) -> list[Row]:
+        """Rows that walk alone leave the batch when they stop; those that move together stay.
+
+        Returns the rows that left. The last rows move into their places, so that few are moved.
+        """
+        if self.verifier.moves_together:
+            return []
+        done = [self.verifier.is_done(row.index) for row in self.rows]
+        if not any(done):
+            return []
+        left = [row for row, has_left in zip(self.rows, done, strict=True) if has_left]
+        live = _without_gaps(done)
+        self.rows = [self.rows[i] for i in live]
+        self.backend.keep_rows(live)
+        return left
+
+    def _start(self, rows: list[Row], prompt_logits: torch.Tensor) -> None:
+        self._lap = perf_counter()
+        trees = [DraftTree.of_root(row.last_token) for row in rows]
+        records, tops, _ = self._verify(rows, trees, prompt_logits[:, None])
+        self.stats.num_new_tokens += len(records)
+        self.stats.num_prompt_tokens_out += len(records)
+        self.device.join()
+        self._learn(rows, records, tops)
         self._time("learn")
         self._tell(records)
 
@@ -94,7 +112,7 @@ class Decoder:
         A row that only waits for the others gets the pads that are sure to come.
         """
         max_nodes = self.backend.max_width(self.budget.max_nodes(self.config.max_nodes))
-        padded = [self.transcript.is_padded(row.index) for row in self.rows]
+        padded = [self.verifier.is_padded(row.index) for row in self.rows]
         trees = [
             self._grow(row, 1 if pads else max_nodes, self.budget.search(max_nodes))
             for row, pads in zip(self.rows, padded, strict=True)
@@ -110,23 +128,23 @@ class Decoder:
 
     def _grow(self, row: Row, max_nodes: int, pays: Callable[[float], bool] | None) -> DraftTree:
         """A tree that is no deeper than the row's text may still grow."""
-        noise = self.verifier.chooser.noise_ahead(row.index, self.transcript)
-        return row.draft(max_nodes, self.transcript.max_depth(row.index), pays, noise)
+        noise = self.verifier.noise_ahead(row.index)
+        return row.draft(max_nodes, self.verifier.max_depth(row.index), pays, noise)
 
     def _add_pads(self, padded: list[DraftTree], trees: list[DraftTree]) -> None:
         """Makes some trees chains of pads, as deep as the deepest of all."""
         deepest = max(max(tree.depths) for tree in trees) if padded else 0
         for tree in padded:
             for node in range(deepest):
-                tree.add(node, self.transcript.pad_token_id, 1.0)
+                tree.add(node, self.verifier.pad_token_id, 1.0)
 
     def _branch_depth(self, row: Row) -> int:
         """How many tokens of a branch are worth asking about; none of a row that has stopped."""
-        stopped = self.transcript.done[row.index]
-        return 0 if stopped else self.transcript.max_depth(row.index)
+        stopped = self.verifier.is_done(row.index)
+        return 0 if stopped else self.verifier.max_depth(row.index)
 
     def _verify(
-        self, trees: list[DraftTree], logits: torch.Tensor
+        self, rows: list[Row], trees: list[DraftTree], logits: torch.Tensor
     ) -> tuple[list[StepRecord], Fetched | None, float]:
         """The walks, the tables on their way, and the seconds.
 
@@ -136,16 +154,17 @@ class Decoder:
             logits = as_read(logits)
         self.verifier.read(logits)
         seconds = self._time("verify")
-        tops = self._fetch_tops(logits)
+        tops = self._fetch_tops(logits, rows[0].memory)
         seconds += self._time("learn")
-        records = self.verifier.verify([row.index for row in self.rows], trees)
+        records = self.verifier.verify([row.index for row in rows], trees)
         return records, tops, seconds + self._time("verify")
 
-    def _fetch_tops(self, logits: torch.Tensor) -> Fetched | None:
-        if not self.memory.learns:
+    def _fetch_tops(self, logits: torch.Tensor, memory: Memory) -> Fetched | None:
+        """The tables to learn from; all rows learn alike, so any row's memory will do."""
+        if not memory.learns:
             return None
         with self.device.side(logits):
-            return self.device.fetch(*top_k(logits, self.memory.top_k))
+            return self.device.fetch(*top_k(logits, memory.top_k))
 
     def _commit(self, records: list[StepRecord]) -> None:
         """Moves the KV beside what the CPU does until the next forward, which waits for it."""
@@ -154,24 +173,15 @@ class Decoder:
         self.device.join()
         self._time("commit")
 
-    def _learn(self, records: list[StepRecord], fetched: Fetched | None) -> None:
+    def _learn(self, rows: list[Row], records: list[StepRecord], fetched: Fetched | None) -> None:
         if fetched is not None:
             tops = _tables(*fetched.get())
-            for index, (row, record) in enumerate(zip(self.rows, records, strict=True)):
+            for index, (row, record) in enumerate(zip(rows, records, strict=True)):
                 record.top = tops.at((index, slice(len(record.tree))))
-                row.take_branches(record, tops, index, self.memory)
-                self.memory.calibration.observe(record)
-        for row, record in zip(self.rows, records, strict=True):
+                row.take_branches(record, tops, index)
+                row.memory.calibration.observe(record)
+        for row, record in zip(rows, records, strict=True):
             row.observe(record)
-
-    def _drop_done_rows(self) -> None:
-        """Rows that walk alone leave the batch when they stop; those that move together stay."""
-        if self.verifier.chooser.moves_together:
-            return
-        live = [i for i, row in enumerate(self.rows) if not self.transcript.done[row.index]]
-        if len(live) < len(self.rows):
-            self.rows = [self.rows[i] for i in live]
-            self.backend.keep_rows(live)
 
     def _tell(self, records: list[StepRecord]) -> None:
         for listener in self.listeners:
@@ -191,6 +201,17 @@ def top_k_of(logits: torch.Tensor, k: int) -> TopK:
     """The K likeliest next tokens that `logits` (..., V) tell, with their probabilities."""
     ids, probabilities = top_k(logits, k)
     return _tables(ids.cpu(), probabilities.cpu())
+
+
+def _without_gaps(gaps: Sequence[bool]) -> list[int]:
+    """The indices that are no gaps, the last ones moved into the gaps.
+
+    >>> _without_gaps([False, True, False, False])
+    [0, 3, 2]
+    """
+    kept = [index for index, is_gap in enumerate(gaps) if not is_gap]
+    behind = [index for index in kept if index >= len(kept)]
+    return [behind.pop() if gaps[index] else index for index in range(len(kept))]
 
 
 def _tables(ids: torch.Tensor, probabilities: torch.Tensor) -> TopK:

@@ -229,7 +229,6 @@ class Run:
             backend=self.backend,
             verifier=Verifier(chooser or self.greedy(), self.transcript),
             rows=[Row.open(i, p, self.memory, self.config) for i, p in enumerate(self.prompts)],
-            memory=self.memory,
             config=self.config,
             stats=self.stats,
             budget=self.budget,

@@ -37,6 +37,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "engine": _ENGINE,
     "store": {"draft", "errors", "machine", "records"},
     "plugin": _ENGINE | {"engine", "store"},
+    "batch": {*_ENGINE, "engine", "plugin"},
     "building": {*_ENGINE, "engine", "plugin", "store"},
     "cli": EVERYTHING,
     "": EVERYTHING,  # selfspec/__init__.py

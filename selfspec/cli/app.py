@@ -3,38 +3,36 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from selfspec.cli.batch import batch
 from selfspec.cli.cache import cache as cache_commands
 from selfspec.cli.group import Commands
 from selfspec.cli.log import Verbose
+from selfspec.cli.opened import checked, loaded
 from selfspec.cli.options import (
     CacheFolder,
     DraftModelName,
     Knobs,
     MaxNewTokens,
-    ModelOptions,
     RememberFolder,
     RunOptions,
     Sampling,
     checked_config,
     unfolds,
 )
-from selfspec.cli.waiting import working
-from selfspec.config import SpecConfig
 
 if TYPE_CHECKING:
-    from selfspec.cli.writer import Writer
+    pass
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(cache_commands)
+app.command()(batch)
 
 
 def main() -> None:
@@ -90,8 +88,8 @@ def demo(
     verbose: Verbose = False,
 ) -> None:
     """Watch drafts being accepted, then see the same text timed against stock generate()."""
-    config = _checked(loading, knobs)
-    with _loaded(loading, sampling, max_new_tokens, cache) as writer:
+    config = checked(loading, knobs)
+    with loaded(loading, sampling, max_new_tokens, cache) as writer:
         from selfspec.cli.demo import Demo
         from selfspec.cli.snippets import named
 
@@ -122,8 +120,8 @@ def chat(
 
     if loading.model is None:
         check_template(None, None)
-    config = _checked(loading, knobs, draft_model)
-    with _loaded(
+    config = checked(loading, knobs, draft_model)
+    with loaded(
         loading,
         sampling,
         max_new_tokens,
@@ -172,11 +170,11 @@ def generate(
         write_continuation,
     )
 
-    config = _checked(loading, knobs, draft_model)
+    config = checked(loading, knobs, draft_model)
     check_output(output)
     expected = read_prediction(prediction)
     text = read_prompt(file)
-    with _loaded(
+    with loaded(
         loading, sampling, max_new_tokens, cache, remember=remember, draft_model=draft_model
     ) as writer:
         spec = writer.new_spec(config)
@@ -208,64 +206,10 @@ def profile(
     check_options(loading)
     check_output(output)
     forward = checked_config(forward=forward).forward
-    with _loaded(loading, Sampling(), 1, None) as writer:
+    with loaded(loading, Sampling(), 1, None) as writer:
         from selfspec.cli.profile import measured, print_curve, write_curve
 
         about, curve = measured(writer.model, context, batch, forward)
     print_curve(curve, about)
     if output is not None:
         write_curve(output, curve, about)
-
-
-def _checked(loading: ModelOptions, knobs: Knobs, draft_model: str | None = None) -> SpecConfig:
-    """The knobs. Every option is checked that can be checked before torch is imported."""
-    from selfspec.cli.loading import check_options
-
-    check_options(loading, draft_model)
-    return knobs.config()
-
-
-@contextmanager
-def _loaded(
-    loading: RunOptions,
-    sampling: Sampling,
-    max_new_tokens: int,
-    cache: str | None,
-    *,
-    remember: str | None = None,
-    draft_model: str | None = None,
-    chats: bool = False,
-) -> Iterator[Writer]:
-    """The model, loaded and ready to write; transformers' own messages are off meanwhile."""
-    with ExitStack() as stack:
-        with working(f"Loading {loading.model or 'the embedded model'}"):
-            from selfspec.cli.loading import (
-                check_template,
-                load_draft_model,
-                load_model,
-                load_tokenizer,
-                quiet,
-            )
-            from selfspec.cli.writer import Writer
-            from selfspec.store import (
-                MemoryFolder,
-                check_tokenizer,
-                load_cache,
-                tokenizer_info,
-            )
-
-            # What the model is loaded for is quick to read, so its faults are told first.
-            held = None if cache is None else load_cache(cache)
-            kept = None if remember is None else MemoryFolder(remember)
-            stack.enter_context(quiet())
-            tokenizer = load_tokenizer(loading)
-            if chats:
-                check_template(loading.model, tokenizer.chat_template)
-            if held is not None:
-                check_tokenizer("--cache", held.tokenizer, tokenizer_info(tokenizer))
-            if kept is not None:
-                kept.check_tokenizer(tokenizer_info(tokenizer))
-            loaded = load_model(loading, tokenizer)
-            small = None if draft_model is None else load_draft_model(draft_model, loading)
-            writer = Writer(loaded, sampling, max_new_tokens, held, remember, small)
-        yield writer

@@ -95,8 +95,11 @@ def load_tokenizer(options: ModelOptions) -> Any:
     return _attempt(source, "tokenizer", lambda: AutoTokenizer.from_pretrained(source))
 
 
-def load_model(options: ModelOptions, tokenizer: Any) -> Loaded:
-    """Loads the model, in the dtype and onto the device that the options name."""
+def load_model(options: ModelOptions, tokenizer: Any, num_tokens: int = 2048) -> Loaded:
+    """Loads the model, in the dtype and onto the device that the options name.
+
+    Within a memory, the keys and values of so many tokens are set aside.
+    """
     from selfspec import load_streamed
 
     device = _device(options.device)
@@ -105,7 +108,9 @@ def load_model(options: ModelOptions, tokenizer: Any) -> Loaded:
 
     def load() -> Any:
         if isinstance(options, RunOptions) and (amount := options.max_memory) is not None:
-            return load_streamed(source, max_memory=amount, dtype=dtype, device=device)
+            return load_streamed(
+                source, max_memory=amount, max_length=num_tokens, dtype=dtype, device=device
+            )
         return _whole_model(source, dtype, device)
 
     model = _attempt(source, "model", load)

@@ -152,10 +152,11 @@ class Writer:
                 past_key_values=kv,
                 return_dict_in_generate=True,
                 max_new_tokens=max_new_tokens or self.max_new_tokens,
-                **self._choice(),
+                **self.choice(),
             )
 
-    def _choice(self) -> dict[str, Any]:
+    def choice(self) -> dict[str, Any]:
+        """How the next token is chosen, as arguments of `generate()`."""
         temperature = self.sampling.temperature
         if temperature is None:
             return {}

@@ -125,6 +125,10 @@ class MeasuredBudget:
         self._search: WidthSearch | None = None  # The one that grew the last tree.
         self._ledger = Ledger()
 
+    def use(self, curve: CostCurve) -> None:
+        """From now on forwards cost what this curve says: rows have come or gone."""
+        self._curve = curve
+
     def max_nodes(self, allowed: int) -> int:
         """Twice the widest step that was timed; 1 until plain steps were, and while drafts lose.
 

@@ -31,6 +31,7 @@ class Row:
     cursors: list[Cursor]
     grower: TreeGrower
     branches: Branches
+    memory: Memory
 
     @classmethod
     def open(
@@ -52,7 +53,7 @@ class Row:
         grower = TreeGrower(cursors, config, calibration.probability, calibration.trust)
         num_branches = config.num_branches if memory.learns else 0
         branches = Branches(token_ids, num_branches, config.branch_length)
-        return cls(index, token_ids[-1] if token_ids else 0, cursors, grower, branches)
+        return cls(index, token_ids[-1] if token_ids else 0, cursors, grower, branches, memory)
 
     def draft(
         self,
@@ -70,7 +71,7 @@ class Row:
             return tree
         return self.branches.ride(tree, max_depth)
 
-    def take_branches(self, record: StepRecord, tops: TopK, index: int, memory: Memory) -> None:
+    def take_branches(self, record: StepRecord, tops: TopK, index: int) -> None:
         """Learns what the model said behind the branches' tokens.
 
         `tops` are a batch's, with this row's at `index`. What the model says behind a branch is as
@@ -84,7 +85,7 @@ class Row:
             return
         first = len(record.tree)
         top = tops.at((index, slice(first, first + len(pairs))))
-        memory.observe_pairs(np.array(pairs, np.int64), top)
+        self.memory.observe_pairs(np.array(pairs, np.int64), top)
         record.num_branch_queries = len(pairs)
         record.grams = self.branches.take(top.ids[:, 0].tolist())
 

@@ -60,6 +60,7 @@ class Call:
     predictions: list[Prediction | None]  # One for each row.
     listeners: tuple[Any, ...] = ()
     draft_model: DraftModel | None = None
+    generator: torch.Generator | None = None  # Draws the tokens; None: the one that stock uses.
 
     @property
     def max_reach(self) -> int:
@@ -96,20 +97,21 @@ class Call:
             return self.decode_plainly(reason)
         self.stats.disabled_reason = prepared.ability.reason
         with prepared.reading():
-            prompt_logits, memory = self._read_prompt(memory_for)
+            prompt_logits, memory = self.read_prompt(memory_for)
         self.stats.packed_bytes = prepared.packed_bytes
         self.stats.table_bytes = memory.nbytes
         with prepared.decoding():
-            decoder = self._run(prepared, memory, prompt_logits)
-        decoder.transcript.end()
-        return self._result(decoder)
+            verifier = self._run(prepared, memory, prompt_logits)
+        verifier.transcript.end()
+        return self._result(verifier)
 
-    def _run(self, prepared: Prepared, memory: Memory, prompt_logits: torch.Tensor) -> Decoder:
-        """Puts the parts together and decodes to the end."""
+    def _run(self, prepared: Prepared, memory: Memory, prompt_logits: torch.Tensor) -> Verifier:
+        """Puts the parts together and decodes to the end; returns what holds the text."""
         backend = prepared.backend(self._prompt())
         try:
             device = device_for(prompt_logits.device, overlap=self.config.overlap)
-            decoder = self._decoder(prepared, backend, memory, device)
+            verifier = self.verifier(prepared.ability, device)
+            decoder = self._decoder(prepared, backend, memory, device, verifier)
             decoder.start(prompt_logits)
             decoder.run()
         finally:
@@ -120,7 +122,7 @@ class Call:
             backend.release()
         if self.stats.num_steps >= _STEPS_THAT_TEACH:
             prepared.costs.keep()
-        return decoder
+        return verifier
 
     def _count_plain(self, num_rows: int, num_new: int) -> None:
         self.stats.num_new_tokens += num_rows * num_new
@@ -128,7 +130,7 @@ class Call:
         self.stats.num_steps += num_rows * (num_new - 1)
         self.stats.num_nodes += num_rows * (num_new - 1)
 
-    def _read_prompt(self, memory_for: Callable[[int], Memory]) -> tuple[torch.Tensor, Memory]:
+    def read_prompt(self, memory_for: Callable[[int], Memory]) -> tuple[torch.Tensor, Memory]:
         """Runs the prompt and learns from it; returns its last logits (B, V), and what is learned.
 
         Afterwards the model's arguments stand for the first step.
@@ -159,19 +161,16 @@ class Call:
             self._visible(),
             self.model_kwargs,
             self.max_reach,
-            self._width,
+            self.width,
         )
 
     @property
-    def _width(self) -> int:
+    def width(self) -> int:
         """The most queries of a row in one forward."""
         return self.config.max_nodes + self.config.num_branches * self.config.branch_length
 
-    def _decoder(
-        self, prepared: Prepared, backend: Backend, memory: Memory, device: Device
-    ) -> Decoder:
-        ability = prepared.ability
-        chains = ability.mode == "chain"
+    def verifier(self, ability: Ability, device: Device) -> Verifier:
+        """What decides on the tokens, by the rules of this call, and keeps the text."""
         pad = self.generation_config._pad_token_tensor
         transcript = Transcript(
             self.input_ids,
@@ -180,13 +179,23 @@ class Call:
             pads_done_rows=has_eos_rule(self.stopping_criteria),
             streamer=self.streamer,
         )
+        return Verifier(self._chooser(ability, device), transcript)
+
+    def _decoder(
+        self,
+        prepared: Prepared,
+        backend: Backend,
+        memory: Memory,
+        device: Device,
+        verifier: Verifier,
+    ) -> Decoder:
+        chains = prepared.ability.mode == "chain"
         config = self.config.changed(top_k=1, num_branches=0) if chains else self.config
-        budget = self._budget(prepared, backend)
+        budget = self.budget(prepared, backend, len(self.input_ids))
         return Decoder(
             backend=backend,
-            verifier=Verifier(self._chooser(ability, device), transcript),
-            rows=self._rows(memory, config, budget),
-            memory=memory,
+            verifier=verifier,
+            rows=self.rows(memory, config, budget),
             config=config,
             stats=self.stats,
             budget=budget,
@@ -194,28 +203,35 @@ class Call:
             listeners=self.listeners,
         )
 
-    def _budget(self, prepared: Prepared, backend: Backend) -> Budget:
+    def budget(self, prepared: Prepared, backend: Backend, num_rows: int) -> Budget:
+        """What decides how wide the steps of so many rows are."""
         if self.config.budget == "threshold":
             return ThresholdBudget()
         if self.config.budget == "fixed":
             return FixedBudget()
         pacing = None if self.draft_model is None else self.draft_model.pacing
-        return MeasuredBudget(prepared.curve(backend, len(self.input_ids)), pacing)
+        return MeasuredBudget(prepared.curve(backend, num_rows), pacing)
 
     def _chooser(self, ability: Ability, device: Device) -> Chooser:
         """Rows walk their trees alone unless something asks for them to move together."""
         stops = row_stops(self.stopping_criteria)
-        if stops is None or self._moves_together(ability):
+        if stops is None or self._moves_together(ability, several=len(self.input_ids) > 1):
             return self._batch_chooser()
         if not self.logits_processor and not self.generation_config.do_sample:
             return GreedyChooser(stops, device)
-        tape = NoiseTape(len(self.input_ids)) if self.generation_config.do_sample else None
-        processors = for_rows(self.logits_processor, len(self.input_ids))
+        num_rows, samples = len(self.input_ids), self.generation_config.do_sample
+        tape = NoiseTape(num_rows, self.generator) if samples else None
+        processors = for_rows(self.logits_processor, num_rows)
         return ProcessedChooser(stops, [in_two(of_row) for of_row in processors], tape)
 
-    def _moves_together(self, ability: Ability) -> bool:
+    def goes_alone(self, ability: Ability) -> bool:
+        """Whether other prompts in the same forwards could change what this call does."""
+        if ability.mode != "tree" or row_stops(self.stopping_criteria) is None:
+            return True
+        return self._moves_together(ability, several=True)
+
+    def _moves_together(self, ability: Ability, *, several: bool) -> bool:
         config = self.generation_config
-        several = len(self.input_ids) > 1
         by_column = ability.attention is None or ability.attention.scale_period > 0
         returns_dict = config.return_dict_in_generate
         returns_cache = returns_dict or getattr(
@@ -241,7 +257,8 @@ class Call:
             keeps_logits=bool(config.return_dict_in_generate and config.output_logits),
         )
 
-    def _rows(self, memory: Memory, config: SpecConfig, budget: Budget) -> list[Row]:
+    def rows(self, memory: Memory, config: SpecConfig, budget: Budget) -> list[Row]:
+        """The rows as drafting sees them, behind a prompt that was read."""
         visible = self._visible()
         rows = []
         for index, tensor in enumerate(self.input_ids):
@@ -253,12 +270,12 @@ class Call:
             rows.append(Row.open(index, ids, memory, config, self.predictions[index], cursor))
         return rows
 
-    def _result(self, decoder: Decoder) -> Any:
-        sequences = decoder.transcript.sequences()
+    def _result(self, verifier: Verifier) -> Any:
+        sequences = verifier.transcript.sequences()
         config = self.generation_config
         if not config.return_dict_in_generate:
             return sequences
-        recorded: Any = decoder.verifier.chooser
+        recorded: Any = verifier.chooser
         output = SelfSpecOutput(
             sequences=sequences,
             scores=tuple(recorded.scores) if config.output_scores else None,

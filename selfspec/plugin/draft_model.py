@@ -10,7 +10,7 @@ from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.run.draft_model import DraftModel
 from selfspec.run.prepared import Forwards
 
-__all__ = ["check_draft_model", "check_pair", "new_draft_model"]
+__all__ = ["check_draft_model", "check_pair", "check_prompt", "new_draft_model"]
 
 # Sizes of vocabularies that differ by less are taken for one vocabulary with other padding.
 _PADDING = 1024
@@ -46,6 +46,15 @@ def check_pair(draft: Any, target: Any, forwards: Forwards) -> None:
         reason = str(ability.reason).partition(";")[0]
         raise UnsupportedError(
             f"draft_model must be able to read trees (got {type(draft).__name__}: {reason})"
+        )
+
+
+def check_prompt(num_tokens: int) -> None:
+    """Refuses a prompt of which a draft model can read nothing."""
+    if num_tokens == 0:
+        raise UnsupportedError(
+            "a draft model must be given the prompt as token ids, which it reads itself (got "
+            "inputs_embeds alone); pass input_ids, or leave the draft model out"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from selfspec.config import SpecConfig
@@ -25,7 +25,7 @@ from selfspec.store import (
 if TYPE_CHECKING:
     from selfspec.plugin.remember import Remembered
 
-__all__ = ["Persistent", "new_source", "restore"]
+__all__ = ["Persistent", "check_sources", "new_source", "restore"]
 
 P = TypeVar("P", bound="Persistent")
 
@@ -211,3 +211,14 @@ def _owner(known: TokenizerInfo | None, tokenizer: Any) -> TokenizerInfo:
             f"(got {given}); leave tokenizer= out"
         )
     return known or given  # type: ignore[return-value]
+
+
+def check_sources(sources: Sequence[Source]) -> None:
+    """Refuses what is no source, before the first call would fail on it."""
+    for source in sources:
+        for name in ("open", "observe_pairs", "copy"):
+            if not callable(getattr(source, name, None)):
+                raise ConfigError(
+                    f"extra_sources must have the methods of a Source (got {source!r:.80} without "
+                    f"{name}(); before version 0.2, observe_pairs was named observe_places)"
+                )

@@ -18,10 +18,15 @@ from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.memory import Memory
 from selfspec.draft.sources import Source
-from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
+from selfspec.errors import ConfigError, VocabularyError
 from selfspec.plugin.call import Call
-from selfspec.plugin.draft_model import check_draft_model, check_pair, new_draft_model
-from selfspec.plugin.persist import Persistent, new_source, restore
+from selfspec.plugin.draft_model import (
+    check_draft_model,
+    check_pair,
+    check_prompt,
+    new_draft_model,
+)
+from selfspec.plugin.persist import Persistent, check_sources, new_source, restore
 from selfspec.plugin.prediction import predictions_of
 from selfspec.plugin.remember import Remembered
 from selfspec.plugin.rules import plain_reason, refuse_unservable
@@ -71,7 +76,7 @@ class SelfSpec(Persistent):
     ) -> None:
         if config is not None and not isinstance(config, SpecConfig):
             raise ConfigError(f"config must be a SpecConfig (got {config!r})")
-        _check_sources(extra_sources)
+        check_sources(extra_sources)
         if draft_model is not None:
             check_draft_model(draft_model)
         self.config = config.changed(**knobs) if config is not None else SpecConfig.of(**knobs)
@@ -99,12 +104,10 @@ class SelfSpec(Persistent):
         self,
         model: Any,
         input_ids: torch.Tensor,
-        logits_processor: Any,
-        stopping_criteria: Any,
-        generation_config: Any,
+        *,
         prediction: Any = None,
         draft_model: Any = None,
-        **model_kwargs: Any,
+        **arguments: Any,
     ) -> Any:
         """The decoding loop, called by `generate(custom_generate=spec)`.
 
@@ -117,15 +120,40 @@ class SelfSpec(Persistent):
         """
         streamer = _argument_of_generate("streamer")
         assistant_model = _argument_of_generate("assistant_model")
-        refuse_unservable(model, generation_config)
         draft_model = assistant_model if draft_model is None else draft_model
-        predictions = predictions_of(
-            prediction,
-            len(input_ids),
-            generation_config.num_return_sequences or 1,
-            model.config,
+        call = self.open_call(
+            model,
+            input_ids,
+            prediction=prediction,
+            draft_model=draft_model,
+            streamer=streamer,
+            **arguments,
         )
-        call = Call(
+        try:
+            result = self._serve(call)
+        finally:  # A call that breaks off counts as far as it came.
+            self.count(call)
+        self.settle(call)  # A call that was refused has said it with its error.
+        return result
+
+    def open_call(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        *,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        prediction: Any = None,
+        draft_model: Any = None,
+        streamer: Any = None,
+        **model_kwargs: Any,
+    ) -> Call:
+        """The call that `generate()` asks for, checked; runs nothing yet."""
+        refuse_unservable(model, generation_config)
+        num_returned = generation_config.num_return_sequences or 1
+        predictions = predictions_of(prediction, len(input_ids), num_returned, model.config)
+        return Call(
             model,
             input_ids,
             logits_processor,
@@ -139,16 +167,18 @@ class SelfSpec(Persistent):
             self._listeners,
             self._new_draft_model(draft_model, model, input_ids),
         )
-        try:
-            result = self._serve(call)
-        finally:  # A call that breaks off counts as far as it came.
-            with self._lock:
-                self.stats = call.stats
-                self.total_stats = self.total_stats + call.stats
-        self._warn(model, call.stats)  # A call that was refused has said it with its error.
+
+    def count(self, call: Call) -> None:
+        """Takes in what a call did, whether it ended or broke off."""
+        with self._lock:
+            self.stats = call.stats
+            self.total_stats = self.total_stats + call.stats
+
+    def settle(self, call: Call) -> None:
+        """Says what a call that ended did not do as asked, and saves what is due."""
+        self._warn(call.model, call.stats)
         if self._remembered is not None:
             self._remembered.save_if_due()
-        return result
 
     def memory(self, vocab_size: int) -> Memory:
         """What is learned for a vocabulary, made where it is not there yet."""
@@ -192,12 +222,21 @@ class SelfSpec(Persistent):
         """What `model` can verify as it stands now; tried on first use."""
         return self._forwards.ability(model)
 
-    def _serve(self, call: Call) -> Any:
+    @property
+    def forwards(self) -> Forwards:
+        """How each model is run."""
+        return self._forwards
+
+    def plain_reason(self, call: Call) -> str | None:
+        """Why a call has to be decoded plainly, as far as that shows without a forward."""
         reason = plain_reason(call.model, call.generation_config, call.model_kwargs, call.max_reach)
-        if reason is None and self.config.strict:  # refuses before any forward where it can
+        if reason is None and self.config.strict:
             attention = attention_for_trees(call.model)
             reason = attention if isinstance(attention, str) else None
-        if reason is not None:
+        return reason
+
+    def _serve(self, call: Call) -> Any:
+        if (reason := self.plain_reason(call)) is not None:
             return call.decode_plainly(reason)
         start = perf_counter()
         ability = self.ability(call.model)
@@ -205,7 +244,7 @@ class SelfSpec(Persistent):
             return call.decode_plainly(ability.reason or "")
         with self._forwards.prepare(call.model, self.config) as prepared:
             call.stats.seconds["prepare"] += perf_counter() - start  # type: ignore[assignment]
-            result = call.decode(prepared, self._request_memory)
+            result = call.decode(prepared, self.request_memory)
         self._forwards.count(call.model, call.stats.num_new_tokens)
         return result
 
@@ -227,18 +266,15 @@ class SelfSpec(Persistent):
         draft = self.draft_model if given is None else given
         if draft is None:
             return None
-        if input_ids.shape[1] == 0:
-            raise UnsupportedError(
-                "a draft model must be given the prompt as token ids, which it reads itself (got "
-                "inputs_embeds alone); pass input_ids, or leave the draft model out"
-            )
+        check_prompt(input_ids.shape[1])
         checked = self._drafting_for.setdefault(model, WeakSet())
         if draft not in checked:
             check_pair(draft, model, self._forwards)
             checked.add(draft)
         return new_draft_model(draft, model, self._forwards, self.config.top_k)
 
-    def _request_memory(self, vocab_size: int) -> Memory:
+    def request_memory(self, vocab_size: int) -> Memory:
+        """What one call works on, by the learning scope."""
         return self.memory(vocab_size).for_request(self.config.learning)
 
     def _new_memory(self, vocab_size: int) -> Memory:
@@ -260,14 +296,3 @@ def _argument_of_generate(name: str) -> Any:
     """
     frame = sys._getframe(2)
     return frame.f_locals.get(name) if frame.f_code.co_name == "generate" else None
-
-
-def _check_sources(sources: Sequence[Source]) -> None:
-    """Refuses what is no source, before the first call would fail on it."""
-    for source in sources:
-        for name in ("open", "observe_pairs", "copy"):
-            if not callable(getattr(source, name, None)):
-                raise ConfigError(
-                    f"extra_sources must have the methods of a Source (got {source!r:.80} without "
-                    f"{name}(); before version 0.2, observe_pairs was named observe_places)"
-                )

@@ -31,6 +31,7 @@ from selfspec.run.graphs.kept import KeptRunner
 from selfspec.run.graphs.runner import StaticRunner
 from selfspec.run.packed import PackedWeights
 from selfspec.run.probe import Ability, probe
+from selfspec.run.rows_backend import RowsBackend
 from selfspec.run.streamed import is_streamed
 
 __all__ = ["Forwards", "Prepared", "Prompt", "profile"]
@@ -79,6 +80,11 @@ class Prepared:
     reason: str | None = None
 
     @property
+    def kind(self) -> str:
+        """How forwards are run that are not captured, as `GenerationStats.forward` names it."""
+        return "packed" if self.packed else "streamed" if self.is_streamed else "eager"
+
+    @property
     def packed_bytes(self) -> int:
         """What second copies of weights take, or a little more."""
         return self.packed.num_bytes if self.packed else 0
@@ -95,11 +101,9 @@ class Prepared:
 
     def backend(self, prompt: Prompt) -> Backend:
         """What runs the forwards behind a prompt that was read."""
-        kind = "packed" if self.packed else "streamed" if self.is_streamed else "eager"
         if self.ability.mode == "chain":
-            return ChainBackend(
-                self.model, prompt.cache, prompt.input_ids, prompt.model_kwargs, kind=kind
-            )
+            ids, kwargs = prompt.input_ids, prompt.model_kwargs
+            return ChainBackend(self.model, prompt.cache, ids, kwargs, kind=self.kind)
         if self.runner is not None:
             try:
                 return self._graph_backend(self.runner, prompt)
@@ -108,7 +112,14 @@ class Prepared:
                 _refuse_if_strict(self.config, self.reason)
         room = prompt.room(_MIN_ROOM)
         arguments = self._arguments(prompt)
-        return TreeBackend(self.model, *arguments, room=room, reach=prompt.reach, kind=kind)
+        return TreeBackend(self.model, *arguments, room=room, reach=prompt.reach, kind=self.kind)
+
+    def rows_backend(self, max_rows: int, max_bytes: int | None) -> RowsBackend:
+        """What runs the forwards of rows that come and go, never as captured graphs."""
+        assert self.ability.attention is not None
+        return RowsBackend(
+            self.model, self.ability.attention, max_rows=max_rows, max_bytes=max_bytes
+        )
 
     def curve(self, backend: Backend, num_rows: int) -> CostCurve:
         """What a forward of each width costs, as far as it is known; runs nothing."""

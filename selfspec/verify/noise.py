@@ -36,14 +36,16 @@ class NoiseTape:
 
     Same ids, same generator state behind them. Rows of a batch reach a step at different times, so
     a step's noise is drawn when the first row gets there and kept until the last one has used it.
+    With a `generator` it is drawn from that one, else from the one that stock draws from.
     """
 
-    def __init__(self, num_rows: int) -> None:
+    def __init__(self, num_rows: int, generator: torch.Generator | None = None) -> None:
         self._num_rows = num_rows
+        self._generator = generator
         self._first_kept = 0
         self._kept: list[_Noise] = []
         self._like: torch.Tensor | None = None  # Scores that say what noise is drawn for.
-        self._foresight = _Foresight()
+        self._foresight = _Foresight(generator or torch.default_generator)
 
     def draw(self, scores: torch.Tensor, row: int, step: int) -> int:
         """Row `row`'s token of step `step`, out of its processed `scores` (V,)."""
@@ -81,7 +83,7 @@ class NoiseTape:
         while step >= self._first_kept + len(self._kept):
             foreseen = self._foresight.come_true(like)
             self._like = like.new_empty(0, like.shape[-1])
-            self._kept.append(foreseen or _next_noise(self._num_rows, like))
+            self._kept.append(foreseen or _next_noise(self._num_rows, like, self._generator))
         return self._kept[step - self._first_kept]
 
 
@@ -116,14 +118,15 @@ def _next_noise(
 
 
 class _Foresight:
-    """Noise that was drawn before its time, from a twin of stock's generator on a CPU.
+    """Noise that was drawn before its time, from a twin of a generator on a CPU.
 
-    Stock's own generator moves only when a step comes true, for scores such as were expected, and
+    The generator itself moves only when a step comes true, for scores such as were expected, and
     only if nobody else has drawn from it or seeded it in the meantime. Otherwise what was foreseen
     is thrown away.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
         self._twin = torch.Generator("cpu")
         self._foreseen: list[_Noise] = []
         self._states: list[torch.Tensor] = []  # Before each of them, and behind the last.
@@ -134,7 +137,7 @@ class _Foresight:
         if index >= _FARTHEST or (index + 1) * num_rows * like.shape[-1] > _MOST_NUMBERS:
             return None
         if not self._states:
-            self._states.append(torch.default_generator.get_state())
+            self._states.append(self._generator.get_state())
             self._twin.set_state(self._states[0])
             self._kind = _kind_of(like)
         while index >= len(self._foreseen):
@@ -149,11 +152,11 @@ class _Foresight:
             self._states.clear()  # The generator moves on without it.
             return None
         del self._states[0]
-        torch.default_generator.set_state(self._states[0])
+        self._generator.set_state(self._states[0])
         return self._foreseen.pop(0)
 
     def _is_as_foreseen(self, like: torch.Tensor) -> bool:
-        state = torch.default_generator.get_state()
+        state = self._generator.get_state()
         return self._kind == _kind_of(like) and torch.equal(self._states[0], state)
 
 

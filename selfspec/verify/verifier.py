@@ -1,22 +1,67 @@
-"""One verifier for rows that walk their trees alone and for rows that move together.
+"""Walks down the trees of a batch and commits what the model says on the way.
 
-Walks down the trees of a batch and commits what the model says on the way. Knows neither where
-trees come from, nor what becomes of the KV.
+`Verifier` serves the rows of one call, whether they walk alone or move together. `RowVerifiers`
+serves rows of many calls that come and go. Neither knows where trees come from, nor what becomes
+of the KV.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
-from selfspec.records import DraftTree, StepRecord
+from selfspec.records import DraftTree, NoiseAhead, StepRecord
 from selfspec.verify.choosers import Chooser, Visit
 from selfspec.verify.transcript import Transcript
 from selfspec.verify.walk import walk
 
-__all__ = ["Verifier"]
+__all__ = ["BatchVerifier", "RowVerifiers", "Verifier"]
+
+
+class BatchVerifier(Protocol):
+    """What the engine asks about the rows of a batch, which it names by their index."""
+
+    @property
+    def moves_together(self) -> bool:
+        """Do all rows get each token at once? Then none may leave before the others."""
+        ...
+
+    @property
+    def pad_token_id(self) -> int:
+        """What rows that stopped are filled up with, where rows move together."""
+        ...
+
+    @property
+    def all_done(self) -> bool:
+        """Has every row stopped?"""
+        ...
+
+    def is_done(self, row: int) -> bool:
+        """Has a row stopped?"""
+        ...
+
+    def is_padded(self, row: int) -> bool:
+        """Does a row get nothing but pads from now on?"""
+        ...
+
+    def max_depth(self, row: int) -> int:
+        """How many drafts can still be committed to a row."""
+        ...
+
+    def noise_ahead(self, row: int) -> NoiseAhead | None:
+        """The noise that a row's next tokens will be drawn with; None where it is not known."""
+        ...
+
+    def read(self, logits: torch.Tensor) -> None:
+        """Takes the logits (B, Q, V) of a step."""
+        ...
+
+    def verify(self, rows: Sequence[int], trees: Sequence[DraftTree]) -> list[StepRecord]:
+        """What came of each tree, by the logits that were read; `rows` are the rows they are of."""
+        ...
 
 
 @dataclass
@@ -29,6 +74,37 @@ class Verifier:
 
     chooser: Chooser
     transcript: Transcript
+
+    @property
+    def pad_token_id(self) -> int:
+        """What rows that stopped are filled up with."""
+        return self.transcript.pad_token_id
+
+    @property
+    def moves_together(self) -> bool:
+        """Do all rows get each token at once?"""
+        return self.chooser.moves_together
+
+    @property
+    def all_done(self) -> bool:
+        """Has every row stopped?"""
+        return self.transcript.all_done
+
+    def is_done(self, row: int) -> bool:
+        """Has a row stopped?"""
+        return self.transcript.done[row]
+
+    def is_padded(self, row: int) -> bool:
+        """Does a row get nothing but pads from now on?"""
+        return self.transcript.is_padded(row)
+
+    def max_depth(self, row: int) -> int:
+        """How many drafts can still be committed to a row."""
+        return self.transcript.max_depth(row)
+
+    def noise_ahead(self, row: int) -> NoiseAhead | None:
+        """The noise that a row's next tokens will be drawn with; None where it is not known."""
+        return self.chooser.noise_ahead(row, self.transcript)
 
     def read(self, logits: torch.Tensor) -> None:
         """Takes the logits (B, Q, V) of a step, and asks the device for what the walk needs."""
@@ -56,3 +132,62 @@ class Verifier:
         paths = walk([trees[index] for index in group], commit)
         for index, path, ids in zip(group, paths, zip(*committed, strict=True), strict=True):
             yield StepRecord(row=rows[index], tree=trees[index], path=path, committed_ids=[*ids])
+
+
+class RowVerifiers:
+    """The verifiers of rows that come and go, each of which is a call of its own.
+
+    Each row has its own rules, its own text and its own random numbers. So what a row says does
+    not depend on the rows beside it.
+    """
+
+    moves_together = False
+    pad_token_id = 0
+
+    def __init__(self) -> None:
+        self._of_row: dict[int, Verifier] = {}
+        self._logits = torch.empty(0)
+
+    def add(self, row: int, verifier: Verifier) -> None:
+        """Takes in a row; the verifier knows it as its only one."""
+        self._of_row[row] = verifier
+
+    def remove(self, row: int) -> Verifier:
+        """Gives back the verifier of a row, with what was committed to it."""
+        return self._of_row.pop(row)
+
+    @property
+    def all_done(self) -> bool:
+        """Has every row stopped?"""
+        return all(verifier.all_done for verifier in self._of_row.values())
+
+    def is_done(self, row: int) -> bool:
+        """Has a row stopped?"""
+        return self._of_row[row].is_done(0)
+
+    def is_padded(self, row: int) -> bool:
+        """False: no row waits for the others."""
+        return False
+
+    def max_depth(self, row: int) -> int:
+        """How many drafts can still be committed to a row."""
+        return self._of_row[row].max_depth(0)
+
+    def noise_ahead(self, row: int) -> NoiseAhead | None:
+        """The noise that a row's next tokens will be drawn with; None where it is not known."""
+        return self._of_row[row].noise_ahead(0)
+
+    def read(self, logits: torch.Tensor) -> None:
+        """Takes the logits (B, Q, V) of a step."""
+        self._logits = logits
+
+    def verify(self, rows: Sequence[int], trees: Sequence[DraftTree]) -> list[StepRecord]:
+        """What came of each tree, by the logits that were read; `rows` are the rows they are of."""
+        records = []
+        for index, (row, tree) in enumerate(zip(rows, trees, strict=True)):
+            verifier = self._of_row[row]
+            verifier.read(self._logits[index : index + 1])
+            (record,) = verifier.verify([0], [tree])
+            record.row = row
+            records.append(record)
+        return records

@@ -9,7 +9,7 @@ import pytest
 import selfspec
 from selfspec.cli import generate as generate_module
 
-COMMANDS = ("demo", "chat", "generate")
+COMMANDS = ("demo", "chat", "generate", "batch")
 _HELP = """
 import sys
 from selfspec.cli import main

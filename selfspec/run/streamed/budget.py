@@ -5,18 +5,15 @@ Knows sizes in bytes; nothing of tensors or files.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from selfspec.errors import ConfigError
 
-__all__ = ["NUM_BUFFERS", "Sizes", "budget_in_bytes", "choose_streamed", "kv_bytes"]
+__all__ = ["NUM_BUFFERS", "Sizes", "choose_streamed", "kv_bytes"]
 
 # While a layer is computed in one buffer, the next one is read into the other.
 NUM_BUFFERS = 2
-_UNITS = {"": 1, "k": 1, "m": 2, "g": 3, "t": 4}
-_AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:(%)|([kmgt]?)(i?)b)\s*", re.IGNORECASE)
 
 
 class Sizes(NamedTuple):
@@ -39,26 +36,6 @@ class Sizes(NamedTuple):
         buffer = NUM_BUFFERS * max(self.buffers[index] for index in streamed)
         resident = sum(size for i, size in enumerate(self.layers) if i not in streamed)
         return self.fixed + resident + buffer + self.scratch
-
-
-def budget_in_bytes(max_memory: int | str, whole: int) -> int:
-    """Reads a budget: bytes, or text such as ``"2GB"``, ``"500MiB"`` or ``"25%"`` of the whole.
-
-    >>> budget_in_bytes("1.5GB", 0), budget_in_bytes("2 KiB", 0), budget_in_bytes("25%", 400)
-    (1500000000, 2048, 100)
-    """
-    if isinstance(max_memory, str) and (match := _AMOUNT.fullmatch(max_memory)):
-        number, percent, unit, binary = match.groups()
-        if percent:
-            return int(whole * float(number) / 100)
-        thousand, power = (1024 if binary else 1000), _UNITS[unit.lower()] if unit else 0
-        return int(float(number) * thousand**power)
-    if isinstance(max_memory, int) and not isinstance(max_memory, bool) and max_memory > 0:
-        return max_memory
-    raise ConfigError(
-        "max_memory must be a number of bytes, or text such as '2GB', '500MB' or '25%' "
-        f"(got {max_memory!r})"
-    )
 
 
 def choose_streamed(sizes: Sizes, may_stream: Sequence[int], max_bytes: int) -> tuple[int, ...]:

@@ -14,7 +14,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from selfspec.errors import ConfigError, UnsupportedError, WeightsError
-from selfspec.run.streamed.budget import Sizes, budget_in_bytes, choose_streamed, kv_bytes
+from selfspec.machine.amounts import amount_in_bytes
+from selfspec.run.streamed.budget import Sizes, choose_streamed, kv_bytes
 from selfspec.run.streamed.buffers import new_buffers
 from selfspec.run.streamed.checkpoint import Piece, find_files, open_shards, pieces_of
 from selfspec.run.streamed.files import Shard
@@ -71,7 +72,7 @@ def load_streamed(
         pieces = pieces_of(model, shards)
         layers = _Layers.of(model, pieces)
         sizes = layers.sizes(model, max_length)
-        budget = budget_in_bytes(max_memory, sizes.whole)
+        budget = amount_in_bytes(max_memory, sizes.whole)
         streamed = choose_streamed(sizes, layers.may_stream, budget)
         _load(model, pieces, {n for i in streamed for n in layers.weights[i]}, device)
         if streamed:

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfspec import ConfigError
+from selfspec.machine.amounts import amount_in_bytes
 from selfspec.run.streamed.budget import (
     NUM_BUFFERS,
     Sizes,
-    budget_in_bytes,
     choose_streamed,
     kv_bytes,
 )
@@ -35,13 +35,13 @@ from tests.fakes import new_model, prompt
     ],
 )
 def test_amounts(text, amount):
-    assert budget_in_bytes(text, 1000) == amount
+    assert amount_in_bytes(text, 1000) == amount
 
 
 @pytest.mark.parametrize("text", ["", "2", "GB", "2PB", "-1GB", "2 GB each", "%", 0, -5, True, 1.5])
 def test_what_is_no_amount(text):
     with pytest.raises(ConfigError, match="max_memory must be a number of bytes, or text"):
-        budget_in_bytes(text, 1000)
+        amount_in_bytes(text, 1000)
 
 
 def sizes(number: int, *, fixed: int = 100) -> Sizes:

@@ -1,0 +1,81 @@
+"""`generate_many`: the answers to any number of prompts, as they finish."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from selfspec.batch.answer import Answer
+from selfspec.batch.prompts import Prompt, encoded
+from selfspec.batch.schedule import Scheduler
+from selfspec.batch.session import Session
+from selfspec.errors import AttachError
+from selfspec.plugin.spec import SelfSpec
+
+__all__ = ["generate_many"]
+
+
+def generate_many(
+    model: Any,
+    tokenizer: Any,
+    prompts: Iterable[Prompt],
+    *,
+    assistant: SelfSpec | None = None,
+    max_rows: int = 8,
+    max_memory: int | str | None = None,
+    seed: int | None = None,
+    scheduler: Scheduler | None = None,
+    **generate_kwargs: Any,
+) -> Iterator[Answer]:
+    """Answers many prompts over one model; yields each `Answer` as soon as it is complete.
+
+    Rows of a batch come and go: when a text ends, the next prompt takes its place without waiting
+    for the others. Each text is what `generate()` gives for that prompt alone.
+
+    Args:
+        model: A causal language model of transformers; it need not be attached.
+        tokenizer: Its tokenizer.
+        prompts: Texts, lists of messages, or token ids. Up to 256 are taken ahead of the answers.
+        assistant: The `SelfSpec` that drafts and learns; a new one by default.
+        max_rows: The most texts that are written at the same time. More: better use of each
+            forward, as long as the device computes faster than it reads weights.
+        max_memory: What the keys and values of all texts may take, in bytes or as text such as
+            ``"2GB"``. A prompt starts only if it fits with its whole answer. None: no limit.
+        seed: For sampling: prompt `i` is drawn as after ``torch.manual_seed(seed + i)``. None:
+            the seeds come from torch's generator.
+        scheduler: Chooses which waiting prompts start; by default those that came first.
+        generate_kwargs: What `generate()` takes, such as ``max_new_tokens=64``, for all prompts.
+
+    Raises:
+        UnsupportedError: A prompt, or what is asked of `generate()`, can't be served, or a prompt
+            does not fit into `max_memory`. Answers that are complete were yielded before.
+    """
+    if assistant is not None and not isinstance(assistant, SelfSpec):
+        raise AttachError(f"assistant must be a SelfSpec (got {assistant!r:.80})")
+    session = Session(
+        model,
+        tokenizer,
+        SelfSpec() if assistant is None else assistant,
+        max_rows=max_rows,
+        max_memory=max_memory,
+        scheduler=scheduler,
+    )
+    return _answers(session, tokenizer, prompts, seed, generate_kwargs)
+
+
+def _answers(
+    session: Session,
+    tokenizer: Any,
+    prompts: Iterable[Prompt],
+    seed: int | None,
+    generate_kwargs: dict[str, Any],
+) -> Iterator[Answer]:
+    numbered = enumerate(prompts)
+    while True:
+        for index, prompt in islice(numbered, session.num_wanted):
+            own_seed = None if seed is None else seed + index
+            session.submit(index, encoded(prompt, tokenizer), own_seed, generate_kwargs)
+        if session.is_empty:
+            return
+        yield from session.work()

@@ -1,0 +1,114 @@
+"""A prompt that waits or runs: its call, and how much room it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from selfspec.batch.answer import Answer
+from selfspec.errors import UnsupportedError
+from selfspec.plugin.attach import refuse_paged, take_assistant_model, take_stop_strings
+from selfspec.plugin.call import Call
+from selfspec.plugin.prediction import encode_prediction
+from selfspec.plugin.spec import SelfSpec
+from selfspec.run.tree_kv import foreign_layer
+
+__all__ = ["Ticket"]
+
+# Arguments of `generate()` that belong to one call with prompts of its own.
+_OF_ONE_CALL = ("attention_mask", "custom_generate", "input_ids", "inputs_embeds", "streamer")
+
+
+@dataclass(eq=False)  # Each one is itself, whatever it holds.
+class Ticket:
+    """One prompt, with the call that `generate()` would make of it."""
+
+    index: int
+    ids: list[int]
+    seed: int | None  # None where nothing is drawn.
+    arguments: dict[str, Any]  # of `generate()`
+    call: Call
+    is_alone: bool  # Must it be decoded with no other prompt beside it?
+
+    @classmethod
+    def of(
+        cls,
+        index: int,
+        ids: Sequence[int],
+        seed: int | None,
+        model: Any,
+        tokenizer: Any,
+        spec: SelfSpec,
+        arguments: dict[str, Any],
+    ) -> Ticket:
+        """Lets `generate()` prepare the call, up to where it would decode; runs no forward."""
+        arguments = _prepared(arguments, model, tokenizer)
+        call: Call = model.generate(
+            **_inputs(ids, model), custom_generate=spec.open_call, **arguments
+        )
+        if len(call.input_ids) != 1:
+            raise UnsupportedError(
+                f"num_return_sequences must be 1 (got {len(call.input_ids)}); give the prompt "
+                "several times"
+            )
+        if call.generation_config.do_sample:
+            seed = int(torch.randint(2**63 - 1, ())) if seed is None else seed
+            call.generator = torch.Generator(call.input_ids.device).manual_seed(seed)
+        is_alone = spec.plain_reason(call) is not None or call.goes_alone(spec.ability(model))
+        is_alone = is_alone or foreign_layer(call.model_kwargs["past_key_values"]) is not None
+        return cls(index, list(ids), seed, arguments, call, is_alone)
+
+    @property
+    def need(self) -> int:
+        """How many columns of KV its row may come to need, the widest tree's among them."""
+        return int(self.call.generation_config.max_length) + self.call.width
+
+    def decode_alone(self, spec: SelfSpec) -> list[int]:
+        """Decodes the prompt with a call of its own; returns the new tokens."""
+        model = self.call.model
+        device = self.call.input_ids.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            if self.seed is not None:
+                torch.manual_seed(self.seed)
+            output = model.generate(
+                **_inputs(self.ids, model), custom_generate=spec, **self.arguments
+            )
+        self.call.stats = spec.stats
+        return list(output[0, len(self.ids) :].tolist())
+
+    def answer(self, ids: list[int], tokenizer: Any) -> Answer:
+        """What came of it."""
+        text = tokenizer.decode(ids, skip_special_tokens=True)
+        reason, stats = self._finish_reason(ids), self.call.stats
+        return Answer(self.index, text, ids, reason, len(self.ids), stats)
+
+    def _finish_reason(self, ids: list[int]) -> str:
+        config = self.call.generation_config
+        ends = getattr(config, "_eos_token_tensor", None)
+        if ids and ends is not None and ids[-1] in ends.flatten().tolist():
+            return "stop"
+        return "length" if len(self.ids) + len(ids) >= config.max_length else "stop"
+
+
+def _prepared(arguments: dict[str, Any], model: Any, tokenizer: Any) -> dict[str, Any]:
+    """The arguments as `generate(..., assistant=)` would hand them on."""
+    for name in _OF_ONE_CALL:
+        if arguments.get(name) is not None:
+            raise UnsupportedError(
+                f"{name} belongs to one call of generate() and can't be used for many prompts; "
+                "leave it out"
+            )
+    prepared = {**arguments, "tokenizer": tokenizer, "return_dict_in_generate": False}
+    refuse_paged(prepared)
+    take_assistant_model(prepared)
+    encode_prediction(prepared)
+    take_stop_strings(model, prepared)
+    return prepared
+
+
+def _inputs(ids: Sequence[int], model: Any) -> dict[str, torch.Tensor]:
+    input_ids = torch.tensor([list(ids)], device=model.device)
+    return {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}

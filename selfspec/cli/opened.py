@@ -1,0 +1,74 @@
+"""From a command's options to a model that is ready to write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from selfspec.cli.options import Knobs, ModelOptions, RunOptions, Sampling
+from selfspec.cli.waiting import working
+from selfspec.config import SpecConfig
+
+if TYPE_CHECKING:
+    from selfspec.cli.writer import Writer
+
+__all__ = ["checked", "loaded"]
+
+
+def checked(loading: ModelOptions, knobs: Knobs, draft_model: str | None = None) -> SpecConfig:
+    """The knobs. Every option is checked that can be checked before torch is imported."""
+    from selfspec.cli.loading import check_options
+
+    check_options(loading, draft_model)
+    return knobs.config()
+
+
+@contextmanager
+def loaded(
+    loading: RunOptions,
+    sampling: Sampling,
+    max_new_tokens: int,
+    cache: str | None,
+    *,
+    remember: str | None = None,
+    draft_model: str | None = None,
+    chats: bool = False,
+    num_tokens: int = 2048,
+) -> Iterator[Writer]:
+    """The model, loaded and ready to write; transformers' own messages are off meanwhile.
+
+    Under `--max-memory` the keys and values of `num_tokens` tokens are set aside.
+    """
+    with ExitStack() as stack:
+        with working(f"Loading {loading.model or 'the embedded model'}"):
+            from selfspec.cli.loading import (
+                check_template,
+                load_draft_model,
+                load_model,
+                load_tokenizer,
+                quiet,
+            )
+            from selfspec.cli.writer import Writer
+            from selfspec.store import (
+                MemoryFolder,
+                check_tokenizer,
+                load_cache,
+                tokenizer_info,
+            )
+
+            # What the model is loaded for is quick to read, so its faults are told first.
+            held = None if cache is None else load_cache(cache)
+            kept = None if remember is None else MemoryFolder(remember)
+            stack.enter_context(quiet())
+            tokenizer = load_tokenizer(loading)
+            if chats:
+                check_template(loading.model, tokenizer.chat_template)
+            if held is not None:
+                check_tokenizer("--cache", held.tokenizer, tokenizer_info(tokenizer))
+            if kept is not None:
+                kept.check_tokenizer(tokenizer_info(tokenizer))
+            model = load_model(loading, tokenizer, num_tokens)
+            small = None if draft_model is None else load_draft_model(draft_model, loading)
+            writer = Writer(model, sampling, max_new_tokens, held, remember, small)
+        yield writer

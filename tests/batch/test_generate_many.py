@@ -1,0 +1,177 @@
+"""Many prompts over few rows: each text is what `generate()` gives for that prompt alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from selfspec import AttachError, ConfigError, SelfSpec, UnsupportedError, generate_many
+from selfspec.batch.session import Session
+from selfspec.run.rows_backend import kv_bytes_per_token
+from tests.fakes import PAD, VOCAB, WildSource, tiny_model, tiny_tokenizer
+from tests.lossless.same import MODES, few
+
+LENGTHS = (9, 3, 31, 1, 14, 22, 5)
+EOS = [15, 26]
+
+
+def prompts(lengths: Sequence[int] = LENGTHS) -> list[list[int]]:
+    """Random ids, one of them the pad token, which means nothing here."""
+    dice = torch.Generator().manual_seed(5)
+    ids = [torch.randint(1, VOCAB, (length,), generator=dice).tolist() for length in lengths]
+    ids[0][3] = PAD
+    return ids
+
+
+def alone(model: Any, ids: list[int], seed: int, **options: Any) -> list[int]:
+    """The new tokens of stock's own call."""
+    torch.manual_seed(seed)
+    inputs = torch.tensor([ids])
+    output = model.generate(inputs, attention_mask=torch.ones_like(inputs), **options)
+    return output[0, len(ids) :].tolist()
+
+
+def wild(**knobs: Any) -> SelfSpec:
+    """Drafts that are right by chance alone, beside those of the sources, in trees of any shape."""
+    return SelfSpec(extra_sources=[WildSource()], budget="fixed", max_nodes=8, **knobs)
+
+
+def assert_as_alone(model: Any, given: list[list[int]], spec: SelfSpec, **options: Any) -> None:
+    answers = list(
+        generate_many(model, tiny_tokenizer(), given, assistant=spec, max_rows=3, seed=3, **options)
+    )
+    assert sorted(answer.index for answer in answers) == list(range(len(given)))
+    for answer in answers:
+        expected = alone(model, given[answer.index], 3 + answer.index, **options)
+        assert answer.ids == expected, f"prompt {answer.index}"
+        assert answer.stats.num_new_tokens == len(expected)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", few(["llama", "mistral", "gemma3", "gpt2", "deepseek-v3"]))
+def test_texts_are_those_of_each_prompt_alone(name: str, mode: str) -> None:
+    spec, options = wild(), {"max_new_tokens": 12, "eos_token_id": EOS, **MODES[mode]}
+    before = torch.get_rng_state()
+    assert_as_alone(tiny_model(name), prompts(), spec, **options)
+    assert spec.total_stats.num_calls == len(LENGTHS)
+    assert spec.total_stats.disabled_reason is None
+    assert spec.total_stats.num_nodes > spec.total_stats.num_steps
+    assert before.shape == torch.get_rng_state().shape
+
+
+@pytest.mark.parametrize("learning", ["request", "frozen"])
+def test_learning_scopes_and_processors(learning: str) -> None:
+    options = {"max_new_tokens": 8, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2}
+    assert_as_alone(tiny_model(), prompts(), wild(learning=learning), do_sample=True, **options)
+
+
+@pytest.mark.parametrize("name", ["bloom", "rwkv"])
+def test_models_that_share_no_forward_are_served_one_by_one(name: str) -> None:
+    assert_as_alone(
+        tiny_model(name), prompts(LENGTHS[:3]), SelfSpec(), do_sample=True, max_new_tokens=6
+    )
+
+
+def test_the_global_generator_is_left_alone() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    list(
+        generate_many(
+            tiny_model(), tiny_tokenizer(), prompts(), seed=0, do_sample=True, max_new_tokens=4
+        )
+    )
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_place_is_given_on_without_waiting() -> None:
+    """While one text is long, many short ones come and go beside it."""
+    session = Session(tiny_model(), tiny_tokenizer(), SelfSpec(), max_rows=2)
+    for index, ids in enumerate(prompts()):
+        session.submit(index, ids, None, {"max_new_tokens": 120 if index == 0 else 4})
+    order = []
+    while not session.is_empty:
+        order += [answer.index for answer in session.work()]
+    assert order[-1] == 0
+    assert sorted(order) == list(range(len(LENGTHS)))
+
+
+class Greedy:
+    """Wants everything at once, in the wrong order, and twice."""
+
+    def choose(self, waiting: Sequence[int], running: Sequence[int], room: int) -> list[int]:
+        return [*range(len(waiting) - 1, -1, -1), 0]
+
+
+def test_memory_is_never_exceeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, given = tiny_model("mistral"), prompts((20, 8, 12, 5, 20, 7, 9))
+    limit = kv_bytes_per_token(model) * 150
+    session = Session(
+        model, tiny_tokenizer(), wild(), max_rows=6, max_memory=limit, scheduler=Greedy()
+    )
+    taken, rows = [], []
+
+    def note(ticket: Any, prepared: Any, backend: Any) -> None:
+        start(ticket, prepared, backend)
+        reading = len(ticket.ids) * backend.bytes_per_token
+        taken.append(backend.kv.nbytes + reading)
+        rows.append(len(backend.kv.lengths))
+
+    start = session._start
+    monkeypatch.setattr(session, "_start", note)
+    for index, ids in enumerate(given):
+        session.submit(index, ids, None, {"max_new_tokens": 10 + index})
+    answers = []
+    while not session.is_empty:
+        answers += session.work()
+    assert max(taken) <= limit
+    assert max(rows) > 1
+    for answer in answers:
+        expected = alone(model, given[answer.index], 0, max_new_tokens=10 + answer.index)
+        assert answer.ids == expected
+    with pytest.raises(UnsupportedError, match=r"must fit into the 126 tokens of max_memory"):
+        session.submit(9, given[0], None, {"max_new_tokens": 110})
+    with pytest.raises(UnsupportedError, match=r"a prompt must fit into the 21 tokens"):
+        session.submit(9, given[0] + given[1], None, {"max_new_tokens": 2})
+
+
+def test_text_and_reasons_to_finish() -> None:
+    tokenizer, model = tiny_tokenizer(), tiny_model()
+    texts = ["the cat sat on", "that mat and then this other rat"]
+    answers = generate_many(model, tokenizer, texts, max_new_tokens=5, do_sample=False)
+    for answer in answers:
+        ids = tokenizer(texts[answer.index])["input_ids"]
+        assert answer.text == tokenizer.decode(alone(model, ids, 0, max_new_tokens=5))
+        assert answer.finish_reason == "length"
+        assert answer.num_prompt_tokens == len(ids)
+    (first,) = generate_many(model, tokenizer, texts[:1], max_new_tokens=5)
+    options = {"max_new_tokens": 5, "eos_token_id": first.ids[2]}
+    (stopped,) = generate_many(model, tokenizer, texts[:1], **options)
+    assert stopped.finish_reason == "stop"
+    assert stopped.ids == first.ids[: first.ids.index(first.ids[2]) + 1]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "error", "said"),
+    [
+        ([], {}, UnsupportedError, "at least one token"),
+        (7, {}, UnsupportedError, "a prompt must be text"),
+        ([{"role": "user", "content": "x"}], {}, UnsupportedError, "chat template"),
+        ("the", {"streamer": object()}, UnsupportedError, "streamer belongs to one call"),
+        ("the", {"num_beams": 2}, UnsupportedError, "beam search"),
+        (
+            "the",
+            {"num_return_sequences": 2, "do_sample": True},
+            UnsupportedError,
+            "num_return_sequences must be 1",
+        ),
+        ("the", {"max_rows": 0}, ConfigError, "max_rows must be"),
+        ("the", {"max_memory": "much"}, ConfigError, "max_memory must be a number of bytes"),
+        ("the", {"assistant": "you"}, AttachError, "assistant must be a SelfSpec"),
+    ],
+)
+def test_what_is_refused(prompt: Any, options: dict[str, Any], error: Any, said: str) -> None:
+    with pytest.raises(error, match=said):
+        list(generate_many(tiny_model(), tiny_tokenizer(), [prompt], **options))

@@ -1,0 +1,88 @@
+"""`RowsKV` against plain lists of which token lies in which column, while rows come and go."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from selfspec.run.rows_kv import RowsKV, bytes_per_token
+
+HEADS = (2, 1)  # of the two layers
+
+
+def written(cache: DynamicCache, stamps: list[list[int]]) -> list[torch.Tensor]:
+    """One forward's keys (B, H, Q, D), which carry each token's stamp; what the layers show."""
+    shown = []
+    for layer, heads in enumerate(HEADS):
+        keys = torch.tensor(stamps, dtype=torch.float64)[:, None, :, None]
+        keys = keys.expand(-1, heads, -1, 3).clone()
+        shown.append(cache.update(keys, -keys[..., :2], layer)[0])
+    return shown
+
+
+def prompt_of(stamps: list[int]) -> DynamicCache:
+    cache = DynamicCache()
+    written(cache, [stamps])
+    return cache
+
+
+def assert_holds(kv: RowsKV, cache: DynamicCache, texts: list[list[int]]) -> None:
+    """What each row shows in front of the next tree; behind its end nothing is NaN."""
+    if not texts:
+        return
+    for shown in written(cache, [[7] for _ in texts]):
+        assert not shown.isnan().any()
+        for row, text in enumerate(texts):
+            assert shown[row, :, : len(text), 0].tolist() == [text] * shown.shape[1]
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("max_tokens", [None, 300])
+def test_rows_keep_what_is_theirs(max_tokens: int | None, seed: int) -> None:
+    dice = random.Random(seed)
+    cache = prompt_of([1])
+    assert bytes_per_token(cache) == 8 * 3 * 5
+    kv = RowsKV(cache, ["a", "a"], max_rows=4, max_tokens=max_tokens)
+    texts: list[list[int]] = []
+    stamps = iter(range(1, 10**6))
+    for _ in range(30):
+        length = dice.randrange(1, 40)
+        need = length + dice.randrange(20, 60)
+        if dice.random() < 0.5 and kv.fits([*kv.needs, need]):
+            texts.append([next(stamps) for _ in range(length)])
+            kv.add_row(prompt_of(texts[-1]), need)
+        elif texts and dice.random() < 0.4:
+            left = dice.randrange(len(texts))
+            order = [i for i in range(len(texts)) if i != left]
+            if left < len(order):  # The last row moves into the gap.
+                order = order[:left] + order[-1:] + order[left:-1]
+            kv.keep_rows(order)
+            texts = [texts[i] for i in order]
+        elif texts and max(kv.lengths) + 3 <= min(kv.needs):
+            width = dice.randrange(1, 4)
+            trees = [[next(stamps) for _ in range(width)] for _ in texts]
+            written(cache, trees)
+            paths = [[0, *sorted(dice.sample(range(1, width), width // 2))] for _ in texts]
+            kv.commit(paths)
+            for text, tree, path in zip(texts, trees, paths, strict=True):
+                text += [tree[node] for node in path]
+        assert kv.lengths == [len(text) for text in texts]
+        assert max_tokens is None or kv.nbytes <= max_tokens * bytes_per_token(prompt_of([1]))
+        assert_holds(kv, cache, texts)
+
+
+def test_what_an_earlier_row_left_is_wiped_out() -> None:
+    """A model may say NaN, and 0 times NaN is NaN."""
+    cache = prompt_of([1])
+    kv = RowsKV(cache, ["a", "a"], max_rows=2, max_tokens=40)
+    ill = prompt_of([1, 2, 3, 4])
+    for layer in ill.layers:
+        layer.keys.fill_(float("nan"))
+    kv.add_row(ill, 20)
+    kv.keep_rows([])
+    kv.add_row(prompt_of([5]), 20)
+    kv.add_row(prompt_of([6, 7, 8, 9]), 20)
+    assert_holds(kv, cache, [[5], [6, 7, 8, 9]])
