@@ -115,18 +115,22 @@ class Session:
         """Starts the prompts that the scheduler chooses, as far as there is room for them."""
         backend = self._rows_backend(prepared)
         needs = backend.kv.needs
-        chosen = self._scheduler.choose(
-            [ticket.need for ticket in self._waiting], needs, self._room(needs)
-        )
-        if not needs and not chosen:
-            chosen = [0]  # Something must run.
-        tickets = [self._waiting[index] for index in dict.fromkeys(chosen)]
-        for ticket in tickets:
+        for ticket in self._chosen(needs):
             if backend.kv.fits([*backend.kv.needs, ticket.need]):
                 self._waiting.remove(ticket)
                 self._start(ticket, prepared, backend)
         if self._decoder is not None and isinstance(self._decoder.budget, MeasuredBudget):
             self._decoder.budget.use(prepared.curve(backend, len(self._running)))
+
+    def _chosen(self, needs: Sequence[int]) -> list[Ticket]:
+        """The prompts that the scheduler wants to start; one at least if none runs."""
+        if not self._waiting:
+            return []
+        waiting = [ticket.need for ticket in self._waiting]
+        chosen = self._scheduler.choose(waiting, needs, self._room(needs))
+        if not needs and not chosen:
+            chosen = [0]
+        return [self._waiting[index] for index in dict.fromkeys(chosen)]
 
     def _room(self, needs: Sequence[int]) -> int:
         """How many tokens are free beside the rows that run, which all take the longest's room."""
