@@ -110,7 +110,7 @@ def _memory_of_texts(writer: Writer, max_memory: str | None, max_rows: int) -> i
         return None
     from selfspec.run.rows_backend import kv_bytes_per_token
 
-    weights = sum(p.numel() * p.element_size() for p in writer.model.parameters())
+    weights: int = sum(p.numel() * p.element_size() for p in writer.model.parameters())
     set_aside = _TOKENS_A_ROW * (max_rows + 1) * kv_bytes_per_token(writer.model)
     return max(amount_in_bytes(max_memory, weights + set_aside) - weights, set_aside)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ import torch
 from selfspec import AttachError, ConfigError, SelfSpec, UnsupportedError, generate_many
 from selfspec.batch.session import Session
 from selfspec.run.rows_backend import kv_bytes_per_token
-from tests.fakes import PAD, VOCAB, WildSource, tiny_model, tiny_tokenizer
+from tests.fakes import PAD, VOCAB, WildSource, packs_here, tiny_model, tiny_tokenizer
 from tests.lossless.same import MODES, few
+from tests.streamed import load_tightly, saved_model
 
 LENGTHS = (9, 3, 31, 1, 14)
 EOS = [15, 26]
@@ -54,18 +56,36 @@ def assert_as_alone(model: Any, given: list[list[int]], spec: SelfSpec, **option
 @pytest.mark.parametrize("name", few(["llama", "mistral", "gemma3", "gpt2", "deepseek-v3"]))
 def test_texts_are_those_of_each_prompt_alone(name: str, mode: str) -> None:
     spec, options = wild(), {"max_new_tokens": 10, "eos_token_id": EOS, **MODES[mode]}
-    before = torch.get_rng_state()
     assert_as_alone(tiny_model(name), prompts(), spec, **options)
     assert spec.total_stats.num_calls == len(LENGTHS)
     assert spec.total_stats.disabled_reason is None
     assert spec.total_stats.num_nodes > spec.total_stats.num_steps
-    assert before.shape == torch.get_rng_state().shape
 
 
 @pytest.mark.parametrize("learning", ["request", "frozen"])
 def test_learning_scopes_and_processors(learning: str) -> None:
     options = {"max_new_tokens": 8, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2}
     assert_as_alone(tiny_model(), prompts(), wild(learning=learning), do_sample=True, **options)
+
+
+def test_a_draft_model_beside_many_prompts() -> None:
+    spec = wild(draft_model=tiny_model("gpt2"))
+    assert_as_alone(tiny_model(), prompts(LENGTHS[:4]), spec, do_sample=True, max_new_tokens=6)
+    assert spec.total_stats.num_draft_forwards > 4
+
+
+@pytest.mark.skipif(not packs_here(), reason="this torch packs no weights")
+def test_packed_weights() -> None:
+    spec = wild(forward="packed")
+    assert_as_alone(tiny_model(), prompts(LENGTHS[:4]), spec, do_sample=True, max_new_tokens=6)
+    assert spec.stats.forward == "packed"
+
+
+def test_streamed_weights(tmp_path: Path) -> None:
+    saved_model(tmp_path)
+    spec, model = wild(), load_tightly(tmp_path)
+    assert_as_alone(model, prompts(LENGTHS[:4]), spec, do_sample=True, max_new_tokens=6)
+    assert spec.stats.forward == "streamed"
 
 
 @pytest.mark.parametrize("name", ["bloom", "rwkv"])
