@@ -17,8 +17,8 @@ class Scheduler(Protocol):
     def choose(self, waiting: Sequence[int], running: Sequence[int], room: int) -> list[int]:
         """The indices of the waiting prompts to start now, in this order.
 
-        `waiting` and `running` are how many tokens each prompt and its answer may take together.
-        Rows that run together all take as much memory as the longest of them. `room` is how many
+        `waiting` and `running` are how many tokens each prompt may take with its answer and the
+        widest draft. Rows that run together all take as much memory as the longest. `room` is how many
         tokens are free beside those that run. What does not fit is left waiting, whatever is said
         here.
         """

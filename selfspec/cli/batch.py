@@ -46,14 +46,14 @@ def batch(
     loading: RunOptions,
     sampling: Sampling,
     knobs: Knobs,
-    input: Annotated[  # typer shows the name to the user
-        Path, typer.Argument(help="A file with one prompt a line, in JSON.", show_default=False)
+    prompts: Annotated[
+        Path, typer.Argument(metavar="INPUT", help="A file with one prompt a line, in JSON.")
     ],
-    output: Annotated[
+    answers: Annotated[
         Path,
         typer.Argument(
+            metavar="OUTPUT",
             help="Append the answers to this file. If it is there, the run goes on where it was.",
-            show_default=False,
         ),
     ],
     cache: CacheFolder = None,
@@ -67,13 +67,13 @@ def batch(
 ) -> None:
     """Answer a file of prompts, line by line; what was done is not done again."""
     config = checked(loading, knobs, draft_model)
-    files = BatchFiles(input, output)
+    files = BatchFiles(prompts, answers)
     files.check()
     if loading.max_memory is not None:
         amount_in_bytes(loading.max_memory, whole=1)
     done, total = files.done()
     if len(done) == total:
-        typer.echo(f"All {total} lines are answered in {output}.", err=True)
+        typer.echo(f"All {total} lines are answered in {answers}.", err=True)
         return
     with loaded(
         loading,
