@@ -18,9 +18,9 @@ class Scheduler(Protocol):
         """The indices of the waiting prompts to start now, in this order.
 
         `waiting` and `running` are how many tokens each prompt may take with its answer and the
-        widest draft. Rows that run together all take as much memory as the longest. `room` is how many
-        tokens are free beside those that run. What does not fit is left waiting, whatever is said
-        here.
+        widest draft. Rows that run together all take as much memory as the longest. `room` is how
+        many tokens are free beside those that run. What does not fit is left waiting, whatever is
+        said here.
         """
         ...
 
