@@ -84,7 +84,7 @@ def anchors_of(page: Path) -> set[str]:
 def test_the_readme_is_short() -> None:
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 150
-    assert sum(line.startswith("|--") for line in lines) <= 2
+    assert sum(line.startswith("|--") for line in lines) <= 3
 
 
 @pytest.mark.parametrize(

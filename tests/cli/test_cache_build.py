@@ -155,6 +155,7 @@ def test_help_answers_without_torch():
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
 
 
+@pytest.mark.slow
 def test_the_script_is_the_command(texts, tmp_path, plain_folder):
     command = [sys.executable, ROOT / "caches" / "build.py", tmp_path / "cache"]
     options = ["--model", plain_folder, "--data", texts, "--build", "ngrams"]

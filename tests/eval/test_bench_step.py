@@ -76,6 +76,7 @@ def test_the_whole_bench(bench):
     assert any("left out: transformers does not compile" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_random_text_is_drawn_hot(chat_folder, capsys):
     options = ["--model", chat_folder, "--text", "random", "--limit", "2", "--max-new-tokens", "8"]
     assert bench_step.main([*options, "--methods", "stock", "selfspec"]) == 0

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from eval import bench_streamed
 from eval.errors import EvalError
-from eval.methods.streamed_job import METHODS, Job, Result
+from eval.methods.streamed_job import METHODS, OURS, Job, Result
 from tests.streamed import least_memory, saved_model
 from tests.tiny import make_tokenizer
 
@@ -37,7 +37,9 @@ def bytes_of(amount: str) -> int:
     return int(amount.removesuffix("KB")) * 1000
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [pytest.param(m, marks=() if m == OURS else pytest.mark.slow) for m in METHODS]
+)
 def test_a_process_answers_within_a_budget(folder, method):
     budget = bytes_of(least_memory(folder, max_length=32))
     result = bench_streamed._answered(job(folder, method, max_memory=budget))

@@ -22,6 +22,7 @@ def test_a_call_runs_in_a_process_with_folders_of_its_own(chat_folder):
     assert not list(Path(os.environ["XDG_CACHE_HOME"]).iterdir())
 
 
+@pytest.mark.slow
 def test_a_call_that_fails_says_why(chat_folder):
     job = Job(chat_folder + "-missing", "stock", [5, 6, 7], 4, "float32", 1, {})
     with pytest.raises(EvalError, match=r"the call of 'stock' failed: .*-missing"):

@@ -81,7 +81,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
-@pytest.mark.parametrize("at", [slow(1), 2, 9])
+@pytest.mark.parametrize("at", [slow(1), 2, slow(9)])
 @pytest.mark.parametrize("error", [Broken, KeyboardInterrupt])
 @pytest.mark.parametrize("place", PLACES)
 def test_an_error_from_outside(

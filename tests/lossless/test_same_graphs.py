@@ -376,7 +376,7 @@ def test_autocast_is_no_part_of_a_graph_without(log: list[str]) -> None:
 # failures
 
 
-@pytest.mark.parametrize("fails_at", [1, 2, 3])
+@pytest.mark.parametrize("fails_at", [1, slow(2), slow(3)])
 @pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 def test_a_failed_capture_leaves_everything_whole(
     fails_at: int, num_rows: int, mode: str, monkeypatch: pytest.MonkeyPatch
@@ -508,6 +508,7 @@ def test_a_model_whose_capture_failed_can_be_dropped(monkeypatch: pytest.MonkeyP
     assert gone() is None
 
 
+@pytest.mark.slow
 def test_slots_take_little_more_than_the_stock_cache(log: list[str]) -> None:
     """At the length of the whole text: the same, and room for a tree, rounded up to 64."""
     model, inputs = tiny_model(), prompt(2, 200)

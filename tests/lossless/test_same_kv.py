@@ -182,7 +182,7 @@ def embedded(model: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Ten
 
 @pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("with_ids", [False, True], ids=["embeds", "embeds-and-ids"])
-@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "mistral", slow("gpt2"), slow("qwen3")])
 def test_inputs_embeds(name: str, with_ids: bool, num_rows: int, mode: str) -> None:
     model, inputs = tiny_model(name), prompt(num_rows)
     embeds = embedded(model, inputs)

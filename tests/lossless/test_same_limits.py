@@ -54,7 +54,7 @@ def test_max_length_and_its_criterion(num_rows: int) -> None:
 
 
 @pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
-@pytest.mark.parametrize("pad", [PAD, None], ids=["pad", "no-pad"])
+@pytest.mark.parametrize("pad", [PAD, slow(None)], ids=["pad", "no-pad"])
 def test_end_token_anywhere(pad: int | None, num_rows: int, mode: str) -> None:
     """Each token of the last row's text is the end token once."""
     model, inputs, options = tiny_model("qwen2"), prompt(num_rows), MODES[mode]
@@ -97,7 +97,7 @@ def test_rows_that_end_far_apart() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("eos", [None, 2], ids=["endless", "ends"])
-@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("num_rows", [slow(1), 3])
 def test_stop_strings(num_rows: int, eos: int | None, mode: str) -> None:
     """Strings cut out of the text, from inside one token into another."""
     model, tokenizer = attached_model("gpt-neox"), tiny_tokenizer()

@@ -20,6 +20,7 @@ from tests.lossless.same import (
     knowing,
     run,
     run_both,
+    slow,
 )
 
 NUM_COLUMNS = 17
@@ -73,7 +74,7 @@ def wordy_model() -> PreTrainedModel:
     return new_model(vocab_size=151_936)
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("num_rows", [slow(1), 3])
 @pytest.mark.parametrize(
     "warpers",
     [

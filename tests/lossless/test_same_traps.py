@@ -25,6 +25,7 @@ from tests.lossless.same import (
     assert_same_ids,
     run,
     run_both,
+    slow,
 )
 from tests.lossless.test_same_entrances import PEFT_NOTE, modules_cache
 
@@ -92,7 +93,7 @@ PEFT: dict[str, PeftConfig] = {
 
 
 @pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
-@pytest.mark.parametrize("where", ["wrapper", "inner"])
+@pytest.mark.parametrize("where", ["wrapper", slow("inner")])
 @pytest.mark.parametrize("config", PEFT.values(), ids=PEFT)
 @pytest.mark.filterwarnings(PEFT_NOTE)
 @pytest.mark.filterwarnings("ignore:Position ids are not supported:UserWarning")  # peft's own
