@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +30,7 @@ from transformers import AutoConfig
 
 from eval.benches.prompts import EVERY, load_questions
 from eval.errors import EvalError, exit_status
+from eval.methods.jobs import in_new_process
 from eval.methods.streamed_job import METHODS, SMALL, Job, Result
 from eval.models.loading import DTYPES, load_tokenizer
 from eval.options import add_drafting, add_questions, described, drafting_knobs
@@ -115,17 +115,8 @@ def _budget(options: argparse.Namespace, max_memory: str) -> tuple[int, int]:
 
 def _answered(job: Job) -> Result:
     """Runs a job in a new process."""
-    process = subprocess.run(
-        [sys.executable, "-m", "eval.methods.streamed_job"],
-        input=json.dumps(job._asdict()),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if process.returncode:
-        lines = process.stderr.strip().splitlines() or ["it said nothing"]
-        raise EvalError(f"{job.method!r} failed with {job.max_memory} bytes: {lines[-1]}")
-    return Result(**json.loads(process.stdout.splitlines()[-1]))
+    what = f"{job.method!r} failed with {job.max_memory} bytes"
+    return Result(**in_new_process("eval.methods.streamed_job", job, what))
 
 
 def _per_second(result: Result) -> float:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 from eval.benches.dialogue import Prompter
 from eval.benches.questions import Question
 from eval.errors import EvalError, exit_status
+from eval.methods.jobs import in_new_process
 from eval.methods.one_call import Job, Result
 from eval.models.loading import load_tokenizer
 from eval.options import add_drafting, described, drafting_knobs
@@ -86,18 +86,8 @@ def _call(job: Job) -> Result:
     """Runs a job in a new process that finds nothing of an earlier one."""
     with TemporaryDirectory() as folder:
         empty = dict.fromkeys(("HOME", "XDG_CACHE_HOME", "TMPDIR"), folder)
-        process = subprocess.run(
-            [sys.executable, "-m", "eval.methods.one_call"],
-            input=json.dumps(job._asdict()),
-            env={**os.environ, **empty},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    if process.returncode:
-        lines = process.stderr.strip().splitlines() or ["it said nothing"]
-        raise EvalError(f"the call of {job.method!r} failed: {lines[-1]}")
-    return Result(**json.loads(process.stdout.splitlines()[-1]))
+        what, env = f"the call of {job.method!r} failed", {**os.environ, **empty}
+        return Result(**in_new_process("eval.methods.one_call", job, what, env))
 
 
 def _table(results: Results) -> Table:

@@ -19,6 +19,7 @@ def edits():
 
 def test_each_class_serves_all_kinds(edits):
     assert [edit.task for edit in edits] == ["rename", "insert", "delete"] * 3
+    assert edits == stdlib_edits(3)
 
 
 def test_what_comes_of_an_edit_is_code_again(edits):

@@ -21,14 +21,16 @@ __all__ = ["CpuBuffers", "CudaBuffers", "new_buffers"]
 _SHARE_OF_FREE = 0.5  # Pinned copies of layers take at most this share of what is free.
 
 
-class CpuBuffers:
-    """Buffers in ordinary memory, read from files."""
+class _LayerBuffers:
+    """What the buffers of both devices share: layers, their files, and the buffers themselves."""
 
-    def __init__(self, images: Sequence[Image], shards: Sequence[Shard]) -> None:
+    def __init__(
+        self, images: Sequence[Image], shards: Sequence[Shard], buffers: Sequence[torch.Tensor]
+    ) -> None:
         self._images = images
         self._shards = shards
+        self._buffers = buffers
         self._scratch = aligned_buffer(max(image.scratch_bytes for image in images))
-        self._buffers = [_new_buffer(images) for _ in range(NUM_BUFFERS)]
         self.bytes_read = 0
 
     def __len__(self) -> int:
@@ -37,6 +39,18 @@ class CpuBuffers:
     def views(self, item: int) -> list[list[torch.Tensor]]:
         """An item's weights in each of the buffers."""
         return [self._images[item].views(buffer) for buffer in self._buffers]
+
+    def close(self) -> None:
+        """Closes the files."""
+        for shard in self._shards:
+            shard.close()
+
+
+class CpuBuffers(_LayerBuffers):
+    """Buffers in ordinary memory, read from files."""
+
+    def __init__(self, images: Sequence[Image], shards: Sequence[Shard]) -> None:
+        super().__init__(images, shards, [_new_buffer(images) for _ in range(NUM_BUFFERS)])
 
     def fill(self, item: int, buffer: int) -> None:
         """Reads an item from its files."""
@@ -49,13 +63,8 @@ class CpuBuffers:
     def given_back(self, buffer: int) -> None:
         """Does nothing: what used it is done."""
 
-    def close(self) -> None:
-        """Closes the files."""
-        for shard in self._shards:
-            shard.close()
 
-
-class CudaBuffers:
+class CudaBuffers(_LayerBuffers):
     """Buffers on a CUDA device, copied from pinned memory on a side stream.
 
     If half of the free memory of the CPU holds all images, they are read once. Otherwise each is
@@ -65,31 +74,19 @@ class CudaBuffers:
     def __init__(
         self, images: Sequence[Image], shards: Sequence[Shard], device: torch.device
     ) -> None:
-        self._images = images
-        self._shards = shards
+        size = max(image.num_bytes for image in images)
+        buffers = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(NUM_BUFFERS)]
+        super().__init__(images, shards, buffers)
         self._device = device
         new_event: Any = torch.cuda.Event  # untyped, like the stream's class
         self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        size = max(image.num_bytes for image in images)
-        self._buffers = [
-            torch.empty(size, dtype=torch.uint8, device=device) for _ in range(NUM_BUFFERS)
-        ]
         self._filled: list[Any] = [new_event() for _ in self._buffers]
         self._free: list[Any] = [new_event() for _ in self._buffers]
         self._copied: Any = new_event()
         self._kept: list[torch.Tensor | None] = [None] * len(images)
-        self._scratch = aligned_buffer(max(image.scratch_bytes for image in images))
         whole = sum(image.num_bytes for image in images)
         self._keeps = whole <= _SHARE_OF_FREE * psutil.virtual_memory().available
         self._staging = None if self._keeps else _new_buffer(images, pinned=True)
-        self.bytes_read = 0
-
-    def __len__(self) -> int:
-        return len(self._buffers)
-
-    def views(self, item: int) -> list[list[torch.Tensor]]:
-        """An item's weights in each of the buffers."""
-        return [self._images[item].views(buffer) for buffer in self._buffers]
 
     def fill(self, item: int, buffer: int) -> None:
         """Queues the copy of an item, behind the last use of the buffer."""
@@ -109,11 +106,6 @@ class CudaBuffers:
     def given_back(self, buffer: int) -> None:
         """The next copy into the buffer waits for what is queued now."""
         self._free[buffer].record(torch.cuda.current_stream(self._device))
-
-    def close(self) -> None:
-        """Closes the files."""
-        for shard in self._shards:
-            shard.close()
 
     def _on_host(self, item: int) -> torch.Tensor:
         kept = self._kept[item]

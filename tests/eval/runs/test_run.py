@@ -305,7 +305,7 @@ def test_long_prompts_are_left_out_and_counted(asked, out, capsys):
 
 
 def test_turns_that_outgrow_the_positions_fail_alone(asked, out):
-    assert asked("--limit", "1", "--max-new-tokens", "480", "--methods", "stock") == 0
+    assert asked("--limit", "1", "--max-new-tokens", "480") == 0
     answers = read_record(out).answers
     errors = {key.turn: answer.error for key, answer in answers.items()}
     assert errors[0] is None
