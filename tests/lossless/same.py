@@ -12,7 +12,7 @@ import torch
 from selfspec import GenerationStats, SelfSpec
 from tests.fakes import FutureSource
 
-NUM_NEW = 40
+NUM_NEW = 24
 GREEDY: dict[str, Any] = {"do_sample": False}
 SAMPLE: dict[str, Any] = {"do_sample": True, "temperature": 0.9, "top_k": 40, "top_p": 0.95}
 ROUNDING = {"rtol": 1e-4, "atol": 1e-4}  # of fp32 scores, between forwards of different widths

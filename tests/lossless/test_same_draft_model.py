@@ -106,7 +106,7 @@ def test_an_assistant_model_drafts_for_one_call(entrance: str, modules_cache: An
     stock = run(model, prompt(), **GREEDY)
     ours = run(model, prompt(), assistant_model=noisy_copy(0.0), **extra, **GREEDY)
     assert_same_ids(ours.ids, stock.ids)
-    assert spec.stats.accepted_by_source["draft model"] > 20
+    assert spec.stats.accepted_by_source["draft model"] > 12
     run(model, prompt(), **extra, **GREEDY)
     assert spec.stats.num_draft_forwards == 0
 

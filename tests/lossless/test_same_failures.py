@@ -15,6 +15,7 @@ from tests.fakes import new_model, prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
     MODES,
+    NUM_NEW,
     ROWS_AND_MODES,
     assert_clean,
     assert_same_ids,
@@ -130,7 +131,7 @@ def test_a_cache_goes_on_behind_an_interrupt(name: str, num_rows: int) -> None:
         model,
         {"input_ids": said, "attention_mask": mask},
         past_key_values=kv,
-        max_new_tokens=40 - num_new,
+        max_new_tokens=NUM_NEW - num_new,
         **GREEDY,
     )
     assert_same_ids(rest.ids, whole)

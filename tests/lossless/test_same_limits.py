@@ -14,6 +14,7 @@ from tests.fakes import PAD, VOCAB, attached_model, prompt, tiny_model, tiny_tok
 from tests.lossless.same import (
     GREEDY,
     MODES,
+    NUM_NEW,
     ROWS_AND_MODES,
     SAMPLE,
     knowing,
@@ -35,11 +36,11 @@ def knowing_all(model: Any, inputs: dict[str, Any], options: dict[str, Any], **k
 @pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("max_nodes", [slow(2), 5, slow(16)])
 def test_every_length(max_nodes: int, num_rows: int, mode: str) -> None:
-    """1 to 40 tokens: the last tree is cut at each of its levels."""
+    """One token to all: the last tree is cut at each of its levels."""
     model, inputs, options = tiny_model(), prompt(num_rows), MODES[mode]
     spec = knowing_all(model, inputs, options, max_nodes=max_nodes)
     step = 1 if max_nodes == 5 else 3
-    for length in range(1, 41, step):
+    for length in range(1, NUM_NEW + 1, step):
         run_both(model, inputs, spec, max_new_tokens=length, drafts=False, **options)
 
 
@@ -61,7 +62,7 @@ def test_end_token_anywhere(pad: int | None, num_rows: int, mode: str) -> None:
     options = options | ({} if pad is not None else {"pad_token_id": None})
     spec = knowing_all(model, inputs, options)
     text = run(model, inputs, **options).ids[-1, NUM_COLUMNS:].tolist()
-    for eos in dict.fromkeys(text[:20]):
+    for eos in dict.fromkeys(text[:12]):
         run_both(model, inputs, spec, eos_token_id=eos, drafts=False, **options)
 
 

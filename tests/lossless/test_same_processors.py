@@ -217,7 +217,7 @@ def test_processors_do_not_keep_right_drafts_out(num_rows: int) -> None:
     model, inputs = tiny_model(), prompt(num_rows)
     options = SAMPLE | {"repetition_penalty": 1.3, "min_new_tokens": 3}
     stock = run(model, inputs, **options)
-    both = run_both(model, inputs, knowing(stock.ids, inputs, max_nodes=14), **options)
+    both = run_both(model, inputs, knowing(stock.ids, inputs, max_nodes=8), **options)
     assert both.stats.num_steps == 3 * num_rows
 
 

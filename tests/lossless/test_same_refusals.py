@@ -13,6 +13,7 @@ from tests.fakes import attached_model, lut_of, new_model, prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
     MODES,
+    NUM_NEW,
     ROUNDING,
     ROWS_AND_MODES,
     SAMPLE,
@@ -138,7 +139,7 @@ def test_a_cache_of_the_users_own_class(num_rows: int) -> None:
         **GREEDY,
     )
     assert "OwnCache" in str(both.stats.disabled_reason)
-    assert both.our_extras["past_key_values"].get_seq_length() == 17 + 40 - 1
+    assert both.our_extras["past_key_values"].get_seq_length() == 17 + NUM_NEW - 1
 
 
 def test_output_attentions_without_the_dict_are_drafted_for_or_not_but_the_same() -> None:

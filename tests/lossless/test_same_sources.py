@@ -111,7 +111,7 @@ def test_corpus(knobs: dict[str, Any], num_rows: int, mode: str) -> None:
     spec = knowing_corpus(texts_of(stock.ids, inputs), **knobs)
     both = run_both(model, inputs, spec, **MODES[mode])
     asked = "corpus" in spec.config.sources
-    assert (both.stats.accepted_by_source["corpus"] > 20) is asked
+    assert (both.stats.accepted_by_source["corpus"] > 12) is asked
 
 
 @pytest.mark.slow
@@ -174,9 +174,9 @@ def test_useless_sources(source: WildSource, num_rows: int) -> None:
 def test_a_source_that_knows_the_future_is_believed(name: str, num_rows: int, mode: str) -> None:
     model, inputs = tiny_model(name), prompt(num_rows)
     stock = run(model, inputs, **MODES[mode])
-    spec = knowing(stock.ids, inputs, max_nodes=14)
+    spec = knowing(stock.ids, inputs, max_nodes=8)
     both = run_both(model, inputs, spec, **MODES[mode])
-    # the first token comes with the prompt's forward, the other 39 fourteen by fourteen
+    # the first token comes with the prompt's forward, the others eight by eight
     assert both.stats.num_steps == 3 * num_rows
     assert both.stats.tokens_per_step == (NUM_NEW - 1) / 3
     assert both.stats.num_new_tokens == NUM_NEW * num_rows
@@ -185,7 +185,7 @@ def test_a_source_that_knows_the_future_is_believed(name: str, num_rows: int, mo
 def test_chains_are_taken_whole_where_no_tree_fits() -> None:
     model, inputs = tiny_model("bloom"), prompt()
     stock = run(model, inputs, **GREEDY)
-    spec = knowing(stock.ids, inputs, max_nodes=14)
+    spec = knowing(stock.ids, inputs, max_nodes=8)
     both = run_both(model, inputs, spec, drafts=False, **GREEDY)
     assert "chains" in str(both.stats.disabled_reason)
     assert both.stats.num_steps == 3

@@ -14,6 +14,7 @@ from tests.lossless.same import (
     FIXED,
     GREEDY,
     MODES,
+    NUM_NEW,
     ROWS_AND_MODES,
     assert_clean,
     assert_same_ids,
@@ -135,7 +136,7 @@ def test_what_was_recorded_helps_to_draft(mode: str) -> None:
     stock = run(model, inputs, logits_processor=[LutRecorder(spec)], **MODES[mode])
     ours = run(model, inputs, custom_generate=spec, **MODES[mode])
     assert_same_ids(ours.ids, stock.ids)
-    assert spec.stats.accepted_by_source["lut"] > 5
+    assert spec.stats.accepted_by_source["lut"] > 3
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
@@ -146,5 +147,5 @@ def test_recorder_inside_our_own_loop(num_rows: int) -> None:
     ours = run(model, inputs, custom_generate=spec, logits_processor=[LutRecorder(other)], **GREEDY)
     assert_same_ids(ours.ids, stock.ids)
     lut = lut_of(other, VOCAB)
-    said = {token for text in texts_of(stock.ids, inputs) for token in text[-40:-1]}
+    said = {token for text in texts_of(stock.ids, inputs) for token in text[-NUM_NEW:-1]}
     assert all(lut.rows.token_ids[token, 0] >= 0 for token in said)
