@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -24,9 +24,6 @@ from selfspec.cli.options import (
     checked_config,
     unfolds,
 )
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["app", "main"]
 

@@ -39,6 +39,8 @@ __all__ = ["batch"]
 
 # Under --max-memory, texts of so many tokens have room in each row, if layers have to be streamed.
 _TOKENS_A_ROW = 512
+# Shares beside the rows': one for a prompt that is being read, one for dividing the rows anew.
+_OTHER_SHARES = 2
 
 
 @unfolds
@@ -82,7 +84,7 @@ def batch(
         cache,
         remember=remember,
         draft_model=draft_model,
-        num_tokens=_TOKENS_A_ROW * (max_rows + 1),
+        num_tokens=_TOKENS_A_ROW * (max_rows + _OTHER_SHARES),
     ) as writer:
         from selfspec.batch.session import Session
 
@@ -111,7 +113,8 @@ def _memory_of_texts(writer: Writer, max_memory: str | None, max_rows: int) -> i
     from selfspec.run.rows_backend import kv_bytes_per_token
 
     weights: int = sum(p.numel() * p.element_size() for p in writer.model.parameters())
-    set_aside = _TOKENS_A_ROW * (max_rows + 1) * kv_bytes_per_token(writer.model)
+    num_tokens = _TOKENS_A_ROW * (max_rows + _OTHER_SHARES)
+    set_aside = num_tokens * kv_bytes_per_token(writer.model)
     return max(amount_in_bytes(max_memory, weights + set_aside) - weights, set_aside)
 
 

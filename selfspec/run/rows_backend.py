@@ -19,8 +19,9 @@ __all__ = ["RowsBackend", "kv_bytes_per_token"]
 class RowsBackend(TreeBackend):
     """A `TreeBackend` without rows at first, to which rows are added.
 
-    `max_bytes` is what the keys and values may take, a prompt that is being read among them; so
-    one share of `max_rows + 1` is set aside for that. None: there is no limit.
+    `max_bytes` is what the keys and values may take, among them those of a prompt that is being
+    read, which has one share of `max_rows + 1`, and the copy of a part that is made when rows are
+    divided anew. None: there is no limit.
     """
 
     kv: RowsKV
@@ -35,10 +36,10 @@ class RowsBackend(TreeBackend):
         self._attention = attention
         self._positions = np.empty(0, np.int64)
         self._visible = None
-        self.bytes_per_token = bytes_per_token(self._cache)
         self.max_tokens = self.max_prompt = None
         if max_bytes is not None:
-            self.max_prompt = max_bytes // self.bytes_per_token // (max_rows + 1)
+            whole, part = bytes_per_token(self._cache)
+            self.max_prompt = max_bytes // (whole * (max_rows + 1) + part * max_rows)
             self.max_tokens = self.max_prompt * max_rows
         self.kv = RowsKV(
             self._cache, attention.by_layer, max_rows=max_rows, max_tokens=self.max_tokens
@@ -58,7 +59,7 @@ class RowsBackend(TreeBackend):
 
 def kv_bytes_per_token(model: Any) -> int:
     """What the keys and values of one token take; reads a token to find out."""
-    return bytes_per_token(_cache_of_one_token(model))
+    return bytes_per_token(_cache_of_one_token(model))[0]
 
 
 def _cache_of_one_token(model: Any) -> DynamicCache:

@@ -23,10 +23,14 @@ _MULTIPLE = 64
 _LARGE = 1 << 20  # Without a limit, arenas are split as those of so many tokens.
 
 
-def bytes_per_token(cache: Cache) -> int:
-    """What one token takes in a cache that holds one row."""
+def bytes_per_token(cache: Cache) -> tuple[int, int]:
+    """What one token takes in a cache that holds one row: in all layers, and in the largest part.
+
+    A part is the keys or the values of a layer.
+    """
     held = [getattr(layer, name) for layer in cache.layers for name in ("keys", "values")]
-    return sum(each[:, :, :1].numel() * each.element_size() for each in held)
+    parts = [each[:, :, :1].numel() * each.element_size() for each in held]
+    return sum(parts), max(parts)
 
 
 class RowsKV(TreeKV):
@@ -126,7 +130,7 @@ class RowsKV(TreeKV):
     def _divide(self, need: int) -> None:
         """Divides the block into rows of `need` columns or a few more; their contents stay.
 
-        Takes as much memory on top as the keys of one layer, for a moment.
+        Takes as much memory on top as the keys or values of one layer, for a moment.
         """
         columns = -(-need // _MULTIPLE) * _MULTIPLE
         if not self.fits([columns] * (len(self.lengths) + 1)):
