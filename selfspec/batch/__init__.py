@@ -1,0 +1,3 @@
+"""Many prompts at once."""
+
+__all__: list[str] = []
