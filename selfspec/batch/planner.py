@@ -41,11 +41,11 @@ class BatchStep(NamedTuple):
 class Planner:
     """Admits prompts in the order and in the numbers of the best plan for those that wait.
 
-    The plan splits the sorted prompts into batches (`in_turns`). A prompt is admitted as long as
-    fewer rows run than its batch has, and if it fits into memory. So rows that come and go always
-    have neighbours of similar lengths. With `objective="total"` the longest prompts come first, so
-    that no long one is left to run alone at the end; with `"mean"` the shortest come first, and a
-    long prompt waits as long as shorter ones arrive.
+    The shortest come first, and the plan splits the sorted prompts into batches (`in_turns`). A
+    prompt is admitted as long as fewer rows run than its batch has, and if it fits into memory. So
+    rows that come and go always have neighbours of similar lengths. With `objective="total"` the
+    last answer shall be there as early as possible, with `"mean"` answers on average. As long as
+    shorter prompts arrive, a long one waits.
 
     `answer_tokens` is the part of each length that is kept for the answer.
     """
@@ -68,7 +68,7 @@ class Planner:
         self._max_rows = max_rows
         self._answer_tokens = answer_tokens
         self._objective: Objective = objective
-        self._waiting = _Waiting(longest_first=objective == "total")
+        self._waiting = _Waiting()
         self._planned: dict[int, tuple[int, int]] = {}  # Rows and draft length by prompt.
         self._output = MeanRatio(answer_tokens, weight=1.0)
         self._acceptance = MeanRatio(_ACCEPTANCE, weight=_TRIED)
@@ -88,7 +88,7 @@ class Planner:
         fitting = (prompt for prompt in self._waiting if prompt.length <= capacity)
         window = list(itertools.islice(fitting, _WINDOW))
         if window and window[0].number not in self._planned:
-            self._planned = self._new_plan(window, capacity)
+            self._planned = self._new_plan(window)
         chosen: list[_Prompt] = []
         for prompt in window:
             rows, length = self._planned.get(prompt.number, (0, 0))
@@ -115,15 +115,18 @@ class Planner:
         """Learns how long answers are."""
         self._output.observe(num_tokens, 1)
 
-    def _new_plan(self, prompts: Sequence[_Prompt], capacity: int) -> dict[int, tuple[int, int]]:
-        """How many rows run together with each prompt, and how many tokens they draft."""
+    def _new_plan(self, prompts: Sequence[_Prompt]) -> dict[int, tuple[int, int]]:
+        """How many rows run together with each prompt, and how many tokens they draft.
+
+        Memory is left out: what fits is decided when a prompt is admitted.
+        """
         output = min(max(round(self._output.value), 1), self._answer_tokens)
         tasks = [
             Task(max(prompt.length - self._answer_tokens, 0), min(output, prompt.length))
             for prompt in prompts
         ]
         acceptance = min(self._acceptance.value, _MOST_ACCEPTED)
-        setting = Setting(self._latency, acceptance, self._max_rows, capacity, reads_alone=True)
+        setting = Setting(self._latency, acceptance, self._max_rows, reads_alone=True)
         behind = len(self._waiting) - len(prompts)
         plan = in_turns(tasks, setting, objective=self._objective, num_behind=behind)
         return {
@@ -141,12 +144,11 @@ class _Prompt(NamedTuple):
 class _Waiting:
     """The waiting prompts, in their order of arrival and sorted by length."""
 
-    def __init__(self, *, longest_first: bool) -> None:
-        sign = -1 if longest_first else 1
+    def __init__(self) -> None:
         self._lengths: list[int] = []
         self._numbers: list[int] = []  # Rising, so that a prompt's index is found by bisection.
         self._num_arrived = 0
-        self._sorted = SortedKeyList(key=lambda prompt: (sign * prompt.length, prompt.number))
+        self._sorted = SortedKeyList(key=lambda prompt: (prompt.length, prompt.number))
 
     def __len__(self) -> int:
         return len(self._sorted)
