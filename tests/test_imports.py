@@ -37,6 +37,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "engine": _ENGINE,
     "store": {"draft", "errors", "machine", "records"},
     "plugin": _ENGINE | {"engine", "store"},
+    "batch": _ENGINE | {"engine", "plugin", "store"},
     "building": {*_ENGINE, "engine", "plugin", "store"},
     "cli": EVERYTHING,
     "": EVERYTHING,  # selfspec/__init__.py
@@ -44,6 +45,9 @@ ALLOWED: dict[str, set[str] | None] = {
 MOST_MODULES_ON_TOP = 9
 # Rooms and modules that import no torch, and those that may import transformers.
 NO_TORCH = (
+    "selfspec.batch.latency",
+    "selfspec.batch.planner",
+    "selfspec.batch.program",
     "selfspec.config",
     "selfspec.cost",
     "selfspec.draft",

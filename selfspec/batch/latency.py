@@ -29,9 +29,10 @@ _TRUSTED = 8
 _FAR = 1.25
 # A fit takes some 0.1 ms, so most steps wait for others.
 _REFIT_EVERY = 8
-# The guess counts as one step of each of these (rows, width). It never fades: it decides what the
-# steps leave open, as where all of them had the same rows and the same width.
+# The guess counts as this share of a step at each of these (rows, width). It never fades, and so it
+# decides what the steps leave open, as where all of them had the same rows and the same width.
 _GUESSED = ((1, 1), (1, 8), (4, 1), (4, 8))
+_SHARE = 0.05
 _SUBSETS = [list(c) for size in (3, 2, 1) for c in itertools.combinations(range(3), size)]
 
 
@@ -127,7 +128,7 @@ class Stage:
         for rows, width in _GUESSED:
             features = self._features(rows, width, 0.0)
             x = features / (scale * (features @ self._prior))
-            squares, sums = squares + np.outer(x, x), sums + x
+            squares, sums = squares + _SHARE * np.outer(x, x), sums + _SHARE * x
         return _solved(squares, sums)
 
 

@@ -25,6 +25,7 @@ _WINDOW = 64
 # What is taken for the chance that a draft is accepted, as if so many drafts had been tried.
 _ACCEPTANCE, _TRIED = 0.5, 32
 _MOST_ACCEPTED = 0.99
+_RUNS = -1  # The number of a prompt that waits no more.
 
 
 class BatchStep(NamedTuple):
@@ -88,7 +89,7 @@ class Planner:
         fitting = (prompt for prompt in self._waiting if prompt.length <= capacity)
         window = list(itertools.islice(fitting, _WINDOW))
         if window and window[0].number not in self._planned:
-            self._planned = self._new_plan(window)
+            self._planned = self._new_plan(window, running)
         chosen: list[_Prompt] = []
         for prompt in window:
             rows, length = self._planned.get(prompt.number, (0, 0))
@@ -115,11 +116,16 @@ class Planner:
         """Learns how long answers are."""
         self._output.observe(num_tokens, 1)
 
-    def _new_plan(self, prompts: Sequence[_Prompt]) -> dict[int, tuple[int, int]]:
+    def _new_plan(
+        self, waiting: Sequence[_Prompt], running: Sequence[int]
+    ) -> dict[int, tuple[int, int]]:
         """How many rows run together with each prompt, and how many tokens they draft.
 
-        Memory is left out: what fits is decided when a prompt is admitted.
+        Rows that run are planned with those that wait, so that a prompt may join them. Memory is
+        left out: what fits is decided when a prompt is admitted.
         """
+        rows = [_Prompt(_RUNS, length) for length in running]
+        prompts = sorted([*waiting, *rows], key=lambda prompt: prompt.length)
         output = min(max(round(self._output.value), 1), self._answer_tokens)
         tasks = [
             Task(max(prompt.length - self._answer_tokens, 0), min(output, prompt.length))
@@ -127,7 +133,7 @@ class Planner:
         ]
         acceptance = min(self._acceptance.value, _MOST_ACCEPTED)
         setting = Setting(self._latency, acceptance, self._max_rows, reads_alone=True)
-        behind = len(self._waiting) - len(prompts)
+        behind = len(self._waiting) - len(waiting)
         plan = in_turns(tasks, setting, objective=self._objective, num_behind=behind)
         return {
             prompts[index].number: (len(batch), length)
@@ -137,7 +143,7 @@ class Planner:
 
 
 class _Prompt(NamedTuple):
-    number: int  # By arrival.
+    number: int  # By arrival, or _RUNS.
     length: int
 
 
