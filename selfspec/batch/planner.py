@@ -76,29 +76,28 @@ class Planner:
         self.draft_length = 0  # Drafted tokens of a step, in the plan of those admitted last.
 
     def choose(self, waiting: Sequence[int], running: Sequence[int], room: int) -> list[int]:
-        """The indices of the waiting prompts to admit now, best first.
+        """The indices of the waiting prompts to admit now, the shortest first.
 
-        All lengths are the most tokens that a prompt and its answer will hold; `room` is how many
-        more tokens fit into memory. The next call expects what was chosen to be missing from
-        `waiting`, and new prompts at its end: then it takes some µs, a comparison of lists, and
-        10 ms for a new plan once in many calls. Any other change costs a new sorting.
+        All lengths are the most tokens that a prompt and its answer may take. Rows that run
+        together all take as much memory as the longest of them, and `room` is how many tokens are
+        free beside them. The next call expects what was chosen to be missing from `waiting`, and
+        new prompts at its end: then it takes some µs, and some 10 ms for a new plan once in many
+        calls. Any other change costs a new sorting.
         """
         self._waiting.update(waiting)
-        capacity = room + sum(running)
-        # No batch can have a longer one, and it must not stop the others.
-        fitting = (prompt for prompt in self._waiting if prompt.length <= capacity)
-        window = list(itertools.islice(fitting, _WINDOW))
+        window = list(itertools.islice(self._waiting, _WINDOW))
         if window and window[0].number not in self._planned:
             self._planned = self._new_plan(window, running)
+        longest = max(running, default=0)
+        capacity = room + len(running) * longest
         chosen: list[_Prompt] = []
         for prompt in window:
             rows, length = self._planned.get(prompt.number, (0, 0))
-            if len(running) + len(chosen) >= rows:
+            num_rows, longest = len(running) + len(chosen) + 1, max(longest, prompt.length)
+            if num_rows > rows or num_rows * longest > capacity:
                 break
-            if prompt.length <= room:
-                chosen.append(prompt)
-                room -= prompt.length
-                self.draft_length = length
+            chosen.append(prompt)
+            self.draft_length = length
         return self._waiting.taken(chosen)
 
     def observe_step(self, step: BatchStep) -> None:

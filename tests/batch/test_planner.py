@@ -26,13 +26,14 @@ class InOrder:
     """As many as fit, in order of arrival."""
 
     def choose(self, waiting: list[int], running: list[int], room: int) -> list[int]:
-        chosen: list[int] = []
-        for index, length in enumerate(waiting):
-            if len(running) + len(chosen) >= 16 or length > room:
-                break
-            chosen.append(index)
-            room -= length
-        return chosen
+        capacity = room + memory(running)
+        for number in range(len(waiting) + 1):
+            rows = [*running, *waiting[:number]]
+            if number == len(waiting) or len(rows) == 16:
+                return list(range(number))
+            if memory([*rows, waiting[number]]) > capacity:
+                return list(range(number))
+        raise AssertionError
 
 
 class LargestBatch:
@@ -42,6 +43,11 @@ class LargestBatch:
         order = sorted(range(len(waiting)), key=lambda index: -waiting[index])
         found = InOrder().choose([waiting[index] for index in order], running, room)
         return [order[index] for index in found]
+
+
+def memory(lengths: list[int]) -> int:
+    """All rows take as much as the longest one."""
+    return len(lengths) * max(lengths, default=0)
 
 
 def new_planner(**more: Any) -> Planner:
@@ -65,10 +71,10 @@ def simulated(prompts: list[Prompt], policy: Any, capacity: int = 8000) -> tuple
     while waiting or running:
         held = [int(prompt.length) + ANSWER for prompt in running]
         lengths = [int(prompt.length) + ANSWER for prompt in waiting]
-        room = capacity - sum(held)
+        room = capacity - memory(held)
         chosen = policy.choose(lengths, held, room)
         assert len(set(chosen)) == len(chosen)
-        assert sum(lengths[index] for index in chosen) <= room
+        assert memory([*held, *(lengths[index] for index in chosen)]) <= capacity
         running |= {waiting[index]: 0.0 for index in chosen}
         clock += sum(float(TRUE.reading_s(1, waiting[index].length)) for index in chosen)
         waiting = [prompt for index, prompt in enumerate(waiting) if index not in chosen]
@@ -115,7 +121,9 @@ def test_what_waits_may_change_as_it_likes():
         room = chance.randint(0, 2000)
         chosen = planner.choose(waiting, running, room)
         assert len(chosen) == len(set(chosen)) <= max(4 - len(running), 0)
-        assert sum(waiting[index] for index in chosen) <= room
+        if chosen:
+            rows = [*running, *(waiting[index] for index in chosen)]
+            assert memory(rows) <= room + memory(running)
         if not running and waiting and min(waiting) <= room:
             assert chosen
         waiting = [length for index, length in enumerate(waiting) if index not in chosen]
@@ -126,6 +134,10 @@ def test_a_prompt_beyond_all_memory_stops_no_other():
     assert planner.choose([130, 9000, 140], [], 1000) == [0, 2]
     assert planner.choose([9000], [130], 870) == []
     assert planner.choose([9000, 150], [130], 870) == [1]
+
+
+def test_a_single_prompt_joins_what_runs():
+    assert new_planner().choose([150], [140, 160], 10**9) == [0]
 
 
 def test_answers_and_drafts_teach_how_long_a_prompt_takes():
