@@ -48,6 +48,7 @@ NO_TORCH = (
     "selfspec.batch.latency",
     "selfspec.batch.planner",
     "selfspec.batch.program",
+    "selfspec.batch.work",
     "selfspec.config",
     "selfspec.cost",
     "selfspec.draft",

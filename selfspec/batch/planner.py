@@ -14,7 +14,8 @@ from typing import NamedTuple
 from sortedcontainers import SortedKeyList
 
 from selfspec.batch.latency import Latency
-from selfspec.batch.program import Objective, Setting, Task, in_turns
+from selfspec.batch.program import Objective, in_turns
+from selfspec.batch.work import Setting, Task
 from selfspec.cost.pacing import MeanRatio
 from selfspec.errors import ConfigError
 

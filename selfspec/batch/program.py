@@ -9,37 +9,17 @@ the next one is drafted.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from selfspec.batch.latency import Array, Latency
-from selfspec.errors import ConfigError
+from selfspec.batch.latency import Array
+from selfspec.batch.work import Setting, Sorted, Task
 
-__all__ = [
-    "LENGTHS",
-    "Objective",
-    "Plan",
-    "Setting",
-    "Task",
-    "in_pipeline",
-    "in_turns",
-    "tokens_per_step",
-]
-
-LENGTHS = tuple(range(11))  # The draft lengths that are tried.
+__all__ = ["Objective", "Plan", "in_batches", "in_pipeline", "in_turns"]
 
 Objective = Literal["total", "mean"]
-
-
-class Task(NamedTuple):
-    """One prompt: its tokens, and the tokens that its answer is expected to have."""
-
-    input_length: int
-    output_length: int
 
 
 class Plan(NamedTuple):
@@ -48,114 +28,6 @@ class Plan(NamedTuple):
     batches: tuple[range, ...]  # Indices of the sorted prompts.
     lengths: tuple[int, ...]
     seconds: float  # Until the last prompt is done, or the mean over prompts until each is done.
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a plan is made for.
-
-    `acceptance` is the chance that a drafted token is accepted if those before it were.
-    `max_tokens` is the memory of a batch: rows times the tokens of its longest row.
-    `reads_alone` says that each prompt is read by a forward of its own, without padding.
-    """
-
-    latency: Latency
-    acceptance: float
-    max_rows: int
-    max_tokens: float = math.inf
-    lengths: Sequence[int] = LENGTHS
-    reads_alone: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.acceptance < 1:
-            raise ConfigError(f"acceptance must be >= 0 and < 1 (got {self.acceptance})")
-        if self.max_rows < 1:
-            raise ConfigError(f"max_rows must be >= 1 (got {self.max_rows})")
-        if not self.lengths or min(self.lengths) < 0:
-            raise ConfigError(f"lengths must be draft lengths >= 0 (got {self.lengths})")
-
-
-def tokens_per_step(length: float | Array, acceptance: float) -> Array:
-    """The tokens that a step commits, if each drafted one is accepted with the same chance.
-
-    >>> [round(float(tokens_per_step(length, 0.5)), 3) for length in (0, 1, 2)]
-    [1.0, 1.5, 1.75]
-    """
-    return np.asarray((1 - acceptance ** (np.asarray(length) + 1.0)) / (1 - acceptance))
-
-
-class Sorted:
-    """The sorted prompts as arrays, and what batches of them ask for."""
-
-    def __init__(self, tasks: Sequence[Task], setting: Setting) -> None:
-        self.setting = setting
-        self.inputs = np.array([task.input_length for task in tasks], dtype=np.float64)
-        self.outputs = np.array([task.output_length for task in tasks], dtype=np.float64)
-        longest = float((self.inputs + self.outputs).max(initial=0))
-        if longest > setting.max_tokens:
-            raise ConfigError(
-                "max_tokens must be >= the tokens of the longest prompt and its answer, "
-                f"{longest:g} (got {setting.max_tokens:g})"
-            )
-
-    def starts(self, end: int) -> range:
-        """The starts of the batches that fit and end before `end`, largest batch last.
-
-        A start before one that does not fit does not fit either.
-        """
-        input_length = output_length = 0.0
-        for start in range(end - 1, max(end - self.setting.max_rows, 0) - 1, -1):
-            input_length = max(input_length, self.inputs[start])
-            output_length = max(output_length, self.outputs[start])
-            if (end - start) * (input_length + output_length) > self.setting.max_tokens:
-                return range(end - 1, start, -1)
-        return range(end - 1, max(end - self.setting.max_rows, 0) - 1, -1)
-
-    def seconds(self, end: int) -> Array:
-        """The seconds of each batch of `starts(end)`, a row for each draft length.
-
-        Rows that are done drop out. T is linear in rows and in context, so the steps of a batch
-        cost what as many steps with the mean rows and the mean context cost.
-        """
-        starts = np.array(self.starts(end))
-        last = slice(starts[-1], end)
-        inputs = np.maximum.accumulate(self.inputs[last][::-1])
-        outputs = np.maximum.accumulate(self.outputs[last][::-1])
-        rows = np.cumsum(self.outputs[last][::-1]) / outputs
-        latency, lengths = self.setting.latency, np.array(self.setting.lengths)[:, None]
-        num_steps = outputs / tokens_per_step(lengths, self.setting.acceptance)
-        context = inputs + outputs / 2
-        step = latency.draft_s(rows, lengths, context) + latency.verify_s(rows, lengths, context)
-        return np.asarray(num_steps * step + self._reading(last, inputs))
-
-    def _reading(self, last: slice, inputs: Array) -> Array:
-        latency = self.setting.latency
-        if self.setting.reads_alone:
-            alone = self.inputs[last][::-1]
-            return np.cumsum(latency.reading_s(1.0, alone) + latency.draft_reading_s(1.0, alone))
-        rows = np.arange(1.0, len(inputs) + 1)
-        return latency.reading_s(rows, inputs) + latency.draft_reading_s(rows, inputs)
-
-    def num_steps(self, length: int) -> Array:
-        """The steps of each prompt."""
-        return np.ceil(self.outputs / tokens_per_step(length, self.setting.acceptance))
-
-    def stages(self, batch: range, length: int, num_steps: Array) -> tuple[Array, Array]:
-        """The seconds of a batch's draft and of its verification, for each step of the plan.
-
-        The first step also reads the prompts. A batch that is done takes no time.
-        """
-        own = slice(batch.start, batch.stop)
-        latency, steps = self.setting.latency, np.arange(num_steps.max())
-        rows = (num_steps[own, None] > steps).sum(axis=0).astype(np.float64)
-        input_length = self.inputs[own].max()
-        context = input_length + steps * tokens_per_step(length, self.setting.acceptance)
-        runs = rows > 0
-        draft = np.where(runs, latency.draft_s(rows, length, context), 0.0)
-        verify = np.where(runs, latency.verify_s(rows, length, context), 0.0)
-        draft[0] += latency.draft_reading_s(len(batch), input_length)
-        verify[0] += latency.reading_s(len(batch), input_length)
-        return draft, verify
 
 
 def in_turns(
@@ -235,45 +107,86 @@ def in_pipeline(
     return min(plans, key=lambda plan: plan.seconds)
 
 
+def in_batches(
+    tasks: Sequence[Task],
+    setting: Setting,
+    batches: Sequence[range],
+    *,
+    objective: Objective = "total",
+) -> Plan:
+    """The same pipeline with batches as they are given; only the best draft length is found."""
+    work = Sorted(tasks, setting)
+    plans = []
+    for length in setting.lengths:
+        of_length = _OfLength(work, length, objective)
+        labels = of_length.none()
+        for batch in batches:
+            labels = of_length.extended(labels, batch)
+        plans.append(of_length.plan(labels))
+    return min(plans, key=lambda plan: plan.seconds)
+
+
 def _with_length(work: Sorted, length: int, objective: Objective, keep: int) -> Plan:
-    num_tasks, num_steps = len(work.inputs), work.num_steps(length)
-    if not num_tasks:
-        return Plan((), (), 0.0)
-    steps = np.arange(num_steps.max())
-    zeros = np.zeros((1, len(steps)))
-    found = [_Labels(zeros, zeros, np.zeros(1), [()])]
-    # For the mean, a step counts once for each prompt that goes on behind it.
-    counts = (num_steps[:, None] > steps + 1).sum(axis=0) if objective == "mean" else 1 + 0 * steps
-    for end in range(1, num_tasks + 1):
-        ways = [
-            _extended(work, found[start], range(start, end), length, num_steps, objective)
-            for start in work.starts(end)
-        ]
-        found.append(_best(_joined(ways), counts, keep))
-    values = found[-1].waited + found[-1].verified @ counts
-    batches = found[-1].batches[int(values.argmin())]
-    divisor = num_tasks if objective == "mean" else 1
-    return Plan(batches, (length,) * len(batches), float(values.min()) / divisor)
+    of_length = _OfLength(work, length, objective)
+    found = [of_length.none()]
+    for end in range(1, len(work.inputs) + 1):
+        ways = [of_length.extended(found[start], range(start, end)) for start in work.starts(end)]
+        found.append(of_length.best(_joined(ways), keep))
+    return of_length.plan(found[-1])
 
 
-def _extended(
-    work: Sorted,
-    before: _Labels,
-    batch: range,
-    length: int,
-    num_steps: Array,
-    objective: Objective,
-) -> _Labels:
-    """All kept splits of what lies before a batch, with this batch behind them."""
-    draft, verify = work.stages(batch, length, num_steps)
-    drafted = before.drafted + draft
-    verified = np.maximum(drafted, before.verified) + verify
-    waited = before.waited
-    if objective == "mean":
-        # Each prompt is done when its last step is verified.
-        last = num_steps[batch.start : batch.stop].astype(int) - 1
-        waited = waited + verified[:, last].sum(axis=1)
-    return _Labels(drafted, verified, waited, [(*split, batch) for split in before.batches])
+class _OfLength:
+    """Builds splits batch by batch, where each step drafts so many tokens."""
+
+    def __init__(self, work: Sorted, length: int, objective: Objective) -> None:
+        self._work = work
+        self._length = length
+        self._num_steps = work.num_steps(length)
+        self._for_mean = objective == "mean"
+        steps = np.arange(self._num_steps.max(initial=0))
+        # How often each step counts: for the mean, once for each prompt that goes on behind it.
+        goes_on = (self._num_steps[:, None] > steps + 1).sum(axis=0)
+        self._counts = goes_on if self._for_mean else np.ones(len(steps))
+
+    def none(self) -> _Labels:
+        """No batch yet."""
+        zeros = np.zeros((1, len(self._counts)))
+        return _Labels(zeros, zeros, np.zeros(1), [()])
+
+    def extended(self, before: _Labels, batch: range) -> _Labels:
+        """All kept splits of what lies before a batch, with this batch behind them."""
+        draft, verify = self._work.stages(batch, self._length, self._num_steps)
+        drafted = before.drafted + draft
+        verified = np.maximum(drafted, before.verified) + verify
+        waited = before.waited
+        if self._for_mean:
+            # Each prompt is done when its last step is verified.
+            last = self._num_steps[batch.start : batch.stop].astype(int) - 1
+            waited = waited + verified[:, last].sum(axis=1)
+        return _Labels(drafted, verified, waited, [(*split, batch) for split in before.batches])
+
+    def best(self, labels: _Labels, keep: int) -> _Labels:
+        """The best ones, none of which is later in everything than another one."""
+        order = np.argsort(self._values(labels), kind="stable")
+        rows = np.hstack([labels.drafted, labels.verified, labels.waited[:, None]])
+        kept: list[int] = []
+        for index in order.tolist():
+            if len(kept) == keep:
+                break
+            if not (rows[kept] <= rows[index]).all(axis=1).any():
+                kept.append(index)
+        batches = [labels.batches[index] for index in kept]
+        return _Labels(labels.drafted[kept], labels.verified[kept], labels.waited[kept], batches)
+
+    def plan(self, labels: _Labels) -> Plan:
+        """The best of some splits of all prompts."""
+        values = self._values(labels)
+        batches = labels.batches[int(values.argmin())]
+        divisor = max(len(self._num_steps), 1) if self._for_mean else 1
+        return Plan(batches, (self._length,) * len(batches), float(values.min()) / divisor)
+
+    def _values(self, labels: _Labels) -> Array:
+        return np.asarray(labels.waited + labels.verified @ self._counts)
 
 
 def _joined(ways: Sequence[_Labels]) -> _Labels:
@@ -282,17 +195,3 @@ def _joined(ways: Sequence[_Labels]) -> _Labels:
         np.concatenate(parts) for parts in zip(*(way[:3] for way in ways), strict=True)
     )
     return _Labels(drafted, verified, waited, batches)
-
-
-def _best(labels: _Labels, counts: Array, keep: int) -> _Labels:
-    """The best ones, none of which is later in everything than another one."""
-    order = np.argsort(labels.waited + labels.verified @ counts, kind="stable")
-    rows = np.hstack([labels.drafted, labels.verified, labels.waited[:, None]])
-    kept: list[int] = []
-    for index in order.tolist():
-        if len(kept) == keep:
-            break
-        if not (rows[kept] <= rows[index]).all(axis=1).any():
-            kept.append(index)
-    batches = [labels.batches[index] for index in kept]
-    return _Labels(labels.drafted[kept], labels.verified[kept], labels.waited[kept], batches)

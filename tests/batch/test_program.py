@@ -9,15 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from selfspec.batch.latency import Coefficients, Latency, Stage
-from selfspec.batch.program import (
-    Plan,
-    Setting,
-    Sorted,
-    Task,
-    in_pipeline,
-    in_turns,
-    tokens_per_step,
-)
+from selfspec.batch.program import Plan, in_batches, in_pipeline, in_turns
+from selfspec.batch.work import Setting, Sorted, Task, tokens_per_step
 from selfspec.errors import ConfigError
 
 SEEDS = range(12)
@@ -127,6 +120,8 @@ def test_batches_in_a_pipeline_are_the_best_of_all(objective):
         length = plan.lengths[0]
         again = pipeline_value(tasks, plan.batches, length, setting, objective)
         assert again == pytest.approx(plan.seconds)
+        given = in_batches(tasks, setting, plan.batches, objective=objective)
+        assert given.seconds == pytest.approx(plan.seconds)
 
 
 def test_few_splits_are_nearly_as_good_as_all_and_the_papers_rule_is_not():
