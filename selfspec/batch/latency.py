@@ -44,7 +44,7 @@ class Coefficients(NamedTuple):
     query: float  # More for each query, with no context before it.
 
 
-def attention_horizon(num_weights: int, num_layers: int, hidden_size: int) -> float:
+def attention_horizon(num_weights: float, num_layers: int, hidden_size: int) -> float:
     """The context, in tokens, at which attention computes as much for a query as the weights do.
 
     A query takes 2 operations for each weight, and 4 · layers · hidden size for each token that it
