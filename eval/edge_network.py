@@ -41,7 +41,7 @@ PAPER = {
 _COLORS = dict(
     zip(
         DESCRIPTIONS,
-        ("#d55e00", "#57606a", "#0072b2", "#009e73", "#cc79a7", "#e69f00"),
+        ("#d55e00", "#57606a", "#0072b2", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"),
         strict=True,
     )
 )
@@ -98,7 +98,8 @@ def _swept(sweep: Sweep, base: Network, seeds: Iterable[int]) -> dict[float, dic
     found = {}
     for value in sweep.values:
         print(f"simulating: {sweep.title} {value:g}", file=sys.stderr, flush=True)
-        found[value] = measured(replace(base, **{sweep.field: value}), seeds)
+        changed: dict[str, Any] = {sweep.field: value}
+        found[value] = measured(replace(base, **changed), seeds)
     return found
 
 

@@ -28,7 +28,7 @@ class Network:
     power_dbm: float = 23.0  # Of a user's device.
     noise_dbm_per_hz: float = -174.0
     shadowing_db: float = 8.0  # Standard deviation of what stands in the way of a user.
-    distance_m: tuple[float, float] = (50.0, 500.0)
+    distance_m: tuple[float, float] = (20.0, 200.0)  # A small cell.
     bits_per_token: int = 16 * 2048  # Users send the embeddings of their prompts.
     input_tokens: tuple[int, int] = (32, 512)
     output_tokens: tuple[int, int] = (32, 128)

@@ -21,6 +21,7 @@ DESCRIPTIONS = {
     "no pipeline": "drafts and verifies in turns, the best batches and draft lengths",
     "largest batch": "the pipeline, in each batch as many as fit, the best draft length",
     "heuristic": "the pipeline, batches of equal size, as many as the root of the users, 4 drafts",
+    "one boundary": "as planned, with the paper's rule: one split is kept for each prompt",
     UNIFORM: "as planned, but each user has the same share of the band",
 }
 _HEURISTIC_LENGTH = 4
@@ -50,6 +51,7 @@ def serve(network: Network, users: Sequence[User]) -> dict[str, Served]:
         "no pipeline": _best(lambda given: in_turns(given, setting), tasks),
         "largest batch": _best(lambda given: _largest(given, setting), tasks),
         "heuristic": _equal(sorted(tasks), setting),
+        "one boundary": _best(lambda given: in_pipeline(given, setting, keep=1), tasks),
     }
     hertz = network.bandwidth_mhz * 1e6
     least, _ = bandwidth_shares(users, hertz)
