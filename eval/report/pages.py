@@ -12,6 +12,7 @@ from typing import Any
 from eval.errors import EvalError
 from eval.methods.names import DESCRIPTIONS
 from eval.methods.studies import STUDIES
+from eval.report.html import document
 from eval.report.pictures import pictures
 from eval.report.rows import Record
 from eval.report.statistics import OVERALL
@@ -22,28 +23,6 @@ from selfspec.machine.user_files import replace_text
 __all__ = ["markdown", "page", "write_report"]
 
 Summary = Mapping[str, Any]
-
-_STYLE = """
-:root { --ink: #1f2328; --soft: #656d76; --paper: #ffffff; --grid: #e7eaee; --strong: #f6f8fa; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --soft: #9198a1; --paper: #0d1117;
-  --grid: #262c36; --strong: #161b22; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
-  max-width: 1240px; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; margin-bottom: .2rem } h2 { font-size: 1.1rem; margin-top: 2.2rem }
-p.note, dl { color: var(--soft); font-size: .87rem }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem } dd { margin: 0 }
-.wide { overflow-x: auto } table { border-collapse: collapse; font-size: .87rem }
-th, td { padding: .25rem .42rem; text-align: right; white-space: nowrap }
-tbody th, thead th:first-child { text-align: left }
-thead th { color: var(--soft); font-weight: 500 }
-tbody tr:nth-child(odd) { background: var(--strong) }
-svg { width: 100%; max-width: 860px; height: auto; display: block;
-  font: 12px system-ui, sans-serif }
-svg text { fill: var(--ink) } svg text.tick, svg text.title { fill: var(--soft) }
-svg text.name { paint-order: stroke; stroke: var(--paper); stroke-width: 3px }
-svg polyline { fill: none } .grid { stroke: var(--grid) } .base { stroke: var(--soft) }
-.whisker { stroke: var(--ink); stroke-width: 1.3 } .curve { stroke-width: 2 }
-"""
 
 
 def write_report(folder: Path, record: Record) -> str:
@@ -87,12 +66,7 @@ def page(figures: Summary, record: Record) -> str:
     )
     first, *others = (table.html() for table in _tables(figures))
     lists = "".join(_html_list(title, lines) for title, lines in _lists(figures).items())
-    title = escape(_title(figures))
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>'
-        f"<body><h1>{title}</h1><dl>{about}</dl>{first}{drawn}{''.join(others)}{lists}</body></html>\n"
-    )
+    return document(_title(figures), f"<dl>{about}</dl>{first}{drawn}{''.join(others)}{lists}")
 
 
 def _title(figures: Summary) -> str:

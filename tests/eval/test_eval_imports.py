@@ -19,6 +19,7 @@ ALLOWED = {
     "methods": {"errors"},
     "report": {"errors", "methods"},
     "options": {"methods"},
+    "edge": set(),
     "runs": {"benches", "errors", "methods", "models", "options", "report"},
 }
 COMMANDS = {
@@ -28,6 +29,7 @@ COMMANDS = {
     "bench_step",
     "bench_streamed",
     "command",
+    "edge_network",
     "first_call",
     "grow",
     "kv_memory",
@@ -82,7 +84,7 @@ def test_the_table_has_no_circle_and_every_room():
 
 
 def test_commands_are_few_and_import_one_another_only_to_share_measuring():
-    assert len(COMMANDS - {"__init__", "__main__"}) <= 11
+    assert len(COMMANDS - {"__init__", "__main__"}) <= 13
     imported = {room_of(path): rooms_imported(path) & COMMANDS for path in FILES}
     pairs = {(name, other) for name, others in imported.items() for other in others}
     assert pairs == {("__main__", "command"), ("ablation", "tokens_per_step")}
