@@ -45,10 +45,6 @@ ALLOWED: dict[str, set[str] | None] = {
 MOST_MODULES_ON_TOP = 9
 # Rooms and modules that import no torch, and those that may import transformers.
 NO_TORCH = (
-    "selfspec.batch.latency",
-    "selfspec.batch.planner",
-    "selfspec.batch.program",
-    "selfspec.batch.work",
     "selfspec.config",
     "selfspec.cost",
     "selfspec.draft",

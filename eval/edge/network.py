@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from selfspec.batch.latency import Coefficients, Latency, Stage, attention_horizon
-from selfspec.batch.work import LENGTHS, Setting, Task
+from eval.edge.latency import Coefficients, Latency, Stage, attention_horizon
+from eval.edge.work import LENGTHS, Setting, Task
 
 __all__ = ["Network", "User", "bandwidth_shares", "new_users", "upload_seconds"]
 

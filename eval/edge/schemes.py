@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from eval.edge.latency import Latency
 from eval.edge.network import Network, User, bandwidth_shares, upload_seconds
-from selfspec.batch.latency import Latency
-from selfspec.batch.program import Plan, in_batches, in_pipeline, in_turns
-from selfspec.batch.work import Setting, Sorted, Task
+from eval.edge.program import Plan, in_batches, in_pipeline, in_turns
+from eval.edge.work import Setting, Sorted, Task
 
 __all__ = ["DESCRIPTIONS", "PLANNED", "Served", "serve"]
 

@@ -2,6 +2,6 @@
 
 from selfspec.batch.answer import Answer
 from selfspec.batch.many import generate_many
-from selfspec.batch.schedule import ArrivalOrder, Scheduler
+from selfspec.batch.schedule import ArrivalOrder, Scheduler, ShortestFirst
 
-__all__ = ["Answer", "ArrivalOrder", "Scheduler", "generate_many"]
+__all__ = ["Answer", "ArrivalOrder", "Scheduler", "ShortestFirst", "generate_many"]

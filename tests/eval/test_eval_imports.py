@@ -19,13 +19,14 @@ ALLOWED = {
     "methods": {"errors"},
     "report": {"errors", "methods"},
     "options": {"methods"},
-    "edge": set(),
+    "edge": {"errors"},
     "runs": {"benches", "errors", "methods", "models", "options", "report"},
 }
 COMMANDS = {
     "__init__",
     "__main__",
     "ablation",
+    "bench_batch",
     "bench_step",
     "bench_streamed",
     "command",

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from selfspec.batch.latency import Array, Latency
-from selfspec.errors import ConfigError
+from eval.edge.latency import Array, Latency
+from eval.errors import EvalError
 
 __all__ = ["LENGTHS", "Setting", "Sorted", "Task", "tokens_per_step"]
 
@@ -30,7 +30,6 @@ class Setting:
 
     `acceptance` is the chance that a drafted token is accepted if those before it were.
     `max_tokens` is the memory of a batch: rows times the tokens of its longest row.
-    `reads_alone` says that each prompt is read by a forward of its own, without padding.
     """
 
     latency: Latency
@@ -38,15 +37,14 @@ class Setting:
     max_rows: int
     max_tokens: float = math.inf
     lengths: Sequence[int] = LENGTHS
-    reads_alone: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.acceptance < 1:
-            raise ConfigError(f"acceptance must be >= 0 and < 1 (got {self.acceptance})")
+            raise EvalError(f"acceptance must be >= 0 and < 1 (got {self.acceptance})")
         if self.max_rows < 1:
-            raise ConfigError(f"max_rows must be >= 1 (got {self.max_rows})")
+            raise EvalError(f"max_rows must be >= 1 (got {self.max_rows})")
         if not self.lengths or min(self.lengths) < 0:
-            raise ConfigError(f"lengths must be draft lengths >= 0 (got {self.lengths})")
+            raise EvalError(f"lengths must be draft lengths >= 0 (got {self.lengths})")
 
 
 def tokens_per_step(length: float | Array, acceptance: float) -> Array:
@@ -67,7 +65,7 @@ class Sorted:
         self.outputs = np.array([task.output_length for task in tasks], dtype=np.float64)
         longest = float((self.inputs + self.outputs).max(initial=0))
         if longest > setting.max_tokens:
-            raise ConfigError(
+            raise EvalError(
                 "max_tokens must be >= the tokens of the longest prompt and its answer, "
                 f"{longest:g} (got {setting.max_tokens:g})"
             )
@@ -104,9 +102,6 @@ class Sorted:
 
     def _reading(self, last: slice, inputs: Array) -> Array:
         latency = self.setting.latency
-        if self.setting.reads_alone:
-            alone = self.inputs[last][::-1]
-            return np.cumsum(latency.reading_s(1.0, alone) + latency.draft_reading_s(1.0, alone))
         rows = np.arange(1.0, len(inputs) + 1)
         return latency.reading_s(rows, inputs) + latency.draft_reading_s(rows, inputs)
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from selfspec.batch.latency import Coefficients, Latency, Stage
-from selfspec.batch.program import Plan, in_batches, in_pipeline, in_turns
-from selfspec.batch.work import Setting, Sorted, Task, tokens_per_step
-from selfspec.errors import ConfigError
+from eval.edge.latency import Coefficients, Latency, Stage
+from eval.edge.program import Plan, in_batches, in_pipeline, in_turns
+from eval.edge.work import Setting, Sorted, Task, tokens_per_step
+from eval.errors import EvalError
 
 SEEDS = range(12)
 OBJECTIVES = ("total", "mean")
@@ -34,7 +34,6 @@ def new_case(seed: int) -> tuple[list[Task], Setting]:
         max_rows=chance.randint(2, 8),
         max_tokens=chance.choice([4000, 1e9]),
         lengths=(0, 2, 5),
-        reads_alone=chance.random() < 0.3,
     )
 
 
@@ -59,14 +58,8 @@ def batch_seconds(tasks: list[Task], batch: range, length: int, setting: Setting
     most = max(task.output_length for task in own)
     inputs = [task.input_length for task in own]
     per_step = float(tokens_per_step(length, setting.acceptance))
-    seconds = 0.0
-    if setting.reads_alone:
-        seconds += sum(
-            float(latency.reading_s(1, n) + latency.draft_reading_s(1, n)) for n in inputs
-        )
-    else:
-        reading = latency.reading_s(len(own), max(inputs))
-        seconds += float(reading + latency.draft_reading_s(len(own), max(inputs)))
+    reading = latency.reading_s(len(own), max(inputs))
+    seconds = float(reading + latency.draft_reading_s(len(own), max(inputs)))
     rows = sum(task.output_length for task in own) / most
     at = rows, length, max(inputs) + most / 2
     return seconds + most / per_step * float(latency.draft_s(*at) + latency.verify_s(*at))
@@ -171,7 +164,7 @@ def test_no_prompts_and_prompts_that_fit_nowhere():
     _, setting = new_case(0)
     assert in_turns([], setting) == in_pipeline([], setting) == Plan((), (), 0.0)
     small = Setting(setting.latency, 0.5, max_rows=4, max_tokens=100)
-    with pytest.raises(ConfigError, match=r"max_tokens must be >= .* 130 \(got 100\)"):
+    with pytest.raises(EvalError, match=r"max_tokens must be >= .* 130 \(got 100\)"):
         in_turns([Task(10, 5), Task(120, 10)], small)
-    with pytest.raises(ConfigError, match="acceptance"):
+    with pytest.raises(EvalError, match="acceptance"):
         Setting(setting.latency, 1.0, max_rows=4)

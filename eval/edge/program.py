@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from selfspec.batch.latency import Array
-from selfspec.batch.work import Setting, Sorted, Task
+from eval.edge.latency import Array
+from eval.edge.work import Setting, Sorted, Task
 
 __all__ = ["Objective", "Plan", "in_batches", "in_pipeline", "in_turns"]
 
@@ -35,14 +35,13 @@ def in_turns(
     setting: Setting,
     *,
     objective: Objective = "total",
-    num_behind: int = 0,
 ) -> Plan:
     """The best plan of all where batches of neighbours run one after the other, in this order.
 
     With `objective="total"` the last prompt is done as early as possible; with `"mean"`, prompts
-    are done as early as possible on average, where `num_behind` more wait behind them. Each batch
-    has a draft length of its own. The time grows with prompts · largest batch · draft lengths; 64
-    prompts in batches of up to 16 take some 10 ms.
+    are done as early as possible on average. Each batch has a draft length of its own. The time
+    grows with prompts · largest batch · draft lengths; 64 prompts in batches of up to 16 take some
+    10 ms.
     """
     work = Sorted(tasks, setting)
     num_tasks = len(tasks)
@@ -52,13 +51,13 @@ def in_turns(
         starts = np.array(work.starts(end))
         by_length = work.seconds(end)
         # A batch delays all prompts that are not done before it.
-        waiting = num_tasks - starts + num_behind if objective == "mean" else 1
+        waiting = num_tasks - starts if objective == "mean" else 1
         values = least[starts] + by_length.min(axis=0) * waiting
         index = int(values.argmin())
         least[end] = values[index]
         length = setting.lengths[int(by_length[:, index].argmin())]
         chosen.append((int(starts[index]), length))
-    divisor = max(num_tasks + num_behind, 1) if objective == "mean" else 1
+    divisor = max(num_tasks, 1) if objective == "mean" else 1
     return _traced(chosen, float(least[-1]) / divisor)
 
 

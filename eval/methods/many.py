@@ -1,0 +1,160 @@
+"""Ways to answer many prompts over one model, and when each answer was there.
+
+Knows one model and lists of ids; nothing of questions or tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+
+from selfspec import SelfSpec, generate_many
+from selfspec.batch import ArrivalOrder, Scheduler, ShortestFirst
+
+__all__ = ["DEFAULTS", "WAYS", "Answered", "Many", "answered"]
+
+# One prompt's number and its new tokens, as soon as they are known.
+_Answers = Iterator[tuple[int, list[int]]]
+
+
+@dataclass(frozen=True)
+class Many:
+    """What is asked: all prompts, over so many rows and so much memory, with these knobs.
+
+    `max_tokens` is what all rows of a batch may hold together; None: no limit.
+    """
+
+    model: Any
+    tokenizer: Any
+    prompts: Sequence[list[int]]
+    max_new_tokens: int
+    max_rows: int
+    max_tokens: int | None
+    knobs: dict[str, Any]
+
+
+class Answered(NamedTuple):
+    """What one way took: its answers in order, when each was there, and what was counted."""
+
+    texts: list[list[int]]
+    ends: list[float]  # Seconds since the start.
+    spec: SelfSpec | None
+
+
+def _stock(many: Many, _spec: SelfSpec) -> _Answers:
+    return _in_batches(many, {})
+
+
+def _drafted(many: Many, spec: SelfSpec) -> _Answers:
+    return _in_batches(many, {"custom_generate": spec})
+
+
+def _arrival(many: Many, spec: SelfSpec) -> _Answers:
+    return _with_rows(many, spec, ArrivalOrder())
+
+
+def _shortest(many: Many, spec: SelfSpec) -> _Answers:
+    return _with_rows(many, spec, ShortestFirst())
+
+
+def _plain_rows(many: Many, spec: SelfSpec) -> _Answers:
+    plain = SelfSpec(spec.config, max_nodes=1)
+    yield from _with_rows(many, plain, ShortestFirst())
+
+
+def _paged(many: Many, _spec: SelfSpec) -> _Answers:
+    """transformers' own rows that come and go; all its answers come at the end."""
+    options = {"max_new_tokens": many.max_new_tokens, "do_sample": False}
+    outputs = many.model.generate_batch(
+        inputs=[list(ids) for ids in many.prompts], max_batch_size=many.max_rows, **options
+    )
+    for name, output in outputs.items():
+        yield int(name.removeprefix("req_")), list(output.generated_tokens)
+
+
+WAYS: dict[str, Callable[[Many, SelfSpec], _Answers]] = {
+    "stock": _stock,
+    "drafted": _drafted,
+    "arrival": _arrival,
+    "shortest": _shortest,
+    "rows alone": _plain_rows,
+    "generate_batch": _paged,
+}
+DEFAULTS = ("stock", "drafted", "rows alone", "arrival", "shortest")
+
+
+def answered(way: str, many: Many) -> Answered:
+    """Answers all prompts one way, with nothing learned before."""
+    spec = SelfSpec(**many.knobs)
+    texts: list[list[int]] = [[] for _ in many.prompts]
+    ends = [0.0] * len(texts)
+    start = perf_counter()
+    for index, ids in WAYS[way](many, spec):
+        texts[index], ends[index] = ids, perf_counter() - start
+    return Answered(texts, ends, spec if spec.total_stats.num_calls else None)
+
+
+def _with_rows(many: Many, spec: SelfSpec, scheduler: Scheduler) -> _Answers:
+    for answer in generate_many(
+        many.model,
+        many.tokenizer,
+        many.prompts,
+        assistant=spec,
+        max_rows=many.max_rows,
+        max_memory=many.max_tokens and many.max_tokens * _bytes_per_token(many.model),
+        scheduler=scheduler,
+        max_new_tokens=many.max_new_tokens,
+        do_sample=False,
+    ):
+        yield answer.index, answer.ids
+
+
+def _in_batches(many: Many, extra: dict[str, Any]) -> _Answers:
+    """Prompts of similar lengths together, padded on the left; a batch waits for its longest."""
+    for batch in _batches(many):
+        longest = max(len(many.prompts[index]) for index in batch)
+        ids = torch.zeros(len(batch), longest, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, index in enumerate(batch):
+            prompt = many.prompts[index]
+            ids[row, longest - len(prompt) :] = torch.tensor(prompt)
+            mask[row, longest - len(prompt) :] = 1
+        output = many.model.generate(
+            input_ids=ids.to(many.model.device),
+            attention_mask=mask.to(many.model.device),
+            max_new_tokens=many.max_new_tokens,
+            do_sample=False,
+            **extra,
+        )
+        for index, new in zip(batch, output[:, longest:].tolist(), strict=True):
+            yield index, _until_end(new, many.model.generation_config.eos_token_id)
+
+
+def _batches(many: Many) -> Iterator[list[int]]:
+    """The sorted prompts, in the largest batches that fit."""
+    batch: list[int] = []
+    for index in sorted(range(len(many.prompts)), key=lambda index: len(many.prompts[index])):
+        length = len(many.prompts[index]) + many.max_new_tokens
+        full = many.max_tokens is not None and (len(batch) + 1) * length > many.max_tokens
+        if batch and (full or len(batch) == many.max_rows):
+            yield batch
+            batch = []
+        batch.append(index)
+    yield batch
+
+
+def _until_end(ids: list[int], ends: int | list[int] | None) -> list[int]:
+    """An answer without the pads behind its end."""
+    ends = ends if isinstance(ends, list) else [ends]
+    last = next((index for index, token in enumerate(ids) if token in ends), len(ids))
+    return ids[: last + 1]
+
+
+def _bytes_per_token(model: Any) -> int:
+    from selfspec.run.rows_backend import kv_bytes_per_token
+
+    return kv_bytes_per_token(model)
