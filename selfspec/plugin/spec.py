@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet, finalize
+from weakref import WeakKeyDictionary, finalize
 
 import torch
 
@@ -20,7 +20,7 @@ from selfspec.draft.memory import Memory
 from selfspec.draft.sources import Source
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.plugin.call import Call
-from selfspec.plugin.draft_model import check_draft_model, check_pair, new_draft_model
+from selfspec.plugin.draft_model import check_draft_model, new_draft_model
 from selfspec.plugin.persist import Persistent, new_source, restore
 from selfspec.plugin.prediction import predictions_of
 from selfspec.plugin.remember import Remembered
@@ -82,8 +82,6 @@ class SelfSpec(Persistent):
         self._memory: Memory | None = None
         self._vocab_size = 0
         self._forwards = Forwards()
-        # The draft models that were checked, by the model that they draft for.
-        self._drafting_for: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()
         self._warned: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
         self._listeners: tuple[Callable[[StepRecord], None], ...] = ()
         self._lock = threading.Lock()
@@ -137,7 +135,7 @@ class SelfSpec(Persistent):
             GenerationStats(num_calls=1),
             predictions,
             self._listeners,
-            self._new_draft_model(draft_model, model, input_ids),
+            self.draft_model_for(model, input_ids, draft_model),
         )
         try:
             result = self._serve(call)
@@ -192,6 +190,22 @@ class SelfSpec(Persistent):
         """What `model` can verify as it stands now; tried on first use."""
         return self._forwards.ability(model)
 
+    def draft_model_for(
+        self, model: Any, input_ids: torch.Tensor, given: Any = None
+    ) -> DraftModel | None:
+        """How a call's draft model is asked, the one `given` or else our own; None without one."""
+        if given is not None:
+            check_draft_model(given)
+        draft = self.draft_model if given is None else given
+        if draft is None:
+            return None
+        if input_ids.shape[1] == 0:
+            raise UnsupportedError(
+                "a draft model must be given the prompt as token ids, which it reads itself (got "
+                "inputs_embeds alone); pass input_ids, or leave the draft model out"
+            )
+        return new_draft_model(draft, model, self._forwards, self.config.top_k)
+
     def _serve(self, call: Call) -> Any:
         reason = plain_reason(call.model, call.generation_config, call.model_kwargs, call.max_reach)
         if reason is None and self.config.strict:  # refuses before any forward where it can
@@ -217,26 +231,6 @@ class SelfSpec(Persistent):
             if reason is not None and reason not in known:
                 known.add(reason)
                 _log.warning("%s is not %s as asked: %s", type(model).__name__, what, reason)
-
-    def _new_draft_model(
-        self, given: Any, model: Any, input_ids: torch.Tensor
-    ) -> DraftModel | None:
-        """How this call's draft model is asked; None if there is none."""
-        if given is not None:
-            check_draft_model(given)
-        draft = self.draft_model if given is None else given
-        if draft is None:
-            return None
-        if input_ids.shape[1] == 0:
-            raise UnsupportedError(
-                "a draft model must be given the prompt as token ids, which it reads itself (got "
-                "inputs_embeds alone); pass input_ids, or leave the draft model out"
-            )
-        checked = self._drafting_for.setdefault(model, WeakSet())
-        if draft not in checked:
-            check_pair(draft, model, self._forwards)
-            checked.add(draft)
-        return new_draft_model(draft, model, self._forwards, self.config.top_k)
 
     def _request_memory(self, vocab_size: int) -> Memory:
         return self.memory(vocab_size).for_request(self.config.learning)
