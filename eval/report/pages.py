@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
@@ -23,11 +24,20 @@ __all__ = ["markdown", "page", "write_pictures", "write_report"]
 
 Summary = Mapping[str, Any]
 
-_COLORS = """
-:root { --ink: #1f2328; --soft: #656d76; --paper: #ffffff; --grid: #e7eaee; --strong: #f6f8fa; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --soft: #9198a1; --paper: #0d1117;
-  --grid: #262c36; --strong: #161b22; } }
-"""
+_LIGHT = {
+    "ink": "#1f2328",
+    "soft": "#656d76",
+    "paper": "#ffffff",
+    "grid": "#e7eaee",
+    "strong": "#f6f8fa",
+}
+_DARK = {
+    "ink": "#e6edf3",
+    "soft": "#9198a1",
+    "paper": "#0d1117",
+    "grid": "#262c36",
+    "strong": "#161b22",
+}
 _LAYOUT = """
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
   max-width: 1240px; margin: 2rem auto; padding: 0 1rem; }
@@ -48,7 +58,17 @@ svg text.name { paint-order: stroke; stroke: var(--paper); stroke-width: 3px }
 svg polyline { fill: none } .grid { stroke: var(--grid) } .base { stroke: var(--soft) }
 .whisker { stroke: var(--ink); stroke-width: 1.3 } .curve { stroke-width: 2 }
 """
-_STYLE = _COLORS + _LAYOUT + _MARKS
+
+
+def _variables(colors: Mapping[str, str]) -> str:
+    values = "".join(f"--{name}: {color}; " for name, color in colors.items())
+    return f":root {{ {values}}}"
+
+
+_STYLE = (
+    f"{_variables(_LIGHT)}\n@media (prefers-color-scheme: dark) {{ {_variables(_DARK)} }}"
+    f"{_LAYOUT}{_MARKS}"
+)
 
 
 def write_report(folder: Path, record: Record) -> str:
@@ -72,14 +92,18 @@ def write_report(folder: Path, record: Record) -> str:
 
 
 def write_pictures(folder: Path, record: Record) -> list[Path]:
-    """Writes each picture of the report as an SVG file with a style of its own; returns them."""
+    """Writes each picture of the report as an SVG file with a style of its own; returns them.
+
+    Its colours are plain ones, since not every program that shows SVG knows variables.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    style = re.sub(r"var\(--(\w+)\)", lambda name: _LIGHT[name[1]], _MARKS)
     written = []
     for picture in pictures(summary(record), record):
         head, _, marks = picture.svg.removeprefix("<svg").partition(">")
         path = folder / f"{picture.title.lower().replace(' ', '-')}.svg"
-        style = f"<style>{_COLORS}{_MARKS}</style>"
-        replace_text(path, f'<svg xmlns="http://www.w3.org/2000/svg"{head}>{style}{marks}\n')
+        start = f'<svg xmlns="http://www.w3.org/2000/svg"{head}><style>{style}</style>'
+        replace_text(path, f"{start}{marks}\n")
         written.append(path)
     return written
 

@@ -374,7 +374,7 @@ def test_the_commands_read_folders(tmp_path, capsys):
     for path in drawn:  # Each stands alone: it is well-formed and brings its colours.
         root = ElementTree.parse(path).getroot()
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
-        assert "--ink" in (root[0].text or "")
+        assert "fill: #1f2328" in (root[0].text or "")
 
 
 @pytest.mark.parametrize("module", [svg, progress, speed_up, steps])
