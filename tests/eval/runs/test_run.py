@@ -435,6 +435,7 @@ def test_the_study_of_tables_says_what_they_take(chat_folder, questions, tmp_pat
     output = capsys.readouterr().out
     lines, overall = output.splitlines(), summary_of(output)["overall"]
     head = next(line.split(" | ") for line in lines if "LUTs, MB" in line)
+    assert "rounds" not in head, "there was one round, so the column says nothing"
     row = next(line.split(" | ") for line in lines if line.startswith("| top 16 | "))
     taken = overall["top 16"]["table_bytes"]
     assert row[head.index("LUTs, MB")] == f"{taken / 1e6:.1f}"
