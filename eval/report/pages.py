@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
@@ -19,14 +20,25 @@ from eval.report.summary import summary, trust
 from eval.report.tables import Table, methods_table, tasks_table, winners
 from selfspec.machine.user_files import replace_text
 
-__all__ = ["markdown", "page", "write_report"]
+__all__ = ["markdown", "page", "write_pictures", "write_report"]
 
 Summary = Mapping[str, Any]
 
-_STYLE = """
-:root { --ink: #1f2328; --soft: #656d76; --paper: #ffffff; --grid: #e7eaee; --strong: #f6f8fa; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --soft: #9198a1; --paper: #0d1117;
-  --grid: #262c36; --strong: #161b22; } }
+_LIGHT = {
+    "ink": "#1f2328",
+    "soft": "#656d76",
+    "paper": "#ffffff",
+    "grid": "#e7eaee",
+    "strong": "#f6f8fa",
+}
+_DARK = {
+    "ink": "#e6edf3",
+    "soft": "#9198a1",
+    "paper": "#0d1117",
+    "grid": "#262c36",
+    "strong": "#161b22",
+}
+_LAYOUT = """
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
   max-width: 1240px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; margin-bottom: .2rem } h2 { font-size: 1.1rem; margin-top: 2.2rem }
@@ -37,13 +49,26 @@ th, td { padding: .25rem .42rem; text-align: right; white-space: nowrap }
 tbody th, thead th:first-child { text-align: left }
 thead th { color: var(--soft); font-weight: 500 }
 tbody tr:nth-child(odd) { background: var(--strong) }
-svg { width: 100%; max-width: 860px; height: auto; display: block;
-  font: 12px system-ui, sans-serif }
+svg { width: 100%; max-width: 860px; height: auto; display: block }
+"""
+_MARKS = """
+svg { font: 12px system-ui, sans-serif; background: var(--paper) }
 svg text { fill: var(--ink) } svg text.tick, svg text.title { fill: var(--soft) }
 svg text.name { paint-order: stroke; stroke: var(--paper); stroke-width: 3px }
 svg polyline { fill: none } .grid { stroke: var(--grid) } .base { stroke: var(--soft) }
 .whisker { stroke: var(--ink); stroke-width: 1.3 } .curve { stroke-width: 2 }
 """
+
+
+def _variables(colors: Mapping[str, str]) -> str:
+    values = "".join(f"--{name}: {color}; " for name, color in colors.items())
+    return f":root {{ {values}}}"
+
+
+_STYLE = (
+    f"{_variables(_LIGHT)}\n@media (prefers-color-scheme: dark) {{ {_variables(_DARK)} }}"
+    f"{_LAYOUT}{_MARKS}"
+)
 
 
 def write_report(folder: Path, record: Record) -> str:
@@ -64,6 +89,23 @@ def write_report(folder: Path, record: Record) -> str:
                 f"make room, and 'python -m eval report {folder}' writes it"
             ) from error
     return text
+
+
+def write_pictures(folder: Path, record: Record) -> list[Path]:
+    """Writes each picture of the report as an SVG file with a style of its own; returns them.
+
+    Its colours are plain ones, since not every program that shows SVG knows variables.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    style = re.sub(r"var\(--(\w+)\)", lambda name: _LIGHT[name[1]], _MARKS)
+    written = []
+    for picture in pictures(summary(record), record):
+        head, _, marks = picture.svg.removeprefix("<svg").partition(">")
+        path = folder / f"{picture.title.lower().replace(' ', '-')}.svg"
+        start = f'<svg xmlns="http://www.w3.org/2000/svg"{head}><style>{style}</style>'
+        replace_text(path, f"{start}{marks}\n")
+        written.append(path)
+    return written
 
 
 def markdown(figures: Summary) -> str:
@@ -160,8 +202,9 @@ def _methods(settings: Mapping[str, Any]) -> list[str]:
     for name in settings["methods"]:
         variant = settings.get("variants", {}).get(name, {"method": name, "knobs": {}})
         knobs = "".join(f", {knob} = {value}" for knob, value in variant["knobs"].items())
+        cache = f", cache {variant['cache']}" if variant.get("cache") else ""
         line = DESCRIPTIONS.get(variant["method"], variant["method"])
-        lines.append(f"{name}: {line}{knobs}")
+        lines.append(f"{name}: {line}{knobs}{cache}")
     return lines
 
 
