@@ -12,7 +12,7 @@ first, round by round. Needs Linux. The last line is one JSON object.
 Printed are decoded tokens a second without the prompts' forwards, tokens and nodes a step, the
 megabytes that a forward reads, the share of the time of reading that forwards did not wait for,
 and the peak of the process's own memory beyond what it had before the model, with that of the
-page cache beside it.
+page cache beside it. The nodes of prompt lookup are not counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoConfig
@@ -31,18 +31,25 @@ from transformers import AutoConfig
 from eval.benches.prompts import EVERY, load_questions
 from eval.errors import EvalError, exit_status
 from eval.methods.jobs import in_new_process
-from eval.methods.streamed_job import METHODS, SMALL, Job, Result
+from eval.methods.streamed_job import ACCELERATE, METHODS, SMALL, Job, Result
 from eval.models.loading import DTYPES, load_tokenizer
 from eval.options import add_drafting, add_questions, described, drafting_knobs
 from eval.report.tables import Table
 from eval.runs.environment import short_name, versions
 from selfspec import SpecConfig
 from selfspec.machine.amounts import amount_in_bytes
-from selfspec.run.streamed.budget import kv_bytes
+from selfspec.run.streamed.budget import text_bytes
 
 __all__ = ["main"]
 
 Results = dict[str, dict[str, list[Result]]]  # by budget and method, in the order of the rounds
+
+
+class _Budget(NamedTuple):
+    """What a method may take, in bytes, and how many of them are not for weights."""
+
+    num_bytes: int
+    for_text: int
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,35 +72,35 @@ def _run(options: argparse.Namespace) -> int:
             f"{sorted(unknown) or options.rounds})"
         )
     prompts = [ids[0].tolist() for _, ids in load_questions(options, load_tokenizer(options.model))]
+    budgets = _budgets(options)
     results: Results = {}
-    for text in options.max_memory:
+    for text, budget in budgets.items():
         results[text] = {name: [] for name in options.methods}
         for number in range(options.rounds):
             first = number % len(options.methods)
             for name in (*options.methods[first:], *options.methods[:first]):
-                result = _answered(_job(options, name, text, prompts, knobs))
+                result = _answered(_job(options, name, budget, prompts, knobs))
                 results[text][name].append(result)
                 rate = _per_second(result)
                 print(f"{text}, round {number + 1}: {name} {rate:.2f} tokens/s", flush=True)
     for text, found in results.items():
-        print(f"\n{_table(text, _budget(options, text)[0], found).markdown()}")
-    print(json.dumps(_told(options, len(prompts), results)))
+        print(f"\n{_table(text, budgets[text].num_bytes, found).markdown()}")
+    print(json.dumps(_told(options, len(prompts), budgets, results)))
     return 0
 
 
 def _job(
     options: argparse.Namespace,
     method: str,
-    max_memory: str,
+    budget: _Budget,
     prompts: list[list[int]],
     knobs: dict[str, Any],
 ) -> Job:
-    budget, kv = _budget(options, max_memory)
     return Job(
         model=str(Path(options.model).expanduser().resolve()),
         method=method,
         # Accelerate's budget is for weights alone.
-        max_memory=budget - kv if method == "accelerate" else budget,
+        max_memory=budget.num_bytes - (budget.for_text if method == ACCELERATE else 0),
         max_length=options.max_length,
         prompts=prompts,
         max_new_tokens=options.max_new_tokens,
@@ -104,14 +111,15 @@ def _job(
     )
 
 
-def _budget(options: argparse.Namespace, max_memory: str) -> tuple[int, int]:
-    """A budget in bytes, and how many of them are for the KV."""
+def _budgets(options: argparse.Namespace) -> dict[str, _Budget]:
+    """The budgets by their names."""
     config = AutoConfig.from_pretrained(options.model).get_text_config(decoder=True)
     files = Path(options.model).expanduser().glob("*.safetensors")
     dtype, stored = DTYPES[options.dtype], config.dtype or torch.float32
     weights = sum(file.stat().st_size for file in files) * dtype.itemsize // stored.itemsize
-    kv = kv_bytes(config, options.max_length, dtype.itemsize)
-    return amount_in_bytes(max_memory, weights + kv), kv
+    for_text = text_bytes(config, options.max_length, dtype.itemsize)
+    whole = weights + for_text
+    return {text: _Budget(amount_in_bytes(text, whole), for_text) for text in options.max_memory}
 
 
 def _answered(job: Job) -> Result:
@@ -125,7 +133,7 @@ def _per_second(result: Result) -> float:
     return sum(len(text) - 1 for text in result.texts) / result.seconds
 
 
-def _figures(found: Sequence[Result], texts: Sequence[Sequence[int]]) -> dict[str, float]:
+def _figures(found: Sequence[Result], texts: Sequence[Sequence[int]]) -> dict[str, Any]:
     """The figures of one method, as medians over the rounds where rounds differ."""
     last = found[-1]
     num_tokens = sum(len(text) - 1 for text in last.texts)
@@ -135,7 +143,7 @@ def _figures(found: Sequence[Result], texts: Sequence[Sequence[int]]) -> dict[st
         "least": min(map(_per_second, found)),
         "most": max(map(_per_second, found)),
         "tokens_per_step": num_tokens / last.num_steps,
-        "nodes_per_step": last.num_nodes / last.num_steps,
+        "nodes_per_step": None if last.num_nodes is None else last.num_nodes / last.num_steps,
         "bytes_per_step": median(each.bytes_read / each.num_forwards for each in found),
         "hidden": max(0.0, median(hidden)) if hidden else 0.0,
         "peak_bytes": max(each.peak_bytes for each in found),
@@ -154,7 +162,8 @@ def _table(text: str, budget: int, found: dict[str, list[Result]]) -> Table:
         base = base or row["tokens_per_second"]
         cells = [name, f"{row['tokens_per_second']:.2f}", f"{row['least']:.2f}–{row['most']:.2f}"]
         cells += [f"{row['tokens_per_second'] / base:.2f}x", f"{row['tokens_per_step']:.2f}"]
-        cells += [f"{row['nodes_per_step']:.1f}", f"{row['bytes_per_step'] / 1e6:.0f}"]
+        cells += ["–" if results[-1].num_nodes is None else f"{row['nodes_per_step']:.1f}"]
+        cells += [f"{row['bytes_per_step'] / 1e6:.0f}"]
         cells += [f"{row['hidden']:.0%}" if results[-1].seconds_read else "–"]
         cells += [f"{row['peak_bytes'] / 1e6:.0f}", f"{row['peak_cached'] / 1e6:.0f}"]
         rows.append([*cells, f"{row['same_texts']} of {len(first.texts)}"])
@@ -162,13 +171,18 @@ def _table(text: str, budget: int, found: dict[str, list[Result]]) -> Table:
     return Table(f"Within {text}: {budget / 1e6:.0f} MB", head, rows, note)
 
 
-def _told(options: argparse.Namespace, num_prompts: int, results: Results) -> dict[str, Any]:
+def _told(
+    options: argparse.Namespace,
+    num_prompts: int,
+    budgets: dict[str, _Budget],
+    results: Results,
+) -> dict[str, Any]:
     """All figures, as plain values."""
     figures: dict[str, Any] = {}
     for text, found in results.items():
         first = next(iter(found.values()))[-1]
         rows = {name: _figures(each, first.texts) for name, each in found.items()}
-        figures[text] = {"max_bytes": _budget(options, text)[0], "methods": rows}
+        figures[text] = {"max_bytes": budgets[text].num_bytes, "methods": rows}
     return {
         "bench": "bench_streamed",
         "model": short_name(options.model),

@@ -63,9 +63,13 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from eval.report.pages import write_report
+    from eval.report.pages import write_pictures, write_report
 
-    print(write_report(options.folder, _record(options.folder)))
+    record = _record(options.folder)
+    print(write_report(options.folder, record))
+    if options.pictures is not None:
+        for path in write_pictures(options.pictures, record):
+            print(f"picture: {path}")
     return 0
 
 

@@ -66,6 +66,8 @@ def parser() -> argparse.ArgumentParser:
     _add_run(commands)
     report = commands.add_parser("report", help="write a run's report anew from its rows")
     report.add_argument("folder", type=Path, help="--output of a run")
+    pictures = "also write each picture to this folder, as an SVG file"
+    report.add_argument("--pictures", type=Path, metavar="FOLDER", help=pictures)
     report.set_defaults(command="report")
     compare = commands.add_parser("compare", help="two runs side by side, question by question")
     compare.add_argument("a", type=Path, help="--output of a run")

@@ -66,7 +66,7 @@ class Result(NamedTuple):
     texts: list[list[int]]
     seconds: float  # of decoding, without the prompts' forwards
     num_steps: int  # forwards behind the prompts'
-    num_nodes: int
+    num_nodes: int | None  # None where the method does not count what it drafts
     bytes_read: int  # while decoding and over the prompts; of accelerate what its process read
     num_forwards: int
     seconds_read: float
@@ -121,13 +121,12 @@ def _answer(job: Job, model: Any, memory: _Memory) -> Result:
             seconds += answer.seconds - answer.prefill_seconds
             texts.append(answer.output[0, -num_new_tokens(answer.output, ids) :].tolist())
     read = [now - then for now, then in zip(_read(model), before, strict=True)]
-    stats = method.spec.total_stats if isinstance(method, SelfSpecMethod) else None
     num_steps = num_forwards() - len(job.prompts)
     return Result(
         texts=texts,
         seconds=seconds,
         num_steps=num_steps,
-        num_nodes=stats.num_nodes if stats else num_steps,
+        num_nodes=_num_nodes(method, num_steps),
         bytes_read=int(read[0]),
         num_forwards=num_forwards(),
         seconds_read=read[1],
@@ -135,6 +134,12 @@ def _answer(job: Job, model: Any, memory: _Memory) -> Result:
         peak_bytes=memory.peak[0],
         peak_cached=memory.peak[1],
     )
+
+
+def _num_nodes(method: Method, num_steps: int) -> int | None:
+    if isinstance(method, SelfSpecMethod):
+        return method.spec.total_stats.num_nodes
+    return None if method.name == LOOKUP else num_steps
 
 
 @contextmanager

@@ -19,7 +19,8 @@ from selfspec.errors import unknown_name
 
 __all__ = ["STUDIES", "Study", "Variant", "named_study", "variants_of"]
 
-_WIDTHS = (1, 2, 4, 8, 16, 32, 64)
+_WIDTHS = (2, 4, 8, 16, 32, 64)
+_STATIC_NODES = 81  # Those of `lut-static`, so that both trees of "parts" are as large.
 
 
 class Variant(NamedTuple):
@@ -56,12 +57,8 @@ def variants_of(study: Study, caches: Sequence[str]) -> dict[str, Variant]:
     for name, number in Counter([*study.variants, *names]).items():
         if number > 1:
             raise EvalError(f"--caches must each have a last name of their own (got two {name!r})")
-    mine = {name: Variant("selfspec", {}, cache) for name, cache in zip(names, caches, strict=True)}
+    mine = {name: _fixed()._replace(cache=cache) for name, cache in zip(names, caches, strict=True)}
     return {**study.variants, **mine}
-
-
-def _ours(**knobs: Any) -> Variant:
-    return Variant("selfspec", knobs)
 
 
 def _fixed(**knobs: Any) -> Variant:
@@ -69,10 +66,9 @@ def _fixed(**knobs: Any) -> Variant:
 
     Under a measured budget neither the width nor the branches would be those that are compared.
     """
-    return _ours(budget="fixed", **knobs)
+    return Variant("selfspec", {"budget": "fixed", **knobs})
 
 
-_PUBLISHED = ("lut-tree", "suffix-branches")
 _STOCK = Variant("stock", {})
 _NO_LUTS = [name for name in SOURCE_NAMES if name not in ("lut", "lut2")]
 
@@ -82,31 +78,31 @@ STUDIES: dict[str, Study] = {
         "DIAA, tables 1 and 2; Self-Draft, table 2",
         {
             name: Variant(name, {})
-            for name in ("stock", "prompt-lookup", "lut-tree", "suffix-branches")
-        }
-        | {"selfspec": _ours()},
+            for name in ("stock", "prompt-lookup", "lut-tree", "suffix-branches", "selfspec")
+        },
     ),
     "parts": Study(
         "what LUTs and dynamic trees are worth",
         "DIAA, table 3",
         {
             "stock": _STOCK,
-            "all": _ours(),
-            "no LUTs": _ours(sources=_NO_LUTS),
-            "no dynamic tree": Variant("lut-static", {}),
+            "all": _fixed(),
+            "no LUTs": _fixed(sources=_NO_LUTS),
+            "no overlap": _fixed(overlap=False),
+            "LUT, dynamic tree": Variant("lut-tree", {"max_nodes": _STATIC_NODES}),
+            "LUT, static tree": Variant("lut-static", {}),
             "neither": Variant("prompt-lookup", {}),
-            "no overlap": _ours(overlap=False),
         },
     ),
     "tables": Study(
         "what LUTs take, and what they bring, by the candidates that they keep",
         "DIAA, table 4",
-        {"stock": _STOCK, **{f"top {k}": _ours(top_k=k) for k in (2, 4, 8, 16, 32)}},
+        {"stock": _STOCK, **{f"top {k}": _fixed(top_k=k) for k in (2, 4, 8, 16, 32)}},
     ),
     "starts": Study(
         "what LUTs and corpora filled beforehand from different data bring; pass --caches",
         "DIAA, figure 9",
-        {"stock": _STOCK, "cold": _ours()},
+        {"stock": _STOCK, "cold": _fixed()},
         takes_caches=True,
     ),
     "shapes": Study(

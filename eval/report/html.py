@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from html import escape
 
-__all__ = ["document"]
+__all__ = ["PICTURE_STYLE", "document"]
 
-_STYLE = """
-:root { --ink: #1f2328; --soft: #656d76; --paper: #ffffff; --grid: #e7eaee; --strong: #f6f8fa; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --soft: #9198a1; --paper: #0d1117;
-  --grid: #262c36; --strong: #161b22; } }
+_LIGHT = {
+    "ink": "#1f2328",
+    "soft": "#656d76",
+    "paper": "#ffffff",
+    "grid": "#e7eaee",
+    "strong": "#f6f8fa",
+}
+_DARK = {
+    "ink": "#e6edf3",
+    "soft": "#9198a1",
+    "paper": "#0d1117",
+    "grid": "#262c36",
+    "strong": "#161b22",
+}
+_LAYOUT = """
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
   max-width: 1240px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; margin-bottom: .2rem } h2 { font-size: 1.1rem; margin-top: 2.2rem }
@@ -20,13 +33,28 @@ th, td { padding: .25rem .42rem; text-align: right; white-space: nowrap }
 tbody th, thead th:first-child { text-align: left }
 thead th { color: var(--soft); font-weight: 500 }
 tbody tr:nth-child(odd) { background: var(--strong) }
-svg { width: 100%; max-width: 860px; height: auto; display: block;
-  font: 12px system-ui, sans-serif }
+svg { width: 100%; max-width: 860px; height: auto; display: block }
+"""
+_MARKS = """
+svg { font: 12px system-ui, sans-serif; background: var(--paper) }
 svg text { fill: var(--ink) } svg text.tick, svg text.title { fill: var(--soft) }
 svg text.name { paint-order: stroke; stroke: var(--paper); stroke-width: 3px }
 svg polyline { fill: none } .grid { stroke: var(--grid) } .base { stroke: var(--soft) }
 .whisker { stroke: var(--ink); stroke-width: 1.3 } .curve { stroke-width: 2 }
 """
+
+
+def _variables(colors: Mapping[str, str]) -> str:
+    values = "".join(f"--{name}: {color}; " for name, color in colors.items())
+    return f":root {{ {values}}}"
+
+
+_STYLE = (
+    f"{_variables(_LIGHT)}\n@media (prefers-color-scheme: dark) {{ {_variables(_DARK)} }}"
+    f"{_LAYOUT}{_MARKS}"
+)
+# The marks of a picture in a file of its own; not every program that shows SVG knows variables.
+PICTURE_STYLE = re.sub(r"var\(--(\w+)\)", lambda name: _LIGHT[name[1]], _MARKS)
 
 
 def document(title: str, body: str) -> str:

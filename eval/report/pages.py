@@ -12,7 +12,7 @@ from typing import Any
 from eval.errors import EvalError
 from eval.methods.names import DESCRIPTIONS
 from eval.methods.studies import STUDIES
-from eval.report.html import document
+from eval.report.html import PICTURE_STYLE, document
 from eval.report.pictures import pictures
 from eval.report.rows import Record
 from eval.report.statistics import OVERALL
@@ -20,7 +20,7 @@ from eval.report.summary import summary, trust
 from eval.report.tables import Table, methods_table, tasks_table, winners
 from selfspec.machine.user_files import replace_text
 
-__all__ = ["markdown", "page", "write_report"]
+__all__ = ["markdown", "page", "write_pictures", "write_report"]
 
 Summary = Mapping[str, Any]
 
@@ -43,6 +43,22 @@ def write_report(folder: Path, record: Record) -> str:
                 f"make room, and 'python -m eval report {folder}' writes it"
             ) from error
     return text
+
+
+def write_pictures(folder: Path, record: Record) -> list[Path]:
+    """Writes each picture of the report as an SVG file with a style of its own; returns them.
+
+    Its colours are plain ones, since not every program that shows SVG knows variables.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for picture in pictures(summary(record), record):
+        head, _, marks = picture.svg.removeprefix("<svg").partition(">")
+        path = folder / f"{picture.title.lower().replace(' ', '-')}.svg"
+        start = f'<svg xmlns="http://www.w3.org/2000/svg"{head}><style>{PICTURE_STYLE}</style>'
+        replace_text(path, f"{start}{marks}\n")
+        written.append(path)
+    return written
 
 
 def markdown(figures: Summary) -> str:
@@ -134,8 +150,9 @@ def _methods(settings: Mapping[str, Any]) -> list[str]:
     for name in settings["methods"]:
         variant = settings.get("variants", {}).get(name, {"method": name, "knobs": {}})
         knobs = "".join(f", {knob} = {value}" for knob, value in variant["knobs"].items())
+        cache = f", cache {variant['cache']}" if variant.get("cache") else ""
         line = DESCRIPTIONS.get(variant["method"], variant["method"])
-        lines.append(f"{name}: {line}{knobs}")
+        lines.append(f"{name}: {line}{knobs}{cache}")
     return lines
 
 

@@ -57,7 +57,7 @@ def methods_table(summary: Summary) -> Table:
         "questions; rounds: the totals of single rounds, from the least to the most. "
         "Same text: answers equal to stock's, near-ties and different ones behind them."
     )
-    return Table("All questions", head, rows, note)
+    return Table("All questions", *_told(head, rows), note)
 
 
 def tasks_table(summary: Summary, title: str, figure: str) -> Table:
@@ -151,6 +151,12 @@ def _method_row(name: str, figures: Mapping[str, Any]) -> list[str]:
         _verdicts(name, figures),
         str(figures["num_failed"]),
     ]
+
+
+def _told(head: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+    """Without the columns that say nothing of any method."""
+    kept = [n for n in range(len(head)) if any(row[n] != _NONE for row in rows)]
+    return [head[n] for n in kept], [[row[n] for n in kept] for row in rows]
 
 
 def _verdicts(name: str, figures: Mapping[str, Any]) -> str:

@@ -100,10 +100,17 @@ class Asked:
         return self.variants.get(name, Variant(name, {}))
 
     @property
+    def compared_caches(self) -> list[str]:
+        """Those that a study's variants start with."""
+        return [variant.cache for variant in self.variants.values() if variant.cache is not None]
+
+    @property
     def state(self) -> str:
         """What drafters know at the first question, in a word and its measure."""
         if self.cache is not None:
             return f"prebuilt ({short_name(self.cache)})"
+        if self.compared_caches:
+            return "prebuilt where a method names a cache, else cold"
         return f"warmed (on {self.warm_up} other questions)" if self.warm_up else "cold"
 
     def settings(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import hashlib
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,10 @@ _SAMPLE = 64  # values of each weight that go into the hash
 _MAY_DIFFER = frozenset(["limit", "rounds", "git_commit", "git_dirty"])
 
 
-def environment(model: Any, tokenizer: Any, cache: str | None) -> dict[str, Any]:
-    """Of this process, with its model on its device."""
+def environment(
+    model: Any, tokenizer: Any, cache: str | None, compared: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Of this process, with its model on its device; `compared` are a study's caches."""
     return {
         **where(model),
         **_git(),
@@ -36,6 +38,7 @@ def environment(model: Any, tokenizer: Any, cache: str | None) -> dict[str, Any]
         "num_parameters": model.num_parameters(),
         "tokenizer_sha256": tokenizer_info(tokenizer).fingerprint,
         "cache_sha256": None if cache is None else _cache_sha256(cache),
+        "compared_sha256": {short_name(each): _cache_sha256(each) for each in compared},
     }
 
 

@@ -90,14 +90,15 @@ class _Runner:
     def _head(self, settings: dict[str, Any]) -> dict[str, Any]:
         """The line that says what this run is."""
         started = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        tokenizer = self.stage.prompter.tokenizer
+        model, tokenizer = self.stage.model, self.stage.prompter.tokenizer
+        asked = self.asked
         return {
             "kind": "run",
             "schema": SCHEMA,
             "run": f"{started}/{self.shard.rank}",
             "num_shards": self.shard.num_shards,
             "settings": settings,
-            "environment": environment(self.stage.model, tokenizer, self.asked.cache),
+            "environment": environment(model, tokenizer, asked.cache, asked.compared_caches),
             "notes": self.plan.notes,
             "left_out": self.stage.left_out(),
         }

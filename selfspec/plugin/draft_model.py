@@ -10,7 +10,7 @@ from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.run.draft_model import DraftModel
 from selfspec.run.prepared import Forwards
 
-__all__ = ["check_draft_model", "check_pair", "check_prompt", "new_draft_model"]
+__all__ = ["check_draft_model", "check_prompt", "new_draft_model"]
 
 # Sizes of vocabularies that differ by less are taken for one vocabulary with other padding.
 _PADDING = 1024
@@ -32,7 +32,17 @@ def check_draft_model(model: Any) -> None:
         )
 
 
-def check_pair(draft: Any, target: Any, forwards: Forwards) -> None:
+def new_draft_model(draft: Any, target: Any, forwards: Forwards, top_k: int) -> DraftModel:
+    """How a draft model is asked in one call; a pair of models is checked when it is new."""
+    if not forwards.knows_pair(target, draft):
+        _check_pair(draft, target, forwards)
+    attention = forwards.ability(draft).attention
+    assert attention is not None
+    pacing, num_ids = forwards.pacing(target, draft), _vocab_size(target)
+    return DraftModel(draft, attention, pacing, num_ids=num_ids, top_k=top_k)
+
+
+def _check_pair(draft: Any, target: Any, forwards: Forwards) -> None:
     """Refuses a draft model that can't draft for the target. Reads their tokenizers' files."""
     if draft is target:
         raise UnsupportedError(
@@ -56,14 +66,6 @@ def check_prompt(num_tokens: int) -> None:
             "a draft model must be given the prompt as token ids, which it reads itself (got "
             "inputs_embeds alone); pass input_ids, or leave the draft model out"
         )
-
-
-def new_draft_model(draft: Any, target: Any, forwards: Forwards, top_k: int) -> DraftModel:
-    """How a draft model that was checked is asked in one call."""
-    attention = forwards.ability(draft).attention
-    assert attention is not None
-    pacing, num_ids = forwards.pacing(target, draft), _vocab_size(target)
-    return DraftModel(draft, attention, pacing, num_ids=num_ids, top_k=top_k)
 
 
 def _vocab_size(model: Any) -> int:

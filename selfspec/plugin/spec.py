@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet, finalize
+from weakref import WeakKeyDictionary, finalize
 
 import torch
 
@@ -20,12 +20,7 @@ from selfspec.draft.memory import Memory
 from selfspec.draft.sources import Source
 from selfspec.errors import ConfigError, VocabularyError
 from selfspec.plugin.call import Call
-from selfspec.plugin.draft_model import (
-    check_draft_model,
-    check_pair,
-    check_prompt,
-    new_draft_model,
-)
+from selfspec.plugin.draft_model import check_draft_model, check_prompt, new_draft_model
 from selfspec.plugin.persist import Persistent, check_sources, new_source, restore
 from selfspec.plugin.prediction import predictions_of
 from selfspec.plugin.remember import Remembered
@@ -87,8 +82,6 @@ class SelfSpec(Persistent):
         self._memory: Memory | None = None
         self._vocab_size = 0
         self._forwards = Forwards()
-        # The draft models that were checked, by the model that they draft for.
-        self._drafting_for: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()
         self._warned: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
         self._listeners: tuple[Callable[[StepRecord], None], ...] = ()
         self._lock = threading.Lock()
@@ -165,7 +158,7 @@ class SelfSpec(Persistent):
             GenerationStats(num_calls=1),
             predictions,
             self._listeners,
-            self._new_draft_model(draft_model, model, input_ids),
+            self.draft_model_for(model, input_ids, draft_model),
         )
 
     def count(self, call: Call) -> None:
@@ -222,6 +215,18 @@ class SelfSpec(Persistent):
         """What `model` can verify as it stands now; tried on first use."""
         return self._forwards.ability(model)
 
+    def draft_model_for(
+        self, model: Any, input_ids: torch.Tensor, given: Any = None
+    ) -> DraftModel | None:
+        """How a call's draft model is asked, the one `given` or else our own; None without one."""
+        if given is not None:
+            check_draft_model(given)
+        draft = self.draft_model if given is None else given
+        if draft is None:
+            return None
+        check_prompt(input_ids.shape[1])
+        return new_draft_model(draft, model, self._forwards, self.config.top_k)
+
     @property
     def forwards(self) -> Forwards:
         """How each model is run."""
@@ -256,22 +261,6 @@ class SelfSpec(Persistent):
             if reason is not None and reason not in known:
                 known.add(reason)
                 _log.warning("%s is not %s as asked: %s", type(model).__name__, what, reason)
-
-    def _new_draft_model(
-        self, given: Any, model: Any, input_ids: torch.Tensor
-    ) -> DraftModel | None:
-        """How this call's draft model is asked; None if there is none."""
-        if given is not None:
-            check_draft_model(given)
-        draft = self.draft_model if given is None else given
-        if draft is None:
-            return None
-        check_prompt(input_ids.shape[1])
-        checked = self._drafting_for.setdefault(model, WeakSet())
-        if draft not in checked:
-            check_pair(draft, model, self._forwards)
-            checked.add(draft)
-        return new_draft_model(draft, model, self._forwards, self.config.top_k)
 
     def request_memory(self, vocab_size: int) -> Memory:
         """What one call works on, by the learning scope."""

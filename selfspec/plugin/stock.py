@@ -14,12 +14,15 @@ import torch
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.logits_process import LogitsProcessor
 
+from selfspec.cost import FixedBudget
 from selfspec.draft.memory import Memory
 from selfspec.draft.row import Row
+from selfspec.draft.sources.draft_model import DraftModelCursor
 from selfspec.engine import top_k_of
 from selfspec.plugin.prompt import last_pairs
 from selfspec.plugin.spec import SelfSpec
 from selfspec.records import DraftTree, StepRecord
+from selfspec.run.draft_model import DraftModel
 
 __all__ = ["LutRecorder", "SelfSpecCandidateGenerator"]
 
@@ -36,12 +39,15 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
 
         with SelfSpecCandidateGenerator(spec).plugged_into(model):
             model.generate(**inputs, prompt_lookup_num_tokens=10)
+
+    The `SelfSpec`'s draft model drafts too, or the one that the call names with `assistant_model=`.
     """
 
     def __init__(self, spec: SelfSpec) -> None:
         self._spec = spec
         self._memory: Memory | None = None  # The memory of the current call.
         self._row: Row | None = None
+        self._draft_model: DraftModel | None = None
         self._num_read = 0
         self._max_length: int | None = None
         self._tree = DraftTree.of_root(0)
@@ -50,8 +56,14 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
     def plugged_into(self, model: Any) -> Iterator[None]:
         """Inside, this model's assisted decoding uses this generator."""
 
-        def ours(generation_config: Any, **_kwargs: Any) -> SelfSpecCandidateGenerator:
+        def ours(
+            generation_config: Any,
+            input_ids: torch.Tensor,
+            assistant_model: Any = None,
+            **_kwargs: Any,
+        ) -> SelfSpecCandidateGenerator:
             self._memory = self._row = None
+            self._draft_model = self._spec.draft_model_for(model, input_ids, assistant_model)
             self._max_length = generation_config.max_length
             return self
 
@@ -89,8 +101,12 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
             pairs = last_pairs(input_ids[:, :-1].cpu(), None, num_matches + 1)
             memory.observe_pairs(pairs.numpy(), top)
         if self._row is None:
-            self._row = Row.open(0, input_ids[0].tolist(), memory, self._spec.config)
-            self._num_read = input_ids.shape[1]
+            ids, cursor = input_ids[0].tolist(), None
+            if self._draft_model is not None:
+                # Nobody measures what a step costs here, so the draft model reads what is wanted.
+                cursor = DraftModelCursor(self._draft_model.open(), ids, FixedBudget())
+            self._row = Row.open(0, ids, memory, self._spec.config, draft_model=cursor)
+            self._num_read = len(ids)
 
     def _read(self, ids: list[int]) -> None:
         """Brings the row to the end of the text, and learns which drafts were accepted."""

@@ -192,6 +192,11 @@ class Forwards:
             self._pack(prepared)
         yield prepared
 
+    def knows_pair(self, model: Any, draft_model: Any) -> bool:
+        """Was the pacing of these two models asked for before?"""
+        with self._lock:
+            return draft_model in self._pacings.get(model, ())
+
     def pacing(self, model: Any, draft_model: Any) -> Pacing:
         """What a draft model costs and brings beside a model."""
         with self._lock:

@@ -8,6 +8,7 @@ drafting works, and `release` gives the stock layers back as if stock decoding h
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -17,9 +18,9 @@ from selfspec.run.arena import Arena, ArenaLayer, ColumnMove, Geometry, Member, 
 
 __all__ = ["TreeKV", "can_hold_trees", "foreign_layer"]
 
-# An arena of more bytes than this is split into parts, which are filled one after the other.
-_SMALL_ARENA = 64 << 20
-_NUM_PARTS = 12  # Each part needs a few more copies in each step.
+# A larger arena is split into parts of so many bytes, which are filled one after the other.
+_SMALL_ARENA = 16 << 20
+_MAX_PARTS = 12  # Each part needs a few more copies in each step.
 
 
 def foreign_layer(cache: Cache) -> str | None:
@@ -42,7 +43,8 @@ class TreeLayer(ArenaLayer):
 
     def __init__(self, kv: TreeKV, attention_type: str) -> None:
         super().__init__(attention_type)
-        self._kv = kv
+        # In a cycle of references, the KV of a call would outlive it until Python looks for cycles.
+        self._kv: TreeKV = weakref.proxy(kv)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """How many keys the next forward sees, and the column of the first one."""
@@ -178,9 +180,8 @@ class TreeKV:
         for key, members in self._members_by_geometry().items():
             num_columns = self.front - self.first_columns[key.attention_type] + room
             num_bytes = len(members) * math.prod(key.shape) * num_columns * key.dtype.itemsize
-            share = len(members)
-            if num_bytes > _SMALL_ARENA:
-                share = max(share // _NUM_PARTS, 1)
+            num_parts = min(-(-num_bytes // _SMALL_ARENA), _MAX_PARTS)
+            share = max(len(members) // num_parts, 1)
             starts = range(0, len(members), share)
             parts += [(key, members[start : start + share]) for start in starts]
         return parts

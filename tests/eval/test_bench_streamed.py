@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from eval import bench_streamed
 from eval.errors import EvalError
-from eval.methods.streamed_job import METHODS, OURS, Job, Result
+from eval.methods.streamed_job import LOOKUP, METHODS, OURS, Job, Result
 from tests.streamed import least_memory, saved_model
 from tests.tiny import make_tokenizer
 
@@ -47,6 +47,7 @@ def test_a_process_answers_within_a_budget(folder, method):
     assert result.texts == whole.texts
     assert [len(text) for text in result.texts] == [12, 12]
     assert result.num_steps <= whole.num_steps == 22
+    assert (result.num_nodes is None) == (method == LOOKUP)
     assert result.peak_bytes > 0
     assert whole.seconds_read == 0
     if method != "accelerate":
@@ -66,7 +67,8 @@ def test_the_command(folder, questions, capsys, monkeypatch):
         made.append(each)
         seconds = 8.0 if each.method == "accelerate" else 2.0
         texts = [[1] * 9 for _ in each.prompts]
-        return Result(texts, seconds, 8, 16, 10**9, 10, 2.0, 0.5, 7 * 10**6, 10**6)
+        num_nodes = 16 if each.method == "streamed" else None
+        return Result(texts, seconds, 8, num_nodes, 10**9, 10, 2.0, 0.5, 7 * 10**6, 10**6)
 
     monkeypatch.setattr(bench_streamed, "_answered", answered)
     options = ["--model", str(folder), "--questions", str(questions), "--limit", "1"]
@@ -83,6 +85,7 @@ def test_the_command(folder, questions, capsys, monkeypatch):
     assert "## Within 3MB: 3 MB" in lines
     row = "| streamed | 4.00 | 4.00–4.00 | 4.00x | 1.00 | 2.0 | 100 | 75% | 7 | 1 | 1 of 1 |"
     assert lines.count(row) == 2
+    assert sum("| 1.00 | – | 100 |" in line for line in lines) == 2
     figures = json.loads(last)["figures"]["3MB"]["methods"]["streamed"]
     assert figures["tokens_per_second"] == 4.0
 

@@ -72,6 +72,20 @@ def test_candidate_generator_stays_within_the_models_positions(num_new: int) -> 
         assert_same_ids(run(model, inputs, **LOOKUP, **options).ids, stock.ids)
 
 
+@pytest.mark.parametrize("is_own", [True, False])
+def test_candidate_generator_asks_the_draft_model(is_own: bool) -> None:
+    """The `SelfSpec`'s own, or the one that a call names: here one that knows the text."""
+    model, inputs, twin = new_model("llama"), prompt(), tiny_model("llama")
+    stock = run(twin, inputs, **GREEDY)
+    spec = SelfSpec(sources=(), draft_model=twin if is_own else None)
+    more = LOOKUP if is_own else {"assistant_model": twin}
+    with SelfSpecCandidateGenerator(spec).plugged_into(model), recorded_forwards(model) as widths:
+        for _ in range(2):
+            assert_same_ids(run(model, inputs, **more, **GREEDY).ids, stock.ids)
+    num_new = stock.ids.shape[1] - inputs["input_ids"].shape[1]
+    assert 2 * num_new > 4 * len(widths)
+
+
 @pytest.mark.parametrize("learning", ["session", "request", "frozen"])
 def test_candidate_generator_learns_how_far_guesses_can_be_trusted(learning: str) -> None:
     """As the learning scope says: in a session, right guesses are surer in the end."""

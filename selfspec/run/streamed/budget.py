@@ -10,16 +10,29 @@ from typing import Any, NamedTuple
 
 from selfspec.errors import ConfigError
 
-__all__ = ["NUM_BUFFERS", "Sizes", "choose_streamed", "kv_bytes"]
+__all__ = [
+    "NUM_BUFFERS",
+    "Sizes",
+    "choose_streamed",
+    "forward_bytes",
+    "kv_bytes",
+    "text_bytes",
+]
 
 # While a layer is computed in one buffer, the next one is read into the other.
 NUM_BUFFERS = 2
 
 
 class Sizes(NamedTuple):
-    """What the parts of a model take in memory, in bytes."""
+    """What the parts of a model take in memory, in bytes: all that a budget counts.
 
-    fixed: int  # whatever happens: weights outside of the layers, and room for the KV
+    That is the resident weights, the buffers of the streamed ones, and for one text of
+    `max_length` tokens its KV and the widest forward over it, which reads it as a prompt. A tree's
+    forward and its logits fit where the prompt's was. Not counted are Python and torch themselves,
+    tables of some ten megabytes, and a draft model.
+    """
+
+    fixed: int  # whatever happens: weights outside of the layers, and room for the text
     layers: Sequence[int]  # each of them, resident
     buffers: Sequence[int]  # a buffer for each of them
     scratch: int  # in which weights are converted
@@ -53,6 +66,12 @@ def choose_streamed(sizes: Sizes, may_stream: Sequence[int], max_bytes: int) -> 
     )
 
 
+def text_bytes(config: Any, num_tokens: int, itemsize: int) -> int:
+    """What a text of `num_tokens` tokens takes: its KV, and the forward that reads it."""
+    sizes = (config, num_tokens, itemsize)
+    return kv_bytes(*sizes) + forward_bytes(*sizes)
+
+
 def kv_bytes(config: Any, num_tokens: int, itemsize: int) -> int:
     """What the keys and values of `num_tokens` tokens take, without windows taken into account."""
     query_heads = getattr(config, "num_attention_heads", None)
@@ -63,6 +82,21 @@ def kv_bytes(config: Any, num_tokens: int, itemsize: int) -> int:
     if getattr(config, "kv_lora_rank", None):  # Latent attention keeps one narrow state.
         width = config.kv_lora_rank + config.qk_rope_head_dim
     return int(num_tokens * config.num_hidden_layers * width * itemsize)
+
+
+def forward_bytes(config: Any, num_tokens: int, itemsize: int) -> int:
+    """What a forward over `num_tokens` tokens holds at most beside weights and KV, roughly.
+
+    In a decoder layer, each token's hidden state is there about ten times (as it came, normed, as
+    queries before and after their rotation, …), and its wider state within the MLP four times, for
+    each expert that it goes to. Measured on Llama's layers of sizes 2,048 and 3,584: 28,000 to
+    35,000 elements a token, with what the allocator can't give back.
+    """
+    hidden = config.hidden_size
+    sizes = (getattr(config, f"{kind}intermediate_size", None) for kind in ("moe_", ""))
+    wide = next((size for size in sizes if isinstance(size, int)), 4 * hidden)
+    num_experts = getattr(config, "num_experts_per_tok", None) or 1
+    return int(num_tokens * (10 * hidden + 4 * wide * num_experts) * itemsize)
 
 
 def _spread(items: Sequence[int], number: int) -> tuple[int, ...]:

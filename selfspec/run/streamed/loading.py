@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from selfspec.errors import ConfigError, UnsupportedError, WeightsError
 from selfspec.machine.amounts import amount_in_bytes
-from selfspec.run.streamed.budget import Sizes, choose_streamed, kv_bytes
+from selfspec.run.streamed.budget import Sizes, choose_streamed, text_bytes
 from selfspec.run.streamed.buffers import new_buffers
 from selfspec.run.streamed.checkpoint import Piece, find_files, open_shards, pieces_of
 from selfspec.run.streamed.files import Shard
@@ -46,11 +46,12 @@ def load_streamed(
 
     Args:
         name: A folder, or the id of a model on the Hub, with safetensors files.
-        max_memory: What weights, buffers and KV may take together: bytes, or text such as
-            ``"2GB"``, ``"500MiB"`` or ``"25%"``, a share of what the whole model takes.
+        max_memory: What weights, buffers, KV and forwards may take together: bytes, or text such
+            as ``"2GB"``, ``"500MiB"`` or ``"25%"``, a share of what the whole model takes.
             If all fits, nothing is streamed.
-        max_length: Of `max_memory`, the KV of so many tokens of one prompt and answer is set aside.
-            Longer texts and batches work too, and take more memory.
+        max_length: Of `max_memory`, room for one prompt and answer of so many tokens is set aside:
+            for its KV, and for a forward that reads it at once. Longer texts and batches work too,
+            and take more memory.
         dtype: ``"auto"`` is the checkpoint's own. Any other is converted to while reading.
         device: Where the model computes. On a CUDA device, streamed layers come from pinned
             memory if that holds them.
@@ -130,9 +131,9 @@ class _Layers(NamedTuple):
         return cls(decoder, names, list(found), weights, images, alone)
 
     def sizes(self, model: Any, max_length: int) -> Sizes:
-        """What all parts take, in bytes, with the KV of so many tokens."""
+        """What all parts take, in bytes, with room for a text of so many tokens."""
         config = model.config.get_text_config(decoder=True)
-        reserve = kv_bytes(config, max_length, model.dtype.itemsize)
+        reserve = text_bytes(config, max_length, model.dtype.itemsize)
         layers = [_num_bytes(module) for module in self.modules]
         return Sizes(
             _num_bytes(model) - sum(layers) + reserve,

@@ -367,8 +367,14 @@ def test_the_commands_read_folders(tmp_path, capsys):
     RowFile(tmp_path / ROWS).append(made.lines())
     assert main(["compare", str(tmp_path), str(tmp_path)]) == 0
     assert "asked and measured alike" in capsys.readouterr().out
-    assert main(["report", str(tmp_path)]) == 0
+    assert main(["report", str(tmp_path), "--pictures", str(tmp_path / "pictures")]) == 0
     assert (tmp_path / "report.html").exists()
+    drawn = list((tmp_path / "pictures").iterdir())
+    assert tmp_path / "pictures" / "speed-up-over-stock-by-task.svg" in drawn
+    for path in drawn:  # Each stands alone: it is well-formed and brings its colours.
+        root = ElementTree.parse(path).getroot()
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert "fill: #1f2328" in (root[0].text or "")
 
 
 @pytest.mark.parametrize("module", [svg, progress, speed_up, steps])

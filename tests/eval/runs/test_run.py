@@ -14,6 +14,7 @@ from eval.benches.questions import Question
 from eval.command import main
 from eval.errors import EvalError
 from eval.methods import method as methods
+from eval.methods.published import FIXED_NODES
 from eval.methods.studies import STUDIES, named_study, variants_of
 from eval.report.rows import ROWS, read_record
 from eval.runs import contest, run
@@ -410,15 +411,15 @@ def test_a_study_is_a_run_of_variants(chat_folder, questions, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "- study: what LUTs and dynamic trees are worth (after DIAA, table 3)" in out
     last = summary_of(out)
-    named = ["stock", "all", "no LUTs", "no dynamic tree", "neither", "no overlap"]
-    assert list(last["overall"]) == named
+    named = ["all", "no LUTs", "no overlap", "LUT, dynamic tree", "LUT, static tree", "neither"]
+    assert list(last["overall"]) == ["stock", *named]
     assert last["settings"]["variants"]["neither"] == {
         "method": "prompt-lookup",
         "knobs": {},
         "cache": None,
     }
     answers = read_record(tmp_path / "out").answers.values()
-    static = [each.numbers.widths for each in answers if each.method == "no dynamic tree"]
+    static = [each.numbers.widths for each in answers if each.method == "LUT, static tree"]
     assert max(map(max, static)) > 8, "it must not keep the shape of the first tree, which is tiny"
     assert all(each["num_failed"] == 0 for each in last["overall"].values())
     assert last["overall"]["all"]["queries_per_step"] <= 4
@@ -434,6 +435,7 @@ def test_the_study_of_tables_says_what_they_take(chat_folder, questions, tmp_pat
     output = capsys.readouterr().out
     lines, overall = output.splitlines(), summary_of(output)["overall"]
     head = next(line.split(" | ") for line in lines if "LUTs, MB" in line)
+    assert "rounds" not in head, "there was one round, so the column says nothing"
     row = next(line.split(" | ") for line in lines if line.startswith("| top 16 | "))
     taken = overall["top 16"]["table_bytes"]
     assert row[head.index("LUTs, MB")] == f"{taken / 1e6:.1f}"
@@ -452,10 +454,13 @@ def test_a_study_of_caches_has_one_more_for_each(chat_folder, questions, tmp_pat
     options += [str(questions), "--output", str(tmp_path / "out"), "--limit", "1"]
     options += ["--max-new-tokens", "8"]
     assert main([*options, "--caches", str(tmp_path / "own")]) == 0
-    last = summary_of(capsys.readouterr().out)
+    output = capsys.readouterr().out
+    last = summary_of(output)
     assert list(last["overall"]) == ["stock", "cold", "own"]
     assert all(each["num_failed"] == 0 for each in last["overall"].values())
     assert last["settings"]["variants"]["own"]["cache"] == "own"
+    assert last["settings"]["state"] == "prebuilt where a method names a cache, else cold"
+    assert "weighed by what came true, budget = fixed, cache own" in output
 
 
 @pytest.mark.parametrize(
@@ -489,7 +494,8 @@ def test_every_study_names_methods_and_knobs_that_there_are(name, tmp_path):
 
 def test_no_study_goes_by_the_shape_of_the_first_tree_which_is_tiny():
     parts = STUDIES["parts"].variants
-    assert parts["no dynamic tree"].method == "lut-static"
+    assert parts["LUT, static tree"].method == "lut-static"
+    assert parts["LUT, dynamic tree"].knobs["max_nodes"] == FIXED_NODES
     knobs = [variant.knobs for study in STUDIES.values() for variant in study.variants.values()]
     assert max(each.get("update_interval", 1) for each in knobs) <= 16
 
@@ -500,7 +506,9 @@ def test_without_luts_all_other_sources_stay():
     assert not {"lut", "lut2"} & set(sources)
 
 
-@pytest.mark.parametrize("name", ["branches", "memories", "widths", "shapes"])
+@pytest.mark.parametrize(
+    "name", ["branches", "memories", "parts", "shapes", "starts", "tables", "widths"]
+)
 def test_what_is_compared_rides_along_in_every_step(name):
     """A measured budget leaves branches out, and picks widths of its own."""
     ours = [each for each in STUDIES[name].variants.values() if each.method == "selfspec"]

@@ -6,15 +6,18 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eval.methods.storages import StorageLog
 from selfspec import ConfigError
 from selfspec.machine.amounts import amount_in_bytes
 from selfspec.run.streamed.budget import (
     NUM_BUFFERS,
     Sizes,
     choose_streamed,
+    forward_bytes,
     kv_bytes,
 )
 from tests.fakes import new_model, prompt
@@ -81,6 +84,14 @@ def test_the_kv_is_what_a_forward_leaves(name):
     cache = model(**inputs, use_cache=True).past_key_values
     held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
     assert kv_bytes(model.config, 10, 4) == held
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "gpt2", "mixtral"])
+def test_a_forward_holds_no_more_than_was_reckoned(name):
+    model, inputs = new_model(name), prompt(length=100)
+    with StorageLog() as log, torch.no_grad():
+        model(**inputs, use_cache=False, logits_to_keep=1)
+    assert log.peak() <= forward_bytes(model.config, 100, 4) <= 3 * log.peak()
 
 
 def test_the_kv_of_a_config_that_says_little():
