@@ -45,6 +45,7 @@ def generate_many(
         seed: For sampling: prompt `i` is drawn as after ``torch.manual_seed(seed + i)``. None:
             the seeds come from torch's generator.
         scheduler: Chooses which waiting prompts start; by default those that came first.
+            `ShortestFirst()` fits more rows into little memory.
         generate_kwargs: What `generate()` takes, such as ``max_new_tokens=64``, for all prompts.
 
     Raises:
