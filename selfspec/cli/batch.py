@@ -84,7 +84,8 @@ def batch(
         cache,
         remember=remember,
         draft_model=draft_model,
-        num_tokens=_TOKENS_A_ROW * (max_rows + _OTHER_SHARES),
+        max_length=_TOKENS_A_ROW,
+        max_texts=max_rows + _OTHER_SHARES,
     ) as writer:
         from selfspec.batch.session import Session
 

@@ -95,10 +95,12 @@ def load_tokenizer(options: ModelOptions) -> Any:
     return _attempt(source, "tokenizer", lambda: AutoTokenizer.from_pretrained(source))
 
 
-def load_model(options: ModelOptions, tokenizer: Any, num_tokens: int = 2048) -> Loaded:
+def load_model(
+    options: ModelOptions, tokenizer: Any, max_length: int = 2048, max_texts: int = 1
+) -> Loaded:
     """Loads the model, in the dtype and onto the device that the options name.
 
-    Within a memory, the keys and values of so many tokens are set aside.
+    Within a memory, room for so many texts of so many tokens is set aside.
     """
     from selfspec import load_streamed
 
@@ -109,7 +111,12 @@ def load_model(options: ModelOptions, tokenizer: Any, num_tokens: int = 2048) ->
     def load() -> Any:
         if isinstance(options, RunOptions) and (amount := options.max_memory) is not None:
             return load_streamed(
-                source, max_memory=amount, max_length=num_tokens, dtype=dtype, device=device
+                source,
+                max_memory=amount,
+                max_length=max_length,
+                max_texts=max_texts,
+                dtype=dtype,
+                device=device,
             )
         return _whole_model(source, dtype, device)
 

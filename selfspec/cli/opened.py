@@ -34,11 +34,12 @@ def loaded(
     remember: str | None = None,
     draft_model: str | None = None,
     chats: bool = False,
-    num_tokens: int = 2048,
+    max_length: int = 2048,
+    max_texts: int = 1,
 ) -> Iterator[Writer]:
     """The model, loaded and ready to write; transformers' own messages are off meanwhile.
 
-    Under `--max-memory` the keys and values of `num_tokens` tokens are set aside.
+    Under `--max-memory` room for `max_texts` texts of `max_length` tokens is set aside.
     """
     with ExitStack() as stack:
         with working(f"Loading {loading.model or 'the embedded model'}"):
@@ -68,7 +69,7 @@ def loaded(
                 check_tokenizer("--cache", held.tokenizer, tokenizer_info(tokenizer))
             if kept is not None:
                 kept.check_tokenizer(tokenizer_info(tokenizer))
-            model = load_model(loading, tokenizer, num_tokens)
+            model = load_model(loading, tokenizer, max_length, max_texts)
             small = None if draft_model is None else load_draft_model(draft_model, loading)
             writer = Writer(model, sampling, max_new_tokens, held, remember, small)
         yield writer

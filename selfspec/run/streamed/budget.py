@@ -26,8 +26,8 @@ NUM_BUFFERS = 2
 class Sizes(NamedTuple):
     """What the parts of a model take in memory, in bytes: all that a budget counts.
 
-    That is the resident weights, the buffers of the streamed ones, and for one text of
-    `max_length` tokens its KV and the widest forward over it, which reads it as a prompt. A tree's
+    That is the resident weights, the buffers of the streamed ones, and for a text of `max_length`
+    tokens its KV and the widest forward over it, which reads it as a prompt. A tree's
     forward and its logits fit where the prompt's was. Not counted are Python and torch themselves,
     tables of some ten megabytes, and a draft model.
     """
@@ -66,10 +66,10 @@ def choose_streamed(sizes: Sizes, may_stream: Sequence[int], max_bytes: int) -> 
     )
 
 
-def text_bytes(config: Any, num_tokens: int, itemsize: int) -> int:
-    """What a text of `num_tokens` tokens takes: its KV, and the forward that reads it."""
+def text_bytes(config: Any, num_tokens: int, itemsize: int, num_texts: int = 1) -> int:
+    """What texts of `num_tokens` tokens each take: their KV, and the forward that reads one."""
     sizes = (config, num_tokens, itemsize)
-    return kv_bytes(*sizes) + forward_bytes(*sizes)
+    return num_texts * kv_bytes(*sizes) + forward_bytes(*sizes)
 
 
 def kv_bytes(config: Any, num_tokens: int, itemsize: int) -> int:

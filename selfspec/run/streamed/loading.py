@@ -34,6 +34,7 @@ def load_streamed(
     *,
     max_memory: int | str,
     max_length: int = 2048,
+    max_texts: int = 1,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "cpu",
 ) -> Any:
@@ -49,9 +50,10 @@ def load_streamed(
         max_memory: What weights, buffers, KV and forwards may take together: bytes, or text such
             as ``"2GB"``, ``"500MiB"`` or ``"25%"``, a share of what the whole model takes.
             If all fits, nothing is streamed.
-        max_length: Of `max_memory`, room for one prompt and answer of so many tokens is set aside:
-            for its KV, and for a forward that reads it at once. Longer texts and batches work too,
-            and take more memory.
+        max_length: Of `max_memory`, room for a prompt and answer of so many tokens is set aside:
+            for its KV, and for a forward that reads it at once. Longer texts work too, and take
+            more memory.
+        max_texts: The KV of so many such texts is set aside, which are decoded at the same time.
         dtype: ``"auto"`` is the checkpoint's own. Any other is converted to while reading.
         device: Where the model computes. On a CUDA device, streamed layers come from pinned
             memory if that holds them.
@@ -63,8 +65,9 @@ def load_streamed(
     """
     start = perf_counter()
     name, device = str(name), torch.device(device)
-    if max_length < 1:
-        raise ConfigError(f"max_length must be >= 1 (got {max_length})")
+    for what, number in {"max_length": max_length, "max_texts": max_texts}.items():
+        if number < 1:
+            raise ConfigError(f"{what} must be >= 1 (got {number})")
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device must be a CPU or a CUDA device (got '{device}')")
     shards = open_shards(find_files(name))
@@ -72,7 +75,7 @@ def load_streamed(
         model = _empty_model(name, dtype, shards)
         pieces = pieces_of(model, shards)
         layers = _Layers.of(model, pieces)
-        sizes = layers.sizes(model, max_length)
+        sizes = layers.sizes(model, max_length, max_texts)
         budget = amount_in_bytes(max_memory, sizes.whole)
         streamed = choose_streamed(sizes, layers.may_stream, budget)
         _load(model, pieces, {n for i in streamed for n in layers.weights[i]}, device)
@@ -130,10 +133,10 @@ class _Layers(NamedTuple):
         decoder = model.get_submodule(prefix.rpartition(".")[0])
         return cls(decoder, names, list(found), weights, images, alone)
 
-    def sizes(self, model: Any, max_length: int) -> Sizes:
-        """What all parts take, in bytes, with room for a text of so many tokens."""
+    def sizes(self, model: Any, max_length: int, max_texts: int) -> Sizes:
+        """What all parts take, in bytes, with room for so many texts of so many tokens."""
         config = model.config.get_text_config(decoder=True)
-        reserve = text_bytes(config, max_length, model.dtype.itemsize)
+        reserve = text_bytes(config, max_length, model.dtype.itemsize, max_texts)
         layers = [_num_bytes(module) for module in self.modules]
         return Sizes(
             _num_bytes(model) - sum(layers) + reserve,

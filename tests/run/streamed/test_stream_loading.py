@@ -23,7 +23,7 @@ from selfspec import ConfigError, UnsupportedError, WeightsError, load_streamed
 from selfspec.run.streamed import is_streamed
 from selfspec.run.streamed.stream import _stream_of
 from tests.fakes import prompt
-from tests.lossless.same import GREEDY, run
+from tests.lossless.same import GREEDY, NUM_NEW, run
 from tests.streamed import least_memory, load_tightly, saved_model
 
 FILE = "model.safetensors"
@@ -88,6 +88,7 @@ def test_the_least_that_will_do_is_named(folder):
     [
         ({"max_memory": "some"}, "max_memory must be"),
         ({"max_length": 0}, "max_length must be >= 1"),
+        ({"max_texts": 0}, "max_texts must be >= 1"),
         ({"device": "meta"}, "device must be a CPU or a CUDA device"),
     ],
 )
@@ -209,7 +210,7 @@ def test_two_threads_take_turns(folder):
     alone = [run(model, prompt(seed=seed), **GREEDY).ids for seed in range(3)]
 
     def decode(seed: int) -> None:
-        texts[seed] = model.generate(**prompt(seed=seed), max_new_tokens=40, do_sample=False)
+        texts[seed] = model.generate(**prompt(seed=seed), max_new_tokens=NUM_NEW, do_sample=False)
 
     threads = [threading.Thread(target=decode, args=(seed,)) for seed in range(3)]
     for thread in threads:
