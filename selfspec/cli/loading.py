@@ -16,6 +16,7 @@ __all__ = [
     "DTYPES",
     "TINY",
     "Loaded",
+    "attempt",
     "check_options",
     "check_template",
     "load_draft_model",
@@ -92,7 +93,7 @@ def load_tokenizer(options: ModelOptions) -> Any:
     from transformers import AutoTokenizer
 
     source = _source(options.model)
-    return _attempt(source, "tokenizer", lambda: AutoTokenizer.from_pretrained(source))
+    return attempt(source, "tokenizer", lambda: AutoTokenizer.from_pretrained(source))
 
 
 def load_model(options: ModelOptions, tokenizer: Any, num_tokens: int = 2048) -> Loaded:
@@ -113,7 +114,7 @@ def load_model(options: ModelOptions, tokenizer: Any, num_tokens: int = 2048) ->
             )
         return _whole_model(source, dtype, device)
 
-    model = _attempt(source, "model", load)
+    model = attempt(source, "model", load)
     return Loaded(Path(source).name if options.model is None else source, model, tokenizer)
 
 
@@ -121,7 +122,7 @@ def load_draft_model(name: str, options: ModelOptions) -> Any:
     """Loads the small model, in the dtype and onto the device that the options name."""
     source, device = _source(name, "--draft-model"), _device(options.device)
     dtype = _dtype(ModelOptions(model=name, dtype=options.dtype))
-    return _attempt(source, "draft model", lambda: _whole_model(source, dtype, device))
+    return attempt(source, "draft model", lambda: _whole_model(source, dtype, device))
 
 
 def _whole_model(source: str, dtype: Any, device: Any) -> Any:
@@ -151,7 +152,7 @@ def _source(name: str | None, option: str = "--model") -> str:
     return name
 
 
-def _attempt(source: str, what: str, load: Callable[[], T]) -> T:
+def attempt(source: str, what: str, load: Callable[[], T]) -> T:
     """Runs a loader of transformers, and turns what it finds wrong with the files into one line."""
     from safetensors import SafetensorError
 
