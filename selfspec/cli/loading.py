@@ -23,6 +23,7 @@ __all__ = [
     "load_model",
     "load_tokenizer",
     "quiet",
+    "source_of",
 ]
 
 TINY = Path(__file__).parent.parent / "models" / "tiny"
@@ -70,9 +71,9 @@ def quiet() -> Iterator[None]:
 
 def check_options(options: ModelOptions, draft_model: str | None = None) -> None:
     """Refuses wrong options, as far as that is possible without importing torch."""
-    _source(options.model)
+    source_of(options.model)
     if draft_model is not None:
-        _source(draft_model, "--draft-model")
+        source_of(draft_model, "--draft-model")
     if options.dtype not in DTYPES:
         raise CliError(unknown_name("dtype", options.dtype, DTYPES))
 
@@ -92,7 +93,7 @@ def load_tokenizer(options: ModelOptions) -> Any:
     """Loads the tokenizer. That is quick, so its faults are told before the model is read."""
     from transformers import AutoTokenizer
 
-    source = _source(options.model)
+    source = source_of(options.model)
     return attempt(source, "tokenizer", lambda: AutoTokenizer.from_pretrained(source))
 
 
@@ -105,7 +106,7 @@ def load_model(options: ModelOptions, tokenizer: Any, num_tokens: int = 2048) ->
 
     device = _device(options.device)
     dtype = _dtype(options)
-    source = _source(options.model)
+    source = source_of(options.model)
 
     def load() -> Any:
         if isinstance(options, RunOptions) and (amount := options.max_memory) is not None:
@@ -120,7 +121,7 @@ def load_model(options: ModelOptions, tokenizer: Any, num_tokens: int = 2048) ->
 
 def load_draft_model(name: str, options: ModelOptions) -> Any:
     """Loads the small model, in the dtype and onto the device that the options name."""
-    source, device = _source(name, "--draft-model"), _device(options.device)
+    source, device = source_of(name, "--draft-model"), _device(options.device)
     dtype = _dtype(ModelOptions(model=name, dtype=options.dtype))
     return attempt(source, "draft model", lambda: _whole_model(source, dtype, device))
 
@@ -135,7 +136,7 @@ def _whole_model(source: str, dtype: Any, device: Any) -> Any:
     return model.to(device)
 
 
-def _source(name: str | None, option: str = "--model") -> str:
+def source_of(name: str | None, option: str = "--model") -> str:
     """A folder or a Hub id; refuses what can only be a path and leads nowhere."""
     if name is None:
         if not (TINY / "config.json").is_file():

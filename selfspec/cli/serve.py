@@ -52,6 +52,9 @@ def serve(
     verbose: Verbose = False,
 ) -> None:
     """Serve a model over HTTP, by the protocol of OpenAI, with drafts in every answer."""
+    from selfspec.cli.loading import source_of
+
+    source_of(model, "MODEL")
     loading = ModelOptions(model=model, device=device, dtype=dtype)
     config = checked(loading, knobs, draft_model)
     _check_port(host, port)

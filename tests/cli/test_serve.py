@@ -17,15 +17,15 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
-
-from selfspec import SelfSpec
-
-for _name in ("fastapi", "uvicorn", "openai"):
-    pytest.importorskip(_name, reason="the server needs the extra selfspec[serve]")
-import openai
 from transformers.cli.serve import Serve
 
+from selfspec import SelfSpec
 from selfspec.cli.server import DraftingServer
+
+NEEDED = {"reason": "the server needs the extra: pip install 'selfspec[serve]'"}
+pytest.importorskip("fastapi", **NEEDED)
+pytest.importorskip("uvicorn", **NEEDED)
+openai = pytest.importorskip("openai", **NEEDED)
 
 PATIENCE = 30  # seconds, before a test that waits gives up
 NO_END = {"logit_bias": {"1": -100}}  # The text never ends by itself.
