@@ -28,7 +28,8 @@ pytest.importorskip("uvicorn", **NEEDED)
 openai = pytest.importorskip("openai", **NEEDED)
 
 PATIENCE = 30  # seconds, before a test that waits gives up
-NO_END = {"logit_bias": {"1": -100}}  # The text never ends by itself.
+ENDLESS = 100_000  # tokens
+NO_END = {"logit_bias": {"1": -100.0}}  # The text never ends by itself.
 MESSAGES = [{"role": "user", "content": "the quick brown fox"}]
 
 
@@ -109,6 +110,16 @@ def complete(client: openai.OpenAI, model: str, **extra: Any) -> str:
     return "".join(chunk.choices[0].text for chunk in answer if chunk.choices)
 
 
+def endless(client: openai.OpenAI, model: str) -> Any:
+    """The stream of an answer that nobody waits for."""
+    asked = {"model": model, "messages": MESSAGES, "max_tokens": ENDLESS, **NO_END}
+    return client.chat.completions.create(stream=True, **asked)
+
+
+def first_text(stream: Any) -> str:
+    return next(text for chunk in stream if (text := chunk.choices[0].delta.content))
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("ask", [chat, complete])
 def test_answers_are_those_of_transformers(
@@ -118,38 +129,47 @@ def test_answers_are_those_of_transformers(
     expected = ask(stock, chat_folder, stream=stream)
     assert expected
     assert ask(client, chat_folder, stream=stream) == expected
-    assert spec.total_stats.num_calls == before + 1
+    wait_until(lambda: spec.total_stats.num_calls == before + 1)  # A stream ends before its call.
     assert spec.stats.num_nodes > spec.stats.num_steps > 0
 
 
-def test_two_clients_at_once(client: openai.OpenAI, chat_folder: str) -> None:
+def test_two_clients_at_once(client: openai.OpenAI, chat_folder: str, spec: SelfSpec) -> None:
+    before = spec.total_stats.num_calls
     asked = [(chat, {"stream": True}), (complete, {})] * 2
     alone = [ask(client, chat_folder, **extra) for ask, extra in asked]
     with ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(ask, client, chat_folder, **extra) for ask, extra in asked]
         assert [future.result(PATIENCE) for future in futures] == alone
+    wait_until(lambda: spec.total_stats.num_calls == before + 2 * len(asked))
 
 
 def test_a_client_that_goes_away_stops_its_answer(
     client: openai.OpenAI, chat_folder: str, spec: SelfSpec
 ) -> None:
     """Otherwise the next client would wait until all of it is written."""
-    before, endless = spec.total_stats, 100_000
-    asked = {"model": chat_folder, "messages": MESSAGES, "max_tokens": endless, **NO_END}
-    with client.chat.completions.create(stream=True, **asked) as stream:
-        next(iter(stream))
+    before = spec.total_stats
+    with endless(client, chat_folder) as stream:
+        first_text(stream)
     assert chat(client, chat_folder)
     assert spec.total_stats.num_calls == before.num_calls + 2
-    assert spec.total_stats.num_new_tokens - before.num_new_tokens < endless
+    assert spec.total_stats.num_new_tokens - before.num_new_tokens < ENDLESS
 
 
-def test_bad_requests_are_answered_as_such(client: openai.OpenAI, chat_folder: str) -> None:
-    with pytest.raises(openai.BadRequestError, match="pinned to"):
-        chat(client, "no/such-model")
-    with pytest.raises(openai.UnprocessableEntityError, match="nonsense"):
-        chat(client, chat_folder, extra_body={"nonsense": 1})
-    with pytest.raises(openai.BadRequestError, match="prompt must be a string"):
-        complete(client, chat_folder, prompt=[1, 2])
+BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "another-model": (chat, {"model": "no/such-model"}, "pinned to"),
+    "unknown-field": (chat, {"extra_body": {"nonsense": 1}}, "nonsense"),
+    "no-text": (complete, {"prompt": [1, 2]}, "prompt must be a string"),
+}
+
+
+@pytest.mark.parametrize(("ask", "extra", "message"), BAD.values(), ids=BAD)
+def test_bad_requests_are_answered_as_such(
+    ask: Any, extra: dict[str, Any], message: str, client: openai.OpenAI, chat_folder: str
+) -> None:
+    with pytest.raises(openai.APIStatusError) as caught:
+        ask(client, **{"model": chat_folder, **extra})
+    assert caught.value.status_code in (400, 422)
+    assert message in caught.value.response.text
     assert chat(client, chat_folder)
 
 
@@ -213,9 +233,7 @@ def test_a_signal_in_the_midst_of_an_answer(
         try:
             wait_until(lambda: is_open(port) or process.poll() is not None)
             with client_of(port) as client:
-                asked = {"model": chat_folder, "messages": MESSAGES, "max_tokens": 10**6}
-                stream = client.chat.completions.create(stream=True, **asked, **NO_END)
-                next(iter(stream))
+                first_text(endless(client, chat_folder))
                 process.send_signal(number)
                 assert process.wait(PATIENCE) == 130
         finally:

@@ -76,7 +76,6 @@ LEFT_TO_STOCK: dict[str, tuple[dict[str, Any], str]] = {
         {"generation_config": GenerationConfig(num_beams=2, max_new_tokens=12, pad_token_id=0)},
         "beam search can't be drafted for",
     ),
-    "in-step": ({"synced_gpus": True}, "run their forwards in step"),
 }
 
 
@@ -103,6 +102,15 @@ def test_what_the_models_own_config_asks_for_is_stocks() -> None:
     assert spec.total_stats.num_calls == 0
     run(model, inputs, num_beams=1, **GREEDY)  # The argument goes before the config.
     assert spec.total_stats.num_calls == 1
+
+
+def test_processes_that_may_have_to_keep_step_are_stocks(monkeypatch: Any, caplog: Any) -> None:
+    """Ranks that share a model wait for each other in every forward, and would draft apart."""
+    monkeypatch.setattr("selfspec.plugin.default._num_processes", lambda: 2)
+    spec = SelfSpec()
+    run(attach(new_model(), spec), prompt(), **GREEDY)
+    assert spec.total_stats.num_calls == 0
+    assert "run their forwards in step" in caplog.text
 
 
 def test_an_encoder_decoder_model_is_stocks() -> None:
