@@ -6,12 +6,12 @@ from typing import Any
 
 from transformers.cli.serve import Serve
 
-from selfspec import SelfSpec, attach
+from selfspec import SelfSpec, StepRecord, attach
 
 __all__ = ["DraftingServer"]
 
-# How long answers in the making may hold up the end, in seconds.
-_PATIENCE = 2
+# How long an answer that can't be broken off may hold up the end, in seconds.
+_PATIENCE = 5
 
 
 class DraftingServer(Serve):  # type: ignore[misc]
@@ -32,11 +32,19 @@ class DraftingServer(Serve):  # type: ignore[misc]
 
     def run(self) -> None:
         """Listens and answers, until Ctrl-C raises `KeyboardInterrupt`."""
-        self.server.run()
+        with self._spec.listening(self._break_off_at_the_end):
+            self.server.run()
 
     def stats(self) -> dict[str, Any]:
         """What was counted over all answers that ended so far."""
         return self._spec.total_stats.as_dict()
+
+    def _break_off_at_the_end(self, _record: StepRecord) -> None:
+        """Called in each step. Its error is what the client of an answer in the making gets."""
+        if self.server.should_exit:
+            from fastapi import HTTPException
+
+            raise HTTPException(503, "the server is being stopped")
 
 
 def _attach_what_is_loaded(models: Any, spec: SelfSpec) -> None:

@@ -47,9 +47,9 @@ def wait_until(done: Callable[[], Any]) -> None:
 
 
 @contextmanager
-def listening(server: Serve) -> Iterator[openai.OpenAI]:
+def listening(server: Unstarted | DraftingServer) -> Iterator[openai.OpenAI]:
     """Inside, the server answers on a thread, as its class does in a process."""
-    thread = threading.Thread(target=server.server.run)
+    thread = threading.Thread(target=server.run)
     thread.start()
     try:
         wait_until(lambda: server.server.started or not thread.is_alive())
@@ -71,6 +71,9 @@ class Unstarted(Serve):
 
     def start_server(self) -> None:
         """`listening` does."""
+
+    def run(self) -> None:
+        self.server.run()
 
 
 def options() -> dict[str, Any]:
@@ -233,8 +236,12 @@ def test_a_signal_in_the_midst_of_an_answer(
         try:
             wait_until(lambda: is_open(port) or process.poll() is not None)
             with client_of(port) as client:
-                first_text(endless(client, chat_folder))
+                stream = endless(client, chat_folder)
+                first_text(stream)
                 process.send_signal(number)
+                with pytest.raises(openai.APIError) as caught:
+                    list(stream)
+                assert "the server is being stopped" in str(caught.value.body)
                 assert process.wait(PATIENCE) == 130
         finally:
             process.kill()
