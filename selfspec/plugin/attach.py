@@ -104,11 +104,11 @@ def _generate(model: Any, *args: Any, **kwargs: Any) -> Any:
         return _generate_by_default(model, default, args, kwargs)
     assistant = kwargs.pop("assistant", None)
     if assistant is None:
-        return _generate_plainly(model, *args, **kwargs)
+        return _leave_to_stock(model, *args, **kwargs)
     return _draft(model, assistant, args, kwargs)
 
 
-def _generate_plainly(model: Any, *args: Any, **kwargs: Any) -> Any:
+def _leave_to_stock(model: Any, *args: Any, **kwargs: Any) -> Any:
     if isinstance(kwargs.get("custom_generate"), SelfSpec):
         refuse_paged(kwargs)
     return _before(model, "generate")(*args, **kwargs)
@@ -118,17 +118,17 @@ def _generate_by_default(
     model: Any, spec: SelfSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     if kwargs.get("custom_generate") is not None:  # Another loop is asked for by name.
-        return _generate_plainly(model, *args, **kwargs)
+        return _leave_to_stock(model, *args, **kwargs)
     if spec.config.strict:
         return _draft(model, spec, args, kwargs)
     if has_own_generate(model):
         spec.step_aside(model, f"{type(model).__name__} has a generate() of its own")
-        return _generate_plainly(model, *args, **kwargs)
+        return _leave_to_stock(model, *args, **kwargs)
     arguments = named(args, kwargs)
     if reason := reason_to_step_aside(model, spec, arguments):
         spec.step_aside(model, reason)
         arguments.pop("prediction", None)  # It decides nothing, and stock doesn't know it.
-        return _generate_plainly(model, **arguments)
+        return _leave_to_stock(model, **arguments)
     return _draft(model, spec, (), arguments)
 
 
