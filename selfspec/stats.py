@@ -101,6 +101,13 @@ class GenerationStats:
             merged[each.name] = theirs or mine if each.metadata == _LATEST else mine + theirs
         return GenerationStats(**merged)
 
+    def as_dict(self) -> dict[str, Any]:
+        """All fields and what follows from them, of kinds that JSON knows."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        plain = {k: dict(v) if isinstance(v, Counter) else v for k, v in values.items()}
+        shares = ("tokens_per_step", "nodes_per_step", "queries_per_step", "overhead")
+        return plain | {name: getattr(self, name) for name in shares}
+
     def __str__(self) -> str:
         lines = [
             f"{self.num_new_tokens} new tokens in {self.num_steps} steps: "

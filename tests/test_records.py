@@ -1,5 +1,6 @@
 """Trees keep their invariants and say so; statistics add up."""
 
+import json
 from collections import Counter
 from dataclasses import fields
 
@@ -95,6 +96,15 @@ def test_a_step_is_counted_exactly():
     assert stats.accepted_by_source == {"lut": 1, "context": 2}
     assert stats.tokens_per_step == 2.0
     assert stats.nodes_per_step == 4.0
+
+
+def test_json_has_all_that_is_counted():
+    stats = GenerationStats()
+    stats.count_step(step(2, 3))
+    read = json.loads(json.dumps(stats.as_dict()))
+    assert {field.name for field in fields(GenerationStats)} < read.keys()
+    assert read["accepted_by_source"] == {"lut": 1, "context": 2}
+    assert read["tokens_per_step"] == 3.0
 
 
 def test_ratios_before_the_first_step():

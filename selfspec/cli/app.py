@@ -24,12 +24,14 @@ from selfspec.cli.options import (
     checked_config,
     unfolds,
 )
+from selfspec.cli.serve import serve
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(cache_commands)
 app.command()(batch)
+app.command()(serve)
 
 
 def main() -> None:

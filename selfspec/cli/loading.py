@@ -16,12 +16,14 @@ __all__ = [
     "DTYPES",
     "TINY",
     "Loaded",
+    "attempt",
     "check_options",
     "check_template",
     "load_draft_model",
     "load_model",
     "load_tokenizer",
     "quiet",
+    "source_of",
 ]
 
 TINY = Path(__file__).parent.parent / "models" / "tiny"
@@ -69,9 +71,9 @@ def quiet() -> Iterator[None]:
 
 def check_options(options: ModelOptions, draft_model: str | None = None) -> None:
     """Refuses wrong options, as far as that is possible without importing torch."""
-    _source(options.model)
+    source_of(options.model)
     if draft_model is not None:
-        _source(draft_model, "--draft-model")
+        source_of(draft_model, "--draft-model")
     if options.dtype not in DTYPES:
         raise CliError(unknown_name("dtype", options.dtype, DTYPES))
 
@@ -91,8 +93,8 @@ def load_tokenizer(options: ModelOptions) -> Any:
     """Loads the tokenizer. That is quick, so its faults are told before the model is read."""
     from transformers import AutoTokenizer
 
-    source = _source(options.model)
-    return _attempt(source, "tokenizer", lambda: AutoTokenizer.from_pretrained(source))
+    source = source_of(options.model)
+    return attempt(source, "tokenizer", lambda: AutoTokenizer.from_pretrained(source))
 
 
 def load_model(
@@ -106,7 +108,7 @@ def load_model(
 
     device = _device(options.device)
     dtype = _dtype(options)
-    source = _source(options.model)
+    source = source_of(options.model)
 
     def load() -> Any:
         if isinstance(options, RunOptions) and (amount := options.max_memory) is not None:
@@ -120,15 +122,15 @@ def load_model(
             )
         return _whole_model(source, dtype, device)
 
-    model = _attempt(source, "model", load)
+    model = attempt(source, "model", load)
     return Loaded(Path(source).name if options.model is None else source, model, tokenizer)
 
 
 def load_draft_model(name: str, options: ModelOptions) -> Any:
     """Loads the small model, in the dtype and onto the device that the options name."""
-    source, device = _source(name, "--draft-model"), _device(options.device)
+    source, device = source_of(name, "--draft-model"), _device(options.device)
     dtype = _dtype(ModelOptions(model=name, dtype=options.dtype))
-    return _attempt(source, "draft model", lambda: _whole_model(source, dtype, device))
+    return attempt(source, "draft model", lambda: _whole_model(source, dtype, device))
 
 
 def _whole_model(source: str, dtype: Any, device: Any) -> Any:
@@ -141,7 +143,7 @@ def _whole_model(source: str, dtype: Any, device: Any) -> Any:
     return model.to(device)
 
 
-def _source(name: str | None, option: str = "--model") -> str:
+def source_of(name: str | None, option: str = "--model") -> str:
     """A folder or a Hub id; refuses what can only be a path and leads nowhere."""
     if name is None:
         if not (TINY / "config.json").is_file():
@@ -158,7 +160,7 @@ def _source(name: str | None, option: str = "--model") -> str:
     return name
 
 
-def _attempt(source: str, what: str, load: Callable[[], T]) -> T:
+def attempt(source: str, what: str, load: Callable[[], T]) -> T:
     """Runs a loader of transformers, and turns what it finds wrong with the files into one line."""
     from safetensors import SafetensorError
 

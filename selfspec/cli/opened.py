@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from selfspec.cli.options import Knobs, ModelOptions, RunOptions, Sampling
 from selfspec.cli.waiting import working
@@ -12,8 +12,9 @@ from selfspec.config import SpecConfig
 
 if TYPE_CHECKING:
     from selfspec.cli.writer import Writer
+    from selfspec.store import CacheContents
 
-__all__ = ["checked", "loaded"]
+__all__ = ["checked", "checked_tokenizer", "loaded"]
 
 
 def checked(loading: ModelOptions, knobs: Knobs, draft_model: str | None = None) -> SpecConfig:
@@ -43,33 +44,35 @@ def loaded(
     """
     with ExitStack() as stack:
         with working(f"Loading {loading.model or 'the embedded model'}"):
-            from selfspec.cli.loading import (
-                check_template,
-                load_draft_model,
-                load_model,
-                load_tokenizer,
-                quiet,
-            )
+            from selfspec.cli.loading import load_draft_model, load_model, quiet
             from selfspec.cli.writer import Writer
-            from selfspec.store import (
-                MemoryFolder,
-                check_tokenizer,
-                load_cache,
-                tokenizer_info,
-            )
 
-            # What the model is loaded for is quick to read, so its faults are told first.
-            held = None if cache is None else load_cache(cache)
-            kept = None if remember is None else MemoryFolder(remember)
+            tokenizer, held = checked_tokenizer(loading, cache, remember, chats=chats)
             stack.enter_context(quiet())
-            tokenizer = load_tokenizer(loading)
-            if chats:
-                check_template(loading.model, tokenizer.chat_template)
-            if held is not None:
-                check_tokenizer("--cache", held.tokenizer, tokenizer_info(tokenizer))
-            if kept is not None:
-                kept.check_tokenizer(tokenizer_info(tokenizer))
             model = load_model(loading, tokenizer, max_length, max_texts)
             small = None if draft_model is None else load_draft_model(draft_model, loading)
             writer = Writer(model, sampling, max_new_tokens, held, remember, small)
         yield writer
+
+
+def checked_tokenizer(
+    loading: ModelOptions, cache: str | None, remember: str | None, *, chats: bool = False
+) -> tuple[Any, CacheContents | None]:
+    """The tokenizer, and what the cache holds, both of which are read before the model.
+
+    They are quick to read, so their faults are told first, also that they don't fit each other.
+    """
+    from selfspec.cli.loading import check_template, load_tokenizer, quiet
+    from selfspec.store import MemoryFolder, check_tokenizer, load_cache, tokenizer_info
+
+    held = None if cache is None else load_cache(cache)
+    kept = None if remember is None else MemoryFolder(remember)
+    with quiet():
+        tokenizer = load_tokenizer(loading)
+    if chats:
+        check_template(loading.model, tokenizer.chat_template)
+    if held is not None:
+        check_tokenizer("--cache", held.tokenizer, tokenizer_info(tokenizer))
+    if kept is not None:
+        kept.check_tokenizer(tokenizer_info(tokenizer))
+    return tokenizer, held

@@ -21,7 +21,9 @@ from selfspec.config import SpecConfig
 
 __all__ = [
     "CacheFolder",
+    "DeviceName",
     "DraftModelName",
+    "DtypeName",
     "Knobs",
     "MaxNewTokens",
     "ModelOptions",
@@ -36,6 +38,18 @@ _DRAFTING = "Drafting (changes the speed, not the quality of the text)"
 _DEFAULT = SpecConfig()
 
 MaxNewTokens = Annotated[int, Option(min=1, help="Stop after so many new tokens.")]
+
+DeviceName = Annotated[
+    str, Option(help="cpu, cuda, cuda:1 and so on. auto: a GPU if there is one, else the CPU.")
+]
+
+DtypeName = Annotated[
+    str,
+    Option(
+        help="float32, bfloat16 or float16. auto: as the model was saved. In half precision "
+        "near-ties may fall differently than with stock generate()."
+    ),
+]
 
 CacheFolder = Annotated[
     str | None,
@@ -86,16 +100,8 @@ class ModelOptions:
             show_default=False,
         ),
     ] = None
-    device: Annotated[
-        str, Option(help="cpu, cuda, cuda:1 and so on. auto: a GPU if there is one, else the CPU.")
-    ] = "auto"
-    dtype: Annotated[
-        str,
-        Option(
-            help="float32, bfloat16 or float16. auto: as the model was saved. In half precision "
-            "near-ties may fall differently than with stock generate()."
-        ),
-    ] = "auto"
+    device: DeviceName = "auto"
+    dtype: DtypeName = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,24 @@ if TYPE_CHECKING:
     from selfspec import SelfSpec, SpecConfig
     from selfspec.store import CacheContents
 
-__all__ = ["Writer"]
+__all__ = ["Writer", "new_spec"]
+
+
+def new_spec(
+    config: SpecConfig,
+    tokenizer: Any,
+    cache: CacheContents | None = None,
+    *,
+    remember: str | None = None,
+    draft_model: Any = None,
+) -> SelfSpec:
+    """A new `SelfSpec`, which starts with what the cache and the remembered folder hold."""
+    from selfspec import SelfSpec
+
+    options: dict[str, Any] = {"remember": remember, "draft_model": draft_model}
+    if cache is None:
+        return SelfSpec(config, tokenizer=tokenizer, **options)
+    return SelfSpec.from_contents(cache, config=config, **options)
 
 
 @dataclass
@@ -83,12 +100,9 @@ class Writer:
 
     def new_spec(self, config: SpecConfig) -> SelfSpec:
         """A new `SelfSpec`, which starts with what the cache and the remembered folder hold."""
-        from selfspec import SelfSpec
-
-        options: dict[str, Any] = {"remember": self.remember, "draft_model": self.draft_model}
-        if self.cache is None:
-            return SelfSpec(config, tokenizer=self.tokenizer, **options)
-        return SelfSpec.from_contents(self.cache, config=config, **options)
+        return new_spec(
+            config, self.tokenizer, self.cache, remember=self.remember, draft_model=self.draft_model
+        )
 
     def origins(self, config: SpecConfig) -> list[str]:
         """Where drafted tokens can come from.

@@ -1,4 +1,4 @@
-"""`attach`: lets one model's `generate()` take `assistant=`, and `detach` undoes it."""
+"""`attach`: lets one model's `generate()` draft, and `detach` undoes it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ from transformers.generation.stopping_criteria import StoppingCriteriaList, Stop
 from transformers.generation.utils import GenerationMixin
 
 from selfspec.errors import AttachError, UnsupportedError
+from selfspec.plugin.default import (
+    DefaultAssistant,
+    has_own_generate,
+    named,
+    reason_to_step_aside,
+)
 from selfspec.plugin.prediction import encode_prediction
 from selfspec.plugin.spec import SelfSpec
 
@@ -26,32 +32,46 @@ __all__ = [
 M = TypeVar("M")
 # Where an instance keeps the methods of its own that `attach` stands in for; None if it had none.
 _BEFORE = "_methods_before_attach"
+# Where it keeps the `DefaultAssistant`.
+_DEFAULT = "_default_assistant"
 
 
-def attach(model: M) -> M:
+def attach(model: M, assistant: SelfSpec | None = None) -> M:
     """Makes `model.generate(..., assistant=spec)` work on this instance; returns the model.
 
     Beside it, `prediction=` takes what the answer will probably look like: token ids, or text with
     `tokenizer=`. Without `assistant=` the call goes to the model's own `generate()` untouched.
 
+    An `assistant` that is given here is the default one: it drafts in each call that names none, so
+    that pipelines, servers and other people's code gain as they are. What it can't draft for, such
+    as beam search, goes on as without it, with one warning of the logger ``selfspec``; it refuses
+    that under `strict`. ``generate(..., assistant=None)`` switches it off for a call.
+
     Works on a PEFT wrapper or on the model inside it, and on what `torch.compile(model)` gives,
-    whose `generate()` is that of the model inside. Attaching twice changes nothing.
+    whose `generate()` is that of the model inside. Attaching twice changes nothing, or only the
+    default assistant.
     """
     target = _inside(model)
     if isinstance(target, type) or not callable(getattr(target, "generate", None)):
         raise AttachError(f"attach needs a model instance with generate() (got {model!r:.80})")
+    if assistant is not None:
+        _check_kind(assistant)
+    own = vars(target)
     if not _is_attached(target):
-        own = vars(target)
         own[_BEFORE] = {name: own.get(name) for name in _STAND_INS}
         # Bound methods and no closures, so that a deep copy of the model is attached to itself.
         own.update({name: types.MethodType(ours, target) for name, ours in _STAND_INS.items()})
+        own[_DEFAULT] = DefaultAssistant()
+    if assistant is not None:
+        own[_DEFAULT] = DefaultAssistant(assistant)
     return model
 
 
 def detach(model: M) -> M:
-    """Takes `assistant=` off again; a model that is not attached is left alone."""
+    """Takes `assistant=` and the default off again; leaves alone a model that is not attached."""
     target = _inside(model)
     if _is_attached(target):
+        del vars(target)[_DEFAULT]
         for name, before in vars(target).pop(_BEFORE).items():
             del vars(target)[name]
             if before is not None:
@@ -78,16 +98,45 @@ def _before(model: Any, name: str) -> Any:
 
 
 @functools.wraps(GenerationMixin.generate)
-def _generate(model: Any, *args: Any, assistant: Any = None, **kwargs: Any) -> Any:
-    own_generate = _before(model, "generate")
+def _generate(model: Any, *args: Any, **kwargs: Any) -> Any:
+    default = vars(model)[_DEFAULT].spec
+    if "assistant" not in kwargs and default is not None:
+        return _generate_by_default(model, default, args, kwargs)
+    assistant = kwargs.pop("assistant", None)
     if assistant is None:
-        if isinstance(kwargs.get("custom_generate"), SelfSpec):
-            refuse_paged(kwargs)
-        return own_generate(*args, **kwargs)
+        return _leave_to_stock(model, *args, **kwargs)
+    return _draft(model, assistant, args, kwargs)
+
+
+def _leave_to_stock(model: Any, *args: Any, **kwargs: Any) -> Any:
+    if isinstance(kwargs.get("custom_generate"), SelfSpec):
+        refuse_paged(kwargs)
+    return _before(model, "generate")(*args, **kwargs)
+
+
+def _generate_by_default(
+    model: Any, spec: SelfSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    if kwargs.get("custom_generate") is not None:  # Another loop is asked for by name.
+        return _leave_to_stock(model, *args, **kwargs)
+    if spec.config.strict:
+        return _draft(model, spec, args, kwargs)
+    if has_own_generate(model):
+        spec.step_aside(model, f"{type(model).__name__} has a generate() of its own")
+        return _leave_to_stock(model, *args, **kwargs)
+    arguments = named(args, kwargs)
+    if reason := reason_to_step_aside(model, spec, arguments):
+        spec.step_aside(model, reason)
+        arguments.pop("prediction", None)  # It decides nothing, and stock doesn't know it.
+        return _leave_to_stock(model, **arguments)
+    return _draft(model, spec, (), arguments)
+
+
+def _draft(model: Any, assistant: SelfSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     _check(assistant, kwargs)
     encode_prediction(kwargs)
     take_stop_strings(model, kwargs)
-    return own_generate(*args, custom_generate=assistant, **kwargs)
+    return _before(model, "generate")(*args, custom_generate=assistant, **kwargs)
 
 
 @functools.wraps(GenerationMixin.generate_batch)
@@ -143,9 +192,13 @@ def refuse_paged(kwargs: dict[str, Any]) -> None:
         )
 
 
-def _check(assistant: Any, kwargs: dict[str, Any]) -> None:
+def _check_kind(assistant: Any) -> None:
     if not isinstance(assistant, SelfSpec):
         raise AttachError(f"assistant must be a SelfSpec (got {assistant!r:.80})")
+
+
+def _check(assistant: Any, kwargs: dict[str, Any]) -> None:
+    _check_kind(assistant)
     if kwargs.pop("custom_generate", None) is not None:
         raise UnsupportedError(
             "assistant= and custom_generate= exclude each other; pass one of them"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ __all__ = [
     "plain_reason",
     "refuse_unservable",
     "row_stops",
+    "unservable",
 ]
 
 # Processors whose scores for a row depend on that row alone. Others, user-made ones among them,
@@ -105,15 +106,25 @@ _REFUSED_MODES = {
 
 def refuse_unservable(model: Any, generation_config: Any) -> None:
     """Raises for what stock can do and drafting never will, naming the argument and the fix."""
+    if rule := unservable(model, lambda name: getattr(generation_config, name, None)):
+        raise UnsupportedError(rule)
+
+
+def unservable(model: Any, setting: Callable[[str], Any]) -> str | None:
+    """The rule that a call breaks, with the fix; None where it can be served.
+
+    `setting(name)` is what the generation config of the call says.
+    """
     if model.config.is_encoder_decoder:
-        raise UnsupportedError(
+        return (
             f"{type(model).__name__} is an encoder-decoder model, and drafts are made for decoders "
             "alone; call generate() without assistant="
         )
     for name, message in _REFUSED_MODES.items():
-        value = getattr(generation_config, name, None)
+        value = setting(name)
         if value and not (name == "num_beams" and value == 1):
-            raise UnsupportedError(f"{message} (got {name}={value!r})")
+            return f"{message} (got {name}={value!r})"
+    return None
 
 
 def plain_reason(

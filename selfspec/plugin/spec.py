@@ -173,6 +173,10 @@ class SelfSpec(Persistent):
         if self._remembered is not None:
             self._remembered.save_if_due()
 
+    def step_aside(self, model: Any, reason: str) -> None:
+        """Says, once for each model and reason, that a call goes on without drafts."""
+        self._warn(model, GenerationStats(disabled_reason=reason))
+
     def memory(self, vocab_size: int) -> Memory:
         """What is learned for a vocabulary, made where it is not there yet."""
         with self._lock:

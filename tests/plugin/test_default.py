@@ -1,0 +1,200 @@
+"""A default assistant drafts in calls that name none, and breaks nobody's code."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig, T5Config, T5ForConditionalGeneration, pipeline
+
+from selfspec import AttachError, SelfSpec, UnsupportedError, attach, detach
+from tests.fakes import new_model, prompt, tiny_model, tiny_tokenizer
+from tests.lossless.same import (
+    GREEDY,
+    MODES,
+    ROWS_AND_MODES,
+    SAMPLE,
+    assert_same_ids,
+    doubting,
+    recorded_forwards,
+    run,
+)
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+def test_every_call_drafts_until_it_is_switched_off(num_rows: int, mode: str) -> None:
+    model, inputs = new_model(), prompt(num_rows)
+    before = dict(vars(model))
+    stock = run(model, inputs, **MODES[mode])
+    spec = doubting(stock.ids, inputs)
+    assert attach(attach(model, spec)) is model  # The second one leaves the default alone.
+    ours = run(model, inputs, **MODES[mode])
+    assert_same_ids(ours.ids, stock.ids)
+    assert torch.equal(ours.rng_state, stock.rng_state)
+    assert spec.stats.tokens_per_step > 1.2
+    with recorded_forwards(model) as widths:
+        off = run(model, inputs, assistant=None, **MODES[mode])
+    assert_same_ids(off.ids, stock.ids)
+    assert set(widths[1:]) == {1}
+    other = SelfSpec()
+    assert_same_ids(run(model, inputs, assistant=other, **MODES[mode]).ids, stock.ids)
+    assert (spec.total_stats.num_calls, other.total_stats.num_calls) == (1, 1)
+    assert vars(detach(model)) == before
+    run(model, inputs, **MODES[mode])
+    assert spec.total_stats.num_calls == 1
+
+
+def test_another_default_takes_its_place() -> None:
+    first, second = SelfSpec(), SelfSpec()
+    model = attach(attach(new_model(), first), second)
+    run(model, prompt(), **GREEDY)
+    assert (first.total_stats.num_calls, second.total_stats.num_calls) == (0, 1)
+    with pytest.raises(AttachError, match="assistant must be a SelfSpec"):
+        attach(model, "spec")  # type: ignore[arg-type]
+
+
+def test_a_pipeline_gains_without_being_changed() -> None:
+    model, spec = new_model(), SelfSpec()
+    generator = pipeline("text-generation", model=model, tokenizer=tiny_tokenizer())
+    words = ["the cat sat on", "that rat"]
+    stock = generator(words, max_new_tokens=20, batch_size=2, **GREEDY)
+    attach(model, spec)
+    assert generator(words, max_new_tokens=20, batch_size=2, **GREEDY) == stock
+    assert spec.total_stats.num_calls == 1
+    assert spec.stats.tokens_per_step > 1
+
+
+LEFT_TO_STOCK: dict[str, tuple[dict[str, Any], str]] = {
+    "beams": ({"num_beams": 3, "num_return_sequences": 2}, "beam search can't be drafted for"),
+    "prompt-lookup": ({"prompt_lookup_num_tokens": 5}, "prompt lookup is another assistant"),
+    "another-model": ({"assistant_model": tiny_model()}, "assistant_model= names another"),
+    "in-the-config": (
+        {"generation_config": GenerationConfig(num_beams=2, max_new_tokens=12, pad_token_id=0)},
+        "beam search can't be drafted for",
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "reason"), LEFT_TO_STOCK.values(), ids=LEFT_TO_STOCK)
+def test_what_it_can_not_serve_is_stocks(options: dict[str, Any], reason: str, caplog: Any) -> None:
+    model, inputs, spec = new_model(), prompt(), SelfSpec()
+    length = {} if "generation_config" in options else {"max_new_tokens": 12, **GREEDY}
+    stock = model.generate(**inputs, **options, **length)
+    attach(model, spec)
+    for _ in range(2):
+        ours = model.generate(**inputs, prediction=[5, 6, 7], **options, **length)
+        assert_same_ids(ours, stock)
+    assert spec.total_stats.num_calls == 0
+    (record,) = [each for each in caplog.records if each.name == "selfspec"]
+    assert record.levelname == "WARNING"
+    assert reason in record.getMessage()
+
+
+def test_what_the_models_own_config_asks_for_is_stocks() -> None:
+    model, inputs, spec = new_model(), prompt(), SelfSpec()
+    model.generation_config.num_beams = 3
+    stock = run(model, inputs, **GREEDY)
+    assert_same_ids(run(attach(model, spec), inputs, **GREEDY).ids, stock.ids)
+    assert spec.total_stats.num_calls == 0
+    run(model, inputs, num_beams=1, **GREEDY)  # The argument goes before the config.
+    assert spec.total_stats.num_calls == 1
+
+
+def test_processes_that_may_have_to_keep_step_are_stocks(monkeypatch: Any, caplog: Any) -> None:
+    """Ranks that share a model wait for each other in every forward, and would draft apart."""
+    monkeypatch.setattr("selfspec.plugin.default._num_processes", lambda: 2)
+    spec = SelfSpec()
+    run(attach(new_model(), spec), prompt(), **GREEDY)
+    assert spec.total_stats.num_calls == 0
+    assert "run their forwards in step" in caplog.text
+
+
+def test_an_encoder_decoder_model_is_stocks() -> None:
+    config = T5Config(
+        vocab_size=97, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    model = T5ForConditionalGeneration(config).eval()
+    stock = run(model, prompt(), **GREEDY)
+    assert_same_ids(run(attach(model, SelfSpec()), prompt(), **GREEDY).ids, stock.ids)
+
+
+def test_a_class_with_a_generate_of_its_own_is_left_alone(caplog: Any) -> None:
+    model = new_model()
+    seen: list[tuple[Any, ...]] = []
+
+    class Own(type(model)):  # type: ignore[misc]
+        def generate(self, text: Any, **kwargs: Any) -> str:
+            seen.append((text, kwargs))
+            return "said"
+
+    model.__class__ = Own
+    attach(model, SelfSpec())
+    assert model.generate("a", speed=2) == "said"
+    assert seen == [("a", {"speed": 2})]
+    assert "has a generate() of its own" in caplog.text
+
+
+def test_another_loop_that_is_asked_for_goes_first(caplog: Any) -> None:
+    model, default, named = new_model(), SelfSpec(), SelfSpec()
+    run(attach(model, default), prompt(), custom_generate=named, **GREEDY)
+    assert (default.total_stats.num_calls, named.total_stats.num_calls) == (0, 1)
+    assert not caplog.records
+
+
+def test_a_strict_default_refuses() -> None:
+    model = attach(new_model(), SelfSpec(strict=True))
+    with pytest.raises(UnsupportedError, match="beam search"):
+        run(model, prompt(), num_beams=3, **GREEDY)
+    with pytest.raises(UnsupportedError, match="use_cache=False"):
+        run(model, prompt(), use_cache=False, **GREEDY)
+
+
+def test_positional_arguments_and_stop_strings() -> None:
+    """transformers drops the tokenizer on the way to a loop of ours."""
+    model, inputs, tokenizer = new_model("olmo2"), prompt(), tiny_tokenizer()
+    text = tokenizer.decode(run(model, inputs, **GREEDY).ids[0, 17:])
+    config = GenerationConfig(stop_strings=[text[6:9]], max_new_tokens=24, pad_token_id=0)
+    options = {"attention_mask": inputs["attention_mask"], "tokenizer": tokenizer}
+    stock = model.generate(inputs["input_ids"], config, **options)
+    spec = SelfSpec()
+    ours = attach(model, spec).generate(inputs["input_ids"], config, **options)
+    assert_same_ids(ours, stock)
+    assert ours.shape[1] < 17 + 24
+    assert spec.total_stats.num_calls == 1
+
+
+def test_copies_share_the_default_and_pickles_have_none() -> None:
+    spec = SelfSpec()
+    model = attach(new_model(), spec)
+    stock = run(model, prompt(), assistant=None, **SAMPLE)
+    assert_same_ids(run(copy.deepcopy(model), prompt(), **SAMPLE).ids, stock.ids)
+    assert spec.total_stats.num_calls == 1
+    read = pickle.loads(pickle.dumps(model))
+    assert_same_ids(run(read, prompt(), **SAMPLE).ids, stock.ids)
+    assert spec.total_stats.num_calls == 1
+
+
+def test_several_threads() -> None:
+    model, spec = new_model("qwen2"), SelfSpec()
+    prompts = [prompt(1, 9 + seed, seed=seed) for seed in range(6)]
+    stock = [run(model, inputs, **GREEDY).ids for inputs in prompts]
+    attach(model, spec)
+    ours: dict[int, torch.Tensor] = {}
+
+    def work(indices: range) -> None:
+        for index in indices:
+            ours[index] = model.generate(**prompts[index], max_new_tokens=24, **GREEDY)
+
+    threads = [threading.Thread(target=work, args=(range(first, 6, 3),)) for first in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index, expected in enumerate(stock):
+        assert_same_ids(ours[index], expected)
+    assert spec.total_stats.num_calls == 6
