@@ -201,7 +201,7 @@ def test_a_file_that_is_replaced_does_no_harm(folder):
 def test_a_file_that_is_cut_off_while_the_model_lives(folder):
     model = load_tightly(folder)
     os.truncate(folder / FILE, 5000)
-    with pytest.raises(WeightsError, match="changed since|ends at byte"):
+    with pytest.raises(WeightsError, match=r"changed since|ends at byte"):
         run(model, prompt(), **GREEDY)
 
 
