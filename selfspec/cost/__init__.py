@@ -5,6 +5,7 @@ Knows widths, seconds and scores; not what runs, and nothing of tensors.
 
 from selfspec.cost.budget import Choice, CoolDown, WidthSearch, best_width
 from selfspec.cost.curve import CostCurve
+from selfspec.cost.ledger import Ledger
 from selfspec.cost.measuring import WIDTHS, measure_curve
 from selfspec.cost.pacing import Pacing
 from selfspec.cost.policy import Budget, FixedBudget, MeasuredBudget, ThresholdBudget
@@ -18,6 +19,7 @@ __all__ = [
     "CoolDown",
     "CostCurve",
     "FixedBudget",
+    "Ledger",
     "MeasuredBudget",
     "Pacing",
     "SteppedCurve",

@@ -1,4 +1,4 @@
-"""What drafts of a call have saved so far, and how much they may still lose.
+"""What drafts with a model have saved so far, and how much they may still lose.
 
 Text that no draft can guess, and forwards whose cost is not known yet, must not make a call slower
 than plain decoding by more than a little.

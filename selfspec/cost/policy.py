@@ -110,10 +110,13 @@ class ThresholdBudget(FixedBudget):
 class MeasuredBudget:
     """The width that brings the most tokens a second, by a measured curve; serves one call.
 
-    `pacing` knows what a draft model costs and brings; None if there is none.
+    `pacing` knows what a draft model costs and brings; None if there is none. `ledger` outlives
+    calls, so that many short ones lose no more than a long one; None: a new one.
     """
 
-    def __init__(self, curve: CostCurve, pacing: Pacing | None = None) -> None:
+    def __init__(
+        self, curve: CostCurve, pacing: Pacing | None = None, ledger: Ledger | None = None
+    ) -> None:
         self._curve = curve
         self._pacing = pacing
         self._reads = False  # May this step ask the draft model?
@@ -123,7 +126,7 @@ class MeasuredBudget:
         self._riders = RiderWorth()
         self._looks = True  # Does this step look for drafts?
         self._search: WidthSearch | None = None  # The one that grew the last tree.
-        self._ledger = Ledger()
+        self._ledger = Ledger() if ledger is None else ledger
 
     def use(self, curve: CostCurve) -> None:
         """From now on forwards cost what this curve says: rows have come or gone."""

@@ -210,7 +210,7 @@ class Call:
         if self.config.budget == "fixed":
             return FixedBudget()
         pacing = None if self.draft_model is None else self.draft_model.pacing
-        return MeasuredBudget(prepared.curve(backend, num_rows), pacing)
+        return MeasuredBudget(prepared.curve(backend, num_rows), pacing, prepared.ledger)
 
     def _chooser(self, ability: Ability, device: Device) -> Chooser:
         """Rows walk their trees alone unless something asks for them to move together."""

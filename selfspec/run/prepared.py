@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from selfspec.config import SpecConfig
-from selfspec.cost import CostCurve, Pacing
+from selfspec.cost import CostCurve, Ledger, Pacing
 from selfspec.errors import UnsupportedError
 from selfspec.machine.device import device_for
 from selfspec.run.backend import Backend
@@ -65,15 +65,17 @@ class Prompt(NamedTuple):
 class Prepared:
     """How one call runs its forwards.
 
-    `runner` replays captured forwards, `packed` holds second copies of weights; without both the
-    model is run as it is. `is_streamed` says that it reads weights meanwhile. `reason` says why it
-    is not run as it was asked for.
+    `ledger` knows what drafts have gained and lost with the model so far. `runner` replays captured
+    forwards, `packed` holds second copies of weights; without both the model is run as it is.
+    `is_streamed` says that it reads weights meanwhile. `reason` says why it is not run as it was
+    asked for.
     """
 
     model: Any
     ability: Ability
     config: SpecConfig
     costs: Costs
+    ledger: Ledger
     runner: StaticRunner | None = None
     packed: PackedWeights | None = None
     is_streamed: bool = False
@@ -155,6 +157,7 @@ class Forwards:
         self._packed: WeakKeyDictionary[Any, PackedWeights] = WeakKeyDictionary()
         self._num_tokens: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._pacings: WeakKeyDictionary[Any, WeakKeyDictionary[Any, Pacing]] = WeakKeyDictionary()
+        self._ledgers: WeakKeyDictionary[Any, Ledger] = WeakKeyDictionary()
         self._lock = threading.Lock()
         self._probing = threading.Lock()
 
@@ -175,7 +178,9 @@ class Forwards:
     @contextmanager
     def prepare(self, model: Any, config: SpecConfig) -> Iterator[Prepared]:
         """How one call is to run the model; what that takes is made here, when it is due."""
-        prepared = Prepared(model, self.ability(model), config, self.costs)
+        with self._lock:
+            ledger = self._ledgers.setdefault(model, Ledger())
+        prepared = Prepared(model, self.ability(model), config, self.costs, ledger)
         forward, device = config.forward, device_for(device_of(model), overlap=False)
         if is_streamed(model):
             self._stream(prepared)

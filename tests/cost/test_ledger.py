@@ -56,3 +56,11 @@ def test_wide_steps_are_found_out_step_by_step():
 def test_where_wide_steps_are_dear_few_are_tried():
     allowed = steps(MeasuredBudget(CostCurve.unknown(0.2)), [0] * 32, 1.0)
     assert sum(width > 1 for width in allowed) <= 2
+
+
+def test_many_short_calls_lose_no_more_than_a_long_one():
+    ledger, tried = Ledger(), 0
+    for _ in range(20):
+        budget = MeasuredBudget(CostCurve({1: 1.0, 64: 64.0}), ledger=ledger)
+        tried += sum(width > 1 for width in steps(budget, [0] * 20, 1.0))
+    assert tried <= 1 + 0.02 * 500
