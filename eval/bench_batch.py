@@ -5,9 +5,10 @@
 Questions of Spec-Bench are answered greedily, all at once, over so many rows: by plain generate()
 in sorted batches ("stock"), by the same batches with drafts ("drafted"), and by rows that come and
 go, where the prompts start in order of arrival ("arrival") or the shortest first ("shortest"),
-with drafts and without ("rows alone"). "generate_batch" is transformers' own way. With
---max-tokens, all rows of a batch hold so many tokens at most, in every way. The ways take turns in
-going first, round by round, each with nothing learned before. The last line is one JSON object.
+with drafts and without ("rows alone"). With --max-tokens, all rows of a batch hold so many tokens
+at most. "generate_batch" is transformers' own way, which chooses its rows and memory itself. The
+ways take turns in going first, round by round, each with nothing learned before. The last line is
+one JSON object.
 
 Printed are tokens a second over everything, the prompts' forwards included; the ratio to stock; the
 seconds after which half of the answers were there, and all; tokens and nodes a step; and how many
@@ -20,6 +21,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -27,16 +29,16 @@ import torch
 
 from eval.benches.prompts import EVERY, load_questions
 from eval.errors import EvalError, exit_status
-from eval.methods.many import DEFAULTS, WAYS, Answered, Many, answered
+from eval.methods.names import STOCK, rotated
 from eval.models.loading import load_model, load_tokenizer, quieten
 from eval.options import add_drafting, add_questions, described, drafting_knobs
 from eval.report.tables import Table
 from eval.runs.environment import short_name, versions
+from eval.runs.many import DEFAULTS, WAYS, Answered, Many, answered
 from selfspec import SpecConfig
 
 __all__ = ["main"]
 
-STOCK = "stock"
 Results = dict[str, list[Answered]]  # By way, in the order of the rounds.
 
 
@@ -62,8 +64,7 @@ def _run(options: argparse.Namespace) -> int:
     _warm_up(many, options.methods)
     results: Results = {name: [] for name in options.methods}
     for number in range(options.rounds):
-        first = number % len(options.methods)
-        for name in (*options.methods[first:], *options.methods[:first]):
+        for name in rotated(options.methods, number):
             results[name].append(answered(name, many))
             rate = _tokens_per_second(results[name][-1])
             print(f"round {number + 1}: {name} {rate:.2f} tokens/s", flush=True)
@@ -91,7 +92,7 @@ def _warm_up(many: Many, methods: Sequence[str]) -> None:
     """First forwards are slow, so each way answers two prompts that don't count."""
     short = sorted(many.prompts, key=len)[:2]
     for name in methods:
-        answered(name, Many(*{**vars(many), "prompts": short, "max_new_tokens": 8}.values()))
+        answered(name, replace(many, prompts=short, max_new_tokens=8))
 
 
 def _tokens_per_second(found: Answered) -> float:

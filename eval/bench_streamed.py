@@ -31,6 +31,7 @@ from transformers import AutoConfig
 from eval.benches.prompts import EVERY, load_questions
 from eval.errors import EvalError, exit_status
 from eval.methods.jobs import in_new_process
+from eval.methods.names import rotated
 from eval.methods.streamed_job import ACCELERATE, METHODS, SMALL, Job, Result
 from eval.models.loading import DTYPES, load_tokenizer
 from eval.options import add_drafting, add_questions, described, drafting_knobs
@@ -77,8 +78,7 @@ def _run(options: argparse.Namespace) -> int:
     for text, budget in budgets.items():
         results[text] = {name: [] for name in options.methods}
         for number in range(options.rounds):
-            first = number % len(options.methods)
-            for name in (*options.methods[first:], *options.methods[:first]):
+            for name in rotated(options.methods, number):
                 result = _answered(_job(options, name, budget, prompts, knobs))
                 results[text][name].append(result)
                 rate = _per_second(result)

@@ -27,7 +27,7 @@ from eval.benches.edits import Edit, stdlib_edits
 from eval.benches.questions import Question
 from eval.errors import EvalError, exit_status
 from eval.methods.method import Method, SelfSpecMethod
-from eval.methods.names import OURS, STOCK
+from eval.methods.names import OURS, STOCK, rotated
 from eval.methods.registry import new_method
 from eval.models.loading import load_model, load_tokenizer, quieten
 from eval.options import add_drafting, add_model, described, drafting_knobs
@@ -118,8 +118,7 @@ def measure(
         for method in methods:
             _answered(model, method, task)
     for number, task in enumerate(tasks):
-        first = number % len(methods)
-        for method in (*methods[first:], *methods[:first]):
+        for method in rotated(methods, number):
             counts[method.name][task.name].append(_answered(model, method, task))
         print(f"{number + 1} of {len(tasks)}: {task.name}", flush=True)
     return counts

@@ -1,9 +1,16 @@
-"""The names of the methods, and in a line what each one is.
+"""The names of the methods, in a line what each one is, and who goes first.
 
-Imports nothing, so that `--help` answers at once.
+Imports nothing heavy, so that `--help` answers at once.
 """
 
-__all__ = ["DESCRIPTIONS", "FORWARD_ONLY", "OURS", "STOCK"]
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+__all__ = ["DESCRIPTIONS", "FORWARD_ONLY", "OURS", "STOCK", "rotated"]
+
+T = TypeVar("T")
 
 STOCK = "stock"  # All others are compared with it.
 FORWARD_ONLY = "forward-only"
@@ -21,3 +28,13 @@ DESCRIPTIONS = {
     FORWARD_ONLY: "selfspec's way to run a forward, without drafts",
     OURS: "all sources, weighed by what came true",
 }
+
+
+def rotated(methods: Sequence[T], number: int) -> list[T]:
+    """The methods in the order of a round: each one goes first in turn.
+
+    >>> rotated(["stock", "ours", "other"], 4)
+    ['ours', 'other', 'stock']
+    """
+    first = number % len(methods)
+    return [*methods[first:], *methods[:first]]

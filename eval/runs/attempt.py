@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
-from eval.benches.dialogue import Padded
+from eval.benches.dialogue import Padded, padded
 from eval.errors import one_line
 from eval.methods.method import Method, SelfSpecMethod, StaticMethod
 from eval.methods.timing import Timed, timed
 from selfspec.records import StepRecord
 from selfspec.stats import GenerationStats
 
-__all__ = ["Outcome", "attempt"]
+__all__ = ["Outcome", "attempt", "new_ids_of", "padded_for"]
 
 
 class Outcome(NamedTuple):
@@ -42,7 +42,7 @@ def attempt(model: Any, method: Method, prompts: Padded, **asked: Any) -> Outcom
             )
     except Exception as error:
         return Outcome([], {}, one_line(error))
-    new_ids = _new_ids(result.output, prompts, _end_ids(model))
+    new_ids = new_ids_of(result.output, prompts, model)
     return Outcome(new_ids, _numbers(result, prompts, new_ids, watch))
 
 
@@ -114,9 +114,17 @@ def _num_steps(num_forwards: int, new_ids: list[list[int]]) -> int:
     return sum(len(ids) - 1 for ids in new_ids)
 
 
-def _new_ids(output: Any, prompts: Padded, end_ids: frozenset[int]) -> list[list[int]]:
+def padded_for(model: Any, prompts: Sequence[Sequence[int]]) -> Padded:
+    """Prompts side by side, with the model's pads, on its device."""
+    pad = model.generation_config.pad_token_id
+    ids, mask = padded(prompts, 0 if pad is None else int(pad))
+    return Padded(ids.to(model.device), mask.to(model.device))
+
+
+def new_ids_of(output: Any, prompts: Padded, model: Any) -> list[list[int]]:
     """The ids behind the prompts; in a batch, what pads a row behind its end is none."""
     rows: list[list[int]] = output[:, prompts.ids.shape[1] :].tolist()
+    end_ids = _end_ids(model)
     return rows if len(rows) == 1 else [_to_end(row, end_ids) for row in rows]
 
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from eval.benches.dialogue import Padded, padded
+from eval.benches.dialogue import Padded
 from eval.errors import one_line
 from eval.methods.method import SelfSpecMethod, StaticMethod
-from eval.methods.names import STOCK
+from eval.methods.names import STOCK, rotated
 from eval.methods.sameness import compare
 from eval.report.rows import Answer, Numbers
 from eval.runs.asked import Asked
-from eval.runs.attempt import Outcome, attempt
+from eval.runs.attempt import Outcome, attempt, padded_for
 from eval.runs.batches import Batch
 from eval.runs.stage import Stage
 
@@ -78,7 +78,7 @@ class Contest:
         for prompt_ids in prompts:
             for name, method in self._stage.methods.items():
                 if method.learns:
-                    self._attempt(name, self._padded(prompt_ids), batch)
+                    self._attempt(name, padded_for(self._stage.model, prompt_ids), batch)
 
     def answer(self, batch: Batch) -> list[Line]:
         """The lines of all turns: answers, and the reference's texts."""
@@ -88,7 +88,7 @@ class Contest:
             prompts = self._prompts(batch, texts)
             if isinstance(prompts, str):
                 return lines + self._failed(batch, turn, prompts)
-            names, given = self._order(batch, turn), self._padded(prompts)
+            names, given = self._order(batch, turn), padded_for(self._stage.model, prompts)
             outcomes = {name: self._attempt(name, given, batch) for name in names}
             this = _Round(batch, turn, prompts, outcomes)
             lines += self._lines(this)
@@ -110,16 +110,8 @@ class Contest:
         longest = max(map(len, prompts))
         return self._stage.no_room(longest, self._asked.max_new_tokens) or prompts
 
-    def _padded(self, prompts: Sequence[Sequence[int]]) -> Padded:
-        model = self._stage.model
-        pad = model.generation_config.pad_token_id
-        ids, mask = padded(prompts, 0 if pad is None else int(pad))
-        return Padded(ids.to(model.device), mask.to(model.device))
-
     def _order(self, batch: Batch, turn: int) -> list[str]:
-        names = list(self._stage.methods)
-        first = (batch.order + turn + self._number) % len(names)
-        return names[first:] + names[:first]
+        return rotated(list(self._stage.methods), batch.order + turn + self._number)
 
     def _attempt(self, name: str, prompts: Padded, batch: Batch) -> Outcome:
         if (refusal := self._refusals.get(name)) is not None:

@@ -108,10 +108,11 @@ class ThresholdBudget(FixedBudget):
 
 
 class MeasuredBudget:
-    """The width that brings the most tokens a second, by a measured curve; serves one call.
+    """The width that brings the most tokens a second, by a measured curve.
 
-    `pacing` knows what a draft model costs and brings; None if there is none. `ledger` outlives
-    calls, so that many short ones lose no more than a long one; None: a new one.
+    Serves one call, or rows that come and go. `pacing` knows what a draft model costs and brings;
+    None if there is none. `ledger` outlives calls, so that many short ones lose no more than a long
+    one; None: a new one.
     """
 
     def __init__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -101,6 +102,20 @@ def run_both(
         assert spec.stats.disabled_reason is None
         assert spec.stats.num_nodes > spec.stats.num_steps or spec.stats.num_steps <= 1
     return Both(stock, ours, spec.stats, stock_extras, our_extras)
+
+
+def in_threads(work: Callable[[int], None], number: int, num_threads: int) -> None:
+    """Does `work` of 0, 1, 2, … in threads that take turns in them; returns when all are done."""
+
+    def share(first: int) -> None:
+        for index in range(first, number, num_threads):
+            work(index)
+
+    threads = [threading.Thread(target=share, args=(first,)) for first in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def assert_same_ids(got: torch.Tensor, expected: torch.Tensor) -> None:

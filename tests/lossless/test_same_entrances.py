@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from tests.lossless.same import (
     assert_clean,
     assert_same_ids,
     doubting,
+    in_threads,
     recorded_forwards,
     run,
     run_both,
@@ -212,16 +212,11 @@ def test_two_threads_share_a_spec_and_a_model() -> None:
     stock = [run(model, inputs, **GREEDY).ids for inputs in prompts]
     ours: dict[int, torch.Tensor] = {}
 
-    def work(indices: range) -> None:
-        for index in indices:
-            options = {"assistant": spec, "max_new_tokens": NUM_NEW}
-            ours[index] = model.generate(**prompts[index], **options, **GREEDY)
+    def work(index: int) -> None:
+        options = {"assistant": spec, "max_new_tokens": NUM_NEW}
+        ours[index] = model.generate(**prompts[index], **options, **GREEDY)
 
-    threads = [threading.Thread(target=work, args=(range(first, 8, 2),)) for first in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, 8, 2)
     for index, expected in enumerate(stock):
         assert_same_ids(ours[index], expected)
     assert spec.total_stats.num_calls == 8

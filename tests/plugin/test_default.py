@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import threading
 from typing import Any
 
 import pytest
@@ -17,10 +16,12 @@ from tests.fakes import new_model, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import (
     GREEDY,
     MODES,
+    NUM_NEW,
     ROWS_AND_MODES,
     SAMPLE,
     assert_same_ids,
     doubting,
+    in_threads,
     recorded_forwards,
     run,
 )
@@ -206,15 +207,10 @@ def test_several_threads() -> None:
     attach(model, spec)
     ours: dict[int, torch.Tensor] = {}
 
-    def work(indices: range) -> None:
-        for index in indices:
-            ours[index] = model.generate(**prompts[index], max_new_tokens=24, **GREEDY)
+    def work(index: int) -> None:
+        ours[index] = model.generate(**prompts[index], max_new_tokens=NUM_NEW, **GREEDY)
 
-    threads = [threading.Thread(target=work, args=(range(first, 6, 3),)) for first in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, 6, 3)
     for index, expected in enumerate(stock):
         assert_same_ids(ours[index], expected)
     assert spec.total_stats.num_calls == 6

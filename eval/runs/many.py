@@ -5,15 +5,16 @@ Knows one model and lists of ids; nothing of questions or tables.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, NamedTuple
 
-import torch
-
+from eval.runs.attempt import new_ids_of, padded_for
 from selfspec import SelfSpec, generate_many
 from selfspec.batch import ArrivalOrder, Scheduler, ShortestFirst
+from selfspec.run.rows_backend import kv_bytes_per_token
 
 __all__ = ["DEFAULTS", "WAYS", "Answered", "Many", "answered"]
 
@@ -63,14 +64,19 @@ def _shortest(many: Many, spec: SelfSpec) -> _Answers:
 
 def _plain_rows(many: Many, spec: SelfSpec) -> _Answers:
     plain = SelfSpec(spec.config, max_nodes=1)
-    yield from _with_rows(many, plain, ShortestFirst())
+    return _with_rows(many, plain, ShortestFirst())
 
 
 def _paged(many: Many, _spec: SelfSpec) -> _Answers:
-    """transformers' own rows that come and go; all its answers come at the end."""
-    options = {"max_new_tokens": many.max_new_tokens, "do_sample": False}
+    """transformers' own rows that come and go; all its answers come at the end.
+
+    Of the arguments of `generate()` it takes the most new tokens alone.
+    """
+    config = copy.deepcopy(many.model.generation_config)
+    config.do_sample = False
+    inputs = [list(ids) for ids in many.prompts]
     outputs = many.model.generate_batch(
-        inputs=[list(ids) for ids in many.prompts], max_batch_size=many.max_rows, **options
+        inputs, generation_config=config, max_new_tokens=many.max_new_tokens
     )
     for name, output in outputs.items():
         yield int(name.removeprefix("req_")), list(output.generated_tokens)
@@ -105,7 +111,7 @@ def _with_rows(many: Many, spec: SelfSpec, scheduler: Scheduler) -> _Answers:
         many.prompts,
         assistant=spec,
         max_rows=many.max_rows,
-        max_memory=many.max_tokens and many.max_tokens * _bytes_per_token(many.model),
+        max_memory=many.max_tokens and many.max_tokens * kv_bytes_per_token(many.model),
         scheduler=scheduler,
         max_new_tokens=many.max_new_tokens,
         do_sample=False,
@@ -116,22 +122,15 @@ def _with_rows(many: Many, spec: SelfSpec, scheduler: Scheduler) -> _Answers:
 def _in_batches(many: Many, extra: dict[str, Any]) -> _Answers:
     """Prompts of similar lengths together, padded on the left; a batch waits for its longest."""
     for batch in _batches(many):
-        longest = max(len(many.prompts[index]) for index in batch)
-        ids = torch.zeros(len(batch), longest, dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        for row, index in enumerate(batch):
-            prompt = many.prompts[index]
-            ids[row, longest - len(prompt) :] = torch.tensor(prompt)
-            mask[row, longest - len(prompt) :] = 1
+        prompts = padded_for(many.model, [many.prompts[index] for index in batch])
         output = many.model.generate(
-            input_ids=ids.to(many.model.device),
-            attention_mask=mask.to(many.model.device),
+            input_ids=prompts.ids,
+            attention_mask=prompts.mask,
             max_new_tokens=many.max_new_tokens,
             do_sample=False,
             **extra,
         )
-        for index, new in zip(batch, output[:, longest:].tolist(), strict=True):
-            yield index, _until_end(new, many.model.generation_config.eos_token_id)
+        yield from zip(batch, new_ids_of(output, prompts, many.model), strict=True)
 
 
 def _batches(many: Many) -> Iterator[list[int]]:
@@ -145,16 +144,3 @@ def _batches(many: Many) -> Iterator[list[int]]:
             batch = []
         batch.append(index)
     yield batch
-
-
-def _until_end(ids: list[int], ends: int | list[int] | None) -> list[int]:
-    """An answer without the pads behind its end."""
-    ends = ends if isinstance(ends, list) else [ends]
-    last = next((index for index, token in enumerate(ids) if token in ends), len(ids))
-    return ids[: last + 1]
-
-
-def _bytes_per_token(model: Any) -> int:
-    from selfspec.run.rows_backend import kv_bytes_per_token
-
-    return kv_bytes_per_token(model)
