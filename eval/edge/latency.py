@@ -68,34 +68,27 @@ class Stage:
 class Latency:
     """Both stages of a step.
 
-    Without a draft stage, drafting takes no time. With `by_model`, the drafts come from a model
-    that reads prompts and then takes one forward for each token of a draft; without it, one pass
-    drafts all tokens of all rows, as tables do.
+    The drafts come from a model that reads prompts and then takes one forward for each token of a
+    draft. Without a draft stage, drafting takes no time.
     """
 
-    def __init__(
-        self, verify: Stage, draft: Stage | None = None, *, by_model: bool = False
-    ) -> None:
+    def __init__(self, verify: Stage, draft: Stage | None = None) -> None:
         self.verify = verify
         self.draft = draft
-        self._by_model = by_model
 
     def draft_s(self, rows: float | Array, length: float | Array, context: float | Array) -> Array:
         """The seconds of drafting `length` tokens for each row."""
         if self.draft is None:
             return np.zeros(np.broadcast_shapes(*map(np.shape, (rows, length, context))))
-        if self._by_model:
-            return length * self.draft.seconds(rows, 1.0, context)
-        drafting = self.draft.seconds(rows, length, 0.0)
-        return np.where(np.asarray(length) > 0, drafting, 0.0)
+        return length * self.draft.seconds(rows, 1.0, context)
 
     def verify_s(self, rows: float | Array, length: float | Array, context: float | Array) -> Array:
         """The seconds of the forward over the last token of each row and `length` drafted ones."""
         return self.verify.seconds(rows, np.asarray(length) + 1.0, context)
 
     def draft_reading_s(self, rows: float | Array, tokens: float | Array) -> Array:
-        """The seconds in which a draft model reads prompts; none if tables draft."""
-        if self.draft is None or not self._by_model:
+        """The seconds in which the draft model reads prompts."""
+        if self.draft is None:
             return np.zeros(np.broadcast_shapes(np.shape(rows), np.shape(tokens)))
         return self.draft.seconds(rows, tokens, np.asarray(tokens) / 2)
 

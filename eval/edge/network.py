@@ -54,7 +54,7 @@ class Network:
             Coefficients(self.fixed_ms / 1e3, self.verify_row_ms / 1e3, verify_query),
             horizon=attention_horizon(self.verify_weights, 40, 5120),
         )
-        latency = Latency(verify, draft, by_model=True)
+        latency = Latency(verify, draft)
         return Setting(latency, self.acceptance, self.num_users, self.max_tokens, LENGTHS[1:])
 
 

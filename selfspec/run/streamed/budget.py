@@ -62,7 +62,7 @@ def choose_streamed(sizes: Sizes, may_stream: Sequence[int], max_bytes: int) -> 
     least = min(sizes.whole, sizes.with_streamed(may_stream))
     raise ConfigError(
         f"max_memory must be at least {_rounded_up(least)} for this model (got {max_bytes} bytes); "
-        "name that, or a shorter max_length"
+        "name that, or make room with a shorter max_length or fewer texts at a time"
     )
 
 
