@@ -91,7 +91,7 @@ def test_one_kind_alone(tmp_path, build, lines, build_, kept):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Killed])
-@pytest.mark.parametrize("moves", range(1, 10))
+@pytest.mark.parametrize("moves", [1, 2, 5, 8, 9])
 def test_counting_interrupted_at_any_document(tmp_path, build, lines, moves, error):
     keys = {"data": str(lines), **PARAGRAPHS}
     whole = build(tmp_path / "whole", **keys)

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from selfspec import SelfSpec, attach
 from tests.fakes import prompt
-from tests.lossless.same import FIXED, GREEDY, MODES, assert_same_ids, doubting, run
+from tests.lossless.same import FIXED, GREEDY, MODES, assert_same_ids, doubting, run, slow
 from tests.streamed import saved_model
 
 MAPS: dict[str, dict[str, str]] = {
@@ -35,7 +35,7 @@ def offloaded(folder: Path, where: str) -> Any:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("where", MAPS)
-@pytest.mark.parametrize("name", ["llama", "mixtral"])
+@pytest.mark.parametrize("name", ["llama", slow("mixtral")])
 def test_trees_over_weights_on_disk(name: str, where: str, mode: str, tmp_path: Path) -> None:
     inputs = prompt(3 if mode == "sample" else 1)
     stock = run(saved_model(tmp_path, name), inputs, **MODES[mode])

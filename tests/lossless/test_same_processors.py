@@ -79,9 +79,9 @@ def wordy_model() -> PreTrainedModel:
     "warpers",
     [
         {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05},
-        {"temperature": 0.1, "top_k": 0, "top_p": 0.9},
-        {"temperature": 0.2, "top_k": 0, "min_p": 0.3},
-        {"temperature": 0.3},
+        slow({"temperature": 0.1, "top_k": 0, "top_p": 0.9}),
+        slow({"temperature": 0.2, "top_k": 0, "min_p": 0.3}),
+        slow({"temperature": 0.3}),
         {"temperature": 0.3, "top_k": 0},
         {"temperature": 0.3, "top_k": 0, "typical_p": 0.5},
         {"do_sample": False},
