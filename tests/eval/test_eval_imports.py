@@ -20,12 +20,14 @@ ALLOWED = {
     "report": {"errors", "methods"},
     "options": {"methods"},
     "edge": {"errors"},
+    "units": {"errors", "models"},
     "runs": {"benches", "errors", "methods", "models", "options", "report"},
 }
 COMMANDS = {
     "__init__",
     "__main__",
     "ablation",
+    "bench_attention",
     "bench_batch",
     "bench_step",
     "bench_streamed",
@@ -33,6 +35,7 @@ COMMANDS = {
     "edge_network",
     "first_call",
     "grow",
+    "hetero",
     "kv_memory",
     "predict",
     "same_text",
