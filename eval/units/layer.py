@@ -154,10 +154,14 @@ class Shared:
             scores = query @ key.mT * scale + self._layer.mask
             return scores.softmax(-1) @ value, scores.logsumexp(-1)
 
+        def both() -> torch.Tensor:
+            return _joined(dense(), sparse())
+
         if self._alone is None:
             return _joined(*self._units.run(dense, sparse))
-        self._alone.start(lambda: _joined(dense(), sparse()))
-        outcome: torch.Tensor = self._alone.result()
+        first, second = (both if unit is self._alone else None for unit in self._units)
+        outcome: torch.Tensor
+        (outcome,) = self._units.run(first, second)
         return outcome
 
 

@@ -42,11 +42,8 @@ class Unit:
         self._tasks.put(task)
 
     def result(self) -> Any:
-        """What the task gave; raises what it raised."""
-        result = self._results.get()
-        if isinstance(result, Exception):
-            raise result
-        return result
+        """What the task gave, or the exception that it raised."""
+        return self._results.get()
 
     def stop(self) -> None:
         """Ends the thread."""
@@ -71,11 +68,18 @@ class Pair(NamedTuple):
     second: Unit
 
     def run(self, first: Task | None, second: Task | None) -> list[Any]:
-        """What both tasks gave, done at the same time; nothing for a unit that has none."""
+        """What both tasks gave, done at the same time; nothing for a unit that has none.
+
+        Raises what a task raised, when both are done.
+        """
         busy = [(unit, task) for unit, task in zip(self, (first, second), strict=True) if task]
         for unit, task in busy:
             unit.start(task)
-        return [unit.result() for unit, _ in busy]
+        results = [unit.result() for unit, _ in busy]
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+        return results
 
     def seconds_alone(self, first: Task, second: Task, rounds: int) -> tuple[float, float]:
         """The median time of each unit's task while the other unit has nothing to do."""
@@ -90,10 +94,14 @@ class Pair(NamedTuple):
     def seconds_together(self, first: Task, second: Task, rounds: int) -> tuple[float, float]:
         """The median time of each unit's task while the other unit repeats its own."""
         times: tuple[list[float], list[float]] = ([], [])
+        is_over = threading.Event()
 
         def repeated(index: int, task: Task) -> None:
-            while min(map(len, times)) < rounds:
-                times[index].append(_timed(task))
+            try:
+                while not is_over.is_set() and min(map(len, times)) < rounds:
+                    times[index].append(_timed(task))
+            finally:  # If this task failed, the other unit must not wait for its times.
+                is_over.set()
 
         self.run(lambda: repeated(0, first), lambda: repeated(1, second))
         return median(times[0]), median(times[1])

@@ -24,7 +24,7 @@ def logits_of(
     """The logits (B, Q, V) of one forward of the model over trees."""
     masks = layout.masks
     splits = None
-    if two_parts is not None:
+    if two_parts is not None and layout.input_ids.shape[1] > 1:  # A plain step has no mask.
         splits = Splits(two_parts, {id(masks[name]): n for name, n in layout.num_open.items()})
     with grouped_attention(splits):
         output = model(

@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -108,11 +109,11 @@ class _Forward:
         if asked.needs_stock:
             return asked.of_stock()
         num_open = self._num_open.get(id(asked.mask), 0)
-        if self._two_parts is not None and num_open and not asked.dropout:
-            parts = self._parts(asked, num_open)
-            if self._two_parts.pay(parts, lambda: self._whole(asked)):
-                return asked.apart(in_two_parts(parts))
-        return self._whole(asked)
+        if self._two_parts is None or not num_open or asked.dropout:
+            return self._whole(asked)
+        split, whole = partial(self._split, asked, num_open), partial(self._whole, asked)
+        is_faster = self._two_parts.pay(asked.query, asked.key, num_open, split, whole)
+        return split() if is_faster else whole()
 
     def mask_for(
         self, num_heads: int, mask: torch.Tensor | None, first: int = 0
@@ -141,13 +142,13 @@ class _Forward:
         )
         return asked.apart(outcome[:, :, : queries.shape[2]])
 
-    def _parts(self, asked: _Asked, num_open: int) -> Parts:
+    def _split(self, asked: _Asked, num_open: int) -> torch.Tensor:
         """The committed text, which every query sees, and the tree behind it under its mask."""
-        number = asked.num_sharing
-        mask = self.mask_for(number, asked.mask, num_open)
+        mask = self.mask_for(asked.num_sharing, asked.mask, num_open)
         assert mask is not None
         scale = asked.query.shape[-1] ** -0.5 if asked.scaling is None else asked.scaling
-        return Parts(asked.joined_queries(number), asked.key, asked.value, mask, scale)
+        queries = asked.joined_queries(asked.num_sharing)
+        return asked.apart(in_two_parts(Parts(queries, asked.key, asked.value, mask, scale)))
 
 
 class _ThisThread(threading.local):

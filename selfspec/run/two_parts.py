@@ -10,6 +10,7 @@ Knows tensors and clocks; not models, nor when a mask leaves the committed text 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Hashable, Mapping
 from time import perf_counter
@@ -24,6 +25,9 @@ _ROUNDS = 3
 _REPEATS = 4  # On CUDA, so many at once show more than the time to launch one.
 _LEAST_COLUMNS = 512  # Behind a shorter text, attention is a small part of a forward.
 _SAME = 0.02  # Rounding is far below this share of an outcome's length, a wrong kernel above it.
+
+_log = logging.getLogger("selfspec")
+_Way = Callable[[], torch.Tensor]
 
 
 class Parts(NamedTuple):
@@ -40,15 +44,6 @@ class Parts(NamedTuple):
         """How many columns every query sees."""
         return self.key.shape[2] - self.mask.shape[-1]
 
-    @property
-    def kind(self) -> Hashable:
-        """What the faster way depends on: the shapes, with sizes that grow taken by doublings."""
-        rows, heads, num_queries, dim = self.query.shape
-        sizes = (num_queries.bit_length(), self.mask.shape[-1].bit_length())
-        columns = self.key.shape[2].bit_length()
-        threads = torch.get_num_threads()
-        return self.query.device, self.query.dtype, rows, heads, dim, sizes, columns, threads
-
 
 class TwoParts:
     """Tells for each kind of attention whether two parts are faster. Safe to use from threads."""
@@ -56,17 +51,24 @@ class TwoParts:
     def __init__(self) -> None:
         self._pays: dict[Hashable, bool] = {}
 
-    def pay(self, parts: Parts, whole: Callable[[], torch.Tensor]) -> bool:
-        """Whether two parts take at most 90 % of the time of `whole`, which gives the same.
+    def pay(
+        self, query: torch.Tensor, key: torch.Tensor, num_open: int, split: _Way, whole: _Way
+    ) -> bool:
+        """Whether `split` takes at most 90 % of the time of `whole`, and gives the same.
 
-        Both ways are run the first time that a kind comes, which takes as long as some ten
+        Both ways are run the first time that a kind comes, which takes as long as some thirty
         layers' attention.
         """
-        if parts.num_open < _LEAST_COLUMNS:
+        if num_open < _LEAST_COLUMNS:
             return False
-        kind = parts.kind
+        kind = _kind(query, key)
         if kind not in self._pays:
-            self._pays[kind] = _pays(parts, whole)
+            share = _share_of_time(split, whole, query.device)
+            self._pays[kind] = share <= _PAYS
+            at = (query.shape[2], num_open)
+            _log.info(
+                "attention of %d nodes behind %d tokens: in two parts %.2f of the time", *at, share
+            )
         return self._pays[kind]
 
 
@@ -113,24 +115,30 @@ def dense_part(
     return outcome, sums[..., : query.shape[2]]  # Some kernels fill up to a multiple of 32.
 
 
-def _pays(parts: Parts, whole: Callable[[], torch.Tensor]) -> bool:
-    """A short trial on the tensors of a real layer: the same outcome, in clearly less time."""
+def _kind(query: torch.Tensor, key: torch.Tensor) -> Hashable:
+    """What the faster way depends on: all shapes, with those that grow taken by doublings."""
+    (rows, heads, width, dim), (_, shared, columns, _) = query.shape, key.shape
+    sizes = (rows, heads, shared, dim, width.bit_length(), columns.bit_length())
+    return query.device, query.dtype, sizes, torch.get_num_threads()
+
+
+def _share_of_time(split: _Way, whole: _Way, device: torch.device) -> float:
+    """A short trial on a real layer; infinite if two parts can't be had, or are not the same."""
     try:
-        difference = torch.linalg.vector_norm((in_two_parts(parts) - whole()).float())
+        found, expected = split().float(), whole().float()
     except torch.OutOfMemoryError:
         raise
     except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
-        return False
-    if not difference <= _SAME * torch.linalg.vector_norm(whole().float()):
-        return False
-    device, best = parts.query.device, [math.inf, math.inf]
-    for _ in range(_ROUNDS):
-        for index, way in enumerate((lambda: in_two_parts(parts), whole)):
-            best[index] = min(best[index], _seconds(way, device))
-    return best[0] <= _PAYS * best[1]
+        return math.inf
+    difference = torch.linalg.vector_norm(found - expected)
+    if not difference <= _SAME * torch.linalg.vector_norm(expected):
+        return math.inf
+    rounds = [(_seconds(split, device), _seconds(whole, device)) for _ in range(_ROUNDS)]
+    ours, others = map(min, zip(*rounds, strict=True))
+    return ours / others
 
 
-def _seconds(way: Callable[[], torch.Tensor], device: torch.device) -> float:
+def _seconds(way: _Way, device: torch.device) -> float:
     _wait_for(device)
     start = perf_counter()
     for _ in range(_REPEATS):

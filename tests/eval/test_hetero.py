@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import time
+import threading
 
 import pytest
 import torch
@@ -56,20 +56,16 @@ def test_a_task_that_fails_fails_here() -> None:
 
 
 @needs_cores
-def test_profiles_together_see_what_profiles_alone_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here a unit's time is ten times as long while the other one works."""
-    working: set[int] = set()
+def test_profiles_together_are_of_both_at_once() -> None:
+    """The first unit's task can't end before the second one's has begun."""
+    has_begun = threading.Event()
 
-    def task(index: int) -> None:
-        working.add(index)
-        time.sleep(0.001 if len(working) == 1 else 0.01)
-        working.discard(index)
+    def first() -> None:
+        assert has_begun.wait(timeout=60)
 
     with two_units("cpu") as units:
-        tasks = (lambda: task(0)), (lambda: task(1))
-        alone = units.seconds_alone(*tasks, rounds=3)
-        together = units.seconds_together(*tasks, rounds=3)
-    assert max(alone) < max(together)
+        assert min(units.seconds_together(first, has_begun.set, rounds=3)) > 0
+        assert min(units.seconds_alone(first, has_begun.set, rounds=3)) > 0
     assert shares._balanced(0.2, 1.0, 4.0) == pytest.approx(0.5)
 
 

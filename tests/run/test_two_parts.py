@@ -117,20 +117,25 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return seconds
 
 
+def pay(tried: TwoParts, parts: Parts, way: Any = whole) -> bool:
+    """Asks whether two parts pay for one layer."""
+    query, key = parts[:2]
+    ways = (lambda: in_two_parts(parts)), (lambda: way(parts))
+    return tried.pay(query, key, parts.num_open, *ways)
+
+
 @pytest.mark.parametrize(("share", "pays"), [(0.5, True), (0.89, True), (0.95, False)])
 def test_they_are_used_where_they_are_clearly_faster(clock, share, pays) -> None:
-    parts, tried = asked(torch.float32), TwoParts()
+    tried = TwoParts()
     clock[0] = share
-    assert tried.pay(parts, lambda: whole(parts)) is pays
+    assert pay(tried, asked(torch.float32)) is pays
     clock[0] = math.inf  # Each kind is tried once.
-    assert tried.pay(parts, lambda: whole(parts)) is pays
-    other = asked(torch.float32, num_sharing=1)
-    assert tried.pay(other, lambda: whole(other)) is False
+    assert pay(tried, asked(torch.float32)) is pays
+    assert pay(tried, asked(torch.float32, num_sharing=1)) is False
 
 
 def test_a_short_text_is_not_tried() -> None:
-    parts = asked(torch.float32)
-    assert TwoParts().pay(parts, lambda: pytest.fail("it was run")) is False
+    assert pay(TwoParts(), asked(torch.float32), lambda _: pytest.fail("it was run")) is False
 
 
 def gone(*_: Any) -> Any:
@@ -145,8 +150,7 @@ def wrong(query: torch.Tensor, *_: Any) -> Any:
 def test_a_torch_whose_operators_differ_goes_on_masked(clock, kernel, monkeypatch) -> None:
     clock[0] = 0.1
     monkeypatch.setattr(two_parts, "dense_part", kernel)
-    parts = asked(torch.float32)
-    assert TwoParts().pay(parts, lambda: whole(parts)) is False
+    assert pay(TwoParts(), asked(torch.float32)) is False
 
 
 def test_they_are_tried_under_a_measured_budget_only_and_not_in_a_first_call(monkeypatch) -> None:
