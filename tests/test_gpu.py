@@ -12,7 +12,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 import selfspec
-from eval import bench_attention, hetero
+from eval import hetero
 from selfspec.machine.cuda import CudaDevice
 from tests.fakes import VOCAB, new_model, prompt
 from tests.lossless.same import assert_same_kv
@@ -130,7 +130,7 @@ def test_attention_in_two_parts(
 
 def test_all_ways_of_attention_agree(capsys: pytest.CaptureFixture[str]) -> None:
     """The two parts come from another kernel in each precision."""
-    assert bench_attention.main(["--device", "cuda", "--columns", "600", "--rounds", "1"]) == 0
+    assert hetero.main(["--attention", "--units", "cuda", "--rounds", "1"]) == 0
     for row in json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]:
         assert row["difference"] < (1e-4 if row["dtype"] == "float32" else 0.03)
 

@@ -101,18 +101,19 @@ class _Forward:
     """The masks for joined heads, which all layers of one forward share."""
 
     def __init__(self, splits: Splits | None) -> None:
-        self._two_parts, self._num_open = splits or (None, {})
+        self._splits = splits
         self._masks: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def attend(self, asked: _Asked) -> torch.Tensor:
         """The outcome (B, Q, heads, D), in the way that is the fastest here."""
         if asked.needs_stock:
             return asked.of_stock()
-        num_open = self._num_open.get(id(asked.mask), 0)
-        if self._two_parts is None or not num_open or asked.dropout:
+        splits = self._splits
+        num_open = splits.num_open.get(id(asked.mask), 0) if splits is not None else 0
+        if splits is None or not num_open or asked.dropout:
             return self._whole(asked)
         split, whole = partial(self._split, asked, num_open), partial(self._whole, asked)
-        is_faster = self._two_parts.pay(asked.query, asked.key, num_open, split, whole)
+        is_faster = splits.two_parts.pay(asked.query, asked.key, num_open, split, whole)
         return split() if is_faster else whole()
 
     def mask_for(

@@ -134,8 +134,7 @@ def _share_of_time(split: _Way, whole: _Way, device: torch.device) -> float:
     if not difference <= _SAME * torch.linalg.vector_norm(expected):
         return math.inf
     rounds = [(_seconds(split, device), _seconds(whole, device)) for _ in range(_ROUNDS)]
-    ours, others = map(min, zip(*rounds, strict=True))
-    return ours / others
+    return min(ours for ours, _ in rounds) / min(others for _, others in rounds)
 
 
 def _seconds(way: _Way, device: torch.device) -> float:

@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 
-from eval import bench_attention, hetero
+from eval import hetero
 from eval.models.shapes import GrownShape
 from eval.units import layer as layers
 from eval.units import shares
@@ -32,8 +32,7 @@ needs_cores = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for command in (hetero, bench_attention):
-        monkeypatch.setattr(command, "named_shape", lambda _name: SMALL)
+    monkeypatch.setattr(hetero, "named_shape", lambda _name: SMALL)
     monkeypatch.setattr(shares, "_ROUNDS", 2)
 
 
@@ -76,14 +75,15 @@ def test_hetero(capsys, tmp_path) -> None:
     assert hetero.main(options) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told == json.loads(out.read_text())
-    assert len(told["ways"]) == 5
-    assert told["ways"]["first unit alone"]["shares"]["down"] == 1
-    assert 0 < told["ways"]["profiled under contention"]["shares"]["down"] < 1
+    rows = {row["way"]: row for row in told["rows"]}
+    assert len(rows) == 5
+    assert rows["first unit alone"]["shares"]["down"] == 1
+    assert 0 < rows["profiled under contention"]["shares"]["down"] < 1
 
 
 def test_all_ways_of_attention_agree(capsys) -> None:
-    options = ["--columns", "20", "--width", "1", "6", "--rounds", "1"]
-    assert bench_attention.main(options) == 0
+    options = ["--attention", "--columns", "20", "--width", "1", "6", "--rounds", "1"]
+    assert hetero.main(options) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert [row["dtype"] for row in rows] == ["float32", "bfloat16"] * 2
     for row in rows:
@@ -91,15 +91,15 @@ def test_all_ways_of_attention_agree(capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "options", "message"),
+    ("options", "message"),
     [
-        (hetero, ["--width", "0"], "--width must be >= 1 (got 0)"),
-        (hetero, ["--out", "no/where.json"], "--out must be a file"),
-        (bench_attention, ["--columns", "8", "0"], "--columns must be >= 1 (got 0)"),
+        (["--width", "0"], "--width must be >= 1 (got 0)"),
+        (["--columns", "8", "0"], "--columns must be >= 1 (got 0)"),
+        (["--out", "no/where.json"], "--out must be a file"),
     ],
 )
-def test_what_can_not_be_is_one_line_before_any_work(capsys, command, options, message) -> None:
-    assert command.main(options) == 2
+def test_what_can_not_be_is_one_line_before_any_work(capsys, options, message) -> None:
+    assert hetero.main(options) == 2
     assert capsys.readouterr().err.startswith(f"error: {message}")
 
 

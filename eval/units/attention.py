@@ -1,21 +1,14 @@
-"""Attention over drafts, one layer of it: masked whole, in two parts, and entry by entry.
-
-    python -m eval.bench_attention --columns 512 4096 --width 16 64 --dtype float32 bfloat16
+"""One layer's attention over a tree: masked whole, in two parts, and entry by entry.
 
 Four ways that give the same: stock's masked attention, which copies keys that heads share; ours
 under one mask, without copies; ours in two parts, joined by their log-sum-exp; and the same with
 the tree computed as a naive sparse product, one entry of the ancestors' mask after the other. They
-run in turns over several layers' keys, so that no keys stay in a CPU's cache; times are medians. No
-model is needed. Ghidorah's figure 10(b) compares its own sparse product with the last and the
-first kind. The last line is one JSON object.
+run in turns over several layers' keys, so that no keys stay in a CPU's cache; times are medians.
+Ghidorah's figure 10(b) compares its sparse product with a dense mask and with a naive product.
 """
 
 from __future__ import annotations
 
-import argparse
-import itertools
-import json
-import sys
 from collections.abc import Callable, Sequence
 from statistics import median
 from time import perf_counter
@@ -24,22 +17,20 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from eval.errors import EvalError, exit_status
-from eval.models.shapes import SHAPES, GrownShape, named_shape
-from eval.options import described
+from eval.models.shapes import GrownShape
 from eval.report.tables import Table
 from eval.units.layer import tree_parents
 from selfspec.run.layout import ancestors
 from selfspec.run.two_parts import Parts, dense_part, in_two_parts
 
-__all__ = ["main"]
+__all__ = ["DTYPES", "Case", "attention_table", "timed_attention"]
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _NUM_LAYERS = 4
 _WARM_UP = 2
 
 
-class _Case(NamedTuple):
+class Case(NamedTuple):
     """What is timed: the sizes and the dtype."""
 
     columns: int
@@ -47,37 +38,18 @@ class _Case(NamedTuple):
     dtype: str
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prints a table and the JSON line."""
-    options = _options(argv)
-    return exit_status(lambda: _run(options))
+def timed_attention(
+    shape: GrownShape, case: Case, device: torch.device, rounds: int
+) -> dict[str, Any]:
+    """The median milliseconds of each way, and how far the others are from stock's outcome."""
+    with torch.inference_mode():
+        layers = [_layer(shape, case, device, seed) for seed in range(_NUM_LAYERS)]
+        return case._asdict() | _timed(layers, case.width, rounds)
 
 
-def _run(options: argparse.Namespace) -> int:
-    for name in ("columns", "width", "rounds", "threads"):
-        values = getattr(options, name)
-        for value in values if isinstance(values, list) else [values]:
-            if value < 1:
-                raise EvalError(f"--{name} must be >= 1 (got {value})")
-    torch.set_num_threads(options.threads)
-    shape, device = named_shape(options.shape), torch.device(options.device)
-    rows = []
-    for case in itertools.starmap(
-        _Case, itertools.product(options.columns, options.width, options.dtype)
-    ):
-        print(f"timing: {' '.join(map(str, case))}", file=sys.stderr, flush=True)
-        with torch.inference_mode():
-            layers = [_layer(shape, case, device, seed) for seed in range(_NUM_LAYERS)]
-            rows.append(case._asdict() | _timed(layers, case.width, options.rounds))
-    print(_table(rows).markdown(), end="\n\n")
-    told = {"bench": "bench_attention", "shape": options.shape, "device": options.device}
-    print(json.dumps({**told, "threads": options.threads, "rows": rows}))
-    return 0
-
-
-def _layer(shape: GrownShape, case: _Case, device: torch.device, seed: int) -> Parts:
+def _layer(shape: GrownShape, case: Case, device: torch.device, seed: int) -> Parts:
     """Random queries of joined heads, keys and values, and the mask of a tree."""
-    generator, dtype = torch.Generator().manual_seed(seed), _DTYPES[case.dtype]
+    generator, dtype = torch.Generator().manual_seed(seed), DTYPES[case.dtype]
     kv_heads, dim = shape.num_key_value_heads, shape.head_dim
     group = shape.num_attention_heads // kv_heads
 
@@ -92,7 +64,6 @@ def _layer(shape: GrownShape, case: _Case, device: torch.device, seed: int) -> P
 
 
 def _timed(layers: Sequence[Parts], width: int, rounds: int) -> dict[str, float]:
-    """The median milliseconds of each way, and how far the last two are from the others."""
     ways = _ways(layers[0], width)
     first, *others = [way(layers[0]).float() for way in ways.values()]
     times: dict[str, list[float]] = {name: [] for name in ways}
@@ -153,12 +124,13 @@ def _seconds(way: Callable[[Parts], torch.Tensor], parts: Parts) -> float:
     return perf_counter() - start
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> Table:
+def attention_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """A row for each case, with the paper's figures below."""
     head = ["committed", "nodes", "dtype", "stock, ms", "masked, ms", "two parts, ms"]
     head += ["naive sparse, ms", "masked / two parts", "naive / two parts", "difference"]
     cells = [
         [
-            *(str(row[name]) for name in _Case._fields),
+            *(str(row[name]) for name in Case._fields),
             *(f"{row[name]:.2f}" for name in ("stock", "masked", "two_parts", "naive")),
             *(f"{row[name] / row['two_parts']:.2f}" for name in ("masked", "naive")),
             f"{row['difference']:.0e}",
@@ -170,20 +142,3 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
         "mask, 3.49 times as fast as a naive sparse product."
     )
     return Table("Attention of one layer over a tree", head, cells, note)
-
-
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = described("bench_attention", __doc__)
-    add = parser.add_argument
-    add("--shape", default="1b", help=f"of the heads: {', '.join(SHAPES)}; default: 1b")
-    add("--columns", type=int, nargs="+", default=[512, 4096], metavar="N", help="committed tokens")
-    add("--width", type=int, nargs="+", default=[16, 64], metavar="N", help="nodes of the tree")
-    add("--dtype", nargs="+", choices=sorted(_DTYPES), default=sorted(_DTYPES, reverse=True))
-    add("--device", default="cpu", help="cpu or cuda; default: cpu")
-    add("--threads", type=int, default=1, metavar="N", help="of a CPU; default: 1")
-    add("--rounds", type=int, default=21, metavar="N", help="default: 21")
-    return parser.parse_args(argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
