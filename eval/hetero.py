@@ -8,9 +8,10 @@ units are two CPU cores, the second one slowed by another process (--load), or w
 CUDA device and the CPU beside it.
 
 Compared are either unit alone, an even split, the split found by profiling each unit while the
-other one rests, and the one found while the other one works too. All are run in turns; times are
-medians. No model is needed: weights are random, in the size of a layer of --shape. Each outcome is
-compared with that of plain masked attention and whole matrices.
+other one rests, the one found while the other one works too, and what torch's own threads do on
+all cores. All are run in turns; times are medians. No model is needed: weights are random, in the
+size of a layer of --shape. Each outcome is compared with that of plain masked attention and whole
+matrices.
 
     python -m eval.hetero --attention --columns 512 4096 --width 16 64
 

@@ -13,8 +13,8 @@ from eval.units.unit import Pair
 
 __all__ = ["even", "profiled"]
 
-_ROUNDS = 5
-_REFINEMENTS = 3  # Times depend on the split itself, so a found split is profiled again.
+_ROUNDS = 10
+_REFINEMENTS = 2  # Times depend on the split itself, so a found split is profiled again.
 
 
 def even(share: float = 0.5) -> dict[str, float]:
@@ -22,9 +22,7 @@ def even(share: float = 0.5) -> dict[str, float]:
     return dict.fromkeys(KINDS, share)
 
 
-def profiled(
-    layer: Layer, units: Pair, width: int, *, together: bool, rounds: int = _ROUNDS
-) -> dict[str, float]:
+def profiled(layer: Layer, units: Pair, width: int, *, together: bool) -> dict[str, float]:
     """The shares at which both units should end at the same time.
 
     Units are profiled `together`, each while the other one works, or one after the other.
@@ -38,7 +36,7 @@ def profiled(
             if first is None or second is None:
                 continue  # One unit is so slow that it got no column.
             timed = units.seconds_together if together else units.seconds_alone
-            shares[kind] = _balanced(shares[kind], *timed(first, second, rounds))
+            shares[kind] = _balanced(shares[kind], *timed(first, second, _ROUNDS))
     return shares
 
 

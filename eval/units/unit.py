@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from queue import SimpleQueue
-from statistics import median
+from statistics import mean
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -82,17 +82,21 @@ class Pair(NamedTuple):
         return results
 
     def seconds_alone(self, first: Task, second: Task, rounds: int) -> tuple[float, float]:
-        """The median time of each unit's task while the other unit has nothing to do."""
+        """The mean time of each unit's task while the other unit has nothing to do.
+
+        A core that is shared with another process gets turns of some milliseconds, so a short task
+        takes either no turn of others or a whole one, and only the mean tells its speed.
+        """
 
         def timed(task: Task) -> list[float]:
             return [_timed(task) for _ in range(rounds)]
 
         (one,) = self.run(lambda: timed(first), None)
         (other,) = self.run(None, lambda: timed(second))
-        return median(one), median(other)
+        return mean(one), mean(other)
 
     def seconds_together(self, first: Task, second: Task, rounds: int) -> tuple[float, float]:
-        """The median time of each unit's task while the other unit repeats its own."""
+        """The mean time of each unit's task while the other unit repeats its own."""
         times: tuple[list[float], list[float]] = ([], [])
         is_over = threading.Event()
 
@@ -104,7 +108,7 @@ class Pair(NamedTuple):
                 is_over.set()
 
         self.run(lambda: repeated(0, first), lambda: repeated(1, second))
-        return median(times[0]), median(times[1])
+        return mean(times[0]), mean(times[1])
 
 
 def _timed(task: Task) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -18,6 +20,9 @@ __all__ = ["timed_ways", "ways_table"]
 
 _WARM_UP = 2
 _ALONE = ("first unit alone", "second unit alone")
+_THREADS = "torch's own threads"
+
+_Way = Callable[[torch.Tensor], torch.Tensor]
 
 
 def timed_ways(layer: Layer, units: Pair, width: int, rounds: int) -> list[dict[str, Any]]:
@@ -33,7 +38,9 @@ def timed_ways(layer: Layer, units: Pair, width: int, rounds: int) -> list[dict[
         "profiled in isolation": profiled(layer, units, width, together=False),
         "profiled under contention": profiled(layer, units, width, together=True),
     }
-    ways = {name: Shared(layer, units, each) for name, each in shares.items()}
+    ways: dict[str, _Way] = {name: Shared(layer, units, each) for name, each in shares.items()}
+    ways[_THREADS] = partial(_by_threads, layer)
+    shares[_THREADS] = {}
     x = torch.randn(width, layer.shape.hidden_size, generator=torch.Generator().manual_seed(1))
     expected = layer.plain(x)
     differences = {
@@ -56,7 +63,16 @@ def timed_ways(layer: Layer, units: Pair, width: int, rounds: int) -> list[dict[
     ]
 
 
-def _seconds(ways: Mapping[str, Shared], x: torch.Tensor, rounds: int) -> dict[str, float]:
+def _by_threads(layer: Layer, x: torch.Tensor) -> torch.Tensor:
+    """The plain layer on all cores: torch gives each of its threads an equal part."""
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    try:
+        return layer.plain(x)
+    finally:
+        torch.set_num_threads(1)
+
+
+def _seconds(ways: Mapping[str, _Way], x: torch.Tensor, rounds: int) -> dict[str, float]:
     """The median time of each way; which one begins changes from round to round."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     names = list(ways)
@@ -76,7 +92,7 @@ def ways_table(rows: Sequence[dict[str, Any]]) -> Table:
         [
             row["way"],
             *(str(row[name]) for name in ("columns", "width")),
-            *(f"{row['shares'][kind]:.2f}" for kind in KINDS),
+            *(f"{row['shares'][kind]:.2f}" if row["shares"] else "–" for kind in KINDS),
             f"{row['ms']:.1f}",
             f"{row['speed_up']:.2f}",
             f"{row['difference']:.0e}",

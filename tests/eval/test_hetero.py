@@ -76,7 +76,7 @@ def test_hetero(capsys, tmp_path) -> None:
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told == json.loads(out.read_text())
     rows = {row["way"]: row for row in told["rows"]}
-    assert len(rows) == 5
+    assert len(rows) == 6
     assert rows["first unit alone"]["shares"]["down"] == 1
     assert 0 < rows["profiled under contention"]["shares"]["down"] < 1
 
