@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import Any
 
@@ -11,9 +12,11 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 import selfspec
+from eval import hetero
 from selfspec.machine.cuda import CudaDevice
 from tests.fakes import VOCAB, new_model, prompt
 from tests.lossless.same import assert_same_kv
+from tests.split import use_two_parts
 
 pytestmark = [
     pytest.mark.gpu,
@@ -112,6 +115,30 @@ def test_a_large_cache_is_taken_over_in_parts(name: str, monkeypatch: pytest.Mon
     spec = selfspec.SelfSpec(forward="eager", **FIXED)
     for asked in (GREEDY, SAMPLE):
         check_same(on_gpu(name=name), spec, prompts(3), **asked)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
+def test_attention_in_two_parts(
+    asked: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = use_two_parts(monkeypatch)
+    spec = selfspec.SelfSpec(forward="eager", **FIXED)
+    check_same(on_gpu(name=name), spec, prompts(1), **asked)
+    assert log
+
+
+def test_all_ways_of_attention_agree(capsys: pytest.CaptureFixture[str]) -> None:
+    """The two parts come from another kernel in each precision."""
+    assert hetero.main(["--attention", "--units", "cuda", "--rounds", "1"]) == 0
+    for row in json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]:
+        assert row["difference"] < (1e-4 if row["dtype"] == "float32" else 0.03)
+
+
+def test_a_gpu_and_a_cpu_share_a_layer() -> None:
+    """The exit status says whether an outcome is wrong."""
+    options = ["--units", "cuda", "--shape", "135m", "--columns", "64", "--rounds", "1"]
+    assert hetero.main(options) == 0
 
 
 def test_graphs_are_kept_for_the_next_call(captures: list[Any]) -> None:

@@ -13,14 +13,20 @@ from selfspec.run.device_of import device_of
 from selfspec.run.grouped_attention import grouped_attention
 from selfspec.run.layout import Layout, RowState, lay_out
 from selfspec.run.tree_kv import TreeKV
+from selfspec.run.two_parts import Splits, TwoParts
 
 __all__ = ["ChainBackend", "TreeBackend", "logits_of"]
 
 
-def logits_of(model: Any, layout: Layout, cache: Any) -> torch.Tensor:
+def logits_of(
+    model: Any, layout: Layout, cache: Any, two_parts: TwoParts | None = None
+) -> torch.Tensor:
     """The logits (B, Q, V) of one forward of the model over trees."""
     masks = layout.masks
-    with grouped_attention():
+    splits = None
+    if two_parts is not None and layout.input_ids.shape[1] > 1:  # A plain step has no mask.
+        splits = Splits(two_parts, {id(masks[name]): n for name, n in layout.num_open.items()})
+    with grouped_attention(splits):
         output = model(
             input_ids=layout.input_ids,
             position_ids=layout.position_ids,
@@ -33,9 +39,13 @@ def logits_of(model: Any, layout: Layout, cache: Any) -> torch.Tensor:
 
 
 class TreeBackend:
-    """Trees of several rows in one forward, through 4-D masks."""
+    """Trees of several rows in one forward, through 4-D masks.
+
+    With `two_parts`, attention is computed in two parts where that is faster.
+    """
 
     reason = None
+    _two_parts: TwoParts | None = None
 
     def __init__(
         self,
@@ -48,9 +58,11 @@ class TreeBackend:
         room: int,
         reach: int | None = None,
         kind: str = "eager",
+        two_parts: TwoParts | None = None,
     ) -> None:
         num_rows = next_positions.shape[-2]
         self.kind = kind
+        self._two_parts = two_parts
         self._model = model
         self._device = device_of(model)
         self._cache = cache
@@ -93,7 +105,7 @@ class TreeBackend:
 
     def forward(self, layout: Layout) -> torch.Tensor:
         """The logits (B, Q, V) of the forward."""
-        return logits_of(self._model, layout, self._cache)
+        return logits_of(self._model, layout, self._cache, self._two_parts)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keeps the KV of each row's path and forgets the rest."""

@@ -3,7 +3,8 @@
 In most models several query heads share one head of keys and values. If there is a mask, stock's
 sdpa attention copies the keys and values of the whole text for each of these heads, in each layer
 and each step. Here the queries of heads that share keys are joined into one head with more
-queries, and nothing is copied. Each query sees the same keys as before.
+queries, and nothing is copied. Each query sees the same keys as before. Where every query sees the
+whole committed text, the two parts of `two_parts` are tried as well, and used if they are faster.
 
 A plain step has no mask, and stock's attention computes it. The exception is half precision on a
 CPU, where torch is slow with a single query: there queries are joined too, and a single one is
@@ -15,12 +16,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from selfspec.run.two_parts import Parts, Splits, in_two_parts
 
 __all__ = ["grouped_attention"]
 
@@ -32,15 +36,16 @@ _STOCK_ONLY = ("position_bias", "cache", "softcap")
 
 
 @contextmanager
-def grouped_attention() -> Iterator[None]:
+def grouped_attention(splits: Splits | None = None) -> Iterator[None]:
     """Inside, in this thread, sdpa attention joins heads that share keys. Use it for one forward.
 
-    It does nothing if other code has replaced stock's attention, or while torch compiles.
+    With `splits`, attention is computed in two parts where that can be and is faster. Nothing is
+    changed if other code has replaced stock's attention, or while torch compiles.
     """
     if torch.compiler.is_compiling() or not _enter():
         yield
         return
-    outside, _this_thread.forward = _this_thread.forward, _Forward()
+    outside, _this_thread.forward = _this_thread.forward, _Forward(splits)
     try:
         yield
     finally:
@@ -48,20 +53,103 @@ def grouped_attention() -> Iterator[None]:
         _leave()
 
 
+class _Asked(NamedTuple):
+    """What a layer asks of its attention; a mask has the shape (B, 1, Q, columns)."""
+
+    module: Any
+    query: torch.Tensor  # (B, heads, Q, D)
+    key: torch.Tensor  # (B, heads of keys, columns, D)
+    value: torch.Tensor
+    mask: torch.Tensor | None
+    dropout: float
+    scaling: float | None
+    others: dict[str, Any]
+
+    @property
+    def num_sharing(self) -> int:
+        """How many query heads share a head of keys."""
+        return getattr(self.module, "num_key_value_groups", 1)
+
+    @property
+    def needs_stock(self) -> bool:
+        """Whether an argument or the shape of the mask is one that only stock can handle."""
+        if any(self.others.get(name) is not None for name in _STOCK_ONLY):
+            return True
+        if self.query.shape[1] != self.key.shape[1] * self.num_sharing:
+            return True
+        rows, _, width, _ = self.query.shape
+        return self.mask is not None and self.mask.shape[:3] != (rows, 1, width)
+
+    def of_stock(self) -> torch.Tensor:
+        """What stock's own code gives."""
+        options = {"dropout": self.dropout, "scaling": self.scaling, **self.others}
+        return sdpa_attention_forward(*self[:5], **options)[0]  # type: ignore[no-any-return]
+
+    def joined_queries(self, number: int) -> torch.Tensor:
+        """(B, heads / number, number * Q, D): the queries of so many heads at a time as one's."""
+        rows, num_heads, width, dim = self.query.shape
+        return self.query.reshape(rows, num_heads // number, number * width, dim)
+
+    def apart(self, outcome: torch.Tensor) -> torch.Tensor:
+        """The outcome (B, Q, heads, D) of joined queries, as stock returns it."""
+        rows, num_heads, width, _ = self.query.shape
+        heads = outcome.reshape(rows, num_heads, width, -1)
+        return heads.transpose(1, 2).contiguous()
+
+
 class _Forward:
     """The masks for joined heads, which all layers of one forward share."""
 
-    def __init__(self) -> None:
-        self._masks: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+    def __init__(self, splits: Splits | None) -> None:
+        self._splits = splits
+        self._masks: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def mask_for(self, num_heads: int, mask: torch.Tensor | None) -> torch.Tensor | None:
-        """The mask (B, 1, heads * Q, columns) for joined heads, made once per forward."""
+    def attend(self, asked: _Asked) -> torch.Tensor:
+        """The outcome (B, Q, heads, D), in the way that is the fastest here."""
+        if asked.needs_stock:
+            return asked.of_stock()
+        splits = self._splits
+        num_open = splits.num_open.get(id(asked.mask), 0) if splits is not None else 0
+        if splits is None or not num_open or asked.dropout:
+            return self._whole(asked)
+        split, whole = partial(self._split, asked, num_open), partial(self._whole, asked)
+        is_faster = splits.two_parts.pay(asked.query, asked.key, num_open, split, whole)
+        return split() if is_faster else whole()
+
+    def mask_for(
+        self, num_heads: int, mask: torch.Tensor | None, first: int = 0
+    ) -> torch.Tensor | None:
+        """The mask (B, 1, heads * Q, columns from `first` on) for joined heads, made once."""
         if mask is None or mask.shape[2] == 1:
             return mask
-        key = id(mask), num_heads
+        key = id(mask), num_heads, first
         if key not in self._masks:  # Holding the mask keeps its id from being reused.
-            self._masks[key] = mask, mask.repeat(1, 1, num_heads, 1)
+            self._masks[key] = mask, mask[..., first:].repeat(1, 1, num_heads, 1)
         return self._masks[key][1]
+
+    def _whole(self, asked: _Asked) -> torch.Tensor:
+        """All keys under one mask; heads are joined where that is faster."""
+        num_joined = _num_joined(asked.query, asked.num_sharing, asked.mask)
+        if not num_joined:
+            return asked.of_stock()
+        queries = asked.joined_queries(num_joined)
+        outcome = scaled_dot_product_attention(
+            queries if queries.shape[2] > 1 else torch.cat([queries, queries], dim=2),
+            _copied(asked.key, asked.num_sharing // num_joined),
+            _copied(asked.value, asked.num_sharing // num_joined),
+            attn_mask=self.mask_for(num_joined, asked.mask),
+            dropout_p=asked.dropout,
+            scale=asked.scaling,
+        )
+        return asked.apart(outcome[:, :, : queries.shape[2]])
+
+    def _split(self, asked: _Asked, num_open: int) -> torch.Tensor:
+        """The committed text, which every query sees, and the tree behind it under its mask."""
+        mask = self.mask_for(asked.num_sharing, asked.mask, num_open)
+        assert mask is not None
+        scale = asked.query.shape[-1] ** -0.5 if asked.scaling is None else asked.scaling
+        queries = asked.joined_queries(asked.num_sharing)
+        return asked.apart(in_two_parts(Parts(queries, asked.key, asked.value, mask, scale)))
 
 
 class _ThisThread(threading.local):
@@ -70,58 +158,27 @@ class _ThisThread(threading.local):
 
 def _attend(
     module: Any,
-    query: torch.Tensor,  # (B, heads, Q, D)
-    key: torch.Tensor,  # (B, heads of keys, columns, D)
+    query: torch.Tensor,
+    key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, Any]:
-    """Replaces stock's sdpa attention; a mask has the shape (B, 1, Q, columns)."""
+    """Replaces stock's sdpa attention."""
+    asked = _Asked(module, query, key, value, attention_mask, dropout, scaling, others)
     forward = _this_thread.forward
-    num_sharing = getattr(module, "num_key_value_groups", 1)
-    num_joined = 0
-    if forward is not None and not _needs_stock(query, attention_mask, others):
-        num_joined = _num_joined(query, key, num_sharing, attention_mask)
-    if forward is None or not num_joined:
-        arguments = {"dropout": dropout, "scaling": scaling, **others}
-        return sdpa_attention_forward(  # type: ignore[no-any-return]
-            module, query, key, value, attention_mask, **arguments
-        )
-    rows, num_heads, width, dim = query.shape
-    queries = query.reshape(rows, num_heads // num_joined, num_joined * width, dim)
-    outcome = scaled_dot_product_attention(
-        queries if queries.shape[2] > 1 else torch.cat([queries, queries], dim=2),
-        _copied(key, num_sharing // num_joined),
-        _copied(value, num_sharing // num_joined),
-        attn_mask=forward.mask_for(num_joined, attention_mask),
-        dropout_p=dropout,
-        scale=scaling,
-    )
-    outcome = outcome[:, :, : num_joined * width]
-    apart = outcome.view(*outcome.shape[:2], num_joined, width, -1).permute(0, 3, 1, 2, 4)
-    return apart.reshape(rows, width, num_heads, -1).contiguous(), None
+    return asked.of_stock() if forward is None else forward.attend(asked), None
 
 
-def _needs_stock(query: torch.Tensor, mask: torch.Tensor | None, others: dict[str, Any]) -> bool:
-    """Whether an argument or the shape of the mask is one that only stock can handle."""
-    if any(others.get(name) is not None for name in _STOCK_ONLY):
-        return True
-    return mask is not None and mask.shape[:3] != (query.shape[0], 1, query.shape[2])
-
-
-def _num_joined(
-    query: torch.Tensor, key: torch.Tensor, num_sharing: int, mask: torch.Tensor | None
-) -> int:
+def _num_joined(query: torch.Tensor, num_sharing: int, mask: torch.Tensor | None) -> int:
     """How many heads to join into one; 0 if stock has to compute this, or is as fast.
 
     All heads that share keys are joined. On a CPU fewer are, if not every thread would have work;
     keys are then copied once for each group of joined heads.
     """
     rows, num_heads, width, _ = query.shape
-    if num_heads != key.shape[1] * num_sharing:
-        return 0
     on_cpu = query.device.type == "cpu"
     if mask is None or num_sharing == 1:
         return num_sharing if on_cpu and width == 1 and query.dtype in _HALVES else 0

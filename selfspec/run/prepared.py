@@ -33,6 +33,7 @@ from selfspec.run.packed import PackedWeights
 from selfspec.run.probe import Ability, probe
 from selfspec.run.rows_backend import RowsBackend
 from selfspec.run.streamed import is_streamed
+from selfspec.run.two_parts import TwoParts
 
 __all__ = ["Forwards", "Prepared", "Prompt", "profile"]
 
@@ -67,8 +68,8 @@ class Prepared:
 
     `ledger` knows what drafts have gained and lost with the model so far. `runner` replays captured
     forwards, `packed` holds second copies of weights; without both the model is run as it is.
-    `is_streamed` says that it reads weights meanwhile. `reason` says why it is not run as it was
-    asked for.
+    `is_streamed` says that it reads weights meanwhile. `two_parts` tries whether attention in two
+    parts is faster. `reason` says why the model is not run as it was asked for.
     """
 
     model: Any
@@ -79,6 +80,7 @@ class Prepared:
     runner: StaticRunner | None = None
     packed: PackedWeights | None = None
     is_streamed: bool = False
+    two_parts: TwoParts | None = None
     reason: str | None = None
 
     @property
@@ -114,7 +116,8 @@ class Prepared:
                 _refuse_if_strict(self.config, self.reason)
         room = prompt.room(_MIN_ROOM)
         arguments = self._arguments(prompt)
-        return TreeBackend(self.model, *arguments, room=room, reach=prompt.reach, kind=self.kind)
+        ways: Any = {"kind": self.kind, "two_parts": self.two_parts}
+        return TreeBackend(self.model, *arguments, room=room, reach=prompt.reach, **ways)
 
     def rows_backend(self, max_rows: int, max_bytes: int | None) -> RowsBackend:
         """What runs the forwards of rows that come and go, never as captured graphs."""
@@ -152,6 +155,7 @@ class Forwards:
 
     def __init__(self) -> None:
         self.costs = Costs()
+        self._two_parts = TwoParts()
         self._abilities: WeakKeyDictionary[Any, dict[Any, Ability]] = WeakKeyDictionary()
         self._runners: WeakKeyDictionary[Any, KeptRunner] = WeakKeyDictionary()
         self._packed: WeakKeyDictionary[Any, PackedWeights] = WeakKeyDictionary()
@@ -182,6 +186,10 @@ class Forwards:
             ledger = self._ledgers.setdefault(model, Ledger())
         prepared = Prepared(model, self.ability(model), config, self.costs, ledger)
         forward, device = config.forward, device_for(device_of(model), overlap=False)
+        # Only a measured budget may depend on clocks: with another one a text must not change
+        # once a trial finds another way to be faster, and in half precision it could.
+        is_due = forward == "auto" and config.budget == "measured" and self._has_paid(model)
+        prepared.two_parts = self._two_parts if is_due else None
         if is_streamed(model):
             self._stream(prepared)
             yield prepared
@@ -190,10 +198,7 @@ class Forwards:
             with self._captured(prepared):
                 yield prepared
             return
-        # Only a measured budget may depend on clocks: with another one a text must not change
-        # once weights are packed, and in half precision it could.
-        is_due = config.budget == "measured" and self._has_paid(model)
-        if forward == "packed" or (forward == "auto" and is_due):
+        if forward == "packed" or is_due:
             self._pack(prepared)
         yield prepared
 

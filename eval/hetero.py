@@ -1,0 +1,124 @@
+"""One decoder layer shared by two unequal units, after Ghidorah's HCMP.
+
+    python -m eval.hetero --columns 512 4096 --width 16 --out hetero.json
+
+Linear layers are split by columns between two units. Of attention, the first unit computes the
+part that all nodes see and the second one the tree, and both are joined by their log-sum-exp. The
+units are two CPU cores, the second one slowed by another process (--load), or with --units cuda a
+CUDA device and the CPU beside it.
+
+Compared are either unit alone, an even split, the split found by profiling each unit while the
+other one rests, the one found while the other one works too, and what torch's own threads do on
+all cores. All are run in turns; times are medians. No model is needed: weights are random, in the
+size of a layer of --shape. Each outcome is compared with that of plain masked attention and whole
+matrices.
+
+    python -m eval.hetero --attention --columns 512 4096 --width 16 64
+
+times attention alone, on one unit: under one mask, in two parts, and with the tree as a naive
+sparse product, as in Ghidorah's figure 10(b). The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eval.errors import EvalError, exit_status
+from eval.models.shapes import SHAPES, GrownShape, named_shape
+from eval.options import described
+from eval.units.attention import DTYPES, Case, attention_table, timed_attention
+from eval.units.layer import Layer
+from eval.units.unit import busy_core, cores_for, two_units
+from eval.units.ways import timed_ways, ways_table
+from selfspec.machine.user_files import replace_text
+
+__all__ = ["main"]
+
+# Rounding is far below this; a part that is missing or joined wrongly is above it.
+_SAME = 1e-4
+_LEAST = {"width": 1, "columns": 1, "rounds": 1, "load": 0}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit status: 1 where an outcome is wrong, 2 with one line where it can't be run."""
+    options = _options(argv)
+    return exit_status(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    _check(options)
+    torch.set_num_threads(1)
+    shape = named_shape(options.shape)
+    rows = list((_attention if options.attention else _shared)(shape, options))
+    table = (attention_table if options.attention else ways_table)(rows)
+    print(table.markdown(), end="\n\n")
+    asked = {name: value for name, value in vars(options).items() if name != "out"}
+    told = json.dumps({"bench": "hetero", **asked, "rows": rows})
+    if options.out:
+        replace_text(options.out, told + "\n")
+    print(told)
+    is_wrong = not options.attention and any(row["difference"] > _SAME for row in rows)
+    return int(is_wrong)
+
+
+def _shared(shape: GrownShape, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """All ways to share a layer, for each size."""
+    core = min(cores_for(options.units)[1])
+    slowed = busy_core(core, options.load) if options.units == "cpu" else nullcontext()
+    with slowed, two_units(options.units) as units, torch.inference_mode():
+        for columns, width in itertools.product(options.columns, options.width):
+            _say(f"profiling and timing: {columns} committed tokens, {width} nodes")
+            layer = Layer.random(shape, columns, width)
+            yield from timed_ways(layer, units, width, options.rounds)
+
+
+def _attention(shape: GrownShape, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """All ways to compute attention, for each size and precision."""
+    device = torch.device(options.units)
+    for each in itertools.product(options.columns, options.width, DTYPES):
+        _say(f"timing: {each[0]} committed tokens, {each[1]} nodes, {each[2]}")
+        yield timed_attention(shape, Case(*each), device, options.rounds)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuses options that can't be, before any work."""
+    for name, least in _LEAST.items():
+        given = getattr(options, name)
+        for value in given if isinstance(given, list) else [given]:
+            if value < least:
+                raise EvalError(f"--{name} must be >= {least} (got {value})")
+    if options.units == "cuda" and not torch.cuda.is_available():
+        raise EvalError("--units must be cpu where there is no CUDA device (got cuda)")
+    if options.out and not options.out.parent.is_dir():
+        raise EvalError(f"--out must be a file in a folder that exists (got {options.out})")
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = described("hetero", __doc__)
+    add = parser.add_argument
+    add("--attention", action="store_true", help="time attention alone, on one unit")
+    add("--shape", default="1b", help=f"of the layer: {', '.join(SHAPES)}; default: 1b")
+    add("--width", type=int, nargs="+", default=[16], metavar="N", help="nodes; default: 16")
+    add("--columns", type=int, nargs="+", default=[512], metavar="N", help="committed tokens")
+    add("--units", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    add("--load", type=int, default=1, metavar="N", help="processes on core two; default: 1")
+    add("--rounds", type=int, default=15, metavar="N", help="default: 15")
+    add("--out", type=Path, metavar="FILE.json", help="also write the JSON object there")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""A layer that two units share is the plain layer, and a split follows the speeds of both."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+
+import pytest
+import torch
+
+from eval import hetero
+from eval.models.shapes import GrownShape
+from eval.units import layer as layers
+from eval.units import shares
+from eval.units.layer import KINDS, Layer, Shared
+from eval.units.unit import two_units
+
+SMALL = GrownShape(
+    hidden_size=64,
+    num_hidden_layers=1,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    intermediate_size=96,
+    head_dim=8,
+)
+needs_cores = pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,
+    reason="two units need two cores to be pinned to",
+)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hetero, "named_shape", lambda _name: SMALL)
+    monkeypatch.setattr(shares, "_ROUNDS", 2)
+
+
+@needs_cores
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_a_shared_layer_is_the_plain_layer(share: float) -> None:
+    layer = Layer.random(SMALL, num_columns=20, width=6)
+    x = torch.randn(6, SMALL.hidden_size)
+    with two_units("cpu") as units:
+        found = Shared(layer, units, dict.fromkeys(KINDS, share))(x)
+    torch.testing.assert_close(found, layer.plain(x), rtol=1e-5, atol=1e-5)
+
+
+@needs_cores
+def test_a_task_that_fails_fails_here() -> None:
+    with two_units("cpu") as units:
+        with pytest.raises(ZeroDivisionError):
+            units.run(lambda: 1 // 0, lambda: 1)
+        assert units.run(lambda: 2, None) == [2]
+
+
+@needs_cores
+def test_profiles_together_are_of_both_at_once() -> None:
+    """The first unit's task can't end before the second one's has begun."""
+    has_begun = threading.Event()
+
+    def first() -> None:
+        assert has_begun.wait(timeout=60)
+
+    with two_units("cpu") as units:
+        assert min(units.seconds_together(first, has_begun.set, rounds=3)) > 0
+        assert min(units.seconds_alone(first, has_begun.set, rounds=3)) > 0
+    assert shares._balanced(0.2, 1.0, 4.0) == pytest.approx(0.5)
+
+
+@needs_cores
+def test_hetero(capsys, tmp_path) -> None:
+    out = tmp_path / "hetero.json"
+    options = ["--columns", "20", "--width", "6", "--rounds", "2", "--out", str(out)]
+    assert hetero.main(options) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told == json.loads(out.read_text())
+    rows = {row["way"]: row for row in told["rows"]}
+    assert len(rows) == 6
+    assert rows["first unit alone"]["shares"]["down"] == 1
+    assert 0 < rows["profiled under contention"]["shares"]["down"] < 1
+
+
+def test_all_ways_of_attention_agree(capsys) -> None:
+    options = ["--attention", "--columns", "20", "--width", "1", "6", "--rounds", "1"]
+    assert hetero.main(options) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert [row["dtype"] for row in rows] == ["float32", "bfloat16"] * 2
+    for row in rows:
+        assert row["difference"] < (1e-5 if row["dtype"] == "float32" else 0.03)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--width", "0"], "--width must be >= 1 (got 0)"),
+        (["--columns", "8", "0"], "--columns must be >= 1 (got 0)"),
+        (["--out", "no/where.json"], "--out must be a file"),
+    ],
+)
+def test_what_can_not_be_is_one_line_before_any_work(capsys, options, message) -> None:
+    assert hetero.main(options) == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+def test_trees_are_deep_and_wide() -> None:
+    assert layers.tree_parents(1) == [-1]
+    assert all(0 <= parent < node for node, parent in enumerate(layers.tree_parents(64)) if node)
