@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Option
+from typer import Option, echo
 
 from selfspec.cli.errors import CliError
 from selfspec.cli.waiting import working
@@ -83,4 +83,8 @@ def fleet(
             say(f"Starting workers on Ray: {number}, each with {cores}")
             workers: Fleet[Any] = Fleet(opened, number, share, jobs_each=jobs_each)
             stack.enter_context(workers).wait()
-        yield workers
+        try:
+            yield workers
+        except KeyboardInterrupt:
+            echo("Stopping the workers ...", err=True)
+            raise

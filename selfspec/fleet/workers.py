@@ -22,7 +22,7 @@ from selfspec.fleet.jobs import Jobs, Lost
 
 __all__ = ["Fleet"]
 
-_MOST_FAILED_STARTS = 3  # One after the other; then it is no accident.
+_MOST_FAILED_STARTS = 3  # In one place, one after the other; then it is no accident.
 _AHEAD = 4  # Results that come too early wait in memory, so many for each worker at most.
 _LAST_WAIT = 10.0  # In seconds, for workers that keep what they learned.
 
@@ -34,8 +34,9 @@ J = TypeVar("J")
 class _Seat(Generic[J]):
     """A place for a worker, and what the one there is doing."""
 
-    def __init__(self, worker: Any) -> None:
+    def __init__(self, worker: Any, failed_starts: int = 0) -> None:
         self.worker = worker
+        self.failed_starts = failed_starts  # of workers before this one
         self.held: dict[int, J] = {}
         self.is_open = False
         self.call: Any = worker.open.remote()  # What it was asked to do; None: nothing.
@@ -61,7 +62,6 @@ class Fleet(Generic[J]):
         self._arguments = (opened, os.getcwd(), _log.level)
         self._desk = self._ray.remote(**share._asdict())(Desk)
         self._jobs_each = jobs_each
-        self._failed_starts = 0
         self._seats: list[_Seat[J]] = [self._new_seat() for _ in range(num_workers)]
 
     def __enter__(self) -> Fleet[J]:
@@ -129,8 +129,8 @@ class Fleet(Generic[J]):
                 yield given.pop(first), early.pop(first)
                 first += 1
 
-    def _new_seat(self) -> _Seat[J]:
-        return _Seat(self._desk.remote(*self._arguments))
+    def _new_seat(self, failed_starts: int = 0) -> _Seat[J]:
+        return _Seat(self._desk.remote(*self._arguments), failed_starts)
 
     def _feed(self, seat: _Seat[J], queue: Jobs[J]) -> None:
         """Gives a worker more to do, if it is waiting for that."""
@@ -155,7 +155,6 @@ class Fleet(Generic[J]):
             raise
         except self._ray.exceptions.RayError as error:  # The worker is gone, or its machine.
             return self._replace(seat, queue, error)
-        self._failed_starts = 0
         seat.is_open = True
         _show(reply)
         for number, _ in reply.results:
@@ -166,16 +165,23 @@ class Fleet(Generic[J]):
     def _replace(self, seat: _Seat[J], queue: Jobs[J], error: Exception) -> list[tuple[int, Any]]:
         """Puts a new worker in the place of one that has ended; its jobs are handed out again."""
         _log.info("a worker ended: %s", " ".join(str(error).split()))
-        self._failed_starts += not seat.is_open
-        if self._failed_starts == _MOST_FAILED_STARTS:
-            raise FleetError(
-                f"workers must be able to start ({_MOST_FAILED_STARTS} ended before they were "
-                "ready, maybe for lack of memory); start fewer with --num-workers"
-            )
-        _log.warning("a worker was killed or ran out of memory; another one takes its place")
         self._ray.kill(seat.worker)
-        self._seats[self._seats.index(seat)] = self._new_seat()
+        index = self._seats.index(seat)
+        failed_starts = 0 if seat.is_open else seat.failed_starts + 1
+        if failed_starts < _MOST_FAILED_STARTS:
+            _log.warning("a worker was killed or ran out of memory; another one takes its place")
+            self._seats[index] = self._new_seat(failed_starts)
+        else:
+            del self._seats[index]
+            self._do_without()
         return list(queue.put_back(seat.held))
+
+    def _do_without(self) -> None:
+        """Goes on with one worker less, if there is one."""
+        what = f"{_MOST_FAILED_STARTS} ended one after the other, maybe for lack of memory"
+        if not self._seats:
+            raise FleetError(f"workers must get ready ({what}); start fewer with --num-workers")
+        _log.warning("a worker does not get ready (%s); %d go on", what, len(self._seats))
 
 
 def _show(reply: Reply) -> None:
