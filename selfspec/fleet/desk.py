@@ -45,7 +45,7 @@ class Desk:
         self._stack = ExitStack()
         self._work: Work | None = None
         self._records: SimpleQueue[logging.LogRecord] = SimpleQueue()
-        _LOGGER.addHandler(QueueHandler(self._records))  # type: ignore[arg-type]
+        _LOGGER.addHandler(QueueHandler(self._records))
         _LOGGER.setLevel(level)
         with suppress(OSError):  # Another machine need not have this folder.
             os.chdir(folder)

@@ -51,8 +51,8 @@ class Jobs(Generic[J]):
         taken: dict[int, J] = {}
         if any(self._losses[number] >= _SUSPECT for number in held):
             return taken
-        while len(held) + len(taken) < most and (number := self._next()) is not None:
-            taken[number] = self._open[number]
+        while len(held) + len(taken) < most and (fresh := self._next()) is not None:
+            taken[fresh] = self._open[fresh]
         return taken
 
     def done(self, number: int) -> None:
@@ -76,7 +76,7 @@ class Jobs(Generic[J]):
     def _next(self) -> int | None:
         if self._again:
             return self._again.popleft()
-        if self._ahead and self._open and self._last - next(iter(self._open)) >= self._ahead:
+        if self._ahead and self._open and self._last + 1 - next(iter(self._open)) >= self._ahead:
             return None
         for number, job in self._fresh:
             self._open[number] = job
