@@ -137,7 +137,7 @@ def test_forty_prompts_and_a_worker_killed(
     assert sorted(each["line"] for each in answers) == list(range(1, 41))
     assert texts(answers) == texts(read(tmp_path / "one.jsonl"))
     assert (tmp_path / "memory" / "memory").is_dir()
-    gone, left = psutil.wait_procs(map(psutil.Process, pids_of_workers()), timeout=PATIENCE)
+    _, left = psutil.wait_procs(map(psutil.Process, pids_of_workers()), timeout=PATIENCE)
     assert not left
 
 
