@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -78,6 +79,8 @@ def fleet(
     with ExitStack() as stack:
         with working("Starting workers on Ray") as say:
             stack.enter_context(connected(options.ray))
+            # So that workers can save what they learned; Ray would end everything.
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
             number, share = divided(options.num_workers, device)
             cores = f"{share.num_cpus:.3g} cores" + ", a GPU" * share.num_gpus
             say(f"Starting workers on Ray: {number}, each with {cores}")

@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -16,6 +16,10 @@ __all__ = ["LOCAL", "Share", "check_address", "connected", "cores_each", "divide
 
 LOCAL = "local"
 _PATIENCE = 3.0  # In seconds, for an address at which perhaps nothing listens.
+
+# How a client of HTTP/2 begins, which is below gRPC; a server answers with a frame of settings.
+_FRAME, _SETTINGS = 9, b"\x04"
+_HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _SETTINGS + b"\0" * 5
 
 
 class Share(NamedTuple):
@@ -50,12 +54,21 @@ def check_address(address: str) -> None:
             f"(got {address!r})"
         )
     try:
-        socket.create_connection((host, int(port)), timeout=_PATIENCE).close()
+        _check_listener(host, int(port))
     except (OSError, OverflowError) as error:
         raise FleetError(
             f"--ray must be the address of a Ray that runs (got {address!r}: {error}); start one "
             "with 'ray start --head', or pass --ray local"
         ) from error
+
+
+def _check_listener(host: str, port: int) -> None:
+    """Raises `OSError` if nothing listens there, or something that speaks no gRPC, as Ray does."""
+    with socket.create_connection((host, port), timeout=_PATIENCE) as connection:
+        if os.environ.get("RAY_USE_TLS", "0") == "0":
+            connection.sendall(_HTTP2_HELLO)
+            if connection.recv(_FRAME, socket.MSG_WAITALL)[3:4] != _SETTINGS:
+                raise OSError("what listens there is no Ray")
 
 
 @contextmanager
@@ -69,17 +82,23 @@ def connected(address: str) -> Iterator[None]:
     if address == LOCAL and ray.is_initialized():
         yield
         return
-    # Nothing is sent to anybody, and what workers print stays in Ray's files.
+    # Whatever `log_to_driver` says, Ray prints a paragraph when a worker ends.
+    with open(os.devnull, "w") as nobody, redirect_stdout(nobody):
+        try:
+            _connect(ray, address)
+            yield
+        finally:
+            ray.shutdown()
+
+
+def _connect(ray: Any, address: str) -> None:
+    """Nothing is sent to anybody, and what workers print stays in Ray's files."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     started = {"include_dashboard": False} if address == LOCAL else {}
     try:
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **started)
     except (OSError, RuntimeError, ValueError) as error:
         raise FleetError(f"--ray {address} can't be used: {error}") from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 def divided(num_workers: int | None, device: str) -> tuple[int, Share]:

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -190,6 +191,16 @@ def test_mistakes_are_answered_in_a_line(options, said, fails, chat_folder, tmp_
     ):
         assert said in fails(*command, "--model", chat_folder, *options)
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_an_address_at_which_something_else_listens(fails, tmp_path, chat_folder) -> None:
+    given = tmp_path / "in.jsonl"
+    given.write_text('{"prompt": "x"}\n')
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        threading.Thread(target=lambda: server.accept()[0].sendall(b"HTTP/1.1 400 \r\n")).start()
+        said = fails("batch", given, tmp_path / "o", "--model", chat_folder, "--ray", address)
+    assert "what listens there is no Ray" in said
 
 
 def closed_port() -> int:
