@@ -44,8 +44,8 @@ def local_ray() -> Iterator[None]:
     yield
     children = psutil.Process().children(recursive=True)
     ray.shutdown()
-    psutil.wait_procs(children, timeout=PATIENCE)
-    assert not any(each.is_running() for each in children), "Ray leaves nothing running"
+    _, left = psutil.wait_procs(children, timeout=PATIENCE)
+    assert not left, "Ray leaves nothing running"
 
 
 def fleet_of(work: Any, **options: Any) -> Fleet[Any]:
@@ -58,6 +58,7 @@ def fleet_of(work: Any, **options: Any) -> Fleet[Any]:
     return Fleet(opened, 2, HALF, **options)
 
 
+@pytest.mark.long
 def test_a_job_that_kills_its_worker_is_given_up_and_the_rest_is_done(local_ray, caplog) -> None:
     def work(job: int) -> int:
         if job == 3:
@@ -74,6 +75,7 @@ def test_a_job_that_kills_its_worker_is_given_up_and_the_rest_is_done(local_ray,
         assert list(fleet.in_order(others)) == [(job, job * job) for job in others]
 
 
+@pytest.mark.long
 def test_what_a_worker_raises_and_logs_is_told_here(local_ray, caplog) -> None:
     def work(job: str) -> None:
         import logging
@@ -89,6 +91,7 @@ def test_what_a_worker_raises_and_logs_is_told_here(local_ray, caplog) -> None:
     assert "looked at good" in caplog.text
 
 
+@pytest.mark.long
 def test_workers_that_never_get_ready_are_given_up(local_ray) -> None:
     @contextmanager
     def opened() -> Iterator[Any]:
@@ -102,6 +105,7 @@ def test_workers_that_never_get_ready_are_given_up(local_ray) -> None:
         fleet.wait()
 
 
+@pytest.mark.long
 def test_shares(local_ray) -> None:
     assert divided(None, "auto") == (1, Share(2.0, 0))
     assert divided(4, "cpu") == (4, Share(0.5, 0))
