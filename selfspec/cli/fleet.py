@@ -30,8 +30,9 @@ class FleetOptions:
         Option(
             metavar="ADDRESS",
             help="Spread the work over workers on Ray, each with a model of its own. local: on "
-            "this machine. host:port: on those of the Ray that runs there. Needs selfspec[ray]. "
-            "Default: this process alone.",
+            "this machine. auto: on all machines of the Ray to which this one belongs. host:port: "
+            "the same by the address of its head. Needs selfspec[ray]. Default: this process "
+            "alone.",
             show_default=False,
         ),
     ] = None

@@ -14,7 +14,7 @@ from selfspec.errors import FleetError
 
 __all__ = ["LOCAL", "Share", "check_address", "connected", "cores_each", "divided", "imported"]
 
-LOCAL = "local"
+LOCAL, AUTO = "local", "auto"
 _PATIENCE = 3.0  # In seconds, for an address at which perhaps nothing listens.
 
 # How a client of HTTP/2 begins, which is below gRPC; a server answers with a frame of settings.
@@ -45,12 +45,12 @@ def check_address(address: str) -> None:
     Without the extra it says so.
     """
     imported()
-    if address == LOCAL:
+    if address in (LOCAL, AUTO):
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise FleetError(
-            "--ray must be local, or the host:port of a head node such as 10.0.0.1:6379 "
+            "--ray must be local, auto, or the host:port of a head node such as 10.0.0.1:6379 "
             f"(got {address!r})"
         )
     try:
@@ -97,8 +97,9 @@ def _connect(ray: Any, address: str) -> None:
     started = {"include_dashboard": False} if address == LOCAL else {}
     try:
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **started)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise FleetError(f"--ray {address} can't be used: {error}") from error
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        hint = "; if that Ray asks for a token, set RAY_AUTH_MODE=token" * (":" in address)
+        raise FleetError(f"--ray {address} can't be used: {error}".strip() + hint) from error
 
 
 def divided(num_workers: int | None, device: str) -> tuple[int, Share]:

@@ -180,7 +180,7 @@ def pids_of_workers() -> list[int]:
     [
         (("--num-workers", "2"), "--num-workers needs --ray (got 2 and no --ray)"),
         (("--ray", "local", "--num-workers", "0"), "--num-workers"),
-        (("--ray", "nowhere"), "--ray must be local, or the host:port"),
+        (("--ray", "nowhere"), "--ray must be local, auto, or the host:port"),
         (("--ray", "127.0.0.1:{closed}"), "--ray must be the address of a Ray that runs"),
         (("--ray", "local", "--device", "cuda:1"), "--device must be auto, cpu or cuda"),
     ],
