@@ -98,8 +98,9 @@ def _connect(ray: Any, address: str) -> None:
     try:
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **started)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        why = [*str(error).strip().splitlines(), type(error).__name__][0]
         hint = "; if that Ray asks for a token, set RAY_AUTH_MODE=token" * (":" in address)
-        raise FleetError(f"--ray {address} can't be used: {error}".strip() + hint) from error
+        raise FleetError(f"--ray {address} can't be used: {why}{hint}") from error
 
 
 def divided(num_workers: int | None, device: str) -> tuple[int, Share]:
