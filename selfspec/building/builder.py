@@ -150,8 +150,8 @@ class Builder:
         total = self._counts["answers"] if self._recipe.generates else self._total
         bar = self._bars.stage("counting", total, done=stage.documents, tokens=stage.tokens)
         if not stage.finished and self._spread is not None:
-            documents = read_documents(self._recipe, self._inputs, stage.documents)
-            stage.merge(counted(self._spread, shards_of(documents)), bar)
+            shards = shards_of(read_documents(self._recipe, self._inputs, stage.documents))
+            stage.merge(counted(self._spread, shards), bar)
         elif not stage.finished:
             stage.run(self._to_count(work, stage.documents), bar)
         bar.end()
