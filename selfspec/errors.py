@@ -9,6 +9,7 @@
     ├── VocabularyError   (ValueError)   learned on another vocabulary
     ├── AttachError       (TypeError)    this object can't be attached to
     ├── WeightsError      (OSError)      a file of weights can't be used or read
+    ├── FleetError        (RuntimeError) Ray can't be used, or its workers don't live
     └── CacheError        (ValueError)   a cache folder can't be used or written
         ├── CacheNotFoundError           there is no cache folder
         ├── CacheExistsError             there is something already where one shall be written
@@ -46,6 +47,7 @@ __all__ = [
     "CacheVersionError",
     "CacheWriteError",
     "ConfigError",
+    "FleetError",
     "SelfSpecError",
     "UnsupportedError",
     "VocabularyError",
@@ -80,6 +82,10 @@ class AttachError(SelfSpecError, TypeError):
 
 class WeightsError(SelfSpecError, OSError):
     """A file of a streamed model's weights is missing, damaged, of another kind, or unreadable."""
+
+
+class FleetError(SelfSpecError, RuntimeError):
+    """Ray is missing, can't be reached, has no room for the workers, or they keep ending."""
 
 
 class CacheError(SelfSpecError, ValueError):

@@ -38,6 +38,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "store": {"draft", "errors", "machine", "records"},
     "plugin": _ENGINE | {"engine", "store"},
     "batch": {*_ENGINE, "engine", "plugin"},
+    "fleet": {"errors"},
     "building": {*_ENGINE, "engine", "plugin", "store"},
     "cli": EVERYTHING,
     "": EVERYTHING,  # selfspec/__init__.py
@@ -49,6 +50,7 @@ NO_TORCH = (
     "selfspec.cost",
     "selfspec.draft",
     "selfspec.errors",
+    "selfspec.fleet",
     "selfspec.machine.measured",
     "selfspec.machine.user_files",
     "selfspec.records",

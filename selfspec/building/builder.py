@@ -20,6 +20,7 @@ from selfspec.building.inputs import find_inputs
 from selfspec.building.limits import vocab_size
 from selfspec.building.progress import Bars
 from selfspec.building.recipe import Recipe
+from selfspec.building.shards import Spread, counted, shards_of
 from selfspec.building.tokens import Encoder, Ids, encode_all
 from selfspec.building.warmup import Warmup
 from selfspec.building.work_folder import WorkFolder, open_work_folder
@@ -58,6 +59,8 @@ class Builder:
     Args:
         load_model: Called when the model itself is needed, not only its tokenizer.
         model_name: What the user called it; None for the embedded one.
+        spread: Has documents read and counted by several `Hands`, elsewhere. The model then needs
+            no weights here.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Builder:
         options: BuildOptions,
         *,
         model_name: str | None,
+        spread: Spread | None = None,
     ) -> None:
         self._recipe = recipe
         self._inputs = find_inputs(recipe)
@@ -77,6 +81,7 @@ class Builder:
         self._bars = bars
         self._options = options
         self._model_name = model_name
+        self._spread = spread
         # A model that is decoded plainly would teach nothing, so it is refused. The budget is fixed
         # because the same recipe must build the same cache, however fast the machine is.
         self._spec = SelfSpec(strict=recipe.wants_lut, budget="fixed", max_nodes=16)
@@ -133,7 +138,7 @@ class Builder:
         total = self._recipe.warmup_tokens or None
         bar = self._bars.stage("reading", total, done=stage.tokens, tokens=stage.tokens)
         if not stage.finished:
-            stage.run(self._ids(stage.documents), bar)
+            stage.run(self._ids(stage.documents), bar, self._spread)
         bar.end()
         self._counts["tokens_read"] = stage.tokens
         self._check_some(stage.tokens, "a document with text in it")
@@ -144,7 +149,10 @@ class Builder:
         stage = Counting(work, self._recipe, vocab_size=size, max_memory=memory)
         total = self._counts["answers"] if self._recipe.generates else self._total
         bar = self._bars.stage("counting", total, done=stage.documents, tokens=stage.tokens)
-        if not stage.finished:
+        if not stage.finished and self._spread is not None:
+            shards = shards_of(read_documents(self._recipe, self._inputs, stage.documents))
+            stage.merge(counted(self._spread, shards), bar)
+        elif not stage.finished:
             stage.run(self._to_count(work, stage.documents), bar)
         bar.end()
         self._check_some(stage.tokens, "a document with text in it")
@@ -163,25 +171,16 @@ class Builder:
 
     def _ids(self, skip: int) -> Iterator[Ids | None]:
         """The token ids of the documents behind the first `skip`."""
-        recipe = self._recipe
-        documents = read_documents(recipe, self._inputs, skip)
-        encoder = Encoder(
-            self._tokenizer, chat_template=self._uses_template, prompts=recipe.generates
-        )
+        documents = read_documents(self._recipe, self._inputs, skip)
+        encoder = Encoder.of(self._recipe, self._tokenizer)
         return encode_all(documents, encoder, self._options.workers)
 
     @cached_property
     def _total(self) -> int | None:
         return num_documents(self._recipe, self._inputs)
 
-    @property
-    def _uses_template(self) -> bool:
-        """Prompts and conversations go through the template; texts that are only read do not."""
-        recipe = self._recipe
-        return recipe.chat_template and (recipe.messages is not None or recipe.generates)
-
     def _check_template(self) -> None:
-        if self._uses_template and not self._tokenizer.chat_template:
+        if self._recipe.uses_template and not self._tokenizer.chat_template:
             raise BuildError(
                 "chat_template must be false where the tokenizer has no template; "
                 "pass --no-chat-template, or name another --model"

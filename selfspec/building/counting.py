@@ -8,6 +8,7 @@ from pathlib import Path
 from selfspec.building.grams import GramCounter
 from selfspec.building.progress import Bar
 from selfspec.building.recipe import Recipe
+from selfspec.building.shards import CountedShard
 from selfspec.building.tokens import Ids
 from selfspec.building.work_folder import WorkFolder
 from selfspec.draft.sources.corpus import CorpusTables
@@ -56,6 +57,19 @@ class Counting:
             if not self._amid_document:
                 self._close_run()
             raise
+        self.finished = True
+        self._close_run()
+
+    def merge(self, shards: Iterable[CountedShard], bar: Bar) -> None:
+        """Takes what was counted elsewhere, in the order of the documents, in place of `run`."""
+        for shard in shards:
+            for run in shard.runs:
+                self._counter.take_run(run)
+            self.documents += shard.documents
+            self.tokens += shard.tokens
+            self.empty += shard.empty
+            bar.advance(shard.documents, shard.tokens)
+            self._close_run()
         self.finished = True
         self._close_run()
 

@@ -137,6 +137,11 @@ class Recipe:
         """Does the model write answers, and not only read?"""
         return self.learn_from == "generations"
 
+    @property
+    def uses_template(self) -> bool:
+        """Prompts and conversations go through the template; texts that are only read do not."""
+        return self.chat_template and (self.messages is not None or self.generates)
+
     def as_dict(self) -> dict[str, Any]:
         """All keys with their values, in types that JSON has."""
         return {**asdict(self), "data_files": list(self.data_files)}

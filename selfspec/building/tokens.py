@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selfspec.building.documents import Document, Message
+from selfspec.building.recipe import Recipe
 from selfspec.errors import BuildError
 
 __all__ = ["Encoder", "Ids", "encode_all"]
@@ -42,6 +43,11 @@ class Encoder:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
         self._prompts = prompts
+
+    @classmethod
+    def of(cls, recipe: Recipe, tokenizer: Any) -> Encoder:
+        """What encodes the documents of a recipe."""
+        return cls(tokenizer, chat_template=recipe.uses_template, prompts=recipe.generates)
 
     def encode(self, documents: Sequence[Document]) -> list[Ids | None]:
         """The ids of each document; None if it is empty or if the template refuses it."""

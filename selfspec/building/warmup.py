@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -15,19 +15,22 @@ from selfspec.building.learned import Learned
 from selfspec.building.limits import max_positions, vocab_size
 from selfspec.building.progress import Bar
 from selfspec.building.recipe import Recipe
+from selfspec.building.shards import Spread
 from selfspec.building.tokens import Ids
 from selfspec.building.work_folder import WorkFolder
 from selfspec.engine import top_k_of
 from selfspec.plugin.spec import SelfSpec
 from selfspec.records import TopK
 
-__all__ = ["Warmup"]
+__all__ = ["Warmup", "Window", "predictions"]
 
 STAGE = "warmup"
 _MAX_LOGITS = 1 << 28  # Elements of one forward's output, to bound its memory.
 
 
-class _Window(NamedTuple):
+class Window(NamedTuple):
+    """A part of a document that is read at once."""
+
     document: int
     number: int  # Its index among the windows of the document.
     ids: Ids
@@ -62,12 +65,15 @@ class Warmup:
         self._forwards: int = known.get("forwards", 0)
         self._learned.restore(self._forwards)
 
-    def run(self, documents: Iterable[Ids | None], bar: Bar) -> None:
-        """Reads documents up to the limit; the first `self.documents` must have been skipped."""
-        windows = self._cut(documents)
+    def run(self, documents: Iterable[Ids | None], bar: Bar, spread: Spread | None = None) -> None:
+        """Reads documents up to the limit; the first `self.documents` must have been skipped.
+
+        With `spread` others read, and ahead. What they say is learned here in the same order.
+        """
+        batches = self._batches(self._cut(documents))
+        readings = spread("read", batches) if spread else self._readings(batches)
         try:
-            while batch := self._next_batch(windows):
-                tops = self._read([window.ids for window in batch])
+            for batch, tops in readings:
                 num_tokens = self._learn(batch, tops)
                 bar.advance(num_tokens, num_tokens)
                 if perf_counter() - self._saved_at >= self._save_seconds:
@@ -79,7 +85,7 @@ class Warmup:
         self.finished = True
         self._save()
 
-    def _cut(self, documents: Iterable[Ids | None]) -> Iterator[_Window]:
+    def _cut(self, documents: Iterable[Ids | None]) -> Iterator[Window]:
         """Cuts documents into windows that don't overlap; leaves out those read before."""
         begun, first = self._windows, self.documents
         for document, ids in enumerate(documents, start=first):
@@ -89,29 +95,27 @@ class Warmup:
             starts = range(0, len(ids), self._window)
             for number in range(done, len(starts)):
                 start = starts[number]
-                yield _Window(document, number, ids[start : start + self._window])
+                yield Window(document, number, ids[start : start + self._window])
 
-    def _next_batch(self, windows: Iterator[_Window]) -> list[_Window]:
-        if self._limit and self.tokens >= self._limit:
-            return []
-        return list(islice(windows, self._rows))
+    def _batches(self, windows: Iterator[Window]) -> Iterator[list[Window]]:
+        """What is read in one forward each, up to the limit."""
+        num_tokens = self.tokens
+        while not self._limit or num_tokens < self._limit:
+            if not (batch := list(islice(windows, self._rows))):
+                return
+            yield batch
+            num_tokens += sum(len(window.ids) for window in batch)
 
-    @torch.inference_mode()
-    def _read(self, rows: list[Ids]) -> list[TopK]:
-        """Runs one forward over rows of ids; returns what the model predicts after each token."""
-        input_ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
-        mask = torch.zeros_like(input_ids)
-        for row, ids in enumerate(rows):
-            input_ids[row, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
-            mask[row, : len(ids)] = 1
-        device = self._model.device
-        logits = self._model(
-            input_ids=input_ids.to(device), attention_mask=mask.to(device), use_cache=False
-        ).logits
-        top_k = self._learned.memory.top_k
-        return [top_k_of(logits[row, : len(ids)], top_k) for row, ids in enumerate(rows)]
+    def _readings(
+        self, batches: Iterable[list[Window]]
+    ) -> Iterator[tuple[list[Window], list[TopK]]]:
+        for batch in batches:
+            yield batch, self._read(batch)
 
-    def _learn(self, batch: list[_Window], tops: list[TopK]) -> int:
+    def _read(self, batch: list[Window]) -> list[TopK]:
+        return predictions(self._model, batch, self._learned.memory.top_k)
+
+    def _learn(self, batch: list[Window], tops: list[TopK]) -> int:
         """Shows the sources what was predicted; returns the number of tokens."""
         self._learning = True
         for window, top in zip(batch, tops, strict=True):
@@ -136,6 +140,22 @@ class Warmup:
         self._learned.keep_only(self._forwards)
         self._learned.restore(self._forwards)
         self._saved_at = perf_counter()
+
+
+@torch.inference_mode()
+def predictions(model: Any, windows: Sequence[Window], top_k: int) -> list[TopK]:
+    """Runs one forward; returns what the model predicts after each token of each window."""
+    rows = [window.ids for window in windows]
+    input_ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
+    mask = torch.zeros_like(input_ids)
+    for row, ids in enumerate(rows):
+        input_ids[row, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
+        mask[row, : len(ids)] = 1
+    device = model.device
+    logits = model(
+        input_ids=input_ids.to(device), attention_mask=mask.to(device), use_cache=False
+    ).logits
+    return [top_k_of(logits[row, : len(ids)], top_k) for row, ids in enumerate(rows)]
 
 
 def _pairs(ids: Ids) -> NDArray[np.int64]:

@@ -2,162 +2,39 @@
 
 from __future__ import annotations
 
-import dataclasses
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 from typer import Abort, Argument, Option
 
-from selfspec.building.recipe import BUILDS, FORMS, LEARN_FROM, Recipe, read_recipe
+from selfspec.building.recipe import Recipe
 from selfspec.building.sizes import num_bytes
 from selfspec.cli.errors import CliError
+from selfspec.cli.fleet import FleetOptions, fleet
 from selfspec.cli.log import Verbose
 from selfspec.cli.options import ModelOptions, unfolds
+from selfspec.cli.recipe_options import RecipeOptions, recipe_of
 from selfspec.cli.waiting import working
 
 if TYPE_CHECKING:
     from selfspec.building.builder import Builder
     from selfspec.building.progress import Bars
+    from selfspec.building.shards import Spread
+    from selfspec.fleet import Work
     from selfspec.store import CacheContents
 
-__all__ = ["RecipeOptions", "build", "recipe_of"]
-
-_DATA = "Data (what is read)"
-_TABLES = "Tables (what is kept of it)"
-_MODEL = "The model's reading and writing"
-
-
-def _key(panel: str, text: str, **more: Any) -> Any:
-    return Option(help=text, rich_help_panel=panel, show_default=False, **more)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecipeOptions:
-    """Every key of a `Recipe`, under its own name; None leaves it to the recipe or its default."""
-
-    name: Annotated[str | None, _key(_DATA, "Name on the cache's card. Default: the data's.")] = (
-        None
-    )
-    data: Annotated[
-        str | None,
-        _key(
-            _DATA,
-            "A Hub id, a file, a folder, or json, csv, parquet, arrow or text with --data-files.",
-        ),
-    ] = None
-    data_files: Annotated[
-        list[str] | None,
-        _key(_DATA, "Glob of the files to read; can be given again. Default: all of them."),
-    ] = None
-    config_name: Annotated[
-        str | None, _key(_DATA, "Configuration of a Hub data set that has several.")
-    ] = None
-    revision: Annotated[
-        str | None, _key(_DATA, "Branch, tag or commit of a Hub data set. A commit never changes.")
-    ] = None
-    split: Annotated[str | None, _key(_DATA, "Split of a Hub data set. Default: train.")] = None
-    column: Annotated[str | None, _key(_DATA, "Column that holds the text. Default: text.")] = None
-    messages: Annotated[
-        str | None,
-        _key(_DATA, "Column that holds conversations, which is read instead of a text column."),
-    ] = None
-    roles: Annotated[
-        list[str] | None,
-        _key(_DATA, "Who speaks, as data=template, such as human=user; can be given again."),
-    ] = None
-    form: Annotated[
-        str | None,
-        _key(_DATA, f"A document in a plain text file: {', '.join(FORMS)}. Default: all of it."),
-    ] = None
-    chat_template: Annotated[
-        bool | None,
-        Option(
-            "--chat-template/--no-chat-template",
-            help="Put conversations and prompts through the tokenizer's template. Default: yes.",
-            rich_help_panel=_DATA,
-            show_default=False,
-        ),
-    ] = None
-    licence: Annotated[str | None, _key(_DATA, "Licence of the data, for the card.")] = None
-    max_documents: Annotated[
-        int | None, _key(_DATA, "Read no more documents. More: rarer n-grams, more time.")
-    ] = None
-    build: Annotated[
-        str | None,
-        _key(_TABLES, f"{', '.join(BUILDS)}. ngrams from text needs no model. Default: both."),
-    ] = None
-    learn_from: Annotated[
-        str | None,
-        _key(_TABLES, f"{', '.join(LEARN_FROM)}: the model's answers, or the data. Default: text."),
-    ] = None
-    max_prefix: Annotated[
-        int | None,
-        _key(_TABLES, "Longest prefix of an n-gram, 1 to 8. More: surer drafts. Default: 4."),
-    ] = None
-    min_count: Annotated[
-        int | None, _key(_TABLES, "Drop what came less often. More: a smaller file. Default: 2.")
-    ] = None
-    max_continuations: Annotated[
-        int | None, _key(_TABLES, "Kept for a prefix. More: a larger file. Default: 8.")
-    ] = None
-    max_size: Annotated[
-        str | None,
-        _key(_TABLES, "Of the n-gram file; min_count is raised until it fits. Default: 64MB."),
-    ] = None
-    warmup_tokens: Annotated[
-        int | None,
-        _key(_MODEL, "Tokens that the model reads for the LUTs; 0: all. Default: 1000000."),
-    ] = None
-    window: Annotated[
-        int | None, _key(_MODEL, "Tokens read at once. More: more context. Default: 256.")
-    ] = None
-    batch: Annotated[
-        int | None,
-        _key(_MODEL, "Windows or prompts at once. More: faster, more memory. Default: 8."),
-    ] = None
-    max_prompt_tokens: Annotated[
-        int | None, _key(_MODEL, "Leave out longer prompts. Default: 1024.")
-    ] = None
-    max_new_tokens: Annotated[
-        int | None,
-        _key(_MODEL, "Where an answer is cut. More: more text. Default: 256."),
-    ] = None
-    temperature: Annotated[
-        float | None, _key(_MODEL, "0: likeliest answers. Higher: more varied ones. Default: 0.")
-    ] = None
-    seed: Annotated[
-        int | None, _key(_MODEL, "For sampling: same seed, same answers. Default: 0.")
-    ] = None
-
-    def given(self) -> dict[str, Any]:
-        """The keys that were set, as a recipe has them."""
-        values = {
-            each.name: getattr(self, each.name)
-            for each in dataclasses.fields(self)
-            if getattr(self, each.name) not in (None, [])
-        }
-        if "roles" in values:
-            values["roles"] = dict(_pair(each) for each in values["roles"])
-        return values
-
-
-def recipe_of(file: Path | None, options: RecipeOptions) -> Recipe:
-    """The recipe in a file; options replace its keys."""
-    keys = {**(read_recipe(file) if file else {}), **options.given()}
-    if "data" not in keys:
-        raise CliError("--data must name what to read: a file, a folder or a Hub id (got nothing)")
-    if "name" not in keys and isinstance(keys.get("data"), str):
-        keys["name"] = Path(keys["data"]).resolve().name
-    return Recipe.of(**keys)
+__all__ = ["build"]
 
 
 @unfolds
 def build(
     loading: ModelOptions,
     options: RecipeOptions,
+    fleet_options: FleetOptions,
     output: Annotated[Path, Argument(help="The cache folder to make.")],
     recipe: Annotated[
         Path | None,
@@ -196,16 +73,45 @@ def build(
         "overwrite": overwrite,
         "keep_work": keep_work,
     }
-    print(_summary(output, _built(asked, loading, how, output)))
+    _check_fleet(fleet_options, asked, loading, workers)
+    print(_summary(output, _built(asked, loading, fleet_options, how, output)))
+
+
+def _check_fleet(
+    options: FleetOptions, recipe: Recipe, loading: ModelOptions, workers: int
+) -> None:
+    """Refuses what workers on Ray can't do for a build."""
+    options.check(loading.device)
+    if options.ray is None:
+        return
+    if workers > 1:
+        raise CliError(
+            f"--workers can't be used with --ray, whose workers tokenize (got {workers}); "
+            "pass --num-workers instead"
+        )
+    if recipe.generates:
+        raise CliError(
+            "--learn-from must be text with --ray (got 'generations', where the model learns from "
+            "each answer for the next one); answer the prompts with 'selfspec batch --ray', and "
+            "build from its answers"
+        )
 
 
 def _built(
-    recipe: Recipe, loading: ModelOptions, how: dict[str, Any], output: Path
+    recipe: Recipe,
+    loading: ModelOptions,
+    fleet_options: FleetOptions,
+    how: dict[str, Any],
+    output: Path,
 ) -> CacheContents:
     """Builds the cache; Ctrl-C leaves what is done by then for the next start."""
     with ExitStack() as stack:
         with working(f"Loading the tokenizer of {loading.model or 'the embedded model'}"):
-            builder, bars = _prepared(stack, recipe, loading, how, output)
+            tokenizer = _tokenizer(stack, recipe, loading, how, output)
+        spread = None
+        if fleet_options.ray is not None:
+            spread = stack.enter_context(_spread(recipe, loading, fleet_options, how["max_memory"]))
+        builder, bars = _prepared(recipe, tokenizer, loading, spread, how)
         stack.enter_context(bars)
         try:
             return builder.run(output)
@@ -214,28 +120,83 @@ def _built(
             raise Abort from error
 
 
-def _prepared(
+def _tokenizer(
     stack: ExitStack, recipe: Recipe, loading: ModelOptions, how: dict[str, Any], output: Path
-) -> tuple[Builder, Bars]:
-    """What builds, and its bars. Faults that show without a model are told here."""
+) -> Any:
+    """The tokenizer. Faults that show without a model are told here."""
     from selfspec.building.inputs import find_inputs
     from selfspec.store import check_target
 
     find_inputs(recipe)
     check_target(output, overwrite=how["overwrite"])
-    from selfspec.building.builder import Builder, BuildOptions
-    from selfspec.building.progress import Bars
-    from selfspec.cli.loading import load_model, load_tokenizer, quiet
+    from selfspec.cli.loading import load_tokenizer, quiet
 
     stack.enter_context(quiet())
-    tokenizer, bars = load_tokenizer(loading), Bars(Console(stderr=True))
+    return load_tokenizer(loading)
+
+
+def _prepared(
+    recipe: Recipe,
+    tokenizer: Any,
+    loading: ModelOptions,
+    spread: Spread | None,
+    how: dict[str, Any],
+) -> tuple[Builder, Bars]:
+    """What builds, and its bars."""
+    from selfspec.building.builder import Builder, BuildOptions
+    from selfspec.building.progress import Bars
+    from selfspec.cli.loading import load_model, load_shape
+
+    bars = Bars(Console(stderr=True))
 
     def load() -> Any:
+        if spread is not None:
+            return load_shape(loading)
         bars.say(f"Loading {loading.model or 'the embedded model'} ...")
         return load_model(loading, tokenizer).model
 
-    options = BuildOptions(**how)
-    return Builder(recipe, tokenizer, load, bars, options, model_name=loading.model), bars
+    builder = Builder(
+        recipe,
+        tokenizer,
+        load,
+        bars,
+        BuildOptions(**how),
+        model_name=loading.model,
+        spread=spread,
+    )
+    return builder, bars
+
+
+@contextmanager
+def _spread(
+    recipe: Recipe, loading: ModelOptions, options: FleetOptions, max_memory: int
+) -> Iterator[Spread]:
+    """Workers that read and count for a build. GPUs are asked for if a model reads."""
+    device = loading.device if recipe.wants_lut else "cpu"
+    with fleet(options, device, partial(_hands, recipe, loading, max_memory)) as workers:
+
+        def spread(task: str, jobs: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+            for (_, job), result in workers.in_order((task, job) for job in jobs):
+                yield job, result
+
+        yield spread
+
+
+@contextmanager
+def _hands(recipe: Recipe, loading: ModelOptions, max_memory: int) -> Iterator[Work]:
+    """In a worker: what does its part of a build."""
+    from selfspec.building.hands import Hands
+    from selfspec.cli.loading import load_model, load_tokenizer, quiet
+
+    with quiet():
+        tokenizer = load_tokenizer(loading)
+        hands = Hands(
+            recipe,
+            tokenizer,
+            lambda: load_model(loading, tokenizer).model,
+            max_memory=max_memory,
+        )
+        yield lambda jobs: [(number, getattr(hands, task)(job)) for number, (task, job) in jobs]
 
 
 def _summary(output: Path, contents: CacheContents) -> str:
@@ -245,10 +206,3 @@ def _summary(output: Path, contents: CacheContents) -> str:
         parts.append(f"{contents.corpus.num_prefixes:,} n-gram prefixes")
     size = sum(path.stat().st_size for path in output.iterdir()) / 1e6
     return f"{output}: {', '.join(parts)}; {size:.1f} MB"
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, role = text.partition("=")
-    if not (name and equals and role):
-        raise CliError(f"--roles must be data=template, such as human=user (got {text!r})")
-    return name, role

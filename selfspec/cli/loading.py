@@ -21,6 +21,7 @@ __all__ = [
     "check_template",
     "load_draft_model",
     "load_model",
+    "load_shape",
     "load_tokenizer",
     "quiet",
     "source_of",
@@ -124,6 +125,20 @@ def load_model(
 
     model = attempt(source, "model", load)
     return Loaded(Path(source).name if options.model is None else source, model, tokenizer)
+
+
+def load_shape(options: ModelOptions) -> Any:
+    """The model with no weights in it, for those who only ask for its sizes."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    source = source_of(options.model)
+
+    def load() -> Any:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))
+
+    return attempt(source, "model", load)
 
 
 def load_draft_model(name: str, options: ModelOptions) -> Any:

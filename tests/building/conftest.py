@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from selfspec.building.builder import Builder, BuildOptions
+from selfspec.building.hands import Hands
 from selfspec.building.progress import Bar, Bars
 from selfspec.building.recipe import Recipe
 from tests.conftest import TEMPLATE
@@ -102,12 +103,28 @@ def build(tokenizer, model) -> Callable[..., dict[str, bytes]]:
         output: Path,
         bars: Bars | None = None,
         options: BuildOptions | None = None,
+        *,
+        by_hands: bool = False,
         **keys: Any,
     ) -> dict[str, bytes]:
         recipe = Recipe.of(**{"name": "tiny", "window": 16, "batch": 2, **keys})
         bars = bars or Bars(Console(quiet=True))
         options = options or BuildOptions(max_memory=10_000, save_seconds=0)
-        builder = Builder(recipe, tokenizer, lambda: model, bars, options, model_name="tiny")
+        hands = Hands(recipe, tokenizer, lambda: model, max_memory=3_000)
+
+        def spread(task: str, jobs: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+            for job in jobs:
+                yield job, getattr(hands, task)(job)
+
+        builder = Builder(
+            recipe,
+            tokenizer,
+            lambda: model,
+            bars,
+            options,
+            model_name="tiny",
+            spread=spread if by_hands else None,
+        )
         with bars:
             builder.run(output)
         return {path.name: path.read_bytes() for path in output.iterdir()}

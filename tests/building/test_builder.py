@@ -154,6 +154,20 @@ def test_memory_and_workers_change_no_byte(tmp_path, build, lines, max_memory):
     assert build(tmp_path / "other", options=options, **keys) == whole
 
 
+@pytest.mark.parametrize("moves", [None, 3, 7, 9])
+def test_parts_done_by_others_change_no_byte(tmp_path, build, lines, moves, monkeypatch):
+    """And where they were interrupted, a build goes on alone."""
+    monkeypatch.setattr("selfspec.building.shards._DOCUMENTS", 2)
+    keys = {"data": str(lines), "form": "paragraph", "warmup_tokens": 150}
+    whole = build(tmp_path / "one", **keys)
+    if moves is None:
+        assert build(tmp_path / "other", by_hands=True, **keys) == whole
+        return
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "other", StoppingBars(moves), by_hands=True, **keys)
+    assert build(tmp_path / "other", **keys) == whole
+
+
 def test_a_changed_recipe_or_input_is_refused(tmp_path, build, lines):
     keys = {"data": str(lines), **PARAGRAPHS}
     with pytest.raises(KeyboardInterrupt):

@@ -11,7 +11,7 @@ import pytest
 import tomllib
 
 from selfspec.building.recipe import Recipe, read_recipe
-from selfspec.cli.cache_build import RecipeOptions, recipe_of
+from selfspec.cli.recipe_options import RecipeOptions, recipe_of
 from selfspec.errors import BuildError
 from tests.tiny import LINES
 

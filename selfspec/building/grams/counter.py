@@ -84,6 +84,15 @@ class GramCounter:
             return None
         return self._write()
 
+    def take_run(self, data: bytes) -> None:
+        """Adds a run that another counter of the same settings wrote, as the bytes of its file."""
+        path = self._next_path()
+        unfinished = path.with_suffix(".tmp")
+        unfinished.write_bytes(data)
+        Run(unfinished, self._keys.num_words)  # Refuses what is no whole run.
+        unfinished.replace(path)
+        self.runs.append(path.name)
+
     def tables(
         self,
         *,
@@ -131,7 +140,7 @@ class GramCounter:
         stored = self._stored[: self._used]
         words = self._keys.pack(stored)
         block = add_up(words[:, stored[: words.shape[1]] > 0])
-        path = self.folder / f"{self._next_index():06d}{self._suffix}"
+        path = self._next_path()
         write_run(path, [block])
         self.runs.append(path.name)
         stored[: self._overlap] = stored[-self._overlap :]
@@ -143,8 +152,9 @@ class GramCounter:
         """The end of the names of runs. It names the settings, since runs fit no other ones."""
         return f".v{self._vocab_size}.n{self._overlap}.run"
 
-    def _next_index(self) -> int:
-        return 1 + max((int(name.split(".")[0]) for name in self.runs), default=-1)
+    def _next_path(self) -> Path:
+        index = 1 + max((int(name.split(".")[0]) for name in self.runs), default=-1)
+        return self.folder / f"{index:06d}{self._suffix}"
 
     def _clean(self, wanted: Collection[str] | None) -> list[str]:
         """The runs that count; deletes other runs and what an interrupted count left."""

@@ -1,0 +1,70 @@
+"""`Hands`: does parts of a build, in whatever process: counts documents, and reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from selfspec.building.documents import Document
+from selfspec.building.grams import GramCounter
+from selfspec.building.recipe import Recipe
+from selfspec.building.shards import CountedShard
+from selfspec.building.tokens import Encoder, encode_all
+from selfspec.building.warmup import Window, predictions
+from selfspec.config import SpecConfig
+from selfspec.records import TopK
+from selfspec.store import tokenizer_info
+
+__all__ = ["Hands"]
+
+
+class Hands:
+    """One model, loaded when it is first needed, and one tokenizer.
+
+    Args:
+        max_memory: Bytes for counting n-grams, without the tokenizer and the model.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        tokenizer: Any,
+        load_model: Callable[[], Any],
+        *,
+        max_memory: int,
+    ) -> None:
+        self._recipe = recipe
+        self._tokenizer = tokenizer
+        self._load_model = load_model
+        self._max_memory = max_memory
+
+    def count(self, documents: list[Document]) -> CountedShard:
+        """Counts the n-grams of documents."""
+        encoder = Encoder.of(self._recipe, self._tokenizer)
+        with TemporaryDirectory() as folder:
+            counter = GramCounter(
+                folder,
+                vocab_size=tokenizer_info(self._tokenizer).vocab_size,
+                max_prefix=self._recipe.max_prefix,
+                max_memory=self._max_memory,
+            )
+            tokens = empty = 0
+            for ids in encode_all(documents, encoder, 1):
+                empty += ids is None
+                if ids is not None:
+                    counter.add(ids)
+                    tokens += len(ids)
+            counter.flush()
+            runs = [(Path(folder) / name).read_bytes() for name in counter.runs]
+        return CountedShard(len(documents), tokens, empty, runs)
+
+    def read(self, windows: list[Window]) -> list[TopK]:
+        """What the model predicts after each token of each window."""
+        return predictions(self._model, windows, SpecConfig().top_k)
+
+    @cached_property
+    def _model(self) -> Any:
+        return self._load_model().eval()
