@@ -66,7 +66,8 @@ class AcceptanceCounts:
     def rates_behind(self, path: Path, level: Sequence[float]) -> list[float]:
         """The rates of the candidates behind one node; where it had few trials, its level's."""
         total = self.trials[path] + _TRUST
-        return [(self.hits[*path, rank] + _TRUST * rate) / total for rank, rate in enumerate(level)]
+        hits = (self.hits[(*path, rank)] for rank in range(len(level)))
+        return [(hit + _TRUST * rate) / total for hit, rate in zip(hits, level, strict=True)]
 
     def _by_depth(self) -> tuple[Counter[int], Counter[tuple[int, int]]]:
         """Trials by the depth of the parent, and hits by that depth and the rank."""
