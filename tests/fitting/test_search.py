@@ -71,9 +71,7 @@ def test_the_first_places_of_a_tree_are_the_best_narrower_one():
     assert fits[8].tree.slots[:3] == fits[4].tree.slots
     assert fits[4].tree.expected > fits[4].expected_by_rank - 0.2
     best = best_fit(list(fits.values()))
-    assert best.rate == max(
-        fit.tree.expected / curve.seconds(fit.tree.width) for fit in fits.values()
-    )
+    assert best.rate == max(fit.tree.expected / fit.seconds for fit in fits.values())
     free = CostCurve({1: 1.0, 64: 1.0})
     assert best_fit([search.fit(w, free) for w in (3, 8)]).tree.width == 8
 
@@ -81,8 +79,6 @@ def test_the_first_places_of_a_tree_are_the_best_narrower_one():
 def test_a_tree_has_no_more_nodes_than_candidates_came_true():
     counts = AcceptanceCounts()
     counts.trials[()] = counts.hits[0,] = 4
-    assert TreeSearch(counts, max_depth=2).fit(9, CostCurve({1: 1.0})).tree.slots == (
-        (0, 0),
-        (1, 0),
-    )
+    fit = TreeSearch(counts, max_depth=2).fit(9, CostCurve({1: 1.0}))
+    assert fit.tree.slots == ((0, 0), (1, 0))
     assert fitted({}).width == 1
