@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +21,6 @@ from selfspec.cli.batch_lines import read_line
 from selfspec.cli.errors import CliError
 from selfspec.cli.generate import check_output
 from selfspec.cli.log import Verbose
-from selfspec.cli.opened import checked_tokenizer
 from selfspec.cli.options import MaxNewTokens, RunOptions, unfolds
 from selfspec.cli.waiting import working
 
@@ -132,16 +132,31 @@ def _prompt(number: int, line: bytes) -> Any:
 @contextmanager
 def _opened(loading: RunOptions, out: Path) -> Iterator[tuple[Loaded, CacheContents]]:
     """The model, and what the folder holds so far; a folder that can't be used is told first."""
-    with working(f"Loading {loading.model or 'the embedded model'}"):
-        from selfspec.cli.loading import load_model, quiet
-        from selfspec.store import CacheContents, check_target, tokenizer_info
+    with ExitStack() as stack:
+        with working(f"Loading {loading.model or 'the embedded model'}"):
+            model, contents = _loaded(stack, loading, out)
+        yield model, contents
 
-        target = check_target(out, overwrite=True)
-        held = str(target) if target.is_dir() and any(target.iterdir()) else None
-        tokenizer, contents = checked_tokenizer(loading, held, None)
-        model = load_model(loading, tokenizer)
-    with quiet():
-        yield model, contents or CacheContents(tokenizer=tokenizer_info(tokenizer))
+
+def _loaded(stack: ExitStack, loading: RunOptions, out: Path) -> tuple[Loaded, CacheContents]:
+    from selfspec.cli.loading import load_model, load_tokenizer, quiet
+    from selfspec.store import (
+        CacheContents,
+        check_target,
+        check_tokenizer,
+        load_cache,
+        tokenizer_info,
+    )
+
+    target = check_target(out, overwrite=True)
+    stack.enter_context(quiet())
+    tokenizer = load_tokenizer(loading)
+    contents = CacheContents(tokenizer=tokenizer_info(tokenizer))
+    if target.is_dir() and any(target.iterdir()):
+        contents = load_cache(target)
+        check_tokenizer("--out", contents.tokenizer, tokenizer_info(tokenizer))
+    model = load_model(loading, tokenizer)
+    return model, contents
 
 
 def _encoded(prompts: Sequence[Any], loaded: Loaded, max_new_tokens: int) -> list[list[int]]:
@@ -201,8 +216,7 @@ def _counted(
         )
 
         def counted(title: str, held: CacheContents, **knobs: Any) -> Counted:
-            bar = bars.stage(title, len(ids))
-            tell: Callable[[int], None] = lambda number: bar.advance(1, tokens=number)  # noqa: E731
+            tell = partial(bars.stage(title, len(ids)).advance, 1)
             return count(model, ids, held, max_new_tokens=max_new_tokens, tell=tell, **knobs)
 
         grown = counted("Trees that grow", replace(contents, fitted=None))

@@ -66,7 +66,7 @@ class AcceptanceCounts:
     def rates_behind(self, path: Path, level: Sequence[float]) -> list[float]:
         """The rates of the candidates behind one node; where it had few trials, its level's."""
         total = self.trials[path] + _TRUST
-        hits = (self.hits[(*path, rank)] for rank in range(len(level)))
+        hits = (self.hits.get((*path, rank), 0) for rank in range(len(level)))
         return [(hit + _TRUST * rate) / total for hit, rate in zip(hits, level, strict=True)]
 
     def _by_depth(self) -> tuple[Counter[int], Counter[tuple[int, int]]]:

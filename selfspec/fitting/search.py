@@ -62,7 +62,7 @@ def refined(tree: Iterable[Path], rates: Rates) -> dict[Path, float]:
     kept: dict[Path, float] = {}
     for path in sorted(tree, key=len):
         kept[path] = kept.get(path[:-1], 1.0) * rates(path[:-1])[path[-1]]
-    while outside := list(_outside(kept, rates)):
+    while kept and (outside := list(_outside(kept, rates))):
         inner = {path[:-1] for path in kept}
         leaf = min((chance, path) for path, chance in kept.items() if path not in inner)
         likeliest, path = max(outside)
