@@ -62,14 +62,25 @@ def refined(tree: Iterable[Path], rates: Rates) -> dict[Path, float]:
     kept: dict[Path, float] = {}
     for path in sorted(tree, key=len):
         kept[path] = kept.get(path[:-1], 1.0) * rates(path[:-1])[path[-1]]
-    while kept and (outside := list(_outside(kept, rates))):
+    outside = [
+        (-chance, path)
+        for parent, above in [((), 1.0), *kept.items()]
+        for path, chance in _children(parent, above, rates)
+        if path not in kept
+    ]
+    heapq.heapify(outside)
+    while kept and outside:
+        negative, path = heapq.heappop(outside)
+        if len(path) > 1 and path[:-1] not in kept:
+            continue  # Its parent was swapped for something likelier and won't come back.
         inner = {path[:-1] for path in kept}
         leaf = min((chance, path) for path, chance in kept.items() if path not in inner)
-        likeliest, path = max(outside)
-        if likeliest <= leaf[0]:
+        if -negative <= leaf[0]:
             break
         del kept[leaf[1]]
-        kept[path] = likeliest
+        kept[path] = -negative
+        for child, chance in _children(path, -negative, rates):
+            heapq.heappush(outside, (-chance, child))
     return kept
 
 
@@ -116,11 +127,3 @@ def _children(path: Path, chance: float, rates: Rates) -> Iterator[tuple[Path, f
     for rank, rate in enumerate(rates(path)):
         if rate > 0:
             yield (*path, rank), chance * rate
-
-
-def _outside(kept: Mapping[Path, float], rates: Rates) -> Iterator[tuple[float, Path]]:
-    """The nodes that could be added, with their chances."""
-    for path, chance in [((), 1.0), *kept.items()]:
-        for child, likely in _children(path, chance, rates):
-            if child not in kept:
-                yield likely, child
