@@ -222,7 +222,7 @@ def add_drafting(group: Any) -> None:
     """The knobs of `SpecConfig`; what is not named is as it has it."""
     add = group.add_argument
     add("--max-nodes", type=int, metavar="N", help="nodes of a draft tree")
-    add("--budget", help="measured: as many of --max-nodes as pay here; fixed, or threshold")
+    add("--budget", help="measured: as many of --max-nodes as pay; fixed, threshold or fitted")
     add_knob(group)
 
 

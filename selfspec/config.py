@@ -21,7 +21,7 @@ __all__ = [
     "SpecConfig",
 ]
 
-BUDGETS = ("measured", "fixed", "threshold")
+BUDGETS = ("measured", "fixed", "threshold", "fitted")
 FORWARDS = ("auto", "eager", "packed", "graph")
 _OLD_FORWARDS = ("turned", "compiled")
 _ON_THE_WAY = ("selfspec", "dataclasses")  # Packages between a user's line and a check.
@@ -45,7 +45,8 @@ class SpecConfig:
             likely each guess is. The cost is learned from the steps themselves, and kept in the
             user's cache folder. ``"fixed"``: all that there are guesses for. ``"threshold"``: those
             whose chance is above EdgeLLM's threshold, which falls while drafts are right and rises
-            where they are not.
+            where they are not. ``"fitted"``: the places of the one tree that ``selfspec tune`` put
+            into the loaded cache folder; no step searches.
         max_depth: The deepest draft, in tokens beyond the root. Higher: long copied spans are
             taken in one step. Lower: the tree spends its nodes on breadth.
         top_k: Candidates kept for each token in the LUTs, and the most that a source names for a

@@ -12,6 +12,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from selfspec.draft.fitted import FittedTree
 from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.store import CacheContents, TokenizerInfo
 from selfspec.store.card import checksum
@@ -20,7 +21,7 @@ from selfspec.store.files import entry_of
 VOCAB_SIZE = 50
 OWNER = TokenizerInfo("5a" * 32, "owner/toy", VOCAB_SIZE)
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4, 1, 5, 9, 2, 7, 3, 1, 4, 2]
-FILES = ("calibration.json", "corpus.safetensors", "lut.safetensors")
+FILES = ("calibration.json", "corpus.safetensors", "fitted.json", "lut.safetensors")
 
 
 class FakeTokenizer:
@@ -93,6 +94,7 @@ def contents(**changes) -> CacheContents:
         "tables": {"lut": lut(), "lut2": lut2()},
         "corpus": count_grams(TEXT),
         "calibration": rates(),
+        "fitted": FittedTree((0, 0, 1), (0, 2, 1), (0.6, 0.2, 0.1)),
         "about": {"corpus": "digits of π", "licence": "none", "tokens": len(TEXT)},
     }
     return CacheContents(**{**fields, **changes})
@@ -105,6 +107,7 @@ def plain(held: CacheContents) -> tuple:
         {source: _plain(arrays) for source, arrays in held.tables.items()},
         None if held.corpus is None else _plain(held.corpus.arrays()),
         held.calibration,
+        held.fitted,
         dict(held.about),
     )
 

@@ -81,7 +81,7 @@ def test_threshold_is_in_its_interval():
         (
             {"budget": "mesured"},
             "unknown budget 'mesured'; did you mean 'measured'? "
-            "(known: fixed, measured, threshold)",
+            "(known: fitted, fixed, measured, threshold)",
         ),
         (
             {"learning": "sesion"},

@@ -33,13 +33,14 @@ ALLOWED: dict[str, set[str] | None] = {
     "draft": _DRAFT,
     "verify": _VERIFY,
     "cost": {"records"},
+    "fitting": {"cost", "draft", "records"},
     "run": _RUN,
     "engine": _ENGINE,
     "store": {"draft", "errors", "machine", "records"},
     "plugin": _ENGINE | {"engine", "store"},
     "batch": {*_ENGINE, "engine", "plugin"},
     "fleet": {"errors"},
-    "building": {*_ENGINE, "engine", "plugin", "store"},
+    "building": {*_ENGINE, "engine", "fitting", "plugin", "store"},
     "cli": EVERYTHING,
     "": EVERYTHING,  # selfspec/__init__.py
 }
@@ -50,6 +51,7 @@ NO_TORCH = (
     "selfspec.cost",
     "selfspec.draft",
     "selfspec.errors",
+    "selfspec.fitting",
     "selfspec.fleet",
     "selfspec.machine.measured",
     "selfspec.machine.user_files",

@@ -13,23 +13,14 @@ matching, where Self-Draft looks up n-grams. Shapes and decays are of our choosi
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from eval.methods.fixed_tree import (
-    NUM_DRAFTED,
-    NUM_RANKS,
-    FixedTreeSource,
-    fixed_shape,
-    rank_rate,
-)
+from eval.methods.fixed_tree import NUM_DRAFTED, NUM_RANKS, fixed_shape
 from eval.methods.method import Maker, Method, Resources, SelfSpecMethod
 from eval.methods.switch import SwitchSource
 from selfspec import SelfSpec, StepRecord
-from selfspec.draft.calibration import Calibration, prior
+from selfspec.draft.calibration import Calibration
 from selfspec.draft.memory import Memory
-from selfspec.draft.sources import LutSource
-from selfspec.records import Evidence
 
 __all__ = ["FIXED_NODES", "PUBLISHED", "Uncalibrated"]
 
@@ -47,23 +38,18 @@ class Uncalibrated(Calibration):
 class _Uncounted(SelfSpec):
     """A `SelfSpec` that trusts a prior instead of counting."""
 
-    prior: Callable[[Evidence], float] = staticmethod(prior)
-
     def _new_memory(self, vocab_size: int) -> Memory:
         memory = super()._new_memory(vocab_size)
-        memory.calibration = Uncalibrated(self.prior)
+        memory.calibration = Uncalibrated()
         return memory
 
 
 class _FixedTree(_Uncounted):
     """A `SelfSpec` that drafts nodes of one shape."""
 
-    prior = staticmethod(rank_rate)
-
     def _new_memory(self, vocab_size: int) -> Memory:
         memory = super()._new_memory(vocab_size)
-        luts = (source for source in memory.sources if isinstance(source, LutSource))
-        memory.sources = [FixedTreeSource(lut) for lut in luts]
+        memory.fitted = fixed_shape()
         return memory
 
 
@@ -100,7 +86,6 @@ PUBLISHED: dict[str, Maker] = {
         "lut-static",
         _FixedTree,
         max_nodes=FIXED_NODES,
-        max_depth=max(map(len, fixed_shape())),
         top_k=NUM_RANKS,
         sources=("lut",),
         num_branches=0,

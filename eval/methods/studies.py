@@ -38,6 +38,7 @@ class Study(NamedTuple):
     after: str
     variants: Mapping[str, Variant]
     takes_caches: bool = False  # each makes one more variant
+    needs_cache: bool = False  # all variants start with one
 
 
 def named_study(name: str) -> Study:
@@ -145,5 +146,19 @@ STUDIES: dict[str, Study] = {
             "stock": _STOCK,
             **{f"{width} nodes": _fixed(max_nodes=width) for width in _WIDTHS},
         },
+    ),
+    "fitted": Study(
+        "one fitted shape, and trees that grow; pass --cache made by selfspec tune --width 64",
+        "Ghidorah, table I",
+        {
+            "stock": _STOCK,
+            **{
+                f"{budget}, {width} nodes": Variant(
+                    "selfspec", {"budget": budget, "max_nodes": width}
+                )
+                for budget, width in product(("fitted", "fixed"), _WIDTHS)
+            },
+        },
+        needs_cache=True,
     ),
 }

@@ -25,6 +25,7 @@ from selfspec.cli.options import (
     unfolds,
 )
 from selfspec.cli.serve import serve
+from selfspec.cli.tune import tune
 
 __all__ = ["app", "main"]
 
@@ -32,6 +33,7 @@ app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=F
 app.add_typer(cache_commands)
 app.command()(batch)
 app.command()(serve)
+app.command()(tune)
 
 
 def main() -> None:

@@ -36,10 +36,10 @@ def read_prediction(path: Path | None) -> str | None:
     return None if path is None else _read(path, "--prediction", "--prediction")
 
 
-def check_output(path: Path | None) -> None:
+def check_output(path: Path | None, option: str = "--output") -> None:
     """Refuses an output that can't be a file, before the model is loaded. Writes nothing."""
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise CliError(f"--output must be a file in a folder that exists (got {str(path)!r})")
+        raise CliError(f"{option} must be a file in a folder that exists (got {str(path)!r})")
 
 
 def write_continuation(

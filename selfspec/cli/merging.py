@@ -50,6 +50,7 @@ def merged(parts: Sequence[CacheContents], **pruning: int) -> CacheContents:
         tables=tables,
         corpus=_merge_corpora([part.corpus for part in parts if part.corpus], pruning),
         calibration=_merge_rates([part.calibration for part in parts if part.calibration]),
+        fitted=next((part.fitted for part in reversed(parts) if part.fitted), None),
         about={"merged_from": [dict(part.about) for part in parts]},
     )
 

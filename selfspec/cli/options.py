@@ -152,7 +152,8 @@ class Knobs:
         str,
         _knob(
             "measured: as many nodes as pay on this machine. fixed: always all of them. "
-            "threshold: only the likely ones."
+            "threshold: only the likely ones. fitted: the shape that 'selfspec tune' put into the "
+            "cache."
         ),
     ] = _DEFAULT.budget
     max_depth: Annotated[

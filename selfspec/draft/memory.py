@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from selfspec.draft.calibration import Calibration
+from selfspec.draft.fitted import FittedTree
 from selfspec.draft.sources import LastingSource, Source
 from selfspec.records import TopK
 
@@ -23,6 +24,7 @@ class Memory:
     calibration: Calibration
     top_k: int  # Sources see this many of each node's likeliest next tokens.
     learns: bool = True
+    fitted: FittedTree | None = None  # The shape of all trees; None: each grows as it pays.
 
     @property
     def nbytes(self) -> int:
@@ -33,8 +35,8 @@ class Memory:
         """The memory that one call works on, by the learning scope."""
         if learning == "request":
             sources = [source.copy() for source in self.sources]
-            return Memory(sources, self.calibration.copy(), self.top_k)
-        return Memory(self.sources, self.calibration, self.top_k, learns=learning == "session")
+            return replace(self, sources=sources, calibration=self.calibration.copy(), learns=True)
+        return replace(self, learns=learning == "session")
 
     def tables(self) -> dict[str, dict[str, NDArray[Any]]]:
         """The arrays of every source that a cache folder can keep."""

@@ -50,7 +50,9 @@ class Row:
         if draft_model is not None:
             cursors.append(draft_model)
         calibration = memory.calibration
-        grower = TreeGrower(cursors, config, calibration.probability, calibration.trust)
+        grower = TreeGrower(
+            cursors, config, calibration.probability, calibration.trust, memory.fitted
+        )
         num_branches = config.num_branches if memory.learns else 0
         branches = Branches(token_ids, num_branches, config.branch_length)
         return cls(index, token_ids[-1] if token_ids else 0, cursors, grower, branches, memory)

@@ -19,6 +19,7 @@ from operator import itemgetter
 from typing import Any
 
 from selfspec.config import SpecConfig
+from selfspec.draft.fitted import FittedTree
 from selfspec.draft.luck import NoiseTrust
 from selfspec.draft.sources import Cursor, LevelCursor
 from selfspec.records import Candidate, DraftTree, Evidence, NoiseAhead, Siblings
@@ -75,7 +76,10 @@ def _with_unnamed(
 
 
 class TreeGrower:
-    """Grows one row's trees, step after step; keeps a shape where `update_interval` says so."""
+    """Grows one row's trees, step after step; keeps a shape where `update_interval` says so.
+
+    With a `fitted` tree all have its shape, and nothing is searched for.
+    """
 
     def __init__(
         self,
@@ -83,6 +87,7 @@ class TreeGrower:
         config: SpecConfig,
         probability: Probability,
         trust: NoiseTrust | None = None,
+        fitted: FittedTree | None = None,
     ) -> None:
         self._cursors = cursors
         self._level_cursors = {i: c for i, c in enumerate(cursors) if isinstance(c, LevelCursor)}
@@ -90,7 +95,10 @@ class TreeGrower:
         self._probability = probability
         self._trust = trust
         self._noise: NoiseAhead | None = None
-        self._shape: list[tuple[int, int]] = []  # (parent, rank) of each node below the root
+        # The one shape of all trees, and that kept from the last one: (parent, rank) of each node
+        # below the root.
+        self._fitted = None if fitted is None else fitted.slots
+        self._shape: list[tuple[int, int]] = []
         self._num_refills = 0
         self._ages = itertools.count()
         self._states: dict[int, States] = {}  # By expanded node.
@@ -117,9 +125,11 @@ class TreeGrower:
         self._max_depth = depth if max_depth is None else min(depth, max_depth)
         if not self._cursors or max_nodes == 1 or self._max_depth < 1:
             return tree
-        if self._shape and self._num_refills + 1 < self._config.update_interval:
+        if self._fitted is not None:
+            self._refill(tree, max_nodes, self._fitted)
+        elif self._shape and self._num_refills + 1 < self._config.update_interval:
             self._num_refills += 1
-            self._refill(tree, max_nodes)
+            self._refill(tree, max_nodes, self._shape)
         else:
             self._num_refills = 0
             self._grow_best_first(tree, max_nodes, pays)
@@ -147,12 +157,14 @@ class TreeGrower:
             if num_nodes < max_nodes and tree.depths[node] < self._max_depth:
                 self._promise(tree, node, waiting)
 
-    def _refill(self, tree: DraftTree, max_nodes: int) -> None:
-        """Puts the newest candidates into the shape kept from an earlier step."""
-        here = {0: 0}  # Maps each node of the kept shape to its node in this tree.
-        for kept, (kept_parent, rank) in enumerate(self._shape[: max_nodes - 1], start=1):
+    def _refill(self, tree: DraftTree, max_nodes: int, shape: Sequence[tuple[int, int]]) -> None:
+        """Puts the newest candidates into a shape; where there are none, nodes are left out."""
+        here = {0: 0}  # Maps each node of the shape to its node in this tree.
+        for kept, (kept_parent, rank) in enumerate(shape[: max_nodes - 1], start=1):
             parent = here.get(kept_parent)
             if parent is None or tree.depths[parent] >= self._max_depth:
+                continue
+            if rank and self._config.top_k == 1:  # A model that takes chains only.
                 continue
             siblings = tree.looked_at[parent] or self._look(tree, parent)
             if rank < len(siblings.tokens):

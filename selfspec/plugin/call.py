@@ -207,7 +207,7 @@ class Call:
         """What decides how wide the steps of so many rows are."""
         if self.config.budget == "threshold":
             return ThresholdBudget()
-        if self.config.budget == "fixed":
+        if self.config.budget in ("fixed", "fitted"):
             return FixedBudget()
         pacing = None if self.draft_model is None else self.draft_model.pacing
         return MeasuredBudget(prepared.curve(backend, num_rows), pacing, prepared.ledger)

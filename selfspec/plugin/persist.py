@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from selfspec.config import SpecConfig
+from selfspec.draft.fitted import FittedTree
 from selfspec.draft.memory import Memory
 from selfspec.draft.sources import REGISTRY, LastingSource, Source
 from selfspec.draft.sources.corpus import CorpusSource
@@ -25,7 +26,7 @@ from selfspec.store import (
 if TYPE_CHECKING:
     from selfspec.plugin.remember import Remembered
 
-__all__ = ["Persistent", "check_sources", "new_source", "restore"]
+__all__ = ["Persistent", "check_sources", "fitted_for", "new_source", "restore"]
 
 P = TypeVar("P", bound="Persistent")
 
@@ -102,6 +103,7 @@ class Persistent:
             tables=tables,
             corpus=loaded.corpus,
             calibration=calibration,
+            fitted=loaded.fitted,
             about=loaded.about if about is None else about,
         )
 
@@ -169,6 +171,19 @@ def new_source(
     if loaded is None or loaded.corpus is None:
         return None
     return CorpusSource(loaded.corpus, vocab_size, top_k)
+
+
+def fitted_for(config: SpecConfig, loaded: CacheContents | None) -> FittedTree | None:
+    """The shape of all trees, where the budget asks for a fitted one; refuses if there is none."""
+    if config.budget != "fitted":
+        return None
+    if loaded is None or loaded.fitted is None:
+        got = "no cache" if loaded is None else "a cache without one"
+        raise ConfigError(
+            f"budget='fitted' needs a cache folder with a fitted tree (got {got}); make one with "
+            "'selfspec tune' and load it with from_pretrained, or choose another budget"
+        )
+    return loaded.fitted
 
 
 def restore(memory: Memory, loaded: CacheContents | None, vocab_size: int) -> None:

@@ -21,7 +21,13 @@ from selfspec.draft.sources import Source
 from selfspec.errors import ConfigError, VocabularyError
 from selfspec.plugin.call import Call
 from selfspec.plugin.draft_model import check_draft_model, check_prompt, new_draft_model
-from selfspec.plugin.persist import Persistent, check_sources, new_source, restore
+from selfspec.plugin.persist import (
+    Persistent,
+    check_sources,
+    fitted_for,
+    new_source,
+    restore,
+)
 from selfspec.plugin.prediction import predictions_of
 from selfspec.plugin.remember import Remembered
 from selfspec.plugin.rules import plain_reason, refuse_unservable
@@ -144,6 +150,7 @@ class SelfSpec(Persistent):
     ) -> Call:
         """The call that `generate()` asks for, checked; runs nothing yet."""
         refuse_unservable(model, generation_config)
+        fitted_for(self.config, self._loaded)
         num_returned = generation_config.num_return_sequences or 1
         predictions = predictions_of(prediction, len(input_ids), num_returned, model.config)
         return Call(
@@ -274,7 +281,8 @@ class SelfSpec(Persistent):
         top_k = min(self.config.top_k, vocab_size)
         named = [new_source(name, self._loaded, vocab_size, top_k) for name in self.config.sources]
         sources = [source for source in named if source is not None]
-        memory = Memory([*sources, *self._extra_sources], Calibration(), top_k)
+        fitted = fitted_for(self.config, self._loaded)
+        memory = Memory([*sources, *self._extra_sources], Calibration(), top_k, fitted=fitted)
         restore(memory, self._loaded, vocab_size)
         if self._remembered is not None:
             self._remembered.restore(memory, vocab_size)

@@ -27,6 +27,7 @@ __all__ = [
     "CARD_FILE",
     "CORPUS_FILE",
     "FILES",
+    "FITTED_FILE",
     "FORMAT_VERSION",
     "LUT_FILE",
     "Card",
@@ -40,7 +41,8 @@ CARD_FILE = "cache.json"
 LUT_FILE = "lut.safetensors"
 CORPUS_FILE = "corpus.safetensors"
 CALIBRATION_FILE = "calibration.json"
-FILES = (CALIBRATION_FILE, CORPUS_FILE, LUT_FILE)
+FITTED_FILE = "fitted.json"
+FILES = (CALIBRATION_FILE, CORPUS_FILE, FITTED_FILE, LUT_FILE)
 
 _MAX_BYTES = 1 << 24  # A larger file is no card.
 _HEX = frozenset("0123456789abcdef")
@@ -60,7 +62,7 @@ class Card:
 
     tokenizer: TokenizerInfo
     num_ids: int  # This is 1 + the largest token id in any table.
-    counts: Mapping[str, int]  # The numbers of rows, prefixes, continuations and rates.
+    counts: Mapping[str, int]  # The numbers of rows, prefixes, rates and so on.
     about: Mapping[str, Any]
     files: Mapping[str, FileEntry]
     top_k: int | None = None  # The entries of a LUT row.

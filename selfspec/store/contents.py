@@ -11,6 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from selfspec.draft.fitted import FittedTree
 from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.errors import CacheTokenizerError
 
@@ -49,6 +50,7 @@ class CacheContents:
         tables: The arrays of each LUT, by the name of its source: ``"lut"`` and ``"lut2"``.
         corpus: The n-gram tables.
         calibration: The rates that `Calibration.rows` returned.
+        fitted: The tree that `selfspec tune` has fitted.
         about: The origin, for people to read: corpus, licence, command. It must be valid JSON.
         num_ids: As the card says it; None as long as nobody has counted.
     """
@@ -57,6 +59,7 @@ class CacheContents:
     tables: Mapping[str, Arrays] = field(default_factory=dict)
     corpus: CorpusTables | None = None
     calibration: list[list[Any]] | None = None
+    fitted: FittedTree | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
     num_ids: int | None = None
 

@@ -12,9 +12,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from selfspec.draft.fitted import FittedTree
 from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.errors import CacheError, CacheFormatError, CacheTokenizerError
-from selfspec.store.card import CALIBRATION_FILE, CORPUS_FILE, LUT_FILE, Card, read_card
+from selfspec.store.card import (
+    CALIBRATION_FILE,
+    CORPUS_FILE,
+    FITTED_FILE,
+    LUT_FILE,
+    Card,
+    read_card,
+)
 from selfspec.store.contents import CacheContents, TokenizerInfo, tokenizer_info
 from selfspec.store.files import opened
 from selfspec.store.hub import locate
@@ -70,6 +78,7 @@ def read_files(folder: Path, card: Card, memo: Memo) -> CacheContents:
         tables=read_file(folder, card, LUT_FILE, memo) or {},
         corpus=read_file(folder, card, CORPUS_FILE, memo),
         calibration=read_file(folder, card, CALIBRATION_FILE, memo),
+        fitted=read_file(folder, card, FITTED_FILE, memo),
         about=card.about,
         num_ids=card.num_ids,
     )
@@ -117,8 +126,13 @@ def _read_rates(file: BinaryIO, size: int) -> list[list[Any]]:
     return check_rates(json.loads(file.read(size).decode("utf-8")))
 
 
+def _read_fitted(file: BinaryIO, size: int) -> FittedTree:
+    return FittedTree.from_dict(json.loads(file.read(size).decode("utf-8")))
+
+
 _READERS: dict[str, Callable[[BinaryIO, int], Any]] = {
     LUT_FILE: _read_luts,
     CORPUS_FILE: _read_corpus,
     CALIBRATION_FILE: _read_rates,
+    FITTED_FILE: _read_fitted,
 }

@@ -14,6 +14,7 @@ from selfspec.store.card import (
     CARD_FILE,
     CORPUS_FILE,
     FILES,
+    FITTED_FILE,
     LUT_FILE,
     Card,
 )
@@ -94,8 +95,9 @@ def write_files(folder: Path, contents: CacheContents) -> None:
     if contents.corpus is not None:
         write_tensors(folder / CORPUS_FILE, contents.corpus.arrays())
     if contents.calibration:
-        text = json.dumps(contents.calibration, separators=(",", ":"), allow_nan=False)
-        (folder / CALIBRATION_FILE).write_text(text + "\n", encoding="ascii", newline="\n")
+        _write_json(folder / CALIBRATION_FILE, contents.calibration)
+    if contents.fitted is not None:
+        _write_json(folder / FITTED_FILE, contents.fitted.as_dict())
     card = _card(folder, contents)
     (folder / CARD_FILE).write_bytes(card.to_bytes())
     for path in folder.iterdir():
@@ -104,14 +106,21 @@ def write_files(folder: Path, contents: CacheContents) -> None:
 
 
 def count(contents: CacheContents) -> dict[str, int]:
-    """The numbers of rows, prefixes, continuations and rates, as the card has them."""
+    """The numbers of rows, prefixes, rates and so on, as the card has them."""
     counts = {name: len(arrays["ids"]) for name, arrays in contents.tables.items()}
     if contents.corpus is not None:
         counts["prefixes"] = int(contents.corpus.num_prefixes)
         counts["continuations"] = int(contents.corpus.num_continuations)
+    if contents.fitted is not None:
+        counts["fitted_nodes"] = contents.fitted.width
     if contents.calibration:
         counts["calibration"] = len(contents.calibration)
     return counts
+
+
+def _write_json(path: Path, values: object) -> None:
+    text = json.dumps(values, separators=(",", ":"), allow_nan=False)
+    path.write_text(text + "\n", encoding="ascii", newline="\n")
 
 
 def _joined(contents: CacheContents) -> dict[str, np.ndarray]:

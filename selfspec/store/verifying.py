@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from selfspec.errors import CacheCardError, CacheError, CacheFormatError
-from selfspec.store.card import CALIBRATION_FILE, CARD_FILE, CORPUS_FILE, LUT_FILE, Card, read_card
+from selfspec.store.card import (
+    CALIBRATION_FILE,
+    CARD_FILE,
+    CORPUS_FILE,
+    FITTED_FILE,
+    LUT_FILE,
+    Card,
+    read_card,
+)
 from selfspec.store.contents import CacheContents
 from selfspec.store.corpus_check import check_corpus
 from selfspec.store.loading import read_file
@@ -91,6 +99,7 @@ def _check_card(folder: Path, card: Card, held: dict[str, Any]) -> None:
         tables=held.get(LUT_FILE) or {},
         corpus=held.get(CORPUS_FILE),
         calibration=held.get(CALIBRATION_FILE),
+        fitted=held.get(FITTED_FILE),
     )
     widths = [arrays["ids"].shape[1] for arrays in contents.tables.values()]
     max_prefix = None if contents.corpus is None else contents.corpus.max_prefix

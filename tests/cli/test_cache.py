@@ -49,7 +49,8 @@ class TestVerify:
         result = run("cache", "verify", folder)
         assert result.exit_code == 0
         assert result.stdout == (
-            "calibration.json: ok\ncorpus.safetensors: ok\nlut.safetensors: ok\ncache.json: ok\n"
+            "calibration.json: ok\ncorpus.safetensors: ok\nfitted.json: ok\n"
+            "lut.safetensors: ok\ncache.json: ok\n"
         )
 
     def test_a_damaged_one(self, run, folder):
@@ -57,8 +58,8 @@ class TestVerify:
         result = run("cache", "verify", folder)
         assert result.exit_code == 2
         lines = result.stdout.splitlines()
-        assert [line.split(": ")[1] for line in lines] == ["ok", "ok", "DAMAGED", "ok"]
-        assert "lut.safetensors: DAMAGED: lut.safetensors of cache" in lines[2]
+        assert [line.split(": ")[1] for line in lines] == ["ok", "ok", "ok", "DAMAGED", "ok"]
+        assert "lut.safetensors: DAMAGED: lut.safetensors of cache" in lines[3]
 
     def test_no_cache_at_all(self, fails, tmp_path):
         assert "must hold a cache.json" in fails("cache", "verify", tmp_path)

@@ -9,6 +9,7 @@ from selfspec.cost import CostCurve
 from selfspec.machine.measured import Measured
 from selfspec.plugin import call
 from selfspec.run.costs import Costs
+from tests.caches import contents
 from tests.fakes import prompt, tiny_model
 from tests.lossless.same import GREEDY, MODES, ROWS_AND_MODES, doubting, few, run, run_both
 from tests.zoo import BRANCHING
@@ -33,6 +34,24 @@ def test_whatever_a_forward_costs(curve: CostCurve, num_rows: int, mode: str) ->
     curve = CostCurve.from_dict(curve.as_dict())
     spec = with_curve(doubting(stock.ids, inputs, max_nodes=24, budget="measured"), curve)
     run_both(model, inputs, spec, drafts=False, **MODES[mode])
+
+
+@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
+def test_one_fitted_shape(num_rows: int, mode: str) -> None:
+    """Every step fills the same places, at most; what is not named is left out."""
+    model, inputs = tiny_model("mistral"), prompt(num_rows)
+    stock = run(model, inputs, **MODES[mode])
+    spec = doubting(stock.ids, inputs, budget="fitted")
+    spec._loaded = contents(tables={}, corpus=None, calibration=None)
+    trees: list[list[int]] = []
+    with spec.listening(lambda record: trees.append(record.tree.parents)):
+        both = run_both(model, inputs, spec, **MODES[mode])
+    assert max(map(len, trees)) <= 4
+    assert both.stats.num_steps < both.stats.num_new_tokens
+    chains = doubting(stock.ids, inputs, budget="fitted", top_k=1)
+    chains._loaded = spec._loaded
+    run_both(model, inputs, chains, **MODES[mode])
+    assert chains.stats.nodes_per_step <= 2
 
 
 @pytest.mark.parametrize("name", few(BRANCHING))

@@ -301,3 +301,22 @@ def test_corpus_tables_without_one_of_their_arrays(folder):
     save_file(arrays, folder / "corpus.safetensors")
     bless(folder, "corpus.safetensors")
     refused(folder, CacheFormatError, "total.2 is missing")
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"parents": [0, 2, 1]}, r"parents come before their children \(got 2 above node 2\)"),
+        ({"ranks": [0, -1, 1]}, "ranks >= 0"),
+        ({"ranks": [0, 0, 1]}, "no place twice"),
+        ({"chances": [0.6, 0.7, 0.65]}, r"at most those above \(got 0.65\)"),
+        ({"chances": [0.6, 0.2]}, "three lists of one length"),
+        ({"parents": [], "ranks": [], "chances": []}, "2 to 1024 nodes"),
+        ({"more": 1}, "with parents, ranks, chances"),
+    ],
+)
+def test_a_fitted_tree_that_is_none(folder, change, rule):
+    tree = json.loads((folder / "fitted.json").read_text())
+    (folder / "fitted.json").write_text(json.dumps(tree | change))
+    bless(folder, "fitted.json")
+    refused(folder, CacheFormatError, f"fitted.json of cache .* must hold a fitted tree .*{rule}")

@@ -59,10 +59,11 @@ def test_other_programs_can_read_the_tables(folder):
 
 def test_the_card_says_what_is_in_it(folder):
     card = json.loads((folder / "cache.json").read_text())
-    assert card["kinds"] == ["calibration", "corpus", "lut"]
+    assert card["kinds"] == ["calibration", "corpus", "fitted", "lut"]
     assert card["counts"] == {
         "calibration": 2,
         "continuations": 23,
+        "fitted_nodes": 4,
         "lut": 3,
         "lut2": 2,
         "prefixes": 18,
@@ -89,7 +90,7 @@ def test_arrays_are_views_of_the_file_and_read_only(folder):
 def test_an_empty_cache_is_a_card_alone(tmp_path):
     save_cache(tmp_path / "cache", CacheContents(tokenizer=OWNER))
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["cache.json"]
-    assert plain(load_cache(tmp_path / "cache")) == (OWNER, {}, None, None, {})
+    assert plain(load_cache(tmp_path / "cache")) == (OWNER, {}, None, None, None, {})
     assert load_cache(tmp_path / "cache").num_ids == 0
 
 
