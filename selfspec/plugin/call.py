@@ -152,7 +152,8 @@ class Call:
     def _visible(self) -> torch.Tensor | None:
         """(B, P): which columns of the prompt count; None where all do."""
         mask = self.model_kwargs.get("attention_mask")
-        return None if mask is None else mask[:, :-1].bool()
+        # Older versions of transformers keep a mask that hides nothing.
+        return None if mask is None or mask.all() else mask[:, :-1].bool()
 
     def _prompt(self) -> Prompt:
         return Prompt(
