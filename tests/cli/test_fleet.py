@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,17 @@ def local_ray() -> Iterator[None]:
     )
     yield
     children = psutil.Process().children(recursive=True)
+    rays = [child for child in children if is_of_ray(child)]
     ray.shutdown()
-    _, left = psutil.wait_procs(children, timeout=PATIENCE)
+    _, left = psutil.wait_procs(rays, timeout=PATIENCE)
     assert not left, "Ray leaves nothing running"
+
+
+def is_of_ray(process: psutil.Process) -> bool:
+    """Whether Ray started it; other tests may have left a process of their own."""
+    with suppress(psutil.Error):
+        return "ray" in " ".join(process.cmdline())
+    return False
 
 
 def fleet_of(work: Any, **options: Any) -> Fleet[Any]:
@@ -58,7 +66,7 @@ def fleet_of(work: Any, **options: Any) -> Fleet[Any]:
     return Fleet(opened, 2, HALF, **options)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_job_that_kills_its_worker_is_given_up_and_the_rest_is_done(local_ray, caplog) -> None:
     """What a worker logs and raises is told here."""
 
@@ -84,7 +92,7 @@ def test_a_job_that_kills_its_worker_is_given_up_and_the_rest_is_done(local_ray,
             list(fleet.in_order([98, 99, 100]))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_workers_that_never_get_ready_are_given_up(local_ray) -> None:
     @contextmanager
     def opened() -> Iterator[Any]:
@@ -137,7 +145,7 @@ def test_forty_prompts_and_a_worker_killed(
     assert (tmp_path / "memory" / "memory").is_dir()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_cache_is_that_of_one_process(
     local_ray, run, plain_folder, tmp_path, monkeypatch
 ) -> None:

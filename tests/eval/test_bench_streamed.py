@@ -55,6 +55,7 @@ def test_a_process_answers_within_a_budget(folder, method):
         assert result.seconds_read > 0
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_says_why(folder):
     with pytest.raises(EvalError, match=r"'streamed' failed with 5 bytes: .* must be at least"):
         bench_streamed._answered(job(folder, "streamed", max_memory=5))

@@ -114,6 +114,7 @@ def test_the_ledger_keeps_the_last_hundred_losses() -> None:
     assert ledger.losses == [float(step) for step in range(50, 150)]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_where_an_undisturbed_one_does(options: Options) -> None:
     undisturbed = build_trainer(options)
     train(undisturbed)

@@ -305,6 +305,7 @@ def test_long_prompts_are_left_out_and_counted(asked, out, capsys):
     assert asked("--max-new-tokens", "510", "--limit", "3") == 2
 
 
+@pytest.mark.slow
 def test_turns_that_outgrow_the_positions_fail_alone(asked, out):
     assert asked("--limit", "1", "--max-new-tokens", "480") == 0
     answers = read_record(out).answers
