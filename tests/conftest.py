@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -162,6 +163,12 @@ def is_long(path: Path) -> bool:
     """Whether a file's tests take part in the full run only."""
     in_fast_set = path.stem.startswith("test_same") and path.stem.endswith(NOT_LONG)
     return path.relative_to(TESTS).parts[0] in LONG and not in_fast_set
+
+
+def pytest_collection_finish() -> None:
+    """What is there by now stays: passes over it in search of garbage would slow all tests down."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -10,6 +10,7 @@ import doctest
 import importlib
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -77,9 +78,10 @@ def part_of(module: str) -> str:
     return [*module.split("."), ""][1]
 
 
-def imports_of(path: Path) -> set[str]:
+@cache
+def imports_of(path: Path) -> frozenset[str]:
     """Every module that a file names, absolutely."""
-    found = set()
+    found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
@@ -88,7 +90,7 @@ def imports_of(path: Path) -> set[str]:
             found.add(node.module)
             if node.module == "selfspec":
                 found |= {f"selfspec.{alias.name}" for alias in node.names}
-    return found
+    return frozenset(found)
 
 
 def third_party(path: Path) -> set[str]:

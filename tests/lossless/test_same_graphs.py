@@ -39,7 +39,7 @@ from tests.lossless.same import (
 )
 from tests.lossless.test_same_architectures import ending
 from tests.lossless.test_same_entrances import PEFT_NOTE
-from tests.lossless.test_same_kv import WINDOWED, answered, cache_of
+from tests.lossless.test_same_kv import answered, cache_of
 from tests.recorder import use_recorders
 from tests.zoo import BRANCHING
 
@@ -115,7 +115,7 @@ def test_texts_that_cross_length_buckets(
 
 @pytest.mark.parametrize("num_rows", [1, slow(3)])
 @pytest.mark.parametrize("kind", ["bare", "configured"])
-@pytest.mark.parametrize("name", [n for n in WINDOWED if n not in NOT_CAPTURED])
+@pytest.mark.parametrize("name", ["gemma3", slow("llama"), slow("mistral")])
 def test_a_chat_on_one_cache(name: str, kind: str, num_rows: int, log: list[str]) -> None:
     """Three turns; the KV that each hands back is the next one's."""
     model, texts, caches = tiny_model(name), [], []

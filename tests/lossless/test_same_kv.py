@@ -112,7 +112,7 @@ def answered(ids: torch.Tensor, inputs: dict[str, Any], turn: int) -> dict[str, 
 
 
 @pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
-@pytest.mark.parametrize("name", WINDOWED)
+@pytest.mark.parametrize("name", ["llama", "gemma3", slow("mistral"), slow("llama4")])
 def test_a_chat_on_one_cache(name: str, num_rows: int, mode: str) -> None:
     """Whoever takes which of three turns, the text and the KV are the same."""
     model = tiny_model(name)
