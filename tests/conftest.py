@@ -40,7 +40,7 @@ TEMPLATE = (
 )
 
 # how long an example takes says nothing on a machine that does other things too
-settings.register_profile("any machine", parent=settings(), deadline=None)
+settings.register_profile("any machine", parent=settings(max_examples=50), deadline=None)
 settings.load_profile("any machine")
 
 # tiny tensors gain nothing from threads, and workers side by side would fight over the cores

@@ -74,7 +74,7 @@ def plain_text(run: Run) -> list[list[int]]:
     )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(runs(), st.sampled_from(["greedy", "together", "processed"]))
 def test_the_text_is_the_plain_loops_whatever_is_drafted(run, chooser):
     assert run.decode(getattr(run, chooser)()) == plain_text(run)

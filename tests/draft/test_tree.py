@@ -47,7 +47,7 @@ def oracle_of(cursors: list[ScriptedCursor], config: SpecConfig) -> GrowthOracle
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.builds(ScriptedCursor, tables(), follows=st.booleans()), max_size=3),
     configs,
@@ -69,7 +69,7 @@ def test_growth_takes_the_best_of_all_paths(cursors, config, max_nodes):
         assert scores[path] == pytest.approx(score)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.builds(ScriptedCursor, tables(), follows=st.booleans()), max_size=3),
     configs,

@@ -46,7 +46,7 @@ def test_inserted_and_deleted_lines(edits):
         assert all(line in lines for line in shorter), "the other lines keep their order"
 
 
-@pytest.mark.parametrize("hide", [False, True])
+@pytest.mark.parametrize("hide", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_all_methods_write_the_forced_answers(plain_folder, capsys, monkeypatch, hide):
     before = "class Hare:\n" + "    def run(self):\n        return self.legs\n\n" * 4
     edit = Edit("insert", before, "Insert a docstring.", before + '    """Runs."""\n')

@@ -166,7 +166,7 @@ def test_holes_in_the_mask(name: str) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_call(data: st.DataObject) -> None:
     """Random calls of random lengths, batches, end tokens, knobs and processors."""

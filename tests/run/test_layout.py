@@ -99,7 +99,7 @@ def seen_by_walking(batch: Batch, window: Window, first_column: int) -> list[lis
     return rows
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(batches(), windows, st.data())
 def test_masks_equal_an_ancestor_walk(batch, window, data):
     first_column = 0

@@ -63,7 +63,7 @@ some_warpers = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     some_warpers, st.integers(1, 2000), st.integers(0, 10**6), st.sampled_from([0.0, 0.1, 3, 20])
 )
@@ -71,7 +71,7 @@ def test_what_is_said_is_what_stock_leaves(warpers, num_tokens, seed, spread):
     check(some_logits(num_tokens, seed, spread), warpers)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(some_warpers, st.integers(1, 2000), st.integers(0, 10**6))
 def test_where_many_are_equal(warpers, num_tokens, seed):
     """Half precision has few values, and thresholds fall between equal ones."""
@@ -145,7 +145,7 @@ def test_what_is_ruled_out_before_stays_out():
     assert check(logits, Warpers(0.5, top_p=0.9))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(some_warpers, st.integers(2, 1000), st.integers(0, 999))
 def test_what_is_drawn_from_it_is_what_stock_draws(warpers, num_tokens, seed):
     logits = some_logits(num_tokens, seed)

@@ -37,7 +37,7 @@ def counted(folder, corpus, **settings):
     return counter
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_counts_are_those_of_a_full_search(tmp_path_factory, data):
     """Any documents, settings, vocabulary, memory, and any runs."""

@@ -223,7 +223,7 @@ def walk(tables, depth=3):
     return tokens
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(st.data())
 def test_damaged_tables_do_no_harm(data):
     """Whatever stands between the ends of the offsets, and in all the other arrays."""

@@ -58,7 +58,7 @@ def static(
     )
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(batches(), windows, st.data())
 def test_masks_equal_those_of_the_layout(batch: Batch, window: Window, data: st.DataObject) -> None:
     first_column = 0
