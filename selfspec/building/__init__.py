@@ -1,6 +1,6 @@
 """Building a cache folder: from texts, or from what a model itself says, to tables on disk.
 
-Nothing here is imported before a build runs, since `datasets` comes with the `cache` extra only.
+What reads data is imported when a build runs, since `datasets` comes with the `cache` extra only.
 """
 
 __all__: list[str] = []

@@ -12,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from selfspec.building.limits import max_positions
 from selfspec.cli.errors import CliError
 from selfspec.cli.paint import harmless
 from selfspec.cli.waiting import working
@@ -48,8 +49,7 @@ def measured(
 
 def check_context(num_columns: int, model: Any) -> None:
     """Refuses a text that leaves no room for a draft in the model's positions."""
-    config = model.config.get_text_config(decoder=True)
-    limit = getattr(config, "max_position_embeddings", None)
+    limit = max_positions(model)
     if limit is not None and num_columns >= limit:
         raise CliError(f"--context must be < {limit}, the model's positions (got {num_columns})")
 

@@ -16,6 +16,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from selfspec.building.limits import max_positions
 from selfspec.building.progress import Bars
 from selfspec.cli.batch_lines import read_line
 from selfspec.cli.errors import CliError
@@ -163,8 +164,7 @@ def _encoded(prompts: Sequence[Any], loaded: Loaded, max_new_tokens: int) -> lis
     """The ids of all prompts; refuses one that leaves no room for its answer."""
     from selfspec.batch.prompts import encoded
 
-    config = loaded.model.config.get_text_config(decoder=True)
-    limit = getattr(config, "max_position_embeddings", None)
+    limit = max_positions(loaded.model)
     all_ids = []
     for number, prompt in enumerate(prompts, start=1):
         ids = encoded(_as_asked(prompt, loaded.tokenizer), loaded.tokenizer)

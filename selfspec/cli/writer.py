@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from selfspec.building.limits import max_positions
 from selfspec.cli.errors import CliError
 from selfspec.cli.live import LiveText
 from selfspec.cli.loading import Loaded
@@ -73,8 +74,7 @@ class Writer:
     @property
     def max_positions(self) -> int | None:
         """The number of positions that the model has; None if its config doesn't say."""
-        config = self.model.config.get_text_config(decoder=True)
-        return getattr(config, "max_position_embeddings", None)
+        return max_positions(self.model)
 
     @property
     def samples(self) -> bool:
