@@ -28,6 +28,7 @@ COMMANDS = {
     "__main__",
     "ablation",
     "bench_batch",
+    "bench_server",
     "bench_step",
     "bench_streamed",
     "command",

@@ -1,6 +1,13 @@
-"""Every layer that can be packed is, from the first token on, whatever a clock would say."""
+"""What the losslessness matrix shares: packed layers, and which of its cases are slow.
+
+Every layer that can be packed is, from the first token on, whatever a clock would say.
+"""
 
 from __future__ import annotations
+
+import re
+import zlib
+from collections import defaultdict
 
 import pytest
 
@@ -14,3 +21,22 @@ def packed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared, "_TOKENS_THAT_PAY", 0)
     monkeypatch.setattr(weights, "_LEAST_WEIGHTS", 0)
     monkeypatch.setattr(weights, "_pays", lambda _modules: True)
+
+
+_FEW_CASES = 3  # A test that has no more of them tries each with one row and with three.
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a case in turns, one row is tried or three where a test has many; the other is slow."""
+    tests: dict[str, dict[str, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
+    for item in items:
+        if "in_turns" in item.keywords and "slow" not in item.keywords:
+            test, _, case = item.nodeid.partition("[")
+            tests[test][re.sub("1-greedy|3-sample", "", case)].append(item)
+    for cases in tests.values():
+        if len(cases) > _FEW_CASES:
+            for case, either in cases.items():
+                kept = either[zlib.crc32(case.encode()) % len(either)]
+                for item in either:
+                    if item is not kept:
+                        item.add_marker("slow")

@@ -34,10 +34,10 @@ def few(names: Iterable[str]) -> list[Any]:
     return [name if name in FEW else slow(name) for name in names]
 
 
-# two of the four by default
+# two of the four by default, and one of these two where a test has many cases
 ROWS_AND_MODES = [
-    pytest.param(1, "greedy", id="1-greedy"),
-    pytest.param(3, "sample", id="3-sample"),
+    pytest.param(1, "greedy", id="1-greedy", marks=pytest.mark.in_turns),
+    pytest.param(3, "sample", id="3-sample", marks=pytest.mark.in_turns),
     pytest.param(1, "sample", id="1-sample", marks=pytest.mark.slow),
     pytest.param(3, "greedy", id="3-greedy", marks=pytest.mark.slow),
 ]

@@ -1,0 +1,131 @@
+"""Two servers side by side: how they are started, asked and ended.
+
+Knows commands, addresses and messages; nothing of questions or tables.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import perf_counter, sleep
+from typing import IO, Any, NamedTuple
+
+from eval.errors import EvalError
+
+__all__ = ["Reply", "Served", "arguments_of", "serving"]
+
+_HOST = "127.0.0.1"
+_PATIENCE = 10  # Seconds that a server has to end by itself.
+_PROGRAMS = {
+    "transformers serve": [sys.executable, "-m", "transformers.cli.transformers", "serve"],
+    "selfspec serve": [sys.executable, "-m", "selfspec.cli", "serve"],
+}
+
+
+class Reply(NamedTuple):
+    """One answer, and when it came, in seconds since it was asked for."""
+
+    text: str
+    first: float
+    all: float
+
+
+class Served(NamedTuple):
+    """A server that listens."""
+
+    name: str
+    model: str
+    client: Any  # of OpenAI
+
+    def ask(self, prompt: str, max_new_tokens: int) -> Reply:
+        """Asks for a greedy answer, streamed."""
+        start, first, parts = perf_counter(), None, []
+        stream = self.client.chat.completions.create(
+            model=self.model,
+            messages=[{"role": "user", "content": prompt}],
+            max_tokens=max_new_tokens,
+            temperature=0,
+            stream=True,
+        )
+        for chunk in stream:
+            text = chunk.choices[0].delta.content if chunk.choices else None
+            if text:
+                first = perf_counter() - start if first is None else first
+                parts.append(text)
+        end = perf_counter() - start
+        return Reply("".join(parts), end if first is None else first, end)
+
+
+def arguments_of(knobs: Mapping[str, Any]) -> list[str]:
+    """Knobs as the options of a command.
+
+    >>> arguments_of({"max_nodes": 8, "learning": "request"})
+    ['--max-nodes', '8', '--learning', 'request']
+    """
+    pairs = [(f"--{name.replace('_', '-')}", str(value)) for name, value in knobs.items()]
+    return [part for pair in pairs for part in pair]
+
+
+@contextmanager
+def serving(
+    name: str, model: str, more: Sequence[str], *, threads: int | None = None
+) -> Iterator[Served]:
+    """Inside, the server of that name answers, in a process of its own.
+
+    `more` are options of its command.
+    """
+    try:
+        from openai import OpenAI
+    except ImportError as error:
+        raise EvalError(f"{name!r} needs more packages: pip install 'selfspec[serve]'") from error
+    port = _free_port()
+    listen = ["--host", _HOST, "--port", str(port)]
+    own = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            [*_PROGRAMS[name], model, *listen, *more],
+            env={**os.environ, **own},
+            stdout=said,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            _wait(name, process, port, said)
+            url = f"http://{_HOST}:{port}/v1"
+            with OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+                yield Served(name, model, client)
+        finally:
+            _end(process)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait(name: str, process: subprocess.Popen[bytes], port: int, said: IO[str]) -> None:
+    """Until the server listens. If it ends instead, its last line says why."""
+    while process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"http://{_HOST}:{port}/health", timeout=_PATIENCE):
+                return
+        except OSError:
+            sleep(0.1)
+    said.seek(0)
+    lines = said.read().strip().splitlines() or ["it said nothing"]
+    raise EvalError(f"{name!r} did not start: {lines[-1]}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
