@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -51,6 +52,8 @@ def _run(options: argparse.Namespace) -> int:
     if options.max_new_tokens < 1:
         raise EvalError(f"--max-new-tokens must be >= 1 (got {options.max_new_tokens})")
     questions = [each.turns[0] for each, _ in load_questions(options, _tokenizer(options))]
+    # Otherwise a SIGTERM would leave the servers behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ExitStack() as stack:
         servers = [stack.enter_context(each) for each in _servers(options, knobs)]
         replies = _asked(servers, questions, options.max_new_tokens)
