@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from transformers.cli.serve import Serve
@@ -57,4 +58,15 @@ def _attach_what_is_loaded(models: Any, spec: SelfSpec) -> None:
 
     models.load_model_and_processor = load_and_attach
     for held in models.loaded_models.values():
-        spec.ability(attach(held.model, spec))  # Tried out now, and not in the first answer.
+        _try_out(attach(held.model, spec), spec)
+
+
+def _try_out(model: Any, spec: SelfSpec) -> None:
+    """Finds out what the model can verify, before the first answer waits for it.
+
+    In a thread that ends. Otherwise this one would keep OpenMP's threads for ever. Together with
+    those of the thread that answers they would be more than there are cores, and OpenMP then puts
+    threads to sleep between any two operations.
+    """
+    with ThreadPoolExecutor(1) as aside:
+        aside.submit(spec.ability, model).result()
