@@ -23,6 +23,7 @@ from selfspec.fleet import Fleet, Lost, Share, divided
 from tests.tiny import LINES
 
 ray = pytest.importorskip("ray", reason="needs the extra: pip install 'selfspec[ray]'")
+pytestmark = pytest.mark.long
 
 PATIENCE = 10  # seconds, in which processes must end
 HALF = Share(num_cpus=0.5, num_gpus=0)

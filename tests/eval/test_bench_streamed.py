@@ -37,9 +37,8 @@ def bytes_of(amount: str) -> int:
     return int(amount.removesuffix("KB")) * 1000
 
 
-@pytest.mark.parametrize(
-    "method", [pytest.param(m, marks=() if m == OURS else pytest.mark.slow) for m in METHODS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
 def test_a_process_answers_within_a_budget(folder, method):
     budget = bytes_of(least_memory(folder, max_length=32))
     result = bench_streamed._answered(job(folder, method, max_memory=budget))

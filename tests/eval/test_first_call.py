@@ -13,6 +13,7 @@ from eval.errors import EvalError
 from eval.methods.one_call import Job, Result
 
 
+@pytest.mark.slow
 def test_a_call_runs_in_a_process_with_folders_of_its_own(chat_folder):
     job = Job(chat_folder, "selfspec", [5, 6, 7], 4, "float32", 1, {"max_nodes": 4})
     result = first_call._call(job)

@@ -86,6 +86,7 @@ def test_branches_have_slots_too(model):
     assert found.ours.held <= found.allowed
 
 
+@pytest.mark.slow
 def test_the_peak_is_near_what_is_held(monkeypatch):
     """As where the KV is large: it moves into the arenas part by part."""
     monkeypatch.setattr("selfspec.run.tree_kv._SMALL_ARENA", 1)

@@ -17,6 +17,7 @@ def edits():
     return stdlib_edits(3)
 
 
+@pytest.mark.slow
 def test_each_class_serves_all_kinds(edits):
     assert [edit.task for edit in edits] == ["rename", "insert", "delete"] * 3
     assert edits == stdlib_edits(3)
@@ -46,7 +47,7 @@ def test_inserted_and_deleted_lines(edits):
         assert all(line in lines for line in shorter), "the other lines keep their order"
 
 
-@pytest.mark.parametrize("hide", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("hide", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_all_methods_write_the_forced_answers(plain_folder, capsys, monkeypatch, hide):
     before = "class Hare:\n" + "    def run(self):\n        return self.legs\n\n" * 4
     edit = Edit("insert", before, "Insert a docstring.", before + '    """Runs."""\n')

@@ -83,7 +83,7 @@ def wordy_model() -> PreTrainedModel:
         slow({"temperature": 0.2, "top_k": 0, "min_p": 0.3}),
         slow({"temperature": 0.3}),
         {"temperature": 0.3, "top_k": 0},
-        {"temperature": 0.3, "top_k": 0, "typical_p": 0.5},
+        slow({"temperature": 0.3, "top_k": 0, "typical_p": 0.5}),
         {"do_sample": False},
     ],
     ids=str,

@@ -62,6 +62,7 @@ def test_a_codec_is_a_table_and_prose_in_quotes_is_not() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_standard_library_is_listed_without_tests_and_tables() -> None:
     names = relative_sources(stdlib_folder())
     assert {"argparse.py", "json/decoder.py", "pydoc_data/topics.py"} <= set(names)

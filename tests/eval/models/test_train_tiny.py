@@ -136,6 +136,7 @@ def test_a_run_with_other_options_is_not_resumed(options: Options) -> None:
         other.resume()
 
 
+@pytest.mark.slow
 def test_three_steps_on_a_toy_corpus_write_a_loadable_folder(
     options: Options, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,6 +154,7 @@ def test_three_steps_on_a_toy_corpus_write_a_loadable_folder(
     assert model.generate(**inputs, max_new_tokens=2).shape[0] == 2
 
 
+@pytest.mark.slow
 def test_the_card_tells_what_the_run_did(options: Options) -> None:
     main(f"--out {options.out} --sources {options.sources} --steps 2 --batch-tokens 64 "
          "--seq-len 32 --long-every 0".split())  # fmt: skip

@@ -56,6 +56,7 @@ def summary_of(output: str) -> dict:
     return {**found, "overall": {n: parts["overall"] for n, parts in found["methods"].items()}}
 
 
+@pytest.mark.slow
 def test_all_methods_on_the_embedded_model(tmp_path, capsys):
     options = ["run", "--bench", "code-stdlib", "--output", str(tmp_path), "--limit", "3"]
     names = f"stock,prompt-lookup,selfspec,stock-static,{PUBLISHED}"
