@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from eval import bench_streamed
 from eval.errors import EvalError
-from eval.methods.streamed_job import LOOKUP, METHODS, OURS, Job, Result
+from eval.methods.streamed_job import LOOKUP, METHODS, Job, Result
 from tests.streamed import least_memory, saved_model
 from tests.tiny import make_tokenizer
 
