@@ -24,7 +24,7 @@ from selfspec.stats import GenerationStats
 from selfspec.verify.logits import as_read, fits_at_once, top_k
 from selfspec.verify.verifier import BatchVerifier
 
-__all__ = ["Decoder", "top_k_of"]
+__all__ = ["Decoder", "first_tokens", "top_k_of"]
 
 Listener = Callable[[StepRecord], None]
 
@@ -42,14 +42,14 @@ class Decoder:
     device: Device = field(default_factory=CpuDevice)
     listeners: Sequence[Listener] = ()
 
-    def start(self, prompt_logits: torch.Tensor) -> None:
-        """Commits the tokens that the prompt's forward yields, from its last logits (B, V)."""
-        self._start(self.rows, prompt_logits)
+    def start(self, records: list[StepRecord], prompt_logits: torch.Tensor) -> None:
+        """Learns from the `first_tokens`, and from the logits (B, V) that they come from."""
+        self._start(self.rows, records, prompt_logits)
 
-    def add(self, row: Row, prompt_logits: torch.Tensor) -> None:
-        """Starts one more row, from its last logits (1, V); the backend must have it already."""
+    def add(self, row: Row, record: StepRecord, prompt_logits: torch.Tensor) -> None:
+        """Starts one more row, which has its first token; the backend must have it already."""
         self.rows.append(row)
-        self._start([row], prompt_logits)
+        self._start([row], [record], prompt_logits)
 
     def run(self) -> None:
         """Steps until every row has stopped."""
@@ -95,10 +95,11 @@ class Decoder:
         self.backend.keep_rows(live)
         return left
 
-    def _start(self, rows: list[Row], prompt_logits: torch.Tensor) -> None:
+    def _start(
+        self, rows: list[Row], records: list[StepRecord], prompt_logits: torch.Tensor
+    ) -> None:
         self._lap = perf_counter()
-        trees = [DraftTree.of_root(row.last_token) for row in rows]
-        records, tops, _ = self._verify(rows, trees, prompt_logits[:, None])
+        tops = self._fetch_tops(_of_roots(prompt_logits), rows[0].memory)
         self.stats.num_new_tokens += len(records)
         self.stats.num_prompt_tokens_out += len(records)
         self.device.join()
@@ -195,6 +196,27 @@ class Decoder:
         self.stats.seconds[stage] += seconds  # type: ignore[assignment]
         self._lap = now
         return seconds
+
+
+def first_tokens(
+    verifier: BatchVerifier,
+    rows: Sequence[int],
+    last_tokens: Sequence[int],
+    prompt_logits: torch.Tensor,
+) -> list[StepRecord]:
+    """What the prompt's forward commits to each row, from its last logits (B, V).
+
+    This needs neither tables nor slots for drafts, so that a streamer has the first token before
+    any of them is made. `last_tokens` are the ends of the prompts.
+    """
+    verifier.read(_of_roots(prompt_logits))
+    return verifier.verify(rows, [DraftTree.of_root(token) for token in last_tokens])
+
+
+def _of_roots(prompt_logits: torch.Tensor) -> torch.Tensor:
+    """(B, 1, V): as those of trees that are roots alone."""
+    logits = prompt_logits[:, None]
+    return as_read(logits) if fits_at_once(logits) else logits
 
 
 def top_k_of(logits: torch.Tensor, k: int) -> TopK:

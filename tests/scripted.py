@@ -18,7 +18,7 @@ from selfspec.draft.calibration import Calibration
 from selfspec.draft.memory import Memory
 from selfspec.draft.row import Row
 from selfspec.draft.sources import Source
-from selfspec.engine import Decoder
+from selfspec.engine import Decoder, first_tokens
 from selfspec.machine.device import CpuDevice, Device
 from selfspec.records import Candidate, DraftTree, Evidence, Queries, StepRecord
 from selfspec.stats import GenerationStats
@@ -235,6 +235,9 @@ class Run:
             device=self.device,
             listeners=[self.records.append],
         )
-        decoder.start(self.backend.prompt_logits())
+        logits = self.backend.prompt_logits()
+        last_tokens = [row.last_token for row in decoder.rows]
+        records = first_tokens(decoder.verifier, range(len(last_tokens)), last_tokens, logits)
+        decoder.start(records, logits)
         decoder.run()
         return self.transcript.sequences().tolist()

@@ -20,7 +20,7 @@ from selfspec.batch.schedule import ArrivalOrder, Scheduler
 from selfspec.batch.ticket import Ticket
 from selfspec.config import SpecConfig
 from selfspec.cost import MeasuredBudget
-from selfspec.engine import Decoder
+from selfspec.engine import Decoder, first_tokens
 from selfspec.errors import ConfigError, UnsupportedError
 from selfspec.machine.amounts import amount_in_bytes
 from selfspec.machine.device import device_for
@@ -142,7 +142,8 @@ class Session:
         """Reads a prompt, gives it a row, and commits its first token."""
         call = ticket.call
         with prepared.reading():
-            logits, memory = call.read_prompt(self._spec.request_memory)
+            read = call.read_prompt()
+            memory = call.learn_prompt(read, self._spec.request_memory)
         decoder = self._decoder = self._decoder or self._new_decoder(ticket, prepared, backend)
         (row,) = call.rows(memory, self._config, decoder.budget)
         row.index = ticket.index
@@ -152,8 +153,9 @@ class Session:
         positions = call.model_kwargs["position_ids"][..., -1:]
         backend.add_row(call.model_kwargs["past_key_values"], positions, ticket.need)
         decoder.stats = call.stats
+        (record,) = first_tokens(self._verifiers, [row.index], [row.last_token], read.logits)
         with prepared.decoding():
-            decoder.add(row, logits)
+            decoder.add(row, record, read.logits)
 
     def _new_decoder(self, ticket: Ticket, prepared: Prepared, backend: RowsBackend) -> Decoder:
         call = ticket.call

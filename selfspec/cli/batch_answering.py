@@ -87,12 +87,18 @@ class Answerer:
             max_length=_TOKENS_A_ROW,
             max_texts=self.max_rows + _OTHER_SHARES,
         ) as writer:
+            from selfspec.batch.schedule import ShortestFirst
             from selfspec.batch.session import Session
 
             spec = writer.new_spec(self.config)
             memory = _memory_of_texts(writer, self.loading.max_memory, self.max_rows)
             session = Session(
-                writer.model, writer.tokenizer, spec, max_rows=self.max_rows, max_memory=memory
+                writer.model,
+                writer.tokenizer,
+                spec,
+                max_rows=self.max_rows,
+                max_memory=memory,
+                scheduler=ShortestFirst(),  # Nobody waits for a certain line of a file.
             )
             yield _Table(writer, session, spec)
 

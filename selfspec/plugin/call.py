@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
@@ -16,11 +17,12 @@ from selfspec.draft.memory import Memory
 from selfspec.draft.row import Row
 from selfspec.draft.sources.draft_model import DraftModelCursor
 from selfspec.draft.sources.prediction import Prediction
-from selfspec.engine import Decoder
+from selfspec.engine import Decoder, first_tokens
 from selfspec.errors import UnsupportedError
 from selfspec.machine.device import Device, device_for
 from selfspec.plugin.prompt import PromptTap
 from selfspec.plugin.rules import for_rows, has_eos_rule, in_two, looks_at_rows, row_stops
+from selfspec.records import StepRecord
 from selfspec.run.backend import Backend
 from selfspec.run.draft_model import DraftModel
 from selfspec.run.prepared import Prepared, Prompt
@@ -42,6 +44,22 @@ class SelfSpecOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
     """Stock's output with the statistics of the call beside it, as the attribute `stats`."""
 
     stats: GenerationStats
+
+
+class PromptRead(NamedTuple):
+    """What the prompt's forward leaves behind."""
+
+    logits: torch.Tensor  # (B, V): those of the last token
+    tap: PromptTap
+
+
+class _Opening(NamedTuple):
+    """What is there when every row has its first token."""
+
+    verifier: Verifier
+    device: Device
+    records: list[StepRecord]
+    logits: torch.Tensor  # (B, V): those that the tokens were chosen from
 
 
 @dataclass
@@ -97,22 +115,22 @@ class Call:
             return self.decode_plainly(reason)
         self.stats.disabled_reason = prepared.ability.reason
         with prepared.reading():
-            prompt_logits, memory = self.read_prompt(memory_for)
+            read = self.read_prompt()
+            opening = self._opening(prepared.ability, read.logits)
+            memory = self.learn_prompt(read, memory_for)
         self.stats.packed_bytes = prepared.packed_bytes
         self.stats.table_bytes = memory.nbytes
         with prepared.decoding():
-            verifier = self._run(prepared, memory, prompt_logits)
-        verifier.transcript.end()
-        return self._result(verifier)
+            self._run(prepared, memory, opening)
+        opening.verifier.transcript.end()
+        return self._result(opening.verifier)
 
-    def _run(self, prepared: Prepared, memory: Memory, prompt_logits: torch.Tensor) -> Verifier:
-        """Puts the parts together and decodes to the end; returns what holds the text."""
+    def _run(self, prepared: Prepared, memory: Memory, opening: _Opening) -> None:
+        """Puts the parts together and decodes to the end."""
         backend = prepared.backend(self._prompt())
         try:
-            device = device_for(prompt_logits.device, overlap=self.config.overlap)
-            verifier = self.verifier(prepared.ability, device)
-            decoder = self._decoder(prepared, backend, memory, device, verifier)
-            decoder.start(prompt_logits)
+            decoder = self._decoder(prepared, backend, memory, opening)
+            decoder.start(opening.records, opening.logits)
             decoder.run()
         finally:
             self.stats.forward = backend.kind
@@ -122,7 +140,6 @@ class Call:
             backend.release()
         if self.stats.num_steps >= _STEPS_THAT_TEACH:
             prepared.costs.keep()
-        return verifier
 
     def _count_plain(self, num_rows: int, num_new: int) -> None:
         self.stats.num_new_tokens += num_rows * num_new
@@ -130,11 +147,8 @@ class Call:
         self.stats.num_steps += num_rows * (num_new - 1)
         self.stats.num_nodes += num_rows * (num_new - 1)
 
-    def read_prompt(self, memory_for: Callable[[int], Memory]) -> tuple[torch.Tensor, Memory]:
-        """Runs the prompt and learns from it; returns its last logits (B, V), and what is learned.
-
-        Afterwards the model's arguments stand for the first step.
-        """
+    def read_prompt(self) -> PromptRead:
+        """Runs the prompt. Afterwards the model's arguments stand for the first step."""
         start = perf_counter()
         tap = PromptTap(self.model, listens=self.config.learning != "frozen")
         with tap.open(self.model_kwargs) as kwargs:
@@ -143,14 +157,37 @@ class Call:
             outputs, self.model_kwargs
         )
         logits = outputs.logits[:, -1].clone()  # A view would keep the whole prompt's.
-        memory = memory_for(logits.shape[-1])
-        if memory.learns:
-            tap.teach(memory, self.input_ids, self._visible(), logits)
         self.stats.seconds["prefill"] += perf_counter() - start  # type: ignore[assignment]
-        return logits, memory
+        return PromptRead(logits, tap)
 
+    def learn_prompt(self, read: PromptRead, memory_for: Callable[[int], Memory]) -> Memory:
+        """What drafts come from, with what the model said behind the prompt's tokens."""
+        start = perf_counter()
+        memory = memory_for(read.logits.shape[-1])
+        if memory.learns:
+            read.tap.teach(memory, self.input_ids, self._visible, read.logits)
+        self.stats.seconds["learn"] += perf_counter() - start  # type: ignore[assignment]
+        return memory
+
+    def _opening(self, ability: Ability, logits: torch.Tensor) -> _Opening:
+        """Chooses the tokens behind the prompt; a streamer gets them here."""
+        device = device_for(logits.device, overlap=self.config.overlap)
+        verifier = self.verifier(ability, device)
+        last_tokens = [ids[-1] if ids else 0 for ids in self._texts()]
+        records = first_tokens(verifier, range(len(last_tokens)), last_tokens, logits)
+        return _Opening(verifier, device, records, logits)
+
+    def _texts(self) -> list[list[int]]:
+        """The prompt of each row, without padding."""
+        visible = self._visible
+        if visible is None or not self.input_ids.shape[1]:
+            return self.input_ids.tolist()
+        pairs = zip(self.input_ids, visible, strict=True)
+        return [ids[seen[-len(ids) :]].tolist() for ids, seen in pairs]
+
+    @cached_property
     def _visible(self) -> torch.Tensor | None:
-        """(B, P): which columns of the prompt count; None where all do."""
+        """(B, P): which columns of the prompt count, once it was read; None where all do."""
         mask = self.model_kwargs.get("attention_mask")
         # Older versions of transformers keep a mask that hides nothing.
         return None if mask is None or mask.all() else mask[:, :-1].bool()
@@ -159,7 +196,7 @@ class Call:
         return Prompt(
             self.model_kwargs["past_key_values"],
             self.input_ids,
-            self._visible(),
+            self._visible,
             self.model_kwargs,
             self.max_reach,
             self.width,
@@ -183,24 +220,19 @@ class Call:
         return Verifier(self._chooser(ability, device), transcript)
 
     def _decoder(
-        self,
-        prepared: Prepared,
-        backend: Backend,
-        memory: Memory,
-        device: Device,
-        verifier: Verifier,
+        self, prepared: Prepared, backend: Backend, memory: Memory, opening: _Opening
     ) -> Decoder:
         chains = prepared.ability.mode == "chain"
         config = self.config.changed(top_k=1, num_branches=0) if chains else self.config
         budget = self.budget(prepared, backend, len(self.input_ids))
         return Decoder(
             backend=backend,
-            verifier=verifier,
+            verifier=opening.verifier,
             rows=self.rows(memory, config, budget),
             config=config,
             stats=self.stats,
             budget=budget,
-            device=device,
+            device=opening.device,
             listeners=self.listeners,
         )
 
@@ -260,12 +292,9 @@ class Call:
 
     def rows(self, memory: Memory, config: SpecConfig, budget: Budget) -> list[Row]:
         """The rows as drafting sees them, behind a prompt that was read."""
-        visible = self._visible()
         rows = []
-        for index, tensor in enumerate(self.input_ids):
-            if visible is not None:
-                tensor = tensor[visible[index, -len(tensor) :]] if len(tensor) else tensor
-            ids, cursor = tensor.tolist(), None
+        for index, ids in enumerate(self._texts()):
+            cursor = None
             if self.draft_model is not None:
                 cursor = DraftModelCursor(self.draft_model.open(), ids, budget)
             rows.append(Row.open(index, ids, memory, config, self.predictions[index], cursor))

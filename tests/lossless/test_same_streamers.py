@@ -10,6 +10,8 @@ import torch
 from transformers import TextIteratorStreamer, TextStreamer
 from transformers.generation.streamers import BaseStreamer
 
+from selfspec import SelfSpec
+from selfspec.plugin.prompt import PromptTap
 from tests.fakes import attached_model, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import (
     GREEDY,
@@ -40,6 +42,21 @@ class Recorder(BaseStreamer):  # type: ignore[misc]
 
 def recording() -> dict[str, Any]:
     return {"streamer": Recorder()}
+
+
+def test_the_first_token_is_told_before_anything_is_learned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    streamer, known_by_then = Recorder(), []
+    teach = PromptTap.teach
+
+    def noted(tap: PromptTap, *args: Any) -> None:
+        known_by_then.append(len(streamer.told))
+        teach(tap, *args)
+
+    monkeypatch.setattr(PromptTap, "teach", noted)
+    run(attached_model(), prompt(), streamer=streamer, assistant=SelfSpec(), **GREEDY)
+    assert known_by_then == [2]  # The prompt and a token.
 
 
 @pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
