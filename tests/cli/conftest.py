@@ -1,5 +1,7 @@
 """A tiny random model in a folder, and a way to run commands."""
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,16 @@ from selfspec.cli.app import app
 from selfspec.cli.loading import Loaded
 from selfspec.cli.options import Sampling
 from selfspec.cli.writer import Writer
+
+
+@pytest.fixture(autouse=True)
+def log_as_before() -> Iterator[None]:
+    """Commands say what the library logs from then on; later tests look at its logger too."""
+    logger = logging.getLogger("selfspec")
+    handlers, level = logger.handlers[:], logger.level
+    yield
+    logger.handlers[:] = handlers
+    logger.setLevel(level)
 
 
 @pytest.fixture
