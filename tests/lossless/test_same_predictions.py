@@ -110,12 +110,12 @@ def test_one_prediction_serves_all_rows(shape: Any) -> None:
 
 
 def test_an_empty_prediction_is_none() -> None:
-    model, inputs = tiny_model(), prompt(2)
+    model, inputs = attached_model(), prompt(2)
     stock = run(model, inputs, **GREEDY)
     for empty in ([], [[], []], ""):
         spec = SelfSpec(**ALONE)
         options = {"assistant": spec, "tokenizer": tiny_tokenizer(), "prediction": empty}
-        assert_same_ids(run(attach(model), inputs, **options, **GREEDY).ids, stock.ids)
+        assert_same_ids(run(model, inputs, **options, **GREEDY).ids, stock.ids)
         assert spec.stats.nodes_per_step == 1
 
 
