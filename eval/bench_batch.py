@@ -31,11 +31,16 @@ from eval.benches.prompts import EVERY, load_questions
 from eval.errors import EvalError, exit_status
 from eval.methods.names import STOCK, rotated
 from eval.models.loading import load_model, load_tokenizer, quieten
-from eval.options import add_drafting, add_questions, described, drafting_knobs
+from eval.options import (
+    add_drafting,
+    add_questions,
+    add_required_model,
+    checked_knobs,
+    described,
+)
 from eval.report.tables import Table
 from eval.runs.environment import short_name, versions
 from eval.runs.many import DEFAULTS, WAYS, Answered, Many, answered
-from selfspec import SpecConfig
 
 __all__ = ["main"]
 
@@ -49,8 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    knobs = drafting_knobs(options)
-    SpecConfig.of(**knobs)  # A wrong knob is refused before anything starts.
+    knobs = checked_knobs(options)
     _check(options)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -157,10 +161,7 @@ def _told(
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = described("bench_batch", __doc__)
     add = parser.add_argument
-    add("--model", required=True, metavar="MODEL", help="folder or Hub id")
-    add("--dtype", default="float32", help="default: %(default)s")
-    add("--device", default="cpu", help="default: %(default)s")
-    add("--threads", type=int, metavar="N", help="of the CPU; default: torch's")
+    add_required_model(parser)
     add_questions(parser, "the first N of those that are left")
     parser.set_defaults(every=EVERY)
     add("--rows", type=int, default=8, metavar="N", help="of a batch; default: %(default)s")

@@ -18,8 +18,7 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
-from pathlib import Path
+from contextlib import AbstractContextManager, ExitStack
 from statistics import median
 from typing import Any
 
@@ -27,15 +26,19 @@ from eval.benches.prompts import EVERY, load_questions
 from eval.errors import EvalError, exit_status
 from eval.methods.names import rotated
 from eval.models.loading import load_tokenizer
-from eval.options import add_drafting, add_questions, described, drafting_knobs
+from eval.options import (
+    add_drafting,
+    add_questions,
+    add_required_model,
+    checked_knobs,
+    described,
+    drafting_knobs,
+)
 from eval.report.tables import Table
 from eval.runs.environment import short_name, versions
-from eval.runs.served import Reply, Served, arguments_of, serving
-from selfspec import SpecConfig
+from eval.runs.served import OURS, STOCK, Reply, Served, arguments_of, serving
 
 __all__ = ["main"]
-
-_STOCK, _OURS = "transformers serve", "selfspec serve"
 
 Replies = dict[str, list[Reply]]  # By server, in the order of the questions.
 
@@ -47,11 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    knobs = drafting_knobs(options)
-    SpecConfig.of(**knobs)  # A wrong knob is refused before anything starts.
+    knobs = checked_knobs(options)
     if options.max_new_tokens < 1:
         raise EvalError(f"--max-new-tokens must be >= 1 (got {options.max_new_tokens})")
-    questions = [each.turns[0] for each, _ in load_questions(options, _tokenizer(options))]
+    tokenizer = load_tokenizer(options.model)  # Too long questions are left out.
+    questions = [each.turns[0] for each, _ in load_questions(options, tokenizer)]
     # Otherwise a SIGTERM would leave the servers behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ExitStack() as stack:
@@ -62,18 +65,14 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _tokenizer(options: argparse.Namespace) -> Any:
-    """With it, questions that are too long are left out."""
-    return load_tokenizer(options.model)
-
-
-def _servers(options: argparse.Namespace, knobs: dict[str, Any]) -> list[Any]:
-    folder = Path(options.model).expanduser()
-    model = str(folder.resolve()) if folder.exists() else options.model
+def _servers(
+    options: argparse.Namespace, knobs: dict[str, Any]
+) -> list[AbstractContextManager[Served]]:
     shared = ["--device", options.device, "--dtype", options.dtype]
+    arguments = {STOCK: shared, OURS: [*shared, *arguments_of(knobs)]}
     return [
-        serving(_STOCK, model, shared, threads=options.threads),
-        serving(_OURS, model, [*shared, *arguments_of(knobs)], threads=options.threads),
+        serving(name, options.model, more, threads=options.threads)
+        for name, more in arguments.items()
     ]
 
 
@@ -101,13 +100,13 @@ def _figures(replies: Replies) -> dict[str, dict[str, float]]:
 
 
 def _num_same(replies: Replies) -> int:
-    pairs = zip(replies[_STOCK], replies[_OURS], strict=True)
+    pairs = zip(replies[STOCK], replies[OURS], strict=True)
     return sum(stock.text == ours.text for stock, ours in pairs)
 
 
 def _table(replies: Replies) -> Table:
-    figures, number = _figures(replies), len(replies[_STOCK])
-    base = figures[_STOCK]["all_s"]
+    figures, number = _figures(replies), len(replies[STOCK])
+    base = figures[STOCK]["all_s"]
     rows = [
         [name, *(f"{seconds:.2f}" for seconds in each.values()), f"{base / each['all_s']:.2f}"]
         for name, each in figures.items()
@@ -126,7 +125,7 @@ def _told(options: argparse.Namespace, replies: Replies) -> dict[str, Any]:
         "threads": options.threads,
         "knobs": drafting_knobs(options),
         "max_new_tokens": options.max_new_tokens,
-        "num_questions": len(replies[_STOCK]),
+        "num_questions": len(replies[STOCK]),
         "num_same": _num_same(replies),
         "figures": _figures(replies),
     }
@@ -135,10 +134,7 @@ def _told(options: argparse.Namespace, replies: Replies) -> dict[str, Any]:
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = described("bench_server", __doc__)
     add = parser.add_argument
-    add("--model", required=True, metavar="MODEL", help="folder or Hub id")
-    add("--dtype", default="float32", help="default: %(default)s")
-    add("--device", default="cpu", help="default: %(default)s")
-    add("--threads", type=int, metavar="N", help="of the CPU; default: torch's")
+    add_required_model(parser)
     add_questions(parser, "the first N of those that are left")
     parser.set_defaults(every=EVERY)
     add("--max-new-tokens", type=int, default=64, metavar="N", help="default: %(default)s")

@@ -34,10 +34,9 @@ from eval.methods.jobs import in_new_process
 from eval.methods.names import rotated
 from eval.methods.streamed_job import ACCELERATE, METHODS, SMALL, Job, Result
 from eval.models.loading import DTYPES, load_tokenizer
-from eval.options import add_drafting, add_questions, described, drafting_knobs
+from eval.options import add_drafting, add_questions, checked_knobs, described, drafting_knobs
 from eval.report.tables import Table
 from eval.runs.environment import short_name, versions
-from selfspec import SpecConfig
 from selfspec.machine.amounts import amount_in_bytes
 from selfspec.run.streamed.budget import text_bytes
 
@@ -60,8 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    knobs = drafting_knobs(options)
-    SpecConfig.of(**knobs)  # A wrong knob is refused before anything starts.
+    knobs = checked_knobs(options)
     unknown = set(options.methods or ()) - set(METHODS)
     if options.methods is None:
         options.methods = [name for name in METHODS if name != SMALL or options.draft_model]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from selfspec.errors import SelfSpecError
 
-__all__ = ["EvalError", "exit_status", "one_line"]
+__all__ = ["EvalError", "exit_status", "last_line", "one_line"]
 
 
 class EvalError(SelfSpecError, ValueError):
@@ -26,3 +26,8 @@ def exit_status(run: Callable[[], int]) -> int:
 def one_line(error: Exception) -> str:
     """An error for a row or a line of output."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def last_line(said: str) -> str:
+    """Why a process ended, by what it said: errors come last."""
+    return (said.strip().splitlines() or ["it said nothing"])[-1]

@@ -26,10 +26,9 @@ from eval.errors import EvalError, exit_status
 from eval.methods.jobs import in_new_process
 from eval.methods.one_call import Job, Result
 from eval.models.loading import load_tokenizer
-from eval.options import add_drafting, described, drafting_knobs
+from eval.options import add_drafting, checked_knobs, described, drafting_knobs
 from eval.report.tables import Table
 from eval.runs.environment import short_name, versions
-from selfspec import SpecConfig
 
 __all__ = ["main"]
 
@@ -51,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     if options.rounds < 1:
         raise EvalError(f"--rounds must be >= 1 (got {options.rounds})")
-    SpecConfig.of(**drafting_knobs(options))  # A wrong knob is refused before anything starts.
+    checked_knobs(options)
     prompter = Prompter(load_tokenizer(options.model))
     prompt_ids = prompter.prompt_ids(Question(0, "first call", (options.prompt,)), [])
     results: Results = {name: [] for name in _METHODS}

@@ -20,7 +20,9 @@ __all__ = [
     "add_methods",
     "add_model",
     "add_questions",
+    "add_required_model",
     "add_run_options",
+    "checked_knobs",
     "described",
     "drafting_knobs",
     "parsed_knobs",
@@ -92,6 +94,15 @@ def drafting_knobs(options: argparse.Namespace) -> dict[str, Any]:
     named = {"max_nodes": options.max_nodes, "budget": options.budget}
     given = {name: value for name, value in named.items() if value is not None}
     return {**given, **parsed_knobs(options.knob)}
+
+
+def checked_knobs(options: argparse.Namespace) -> dict[str, Any]:
+    """The same, and a wrong one is refused before anything starts."""
+    from selfspec.config import SpecConfig
+
+    knobs = drafting_knobs(options)
+    SpecConfig.of(**knobs)
+    return knobs
 
 
 def parsed_knobs(knobs: Sequence[str]) -> dict[str, Any]:
@@ -205,6 +216,15 @@ def add_model(group: Any) -> None:
     shape = "grow a small Llama to this shape first, such as 135m, or 135m:full: see eval.grow"
     add("--shape", help=shape)
     add("--device", default="auto", help="cpu, cuda, …; auto: a GPU if any; default: %(default)s")
+
+
+def add_required_model(group: Any) -> None:
+    """A model that has to be named, and how it is run."""
+    add = group.add_argument
+    add("--model", required=True, metavar="MODEL", help="folder or Hub id")
+    add("--dtype", default="float32", help="default: %(default)s")
+    add("--device", default="cpu", help="default: %(default)s")
+    add("--threads", type=int, metavar="N", help="of the CPU; default: torch's")
 
 
 def add_questions(group: Any, limit: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,9 +25,16 @@ from selfspec.stats import GenerationStats
 from selfspec.verify.logits import as_read, fits_at_once, top_k
 from selfspec.verify.verifier import BatchVerifier
 
-__all__ = ["Decoder", "first_tokens", "top_k_of"]
+__all__ = ["Decoder", "FirstTokens", "first_tokens", "top_k_of"]
 
 Listener = Callable[[StepRecord], None]
+
+
+class FirstTokens(NamedTuple):
+    """What the prompt's forward committed to each row."""
+
+    records: list[StepRecord]
+    logits: torch.Tensor  # (B, 1, V): those that the tokens were chosen from
 
 
 @dataclass
@@ -42,14 +50,14 @@ class Decoder:
     device: Device = field(default_factory=CpuDevice)
     listeners: Sequence[Listener] = ()
 
-    def start(self, records: list[StepRecord], prompt_logits: torch.Tensor) -> None:
-        """Learns from the `first_tokens`, and from the logits (B, V) that they come from."""
-        self._start(self.rows, records, prompt_logits)
+    def start(self, first: FirstTokens) -> None:
+        """Learns from the first token of each row."""
+        self._start(self.rows, first)
 
-    def add(self, row: Row, record: StepRecord, prompt_logits: torch.Tensor) -> None:
+    def add(self, row: Row, first: FirstTokens) -> None:
         """Starts one more row, which has its first token; the backend must have it already."""
         self.rows.append(row)
-        self._start([row], [record], prompt_logits)
+        self._start([row], first)
 
     def run(self) -> None:
         """Steps until every row has stopped."""
@@ -95,11 +103,10 @@ class Decoder:
         self.backend.keep_rows(live)
         return left
 
-    def _start(
-        self, rows: list[Row], records: list[StepRecord], prompt_logits: torch.Tensor
-    ) -> None:
+    def _start(self, rows: list[Row], first: FirstTokens) -> None:
         self._lap = perf_counter()
-        tops = self._fetch_tops(_of_roots(prompt_logits), rows[0].memory)
+        records = first.records
+        tops = self._fetch_tops(first.logits, rows[0].memory)
         self.stats.num_new_tokens += len(records)
         self.stats.num_prompt_tokens_out += len(records)
         self.device.join()
@@ -203,20 +210,18 @@ def first_tokens(
     rows: Sequence[int],
     last_tokens: Sequence[int],
     prompt_logits: torch.Tensor,
-) -> list[StepRecord]:
-    """What the prompt's forward commits to each row, from its last logits (B, V).
+) -> FirstTokens:
+    """Commits what the prompt's forward yields to each row, by its last logits (B, V).
 
     This needs neither tables nor slots for drafts, so that a streamer has the first token before
     any of them is made. `last_tokens` are the ends of the prompts.
     """
-    verifier.read(_of_roots(prompt_logits))
-    return verifier.verify(rows, [DraftTree.of_root(token) for token in last_tokens])
-
-
-def _of_roots(prompt_logits: torch.Tensor) -> torch.Tensor:
-    """(B, 1, V): as those of trees that are roots alone."""
     logits = prompt_logits[:, None]
-    return as_read(logits) if fits_at_once(logits) else logits
+    if fits_at_once(logits):
+        logits = as_read(logits)
+    verifier.read(logits)
+    trees = [DraftTree.of_root(token) for token in last_tokens]
+    return FirstTokens(verifier.verify(rows, trees), logits)
 
 
 def top_k_of(logits: torch.Tensor, k: int) -> TopK:

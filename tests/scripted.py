@@ -237,7 +237,6 @@ class Run:
         )
         logits = self.backend.prompt_logits()
         last_tokens = [row.last_token for row in decoder.rows]
-        records = first_tokens(decoder.verifier, range(len(last_tokens)), last_tokens, logits)
-        decoder.start(records, logits)
+        decoder.start(first_tokens(decoder.verifier, range(len(last_tokens)), last_tokens, logits))
         decoder.run()
         return self.transcript.sequences().tolist()

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from eval.errors import EvalError
+from eval.errors import EvalError, last_line
 
 __all__ = ["in_new_process"]
 
@@ -30,7 +30,6 @@ def in_new_process(
         check=False,
     )
     if process.returncode:
-        lines = process.stderr.strip().splitlines() or ["it said nothing"]
-        raise EvalError(f"{what}: {lines[-1]}")
+        raise EvalError(f"{what}: {last_line(process.stderr)}")
     values: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
     return values

@@ -16,15 +16,17 @@ from contextlib import contextmanager
 from time import perf_counter, sleep
 from typing import IO, Any, NamedTuple
 
-from eval.errors import EvalError
+from eval.errors import EvalError, last_line
 
-__all__ = ["Reply", "Served", "arguments_of", "serving"]
+__all__ = ["OURS", "STOCK", "Reply", "Served", "arguments_of", "serving"]
+
+STOCK, OURS = "transformers serve", "selfspec serve"
 
 _HOST = "127.0.0.1"
 _PATIENCE = 10  # Seconds that a server has to end by itself.
 _PROGRAMS = {
-    "transformers serve": [sys.executable, "-m", "transformers.cli.transformers", "serve"],
-    "selfspec serve": [sys.executable, "-m", "selfspec.cli", "serve"],
+    STOCK: [sys.executable, "-m", "transformers.cli.transformers", "serve"],
+    OURS: [sys.executable, "-m", "selfspec.cli", "serve"],
 }
 
 
@@ -118,8 +120,7 @@ def _wait(name: str, process: subprocess.Popen[bytes], port: int, said: IO[str])
         except OSError:
             sleep(0.1)
     said.seek(0)
-    lines = said.read().strip().splitlines() or ["it said nothing"]
-    raise EvalError(f"{name!r} did not start: {lines[-1]}")
+    raise EvalError(f"{name!r} did not start: {last_line(said.read())}")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -153,9 +153,9 @@ class Session:
         positions = call.model_kwargs["position_ids"][..., -1:]
         backend.add_row(call.model_kwargs["past_key_values"], positions, ticket.need)
         decoder.stats = call.stats
-        (record,) = first_tokens(self._verifiers, [row.index], [row.last_token], read.logits)
+        first = first_tokens(self._verifiers, [row.index], [row.last_token], read.logits)
         with prepared.decoding():
-            decoder.add(row, record, read.logits)
+            decoder.add(row, first)
 
     def _new_decoder(self, ticket: Ticket, prepared: Prepared, backend: RowsBackend) -> Decoder:
         call = ticket.call

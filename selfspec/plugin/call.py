@@ -17,12 +17,11 @@ from selfspec.draft.memory import Memory
 from selfspec.draft.row import Row
 from selfspec.draft.sources.draft_model import DraftModelCursor
 from selfspec.draft.sources.prediction import Prediction
-from selfspec.engine import Decoder, first_tokens
+from selfspec.engine import Decoder, FirstTokens, first_tokens
 from selfspec.errors import UnsupportedError
 from selfspec.machine.device import Device, device_for
 from selfspec.plugin.prompt import PromptTap
 from selfspec.plugin.rules import for_rows, has_eos_rule, in_two, looks_at_rows, row_stops
-from selfspec.records import StepRecord
 from selfspec.run.backend import Backend
 from selfspec.run.draft_model import DraftModel
 from selfspec.run.prepared import Prepared, Prompt
@@ -58,8 +57,7 @@ class _Opening(NamedTuple):
 
     verifier: Verifier
     device: Device
-    records: list[StepRecord]
-    logits: torch.Tensor  # (B, V): those that the tokens were chosen from
+    first: FirstTokens
 
 
 @dataclass
@@ -130,7 +128,7 @@ class Call:
         backend = prepared.backend(self._prompt())
         try:
             decoder = self._decoder(prepared, backend, memory, opening)
-            decoder.start(opening.records, opening.logits)
+            decoder.start(opening.first)
             decoder.run()
         finally:
             self.stats.forward = backend.kind
@@ -173,10 +171,11 @@ class Call:
         """Chooses the tokens behind the prompt; a streamer gets them here."""
         device = device_for(logits.device, overlap=self.config.overlap)
         verifier = self.verifier(ability, device)
-        last_tokens = [ids[-1] if ids else 0 for ids in self._texts()]
-        records = first_tokens(verifier, range(len(last_tokens)), last_tokens, logits)
-        return _Opening(verifier, device, records, logits)
+        last_tokens = [ids[-1] if ids else 0 for ids in self._texts]
+        first = first_tokens(verifier, range(len(last_tokens)), last_tokens, logits)
+        return _Opening(verifier, device, first)
 
+    @cached_property
     def _texts(self) -> list[list[int]]:
         """The prompt of each row, without padding."""
         visible = self._visible
@@ -293,7 +292,7 @@ class Call:
     def rows(self, memory: Memory, config: SpecConfig, budget: Budget) -> list[Row]:
         """The rows as drafting sees them, behind a prompt that was read."""
         rows = []
-        for index, ids in enumerate(self._texts()):
+        for index, ids in enumerate(self._texts):
             cursor = None
             if self.draft_model is not None:
                 cursor = DraftModelCursor(self.draft_model.open(), ids, budget)

@@ -121,7 +121,6 @@ def test_wrong_outputs(fails, plain_folder, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.long
 def test_a_reader_that_leaves_is_not_an_error(plain_folder):
     command = [sys.executable, "-m", "selfspec.cli", "generate", "--model", plain_folder]
     process = subprocess.Popen(

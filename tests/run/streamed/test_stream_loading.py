@@ -233,7 +233,6 @@ def test_nothing_is_left_behind(folder):
 
 
 @pytest.mark.long
-@pytest.mark.long
 def test_a_process_ends_in_the_midst_of_reading(folder):
     code = (
         "import selfspec, sys\n"
@@ -261,7 +260,6 @@ def test_weights_read_as_nan_between_forwards(folder):
     assert not model.lm_head.weight.isnan().any()
 
 
-@pytest.mark.long
 @pytest.mark.long
 def test_memory_stays_within_the_budget(tmp_path):
     """Buffers and what is resident, counted as the process holds them."""
