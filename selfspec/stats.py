@@ -33,7 +33,8 @@ class GenerationStats:
         drafted_by_source: Drafted tokens by source. One that two sources name counts for both.
         accepted_by_source: Those of them that were accepted.
         seconds: Time by stage.
-        disabled_reason: Why drafting was off, or not as asked, in the last such call.
+        num_disabled_calls: Calls in which drafting was off, or not as asked.
+        disabled_reason: Why it was, in the last such call.
         forward: How the last call ran the model over drafts: ``"eager"`` (as stock does),
             ``"packed"``, ``"graph"`` or ``"streamed"`` (as stock does, while weights are read).
         eager_reason: Why that is not as it was asked for.
@@ -52,6 +53,7 @@ class GenerationStats:
     drafted_by_source: Counter[str] = field(default_factory=Counter)
     accepted_by_source: Counter[str] = field(default_factory=Counter)
     seconds: Counter[str] = field(default_factory=Counter)
+    num_disabled_calls: int = 0
     disabled_reason: str | None = field(default=None, metadata=_LATEST)
     forward: str = field(default="", metadata=_LATEST)
     eager_reason: str | None = field(default=None, metadata=_LATEST)
@@ -81,6 +83,11 @@ class GenerationStats:
         """Share of the decoding time that is not the forward."""
         decoding = sum(v for k, v in self.seconds.items() if k not in ONCE_A_CALL)
         return 1 - self.seconds["forward"] / decoding if decoding else 0.0
+
+    def disable(self, reason: str | None) -> None:
+        """Notes why the drafts of this call are off, or not as asked; None: they are as asked."""
+        self.disabled_reason = reason
+        self.num_disabled_calls = int(reason is not None)
 
     def count_step(self, record: StepRecord) -> None:
         """Adds one verified tree of one row."""
@@ -118,7 +125,7 @@ class GenerationStats:
         if self.num_draft_forwards:
             lines.append(f"  {self.num_draft_forwards} forwards of the draft model")
         if self.disabled_reason:
-            lines.append(f"not drafted as asked: {self.disabled_reason}")
+            lines.append(f"{self._which_calls}not drafted as asked: {self.disabled_reason}")
         if self.forward not in ("", "eager") or self.eager_reason:
             reason = f": {self.eager_reason}" if self.eager_reason else ""
             copies = f", {self.packed_bytes / 1e6:.0f} MB of copies" if self.packed_bytes else ""
@@ -130,6 +137,13 @@ class GenerationStats:
         total = sum(self.seconds.values())
         stages = ", ".join(f"{k} {v:.3f}" for k, v in self.seconds.items())
         return "\n".join([*lines, f"  {total:.3f} s: {stages}"] if total else lines)
+
+    @property
+    def _which_calls(self) -> str:
+        """How many calls were not drafted as asked, where there are others beside them."""
+        if self.num_disabled_calls in (0, self.num_calls):
+            return ""
+        return f"{self.num_disabled_calls} of {self.num_calls} calls "
 
     def _histogram_lines(self) -> list[str]:
         steps = sum(self.accepted_lengths.values())

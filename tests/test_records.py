@@ -159,6 +159,14 @@ def test_the_newer_reason_wins():
     assert (old + GenerationStats()).disabled_reason == "old"
 
 
+def test_it_says_how_many_calls_were_not_drafted():
+    plain = GenerationStats(num_calls=1)
+    plain.disable("no cache")
+    total = GenerationStats(num_calls=99) + plain + GenerationStats(num_calls=1)
+    assert "1 of 101 calls not drafted as asked: no cache" in str(total)
+    assert "\nnot drafted as asked: no cache" in str(plain)
+
+
 def test_tables_are_not_summed():
     small, large = GenerationStats(table_bytes=3), GenerationStats(table_bytes=5)
     assert (small + large).table_bytes == 5

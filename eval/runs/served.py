@@ -85,7 +85,7 @@ def serving(
     try:
         from openai import OpenAI
     except ImportError as error:
-        raise EvalError(f"{name!r} needs more packages: pip install 'selfspec[serve]'") from error
+        raise EvalError(f"{name!r} needs more packages: pip install openai fastapi") from error
     port = _free_port()
     listen = ["--host", _HOST, "--port", str(port)]
     own = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}

@@ -181,7 +181,9 @@ def generate(
         spec = writer.new_spec(config)
         write_continuation(writer, spec, text, output=output, full=full, prediction=expected)
     if stats:
-        typer.echo(spec.stats, err=True)
+        # A text that goes to stdout may end in the middle of the line.
+        start = "\n" if output is None and not sys.stdout.isatty() else ""
+        typer.echo(f"{start}{spec.stats}", err=True)
 
 
 @app.command()

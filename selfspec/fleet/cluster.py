@@ -35,7 +35,7 @@ def imported() -> Any:
         import ray
         import ray.exceptions
     except ImportError as error:
-        raise FleetError("--ray needs the package ray: pip install 'selfspec[ray]'") from error
+        raise FleetError("--ray needs the package ray: pip install ray") from error
     return ray
 
 
