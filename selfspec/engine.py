@@ -49,6 +49,7 @@ class Decoder:
     budget: Budget = field(default_factory=FixedBudget)
     device: Device = field(default_factory=CpuDevice)
     listeners: Sequence[Listener] = ()
+    before_step: Callable[[int], None] | None = None  # Told the rows; may change how they are run.
 
     def start(self, first: FirstTokens) -> None:
         """Learns from the first token of each row."""
@@ -68,6 +69,9 @@ class Decoder:
     def step(self) -> list[StepRecord]:
         """One forward and all that belongs to it; returns what came of each row."""
         self._lap = perf_counter()
+        if self.before_step is not None:
+            self.before_step(len(self.rows))
+            self._time("prepare")
         trees, queries = self._draft()
         self._time("draft")
         layout = self.backend.lay_out(queries)
