@@ -68,10 +68,11 @@ class Decoder:
 
     def step(self) -> list[StepRecord]:
         """One forward and all that belongs to it; returns what came of each row."""
-        self._lap = perf_counter()
+        start = self._lap = perf_counter()
         if self.before_step is not None:
             self.before_step(len(self.rows))
             self._time("prepare")
+            start = self._lap
         trees, queries = self._draft()
         self._time("draft")
         layout = self.backend.lay_out(queries)
@@ -88,6 +89,7 @@ class Decoder:
         for record in records:
             self.stats.count_step(record)
         self._time("learn")
+        self.stats.count_time(width, len(records), self._lap - start)
         self._tell(records)
         return records
 

@@ -181,8 +181,7 @@ class Session:
         for record in records:
             stats = self._running[record.row].call.stats
             stats.count_step(record)
-            for stage, seconds in of_step.seconds.items():
-                stats.seconds[stage] += seconds / len(records)  # type: ignore[assignment]
+            stats.add_share(of_step, len(records))
 
     def _answers(self, prepared: Prepared) -> list[Answer]:
         """The answers of the rows that have ended, which leave the batch."""
