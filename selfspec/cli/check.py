@@ -137,11 +137,9 @@ def _measured(
 
     with loaded(loading, sampling, 1, cache) as writer:
         from selfspec.cli.check_measuring import measure_model
-        from selfspec.cli.profile import check_context
 
         limit = writer.max_positions
         context = context if limit is None else min(context, limit // 2)
-        check_context(context, writer.model)
         with working("Measuring") as say:
             found = measure_model(
                 writer, questions, config, seconds=seconds, context=context, say=say

@@ -9,11 +9,11 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from selfspec.cli.check_prompts import Question
+from selfspec.cli.errors import CliError
 from selfspec.cli.prompts_file import encoded_prompts
 from selfspec.cli.timing import warm_up
 from selfspec.cli.writer import Writer
 from selfspec.config import SpecConfig
-from selfspec.errors import UnsupportedError
 from selfspec.records import StepRecord
 from selfspec.stats import GenerationStats
 
@@ -62,7 +62,7 @@ class Measured:
 
     dtype: str
     about: dict[str, Any]  # what the curve depends on
-    curve: CostCurve | None  # None: there are no trees for this model
+    curve: CostCurve | None  # None: this model can't verify trees
     threads: dict[int, float]  # seconds of a plain step by the number of threads
     kinds: list[str] = field(default_factory=list)
     plain: list[Answered] = field(default_factory=list)  # of two runs the faster one
@@ -114,28 +114,42 @@ def measure_model(
     """Takes about that many seconds, and longer where single steps take long."""
     end = perf_counter() + seconds
     say(f"{writer.dtype}: what a step costs by its width")
-    about, curve = _curve(writer.model, config, context, _CURVE_SHARE * seconds)
+    spec = writer.new_spec(config)
+    about: dict[str, Any] = {}
+    curve = None
+    if spec.ability(writer.model).attention is not None:
+        about, curve = _curve(writer.model, config, context, _CURVE_SHARE * seconds)
     threads = _threads(writer.model)
     found = Measured(writer.dtype, about, curve, threads)
-    ids = encoded_prompts(
-        [question.prompt for question in questions],
-        writer.tokenizer,
-        writer.max_positions,
-        _LEAST_TOKENS,
-    )
-    spec = writer.new_spec(config)
+    asked = _fitting(writer, questions)
     say(f"{writer.dtype}: warming up")
-    warm_up(writer, ids[0], config)
-    spec.ability(writer.model)
+    warm_up(writer, asked[0][1], config)
     step = min(threads.values())
-    for index, (question, prompt) in enumerate(zip(questions, ids, strict=True)):
-        left = max(end - perf_counter(), 0.0) / (len(questions) - index)
+    for index, (question, prompt) in enumerate(asked):
+        left = max(end - perf_counter(), 0.0) / (len(asked) - index)
         room = _MOST_TOKENS if writer.max_positions is None else writer.max_positions - len(prompt)
         num_new = min(max(int(left / (3 * step)), _LEAST_TOKENS), _MOST_TOKENS, room)
         say(f"{writer.dtype}: {question.kind}, {num_new} tokens, plain and with drafts")
         _ask(found, writer, spec, question, prompt, num_new)
         found.entropies.append(_entropy(writer.model, prompt, found.plain[-1].new_ids))
     found.stats = spec.total_stats
+    return found
+
+
+def _fitting(writer: Writer, questions: Sequence[Question]) -> list[tuple[Question, list[int]]]:
+    """The questions with their ids. Those that leave no room for an answer are left out."""
+    limit = writer.max_positions
+    ids = encoded_prompts([each.prompt for each in questions], writer.tokenizer)
+    found = [
+        (question, prompt)
+        for question, prompt in zip(questions, ids, strict=True)
+        if limit is None or len(prompt) + _LEAST_TOKENS <= limit
+    ]
+    if not found:
+        raise CliError(
+            f"a prompt must leave room for {_LEAST_TOKENS} tokens in the model's {limit} positions "
+            f"(got {min(map(len, ids))} tokens in the shortest one); give shorter ones"
+        )
     return found
 
 
@@ -197,16 +211,11 @@ class _Watch:
 
 def _curve(
     model: Any, config: SpecConfig, context: int, max_seconds: float
-) -> tuple[dict[str, Any], CostCurve | None]:
+) -> tuple[dict[str, Any], CostCurve]:
     from selfspec.run.prepared import profile
 
-    try:
-        about, curve = profile(
-            model, config, num_columns=context, num_rows=1, max_seconds=max_seconds
-        )
-    except UnsupportedError as error:
-        return {"no curve": str(error)}, None
-    return dict(about), curve
+    about, curve = profile(model, config, num_columns=context, num_rows=1, max_seconds=max_seconds)
+    return {**about, "context": context}, curve
 
 
 def _threads(model: Any) -> dict[int, float]:

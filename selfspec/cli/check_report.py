@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from selfspec.cli.check_measuring import Answered, Measured
+from selfspec.cli.curve_plot import curve_plot
 from selfspec.cli.errors import CliError
-from selfspec.cli.profile import curve_plot
 
 __all__ = ["print_report", "python_lines", "verdict", "write_json"]
 

@@ -29,22 +29,11 @@ def read_prompts(path: Path, option: str) -> list[Any]:
     return prompts
 
 
-def encoded_prompts(
-    prompts: Sequence[Any], tokenizer: Any, limit: int | None, max_new_tokens: int
-) -> list[list[int]]:
-    """The ids of all prompts; refuses one that leaves no room for its answer."""
+def encoded_prompts(prompts: Sequence[Any], tokenizer: Any) -> list[list[int]]:
+    """The ids of all prompts."""
     from selfspec.batch.prompts import encoded
 
-    all_ids = []
-    for number, prompt in enumerate(prompts, start=1):
-        ids = encoded(_as_asked(prompt, tokenizer), tokenizer)
-        if limit is not None and len(ids) + max_new_tokens > limit:
-            raise CliError(
-                f"a prompt and --max-new-tokens must fit into the model's {limit} positions (got "
-                f"{len(ids)} + {max_new_tokens} for prompt {number}); shorten one of them"
-            )
-        all_ids.append(ids)
-    return all_ids
+    return [encoded(_as_asked(prompt, tokenizer), tokenizer) for prompt in prompts]
 
 
 def _as_asked(prompt: Any, tokenizer: Any) -> Any:

@@ -87,8 +87,8 @@ def tune(
     check_output(report, "--report")
     prompts = read_prompts(data, "--data")
     with _opened(loading, out) as (loaded, contents):
-        limit = max_positions(loaded.model)
-        ids = encoded_prompts(prompts, loaded.tokenizer, limit, max_new_tokens)
+        ids = encoded_prompts(prompts, loaded.tokenizer)
+        _check_lengths(ids, max_positions(loaded.model), max_new_tokens)
         curve = _measured_costs(loaded.model, ids, max_new_tokens)
         grown, shaped, fits = _counted(loaded.model, ids, contents, curve, max_new_tokens)
     from selfspec.fitting import best_fit
@@ -135,6 +135,16 @@ def _loaded(stack: ExitStack, loading: RunOptions, out: Path) -> tuple[Loaded, C
         check_tokenizer("--out", contents.tokenizer, tokenizer_info(tokenizer))
     model = load_model(loading, tokenizer)
     return model, contents
+
+
+def _check_lengths(ids: Sequence[Sequence[int]], limit: int | None, max_new_tokens: int) -> None:
+    """Refuses a prompt that leaves no room for its answer."""
+    for number, prompt in enumerate(ids, start=1):
+        if limit is not None and len(prompt) + max_new_tokens > limit:
+            raise CliError(
+                f"a prompt and --max-new-tokens must fit into the model's {limit} positions (got "
+                f"{len(prompt)} + {max_new_tokens} for prompt {number}); shorten one of them"
+            )
 
 
 def _measured_costs(model: Any, ids: Sequence[Sequence[int]], max_new_tokens: int) -> CostCurve:
