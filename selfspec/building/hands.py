@@ -13,7 +13,7 @@ from selfspec.building.grams import GramCounter
 from selfspec.building.recipe import Recipe
 from selfspec.building.shards import CountedShard
 from selfspec.building.tokens import Encoder, encode_all
-from selfspec.building.warmup import Window, predictions
+from selfspec.building.warmup import Reader, Window
 from selfspec.config import SpecConfig
 from selfspec.records import TopK
 from selfspec.store import tokenizer_info
@@ -63,8 +63,8 @@ class Hands:
 
     def read(self, windows: list[Window]) -> list[TopK]:
         """What the model predicts after each token of each window."""
-        return predictions(self._model, windows, SpecConfig().top_k)
+        return self._reader.read(windows)
 
     @cached_property
-    def _model(self) -> Any:
-        return self._load_model().eval()
+    def _reader(self) -> Reader:
+        return Reader(self._load_model().eval(), SpecConfig().top_k)

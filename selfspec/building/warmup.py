@@ -21,8 +21,9 @@ from selfspec.building.work_folder import WorkFolder
 from selfspec.engine import top_k_of
 from selfspec.plugin.spec import SelfSpec
 from selfspec.records import TopK
+from selfspec.run.packed import PackedWeights, Packing
 
-__all__ = ["Warmup", "Window", "predictions"]
+__all__ = ["Reader", "Warmup", "Window"]
 
 STAGE = "warmup"
 _MAX_LOGITS = 1 << 28  # Elements of one forward's output, to bound its memory.
@@ -56,6 +57,7 @@ class Warmup:
         self._window = min(recipe.window, max_positions(model) or recipe.window)
         self._vocab_size = vocab_size(model)
         self._rows = max(1, min(recipe.batch, _MAX_LOGITS // (self._vocab_size * self._window)))
+        self._reader = Reader(model, min(spec.config.top_k, self._vocab_size))
         self._learned = Learned(work.part(STAGE), spec, self._vocab_size)
         known = work.progress.get(STAGE, {})
         self.documents: int = known.get("documents", 0)  # Those that were read to their end.
@@ -113,7 +115,7 @@ class Warmup:
             yield batch, self._read(batch)
 
     def _read(self, batch: list[Window]) -> list[TopK]:
-        return predictions(self._model, batch, self._learned.memory.top_k)
+        return self._reader.read(batch)
 
     def _learn(self, batch: list[Window], tops: list[TopK]) -> int:
         """Shows the sources what was predicted; returns the number of tokens."""
@@ -140,6 +142,24 @@ class Warmup:
         self._learned.keep_only(self._forwards)
         self._learned.restore(self._forwards)
         self._saved_at = perf_counter()
+
+
+class Reader:
+    """Runs a model over texts, from packed weights where these are faster.
+
+    Whether they are is settled before the first forward, so that no later one rounds differently.
+    """
+
+    def __init__(self, model: Any, top_k: int) -> None:
+        self._model = model
+        self._top_k = top_k
+        self._packing = Packing(PackedWeights.of(model), model)
+
+    def read(self, windows: Sequence[Window]) -> list[TopK]:
+        """What the model predicts after each token of each window, by one forward."""
+        self._packing.pack()
+        with self._packing.in_use():
+            return predictions(self._model, windows, self._top_k)
 
 
 @torch.inference_mode()
