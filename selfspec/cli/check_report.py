@@ -49,7 +49,7 @@ def verdict(found: Sequence[Measured]) -> str:
     if best.speed_up >= _GAIN:
         low, high = min(best.speed_ups), max(best.speed_ups)
         return (
-            f"{best.speed_up:.2f}x faster with drafts, in {best.dtype} (single prompts: "
+            f"{best.speed_up:.2f}x faster with selfspec, in {best.dtype} (single prompts: "
             f"{low:.2f}x to {high:.2f}x)."
         )
     most = max(best.speed_ups)
@@ -116,7 +116,7 @@ def _rates(found: Sequence[Measured]) -> Table:
         per_step = f"{each.stats.tokens_per_step:.2f}"
         table.add_row(f"{each.dtype}, plain", *_rate_cells(each.plain), "1.00", "")
         cells = (*_rate_cells(each.drafted), per_step, f"{each.speed_up:.2f}x")
-        table.add_row(f"{each.dtype}, with drafts", *cells)
+        table.add_row(f"{each.dtype}, selfspec", *cells)
     return table
 
 
@@ -157,7 +157,8 @@ def _remarks(best: Measured) -> list[str]:
     if best.stats.packed_bytes:
         size = best.stats.packed_bytes / 1e6
         lines.append(
-            f"Weights were packed for faster steps, which takes {size:.0f} MB more memory."
+            f"Part of the gain comes from packed weights, which take {size:.0f} MB of memory more, "
+            "and not from drafts."
         )
     if best.dtype == "float32":
         lines.append("In float32 the text is that of plain generate().")

@@ -34,10 +34,10 @@ def test_it_measures_both_precisions_and_says_what_to_use(run, chat_folder, prom
     result = run("check", chat_folder, "--prompts", prompts, "--seconds", "1", "--output", out)
     assert result.exit_code == 0, result.stderr
     said = result.stdout
-    for words in ("bfloat16, plain", "float32, with drafts", "prompt 1", "prompt 2", "Cost of a"):
+    for words in ("bfloat16, plain", "float32, selfspec", "prompt 1", "prompt 2", "Cost of a"):
         assert words in said
     assert f'from_pretrained("{chat_folder}", dtype="' in said
-    assert "faster with drafts, in " in said or "No gain here (" in said
+    assert "faster with selfspec, in " in said or "No gain here (" in said
     found = json.loads(out.read_text())
     assert [each["dtype"] for each in found["precisions"]] == ["bfloat16", "float32"]
     for each in found["precisions"]:
@@ -81,7 +81,7 @@ def measured(speed_up: float, tokens_per_step: float = 1.5, **more) -> Measured:
 
 def test_a_gain_is_told_with_the_lines_that_bring_it():
     found = [measured(1.8), measured(1.2, dtype="bfloat16", threads={1: 0.01, 2: 0.02})]
-    assert verdict(found[:1]).startswith("1.80x faster with drafts, in float32 (single prompts: ")
+    assert verdict(found[:1]).startswith("1.80x faster with selfspec, in float32 (single prompts: ")
     assert python_lines("me/model", found[1:]) == [
         "torch.set_num_threads(1); "
         'model = AutoModelForCausalLM.from_pretrained("me/model", dtype="bfloat16")',

@@ -67,9 +67,9 @@ def test_its_own_snippets_are_the_default(demo):
 
 def test_it_ends_with_the_command_for_another_model(run, demo):
     assert "'selfspec check' measures several" in demo(*TWO).stdout
-    said = run("demo", *FEW, "--rounds", "1").stdout
-    assert "sampling at temperature 0.5, seed 1" in said.replace("\n", " ")
-    assert said.replace("\n", " ").endswith("with 'selfspec check your/model'. ")
+    said = " ".join(run("demo", *FEW, "--rounds", "1").stdout.split())
+    assert "sampling at temperature 0.5, seed 1" in said
+    assert said.endswith("measure yours in a minute with 'selfspec check your/model'.")
 
 
 def test_the_tree(demo):
