@@ -12,6 +12,8 @@ from selfspec.cli.check_measuring import Answered, Measured
 from selfspec.cli.check_report import python_lines, verdict
 from selfspec.cost import CostCurve
 from selfspec.stats import GenerationStats
+from tests.fakes import new_model
+from tests.tiny import make_tokenizer
 
 CURVE = CostCurve({1: 0.02, 4: 0.022, 64: 0.05})
 
@@ -53,6 +55,17 @@ def test_its_own_prompts_and_one_precision(run, chat_folder):
     assert "edit, with prediction=" in result.stdout
     assert "summary" not in result.stdout  # It leaves no room in the 512 positions of this model.
     assert "bfloat16" not in result.stdout
+
+
+def test_a_model_without_trees_has_no_picture(run, prompts, tmp_path):
+    folder = tmp_path / "recurrent"
+    new_model("mamba", vocab_size=512).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    result = run("check", folder, "--prompts", prompts, "--seconds", "1", "--dtype", "float32")
+    assert result.exit_code == 0, result.stderr
+    assert "No gain here (" in result.stdout
+    assert "because the model is not drafted for: " in result.stdout
+    assert "Cost of a step" not in result.stdout
 
 
 def test_what_does_not_fit_is_left_out_or_refused(run, fails, chat_folder, prompts, monkeypatch):

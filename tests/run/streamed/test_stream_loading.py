@@ -19,7 +19,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig
 
-from selfspec import ConfigError, UnsupportedError, WeightsError, load_streamed
+from selfspec import (
+    ConfigError,
+    SelfSpec,
+    UnsupportedError,
+    WeightsError,
+    attach,
+    detach,
+    load_streamed,
+)
 from selfspec.run.streamed import is_streamed
 from selfspec.run.streamed.stream import _stream_of
 from tests.fakes import prompt
@@ -291,3 +299,17 @@ def test_on_a_gpu(folder):
         for _ in range(3):
             got = model.generate(**inputs, max_new_tokens=40, do_sample=False)
             assert torch.equal(got.cpu(), stock)
+
+
+def test_detach_lets_go_of_a_model_at_once(folder):
+    """An attached model refers to itself, and would wait for the garbage collector."""
+    model = attach(load_tightly(folder))
+    run(model, prompt(), assistant=SelfSpec(), **GREEDY)
+    gc.collect()
+    gc.disable()
+    try:
+        gone = weakref.ref(detach(model))
+        del model
+        assert gone() is None
+    finally:
+        gc.enable()
