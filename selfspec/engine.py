@@ -49,6 +49,7 @@ class Decoder:
     budget: Budget = field(default_factory=FixedBudget)
     device: Device = field(default_factory=CpuDevice)
     listeners: Sequence[Listener] = ()
+    clock: Callable[[], float] = perf_counter
 
     def start(self, first: FirstTokens) -> None:
         """Learns from the first token of each row."""
@@ -67,7 +68,7 @@ class Decoder:
 
     def step(self) -> list[StepRecord]:
         """One forward and all that belongs to it; returns what came of each row."""
-        self._lap = perf_counter()
+        self._lap = self.clock()
         trees, queries = self._draft()
         self._time("draft")
         layout = self.backend.lay_out(queries)
@@ -104,7 +105,7 @@ class Decoder:
         return left
 
     def _start(self, rows: list[Row], first: FirstTokens) -> None:
-        self._lap = perf_counter()
+        self._lap = self.clock()
         records = first.records
         tops = self._fetch_tops(first.logits, rows[0].memory)
         self.stats.num_new_tokens += len(records)
@@ -198,7 +199,7 @@ class Decoder:
 
     def _time(self, stage: str) -> float:
         """Adds the time since the last stage to this one, and returns it."""
-        now = perf_counter()
+        now = self.clock()
         seconds = now - self._lap
         self.stats.seconds[stage] += seconds  # type: ignore[assignment]
         self._lap = now
