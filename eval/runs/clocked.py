@@ -81,8 +81,6 @@ class _Backend:
         self.trees: Sequence[Any] = ()
 
     def max_width(self, max_nodes: int) -> int:
-        if max_nodes > 1:
-            self._machine.look()
         return max_nodes
 
     def lay_out(self, trees: Sequence[Any]) -> int:
@@ -147,9 +145,15 @@ class _Fetched:
 
 @dataclass(kw_only=True)
 class _Replay(Decoder):
-    """The engine, for which the recorded tables stand in for those of the logits."""
+    """The engine: looking takes time, and recorded tables stand in for those of the logits."""
 
     text: RecordedText
+    machine: Machine
+
+    def _grow(self, row: Row, max_nodes: int, pays: Any) -> DraftTree:
+        if max_nodes > 1:
+            self.machine.look()
+        return super()._grow(row, max_nodes, pays)
 
     def _fetch_tops(self, logits: torch.Tensor, memory: Memory) -> Any:
         num_before = self.stats.num_new_tokens
@@ -184,6 +188,7 @@ def answered(
         budget=new_budget(),
         clock=lambda: machine.now,
         text=text,
+        machine=machine,
     )
     decoder.start(first_tokens(verifier, [0], [text.prompt_ids[-1]], torch.empty(1, 1)))
     start = machine.now

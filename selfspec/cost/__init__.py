@@ -8,7 +8,7 @@ from selfspec.cost.curve import CostCurve
 from selfspec.cost.ledger import Ledger
 from selfspec.cost.measuring import WIDTHS, measure_curve
 from selfspec.cost.pacing import Pacing
-from selfspec.cost.policy import Budget, FixedBudget, MeasuredBudget, ThresholdBudget
+from selfspec.cost.policy import Budget, FixedBudget, MeasuredBudget, Step, ThresholdBudget, Took
 from selfspec.cost.steps import STEPS, SteppedCurve, stepped
 
 __all__ = [
@@ -22,8 +22,10 @@ __all__ = [
     "Ledger",
     "MeasuredBudget",
     "Pacing",
+    "Step",
     "SteppedCurve",
     "ThresholdBudget",
+    "Took",
     "WidthSearch",
     "best_width",
     "measure_curve",

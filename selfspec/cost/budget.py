@@ -103,18 +103,18 @@ class WidthSearch:
 
 
 class CoolDown:
-    """Leaves drafting alone for a while where it brings nothing.
+    """Leaves drafting alone for a while where it brings nothing and costs time.
 
-    After `patience` tries in a row that brought nothing, 1 step is plain; each further such try
-    doubles that, up to `max_skip` steps. The first try that brings something resets it all. So of
-    n steps on text that nobody can guess, all but n / (max_skip + 1) and a handful are plain, and
-    text that can be guessed again is noticed after `max_skip` steps at the latest.
+    Once tries in a row that brought nothing have lost `patience` plain steps, 1 step is plain; each
+    further such try doubles that, up to `max_skip` steps. The first try that brings something
+    resets it all. So where tries cost next to nothing there is no rest, and text that can be
+    guessed again is noticed after `max_skip` steps at the latest.
     """
 
-    def __init__(self, *, patience: int = 4, max_skip: int = 16) -> None:
+    def __init__(self, *, patience: float = 1.0, max_skip: int = 16) -> None:
         self._patience = patience
         self._max_skip = max_skip
-        self._num_useless = 0
+        self._lost = 0.0  # In plain steps.
         self._next_skip = 1
         self._num_to_skip = 0
 
@@ -125,12 +125,12 @@ class CoolDown:
             return False
         return True
 
-    def observe(self, num_accepted: int) -> None:
-        """Counts a step that looked for drafts, also if it found none worth verifying."""
+    def observe(self, saved: float, num_accepted: int) -> None:
+        """Takes in a step that looked for drafts: the plain steps it saved, mostly less than 0."""
         if num_accepted:
-            self._num_useless, self._next_skip = 0, 1
+            self._lost, self._next_skip = 0.0, 1
             return
-        self._num_useless += 1
-        if self._num_useless >= self._patience:
+        self._lost -= saved
+        if self._lost >= self._patience:
             self._num_to_skip = min(self._next_skip, self._max_skip)
             self._next_skip = 2 * self._num_to_skip
