@@ -33,7 +33,7 @@ class Host(NamedTuple):
     """Seconds of a step beside its forward: in every step, to look for drafts, for each node."""
 
     step: float = 0.3e-3
-    looking: float = 0.5e-3
+    looking: float = 0.2e-3
     node: float = 0.04e-3
 
 

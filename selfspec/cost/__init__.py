@@ -3,7 +3,7 @@
 Knows widths, seconds and scores; not what runs, and nothing of tensors.
 """
 
-from selfspec.cost.budget import Choice, CoolDown, WidthSearch, best_width
+from selfspec.cost.budget import Choice, WidthSearch, best_width
 from selfspec.cost.curve import CostCurve
 from selfspec.cost.ledger import Ledger
 from selfspec.cost.measuring import WIDTHS, measure_curve
@@ -16,7 +16,6 @@ __all__ = [
     "WIDTHS",
     "Budget",
     "Choice",
-    "CoolDown",
     "CostCurve",
     "FixedBudget",
     "Ledger",

@@ -1,4 +1,4 @@
-"""How wide a forward pays, and when to leave drafting alone.
+"""How wide a step pays.
 
 The tokens that a tree of w nodes brings are 1 + Σ of its first w - 1 scores: a node's score is
 the chance that it is accepted, and the model's own next token comes in any case. The best width
@@ -14,7 +14,11 @@ from typing import NamedTuple
 
 from selfspec.cost.curve import CostCurve
 
-__all__ = ["Choice", "CoolDown", "WidthSearch", "best_width"]
+__all__ = ["Choice", "WidthSearch", "best_width"]
+
+
+# What the model says behind a verified node is learned, which brings about so many tokens later.
+_LESSON = 0.01
 
 
 class Choice(NamedTuple):
@@ -26,15 +30,21 @@ class Choice(NamedTuple):
 
 
 def best_width(
-    scores: Sequence[Sequence[float]], curve: CostCurve, max_nodes: int, *, beside: int = 0
+    scores: Sequence[Sequence[float]],
+    curve: CostCurve,
+    max_nodes: int,
+    *,
+    beside: int = 0,
+    trust: float = 1.0,
 ) -> Choice:
     """The width that brings the most tokens a second, of those from 1 to `max_nodes`.
 
-    `scores` has a list for each row that shares the forward: the scores of its tree's nodes in
+    `scores` has a list for each row that shares the step: the scores of its tree's nodes in
     the order they were added, without the root. A row whose tree has fewer brings what it has.
-    `beside` is how many queries a row asks besides its tree. The narrowest of equal ones is taken.
+    `beside` is how many queries a row asks besides its tree, and `trust` the share of what scores
+    promise that comes true. The narrowest of equal ones is taken.
     """
-    gains = map(sum, zip_longest(*scores, fillvalue=0.0))
+    gains = map(sum, zip_longest(*([_worth(s, trust) for s in row] for row in scores), fillvalue=0))
     brought = accumulate(gains, initial=float(len(scores)))
     best = Choice(1, 0.0, -1.0)
     for width, (seconds, tokens) in enumerate(
@@ -43,6 +53,11 @@ def best_width(
         if tokens / seconds > best.rate:
             best = Choice(width, tokens, tokens / seconds)
     return best
+
+
+def _worth(score: float, trust: float) -> float:
+    """The tokens that a node brings, now and by what it teaches."""
+    return trust * score + _LESSON
 
 
 class WidthSearch:
@@ -58,7 +73,8 @@ class WidthSearch:
     (3, 3)
     """
 
-    def __init__(self, curve: CostCurve, max_nodes: int) -> None:
+    def __init__(self, curve: CostCurve, max_nodes: int, trust: float = 1.0) -> None:
+        self._trust = trust
         self._costs = curve.table(max_nodes)  # By width.
         self._corners = [width for width in curve.corners(max_nodes) if 1 < width < max_nodes]
         self._corners.append(max_nodes)
@@ -74,19 +90,20 @@ class WidthSearch:
         width = self.num_nodes + 1
         if width >= len(self._costs):
             return False
-        tokens = self._tokens + score
+        worth = _worth(score, self._trust)
+        tokens = self._tokens + worth
         rate = tokens / self._costs[width]
         if rate > self.best.rate:
             self.best = Choice(width, tokens, rate)
-        elif not self._may_pay(score):
+        elif not self._may_pay(worth):
             return False
         self.num_nodes, self._tokens = width, tokens
         return True
 
-    def _may_pay(self, score: float) -> bool:
-        """Could any wider tree beat the best one, if every further node had this score?
+    def _may_pay(self, worth: float) -> bool:
+        """Could any wider tree beat the best one, if every further node were worth so much?
 
-        With n nodes that bring S tokens, the best rate R so far, and no further score above s, a
+        With n nodes that bring S tokens, the best rate R so far, and no further one above s, a
         tree of w > n nodes brings at most S + (w - n)·s tokens. It beats R only if
 
             f(w) = S + (w - n)·s - R·T(w) > 0.
@@ -96,41 +113,7 @@ class WidthSearch:
         f is not above 0 at the corners beyond n and at max, no wider tree pays, and none of those
         that have lower scores.
         """
-        spare = self._tokens - self.num_nodes * score
+        spare = self._tokens - self.num_nodes * worth
         rate, costs = self.best.rate, self._costs
         wider = self._corners[bisect_right(self._corners, self.num_nodes) :]
-        return any(spare + width * score > rate * costs[width] for width in wider)
-
-
-class CoolDown:
-    """Leaves drafting alone for a while where it brings nothing and costs time.
-
-    Once tries in a row that brought nothing have lost `patience` plain steps, 1 step is plain; each
-    further such try doubles that, up to `max_skip` steps. The first try that brings something
-    resets it all. So where tries cost next to nothing there is no rest, and text that can be
-    guessed again is noticed after `max_skip` steps at the latest.
-    """
-
-    def __init__(self, *, patience: float = 1.0, max_skip: int = 16) -> None:
-        self._patience = patience
-        self._max_skip = max_skip
-        self._lost = 0.0  # In plain steps.
-        self._next_skip = 1
-        self._num_to_skip = 0
-
-    def may_draft(self) -> bool:
-        """Shall the next step look for drafts? Ask once a step: False counts as a skipped one."""
-        if self._num_to_skip:
-            self._num_to_skip -= 1
-            return False
-        return True
-
-    def observe(self, saved: float, num_accepted: int) -> None:
-        """Takes in a step that looked for drafts: the plain steps it saved, mostly less than 0."""
-        if num_accepted:
-            self._lost, self._next_skip = 0.0, 1
-            return
-        self._lost -= saved
-        if self._lost >= self._patience:
-            self._num_to_skip = min(self._next_skip, self._max_skip)
-            self._next_skip = 2 * self._num_to_skip
+        return any(spare + width * worth > rate * costs[width] for width in wider)

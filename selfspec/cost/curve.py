@@ -24,7 +24,7 @@ _WIDER = 1.25
 # A point follows the log of the times at its width: their mean at first, then fading at this rate.
 _FADE = 1 / 16
 # What was expected at a width counts as much as this many steps.
-_PRIOR_STEPS = 0.5
+_PRIOR_STEPS = 0.1
 # Once a point has seen this many steps, a time farther off than by this factor counts as this far.
 _KNOWN = 8
 _FAR = math.log(1.25)

@@ -6,26 +6,41 @@ than plain decoding by more than a little.
 
 from __future__ import annotations
 
+from selfspec.cost.means import MeanRatio
+
 __all__ = ["Ledger"]
 
-_SHARE = 0.01  # Of the decoding time, which drafts may lose.
+_SHARE = 0.015  # Of the decoding time, which drafts may lose.
 _STEPS = 1.0  # Plain steps, which they may lose besides, to find out what they bring.
 _CREDIT = 8  # Plain steps of earlier gains, at most, which they may lose again.
 
 
 class Ledger:
-    """Counts the seconds that drafts have saved against plain steps; negative if they lost."""
+    """Counts the seconds that drafts have saved against plain steps; negative if they lost.
+
+    Also how many drafts were accepted of those that their scores promised.
+    """
 
     def __init__(self) -> None:
         self._seconds = 0.0
-        self.saved = 0.0
+        self._saved = 0.0
+        self._kept = MeanRatio(1.0)
+
+    @property
+    def trust(self) -> float:
+        """How much of what scores promise comes true."""
+        return min(self._kept.value, 1.0)
 
     def room(self, plain_seconds: float) -> float:
         """What the next step may lose, in seconds; `plain_seconds` is what a plain step takes."""
-        self.saved = min(self.saved, _CREDIT * plain_seconds)
-        return self.saved + _STEPS * plain_seconds + _SHARE * self._seconds
+        self._saved = min(self._saved, _CREDIT * plain_seconds)
+        return self._saved + _STEPS * plain_seconds + _SHARE * self._seconds
 
     def observe(self, seconds: float, saved: float) -> None:
         """Takes in what a step took, and what it saved against plain steps for its tokens."""
         self._seconds += seconds
-        self.saved += saved
+        self._saved += saved
+
+    def observe_drafts(self, promised: float, num_accepted: int) -> None:
+        """Takes in how many drafts were accepted, and how many their scores had promised."""
+        self._kept.observe(num_accepted, promised)

@@ -8,13 +8,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from selfspec.cost.ledger import Ledger
+from selfspec.cost.means import MeanRatio
 
-__all__ = ["MeanRatio", "PacedStep", "Pacing"]
+__all__ = ["PacedStep", "Pacing"]
 
-# Each later step leaves an earlier one this share of its weight.
-_FADE = 0.95
-# What is assumed at first counts as much as this many steps or tokens.
-_PRIOR_WEIGHT = 4.0
 # The share of what a forward's scores promise that comes true, before anything was counted.
 _PRIOR_SHARE = 0.7
 # One of so many steps goes without the draft model, so that it is known what it gains.
@@ -25,23 +22,6 @@ _TRY_EVERY = 32
 _FAR = 1.5
 # A forward over more tokens catches up with the text and tells nothing of what a level costs.
 _LEVEL = 16
-
-
-class MeanRatio:
-    """A fading mean of a quotient, such as seconds for each token."""
-
-    def __init__(self, value: float, weight: float = _PRIOR_WEIGHT) -> None:
-        self._sum, self._weight = value * weight, weight
-
-    @property
-    def value(self) -> float:
-        """The quotient now."""
-        return self._sum / self._weight
-
-    def observe(self, amount: float, count: float) -> None:
-        """Takes in an amount for a count."""
-        self._sum = self._sum * _FADE + amount
-        self._weight = self._weight * _FADE + count
 
 
 class PacedStep(NamedTuple):
@@ -80,7 +60,7 @@ class Pacing:
             self._token_without = MeanRatio(plain_seconds)
         self._num_steps += 1
         goes_without = self._num_steps % _WITHOUT_EVERY == 0
-        return not goes_without and self._ledger.may_lose(plain_seconds)
+        return not goes_without and self._ledger.room(plain_seconds) > 0
 
     def pays(self, promised: float) -> bool:
         """Does a forward pay that promises so many tokens, by the scores of the nodes it reads?"""

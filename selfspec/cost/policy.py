@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from selfspec.cost.budget import CoolDown, WidthSearch, best_width
+from selfspec.cost.budget import WidthSearch, best_width
 from selfspec.cost.curve import CostCurve
 from selfspec.cost.ledger import Ledger
-from selfspec.cost.pacing import MeanRatio, PacedStep, Pacing
+from selfspec.cost.means import MeanRatio
+from selfspec.cost.pacing import PacedStep, Pacing
 from selfspec.cost.riders import RiderWorth
 from selfspec.cost.threshold import AdaptiveThreshold
 from selfspec.records import DRAFT_MODEL, DraftTree, StepRecord, sources_of
@@ -157,11 +158,9 @@ class MeasuredBudget:
         self.curve = curve
         self.pacing = pacing
         self.ledger = Ledger() if ledger is None else ledger
-        self.cool_down = CoolDown()
         self.riders = RiderWorth()
         self.looking = MeanRatio(0.0, weight=1.0)  # The seconds to look for drafts.
         self.num_since_plain = 0
-        self._was_under_water = self.ledger.saved < 0
         self._step = MeasuredStep(self, 1)
 
     def use(self, curve: CostCurve) -> None:
@@ -169,15 +168,11 @@ class MeasuredBudget:
         self.curve = curve
 
     def step(self, allowed: int) -> MeasuredStep:
-        """As wide as drafts may lose; 1 until plain steps were timed, and while drafts rest."""
-        curve, plain = self.curve, self.curve.seconds(1)
-        room = self.ledger.room(plain) - self.looking.value
-        self._was_under_water &= self.ledger.saved < 0
-        if self._was_under_water:  # A call that began with losses goes slowly.
-            allowed = min(allowed, 2)
-        is_due = not curve.knows_plain or self.num_since_plain >= _RETIME
-        rests = is_due or room <= 0 or not self.cool_down.may_draft()
-        self._step = MeasuredStep(self, 1 if rests else curve.widest_within(plain + room, allowed))
+        """As wide as drafts may still lose; 1 until plain steps were timed, and now and then."""
+        plain = self.curve.seconds(1)
+        end = plain + self.ledger.room(plain) - self.looking.value
+        is_due = not self.curve.knows_plain or self.num_since_plain >= _RETIME
+        self._step = MeasuredStep(self, 1 if is_due else self.curve.widest_within(end, allowed))
         return self._step
 
     def pays_to_read(self, scores: Sequence[float]) -> bool:
@@ -207,20 +202,23 @@ class MeasuredStep:
 
     def search(self) -> Callable[[float], bool] | None:
         """Says where the growth of a tree may stop."""
-        self._search = WidthSearch(self._budget.curve, self.max_nodes) if self._looks else None
+        budget = self._budget
+        if self._looks:
+            self._search = WidthSearch(budget.curve, self.max_nodes, budget.ledger.trust)
         return self._search.take if self._search else None
 
     def fit(self, trees: Sequence[DraftTree], num_queries: Sequence[int] = ()) -> bool:
         """All rows share a forward, and so its width; branches ride where that pays more."""
         scores = [tree.scores[1 : self.max_nodes] for tree in trees]
         curve, widest = self._budget.curve, 1 + max(map(len, scores))
+        trust = self._budget.ledger.trust
         if self._search is not None and len(trees) == 1:
             choice = self._search.best  # It was found while the only tree grew.
         else:
-            choice = best_width(scores, curve, widest)
+            choice = best_width(scores, curve, widest, trust=trust)
         rides = False
         if self._looks and any(num_queries):
-            beside = best_width(scores, curve, widest, beside=max(num_queries))
+            beside = best_width(scores, curve, widest, beside=max(num_queries), trust=trust)
             lost = beside.tokens * (choice.rate / beside.rate - 1)
             if rides := self._budget.riders.pay(sum(num_queries), lost):
                 choice = beside
@@ -250,7 +248,6 @@ class MeasuredStep:
         if self._looks:
             saved = tokens * plain - rest - took.drafting
             budget.looking.observe(took.drafting, 1)
-            budget.cool_down.observe(saved / plain, sum(record.num_accepted for record in records))
         budget.num_since_plain = 0 if took.width == 1 else budget.num_since_plain + 1
         budget.ledger.observe(rest + took.drafting, saved)
         if budget.pacing is not None:
@@ -259,6 +256,8 @@ class MeasuredStep:
                 PacedStep(self._looks, usual, self.reading, self._promised, num_tokens, named)
             )
         for record in records:
+            promised = sum(record.tree.scores) - 1
+            budget.ledger.observe_drafts(promised, record.num_accepted)
             budget.riders.observe(record.num_branch_queries, record.num_from_branches)
 
 
