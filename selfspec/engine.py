@@ -49,6 +49,7 @@ class Decoder:
     budget: Budget = field(default_factory=FixedBudget)
     device: Device = field(default_factory=CpuDevice)
     listeners: Sequence[Listener] = ()
+    before_step: Callable[[int], None] | None = None  # Told the rows; may change how they are run.
     clock: Callable[[], float] = perf_counter
 
     def start(self, first: FirstTokens) -> None:
@@ -69,6 +70,9 @@ class Decoder:
     def step(self) -> list[StepRecord]:
         """One forward and all that belongs to it; returns what came of each row."""
         self._lap = self.clock()
+        if self.before_step is not None:
+            self.before_step(len(self.rows))
+            self._time("prepare")
         step = self.budget.step(self.backend.max_width(self.config.max_nodes))
         trees, queries = self._draft(step)
         drafting = self._time("draft")

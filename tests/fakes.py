@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
@@ -23,7 +24,9 @@ from transformers import (
 from selfspec import SelfSpec, attach
 from selfspec.draft.sources import LutSource
 from selfspec.records import Candidate, Evidence, StepRecord
-from selfspec.run.packed.linears import can_pack
+from selfspec.run.packed import layers, weights
+from selfspec.run.packed.linears import ways_for
+from selfspec.run.packed.trials import WIDTHS, Kind, Trial
 from tests.zoo import ARCHITECTURES, NO_SPECIAL, PAD, VOCAB
 
 __all__ = [
@@ -32,6 +35,7 @@ __all__ = [
     "FutureSource",
     "WildSource",
     "attached_model",
+    "fake_trials",
     "lut_of",
     "new_model",
     "packs_here",
@@ -75,7 +79,33 @@ def attached_model(name: str = "llama") -> PreTrainedModel:
 @cache
 def packs_here(dtype: torch.dtype = torch.float32) -> bool:
     """Can this machine's torch pack weights?"""
-    return can_pack(dtype)
+    return bool(ways_for(dtype))
+
+
+def fake_trials(
+    monkeypatch: pytest.MonkeyPatch, *, pays: bool = True, saves: float = 1.0, packing: float = 0.0
+) -> list[Kind]:
+    """Trials without a clock, also of tiny layers; returns the kinds that were tried.
+
+    A layer takes a second however many tokens it gets, and less by `saves` once it is packed, which
+    takes `packing` seconds.
+    """
+    tried = []
+
+    def trial(kind: Kind, _weights: object) -> Trial:
+        tried.append(kind)
+        own = dict.fromkeys(WIDTHS, 1.0)
+        if not pays:
+            return Trial(own, None, {}, 0.0)
+        packed = dict.fromkeys(WIDTHS, 1.0 - saves)
+        return Trial(own, ways_for(kind.dtype)[0].name, packed, packing)
+
+    monkeypatch.setattr(layers, "_LEAST_WEIGHTS", 0)
+    monkeypatch.setattr(weights, "trial", trial)
+    monkeypatch.setattr(weights, "known_trial", lambda _kind: None)
+    monkeypatch.setattr(weights, "glance", lambda _weight: dict.fromkeys(WIDTHS, 1.0))
+    monkeypatch.setattr(weights, "price_of", lambda *_kind: 0.0)
+    return tried
 
 
 def prompt(num_rows: int = 1, length: int = 17, *, seed: int = 1) -> dict[str, torch.Tensor]:

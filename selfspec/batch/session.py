@@ -24,6 +24,7 @@ from selfspec.engine import Decoder, first_tokens
 from selfspec.errors import ConfigError, UnsupportedError
 from selfspec.machine.amounts import amount_in_bytes
 from selfspec.machine.device import device_for
+from selfspec.plugin.call import pack_between_steps
 from selfspec.plugin.spec import SelfSpec
 from selfspec.run.device_of import device_of
 from selfspec.run.prepared import Prepared
@@ -142,7 +143,7 @@ class Session:
         """Reads a prompt, gives it a row, and commits its first token."""
         call = ticket.call
         with prepared.reading():
-            read = call.read_prompt()
+            read = call.read_prompt(prepared)
             memory = call.learn_prompt(read, self._spec.request_memory)
         decoder = self._decoder = self._decoder or self._new_decoder(ticket, prepared, backend)
         (row,) = call.rows(memory, self._config, decoder.budget)
@@ -173,6 +174,7 @@ class Session:
     def _step(self, prepared: Prepared) -> None:
         """One step of all rows. Each one's statistics get its own counts and a share of time."""
         assert self._decoder is not None
+        pack_between_steps(prepared, self._decoder)
         of_step = self._decoder.stats = GenerationStats()
         with prepared.decoding():
             records = self._decoder.step()

@@ -14,6 +14,11 @@ _SHARE = 0.015  # Of the decoding time, which drafts may lose.
 _STEPS = 1.0  # Plain steps, which they may lose besides, to find out what they bring.
 _CREDIT = 8  # Plain steps of earlier gains, at most, which they may lose again.
 
+# What scores promise is believed at first as after this many promised drafts that all came true.
+_PRIOR = 10.0
+# Each later one leaves an earlier one this share of its weight.
+_FADE = 0.98
+
 
 class Ledger:
     """Counts the seconds that drafts have saved against plain steps; negative if they lost.
@@ -24,7 +29,7 @@ class Ledger:
     def __init__(self) -> None:
         self._seconds = 0.0
         self._saved = 0.0
-        self._kept = MeanRatio(1.0)
+        self._kept = MeanRatio(1.0, weight=_PRIOR, fade=_FADE)
 
     @property
     def trust(self) -> float:

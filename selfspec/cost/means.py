@@ -1,20 +1,19 @@
-"""Fading means."""
+"""Fading means of quotients."""
 
 from __future__ import annotations
 
 __all__ = ["MeanRatio"]
 
-# Each later step leaves an earlier one this share of its weight.
-_FADE = 0.95
-# What is assumed at first counts as much as this many steps or tokens.
-_PRIOR_WEIGHT = 4.0
-
 
 class MeanRatio:
-    """A fading mean of a quotient, such as seconds for each token."""
+    """A fading mean of a quotient, such as seconds for each token.
 
-    def __init__(self, value: float, weight: float = _PRIOR_WEIGHT) -> None:
-        self._sum, self._weight = value * weight, weight
+    Starts from a `value` that counts as much as a `weight` of steps or tokens. Each later one leaves
+    an earlier one the share `fade` of its weight.
+    """
+
+    def __init__(self, value: float, *, weight: float, fade: float) -> None:
+        self._sum, self._weight, self._fade = value * weight, weight, fade
 
     @property
     def value(self) -> float:
@@ -23,5 +22,6 @@ class MeanRatio:
 
     def observe(self, amount: float, count: float) -> None:
         """Takes in an amount for a count."""
-        self._sum = self._sum * _FADE + amount
-        self._weight = self._weight * _FADE + count
+        kept = self._fade**count
+        self._sum = self._sum * kept + amount
+        self._weight = self._weight * kept + count

@@ -159,7 +159,7 @@ class MeasuredBudget:
         self.pacing = pacing
         self.ledger = Ledger() if ledger is None else ledger
         self.riders = RiderWorth()
-        self.looking = MeanRatio(0.0, weight=1.0)  # The seconds to look for drafts.
+        self.looking = MeanRatio(0.0, weight=1.0, fade=0.95)  # The seconds to look for drafts.
         self.num_since_plain = 0
         self._step = MeasuredStep(self, 1)
 

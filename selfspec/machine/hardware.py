@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["device_name", "processor", "processor_of"]
+__all__ = ["calculates_in", "device_name", "processor", "processor_of"]
 
 # Fields of x86 and of ARM. The model name of a virtual processor often names only its maker.
 _NUMBERS = ("cpu family", "model", "stepping", "CPU implementer", "CPU part")
@@ -19,6 +19,16 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return processor() if device.type == "cpu" else f"{device.type}, {processor()}"
+
+
+@cache
+def calculates_in(dtype: torch.dtype) -> bool:
+    """Does this CPU calculate in a precision? One that does not converts in every product."""
+    names = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
+    if dtype not in names:
+        return True
+    ask = getattr(torch.ops.mkldnn, names[dtype], None)  # Private: a build may lack it.
+    return ask is None or bool(ask())
 
 
 @cache

@@ -34,7 +34,7 @@ from selfspec.verify.noise import NoiseTape
 from selfspec.verify.transcript import Streamer, Transcript
 from selfspec.verify.verifier import Verifier
 
-__all__ = ["Call", "SelfSpecOutput"]
+__all__ = ["Call", "SelfSpecOutput", "pack_between_steps"]
 
 _STEPS_THAT_TEACH = 16  # Shorter calls teach too little of costs to be written down.
 
@@ -43,6 +43,20 @@ class SelfSpecOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
     """Stock's output with the statistics of the call beside it, as the attribute `stats`."""
 
     stats: GenerationStats
+
+
+def pack_between_steps(prepared: Prepared, decoder: Decoder) -> None:
+    """Lets a decoder's steps pack weights once that pays; then forwards cost something else."""
+
+    backend: Any = decoder.backend
+
+    def before_step(num_rows: int) -> None:
+        if prepared.before_step(num_rows) and backend.kind != prepared.kind:
+            backend.kind = prepared.kind
+            if isinstance(decoder.budget, MeasuredBudget):
+                decoder.budget.use(prepared.curve(backend, num_rows))
+
+    decoder.before_step = before_step
 
 
 class PromptRead(NamedTuple):
@@ -113,10 +127,9 @@ class Call:
             return self.decode_plainly(reason)
         self.stats.disabled_reason = prepared.ability.reason
         with prepared.reading():
-            read = self.read_prompt()
+            read = self.read_prompt(prepared)
             opening = self._opening(prepared.ability, read.logits)
             memory = self.learn_prompt(read, memory_for)
-        self.stats.packed_bytes = prepared.packed_bytes
         self.stats.table_bytes = memory.nbytes
         with prepared.decoding():
             self._run(prepared, memory, opening)
@@ -128,10 +141,12 @@ class Call:
         backend = prepared.backend(self._prompt())
         try:
             decoder = self._decoder(prepared, backend, memory, opening)
+            pack_between_steps(prepared, decoder)
             decoder.start(opening.first)
             decoder.run()
         finally:
             self.stats.forward = backend.kind
+            self.stats.packed_bytes = prepared.packed_bytes
             self.stats.eager_reason = backend.reason or prepared.reason
             if self.draft_model is not None:
                 self.stats.num_draft_forwards = self.draft_model.num_forwards
@@ -145,8 +160,13 @@ class Call:
         self.stats.num_steps += num_rows * (num_new - 1)
         self.stats.num_nodes += num_rows * (num_new - 1)
 
-    def read_prompt(self) -> PromptRead:
+    def read_prompt(self, prepared: Prepared) -> PromptRead:
         """Runs the prompt. Afterwards the model's arguments stand for the first step."""
+        start = perf_counter()
+        num_known = self.model_kwargs["past_key_values"].get_seq_length()
+        num_rows, length = self.input_ids.shape
+        prepared.before_prompt(num_rows * max(length - num_known, 1), num_rows)
+        self.stats.seconds["prepare"] += perf_counter() - start  # type: ignore[assignment]
         start = perf_counter()
         tap = PromptTap(self.model, listens=self.config.learning != "frozen")
         with tap.open(self.model_kwargs) as kwargs:

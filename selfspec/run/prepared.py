@@ -29,7 +29,7 @@ from selfspec.run.device_of import device_of
 from selfspec.run.graphs.backend import GraphBackend
 from selfspec.run.graphs.kept import KeptRunner
 from selfspec.run.graphs.runner import StaticRunner
-from selfspec.run.packed import PackedWeights
+from selfspec.run.packed import PackedWeights, Packing
 from selfspec.run.probe import Ability, probe
 from selfspec.run.rows_backend import RowsBackend
 from selfspec.run.streamed import is_streamed
@@ -43,7 +43,7 @@ _log = logging.getLogger("selfspec")
 # slots start with more, since adding some voids what was captured.
 _MIN_ROOM = 256
 _MIN_STATIC_ROOM = 4096
-# Weights are packed unasked once so many tokens were decoded with the model.
+# Attention in two parts is tried once this many tokens were decoded with the model.
 _TOKENS_THAT_PAY = 512
 
 
@@ -67,7 +67,7 @@ class Prepared:
     """How one call runs its forwards.
 
     `ledger` knows what drafts have gained and lost with the model so far. `runner` replays captured
-    forwards, `packed` holds second copies of weights; without both the model is run as it is.
+    forwards, `packing` packs weights when that pays; without both the model is run as it is.
     `is_streamed` says that it reads weights meanwhile. `two_parts` tries whether attention in two
     parts is faster. `reason` says why the model is not run as it was asked for.
     """
@@ -78,7 +78,7 @@ class Prepared:
     costs: Costs
     ledger: Ledger
     runner: StaticRunner | None = None
-    packed: PackedWeights | None = None
+    packing: Packing | None = None
     is_streamed: bool = False
     two_parts: TwoParts | None = None
     reason: str | None = None
@@ -86,16 +86,27 @@ class Prepared:
     @property
     def kind(self) -> str:
         """How forwards are run that are not captured, as `GenerationStats.forward` names it."""
-        return "packed" if self.packed else "streamed" if self.is_streamed else "eager"
+        if self.packing is not None and self.packing.is_packed:
+            return "packed"
+        return "streamed" if self.is_streamed else "eager"
 
     @property
     def packed_bytes(self) -> int:
         """What second copies of weights take, or a little more."""
-        return self.packed.num_bytes if self.packed else 0
+        return self.packing.num_bytes if self.packing else 0
+
+    def before_prompt(self, num_tokens: int, num_rows: int) -> None:
+        """Packs weights before a prompt is read, if that pays by now."""
+        if self.packing is not None:
+            self.packing.before_prompt(num_tokens, num_rows)
+
+    def before_step(self, num_rows: int) -> bool:
+        """Packs weights between two steps, if that pays by now; then `kind` has changed."""
+        return self.packing is not None and self.packing.before_step(num_rows)
 
     def reading(self) -> AbstractContextManager[None]:
         """The model as it is run over the prompt."""
-        return self.packed.in_use() if self.packed else nullcontext()
+        return self.packing.in_use() if self.packing else nullcontext()
 
     @contextmanager
     def decoding(self) -> Iterator[None]:
@@ -127,8 +138,9 @@ class Prepared:
         )
 
     def curve(self, backend: Backend, num_rows: int) -> CostCurve:
-        """What a forward of each width costs, as far as it is known; runs nothing."""
-        return self.costs.curve(self.model, backend, num_rows)
+        """What a step of each width costs, as far as it is known or expected; runs nothing."""
+        tried = self.packing.costs(num_rows) if self.packing else None
+        return self.costs.curve(self.model, backend, num_rows, tried)
 
     def _graph_backend(self, runner: StaticRunner, prompt: Prompt) -> GraphBackend:
         return GraphBackend(
@@ -198,7 +210,7 @@ class Forwards:
             with self._captured(prepared):
                 yield prepared
             return
-        if forward == "packed" or is_due:
+        if forward == "packed" or (forward == "auto" and config.budget == "measured"):
             self._pack(prepared)
         yield prepared
 
@@ -246,19 +258,13 @@ class Forwards:
             _refuse_if_strict(prepared.config, prepared.reason)
 
     def _pack(self, prepared: Prepared) -> None:
-        start = perf_counter()
-        is_asked = prepared.config.forward == "packed"
-        weights = self._packed_of(prepared.model)
-        before = weights.num_bytes
-        reason = weights.prepare(prepared.model, whatever_memory=is_asked)
-        if reason is None:
-            prepared.packed = weights
-        elif is_asked:
-            prepared.reason = reason
-            _refuse_if_strict(prepared.config, reason)
-        if weights.num_bytes != before:
-            seconds, size = perf_counter() - start, weights.num_bytes / 1e6
-            _log.info("packed %.0f MB of weights in %.2f s", size, seconds)
+        """Packs weights at once if that is asked for; else the forwards to come decide when."""
+        model, config = prepared.model, prepared.config
+        prepared.packing = Packing(self._packed_of(model), model, max_nodes=config.max_nodes)
+        if config.forward == "packed":
+            prepared.reason = prepared.packing.pack(whatever_memory=True)
+            if prepared.reason is not None:
+                _refuse_if_strict(config, prepared.reason)
 
     def _has_paid(self, model: Any) -> bool:
         with self._lock:
@@ -289,6 +295,8 @@ def profile(
     forwards.count(model, _TOKENS_THAT_PAY)
     strict = config.changed(strict=True)
     with torch.no_grad(), forwards.prepare(model, strict) as prepared, prepared.decoding():
+        if prepared.packing is not None:
+            prepared.packing.pack()
 
         def new_backend(cache: Any, positions: torch.Tensor, room: int) -> Backend:
             ids = torch.zeros(num_rows, num_columns, dtype=torch.long)

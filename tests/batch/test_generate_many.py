@@ -11,10 +11,8 @@ import torch
 
 from selfspec import AttachError, ConfigError, SelfSpec, UnsupportedError, generate_many
 from selfspec.batch.session import Session
-from selfspec.run import prepared
-from selfspec.run.packed import weights
 from selfspec.run.rows_backend import kv_bytes_per_token
-from tests.fakes import PAD, VOCAB, WildSource, packs_here, tiny_model, tiny_tokenizer
+from tests.fakes import PAD, VOCAB, WildSource, fake_trials, packs_here, tiny_model, tiny_tokenizer
 from tests.lossless.same import MODES, few
 from tests.streamed import load_tightly, saved_model
 
@@ -78,10 +76,8 @@ def test_a_draft_model_beside_many_prompts() -> None:
 
 @pytest.mark.skipif(not packs_here(), reason="this torch packs no weights")
 def test_weights_are_packed_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once enough tokens were decoded, while rows are there that began without."""
-    monkeypatch.setattr(prepared, "_TOKENS_THAT_PAY", 10)
-    monkeypatch.setattr(weights, "_LEAST_WEIGHTS", 0)
-    monkeypatch.setattr(weights, "_pays", lambda _modules: True)
+    """Once that pays, while rows are there that began without."""
+    fake_trials(monkeypatch, saves=0.5, packing=3)
     spec = SelfSpec(extra_sources=[WildSource()], forward="auto")
     assert_as_alone(tiny_model(), prompts(), spec, do_sample=True, max_new_tokens=6)
     assert spec.stats.forward == "packed"

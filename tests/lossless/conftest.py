@@ -13,15 +13,14 @@ from collections.abc import Mapping
 import pytest
 
 from selfspec.run import prepared
-from selfspec.run.packed import weights
+from tests.fakes import fake_trials
 
 
 @pytest.fixture(autouse=True)
 def packed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sums come out rounded otherwise wherever they ever may."""
     monkeypatch.setattr(prepared, "_TOKENS_THAT_PAY", 0)
-    monkeypatch.setattr(weights, "_LEAST_WEIGHTS", 0)
-    monkeypatch.setattr(weights, "_pays", lambda _modules: True)
+    fake_trials(monkeypatch)
 
 
 _FEW_CASES = 3  # A test that has no more of them tries each with one row and with three.

@@ -9,10 +9,9 @@ import torch
 from torch.nn.functional import linear
 
 from selfspec import SelfSpec, SpecConfig, UnsupportedError
-from selfspec.run import prepared
-from selfspec.run.packed import weights
+from selfspec.run.packed import layers, weights
 from selfspec.run.prepared import profile
-from tests.fakes import new_model, packs_here, prompt, tiny_model
+from tests.fakes import fake_trials, new_model, packs_here, prompt, tiny_model
 from tests.lossless.same import FIXED, GREEDY, MODES, assert_clean, doubting, run, run_both
 
 pytestmark = pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
@@ -31,13 +30,31 @@ def test_packed_or_not(forward: str, mode: str) -> None:
 
 
 def test_packing_waits_until_it_has_paid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepared, "_TOKENS_THAT_PAY", 40)
-    model, spec = new_model(), SelfSpec()
+    """A forward saves half of its time, and packing takes as long as some thirty forwards."""
+    fake_trials(monkeypatch, saves=0.5, packing=16)
+    model, spec = new_model(), SelfSpec(max_nodes=1)
     forwards = []
     for _ in range(3):
-        run(model, prompt(), custom_generate=spec, max_new_tokens=30, do_sample=False)
+        run_both(model, prompt(), spec, drafts=False, max_new_tokens=24, do_sample=False)
         forwards.append(spec.stats.forward)
-    assert forwards == ["eager", "eager", "packed"]
+    assert forwards == ["eager", "packed", "packed"]
+
+
+def test_a_long_answer_is_packed_for_in_its_midst(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_trials(monkeypatch, saves=0.5, packing=4)
+    model, spec = new_model(), SelfSpec()
+    both = run_both(model, prompt(2), spec, drafts=False, max_new_tokens=24, do_sample=True)
+    assert both.stats.forward == "packed"
+    assert both.stats.seconds["prepare"] > 0
+
+
+def test_a_long_prompt_is_packed_for_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = fake_trials(monkeypatch, saves=0.5, packing=1)
+    inputs = prompt(length=200)
+    spec = SelfSpec()
+    both = run_both(new_model(), inputs, spec, drafts=False, max_new_tokens=1, do_sample=False)
+    assert tried
+    assert both.stats.packed_bytes
 
 
 def test_a_fixed_budget_packs_nothing_unasked() -> None:
@@ -47,7 +64,7 @@ def test_a_fixed_budget_packs_nothing_unasked() -> None:
 
 
 def test_copies_that_do_not_fit_are_not_made_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "_free_memory", lambda: 0.0)
+    monkeypatch.setattr(weights, "free_memory", lambda: 0.0)
     both = run_both(new_model(), prompt(), SelfSpec(), drafts=False, **GREEDY)
     assert (both.stats.forward, both.stats.eager_reason) == ("eager", None)
     asked = SelfSpec(forward="packed")
@@ -81,7 +98,7 @@ def test_each_kind_of_forward_has_a_curve_of_its_own(measuring: None) -> None:
 
 
 def test_where_nothing_pays_it_goes_on_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "_pays", lambda _modules: False)
+    fake_trials(monkeypatch, pays=False)
     model, inputs = new_model(), prompt()
     auto = run_both(model, inputs, SelfSpec(strict=True), drafts=False, **GREEDY)
     assert (auto.stats.forward, auto.stats.eager_reason) == ("eager", None)
@@ -106,7 +123,7 @@ def test_a_call_that_breaks_off_leaves_the_model_as_it_was() -> None:
 
 def test_stock_beside_it_in_another_thread_is_stock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers that come out wrong where they are packed: the other thread never sees one."""
-    monkeypatch.setattr(weights, "packed_linear", lambda x, w, b, _packed: -linear(x, w, b))
+    monkeypatch.setattr(layers, "packed_linear", lambda x, w, b, _packed: -linear(x, w, b))
     model, inputs = tiny_model(), prompt()
     stock, texts = run(model, inputs, **GREEDY), []
     may_start = threading.Event()

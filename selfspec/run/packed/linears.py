@@ -1,65 +1,166 @@
-"""One linear layer, computed from a packed copy of its weight.
+"""One linear layer, computed from a packed copy of its weight, in one of several ways.
 
-Knows tensors and torch's CPU library; not models, nor when packing makes them faster.
+Knows tensors and torch's CPU libraries; not models, nor when packing makes them faster.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from typing import NamedTuple, Protocol
 
 import torch
 from torch.nn.functional import linear
 
-__all__ = ["can_pack", "pack", "packed_bytes", "packed_linear"]
+__all__ = ["Copy", "Way", "pack_all", "packed_linear", "ways_for"]
 
 _HALVES = (torch.bfloat16, torch.float16)
-_TYPICAL = 8  # The library packs weights for inputs of about so many tokens.
+_TYPICAL = 8  # oneDNN packs weights for inputs of about this many tokens.
+_PART = 1 << 24  # A float16 copy is made of parts of at most this many weights.
 
 
-def pack(weight: torch.Tensor) -> torch.Tensor:
-    """A copy (O, I) that only `packed_linear` can read; raises `RuntimeError` if torch can't.
+class Copy(Protocol):
+    """A packed copy of one weight (O, I)."""
 
-    Only private operators of torch pack weights. Ask `can_pack` first, since a build of torch may
-    lack them or want other arguments.
+    num_bytes: int
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """`linear(x, weight, bias)` for an input (..., I) of the weight's dtype."""
+        ...
+
+
+class Way(NamedTuple):
+    """How copies are made. Only private operators of torch pack weights, and any may be missing."""
+
+    name: str
+    pack: Callable[[Sequence[torch.Tensor]], list[Copy]]
+    bytes_per_weight: int
+    weights_per_second: float  # about how fast copies are made; a trial finds out more
+
+
+def ways_for(dtype: torch.dtype) -> list[Way]:
+    """The ways in which this build of torch can pack weights of a dtype on this CPU.
+
+    A CPU that can't calculate in half precision gets float16 copies, from which FBGEMM computes in
+    float32, or else float32 copies, which take twice the memory.
     """
-    return _reordered(weight.detach().to(_copy_dtype(weight.dtype)))
+    same = Way("same", _same_dtype, dtype.itemsize, 5e8)
+    ways = [same] if _is_right(same, dtype) else []
+    if dtype in _HALVES:
+        half = Way("float16", _float16_copies, 2, 1e8 * torch.get_num_threads())
+        wide = Way("float32", _float32_copies, 4, 5e8)
+        ways += [half] if _is_right(half, dtype) else []
+        ways += [wide] if not ways and _is_right(wide, dtype) else []
+    return ways
 
 
-def can_pack(dtype: torch.dtype) -> bool:
-    """Whether this build of torch can pack weights of this dtype and multiply with them."""
-    return _tried(dtype) or (dtype in _HALVES and _tried(torch.float32))
-
-
-def packed_bytes(weight: torch.Tensor) -> int:
-    """How many bytes a copy takes at most."""
-    return weight.numel() * _copy_dtype(weight.dtype).itemsize
+def pack_all(way: Way, weights: Sequence[torch.Tensor]) -> list[Copy]:
+    """A copy of each weight; raises `RuntimeError` or `ValueError` for one that can't be packed."""
+    return way.pack([weight.detach() for weight in weights])
 
 
 def packed_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, packed: torch.Tensor
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, copy: Copy
 ) -> torch.Tensor:
     """`linear(x, weight, bias)`, computed from the packed copy, without gradients.
 
-    If the input has another dtype than the weight, or under autocast, `linear` itself is called.
+    If the input is a single vector or has another dtype than the weight, or under autocast,
+    `linear` itself is called.
     """
-    if x.dtype is not weight.dtype or torch.is_autocast_enabled("cpu"):
+    if x.dim() < 2 or x.dtype is not weight.dtype or torch.is_autocast_enabled("cpu"):
         return linear(x, weight, bias)
-    wide_bias = None if bias is None else bias.to(packed.dtype)
-    return _product(x.to(packed.dtype), packed, wide_bias).to(x.dtype)
+    return copy(x, bias)
 
 
-def _copy_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The copy's dtype: float32 instead of half precision if the CPU can't calculate in that."""
-    return torch.float32 if dtype in _HALVES and not _tried(dtype) else dtype
+class _Reordered:
+    """A copy in the order that oneDNN wants, in float32 or in the weight's own dtype."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._packed = _reordered(weight)
+        self._dtype = weight.dtype
+        self.num_bytes = weight.numel() * weight.dtype.itemsize
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        wide_bias = None if bias is None else bias.to(self._dtype)
+        return _product(x.to(self._dtype), self._packed, wide_bias).to(x.dtype)
+
+
+class _Float16:
+    """A copy in float16, from which FBGEMM computes in float32.
+
+    bfloat16 reaches further down than float16, so the weights are multiplied by a power of two
+    that brings the largest one near float16's largest number. What is then smaller than 2^-32 times
+    the largest weight loses digits.
+    """
+
+    def __init__(self, parts: list[object], shape: torch.Size, factor: float) -> None:
+        self._parts = parts
+        self._unscale = torch.tensor([1 / factor])  # Times this, an input becomes float32.
+        self.num_bytes = 2 * shape.numel()
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        wide = x * self._unscale
+        outcomes = [_float16_product(wide, part) for part in self._parts]
+        outcome = outcomes[0] if len(outcomes) == 1 else torch.cat(outcomes, dim=-1)
+        if bias is not None:
+            outcome.add_(bias)
+        return outcome.to(x.dtype)
+
+
+def _same_dtype(weights: Sequence[torch.Tensor]) -> list[Copy]:
+    return [_Reordered(weight) for weight in weights]
+
+
+def _float32_copies(weights: Sequence[torch.Tensor]) -> list[Copy]:
+    return [_Reordered(weight.float()) for weight in weights]
+
+
+def _float16_copies(weights: Sequence[torch.Tensor]) -> list[Copy]:
+    """FBGEMM packs on one core, so threads pack different parts at the same time.
+
+    What they run starts no OpenMP threads, which would stay and slow down later steps.
+    """
+    factors = [_factor_for(weight) for weight in weights]
+    owned = [(i, part) for i, weight in enumerate(weights) for part in _parts_of(weight)]
+    parts: list[list[object]] = [[] for _ in weights]
+    num_threads = torch.get_num_threads()
+    with ThreadPoolExecutor(num_threads) as pool:
+        for first in range(0, len(owned), num_threads):  # Few are widened at the same time.
+            some = owned[first : first + num_threads]
+            wide = [part.float() * factors[i] for i, part in some]
+            for (i, _), packed in zip(some, pool.map(_float16_packed, wide), strict=True):
+                parts[i].append(packed)
+    each = zip(parts, weights, factors, strict=True)
+    return [_Float16(packed, weight.shape, factor) for packed, weight, factor in each]
+
+
+def _parts_of(weight: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The weight in equal parts by rows, so that a large one is packed by several threads."""
+    num_rows, num_in = weight.shape
+    num_parts = -(-num_rows * num_in // _PART)
+    return torch.split(weight, -(-num_rows // num_parts))
+
+
+def _factor_for(weight: torch.Tensor) -> float:
+    """The power of two that brings the largest weight between 2^14 and 2^15; 1 for float16."""
+    largest = float(weight.abs().max())
+    if not math.isfinite(largest):
+        raise ValueError("a weight that is not finite can't be packed in float16")
+    if weight.dtype is torch.float16 or not largest:
+        return 1.0
+    return 2.0 ** (15 - math.frexp(largest)[1])
 
 
 @cache
-def _tried(dtype: torch.dtype) -> bool:
-    """Whether a small product of this dtype is right."""
+def _is_right(way: Way, dtype: torch.dtype) -> bool:
+    """Whether small products of this dtype are right."""
     x, weight = torch.ones(2, _TYPICAL, _TYPICAL, dtype=dtype, device="cpu")
     bias = weight[0].contiguous()
     try:
-        return torch.equal(_product(x, _reordered(weight), bias), linear(x, weight, bias))
+        (copy,) = way.pack([weight])
+        return torch.equal(copy(x, bias), linear(x, weight, bias))
     except (AttributeError, NotImplementedError, RuntimeError, TypeError):
         return False
 
@@ -70,3 +171,11 @@ def _reordered(weight: torch.Tensor) -> torch.Tensor:
 
 def _product(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     return torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, "none", [], "")  # type: ignore[no-any-return]
+
+
+def _float16_packed(weight: torch.Tensor) -> object:
+    return torch.ops.quantized.linear_prepack_fp16(weight, None)
+
+
+def _float16_product(x: torch.Tensor, packed: object) -> torch.Tensor:
+    return torch.ops.quantized.linear_dynamic_fp16(x, packed)  # type: ignore[no-any-return]

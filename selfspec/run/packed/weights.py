@@ -1,55 +1,58 @@
-"""The packed weights of one model: which layers have them, and whether they are up to date.
+"""The packed weights of one model: when they are made, and whether they are up to date.
 
-A layer is packed only if a short trial shows that this cuts its time by at least 10 %. All users of
-a model share one set of copies, which is freed with the last of them.
+A layer is packed only if a short trial shows that this cuts its time by at least 10 %, and only
+when that would have paid by now. All users of a model share one set of copies, which is freed with
+the last of them.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from statistics import mean
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-import psutil
 import torch
 from torch import nn
-from torch.nn.functional import linear
+from transformers.utils import logging as hf_logging
 
-from selfspec.run.packed.linears import can_pack, pack, packed_bytes, packed_linear
+from selfspec.machine.free_memory import free_memory
+from selfspec.run.packed.account import Products, Work
+from selfspec.run.packed.layers import Slot, StandIns, kinds_of
+from selfspec.run.packed.linears import Way, pack_all, ways_for
+from selfspec.run.packed.trials import (
+    WIDTHS,
+    Kind,
+    Trial,
+    glance,
+    known_trial,
+    price_of,
+    seconds_for,
+    trial,
+)
 
-__all__ = ["PackedWeights"]
+__all__ = ["PackedWeights", "Packing"]
 
-_PAYS = 0.9  # Pack a layer only if that cuts its time by at least 10 %.
-_NUM_TOKENS = (1, 4, 16)  # A trial times forwards of so many tokens.
-# A trial runs so many bytes of weights, so that a layer's weights leave the CPU's cache in between.
-_TRIAL_BYTES = 1 << 26
-_LEAST_WEIGHTS = 1 << 16  # In a smaller layer, the call costs more than the product.
+_log = logging.getLogger("selfspec")
+
 _SHARE_OF_FREE = 0.25  # Unless the user asks for them, copies take at most this share.
-_CGROUP = Path("/sys/fs/cgroup")
-
-_Kind = tuple[int, int, torch.dtype]  # the shape and dtype of a weight
-
-
-class _Copy(NamedTuple):
-    address: int
-    dtype: torch.dtype
-    sums: torch.Tensor  # the sum of each row of the weight, to notice changes
-    packed: torch.Tensor
+_SHARE_FOR_TRIALS = 0.1  # Trials take at most this share of the time that products took so far.
+_SHOWN = 2.0  # What takes longer than this many seconds is shown.
+_AT_ONCE = 1 << 25  # About this many weights are packed between two looks at the clock.
 
 
 class PackedWeights:
-    """Copies of a model's weights, made by `prepare`. Safe to use from several threads."""
+    """The copies of a model's weights. Safe to use from several threads."""
 
     def __init__(self) -> None:
-        self._copies: WeakKeyDictionary[nn.Linear, _Copy] = WeakKeyDictionary()
-        self._pays: dict[_Kind, bool] = {}
-        self._stand_ins = _StandIns()
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
+        self.slots: WeakKeyDictionary[nn.Linear, Slot] = WeakKeyDictionary()
+        self.trials: dict[Kind, Trial] = {}
+        self.work = Work()
+        self.stand_ins = StandIns()
 
     @classmethod
     def of(cls, model: nn.Module) -> PackedWeights:
@@ -64,178 +67,204 @@ class PackedWeights:
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes the copies take at most."""
-        return sum(packed_bytes(module.weight) for module in list(self._copies))
-
-    def prepare(self, model: nn.Module, *, whatever_memory: bool = False) -> str | None:
-        """Packs the layers that get faster, with their present weights.
-
-        Returns why no layer is packed, or None. The first call takes up to half a second for each
-        kind of layer. Weights can change between two calls without a trace in torch, for example
-        when adapters are merged. So each call sums up their rows, in a fraction of a forward's
-        time.
-        """
-        with self._lock, torch.no_grad():
-            kinds = _kinds_of(model)
-            if not kinds:
-                return "it has no plain linear layers on a CPU that torch can pack"
-            missing = sum(
-                packed_bytes(module.weight)
-                for kind, modules in kinds.items()
-                for module in modules
-                if self._pays.get(kind, True) and module not in self._copies
-            )
-            if not whatever_memory and missing > _SHARE_OF_FREE * _free_memory():
-                return f"packed weights would take {missing / 1e6:.0f} MB, too much of what is free"
-            for kind, modules in kinds.items():
-                if kind not in self._pays:
-                    self._pays[kind] = _pays(modules)
-                if self._pays[kind]:
-                    self._refresh(modules)
-            return None if self._copies else "no layer is at least 10 % faster packed"
-
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Inside, and in this thread alone, the packed layers compute from their copies."""
-        with self._lock:  # Another thread may be packing further layers.
-            copies = {module: copy.packed for module, copy in self._copies.items()}
-        with self._stand_ins.put(copies):
-            yield
-
-    def _refresh(self, modules: Sequence[nn.Linear]) -> None:
-        for module in modules:
-            weight, held = module.weight.detach(), self._copies.get(module)
-            key, sums = (weight.data_ptr(), weight.dtype), _row_sums(weight)
-            if held is None or held[:2] != key or not torch.equal(held.sums, sums):
-                self._copies[module] = _Copy(*key, sums, pack(weight))
+        """How many bytes the copies take."""
+        return sum(slot.copy.num_bytes for slot in list(self.slots.values()) if slot.copy)
 
 
 _lock = threading.Lock()
 _shared: WeakKeyDictionary[nn.Module, ref[PackedWeights]] = WeakKeyDictionary()
 
 
-class _ThisThread(threading.local):
-    is_inside = False
+class Packing:
+    """One call's use of a model's copies, with the model's layers as they are now.
 
-
-_this_thread = _ThisThread()
-
-
-class _StandIn:
-    """Replaces one layer's `forward` while it is put into the layer."""
-
-    def __init__(self, module: nn.Linear, packed: torch.Tensor) -> None:
-        self._module = module
-        self._packed = packed
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if _this_thread.is_inside and x.numel():
-            return packed_linear(x, self._module.weight, self._module.bias, self._packed)
-        return linear(x, self._module.weight, self._module.bias)
-
-
-class _StandIns:
-    """The stand-ins that are in a model's layers while at least one thread uses them."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._num_inside = 0
-        self._put: list[nn.Linear] = []
-
-    @contextmanager
-    def put(self, copies: dict[nn.Linear, torch.Tensor]) -> Iterator[None]:
-        with self._lock:
-            self._num_inside += 1
-            for module, packed in copies.items():
-                if "forward" not in vars(module):
-                    vars(module)["forward"] = _StandIn(module, packed)
-                    self._put.append(module)
-        outside, _this_thread.is_inside = _this_thread.is_inside, True
-        try:
-            yield
-        finally:
-            _this_thread.is_inside = outside
-            with self._lock:
-                self._num_inside -= 1
-                if not self._num_inside:
-                    self._take_away()
-
-    def _take_away(self) -> None:
-        for module in self._put:
-            if isinstance(
-                vars(module).get("forward"), _StandIn
-            ):  # Other code may have replaced it.
-                del vars(module)["forward"]
-        self._put.clear()
-
-
-def _kinds_of(model: nn.Module) -> dict[_Kind, list[nn.Linear]]:
-    """The model's plain linear layers on a CPU, by kind; none if the model is compiled.
-
-    Leaves out quantised layers and layers whose `forward` other code has replaced.
+    Making one renews the copies of weights that have changed. Weights can change between two calls
+    without a trace in torch, for example when adapters are merged. So the rows of packed weights
+    are summed up, which takes a part of a plain step's time.
     """
-    kinds: dict[_Kind, list[nn.Linear]] = {}
-    for module in model.modules():
-        own = vars(module).get("forward")
-        if module._compiled_call_impl is not None or hasattr(own, "_torchdynamo_orig_callable"):
-            return {}
-        if type(module) is nn.Linear and (own is None or isinstance(own, _StandIn)):
-            weight = module._parameters.get("weight")
-            if weight is not None and _is_plain(weight):
-                kinds.setdefault((*weight.shape, weight.dtype), []).append(module)
-    return kinds
+
+    def __init__(self, weights: PackedWeights, model: Any, *, max_nodes: int = 1) -> None:
+        self._weights = weights
+        self._kinds = kinds_of(model)
+        self._head = _head_of(model)
+        self._max_nodes = max_nodes
+        self._own: Products | None = None  # as torch computes them, seen at a glance
+        self.reason = None if self._kinds else "it has no plain linear layers that torch can pack"
+        with weights.lock, torch.no_grad():
+            self._find_trials()
+            modules = [module for modules in self._kinds.values() for module in modules]
+            self._slots = {module: weights.slots.setdefault(module, Slot()) for module in modules}
+            self._renew()
+            self._is_settled = not modules or (self._knows_all() and not self._missing())
+
+    @property
+    def num_bytes(self) -> int:
+        """How many bytes the model's copies take."""
+        return self._weights.num_bytes
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether all layers that get faster are packed, and some do."""
+        return self._knows_all() and not self._missing() and self.num_bytes > 0
+
+    def costs(self, num_rows: int) -> dict[int, float] | None:
+        """The seconds of all products in a forward as it is run now, by the queries of each row.
+
+        None before they were tried.
+        """
+        if not self._kinds or not self._knows_all():
+            return None
+        trials = self._weights.trials
+        times = {k: trials[k].best() if self.is_packed else trials[k].own for k in self._kinds}
+        layers, head = self._products(times)
+        tokens = {width: num_rows * width for width in WIDTHS}
+        return {w: seconds_for(layers, n) + seconds_for(head, n) for w, n in tokens.items()}
+
+    def in_use(self) -> AbstractContextManager[None]:
+        """Inside, in this thread alone, layers compute from their copies once they have them."""
+        return self._weights.stand_ins.put(self._slots)
+
+    def before_prompt(self, num_tokens: int, num_rows: int) -> None:
+        """Counts a forward over prompts with so many tokens; packs before it if that pays."""
+        if not self._is_settled:
+            with self._weights.lock:
+                self._weights.work.prompts[num_rows] += num_tokens
+                self._pack_if_due()
+
+    def before_step(self, num_rows: int) -> bool:
+        """Counts a step; says whether layers were packed since the call's last forward."""
+        if self._is_settled:
+            return False
+        with self._weights.lock:
+            self._weights.work.steps[num_rows, self._max_nodes] += 1
+            self._pack_if_due()
+        return self._is_settled and self.reason is None
+
+    def _find_trials(self) -> None:
+        """Takes over what earlier processes have found."""
+        trials = self._weights.trials
+        for kind in self._kinds:
+            if kind not in trials and (known := known_trial(kind)) is not None:
+                trials[kind] = known
+
+    def pack(self, *, whatever_memory: bool = False) -> str | None:
+        """Packs all layers that get faster now; returns why none is, or None."""
+        with self._weights.lock:
+            self._try_all()
+            self._pack_all(whatever_memory=whatever_memory)
+        return self.reason
+
+    def _pack_if_due(self) -> None:
+        if self._knows_all() or self._may_try():
+            self._try_all()
+            if self._saved() >= self._price():
+                self._pack_all(whatever_memory=False)
+
+    def _knows_all(self) -> bool:
+        return all(kind in self._weights.trials for kind in self._kinds)
+
+    def _may_try(self) -> bool:
+        """Did products take so long by now that the time of trials is a small part of it?"""
+        if self._own is None:
+            self._own = self._products({k: glance(m[0].weight) for k, m in self._kinds.items()})
+        price = sum(price_of(kind, len(modules)) for kind, modules in self._kinds.items())
+        return price <= _SHARE_FOR_TRIALS * self._weights.work.seconds(self._own)
+
+    @torch.no_grad()
+    def _try_all(self) -> None:
+        """Makes the trials that are missing; ends the matter if no way is faster."""
+        trials = self._weights.trials
+        for kind, modules in self._kinds.items():
+            if kind not in trials:
+                start = perf_counter()
+                trials[kind] = trial(kind, [module.weight for module in modules])
+                _log.info("tried %s in %.2f s: %s", kind, perf_counter() - start, trials[kind].way)
+        if self.reason is None and not any(trials[kind].way for kind in self._kinds):
+            self.reason, self._is_settled = "no layer is at least 10 % faster packed", True
+
+    def _saved(self) -> float:
+        """The seconds that packed layers would have saved so far, the work at hand included."""
+        trials, work = self._weights.trials, self._weights.work
+        own = self._products({kind: trials[kind].own for kind in self._kinds})
+        packed = self._products({kind: trials[kind].best() for kind in self._kinds})
+        return work.seconds(own) - work.seconds(packed)
+
+    def _price(self) -> float:
+        """The seconds that packing takes."""
+        trials = self._weights.trials
+        return sum(trials[kind].packing * len(modules) for kind, modules in self._missing())
+
+    def _missing(self) -> list[tuple[Kind, list[nn.Linear]]]:
+        """The layers that would be faster packed and are not."""
+        trials, slots = self._weights.trials, self._slots
+        lacking = {
+            kind: [module for module in modules if slots[module].copy is None]
+            for kind, modules in self._kinds.items()
+            if kind in trials and trials[kind].way is not None
+        }
+        return [(kind, modules) for kind, modules in lacking.items() if modules]
+
+    @torch.no_grad()
+    def _pack_all(self, *, whatever_memory: bool) -> None:
+        """Packs what is missing, some layers at a time, so that what is interrupted stays right."""
+        self._is_settled = True
+        missing = self._missing()
+        num_bytes = sum(
+            self._way_of(kind).bytes_per_weight * kind.num_weights * len(modules)
+            for kind, modules in missing
+        )
+        if not num_bytes:
+            return
+        if not whatever_memory and num_bytes > _SHARE_OF_FREE * free_memory():
+            self.reason = (
+                f"packed weights would take {num_bytes / 1e6:.0f} MB, too much of what is free"
+            )
+            return
+        start, price = perf_counter(), self._price()
+        _log.info("packing %.0f MB of weights, which takes about %.1f s", num_bytes / 1e6, price)
+        options = {"unit": "B", "unit_scale": True, "disable": price < _SHOWN}
+        with hf_logging.tqdm(total=num_bytes, desc="Packing weights", **options) as bar:
+            for kind, modules in missing:
+                for some in _in_parts(modules, _AT_ONCE // kind.num_weights):
+                    self._fill(kind, some)
+                    bar.update(self._way_of(kind).bytes_per_weight * kind.num_weights * len(some))
+        _log.info("packed %.0f MB of weights in %.2f s", num_bytes / 1e6, perf_counter() - start)
+
+    def _renew(self) -> None:
+        """Packs weights anew that have changed."""
+        for kind, modules in self._kinds.items():
+            changed = [m for m in modules if self._slots[m].is_outdated(m.weight)]
+            if changed:
+                self._fill(kind, changed)
+
+    def _fill(self, kind: Kind, modules: Sequence[nn.Linear]) -> None:
+        found = self._weights.trials[kind]
+        weights = [module.weight for module in modules]
+        copies = pack_all(self._way_of(kind), weights)
+        for module, weight, copy in zip(modules, weights, copies, strict=True):
+            self._slots[module].fill(weight, copy, found.least_tokens, found.most_tokens)
+
+    def _way_of(self, kind: Kind) -> Way:
+        name = self._weights.trials[kind].way
+        return next(way for way in ways_for(kind.dtype) if way.name == name)
+
+    def _products(self, times: Mapping[Kind, Mapping[int, float]]) -> Products:
+        """The seconds of all layers together, the output head apart."""
+        layers, head = dict.fromkeys(WIDTHS, 0.0), dict.fromkeys(WIDTHS, 0.0)
+        for kind, modules in self._kinds.items():
+            heads = sum(module is self._head for module in modules)
+            for width in WIDTHS:
+                layers[width] += (len(modules) - heads) * times[kind][width]
+                head[width] += heads * times[kind][width]
+        return Products(layers, head)
 
 
-def _is_plain(weight: nn.Parameter) -> bool:
-    return (
-        type(weight) is nn.Parameter
-        and weight.is_contiguous()
-        and weight.device.type == "cpu"
-        and weight.numel() >= _LEAST_WEIGHTS
-        and can_pack(weight.dtype)
-    )
+def _head_of(model: Any) -> Any:
+    """The layer that gives logits; None where a model names none."""
+    find = getattr(model, "get_output_embeddings", None)
+    return None if find is None else find()
 
 
-def _pays(modules: Sequence[nn.Linear]) -> bool:
-    """Whether packed weights make layers of one kind at least 10 % faster in a short trial."""
-    num_bytes = modules[0].weight.nbytes
-    modules = modules[: -(-_TRIAL_BYTES // num_bytes)]
-    stand_ins = [_StandIn(module, pack(module.weight)) for module in modules]
-    generator = torch.Generator().manual_seed(0)
-    shares = []
-    for num_tokens in _NUM_TOKENS:
-        x = torch.randn(num_tokens, modules[0].in_features, generator=generator)
-        x = x.to(modules[0].weight.dtype)
-        rounds = [(_seconds(modules, x), _seconds(stand_ins, x)) for _ in range(2)]
-        plain, packed = map(min, zip(*rounds, strict=True))
-        shares.append(packed / plain)
-    return bool(mean(shares) <= _PAYS)
-
-
-def _seconds(layers: Sequence[Callable[[torch.Tensor], object]], x: torch.Tensor) -> float:
-    """The time of all layers in a row, so that no weight is still in the CPU's cache."""
-    outside, _this_thread.is_inside = _this_thread.is_inside, True
-    start = perf_counter()
-    try:
-        for layer in layers:
-            layer(x)
-    finally:
-        _this_thread.is_inside = outside
-    return perf_counter() - start
-
-
-def _row_sums(weight: torch.Tensor) -> torch.Tensor:
-    """The sum of each row's bits, read as the longest integers that fill the row."""
-    num_bytes = weight.shape[1] * weight.element_size()
-    words = torch.int64 if num_bytes % 8 == 0 else torch.int16 if num_bytes % 2 == 0 else torch.int8
-    return weight.view(words).sum(-1)
-
-
-def _free_memory() -> float:
-    """How many bytes are free on this machine, or in our container if that has fewer."""
-    free = float(psutil.virtual_memory().available)
-    try:
-        limit, used = ((_CGROUP / f"memory.{name}").read_text() for name in ("max", "current"))
-        return min(free, float(limit) - float(used))
-    except (OSError, ValueError):  # No container, or one without a limit.
-        return free
+def _in_parts(modules: Sequence[nn.Linear], size: int) -> Iterator[Sequence[nn.Linear]]:
+    for first in range(0, len(modules), max(size, 1)):
+        yield modules[first : first + max(size, 1)]

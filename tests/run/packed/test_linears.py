@@ -10,62 +10,114 @@ from torch import nn
 from torch.nn.functional import linear
 
 from selfspec.run.packed import linears
-from selfspec.run.packed.linears import can_pack, pack, packed_bytes, packed_linear
+from selfspec.run.packed.linears import Way, pack_all, packed_linear, ways_for
 from tests.fakes import packs_here
 
 needs_packs = pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
 ROUNDING = {torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float32: 1e-6}
+HALVES = [torch.bfloat16, torch.float16]
 SHAPES = [(16,), (1, 16), (5, 16), (1, 1, 16), (2, 3, 16), (70, 16)]
 
 
-@needs_packs
-@pytest.mark.parametrize("dtype", ROUNDING)
+def way_named(name: str, dtype: torch.dtype) -> Way:
+    """That way, or a skipped test where this machine's torch has none."""
+    made = {"same": linears._same_dtype, "float16": linears._float16_copies}
+    way = Way(name, made.get(name, linears._float32_copies), 4, 1e8)
+    if not linears._is_right(way, dtype):
+        pytest.skip(f"this build of torch has no {name} copies of {dtype}")
+    return way
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("same", dtype) for dtype in ROUNDING]
+    + [(name, dtype) for name in ("float16", "float32") for dtype in HALVES],
+)
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_packed_it_is_the_same_layer(
-    shape: tuple[int, ...], has_bias: bool, dtype: torch.dtype
+    shape: tuple[int, ...], has_bias: bool, name: str, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)
+    way = way_named(name, dtype)
     module = nn.Linear(16, 24, bias=has_bias, dtype=dtype).requires_grad_(False)
     x = torch.randn(*shape[:-1], 32, dtype=dtype)[..., ::2]  # It lies apart in memory.
     straight = linear(x, module.weight, module.bias)
-    ours = packed_linear(x, module.weight, module.bias, pack(module.weight))
+    ours = packed_linear(x, module.weight, module.bias, pack_all(way, [module.weight])[0])
     torch.testing.assert_close(ours, straight, rtol=ROUNDING[dtype], atol=ROUNDING[dtype])
     assert (ours.shape, ours.stride()) == (straight.shape, straight.stride())
 
 
-@needs_packs
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_widened_where_it_can_not_be_packed(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("right", "names"),
+    [
+        ({"same", "float16", "float32"}, ["same", "float16"]),
+        ({"float16", "float32"}, ["float16"]),
+        ({"float32"}, ["float32"]),
+        (set(), []),
+    ],
+)
+def test_half_precision_is_widened_only_where_nothing_else_can_be_had(
+    right: set[str], names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(linears, "_tried", lambda asked: asked is torch.float32)
-    module = nn.Linear(16, 24, dtype=dtype).requires_grad_(False)
-    x = torch.randn(5, 16, dtype=dtype)
-    assert can_pack(dtype)
-    assert packed_bytes(module.weight) == 4 * module.weight.numel()
-    ours = packed_linear(x, module.weight, module.bias, pack(module.weight))
-    assert ours.dtype is dtype
-    torch.testing.assert_close(ours, module(x), rtol=ROUNDING[dtype], atol=ROUNDING[dtype])
+    monkeypatch.setattr(linears, "_is_right", lambda way, _dtype: way.name in right)
+    for dtype in HALVES:
+        assert [way.name for way in ways_for(dtype)] == names
+    assert [way.name for way in ways_for(torch.float32)] == ["same"] * ("same" in right)
+
+
+def test_float16_copies_of_bfloat16_are_exact_down_to_tiny_weights() -> None:
+    """Products with a unit vector read the weights back."""
+    way = way_named("float16", torch.bfloat16)
+    powers = torch.arange(-34.0, 1.0)
+    weight = (1.75 * 2**powers).to(torch.bfloat16)[:, None].expand(-1, 16).contiguous()
+    for factor in (2.0**-60, 1.0, 3.0, 2.0**60):
+        scaled = (weight * factor).contiguous()
+        (copy,) = pack_all(way, [scaled])
+        unit = torch.zeros(1, 16, dtype=torch.bfloat16)
+        unit[0, 0] = 1
+        read = copy(unit, None)[0]
+        assert torch.equal(read[5:], scaled[5:, 0])
+        assert (read[:5] - scaled[:5, 0]).abs().max() <= 2.0**-32 * scaled.max()
+
+
+def test_a_large_weight_is_packed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    way = way_named("float16", torch.bfloat16)
+    weights = [torch.randn(rows, 16).bfloat16() for rows in (24, 100, 7)]
+    x = torch.randn(3, 16).bfloat16()
+    whole = [copy(x, None) for copy in pack_all(way, weights)]
+    monkeypatch.setattr(linears, "_PART", 16 * 30)
+    parts = pack_all(way, weights)
+    assert [len(copy._parts) for copy in parts] == [1, 4, 1]  # type: ignore[attr-defined]
+    assert all(torch.equal(copy(x, None), w) for copy, w in zip(parts, whole, strict=True))
+
+
+@pytest.mark.parametrize("odd", [float("inf"), float("nan")])
+def test_weights_that_are_not_finite_get_no_float16_copy(odd: float) -> None:
+    way = way_named("float16", torch.bfloat16)
+    weight = torch.ones(8, 8, dtype=torch.bfloat16)
+    weight[3, 4] = odd
+    with pytest.raises(ValueError, match="not finite"):
+        pack_all(way, [weight])
 
 
 @needs_packs
 def test_what_stock_converts_is_left_to_stock() -> None:
     module, x = nn.Linear(16, 24).requires_grad_(False), torch.randn(3, 16)
-    packed = pack(module.weight)
+    (copy,) = pack_all(ways_for(torch.float32)[0], [module.weight])
     with torch.autocast("cpu", torch.bfloat16):
-        outcome = packed_linear(x, module.weight, module.bias, packed)
+        outcome = packed_linear(x, module.weight, module.bias, copy)
         assert outcome.dtype is torch.bfloat16
         assert torch.equal(outcome, module(x))
     with pytest.raises(RuntimeError, match="dtype"):
-        packed_linear(x.double(), module.weight, module.bias, packed)
+        packed_linear(x.double(), module.weight, module.bias, copy)
 
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
-    linears._tried.cache_clear()
+    linears._is_right.cache_clear()
     yield
-    linears._tried.cache_clear()
+    linears._is_right.cache_clear()
 
 
 @pytest.mark.parametrize("error", [AttributeError, NotImplementedError, RuntimeError, TypeError])
@@ -78,7 +130,8 @@ def test_a_torch_without_the_private_operators_packs_nothing(
         raise error
 
     monkeypatch.setattr(linears, "_reordered", gone)
-    assert not any(can_pack(dtype) for dtype in ROUNDING)
+    monkeypatch.setattr(linears, "_float16_packed", gone)
+    assert not any(ways_for(dtype) for dtype in ROUNDING)
 
 
 def test_operators_that_compute_something_else_are_not_used(
@@ -86,10 +139,12 @@ def test_operators_that_compute_something_else_are_not_used(
 ) -> None:
     monkeypatch.setattr(linears, "_reordered", lambda weight: weight)
     monkeypatch.setattr(linears, "_product", lambda x, packed, bias: x)
-    assert not can_pack(torch.float32)
+    monkeypatch.setattr(linears, "_float16_product", lambda x, packed: x)
+    assert not ways_for(torch.float32)
+    assert not ways_for(torch.bfloat16)
 
 
 def test_trying_leaves_the_random_stream_alone(fresh: None) -> None:
     before = torch.get_rng_state()
-    can_pack(torch.bfloat16)
+    ways_for(torch.bfloat16)
     assert torch.equal(before, torch.get_rng_state())

@@ -7,7 +7,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -16,19 +15,26 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from selfspec.run.packed import PackedWeights, weights
-from tests.fakes import packs_here
+from selfspec.run.packed import PackedWeights, Packing, layers, weights
+from tests.fakes import fake_trials, packs_here
 
 pytestmark = pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
 
 SIZE = 4 * 16 * 24  # bytes of a layer
-_real_pays = weights._pays
 
 
 @pytest.fixture(autouse=True)
 def all_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "_LEAST_WEIGHTS", 0)
-    monkeypatch.setattr(weights, "_pays", lambda _modules: True)
+    fake_trials(monkeypatch)
+
+
+def packed(
+    model: nn.Module, held: PackedWeights | None = None, *, whatever_memory: bool = False
+) -> Packing:
+    """A call's packing, with all layers packed."""
+    packing = Packing(held or PackedWeights(), model)
+    packing.pack(whatever_memory=whatever_memory)
+    return packing
 
 
 @pytest.fixture
@@ -71,15 +77,15 @@ def test_a_weight_that_changed_is_packed_anew(
     model: nn.Sequential, change: Callable[[torch.Tensor], None]
 ) -> None:
     held, x = PackedWeights(), torch.ones(3, 16)
-    assert held.prepare(model) is None
-    before = {module: copy.packed for module, copy in held._copies.items()}
-    assert held.prepare(model) is None
-    assert all(held._copies[module].packed is packed for module, packed in before.items())
+    assert packed(model, held).reason is None
+    before = {module: slot.copy for module, slot in held.slots.items()}
+    Packing(held, model)
+    assert all(held.slots[module].copy is copy for module, copy in before.items())
     change(model[0].weight)
-    assert held.prepare(model) is None
-    assert held._copies[model[0]].packed is not before[model[0]]
-    assert held._copies[model[1]].packed is before[model[1]]
-    with held.in_use():
+    packing = Packing(held, model)
+    assert held.slots[model[0]].copy is not before[model[0]]
+    assert held.slots[model[1]].copy is before[model[1]]
+    with packing.in_use():
         torch.testing.assert_close(
             model[0](x), linear(x, model[0].weight, model[0].bias), rtol=1e-5, atol=1e-5
         )
@@ -89,9 +95,9 @@ def test_a_weight_that_changed_is_packed_anew(
 @pytest.mark.parametrize("in_features", [15, 16, 17, 18])
 def test_rows_of_every_length_are_summed(in_features: int, dtype: torch.dtype) -> None:
     weight = torch.ones(3, in_features, dtype=dtype)
-    sums = weights._row_sums(weight)
+    sums = layers.row_sums(weight)
     weight[1, -1] += 0.5
-    assert (weights._row_sums(weight) != sums).tolist() == [False, True, False]
+    assert (layers.row_sums(weight) != sums).tolist() == [False, True, False]
 
 
 def test_all_who_use_a_model_share_its_copies_and_the_last_one_frees_them(
@@ -108,7 +114,7 @@ def test_all_who_use_a_model_share_its_copies_and_the_last_one_frees_them(
 
 def test_a_layer_that_is_gone_holds_no_copy() -> None:
     held, model = PackedWeights(), nn.Sequential(nn.Linear(16, 24))
-    held.prepare(model)
+    packed(model, held)
     assert held.num_bytes == SIZE
     del model
     gc.collect()
@@ -122,65 +128,107 @@ def test_a_quarter_of_the_free_memory_is_enough(
     free = SimpleNamespace(available=available)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
     held = PackedWeights()
-    reason = held.prepare(model)
+    reason = packed(model, held).reason
     assert (reason is None) is fits
     if reason is not None:
         assert "too much of what is free" in reason
-    assert held.prepare(model, whatever_memory=True) is None
+    assert packed(model, held, whatever_memory=True).reason is None
     free.available = 0
-    assert held.prepare(model) is None  # It is there already.
-
-
-@pytest.mark.parametrize(
-    ("limit", "fits"), [("max", True), (str(1000 + 8 * SIZE), True), ("7000", False), (None, True)]
-)
-def test_a_container_has_a_limit_of_its_own(
-    limit: str | None,
-    fits: bool,
-    model: nn.Sequential,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(weights, "_CGROUP", tmp_path)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1e9))
-    if limit is not None:
-        (tmp_path / "memory.max").write_text(limit + "\n")
-        (tmp_path / "memory.current").write_text("1000\n")
-    assert (PackedWeights().prepare(model) is None) is fits
+    assert packed(model, held).reason is None  # It is there already.
 
 
 def test_only_what_pays_is_packed(model: nn.Sequential, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def pays(modules: list[nn.Linear]) -> bool:
-        asked.append(modules)
-        return modules[0].in_features == 16
-
-    monkeypatch.setattr(weights, "_pays", pays)
+    fake_trials(monkeypatch, pays=False)
+    no_gain = weights.trial
+    tried = fake_trials(monkeypatch)
+    gain = weights.trial
+    monkeypatch.setattr(
+        weights, "trial", lambda kind, of: (gain if kind.num_in == 16 else no_gain)(kind, of)
+    )
     held = PackedWeights()
-    assert held.prepare(model) is None
-    assert list(held._copies) == [model[0]]
-    held.prepare(model)
-    assert len(asked) == 2  # Once for each kind of layer.
-    monkeypatch.setattr(weights, "_pays", lambda _modules: False)
-    assert PackedWeights().prepare(model) == "no layer is at least 10 % faster packed"
+    assert packed(model, held).is_packed
+    assert held.slots[model[0]].copy is not None
+    assert held.slots[model[1]].copy is None
+    packed(model, held)
+    assert len(tried) == 1  # Once for each kind of layer.
 
 
-def test_a_trial_times_both_ways_and_draws_nothing(model: nn.Sequential) -> None:
-    before = torch.get_rng_state()
-    assert _real_pays([model[0]]) in (True, False)
-    assert torch.equal(before, torch.get_rng_state())
-
-
-@pytest.mark.parametrize(("ratio", "pays"), [(0.85, True), (0.95, False)])
-def test_ten_per_cent_is_the_least(
-    ratio: float, pays: bool, model: nn.Sequential, monkeypatch: pytest.MonkeyPatch
+def test_where_no_layer_gets_faster_none_is_packed(
+    model: nn.Sequential, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def seconds(layers: list[object], _x: torch.Tensor) -> float:
-        return 1.0 if isinstance(layers[0], nn.Linear) else ratio
+    fake_trials(monkeypatch, pays=False)
+    packing = packed(model)
+    assert packing.reason == "no layer is at least 10 % faster packed"
+    assert not packing.is_packed
 
-    monkeypatch.setattr(weights, "_seconds", seconds)
-    assert _real_pays([model[0]]) is pays
+
+def test_it_packs_once_it_would_have_saved_as_much_as_that_takes(
+    model: nn.Sequential, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step saves half a second of each of the two layers, and packing takes 5 seconds."""
+    fake_trials(monkeypatch, saves=0.5, packing=2.5)
+    held = PackedWeights()
+    packing = Packing(held, model)
+    assert [packing.before_step(1) for _ in range(4)] == [False] * 4
+    again = Packing(held, model)  # A later call goes on counting.
+    assert again.before_step(1)
+    assert again.is_packed
+    assert not again.before_step(1)
+    assert packing.before_step(1)  # The other call is told too.
+
+
+def test_a_prompt_counts_before_it_is_read(
+    model: nn.Sequential, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_trials(monkeypatch, saves=0.5, packing=2.5)
+    short, long = Packing(PackedWeights(), model), Packing(PackedWeights(), model)
+    short.before_prompt(64, 1)
+    long.before_prompt(64 * 5, 1)
+    assert (short.is_packed, long.is_packed) == (False, True)
+
+
+def test_trials_wait_until_they_are_a_small_part_of_the_work(
+    model: nn.Sequential, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two kinds, tried in 0.2 seconds each, and steps of two seconds: a tenth of that is due."""
+    tried = fake_trials(monkeypatch)
+    monkeypatch.setattr(weights, "price_of", lambda *_kind: 0.2)
+    packing = Packing(PackedWeights(), model)
+    packing.before_step(1)
+    assert not tried
+    packing.before_step(1)
+    assert len(tried) == 2
+
+
+def test_packing_that_is_interrupted_stays_right_and_goes_on(
+    model: nn.Sequential, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(way: object, of: list[torch.Tensor]) -> list[object]:
+        if of[0].shape[1] == 24:
+            raise KeyboardInterrupt
+        return really(way, of)
+
+    really, held, x = weights.pack_all, PackedWeights(), torch.ones(2, 16)
+    expected = model(x)
+    with monkeypatch.context() as during:
+        during.setattr(weights, "pack_all", interrupted)
+        packing = Packing(held, model)
+        with pytest.raises(KeyboardInterrupt):
+            packing.pack()
+    assert (held.num_bytes, packing.is_packed) == (SIZE, False)
+    with packing.in_use():
+        torch.testing.assert_close(model(x), expected)
+    assert packed(model, held).is_packed
+
+
+def test_what_takes_long_is_shown(
+    model: nn.Sequential, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packed(model)
+    assert capsys.readouterr().err == ""
+    fake_trials(monkeypatch, packing=1.5)
+    packed(model)
+    assert "Packing weights" in capsys.readouterr().err
 
 
 def test_what_only_looks_like_a_linear_layer_is_left_alone(model: nn.Sequential) -> None:
@@ -189,18 +237,17 @@ def test_what_only_looks_like_a_linear_layer_is_left_alone(model: nn.Sequential)
 
     hooked = nn.Linear(16, 24)
     vars(hooked)["forward"] = lambda x: x
-    assert weights._kinds_of(nn.Sequential(Special(16, 24), hooked, nn.ReLU())) == {}
+    assert layers.kinds_of(nn.Sequential(Special(16, 24), hooked, nn.ReLU())) == {}
     compiled = nn.Sequential(nn.Linear(16, 24))
     compiled._compiled_call_impl = lambda x: x  # type: ignore[assignment]
-    assert weights._kinds_of(compiled) == {}
+    assert layers.kinds_of(compiled) == {}
 
 
 def test_it_is_used_inside_and_in_this_thread_alone(
     model: nn.Sequential, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weights, "packed_linear", lambda x, w, b, _packed: -linear(x, w, b))
-    held, x, elsewhere = PackedWeights(), torch.ones(1, 16), []
-    held.prepare(model)
+    monkeypatch.setattr(layers, "packed_linear", lambda x, w, b, _packed: -linear(x, w, b))
+    held, x, elsewhere = packed(model), torch.ones(1, 16), []
     right = model[0](x)
     with held.in_use():
         assert torch.equal(model[0](x), -right)
@@ -216,8 +263,7 @@ def test_it_is_used_inside_and_in_this_thread_alone(
 
 
 def test_a_forward_that_comes_meanwhile_stays(model: nn.Sequential) -> None:
-    held = PackedWeights()
-    held.prepare(model)
+    held = packed(model)
 
     def theirs(x: torch.Tensor) -> str:
         return "theirs"
@@ -235,14 +281,14 @@ def test_another_thread_may_pack_further_layers_meanwhile() -> None:
     def pack() -> None:
         for _ in range(100):
             added.append(nn.Linear(16, 24).requires_grad_(False))
-            held.prepare(nn.Sequential(added[-1]))
+            packed(nn.Sequential(added[-1]), held)
 
     added: list[nn.Linear] = []
     packing = threading.Thread(target=pack)
     packing.start()
     try:
         while packing.is_alive():
-            with held.in_use():
+            with Packing(held, nn.Sequential(*added)).in_use():
                 pass
     except RuntimeError as error:
         failures.append(error)
