@@ -159,7 +159,8 @@ def write_texts(path: Path, texts: Iterable[RecordedText]) -> int:
     """Writes a line of JSON for each text, as they come; returns how many."""
     number = 0
     with path.open("w", encoding="utf-8") as file:
-        for number, text in enumerate(texts, 1):
+        for text in texts:
+            number += 1
             behind = [[*place, *row] for place, row in text.behind.items()]
             file.write(json.dumps({**vars(text), "behind": behind}) + "\n")
             file.flush()

@@ -49,7 +49,7 @@ class _Line(NamedTuple):
 
     def at(self, width: int) -> float:
         last = len(self.table) - 1
-        return self.table[width] if width <= last else self.table[last] + self.slope * (width - last)
+        return self.table[min(width, last)] + self.slope * max(width - last, 0)
 
 
 class CostCurve:
@@ -155,7 +155,8 @@ class CostCurve:
                 news = min(max(news, -_FAR), _FAR)
             # The very first plain step is often slow: the second one is taken for the truth.
             is_scale = point == 1 and count <= 2
-            self._points[point] += news if is_scale else news * max(1 / (count + _PRIOR_STEPS), _FADE)
+            gain = 1.0 if is_scale else max(1 / (count + _PRIOR_STEPS), _FADE)
+            self._points[point] += gain * news
             self._fit = self._fitted()
 
     def as_dict(self) -> dict[str, Any]:

@@ -8,8 +8,8 @@ __all__ = ["MeanRatio"]
 class MeanRatio:
     """A fading mean of a quotient, such as seconds for each token.
 
-    Starts from a `value` that counts as much as a `weight` of steps or tokens. Each later one leaves
-    an earlier one the share `fade` of its weight.
+    Starts from a `value` that counts as much as a `weight` of steps or tokens. Each later one
+    leaves an earlier one the share `fade` of its weight.
     """
 
     def __init__(self, value: float, *, weight: float, fade: float) -> None:

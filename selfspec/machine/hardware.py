@@ -24,10 +24,11 @@ def device_name(device: torch.device) -> str:
 @cache
 def calculates_in(dtype: torch.dtype) -> bool:
     """Does this CPU calculate in a precision? One that does not converts in every product."""
-    names = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
+    names = {torch.bfloat16: "bf16", torch.float16: "fp16"}
     if dtype not in names:
         return True
-    ask = getattr(torch.ops.mkldnn, names[dtype], None)  # Private: a build may lack it.
+    # Private, so a build may lack it.
+    ask = getattr(torch.ops.mkldnn, f"_is_mkldnn_{names[dtype]}_supported", None)
     return ask is None or bool(ask())
 
 
