@@ -17,10 +17,6 @@ from selfspec.cost.curve import CostCurve
 __all__ = ["Choice", "WidthSearch", "best_width"]
 
 
-# What the model says behind a verified node is learned, which brings about so many tokens later.
-_LESSON = 0.01
-
-
 class Choice(NamedTuple):
     """A width, and what it is expected to bring."""
 
@@ -30,21 +26,15 @@ class Choice(NamedTuple):
 
 
 def best_width(
-    scores: Sequence[Sequence[float]],
-    curve: CostCurve,
-    max_nodes: int,
-    *,
-    beside: int = 0,
-    trust: float = 1.0,
+    scores: Sequence[Sequence[float]], curve: CostCurve, max_nodes: int, *, beside: int = 0
 ) -> Choice:
     """The width that brings the most tokens a second, of those from 1 to `max_nodes`.
 
-    `scores` has a list for each row that shares the step: the scores of its tree's nodes in
+    `scores` has a list for each row that shares the forward: the scores of its tree's nodes in
     the order they were added, without the root. A row whose tree has fewer brings what it has.
-    `beside` is how many queries a row asks besides its tree, and `trust` the share of what scores
-    promise that comes true. The narrowest of equal ones is taken.
+    `beside` is how many queries a row asks besides its tree. The narrowest of equal ones is taken.
     """
-    gains = map(sum, zip_longest(*([_worth(s, trust) for s in row] for row in scores), fillvalue=0))
+    gains = map(sum, zip_longest(*scores, fillvalue=0.0))
     brought = accumulate(gains, initial=float(len(scores)))
     best = Choice(1, 0.0, -1.0)
     for width, (seconds, tokens) in enumerate(
@@ -53,11 +43,6 @@ def best_width(
         if tokens / seconds > best.rate:
             best = Choice(width, tokens, tokens / seconds)
     return best
-
-
-def _worth(score: float, trust: float) -> float:
-    """The tokens that a node brings, now and by what it teaches."""
-    return trust * score + _LESSON
 
 
 class WidthSearch:
@@ -73,8 +58,7 @@ class WidthSearch:
     (3, 3)
     """
 
-    def __init__(self, curve: CostCurve, max_nodes: int, trust: float = 1.0) -> None:
-        self._trust = trust
+    def __init__(self, curve: CostCurve, max_nodes: int) -> None:
         self._costs = curve.table(max_nodes)  # By width.
         self._corners = [width for width in curve.corners(max_nodes) if 1 < width < max_nodes]
         self._corners.append(max_nodes)
@@ -90,20 +74,19 @@ class WidthSearch:
         width = self.num_nodes + 1
         if width >= len(self._costs):
             return False
-        worth = _worth(score, self._trust)
-        tokens = self._tokens + worth
+        tokens = self._tokens + score
         rate = tokens / self._costs[width]
         if rate > self.best.rate:
             self.best = Choice(width, tokens, rate)
-        elif not self._may_pay(worth):
+        elif not self._may_pay(score):
             return False
         self.num_nodes, self._tokens = width, tokens
         return True
 
-    def _may_pay(self, worth: float) -> bool:
-        """Could any wider tree beat the best one, if every further node were worth so much?
+    def _may_pay(self, score: float) -> bool:
+        """Could any wider tree beat the best one, if every further node had this score?
 
-        With n nodes that bring S tokens, the best rate R so far, and no further one above s, a
+        With n nodes that bring S tokens, the best rate R so far, and no further score above s, a
         tree of w > n nodes brings at most S + (w - n)·s tokens. It beats R only if
 
             f(w) = S + (w - n)·s - R·T(w) > 0.
@@ -113,7 +96,7 @@ class WidthSearch:
         f is not above 0 at the corners beyond n and at max, no wider tree pays, and none of those
         that have lower scores.
         """
-        spare = self._tokens - self.num_nodes * worth
+        spare = self._tokens - self.num_nodes * score
         rate, costs = self.best.rate, self._costs
         wider = self._corners[bisect_right(self._corners, self.num_nodes) :]
-        return any(spare + width * worth > rate * costs[width] for width in wider)
+        return any(spare + width * score > rate * costs[width] for width in wider)

@@ -73,15 +73,14 @@ class CostCurve:
         plain steps say what one is in seconds.
         """
         _check(points)
+        points = {1: points[min(points)], **points}
         widths = sorted(points)
-        heights = [points[widths[0]], *(points[w] for w in widths if w > 1)]
-        corners = dict(zip([1, *(w for w in widths if w > 1)], _rising(heights), strict=True))
-        self._corners = tuple(corners)  # Of what was expected.
-        self._expected = _Line.through(
-            {width: height / heights[0] for width, height in corners.items()},
-            _end_slope(corners) / heights[0],
-        )
-        timed = corners if is_timed else {1: heights[0]}
+        corners = dict(zip(widths, _rising([points[w] for w in widths]), strict=True))
+        plain = corners[1]
+        # What was expected, in plain steps, and where that bends.
+        shape = {width: height / plain for width, height in corners.items()}
+        self._expected, self._corners = _Line.through(shape, _end_slope(shape)), tuple(shape)
+        timed = corners if is_timed else {1: plain}
         # The log of the seconds at each timed width, and how many steps that was learned from.
         self._points = {width: math.log(height) for width, height in timed.items()}
         self._counts = dict.fromkeys(timed, _KNOWN if is_timed else 0)
@@ -189,9 +188,9 @@ class CostCurve:
 
     def _fitted(self) -> _Line:
         """What was timed, and behind it the expected shape, steeper or flatter as it turned out."""
-        plain, *others = map(math.exp, self._points.values())
-        corners = dict(zip(self._points, _rising([plain, *others]), strict=True))
-        last, expected = max(corners), self._expected
+        heights = _rising([math.exp(point) for point in self._points.values()])
+        corners = dict(zip(self._points, heights, strict=True))
+        plain, last, expected = heights[0], max(corners), self._expected
         seen, guess = corners[last] / plain - 1, expected.at(last) - 1
         steeper = (seen + _FLAT * (last - 1)) / (guess + _FLAT * (last - 1)) if last > 1 else 1.0
         least = seen / max(last - 1, 1) / 2  # It does not level off at once.
@@ -205,7 +204,8 @@ class CostCurve:
 
 def _rising(heights: Sequence[float]) -> list[float]:
     """The first as it is; the others as near as they can be, never falling, and none below it."""
-    return [heights[0], *(max(heights[0], each) for each in monotone(heights[1:]))]
+    plain, *others = heights
+    return [plain, *(max(plain, each) for each in monotone(others))]
 
 
 def _end_slope(corners: Mapping[int, float]) -> float:

@@ -19,6 +19,8 @@ from selfspec.records import DRAFT_MODEL, DraftTree, StepRecord, sources_of
 
 __all__ = ["Budget", "FixedBudget", "MeasuredBudget", "Step", "ThresholdBudget", "Took"]
 
+# What the model says behind a verified node is learned, and brings about so many tokens later.
+_LESSON = 0.01
 # A plain step is timed anew after this many others.
 _RETIME = 64
 # A time that is farther off than this factor from what its width took before counts as this far.
@@ -193,6 +195,7 @@ class MeasuredStep:
         self.reading = 0.0  # Seconds of the draft model.
         self._budget = budget
         self._looks = max_nodes > 1
+        self._trust = budget.ledger.trust
         self._search: WidthSearch | None = None  # The one that grew the last tree.
         self._promised = 0.0  # The scores of what the draft model read.
         pacing = budget.pacing
@@ -202,23 +205,22 @@ class MeasuredStep:
 
     def search(self) -> Callable[[float], bool] | None:
         """Says where the growth of a tree may stop."""
-        budget = self._budget
-        if self._looks:
-            self._search = WidthSearch(budget.curve, self.max_nodes, budget.ledger.trust)
-        return self._search.take if self._search else None
+        if not self._looks:
+            return None
+        search = self._search = WidthSearch(self._budget.curve, self.max_nodes)
+        return lambda score: search.take(self._worth(score))
 
     def fit(self, trees: Sequence[DraftTree], num_queries: Sequence[int] = ()) -> bool:
         """All rows share a forward, and so its width; branches ride where that pays more."""
-        scores = [tree.scores[1 : self.max_nodes] for tree in trees]
-        curve, widest = self._budget.curve, 1 + max(map(len, scores))
-        trust = self._budget.ledger.trust
+        worth = [list(map(self._worth, tree.scores[1 : self.max_nodes])) for tree in trees]
+        curve, widest = self._budget.curve, 1 + max(map(len, worth))
         if self._search is not None and len(trees) == 1:
             choice = self._search.best  # It was found while the only tree grew.
         else:
-            choice = best_width(scores, curve, widest, trust=trust)
+            choice = best_width(worth, curve, widest)
         rides = False
         if self._looks and any(num_queries):
-            beside = best_width(scores, curve, widest, beside=max(num_queries), trust=trust)
+            beside = best_width(worth, curve, widest, beside=max(num_queries))
             lost = beside.tokens * (choice.rate / beside.rate - 1)
             if rides := self._budget.riders.pay(sum(num_queries), lost):
                 choice = beside
@@ -226,6 +228,10 @@ class MeasuredStep:
             if len(tree) > choice.width:
                 tree.cut(choice.width)
         return rides
+
+    def _worth(self, score: float) -> float:
+        """The tokens that a node of a score brings, now and by what it teaches."""
+        return self._trust * score + _LESSON
 
     def pays_to_read(self, promised: float) -> bool:
         """Is a forward of the draft model worth its time, by the scores of what it reads?"""
