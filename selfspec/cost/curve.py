@@ -30,8 +30,10 @@ _KNOWN = 8
 _FAR = math.log(1.25)
 # Where both are flatter than this share of a plain step for each query, shapes are alike.
 _FLAT = 0.02
-# Behind twice the widest step that was timed, queries may cost this many times what is expected.
+# Behind twice the widest step that was timed, queries may cost this many times what is expected;
+# and no step is wider than that one by more than this factor.
 _RISK = 4.0
+_LEAP = 8
 
 
 class _Line(NamedTuple):
@@ -135,7 +137,8 @@ class CostCurve:
             guess = plain * (self._expected.at(width) - sure_guess) / timed
             return sure + _RISK * max(self.seconds(width) - sure, guess)
 
-        return max(bisect_right(range(1, allowed + 1), seconds, key=risk), 1)
+        widest = min(allowed, _LEAP * timed)
+        return max(bisect_right(range(1, widest + 1), seconds, key=risk), 1)
 
     def refine(self, width: int, seconds: float) -> None:
         """Takes in what a real step of this width took; some 20 µs.
