@@ -19,6 +19,8 @@ __all__ = ["CostCurve"]
 
 # Wider steps get no point of their own.
 _WIDEST = 4096
+# No step takes less or more: seconds.
+_SHORTEST, _LONGEST = 1e-9, 1e9
 # A width gets a point of its own if it is this many times the nearest one that was timed.
 _WIDER = 1.25
 # A point follows the log of the times at its width: their mean at first, then fading at this rate.
@@ -83,8 +85,8 @@ class CostCurve:
         shape = {width: height / plain for width, height in corners.items()}
         self._expected, self._corners = _Line.through(shape, _end_slope(shape)), tuple(shape)
         timed = corners if is_timed else {1: plain}
-        # The log of the seconds at each timed width, and how many steps that was learned from.
-        self._points = {width: math.log(height) for width, height in timed.items()}
+        # The seconds at each timed width, and how many steps they were learned from.
+        self._points = dict(timed)
         self._counts = dict.fromkeys(timed, _KNOWN if is_timed else 0)
         self._lock = threading.Lock()
         self._fit = self._fitted()
@@ -148,17 +150,18 @@ class CostCurve:
         """
         if not 0 < seconds < math.inf:
             return
+        seconds = min(max(seconds, _SHORTEST), _LONGEST)
         with self._lock:
             point = self._point_for(min(width, _WIDEST))
             count = self._counts[point] = self._counts[point] + 1
-            there = self._points[point] + math.log(self.seconds(width) / self.seconds(point))
-            news = math.log(seconds) - there
+            there = self._points[point] * self.seconds(width) / self.seconds(point)
+            news = math.log(seconds) - math.log(there)
             if count > _KNOWN:
                 news = min(max(news, -_FAR), _FAR)
             # The very first plain step is often slow: the second one is taken for the truth.
             is_scale = point == 1 and count <= 2
             gain = 1.0 if is_scale else max(1 / (count + _PRIOR_STEPS), _FADE)
-            self._points[point] += gain * news
+            self._points[point] *= math.exp(gain * news)
             self._fit = self._fitted()
 
     def as_dict(self) -> dict[str, Any]:
@@ -184,14 +187,14 @@ class CostCurve:
         near = min(self._points, key=lambda known: abs(known - width))
         if max(width, near) <= _WIDER * min(width, near):
             return near
-        points = {**self._points, width: math.log(self.seconds(width))}
+        points = {**self._points, width: self.seconds(width)}
         self._counts[width] = 0
         self._points = dict(sorted(points.items()))
         return width
 
     def _fitted(self) -> _Line:
         """What was timed, and behind it the expected shape, steeper or flatter as it turned out."""
-        heights = _rising([math.exp(point) for point in self._points.values()])
+        heights = _rising(list(self._points.values()))
         corners = dict(zip(self._points, heights, strict=True))
         plain, last, expected = heights[0], max(corners), self._expected
         seen, guess = corners[last] / plain - 1, expected.at(last) - 1

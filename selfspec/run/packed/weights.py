@@ -118,7 +118,8 @@ class Packing:
         times = {k: trials[k].best() if self.is_packed else trials[k].own for k in self._kinds}
         layers, head = self._products(times)
         tokens = {width: num_rows * width for width in WIDTHS}
-        return {w: seconds_for(layers, n) + seconds_for(head, n) for w, n in tokens.items()}
+        costs = {w: seconds_for(layers, n) + seconds_for(head, n) for w, n in tokens.items()}
+        return costs if min(costs.values()) > 0 else None
 
     def in_use(self) -> AbstractContextManager[None]:
         """Inside, in this thread alone, layers compute from their copies once they have them."""
