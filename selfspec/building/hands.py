@@ -13,6 +13,7 @@ from selfspec.building.grams import GramCounter
 from selfspec.building.recipe import Recipe
 from selfspec.building.shards import CountedShard
 from selfspec.building.tokens import Encoder, encode_all
+from selfspec.building.vocabulary import prefix_of
 from selfspec.building.warmup import Window, predictions
 from selfspec.config import SpecConfig
 from selfspec.records import TopK
@@ -63,7 +64,8 @@ class Hands:
 
     def read(self, windows: list[Window]) -> list[TopK]:
         """What the model predicts after each token of each window."""
-        return predictions(self._model, windows, SpecConfig().top_k)
+        prefix = prefix_of(self._recipe, self._tokenizer)
+        return predictions(self._model, windows, SpecConfig().top_k, prefix)
 
     @cached_property
     def _model(self) -> Any:

@@ -42,12 +42,21 @@ class Warmup:
     Args:
         save_seconds: How often what was learned is written down, and so how much work a killed
             process loses. It changes no byte of the cache.
+        prefix: What every window stands behind. Nothing is learned from it.
     """
 
     def __init__(
-        self, work: WorkFolder, recipe: Recipe, model: Any, spec: SelfSpec, *, save_seconds: float
+        self,
+        work: WorkFolder,
+        recipe: Recipe,
+        model: Any,
+        spec: SelfSpec,
+        *,
+        save_seconds: float,
+        prefix: Sequence[int] = (),
     ) -> None:
         self._work = work
+        self._prefix = prefix
         self._limit = recipe.warmup_tokens
         self._model = model
         self._save_seconds = save_seconds
@@ -113,7 +122,7 @@ class Warmup:
             yield batch, self._read(batch)
 
     def _read(self, batch: list[Window]) -> list[TopK]:
-        return predictions(self._model, batch, self._learned.memory.top_k)
+        return predictions(self._model, batch, self._learned.memory.top_k, self._prefix)
 
     def _learn(self, batch: list[Window], tops: list[TopK]) -> int:
         """Shows the sources what was predicted; returns the number of tokens."""
@@ -143,8 +152,13 @@ class Warmup:
 
 
 @torch.inference_mode()
-def predictions(model: Any, windows: Sequence[Window], top_k: int) -> list[TopK]:
-    """Runs one forward; returns what the model predicts after each token of each window."""
+def predictions(
+    model: Any, windows: Sequence[Window], top_k: int, prefix: Sequence[int] = ()
+) -> list[TopK]:
+    """Returns what the model predicts after each token of each window.
+
+    Runs one forward, and one over the prefix before it, if there is any.
+    """
     rows = [window.ids for window in windows]
     input_ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
     mask = torch.zeros_like(input_ids)
@@ -152,9 +166,14 @@ def predictions(model: Any, windows: Sequence[Window], top_k: int) -> list[TopK]
         input_ids[row, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
         mask[row, : len(ids)] = 1
     device = model.device
-    logits = model(
-        input_ids=input_ids.to(device), attention_mask=mask.to(device), use_cache=False
-    ).logits
+    more: dict[str, Any] = {"use_cache": False}
+    if prefix:
+        read = torch.tensor([list(prefix)], device=device)
+        cache = model(input_ids=read, use_cache=True).past_key_values
+        cache.batch_repeat_interleave(len(rows))
+        mask = torch.cat([torch.ones(len(rows), len(prefix), dtype=torch.long), mask], dim=1)
+        more = {"use_cache": True, "past_key_values": cache}
+    logits = model(input_ids=input_ids.to(device), attention_mask=mask.to(device), **more).logits
     return [top_k_of(logits[row, : len(ids)], top_k) for row, ids in enumerate(rows)]
 
 
