@@ -10,6 +10,7 @@ from typing import Any
 
 from selfspec.building.documents import Document
 from selfspec.building.grams import GramCounter
+from selfspec.building.prefix import Prefix
 from selfspec.building.recipe import Recipe
 from selfspec.building.shards import CountedShard
 from selfspec.building.tokens import Encoder, encode_all
@@ -64,8 +65,11 @@ class Hands:
 
     def read(self, windows: list[Window]) -> list[TopK]:
         """What the model predicts after each token of each window."""
-        prefix = prefix_of(self._recipe, self._tokenizer)
-        return predictions(self._model, windows, SpecConfig().top_k, prefix)
+        return predictions(self._model, windows, SpecConfig().top_k, self._prefix)
+
+    @cached_property
+    def _prefix(self) -> Prefix | None:
+        return prefix_of(self._recipe, self._tokenizer)
 
     @cached_property
     def _model(self) -> Any:

@@ -6,11 +6,12 @@ an answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from selfspec.building.prefix import Prefix
 from selfspec.building.recipe import Recipe
 from selfspec.building.tokens import Encoder, Ids
 from selfspec.store import tokenizer_info
@@ -31,13 +32,13 @@ def each_token(tokenizer: Any, skip: int = 0) -> Iterator[Ids]:
         yield np.array([token], np.uint32)
 
 
-def prefix_of(recipe: Recipe, tokenizer: Any) -> Sequence[int]:
+def prefix_of(recipe: Recipe, tokenizer: Any) -> Prefix | None:
     """What each window stands behind: the beginning of a chat for single tokens, else nothing.
 
-    Without a chat template it is what the tokenizer begins texts with.
+    Without a chat template it is the beginning of a text.
     """
     if not recipe.reads_vocabulary:
-        return ()
+        return None
     encoder = Encoder(tokenizer, chat_template=recipe.chat_template, prompts=True)
     (ids,) = encoder.encode([_NEUTRAL if recipe.chat_template else "\n"])
-    return () if ids is None else ids.tolist()
+    return None if ids is None else Prefix(ids.tolist())

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from selfspec.building.learned import Learned
 from selfspec.building.limits import max_positions, vocab_size
+from selfspec.building.prefix import Prefix
 from selfspec.building.progress import Bar
 from selfspec.building.recipe import Recipe
 from selfspec.building.shards import Spread
@@ -53,7 +54,7 @@ class Warmup:
         spec: SelfSpec,
         *,
         save_seconds: float,
-        prefix: Sequence[int] = (),
+        prefix: Prefix | None = None,
     ) -> None:
         self._work = work
         self._prefix = prefix
@@ -153,12 +154,9 @@ class Warmup:
 
 @torch.inference_mode()
 def predictions(
-    model: Any, windows: Sequence[Window], top_k: int, prefix: Sequence[int] = ()
+    model: Any, windows: Sequence[Window], top_k: int, prefix: Prefix | None = None
 ) -> list[TopK]:
-    """Returns what the model predicts after each token of each window.
-
-    Runs one forward, and one over the prefix before it, if there is any.
-    """
+    """Runs one forward; returns what the model predicts after each token of each window."""
     rows = [window.ids for window in windows]
     input_ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
     mask = torch.zeros_like(input_ids)
@@ -167,12 +165,9 @@ def predictions(
         mask[row, : len(ids)] = 1
     device = model.device
     more: dict[str, Any] = {"use_cache": False}
-    if prefix:
-        read = torch.tensor([list(prefix)], device=device)
-        cache = model(input_ids=read, use_cache=True).past_key_values
-        cache.batch_repeat_interleave(len(rows))
-        mask = torch.cat([torch.ones(len(rows), len(prefix), dtype=torch.long), mask], dim=1)
-        more = {"use_cache": True, "past_key_values": cache}
+    if prefix is not None:
+        mask = torch.cat([torch.ones(len(rows), len(prefix.ids), dtype=torch.long), mask], dim=1)
+        more = {"use_cache": True, "past_key_values": prefix.cache(model, len(rows))}
     logits = model(input_ids=input_ids.to(device), attention_mask=mask.to(device), **more).logits
     return [top_k_of(logits[row, : len(ids)], top_k) for row, ids in enumerate(rows)]
 
