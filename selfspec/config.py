@@ -73,9 +73,10 @@ class SpecConfig:
             `SelfSpec`. ``"request"``: each call starts from what was there before and leaves no
             trace, which keeps tenants of a server apart. ``"frozen"``: nothing is learned.
         forward: How the model is run over drafts. ``"auto"``: as captured graphs on CUDA; on a CPU
-            from packed weights where a short trial shows that to be faster, once some hundred
-            tokens were decoded under a measured budget, and if the copies take no more than a
-            quarter of the free memory; else as stock does. ``"eager"``: as stock does; nothing is
+            from packed weights where a short trial shows that to be faster, as soon as they would
+            have saved the time that it takes to make them, under a measured budget, and if the
+            copies take no more than a quarter of the free memory; else as stock does. ``"eager"``:
+            as stock does; nothing is
             kept from call to call. ``"packed"``: from packed weights at once, however much memory
             they take. They are second copies, laid out as the CPU's math library wants them, and
             live as long as a `SelfSpec` that used them. ``"graph"``: as captured graphs, each made

@@ -18,6 +18,7 @@ from selfspec import GenerationStats, SelfSpec, SpecConfig
 
 __all__ = [
     "AssistedMethod",
+    "Float32Method",
     "Maker",
     "Method",
     "MethodError",
@@ -65,6 +66,10 @@ class Method:
         """Why it can't take part with this model on its device; None where it can."""
         return None
 
+    def running(self, model: Any) -> Any:
+        """The model that it runs in place of this one: the same, as a rule."""
+        return model
+
     def answer(
         self,
         model: Any,
@@ -106,6 +111,24 @@ class StaticMethod(Method):
         if model._valid_auto_compile_criteria({"past_key_values": cache}, model.generation_config):
             return None
         return f"transformers does not compile {type(model).__name__} on {model.device.type}"
+
+
+class Float32Method(Method):
+    """Stock on a float32 copy of the model, which is faster on some CPUs."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._copy: Any = None
+
+    def refusal(self, model: Any) -> str | None:
+        """A model in float32 is stock itself."""
+        return "the model is in float32 already" if model.dtype is torch.float32 else None
+
+    def running(self, model: Any) -> Any:
+        """The copy, made when it is first asked for."""
+        if self._copy is None:
+            self._copy = copy.deepcopy(model).float()
+        return self._copy
 
 
 class AssistedMethod(Method):

@@ -18,6 +18,7 @@ OURS = "selfspec"
 
 DESCRIPTIONS = {
     STOCK: "generate() of transformers as it is",
+    "stock-float32": "the same on a float32 copy of the model",
     "stock-static": "the same with a static KV cache, compiled",
     "prompt-lookup": "transformers' own drafts from the prompt",
     "assisted": "transformers' own drafts from --assistant-model",
@@ -25,7 +26,7 @@ DESCRIPTIONS = {
     "lut-tree": "after DIAA: a LUT tree; probabilities rounded to powers of two, no threshold",
     "suffix-branches": "after Self-Draft: branches; suffix matching in place of n-grams",
     "switch": "after SAM decoding: the longest match where it is long enough, else a LUT tree",
-    FORWARD_ONLY: "selfspec's way to run a forward, without drafts",
+    FORWARD_ONLY: "selfspec with its drafts switched off: its way to run a forward alone",
     OURS: "all sources, weighed by what came true",
 }
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from eval.methods.method import (
     AssistedMethod,
+    Float32Method,
     Maker,
     Method,
     MethodError,
@@ -41,12 +42,13 @@ def _assisted(resources: Resources) -> Method:
 
 def _forward_only(resources: Resources) -> Method:
     """With no drafts and nothing to learn: what selfspec's way to run a forward gains."""
-    knobs: dict[str, Any] = {"max_nodes": 1, "budget": "fixed", "sources": (), "num_branches": 0}
+    knobs: dict[str, Any] = {"max_nodes": 1, "sources": (), "num_branches": 0}
     return SelfSpecMethod(FORWARD_ONLY, SelfSpec(resources.config.changed(**knobs)))
 
 
 METHODS: dict[str, Maker] = {
     STOCK: lambda _: Method(STOCK),
+    "stock-float32": lambda _: Float32Method("stock-float32"),
     "stock-static": lambda _: StaticMethod("stock-static", {"cache_implementation": "static"}),
     "prompt-lookup": lambda _: Method(
         "prompt-lookup", {"prompt_lookup_num_tokens": _LOOKUP_TOKENS}

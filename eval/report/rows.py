@@ -18,6 +18,7 @@ answer   one method's answer to one question, or to a batch of them, in one turn
            drafted_by_source, accepted_by_source, stage_seconds
            table_bytes                         what its LUTs take
            disabled_reason                     why it did not draft as asked, if it didn't
+           forward, packed_bytes               how forwards were run at its end; copies of weights
            output_sha256                       of the new ids
            same                                identical, near-tie or different; null: not compared
            differs_at, gap_ulps                first other token (from 0), and how near a tie it was
@@ -85,6 +86,8 @@ class Numbers:
     stage_seconds: dict[str, float] = field(default_factory=dict)
     table_bytes: int | None = None
     disabled_reason: str | None = None
+    forward: str | None = None
+    packed_bytes: int | None = None
     same: str | None = None
     differs_at: int | None = None
     gap_ulps: float | None = None

@@ -23,6 +23,7 @@ __all__ = [
     "Spread",
     "costs",
     "decoding_cost",
+    "prefill_cost",
     "ratios",
     "variation",
     "whole_cost",
@@ -97,6 +98,11 @@ def decoding_cost(answer: Answer, numbers: Numbers) -> Cost:
     """Without the prompt's forward, and the token that it yields for each question."""
     seconds = numbers.seconds - numbers.prefill_seconds
     return Cost(seconds, numbers.num_new_tokens - len(answer.questions))
+
+
+def prefill_cost(answer: Answer, numbers: Numbers) -> Cost:
+    """Up to the end of the prompt's forward, for its one token."""
+    return Cost(numbers.prefill_seconds, len(answer.questions))
 
 
 def costs(answers: Iterable[Answer], method: str, cost: Measure = whole_cost) -> dict[Any, Cost]:

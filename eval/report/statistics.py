@@ -9,7 +9,15 @@ from typing import Any
 
 from eval.methods.names import FORWARD_ONLY, STOCK
 from eval.report.rows import Answer, Numbers
-from eval.report.speed_up import Measure, SpeedUp, costs, decoding_cost, ratios, whole_cost
+from eval.report.speed_up import (
+    Measure,
+    SpeedUp,
+    costs,
+    decoding_cost,
+    prefill_cost,
+    ratios,
+    whole_cost,
+)
 from selfspec.stats import ONCE_A_CALL
 
 __all__ = ["OVERALL", "STAGES", "Figures", "by_task", "figures", "pooled"]
@@ -38,6 +46,7 @@ class Figures:
     prefill_ms: float | None  # a call
     decode_ms_per_token: float | None
     speed_up: SpeedUp | None  # of the whole calls
+    prefill_speed_up: SpeedUp | None
     decode_speed_up: SpeedUp | None
     drafting_speed_up: SpeedUp | None  # over selfspec's own forward without drafts
     speed_up_by_round: list[float]  # totals of whole calls; empty where there is one round
@@ -49,10 +58,12 @@ class Figures:
     overhead: float | None  # share of the steps' time that is not the forward
     table_bytes: int | None  # the most that LUTs took; None where nobody has any
     disabled_reason: str | None
+    forwards: dict[str, int]  # how they were run at the end of answers -> number of answers
+    packed_bytes: int  # the most that copies of weights took
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
-        kinds = ("speed_up", "decode_speed_up", "drafting_speed_up")
+        kinds = ("speed_up", "prefill_speed_up", "decode_speed_up", "drafting_speed_up")
         given = {name: getattr(self, name) for name in kinds}
         flat = {name: value and value.as_json() for name, value in given.items()}
         return {**asdict(self), **flat}
@@ -82,11 +93,14 @@ def figures(answers: Sequence[Answer], method: str) -> Figures:
         num_near_ties=verdicts["near-tie"],
         num_different=verdicts["different"],
         speed_up=_speed_up(answers, method, whole_cost),
+        prefill_speed_up=_speed_up(answers, method, prefill_cost),
         decode_speed_up=_speed_up(answers, method, decoding_cost),
         drafting_speed_up=_drafting_speed_up(answers, method, numbers),
         speed_up_by_round=_by_round(answers, method),
         table_bytes=max(tables, default=None),
         disabled_reason=reasons[-1] if reasons else None,
+        forwards=dict(Counter(each.forward for each in numbers if each.forward)),
+        packed_bytes=max((each.packed_bytes or 0 for each in numbers), default=0),
         **_rates(given),
         **_per_step(given),
         **_stages(numbers),

@@ -75,8 +75,8 @@ def tasks_table(summary: Summary, title: str, figure: str) -> Table:
 def steps_table(summary: Summary) -> Table:
     """A row for each task and method: what was gained, in all and from decoding alone."""
     head = ["task", "method", "answers", "tokens", "ms a token", "speed-up", "median", "quartiles"]
-    head += ["rounds", "min", "max", "drafting alone", "decoding, ms", "speed-up"]
-    head += ["tokens per step", "same text"]
+    head += ["rounds", "min", "max", "prompt", "answer", "by drafts", "answer, ms a token"]
+    head += ["tokens per step", "forwards", "copies, MB", "same text"]
     methods = _taking_part(summary)
     rows = [
         [task, name, *_step_cells(name, parts[task])]
@@ -86,8 +86,10 @@ def steps_table(summary: Summary) -> Table:
     absent = (f"{name} is left out: {why}." for name, why in summary["left_out"].items())
     note = (
         "Speed-up: stock's seconds over the method's, prompts and all; median, quartiles, min and "
-        "max of single questions. Drafting alone: over forward-only's seconds in place of stock's, "
-        "so no faster forward is in it. Decoding: as speed-up, without the prompt's forward."
+        "max of single questions. Prompt and answer: the same of the time up to the end of the "
+        "prompt's forward, and of all behind it. By drafts: over forward-only's seconds in place "
+        "of stock's, so no faster forward is in it. Forwards: how they were run when an answer "
+        "ended, by answers."
     )
     return Table("By task", head, rows, " ".join([note, *absent]))
 
@@ -109,10 +111,14 @@ def _step_cells(name: str, figures: Mapping[str, Any]) -> list[str]:
         _quartiles(speed_up),
         _rounds(figures),
         *(_times(speed_up, key) for key in ("min", "max")),
-        _times(figures["drafting_speed_up"], "total"),
+        *(
+            _times(figures[f"{part}_speed_up"], "total")
+            for part in ("prefill", "decode", "drafting")
+        ),
         _number(figures["decode_ms_per_token"]),
-        _times(figures["decode_speed_up"], "total"),
         _cell(figures, "tokens_per_step"),
+        ", ".join(f"{count} {name}" for name, count in figures["forwards"].items()) or _NONE,
+        _megabytes(figures["packed_bytes"]),
         _verdicts(name, figures),
     ]
 

@@ -35,6 +35,7 @@ def attempt(model: Any, method: Method, prompts: Padded, **asked: Any) -> Outcom
     Whatever goes wrong in there is an outcome too: the others go on.
     """
     try:
+        model = method.running(model)
         with _watched(method, model) as watch:
             result = timed(
                 model,
@@ -104,6 +105,8 @@ def _numbers(
         "stage_seconds": {name: float(spent) for name, spent in stats.seconds.items()},
         "table_bytes": stats.table_bytes,
         "disabled_reason": stats.disabled_reason,
+        "forward": stats.forward,
+        "packed_bytes": stats.packed_bytes,
     }
 
 

@@ -10,12 +10,11 @@ from typing import Any
 
 from selfspec.building.documents import Document
 from selfspec.building.grams import GramCounter
-from selfspec.building.prefix import Prefix
 from selfspec.building.recipe import Recipe
 from selfspec.building.shards import CountedShard
 from selfspec.building.tokens import Encoder, encode_all
 from selfspec.building.vocabulary import prefix_of
-from selfspec.building.warmup import Window, predictions
+from selfspec.building.warmup import Reader, Window
 from selfspec.config import SpecConfig
 from selfspec.records import TopK
 from selfspec.store import tokenizer_info
@@ -65,12 +64,9 @@ class Hands:
 
     def read(self, windows: list[Window]) -> list[TopK]:
         """What the model predicts after each token of each window."""
-        return predictions(self._model, windows, SpecConfig().top_k, self._prefix)
+        return self._reader.read(windows)
 
     @cached_property
-    def _prefix(self) -> Prefix | None:
-        return prefix_of(self._recipe, self._tokenizer)
-
-    @cached_property
-    def _model(self) -> Any:
-        return self._load_model().eval()
+    def _reader(self) -> Reader:
+        prefix = prefix_of(self._recipe, self._tokenizer)
+        return Reader(self._load_model().eval(), SpecConfig().top_k, prefix)

@@ -6,12 +6,11 @@ an answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from selfspec.building.prefix import Prefix
 from selfspec.building.recipe import Recipe
 from selfspec.building.tokens import Encoder, Ids
 from selfspec.store import tokenizer_info
@@ -32,13 +31,13 @@ def each_token(tokenizer: Any, skip: int = 0) -> Iterator[Ids]:
         yield np.array([token], np.uint32)
 
 
-def prefix_of(recipe: Recipe, tokenizer: Any) -> Prefix | None:
+def prefix_of(recipe: Recipe, tokenizer: Any) -> Sequence[int]:
     """What each window stands behind: the beginning of a chat for single tokens, else nothing.
 
     Without a chat template it is the beginning of a text.
     """
     if not recipe.reads_vocabulary:
-        return None
+        return ()
     encoder = Encoder(tokenizer, chat_template=recipe.chat_template, prompts=True)
     (ids,) = encoder.encode([_NEUTRAL if recipe.chat_template else "\n"])
-    return None if ids is None else Prefix(ids.tolist())
+    return () if ids is None else ids.tolist()

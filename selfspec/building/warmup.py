@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from time import perf_counter
@@ -13,7 +14,6 @@ from numpy.typing import NDArray
 
 from selfspec.building.learned import Learned
 from selfspec.building.limits import max_positions, vocab_size
-from selfspec.building.prefix import Prefix
 from selfspec.building.progress import Bar
 from selfspec.building.recipe import Recipe
 from selfspec.building.shards import Spread
@@ -22,8 +22,9 @@ from selfspec.building.work_folder import WorkFolder
 from selfspec.engine import top_k_of
 from selfspec.plugin.spec import SelfSpec
 from selfspec.records import TopK
+from selfspec.run.packed import PackedWeights, Packing
 
-__all__ = ["Warmup", "Window", "predictions"]
+__all__ = ["Reader", "Warmup", "Window"]
 
 STAGE = "warmup"
 _MAX_LOGITS = 1 << 28  # Elements of one forward's output, to bound its memory.
@@ -54,10 +55,9 @@ class Warmup:
         spec: SelfSpec,
         *,
         save_seconds: float,
-        prefix: Prefix | None = None,
+        prefix: Sequence[int] = (),
     ) -> None:
         self._work = work
-        self._prefix = prefix
         self._limit = recipe.warmup_tokens
         self._model = model
         self._save_seconds = save_seconds
@@ -66,6 +66,7 @@ class Warmup:
         self._window = min(recipe.window, max_positions(model) or recipe.window)
         self._vocab_size = vocab_size(model)
         self._rows = max(1, min(recipe.batch, _MAX_LOGITS // (self._vocab_size * self._window)))
+        self._reader = Reader(model, min(spec.config.top_k, self._vocab_size), prefix)
         self._learned = Learned(work.part(STAGE), spec, self._vocab_size)
         known = work.progress.get(STAGE, {})
         self.documents: int = known.get("documents", 0)  # Those that were read to their end.
@@ -123,7 +124,7 @@ class Warmup:
             yield batch, self._read(batch)
 
     def _read(self, batch: list[Window]) -> list[TopK]:
-        return predictions(self._model, batch, self._learned.memory.top_k, self._prefix)
+        return self._reader.read(batch)
 
     def _learn(self, batch: list[Window], tops: list[TopK]) -> int:
         """Shows the sources what was predicted; returns the number of tokens."""
@@ -152,11 +153,48 @@ class Warmup:
         self._saved_at = perf_counter()
 
 
+class Reader:
+    """Runs a model over texts, from packed weights where these are faster.
+
+    Whether they are is settled before the first forward, so that no later one rounds differently.
+    All windows stand behind the tokens of the `prefix`, which is read once.
+    """
+
+    def __init__(self, model: Any, top_k: int, prefix: Sequence[int] = ()) -> None:
+        self._model = model
+        self._top_k = top_k
+        self._prefix = list(prefix)
+        self._cache: Any = None  # The KV cache behind the prefix, once it was read.
+        self._packing = Packing(PackedWeights.of(model), model)
+
+    def read(self, windows: Sequence[Window]) -> list[TopK]:
+        """What the model predicts after each token of each window, by one forward."""
+        self._packing.pack()
+        with self._packing.in_use():
+            if not self._prefix:
+                return predictions(self._model, windows, self._top_k)
+            return predictions(self._model, windows, self._top_k, self._behind(len(windows)))
+
+    @torch.inference_mode()
+    def _behind(self, num_rows: int) -> Any:
+        """A KV cache with the prefix in each row, for a forward to fill further."""
+        if self._cache is None:
+            ids = torch.tensor([self._prefix], device=self._model.device)
+            outputs = self._model(input_ids=ids, use_cache=True, logits_to_keep=1)
+            self._cache = outputs.past_key_values
+        cache = copy.deepcopy(self._cache)
+        cache.batch_repeat_interleave(num_rows)
+        return cache
+
+
 @torch.inference_mode()
 def predictions(
-    model: Any, windows: Sequence[Window], top_k: int, prefix: Prefix | None = None
+    model: Any, windows: Sequence[Window], top_k: int, behind: Any = None
 ) -> list[TopK]:
-    """Runs one forward; returns what the model predicts after each token of each window."""
+    """Runs one forward; returns what the model predicts after each token of each window.
+
+    `behind` is a KV cache that the windows continue.
+    """
     rows = [window.ids for window in windows]
     input_ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
     mask = torch.zeros_like(input_ids)
@@ -165,9 +203,10 @@ def predictions(
         mask[row, : len(ids)] = 1
     device = model.device
     more: dict[str, Any] = {"use_cache": False}
-    if prefix is not None:
-        mask = torch.cat([torch.ones(len(rows), len(prefix.ids), dtype=torch.long), mask], dim=1)
-        more = {"use_cache": True, "past_key_values": prefix.cache(model, len(rows))}
+    if behind is not None:
+        known = torch.ones(len(rows), behind.get_seq_length(), dtype=torch.long)
+        mask = torch.cat([known, mask], dim=1)
+        more = {"use_cache": True, "past_key_values": behind}
     logits = model(input_ids=input_ids.to(device), attention_mask=mask.to(device), **more).logits
     return [top_k_of(logits[row, : len(ids)], top_k) for row, ids in enumerate(rows)]
 

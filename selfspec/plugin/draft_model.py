@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from selfspec.config import SpecConfig
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.run.draft_model import DraftModel
-from selfspec.run.prepared import Forwards
+from selfspec.run.prepared import Forwards, may_pack
 
 __all__ = ["check_draft_model", "check_prompt", "new_draft_model"]
 
@@ -32,14 +33,16 @@ def check_draft_model(model: Any) -> None:
         )
 
 
-def new_draft_model(draft: Any, target: Any, forwards: Forwards, top_k: int) -> DraftModel:
+def new_draft_model(draft: Any, target: Any, forwards: Forwards, config: SpecConfig) -> DraftModel:
     """How a draft model is asked in one call; a pair of models is checked when it is new."""
     if not forwards.knows_pair(target, draft):
         _check_pair(draft, target, forwards)
     attention = forwards.ability(draft).attention
     assert attention is not None
     pacing, num_ids = forwards.pacing(target, draft), _vocab_size(target)
-    return DraftModel(draft, attention, pacing, num_ids=num_ids, top_k=top_k)
+    packing = forwards.packing(draft, config.max_nodes) if may_pack(config) else None
+    sizes = {"num_ids": num_ids, "top_k": config.top_k}
+    return DraftModel(draft, attention, pacing, packing=packing, **sizes)
 
 
 def _check_pair(draft: Any, target: Any, forwards: Forwards) -> None:

@@ -236,7 +236,7 @@ class SelfSpec(Persistent):
         if draft is None:
             return None
         check_prompt(input_ids.shape[1])
-        return new_draft_model(draft, model, self._forwards, self.config.top_k)
+        return new_draft_model(draft, model, self._forwards, self.config)
 
     @property
     def forwards(self) -> Forwards:

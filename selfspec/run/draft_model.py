@@ -7,7 +7,8 @@ node is read, nor what the target says.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from selfspec.run.attention_types import AttentionTypes
 from selfspec.run.backends import logits_of
 from selfspec.run.device_of import device_of
 from selfspec.run.layout import Layout, RowState, lay_out
+from selfspec.run.packed import Packing
 from selfspec.run.tree_kv import TreeKV
 
 __all__ = ["DraftModel", "DraftText"]
@@ -32,11 +34,19 @@ class DraftModel:
     """A small model, and how to ask it; keeps nothing of any text.
 
     `num_ids` is how many ids the target knows: others are never named. `top_k` is how many tokens
-    are named behind a node. `pacing` knows what it costs and brings.
+    are named behind a node. `pacing` knows what it costs and brings; `packing` packs its weights
+    when that pays.
     """
 
     def __init__(
-        self, model: Any, attention: AttentionTypes, pacing: Pacing, *, num_ids: int, top_k: int
+        self,
+        model: Any,
+        attention: AttentionTypes,
+        pacing: Pacing,
+        *,
+        num_ids: int,
+        top_k: int,
+        packing: Packing | None = None,
     ) -> None:
         config = model.config.get_text_config(decoder=True)
         self.model = model
@@ -44,6 +54,7 @@ class DraftModel:
         self.pacing = pacing
         self.max_length: int | None = getattr(config, "max_position_embeddings", None)
         self.num_forwards = 0
+        self._packing = packing
         self._vocab_size: int = config.vocab_size
         self._num_named = min(num_ids, config.vocab_size)
         self._top_k = min(top_k, self._num_named)
@@ -56,6 +67,20 @@ class DraftModel:
         """(1, N), on the model's device; an id that it lacks becomes its last one."""
         known = [min(token, self._vocab_size - 1) for token in token_ids]
         return torch.tensor([known], device=device_of(self.model))
+
+    @contextmanager
+    def forward(self, num_tokens: int) -> Iterator[None]:
+        """Inside, one forward is run over so many tokens; weights are packed first if that pays."""
+        self.num_forwards += 1
+        if self._packing is None:
+            yield
+            return
+        if num_tokens > _CHUNK // 8:
+            self._packing.before_prompt(num_tokens, 1)
+        else:
+            self._packing.before_step(1)
+        with self._packing.in_use():
+            yield
 
     def likely(self, logits: torch.Tensor) -> list[Likely]:
         """The likeliest next tokens behind each of N nodes, from their logits (N, V)."""
@@ -124,8 +149,9 @@ class DraftText:
         ids = self._draft_model.ids(token_ids)
         options = {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
         for part in torch.split(ids, _CHUNK, dim=1):
-            self._draft_model.num_forwards += 1
-            logits = model(input_ids=part, past_key_values=cache, use_cache=True, **options).logits
+            with self._draft_model.forward(part.shape[1]):
+                outputs = model(input_ids=part, past_key_values=cache, use_cache=True, **options)
+            logits = outputs.logits
         attention = self._draft_model.attention
         types, sizes = attention.by_layer, attention.window_sizes
         self._kv = TreeKV(cache, types, sizes, num_rows=1, room=_ROOM)
@@ -154,9 +180,9 @@ class DraftText:
             kv.front += read  # The new nodes go behind those that were read before.
             kv.reserve(len(token_ids))
             layout = _last(self._lay_out(front), read)
-            self._draft_model.num_forwards += 1
             layout = layout._replace(input_ids=self._draft_model.ids(token_ids))
-            return logits_of(self._draft_model.model, layout, self._cache)[0]
+            with self._draft_model.forward(len(token_ids)):
+                return logits_of(self._draft_model.model, layout, self._cache)[0]
         finally:
             kv.front = front
 

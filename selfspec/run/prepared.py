@@ -32,10 +32,10 @@ from selfspec.run.graphs.runner import StaticRunner
 from selfspec.run.packed import PackedWeights, Packing
 from selfspec.run.probe import Ability, probe
 from selfspec.run.rows_backend import RowsBackend
-from selfspec.run.streamed import is_streamed
+from selfspec.run.streamed import is_streamed, no_forward
 from selfspec.run.two_parts import TwoParts
 
-__all__ = ["Forwards", "Prepared", "Prompt", "profile"]
+__all__ = ["Forwards", "Prepared", "Prompt", "may_pack", "profile"]
 
 _log = logging.getLogger("selfspec")
 
@@ -86,14 +86,14 @@ class Prepared:
     @property
     def kind(self) -> str:
         """How forwards are run that are not captured, as `GenerationStats.forward` names it."""
-        if self.packing is not None and self.packing.is_packed:
-            return "packed"
-        return "streamed" if self.is_streamed else "eager"
+        if self.is_streamed:
+            return "streamed"
+        return "packed" if self.packing is not None and self.packing.is_packed else "eager"
 
     @property
     def packed_bytes(self) -> int:
-        """What second copies of weights take, or a little more."""
-        return self.packing.num_bytes if self.packing else 0
+        """What second copies of weights take; a streamed model's take the place of weights."""
+        return self.packing.num_bytes if self.packing and not self.is_streamed else 0
 
     def before_prompt(self, num_tokens: int, num_rows: int) -> None:
         """Packs weights before a prompt is read, if that pays by now."""
@@ -198,9 +198,7 @@ class Forwards:
             ledger = self._ledgers.setdefault(model, Ledger())
         prepared = Prepared(model, self.ability(model), config, self.costs, ledger)
         forward, device = config.forward, device_for(device_of(model), overlap=False)
-        # Only a measured budget may depend on clocks: with another one a text must not change
-        # once a trial finds another way to be faster, and in half precision it could.
-        is_due = forward == "auto" and config.budget == "measured" and self._has_paid(model)
+        is_due = may_pack(config) and self._has_paid(model)
         prepared.two_parts = self._two_parts if is_due else None
         if is_streamed(model):
             self._stream(prepared)
@@ -210,8 +208,7 @@ class Forwards:
             with self._captured(prepared):
                 yield prepared
             return
-        if forward == "packed" or (forward == "auto" and config.budget == "measured"):
-            self._pack(prepared)
+        self._pack(prepared)
         yield prepared
 
     def knows_pair(self, model: Any, draft_model: Any) -> bool:
@@ -252,27 +249,41 @@ class Forwards:
             yield
 
     def _stream(self, prepared: Prepared) -> None:
+        """Weights that are in memory are packed in place, since the files have them too."""
         prepared.is_streamed = True
+        self._pack(prepared, in_place=no_forward(prepared.model))
         if prepared.config.forward not in ("auto", "eager"):
             prepared.reason = "its weights are streamed, and only plain operations wait for them"
             _refuse_if_strict(prepared.config, prepared.reason)
 
-    def _pack(self, prepared: Prepared) -> None:
+    def _pack(
+        self, prepared: Prepared, in_place: AbstractContextManager[object] | None = None
+    ) -> None:
         """Packs weights at once if that is asked for; else the forwards to come decide when."""
         model, config = prepared.model, prepared.config
-        prepared.packing = Packing(self._packed_of(model), model, max_nodes=config.max_nodes)
-        if config.forward == "packed":
+        at_once = config.forward == "packed" and in_place is None
+        if not at_once and not may_pack(config):
+            return
+        prepared.packing = self.packing(model, config.max_nodes, in_place)
+        if at_once:
             prepared.reason = prepared.packing.pack(whatever_memory=True)
             if prepared.reason is not None:
                 _refuse_if_strict(config, prepared.reason)
 
+    def packing(
+        self,
+        model: Any,
+        max_nodes: int,
+        in_place: AbstractContextManager[object] | None = None,
+    ) -> Packing:
+        """One call's use of the copies of a model's weights."""
+        with self._lock:
+            weights = self._packed.setdefault(model, PackedWeights.of(model))
+        return Packing(weights, model, max_nodes=max_nodes, in_place=in_place)
+
     def _has_paid(self, model: Any) -> bool:
         with self._lock:
             return self._num_tokens.get(model, 0) >= _TOKENS_THAT_PAY
-
-    def _packed_of(self, model: Any) -> PackedWeights:
-        with self._lock:
-            return self._packed.setdefault(model, PackedWeights.of(model))
 
     def _runner_of(self, model: Any) -> KeptRunner:
         with self._lock:
@@ -306,6 +317,15 @@ def profile(
         return measure(
             model, new_backend, num_columns=num_columns, num_rows=num_rows, max_seconds=max_seconds
         )
+
+
+def may_pack(config: SpecConfig) -> bool:
+    """Whether weights may be packed unasked, by the clock.
+
+    Only a measured budget may depend on clocks: with another one a text must not change once a
+    trial finds another way to be faster, and in half precision it could.
+    """
+    return config.forward == "auto" and config.budget == "measured"
 
 
 def _refuse_if_strict(config: SpecConfig, reason: str) -> None:

@@ -58,7 +58,7 @@ def test_the_limit_takes_the_most_frequent(tmp_path, build):
 
 def test_without_a_template_a_text_begins(tokenizer, build, tmp_path, monkeypatch):
     plain = Recipe.of(**{"name": "n", **KEYS, "chat_template": False})
-    assert prefix_of(plain, tokenizer).ids == tokenizer("\n")["input_ids"]
+    assert prefix_of(plain, tokenizer) == tokenizer("\n")["input_ids"]
     monkeypatch.setattr(tokenizer, "chat_template", None)
     with pytest.raises(BuildError, match="chat_template must be false"):
         build(tmp_path / "cache", **KEYS)

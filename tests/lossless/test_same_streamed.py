@@ -125,6 +125,25 @@ def test_other_ways_to_run_forwards_give_way(forward: str, tmp_path: Path) -> No
         run(streamed, prompt(), custom_generate=SelfSpec(forward=forward, strict=True), **GREEDY)
 
 
+@pytest.mark.parametrize("kind", ["llama", "llama, tied"])
+def test_layers_in_memory_are_packed_in_place(kind: str, tmp_path: Path) -> None:
+    """Their weights are freed, so plain calls compute from the copies too."""
+    model = saved_model(tmp_path, "llama", **KINDS[kind])
+    streamed = load_streamed(str(tmp_path), max_memory="80%", max_length=1)
+    both = [run(each, prompt(2), **GREEDY).ids for each in (model, streamed)]
+    assert_same_ids(both[1], both[0])
+    resident = [
+        layer for layer in streamed.model.layers if layer.mlp.up_proj.weight.isfinite().all()
+    ]
+    assert 0 < len(resident) < 6
+    for spec in (SelfSpec(), SelfSpec(**FIXED)):
+        assert_same_ids(run(streamed, prompt(2), custom_generate=spec, **GREEDY).ids, both[0])
+        assert spec.stats.packed_bytes == 0
+    assert all(layer.weight.isnan().all() for layer in resident)
+    assert streamed.lm_head.weight.isfinite().all()
+    assert_same_ids(run(streamed, prompt(2), **GREEDY).ids, both[0])
+
+
 def test_trials_run_the_first_layers_alone(tmp_path: Path) -> None:
     """A forward of a model that is read from disk is dear."""
     model, streamed = streamed_pair(tmp_path, "llama")

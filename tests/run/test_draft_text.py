@@ -10,8 +10,9 @@ import torch
 
 from selfspec.cost import Pacing
 from selfspec.run.draft_model import DraftModel, DraftText
+from selfspec.run.packed import PackedWeights, Packing
 from selfspec.run.probe import attention_types
-from tests.fakes import VOCAB, new_model
+from tests.fakes import VOCAB, fake_trials, new_model, packs_here
 
 
 class Checked:
@@ -46,6 +47,25 @@ class Checked:
             assert [token for token, _ in likely] == expected.indices.tolist()
             chances = [chance for _, chance in likely]
             assert chances == pytest.approx(expected.values.tolist(), rel=1e-3)
+
+
+@pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
+def test_a_draft_model_is_packed_once_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_trials(monkeypatch, saves=0.5, packing=1)
+    model = new_model()
+    packing = Packing(PackedWeights(), model)
+    attention = attention_types(model.config)
+    sizes = {"num_ids": VOCAB, "top_k": 5}
+    texts = [
+        DraftModel(model, attention, Pacing(), **sizes, packing=each).open()
+        for each in (None, packing)
+    ]
+    ids, parents = [3, 4, 5], [0, 1, 1]
+    plain, ours = ([text.extend(ids), *text.look(ids, parents)] for text in texts)
+    assert packing.is_packed
+    assert [[token for token, _ in likely] for likely in ours] == [
+        [token for token, _ in likely] for likely in plain
+    ]
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
@@ -11,10 +12,10 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from selfspec.run.packed.linears import Copy, packed_linear, ways_for
+from selfspec.run.packed.linears import Copy, own_linear, packed_linear, ways_for
 from selfspec.run.packed.trials import Kind
 
-__all__ = ["Kinds", "Slot", "StandIns", "kinds_of", "row_sums"]
+__all__ = ["Kinds", "Slot", "StandIns", "kinds_of", "linears_of", "put_in_place", "row_sums"]
 
 _LEAST_WEIGHTS = 1 << 16  # In a smaller layer, the call costs more than the product.
 
@@ -67,11 +68,25 @@ class _StandIn:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         module = self._module
-        if _this_thread.is_inside and (num_tokens := x.numel() // x.shape[-1]):
-            copy = self._slot.copy_for(num_tokens)
-            if copy is not None:
-                return packed_linear(x, module.weight, module.bias, copy)
-        return linear(x, module.weight, module.bias)
+        if not _this_thread.is_inside or not (num_tokens := x.numel() // x.shape[-1]):
+            return linear(x, module.weight, module.bias)
+        copy = self._slot.copy_for(num_tokens)
+        if copy is None:
+            return own_linear(x, module.weight, module.bias)
+        return packed_linear(x, module.weight, module.bias, copy)
+
+
+class _InPlace:
+    """One layer's `forward` for good, from a copy that has taken the place of the weight."""
+
+    def __init__(self, bias: torch.Tensor | None, copy: Copy) -> None:
+        self._bias = bias
+        self._copy = copy
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dim() > 1:
+            return self._copy(x, self._bias)
+        return self._copy(x[None], self._bias)[0]
 
 
 class StandIns:
@@ -109,21 +124,39 @@ class StandIns:
         self._put.clear()
 
 
-def kinds_of(model: nn.Module) -> Kinds:
-    """The model's plain linear layers on a CPU, by kind; none if the model is compiled.
+def put_in_place(module: nn.Linear, copy: Copy) -> None:
+    """Lets a layer compute from a copy for good, and frees its weight, which then reads as NaN.
+
+    For models alone that nobody can save, move or train, and whose weights are in files.
+    """
+    vars(module)["forward"] = _InPlace(module.bias, copy)
+    weight = module.weight
+    weight.data = torch.full((), math.nan, dtype=weight.dtype).expand(weight.shape)
+
+
+def linears_of(model: nn.Module) -> list[nn.Linear]:
+    """The model's plain linear layers; none if the model is compiled.
 
     Leaves out quantised layers and layers whose `forward` other code has replaced.
     """
-    kinds: Kinds = {}
+    found = []
     for module in model.modules():
         own = vars(module).get("forward")
         if module._compiled_call_impl is not None or hasattr(own, "_torchdynamo_orig_callable"):
-            return {}
+            return []
         if type(module) is nn.Linear and (own is None or isinstance(own, _StandIn)):
-            weight = module._parameters.get("weight")
-            if weight is not None and _is_plain(weight):
-                kind = Kind(weight.shape[0], weight.shape[1], weight.dtype)
-                kinds.setdefault(kind, []).append(module)
+            found.append(module)
+    return found
+
+
+def kinds_of(modules: Sequence[nn.Linear]) -> Kinds:
+    """Those of the layers that can be packed, by kind."""
+    kinds: Kinds = {}
+    for module in modules:
+        weight = module._parameters.get("weight")
+        if weight is not None and _is_plain(weight):
+            kind = Kind(weight.shape[0], weight.shape[1], weight.dtype)
+            kinds.setdefault(kind, []).append(module)
     return kinds
 
 

@@ -13,11 +13,10 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.functional import linear
 
 from selfspec.machine.hardware import processor
 from selfspec.machine.measured import Measured
-from selfspec.run.packed.linears import Copy, pack_all, ways_for
+from selfspec.run.packed.linears import Copy, own_linear, pack_all, ways_for
 
 __all__ = ["WIDTHS", "Kind", "Trial", "glance", "known_trial", "price_of", "seconds_for", "trial"]
 
@@ -180,7 +179,7 @@ def _part(weight: torch.Tensor, most: int) -> tuple[torch.Tensor, float]:
 
 
 def _own(weight: torch.Tensor) -> _Product:
-    return lambda x: linear(x, weight)
+    return lambda x: own_linear(x, weight, None)
 
 
 def _packed(copies: Sequence[Copy]) -> list[_Product]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from time import perf_counter
@@ -21,7 +22,7 @@ from transformers.utils import logging as hf_logging
 
 from selfspec.machine.free_memory import free_memory
 from selfspec.run.packed.account import Products, Work
-from selfspec.run.packed.layers import Slot, StandIns, kinds_of
+from selfspec.run.packed.layers import Slot, StandIns, kinds_of, linears_of, put_in_place
 from selfspec.run.packed.linears import Way, pack_all, ways_for
 from selfspec.run.packed.trials import (
     WIDTHS,
@@ -41,6 +42,7 @@ _log = logging.getLogger("selfspec")
 _SHARE_OF_FREE = 0.25  # Unless the user asks for them, copies take at most this share.
 _SHARE_FOR_TRIALS = 0.1  # Trials take at most this share of the time that products took so far.
 _SHOWN = 2.0  # What takes longer than this many seconds is shown.
+_NEARLY = 1.25  # In place, one token may take this much longer than with the weight as it was.
 _AT_ONCE = 1 << 25  # About this many weights are packed between two looks at the clock.
 
 
@@ -81,21 +83,33 @@ class Packing:
     Making one renews the copies of weights that have changed. Weights can change between two calls
     without a trace in torch, for example when adapters are merged. So the rows of packed weights
     are summed up, which takes a part of a plain step's time.
+
+    With `in_place`, copies take the place of the weights of layers for good, and none is made that
+    takes more memory. Inside of that context no other thread may run these layers.
     """
 
-    def __init__(self, weights: PackedWeights, model: Any, *, max_nodes: int = 1) -> None:
+    def __init__(
+        self,
+        weights: PackedWeights,
+        model: Any,
+        *,
+        max_nodes: int = 1,
+        in_place: AbstractContextManager[object] | None = None,
+    ) -> None:
         self._weights = weights
-        self._kinds = kinds_of(model)
         self._head = _head_of(model)
+        linears = linears_of(model)
+        within = [module for module in linears if module is not self._head]
+        self._kinds = kinds_of(_alone(within, model) if in_place else linears)
+        self._in_place = in_place
         self._max_nodes = max_nodes
         self._own: Products | None = None  # as torch computes them, seen at a glance
         self.reason = None if self._kinds else "it has no plain linear layers that torch can pack"
         with weights.lock, torch.no_grad():
             self._find_trials()
-            modules = [module for modules in self._kinds.values() for module in modules]
-            self._slots = {module: weights.slots.setdefault(module, Slot()) for module in modules}
+            self._slots = {module: weights.slots.setdefault(module, Slot()) for module in linears}
             self._renew()
-            self._is_settled = not modules or (self._knows_all() and not self._missing())
+            self._is_settled = self._knows_all() and not self._missing()
 
     @property
     def num_bytes(self) -> int:
@@ -201,9 +215,16 @@ class Packing:
         lacking = {
             kind: [module for module in modules if slots[module].copy is None]
             for kind, modules in self._kinds.items()
-            if kind in trials and trials[kind].way is not None
+            if kind in trials and self._may_pack(kind, trials[kind])
         }
         return [(kind, modules) for kind, modules in lacking.items() if modules]
+
+    def _may_pack(self, kind: Kind, found: Trial) -> bool:
+        """Whether packed layers are faster and, in place, about as fast for one token too."""
+        if found.way is None or self._in_place is None:
+            return found.way is not None
+        takes_more = self._way_of(kind).bytes_per_weight > kind.dtype.itemsize
+        return not takes_more and found.packed[1] <= _NEARLY * found.own[1]
 
     @torch.no_grad()
     def _pack_all(self, *, whatever_memory: bool) -> None:
@@ -216,7 +237,8 @@ class Packing:
         )
         if not num_bytes:
             return
-        if not whatever_memory and num_bytes > _SHARE_OF_FREE * free_memory():
+        is_limited = not whatever_memory and self._in_place is None
+        if is_limited and num_bytes > _SHARE_OF_FREE * free_memory():
             self.reason = (
                 f"packed weights would take {num_bytes / 1e6:.0f} MB, too much of what is free"
             )
@@ -244,6 +266,10 @@ class Packing:
         copies = pack_all(self._way_of(kind), weights)
         for module, weight, copy in zip(modules, weights, copies, strict=True):
             self._slots[module].fill(weight, copy, found.least_tokens, found.most_tokens)
+        if self._in_place is not None:
+            with self._in_place:
+                for module, copy in zip(modules, copies, strict=True):
+                    put_in_place(module, copy)
 
     def _way_of(self, kind: Kind) -> Way:
         name = self._weights.trials[kind].way
@@ -264,6 +290,12 @@ def _head_of(model: Any) -> Any:
     """The layer that gives logits; None where a model names none."""
     find = getattr(model, "get_output_embeddings", None)
     return None if find is None else find()
+
+
+def _alone(linears: Sequence[nn.Linear], model: nn.Module) -> list[nn.Linear]:
+    """The layers whose weight no other layer shares."""
+    owners = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    return [module for module in linears if owners[id(module.weight)] == 1]
 
 
 def _in_parts(modules: Sequence[nn.Linear], size: int) -> Iterator[Sequence[nn.Linear]]:

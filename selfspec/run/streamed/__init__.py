@@ -6,6 +6,6 @@ that those of the next forward are read while a step is verified and the next dr
 """
 
 from selfspec.run.streamed.loading import load_streamed
-from selfspec.run.streamed.stream import Traffic, is_streamed, traffic
+from selfspec.run.streamed.stream import Traffic, is_streamed, no_forward, traffic
 
-__all__ = ["Traffic", "is_streamed", "load_streamed", "traffic"]
+__all__ = ["Traffic", "is_streamed", "load_streamed", "no_forward", "traffic"]

@@ -11,6 +11,7 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
@@ -21,7 +22,7 @@ from selfspec.errors import UnsupportedError
 from selfspec.run.streamed.buffers import CpuBuffers, CudaBuffers
 from selfspec.run.streamed.reader import Reader
 
-__all__ = ["Stream", "Traffic", "attach_stream", "blank", "is_streamed", "traffic"]
+__all__ = ["Stream", "Traffic", "attach_stream", "blank", "is_streamed", "no_forward", "traffic"]
 
 _CANT_SAVE = "a streamed model holds only a part of its weights, which its files hold whole"
 _REFUSED = {
@@ -120,6 +121,12 @@ def traffic(model: Any) -> Traffic:
     """What was read for a model so far; nothing for one that is not streamed."""
     stream = _stream_of(model)
     return Traffic(0, 0.0, 0.0) if stream is None else stream.traffic()
+
+
+def no_forward(model: Any) -> AbstractContextManager[object]:
+    """Inside, no other thread is in the decoder's layers of a streamed model."""
+    stream = _stream_of(model)
+    return nullcontext() if stream is None else stream.lock
 
 
 class _Refusal(NamedTuple):

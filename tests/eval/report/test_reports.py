@@ -150,7 +150,7 @@ def test_the_table_by_task_has_a_row_for_each_task_and_method():
     assert len({row.count("|") for row in rows}) == 1
     assert rows[3] == (
         "| qa | selfspec | 1 | 9 | 111 | 2.00x | 2.00x | 2.00 to 2.00 | – | 2.00x | 2.00x | "
-        "– | 112 | 2.11x | 2.00 (10) | 1 of 1 |"
+        "1.00x | 2.11x | – | 112 | 2.00 (10) | – | – | 1 of 1 |"
     )
     assert rows[7].startswith("| <math> | other | 0 (1 failed) | 0 | – | – |")
     assert "absent is left out: no GPU." in lines[-1]

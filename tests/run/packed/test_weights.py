@@ -237,10 +237,10 @@ def test_what_only_looks_like_a_linear_layer_is_left_alone(model: nn.Sequential)
 
     hooked = nn.Linear(16, 24)
     vars(hooked)["forward"] = lambda x: x
-    assert layers.kinds_of(nn.Sequential(Special(16, 24), hooked, nn.ReLU())) == {}
+    assert layers.linears_of(nn.Sequential(Special(16, 24), hooked, nn.ReLU())) == []
     compiled = nn.Sequential(nn.Linear(16, 24))
     compiled._compiled_call_impl = lambda x: x  # type: ignore[assignment]
-    assert layers.kinds_of(compiled) == {}
+    assert layers.linears_of(compiled) == []
 
 
 def test_it_is_used_inside_and_in_this_thread_alone(
