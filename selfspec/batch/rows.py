@@ -54,8 +54,13 @@ class Rows:
 
     @property
     def kv_bytes(self) -> int:
-        """What the keys and values of all rows take, those that may still come among them."""
+        """What is set aside for keys and values."""
         return 0 if self._backend is None else self._backend.kv.nbytes
+
+    @property
+    def kv_bytes_in_use(self) -> int:
+        """What the keys and values of all rows take."""
+        return 0 if self._backend is None else self._backend.kv.bytes_in_use
 
     def open(self, prepared: Prepared) -> RowsBackend:
         """Makes what runs the forwards, if it is not there; tells how much fits into it."""

@@ -85,6 +85,7 @@ class Session:
         self._limits: Limits | None = None
         self._limits_alone: Limits | None = None
         self.alone_reasons: Counter[str] = Counter()  # Why answers were written alone.
+        self.index_alone: int | None = None  # The one that is, or broke off.
 
     @property
     def num_wanted(self) -> int:
@@ -99,17 +100,28 @@ class Session:
     @property
     def num_running(self) -> int:
         """How many texts are being written, or their prompt is being read."""
-        return len(self._rows) + (self._reading is not None)
+        is_alone = self.index_alone is not None
+        return len(self._rows) + (self._reading is not None) + is_alone
 
     @property
     def kv_bytes(self) -> int:
-        """What the keys and values of all rows take."""
+        """What is set aside for keys and values."""
         return self._rows.kv_bytes
+
+    @property
+    def kv_bytes_in_use(self) -> int:
+        """What the keys and values of all rows take."""
+        return self._rows.kv_bytes_in_use
 
     @property
     def is_empty(self) -> bool:
         """Does no prompt wait or run?"""
-        return not (self._waiting or self.num_running)
+        return not (self._waiting or self._is_busy)
+
+    @property
+    def _is_busy(self) -> bool:
+        """Does any row need a step, or any prompt that is being read?"""
+        return bool(len(self._rows)) or self._reading is not None
 
     def open(self) -> None:
         """Finds out what the model can verify and what fits, before the first prompt waits for it.
@@ -142,6 +154,10 @@ class Session:
         """Lets a ticket wait."""
         self._waiting.add(ticket)
 
+    def waiting_indices(self) -> list[int]:
+        """The names of the prompts that wait."""
+        return self._waiting.indices()
+
     def cancel(self, index: int) -> bool:
         """Forgets a prompt whose answer nobody wants, wherever it is; False if it is not here."""
         if self._waiting.leave(index):
@@ -171,7 +187,7 @@ class Session:
         beginning to end when its turn comes and no row runs.
         """
         ticket = self._waiting.next_alone
-        if ticket is not None and not self.num_running:
+        if ticket is not None and not self._is_busy:
             return self._answer_alone(ticket)
         if self.is_empty:
             return []
@@ -260,7 +276,9 @@ class Session:
         self._rows.close()  # Its own KV takes the memory of the batch's.
         self._waiting.start(ticket)
         self.alone_reasons[str(ticket.alone_reason)] += 1
+        self.index_alone = ticket.index
         ids = ticket.decode_alone(self._spec, self._hear)
+        self.index_alone = None
         return [] if ids is None else [ticket.answer(ids, self._tokenizer)]
 
     def _limits_for(self, ticket: Ticket) -> Limits:

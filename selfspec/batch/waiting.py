@@ -6,7 +6,7 @@ Knows how much room each of them takes; nothing of models or rows.
 from __future__ import annotations
 
 from itertools import islice, takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sortedcontainers import SortedKeyList
 
@@ -34,7 +34,7 @@ class Waiting:
     def __init__(self, *, short_first: bool = False) -> None:
         self._short_first = short_first
         self._turns: dict[int, _Turn] = {}  # By the ticket's index.
-        self._tickets = SortedKeyList(key=lambda ticket: self._turns[ticket.index])
+        self._tickets: Any = SortedKeyList(key=lambda ticket: self._turns[ticket.index])
         self._by_index: dict[int, Ticket] = {}
         self._num_arrived = 0
         self._work_started = 0  # In tokens.
@@ -66,6 +66,10 @@ class Waiting:
         self._tickets.remove(ticket)
         del self._turns[index]
         return True
+
+    def indices(self) -> list[int]:
+        """The names of all tickets."""
+        return list(self._by_index)
 
     @property
     def next_alone(self) -> Ticket | None:
