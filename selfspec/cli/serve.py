@@ -25,6 +25,8 @@ from selfspec.cli.options import (
     unfolds,
 )
 from selfspec.cli.waiting import working
+from selfspec.errors import ConfigError
+from selfspec.machine.amounts import amount_in_bytes
 
 if TYPE_CHECKING:
     from selfspec import SpecConfig
@@ -110,6 +112,16 @@ class Load:
         ),
     ] = None
 
+    @property
+    def kv_bytes(self) -> int | None:
+        """What keys and values may take; None: it depends on what is free."""
+        if self.max_kv_memory is None:
+            return None
+        try:
+            return amount_in_bytes(self.max_kv_memory)
+        except ConfigError as error:
+            raise CliError(str(error).replace("max_memory", "--max-kv-memory", 1)) from error
+
 
 @unfolds
 def serve(
@@ -140,6 +152,7 @@ def serve(
     loading = ModelOptions(model=model, device=device, dtype=dtype)
     config = checked(loading, knobs, draft_model)
     _check_access(access)
+    _ = load.kv_bytes  # Refuses what is no amount before anything is loaded.
     with working(f"Loading {model}"):
         _check_extra()
         opened = _Opened(loading, load, config, cache, remember, draft_model)
@@ -164,6 +177,7 @@ class _Opened:
         """Loads everything; nothing is answered yet."""
         from selfspec.cli.loading import load_draft_model, load_model, quiet
         from selfspec.cli.writer import new_spec
+        from selfspec.machine.free_memory import free_memory
         from selfspec.serving import Answering
 
         tokenizer, held = checked_tokenizer(self.loading, self.cache, self.remember)
@@ -177,7 +191,7 @@ class _Opened:
             tokenizer,
             spec,
             max_rows=self.load.max_rows,
-            max_memory=_kv_memory(self.load.max_kv_memory, model),
+            max_memory=self.load.kv_bytes or free_memory(model.device) // 2,
             max_waiting=self.load.max_waiting,
         )
 
@@ -213,15 +227,6 @@ def _warning(access: Access) -> str:
 
 def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-def _kv_memory(given: str | None, model: Any) -> int:
-    from selfspec.machine.amounts import amount_in_bytes
-    from selfspec.machine.free_memory import free_memory
-
-    if given is not None:
-        return amount_in_bytes(given)
-    return free_memory(model.device) // 2
 
 
 def _aside(work: Callable[[], T]) -> T:

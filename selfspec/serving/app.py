@@ -31,7 +31,7 @@ _GONE = 499  # As nginx counts requests whose client had gone.
 
 def application(answering: Answering, rules: Rules) -> FastAPI:
     """An application that answers by OpenAI's protocol, without a gate in front of it."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     routes = _Routes(answering, rules)
     app.add_api_route("/v1/chat/completions", routes.chat, methods=["POST"])
     app.add_api_route("/v1/completions", routes.complete, methods=["POST"])

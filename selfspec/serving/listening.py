@@ -41,7 +41,7 @@ class Listening(uvicorn.Server):  # type: ignore[misc]
 
     def run(self, *args: Any, **kwargs: Any) -> None:
         """Answers until a signal comes; Ctrl-C raises `KeyboardInterrupt`."""
-        # uvicorn raises its signals once more at the end. A SIGTERM that was obeyed is no error.
+        # uvicorn raises its signals once more at the end. A SIGTERM that was obeyed is no fault.
         before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
         try:
             super().run(*args, **kwargs)
