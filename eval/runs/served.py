@@ -5,6 +5,7 @@ Knows commands, addresses and messages; nothing of questions or tables.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -49,6 +50,13 @@ class Served(NamedTuple):
     name: str
     model: str
     client: Any  # of OpenAI
+    url: str
+    pid: int
+
+    def stats(self) -> dict[str, Any]:
+        """What selfspec's own server has counted."""
+        with urllib.request.urlopen(f"{self.url}/selfspec/stats", timeout=_PATIENCE) as answer:
+            return dict(json.load(answer))
 
     def ask(self, prompt: str, max_new_tokens: int) -> Reply:
         """Asks for a greedy answer, streamed."""
@@ -104,9 +112,9 @@ def serving(
         )
         try:
             _wait(name, process, port, said)
-            url = f"http://{_HOST}:{port}/v1"
-            with OpenAI(base_url=url, api_key="none", max_retries=0) as client:
-                yield Served(name, model, client)
+            url = f"http://{_HOST}:{port}"
+            with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+                yield Served(name, model, client, url, process.pid)
         finally:
             _end(process)
 

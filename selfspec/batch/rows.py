@@ -47,6 +47,7 @@ class Rows:
         self._verifiers = RowVerifiers()
         self._decoder: Decoder | None = None
         self._backend: RowsBackend | None = None
+        self._left: list[int] = []  # Rows that have stopped and were not given back yet.
         self._has_changed = True  # Have rows come or gone since the last step?
 
     def __len__(self) -> int:
@@ -127,20 +128,24 @@ class Rows:
         """Takes a row out in the midst of its text; None if there is no such row."""
         if index not in self._tickets:
             return None
-        assert self._decoder is not None
         self._verifiers.stop(index)
-        self._decoder.drop_done_rows()
+        self._let_go()
+        self._left.remove(index)
         self._verifiers.remove(index)
-        self._has_changed = True
         return self._tickets.pop(index)
 
     def ended(self) -> list[tuple[Ticket, list[int]]]:
         """The rows that have ended, which leave, with their new tokens."""
-        if self._decoder is None:
-            return []
-        indices = [row.index for row in self._decoder.drop_done_rows()]
-        self._has_changed |= bool(indices)
+        self._let_go()
+        indices, self._left = self._left, []
         return [(self._tickets.pop(index), self._text_of(index)) for index in indices]
+
+    def _let_go(self) -> None:
+        """Lets all rows that have stopped leave the forwards; `ended` gives them back."""
+        if self._decoder is not None:
+            left = [row.index for row in self._decoder.drop_done_rows()]
+            self._has_changed |= bool(left)
+            self._left += left
 
     def _text_of(self, index: int) -> list[int]:
         text = self._verifiers.remove(index).transcript

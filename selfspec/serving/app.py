@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from time import perf_counter
 from typing import Any
@@ -21,8 +20,6 @@ from selfspec.serving.protocol import CHAT, COMPLETION, DONE, Form, Kind, event
 from selfspec.serving.refusal import Refused
 
 __all__ = ["application"]
-
-_log = logging.getLogger("selfspec")
 
 _LEAST_BODY = 1 << 20  # Every body may be so long,
 _BYTES_A_POSITION = 16  # or this for each position of the model, if that is more.
@@ -44,6 +41,7 @@ def application(answering: Answering, rules: Rules) -> FastAPI:
     app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(404, _no_route)
     app.add_exception_handler(405, _no_route)
+    app.add_exception_handler(Exception, _failed)
     return app
 
 
@@ -194,13 +192,17 @@ def _as_refused(error: Exception) -> Refused:
         return error
     if isinstance(error, SelfSpecError):
         return Refused(str(error))
-    _log.error("a request failed: %s: %s", type(error).__name__, error)
     return Refused("the answer broke off by a fault of the server; its log says more", status=500)
 
 
 async def _refused(_request: Request, error: Any) -> Response:
     headers = {"retry-after": "1"} if error.status == 503 else None
     return JSONResponse(error.as_json(), error.status, headers)
+
+
+async def _failed(_request: Request, error: Any) -> Response:
+    """A fault of ours, which uvicorn logs."""
+    return JSONResponse(_as_refused(error).as_json(), 500)
 
 
 async def _no_route(request: Request, error: Any) -> Response:

@@ -34,6 +34,7 @@ class Ask(NamedTuple):
     max_new_tokens: int
     arrives: int
     leaves: int | None
+    stops_reading: int | None = None  # Behind so many tokens.
 
 
 class FixedPace(ReadingPace):
@@ -81,7 +82,8 @@ class Played:
     def hear(self, index: int, ids: Sequence[int]) -> bool:
         assert index not in self.answers
         self.heard[index] += ids
-        return True
+        most = self.asks[index].stops_reading
+        return most is None or len(self.heard[index]) < most
 
     def run(self) -> None:
         for step in range(400):
@@ -98,11 +100,12 @@ class Played:
 
     def check(self) -> None:
         for index, ask in enumerate(self.asks):
-            expected = alone(self.name, ask._replace(arrives=0, leaves=None), index)
+            kind = ask._replace(arrives=0, leaves=None, stops_reading=None)
+            expected = alone(self.name, kind, index)
             if index in self.answers:
                 assert self.answers[index].ids == self.heard[index] == expected
             else:
-                assert ask.leaves is not None
+                assert ask.leaves is not None or ask.stops_reading is not None
                 assert self.heard[index] == expected[: len(self.heard[index])]
 
 
@@ -115,6 +118,7 @@ def asking(draw: st.DrawFn) -> Ask:
         max_new_tokens=draw(st.sampled_from([1, 5, 12])),
         arrives=arrives,
         leaves=draw(st.none() | st.integers(arrives, arrives + 10)),
+        stops_reading=draw(st.none() | st.integers(1, 6)),
     )
 
 
@@ -139,6 +143,15 @@ def test_texts_are_those_of_each_prompt_alone(
     played.run()
     played.check()
     assert played.session.kv_bytes_in_use == 0
+
+
+def test_one_leaves_in_the_step_in_which_another_ends() -> None:
+    asks = [Ask(3, 0, 1, 0, None), Ask(3, 0, 5, 0, None), Ask(17, 1, 5, 0, None, stops_reading=5)]
+    asks += [Ask(17, 0, 12, 0, None, stops_reading=1)]
+    played = Played(asks, spec=wild(), max_rows=4)
+    played.run()
+    played.check()
+    assert set(played.answers) == {0, 1}
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma3", "gpt2", "deepseek-v3", "bloom", "rwkv"])
