@@ -37,6 +37,7 @@ COMMANDS = {
     "grow",
     "hetero",
     "kv_memory",
+    "load_server",
     "predict",
     "same_text",
     "simulate",
