@@ -90,6 +90,7 @@ class Decoder:
         for record in records:
             self.stats.count_step(record)
         self._time("learn")
+        self.stats.count_time(width, len(records), drafting + self._lap - start)
         self._tell(records)
         return records
 

@@ -13,6 +13,8 @@ __all__ = ["ONCE_A_CALL", "GenerationStats"]
 
 ONCE_A_CALL = ("prepare", "prefill", "plain")  # clocks of what belongs to no step
 
+_ENOUGH = 4  # plain steps, for a mean of their times
+
 # How the values of a field are merged: summed, or the later call's if it has one.
 _LATEST = {"merge": "latest"}
 
@@ -33,7 +35,11 @@ class GenerationStats:
         drafted_by_source: Drafted tokens by source. One that two sources name counts for both.
         accepted_by_source: Those of them that were accepted.
         seconds: Time by stage.
-        disabled_reason: Why drafting was off, or not as asked, in the last such call.
+        step_seconds: Time of all steps, so without prompts and what is prepared once.
+        num_plain_steps: Those of the steps that verified no draft.
+        plain_seconds: Time of these.
+        num_disabled_calls: Calls in which drafting was off, or not as asked.
+        disabled_reason: Why it was, in the last such call.
         forward: How the last call ran the model over drafts: ``"eager"`` (as stock does),
             ``"packed"``, ``"graph"`` or ``"streamed"`` (as stock does, while weights are read).
         eager_reason: Why that is not as it was asked for.
@@ -52,6 +58,10 @@ class GenerationStats:
     drafted_by_source: Counter[str] = field(default_factory=Counter)
     accepted_by_source: Counter[str] = field(default_factory=Counter)
     seconds: Counter[str] = field(default_factory=Counter)
+    step_seconds: float = 0.0
+    num_plain_steps: int = 0
+    plain_seconds: float = 0.0
+    num_disabled_calls: int = 0
     disabled_reason: str | None = field(default=None, metadata=_LATEST)
     forward: str = field(default="", metadata=_LATEST)
     eager_reason: str | None = field(default=None, metadata=_LATEST)
@@ -82,6 +92,23 @@ class GenerationStats:
         decoding = sum(v for k, v in self.seconds.items() if k not in ONCE_A_CALL)
         return 1 - self.seconds["forward"] / decoding if decoding else 0.0
 
+    @property
+    def speed_up(self) -> float | None:
+        """How many times sooner the steps yielded their tokens than plain steps would have.
+
+        A plain step is taken to cost what those of the same calls did. None if there were fewer
+        than four: then it can't be said, and neither can it of a call that was decoded plainly.
+        """
+        if self.num_plain_steps < _ENOUGH or not self.step_seconds:
+            return None
+        tokens = self.num_new_tokens - self.num_prompt_tokens_out
+        return tokens * self.plain_seconds / self.num_plain_steps / self.step_seconds
+
+    def disable(self, reason: str | None) -> None:
+        """Notes why the drafts of this call are off, or not as asked; None: they are as asked."""
+        self.disabled_reason = reason
+        self.num_disabled_calls = int(reason is not None)
+
     def count_step(self, record: StepRecord) -> None:
         """Adds one verified tree of one row."""
         self.num_steps += 1
@@ -91,6 +118,21 @@ class GenerationStats:
         self.accepted_lengths[record.num_accepted] += 1
         _count_sources(self.drafted_by_source, record.tree, range(1, len(record.tree)))
         _count_sources(self.accepted_by_source, record.tree, record.accepted_nodes())
+
+    def count_time(self, width: int, num_rows: int, seconds: float) -> None:
+        """Adds the time of a step of so many rows; each has an equal share."""
+        self.step_seconds += seconds
+        if width == 1:
+            self.num_plain_steps += num_rows
+            self.plain_seconds += seconds
+
+    def add_share(self, step: GenerationStats, num_rows: int) -> None:
+        """Adds a row's part of the times of a step of so many rows."""
+        for stage, seconds in step.seconds.items():
+            self.seconds[stage] += seconds / num_rows  # type: ignore[assignment]
+        self.step_seconds += step.step_seconds / num_rows
+        self.num_plain_steps += step.num_plain_steps // num_rows
+        self.plain_seconds += step.plain_seconds / num_rows
 
     def __add__(self, other: GenerationStats) -> GenerationStats:
         if not isinstance(other, GenerationStats):
@@ -105,7 +147,7 @@ class GenerationStats:
         """All fields and what follows from them, of kinds that JSON knows."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         plain = {k: dict(v) if isinstance(v, Counter) else v for k, v in values.items()}
-        shares = ("tokens_per_step", "nodes_per_step", "queries_per_step", "overhead")
+        shares = ("tokens_per_step", "nodes_per_step", "queries_per_step", "overhead", "speed_up")
         return plain | {name: getattr(self, name) for name in shares}
 
     def __str__(self) -> str:
@@ -113,12 +155,14 @@ class GenerationStats:
             f"{self.num_new_tokens} new tokens in {self.num_steps} steps: "
             f"{self.tokens_per_step:.2f} tokens per step, {self.nodes_per_step:.1f} nodes verified",
         ]
+        if self.step_seconds:
+            lines.append(f"  {self._verdict}")
         if self.num_branch_queries:
             lines.append(f"  with branches {self.queries_per_step:.1f} queries a step")
         if self.num_draft_forwards:
             lines.append(f"  {self.num_draft_forwards} forwards of the draft model")
         if self.disabled_reason:
-            lines.append(f"not drafted as asked: {self.disabled_reason}")
+            lines.append(f"{self._which_calls}not drafted as asked: {self.disabled_reason}")
         if self.forward not in ("", "eager") or self.eager_reason:
             reason = f": {self.eager_reason}" if self.eager_reason else ""
             copies = f", {self.packed_bytes / 1e6:.0f} MB of copies" if self.packed_bytes else ""
@@ -130,6 +174,24 @@ class GenerationStats:
         total = sum(self.seconds.values())
         stages = ", ".join(f"{k} {v:.3f}" for k, v in self.seconds.items())
         return "\n".join([*lines, f"  {total:.3f} s: {stages}"] if total else lines)
+
+    @property
+    def _which_calls(self) -> str:
+        """How many calls were not drafted as asked, where there are others beside them."""
+        if self.num_disabled_calls in (0, self.num_calls):
+            return ""
+        return f"{self.num_disabled_calls} of {self.num_calls} calls "
+
+    @property
+    def _verdict(self) -> str:
+        """Was it faster?"""
+        if self.speed_up is None:
+            return "whether this was faster can't be said: there were too few plain steps"
+        plain = self.speed_up * self.step_seconds
+        return (
+            f"{self.speed_up:.2f}x: {self.step_seconds:.2f} s for the steps, {plain:.2f} s if all "
+            "of them had been plain"
+        )
 
     def _histogram_lines(self) -> list[str]:
         steps = sum(self.accepted_lengths.values())

@@ -13,7 +13,9 @@ from selfspec.records import Candidate, DraftTree, Evidence, StepRecord
 __all__ = [
     "Named",
     "ScriptedCursor",
+    "any_json",
     "candidates_of",
+    "damaged",
     "paths_down",
     "probability_of",
     "tables",
@@ -68,6 +70,40 @@ def tables(draw: st.DrawFn, max_children: int = 3) -> dict[int, list[tuple[int, 
     return {
         last: [(each, draw(probability)) for each in draw(next_tokens)] for last in range(ALPHABET)
     }
+
+
+# Whatever JSON can say, with what is rare among it.
+any_json = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters(exclude_categories=()), max_size=8)
+    | st.sampled_from(["\ud800", "../x", 1 << 70, -1, 1e400]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+        | inner.map(lambda value: _deep(value))
+    ),
+    max_leaves=6,
+)
+
+
+def _deep(value: Any) -> Any:
+    """A value inside of many lists, which is more than Python's own reader goes down at times."""
+    for _ in range(200):
+        value = [value]
+    return value
+
+
+@st.composite
+def damaged(draw: st.DrawFn, data: bytes) -> bytes:
+    """Bytes of which some were flipped, cut out, cut off or put in."""
+    for _ in range(draw(st.integers(1, 3))):
+        start = draw(st.integers(0, len(data)))
+        end = draw(st.integers(start, min(start + 9, len(data))))
+        data = data[:start] + draw(st.binary(max_size=9)) + data[end:]
+    return data[: draw(st.integers(0, len(data)))] if draw(st.booleans()) else data
 
 
 def texts(max_size: int = 30, alphabet: int = 3) -> st.SearchStrategy[list[int]]:

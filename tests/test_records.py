@@ -140,7 +140,7 @@ LATEST = ("disabled_reason", "forward", "eager_reason", "table_bytes", "packed_b
 def test_adding_leaves_out_no_field():
     stats = GenerationStats(
         **{
-            field.name: 3 if field.type == "int" else Counter({"x": 3})
+            field.name: 3 if field.type in ("int", "float") else Counter({"x": 3})
             for field in fields(GenerationStats)
             if field.name not in LATEST
         }
@@ -157,6 +157,40 @@ def test_the_newer_reason_wins():
     old, new = GenerationStats(disabled_reason="old"), GenerationStats(disabled_reason="new")
     assert (old + new).disabled_reason == "new"
     assert (old + GenerationStats()).disabled_reason == "old"
+
+
+def test_it_says_how_many_calls_were_not_drafted():
+    plain = GenerationStats(num_calls=1)
+    plain.disable("no cache")
+    total = GenerationStats(num_calls=99) + plain + GenerationStats(num_calls=1)
+    assert "1 of 101 calls not drafted as asked: no cache" in str(total)
+    assert "\nnot drafted as asked: no cache" in str(plain)
+
+
+def test_it_says_whether_it_was_faster():
+    stats = GenerationStats(num_calls=1)
+    for _ in range(3):
+        stats.count_step(step())
+        stats.count_time(1, 1, 0.1)
+    for _ in range(2):
+        stats.count_step(step(2, 3))
+        stats.count_time(4, 1, 0.15)
+    assert stats.speed_up is None
+    assert "can't be said: there were too few plain steps" in str(stats)
+    stats.count_step(step())
+    stats.count_time(1, 1, 0.1)
+    assert stats.num_new_tokens == 10
+    assert stats.speed_up == pytest.approx(10 * 0.1 / 0.7)
+    assert "1.43x: 0.70 s for the steps, 1.00 s if all of them had been plain" in str(stats)
+    assert GenerationStats().speed_up is None
+
+
+def test_a_row_has_its_share_of_a_step():
+    whole, row = GenerationStats(seconds=Counter(forward=0.4)), GenerationStats()
+    whole.count_time(1, 4, 0.4)
+    row.add_share(whole, 4)
+    assert (row.num_plain_steps, row.plain_seconds, row.step_seconds) == (1, 0.1, 0.1)
+    assert row.seconds == {"forward": 0.1}
 
 
 def test_tables_are_not_summed():

@@ -126,7 +126,7 @@ def _hub_entries(name: str, hub: Hub, fields: tuple[str, ...]) -> Iterator[Entry
         import datasets
     except ImportError as error:
         raise EvalError(
-            f"bench {name!r} needs the datasets package: pip install 'selfspec[cache]'; or pass "
+            f"bench {name!r} needs the datasets package: pip install datasets; or pass "
             "--questions with a local file of it"
         ) from error
     try:

@@ -26,10 +26,12 @@ _LAYOUT = """
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
   max-width: 1240px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; margin-bottom: .2rem } h2 { font-size: 1.1rem; margin-top: 2.2rem }
+p.verdict { font-size: 1.05rem; max-width: 46rem } p.note { max-width: 54rem }
 p.note, dl { color: var(--soft); font-size: .87rem }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem } dd { margin: 0 }
 .wide { overflow-x: auto } table { border-collapse: collapse; font-size: .87rem }
-th, td { padding: .25rem .42rem; text-align: right; white-space: nowrap }
+th, td { padding: .25rem .5rem; text-align: right }
+th { white-space: nowrap }
 tbody th, thead th:first-child { text-align: left }
 thead th { color: var(--soft); font-weight: 500 }
 tbody tr:nth-child(odd) { background: var(--strong) }

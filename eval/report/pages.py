@@ -17,7 +17,14 @@ from eval.report.pictures import pictures
 from eval.report.rows import Record
 from eval.report.statistics import OVERALL
 from eval.report.summary import summary, trust
-from eval.report.tables import Table, methods_table, tasks_table, winners
+from eval.report.tables import (
+    Table,
+    details_table,
+    methods_table,
+    tasks_table,
+    verdict,
+    winners,
+)
 from selfspec.machine.user_files import replace_text
 
 __all__ = ["markdown", "page", "write_pictures", "write_report"]
@@ -66,7 +73,8 @@ def markdown(figures: Summary) -> str:
     about = [f"- {name}: {value}" for name, value in _about(figures).items()]
     tables = [table.markdown() for table in _tables(figures)]
     lists = [_section(title, lines) for title, lines in _lists(figures).items()]
-    parts = [f"# {_title(figures)}", "\n".join(about), *tables, *itertools.chain(*lists)]
+    head = [f"# {_title(figures)}", verdict(figures), "\n".join(about)]
+    parts = [*head, *tables, *itertools.chain(*lists)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -82,7 +90,9 @@ def page(figures: Summary, record: Record) -> str:
     )
     first, *others = (table.html() for table in _tables(figures))
     lists = "".join(_html_list(title, lines) for title, lines in _lists(figures).items())
-    return document(_title(figures), f"<dl>{about}</dl>{first}{drawn}{''.join(others)}{lists}")
+    told = f"<p class='verdict'>{escape(verdict(figures))}</p>"
+    body = f"{told}{first}{drawn}{''.join(others)}{lists}<h2>The run</h2><dl>{about}</dl>"
+    return document(_title(figures), body)
 
 
 def _title(figures: Summary) -> str:
@@ -123,6 +133,7 @@ def _num_answers(figures: Summary) -> int:
 def _tables(figures: Summary) -> list[Table]:
     return [
         methods_table(figures),
+        details_table(figures),
         tasks_table(figures, "Speed-up by task", "speed_up"),
         tasks_table(figures, "Tokens per step by task (queries)", "tokens_per_step"),
     ]

@@ -32,6 +32,7 @@ _MORE_COLORS = (
     *("#7a5195", "#488f31", "#8b4513", "#2f4b7c", "#b8860b", "#a05195"),
 )
 _STAGE_COLORS = {
+    "prepare": "#7a5195",
     "prefill": "#57606a",
     "forward": "#0072b2",
     "draft": "#d55e00",
@@ -39,6 +40,7 @@ _STAGE_COLORS = {
     "verify": "#009e73",
     "commit": "#cc79a7",
     "learn": "#56b4e9",
+    "plain": "#8b4513",
     "decoding": "#b6bcc4",
     "rest": "#d4d8dd",
 }
@@ -199,7 +201,8 @@ def _stages(answers: Sequence[Answer], names: Sequence[str]) -> Picture | None:
     if not rows:
         return None
     used = sorted({stage for parts in rows.values() for stage in parts}, key=_place)
-    more = cycle(_MORE_COLORS)
+    taken = {_STAGE_COLORS.get(stage) for stage in used}
+    more = cycle(color for color in _MORE_COLORS if color not in taken)
     colors = {stage: _STAGE_COLORS.get(stage) or next(more) for stage in used}
     label = "Where the time goes"
     svg = stacked_bars(rows, colors, label=label, x_title="ms for each new token")

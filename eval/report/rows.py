@@ -4,7 +4,8 @@ Every line has a `kind`:
 
 run      one start of the command, in one process: `schema`, `run` (its name), `settings` (what was
          asked, equal in all runs of a folder), `environment` (versions, hashes, device, git state),
-         `num_shards` (processes that shared the questions), `notes`,
+         `num_shards` (processes that shared the questions), `num_asked` (questions of a round),
+         `notes`,
          `left_out` (methods that this model or device can't have, with the reason)
 answer   one method's answer to one question, or to a batch of them, in one turn:
            run, method, task, questions (their ids), turn (from 0), order (in the order of methods),

@@ -2,6 +2,8 @@
 
     schema, settings, environment, notes   of the run
     num_runs, num_shards                   processes that took part, and at once
+    num_done, num_asked                    questions that all methods answered, once for each round,
+                                           of those of the run; null: an older run did not say
     methods                                method -> task, or `overall` -> figures
     left_out                               methods that could not take part, and why
     errors                                 what failed, and how often
@@ -50,11 +52,26 @@ def summary(record: Record) -> dict[str, Any]:
         "num_runs": len(record.runs),
         "num_shards": max(run["num_shards"] for run in record.runs),
         "methods": {name: methods[name] for name in first["settings"]["methods"]},
+        "num_done": _num_done(answers, first["settings"]["methods"], record.runs[-1]),
+        "num_asked": _num_asked(record.runs[-1]),
         "left_out": record.runs[-1].get("left_out", {}),
         "errors": errors(answers),
         "stock_variation": variation(answers, STOCK),
         "curve": record.curve,
     }
+
+
+def _num_asked(run: Mapping[str, Any]) -> int | None:
+    num_asked = run.get("num_asked")
+    return None if num_asked is None else num_asked * run["settings"].get("rounds", 1)
+
+
+def _num_done(answers: list[Answer], methods: list[str], run: Mapping[str, Any]) -> int:
+    taking_part = set(methods) - set(run.get("left_out", {}))
+    tried: dict[Any, set[str]] = {}
+    for answer in answers:
+        tried.setdefault((answer.questions, answer.round), set()).add(answer.method)
+    return sum(names >= taking_part for names in tried.values())
 
 
 def _last_of(record: Record, *names: str) -> dict[str, Any]:

@@ -9,7 +9,15 @@ from typing import Any, NamedTuple
 from eval.methods.names import OURS, STOCK
 from eval.report.statistics import OVERALL
 
-__all__ = ["Table", "methods_table", "steps_table", "tasks_table", "winners"]
+__all__ = [
+    "Table",
+    "details_table",
+    "methods_table",
+    "steps_table",
+    "tasks_table",
+    "verdict",
+    "winners",
+]
 
 _NONE = "–"
 _EVEN = 0.01  # differences of 1 % are none
@@ -44,20 +52,59 @@ class Table(NamedTuple):
 
 
 def methods_table(summary: Summary) -> Table:
-    """A row for each method, over all questions."""
-    head = ["method", "tokens per step", "a query", "speed-up", "95 %", "mean", "median"]
-    head += ["quartiles", "rounds", "worst", "tokens/s", "ms a token", "LUTs, MB"]
-    head += ["same text", "failed"]
+    """A row for each method, over all questions: what most readers look for."""
+    head = ["method", "speed-up", "95 %", "tokens/s", "tokens per step", "same text", "failed"]
     rows = [_method_row(name, parts[OVERALL]) for name, parts in _taking_part(summary).items()]
     note = (
-        "Tokens per step: in brackets the queries of a step, nodes and branches; a query: the one "
-        "over the other, 1 for plain decoding. Speed-up: "
-        "stock's seconds over the method's, prompts and all, of all questions together, with the "
-        "interval in which 95 % of resamplings put it; mean, median, quartiles and worst over "
-        "questions; rounds: the totals of single rounds, from the least to the most. "
-        "Same text: answers equal to stock's, near-ties and different ones behind them."
+        "Speed-up: stock's seconds over the method's, prompts and all, of all questions together, "
+        "with the interval in which 95 % of resamplings put it. Tokens per step: in brackets the "
+        "queries of a step, nodes and branches. Same text: answers equal to stock's, near-ties and "
+        "different ones behind them."
     )
     return Table("All questions", *_told(head, rows), note)
+
+
+def details_table(summary: Summary) -> Table:
+    """The other figures of the same rows."""
+    head = ["method", "mean", "median", "quartiles", "worst", "rounds", "tokens a query"]
+    head += ["ms a token", "LUTs, MB"]
+    rows = [_detail_row(name, parts[OVERALL]) for name, parts in _taking_part(summary).items()]
+    note = (
+        "Mean, median, quartiles and worst: the speed-ups of single questions. Rounds: the totals "
+        "of single rounds, from the least to the most. Tokens a query: 1 for plain decoding."
+    )
+    return Table("All questions, in detail", *_told(head, rows), note)
+
+
+def verdict(summary: Summary) -> str:
+    """What came of the run, in a sentence or two that come before any table."""
+    overall = {name: parts[OVERALL] for name, parts in _taking_part(summary).items()}
+    speed_ups = {name: each["speed_up"] for name, each in overall.items() if each["speed_up"]}
+    speed_ups.pop(STOCK, None)
+    parts = [_stopped(summary)]
+    if speed_ups:
+        named = OURS if OURS in speed_ups else max(speed_ups, key=lambda n: speed_ups[n]["total"])
+        parts.append(_sentence(named, speed_ups.pop(named), overall[named]))
+    if speed_ups:
+        best = max(speed_ups, key=lambda name: speed_ups[name]["total"])
+        parts.append(f"The best of the others, {best}: {_times(speed_ups[best], 'total')}.")
+    return " ".join(filter(None, parts)) or "No method was compared with stock."
+
+
+def _stopped(summary: Summary) -> str:
+    done, asked = summary["num_done"], summary["num_asked"]
+    if asked is None or done >= asked:
+        return ""
+    return f"The run was stopped when {done} of {asked} questions were answered."
+
+
+def _sentence(name: str, speed_up: Mapping[str, float], figures: Mapping[str, Any]) -> str:
+    low, high = speed_up["low"], speed_up["high"]
+    sure = "" if low > 1 or high < 1 else ", so the difference may be chance"
+    same = _verdicts(name, figures)
+    texts = f"; the text was stock's in {same}" if same != _NONE else ""
+    told = f"{name} ran at {_times(speed_up, 'total')} the speed of stock generate()"
+    return f"{told} ({low:.2f}x to {high:.2f}x in 95 % of resamplings{sure}){texts}."
 
 
 def tasks_table(summary: Summary, title: str, figure: str) -> Table:
@@ -146,16 +193,23 @@ def _method_row(name: str, figures: Mapping[str, Any]) -> list[str]:
     interval = speed_up and f"{speed_up['low']:.2f} to {speed_up['high']:.2f}"
     return [
         name,
-        _cell(figures, "tokens_per_step"),
-        _number(_per_query(figures)),
         *(_times(speed_up, "total"), interval or _NONE),
-        *(_times(speed_up, key) for key in ("mean", "median")),
-        *(_quartiles(speed_up), _rounds(figures), _times(speed_up, "min")),
         _number(figures["goodput"]),
+        _cell(figures, "tokens_per_step"),
+        _verdicts(name, figures),
+        str(figures["num_failed"]) if figures["num_failed"] else _NONE,
+    ]
+
+
+def _detail_row(name: str, figures: Mapping[str, Any]) -> list[str]:
+    speed_up = figures["speed_up"]
+    return [
+        name,
+        *(_times(speed_up, key) for key in ("mean", "median")),
+        *(_quartiles(speed_up), _times(speed_up, "min"), _rounds(figures)),
+        _number(_per_query(figures)),
         _number(figures["ms_per_token"]),
         _megabytes(figures.get("table_bytes")),
-        _verdicts(name, figures),
-        str(figures["num_failed"]),
     ]
 
 

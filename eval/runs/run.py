@@ -99,6 +99,7 @@ class _Runner:
             "num_shards": self.shard.num_shards,
             "settings": settings,
             "environment": environment(model, tokenizer, asked.cache, asked.compared_caches),
+            "num_asked": len(self.plan.measured),
             "notes": self.plan.notes,
             "left_out": self.stage.left_out(),
         }

@@ -98,7 +98,7 @@ def serving(
     try:
         from openai import OpenAI
     except ImportError as error:
-        raise EvalError(f"{name!r} needs more packages: pip install 'selfspec[serve]'") from error
+        raise EvalError(f"{name!r} needs more packages: pip install openai fastapi") from error
     port = _free_port()
     listen = ["--host", _HOST, "--port", str(port)]
     program, own_options = _PROGRAMS[name]

@@ -40,7 +40,18 @@ def _from_messages(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> lis
             "messages need a tokenizer with a chat template, and this one has none; give text "
             "instead"
         )
-    ids = tokenizer.apply_chat_template(
-        [dict(each) for each in messages], add_generation_prompt=True, return_dict=False
-    )
-    return list(ids)
+    return list(_templated([dict(each) for each in messages], tokenizer))
+
+
+def _templated(messages: list[dict[str, Any]], tokenizer: Any) -> Sequence[int]:
+    from jinja2 import TemplateError
+
+    try:
+        ids: Sequence[int] = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=False
+        )
+    except (TemplateError, RecursionError) as error:
+        raise UnsupportedError(
+            f"the messages must be what the model's chat template takes (got: {error})"
+        ) from error
+    return ids

@@ -121,8 +121,7 @@ class Rows:
         for record in records:
             stats = self._tickets[record.row].call.stats
             stats.count_step(record)
-            for stage, seconds in of_step.seconds.items():
-                stats.seconds[stage] += seconds / len(records)  # type: ignore[assignment]
+            stats.add_share(of_step, len(records))
         return {record.row: record.committed_ids for record in records}
 
     def drop(self, index: int) -> Ticket | None:

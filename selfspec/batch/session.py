@@ -203,7 +203,7 @@ class Session:
 
     @contextmanager
     def _prepared(self) -> Iterator[Prepared]:
-        """How forwards are run; asked anew when no row is there, since that looks at all weights."""
+        """How forwards are run. With no row there, it is asked anew, which looks at all weights."""
         if self._kept is None or not self._is_busy:
             self._open_forwards.close()
             preparing = self._spec.forwards.prepare(self._model, self._config)

@@ -85,7 +85,7 @@ def _datasets() -> Any:
         import datasets
     except ImportError as error:
         raise BuildError(
-            "reading data sets needs the datasets package: pip install 'selfspec[cache]'"
+            "reading data sets needs the datasets package: pip install datasets"
         ) from error
     return datasets
 

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from selfspec.building.sizes import num_bytes
-from selfspec.errors import BuildError, unknown_name
+from selfspec.errors import BuildError, ConfigError, unknown_name
+from selfspec.machine.amounts import amount_in_bytes
 
 __all__ = ["BUILDS", "FORMS", "LEARN_FROM", "Recipe", "read_recipe"]
 
@@ -108,7 +108,11 @@ class Recipe:
             )
         if not isinstance(self.chat_template, bool):
             raise BuildError(f"chat_template must be true or false (got {self.chat_template!r})")
-        object.__setattr__(self, "max_size", num_bytes("max_size", self.max_size))
+        try:
+            size = amount_in_bytes(self.max_size, name="max_size")
+        except ConfigError as error:
+            raise BuildError(str(error)) from error
+        object.__setattr__(self, "max_size", size)
         if self.max_bytes < _LEAST_SIZE:
             raise BuildError(f"max_size must be >= {_LEAST_SIZE // 1000}KB (got {self.max_size})")
 
@@ -241,6 +245,6 @@ def _tomllib() -> Any:
         import tomli
     except ImportError as error:
         raise BuildError(
-            "reading a recipe on Python 3.10 needs tomli: pip install 'selfspec[cache]'"
+            "reading a recipe on Python 3.10 needs tomli: pip install tomli"
         ) from error
     return tomli

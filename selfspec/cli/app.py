@@ -10,18 +10,19 @@ import typer
 
 from selfspec.cli.batch import batch
 from selfspec.cli.cache import cache as cache_commands
+from selfspec.cli.check import check
 from selfspec.cli.group import Commands
 from selfspec.cli.log import Verbose
 from selfspec.cli.opened import checked, loaded
 from selfspec.cli.options import (
     CacheFolder,
+    ChatOptions,
     DraftModelName,
     Knobs,
     MaxNewTokens,
     RememberFolder,
     RunOptions,
     Sampling,
-    checked_config,
     unfolds,
 )
 from selfspec.cli.serve import serve
@@ -30,10 +31,6 @@ from selfspec.cli.tune import tune
 __all__ = ["app", "main"]
 
 app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False)
-app.add_typer(cache_commands)
-app.command()(batch)
-app.command()(serve)
-app.command()(tune)
 
 
 def main() -> None:
@@ -68,7 +65,6 @@ def selfspec(
         print(context.get_help())
 
 
-@app.command()
 @unfolds
 def demo(
     loading: RunOptions,
@@ -77,9 +73,9 @@ def demo(
     cache: CacheFolder = None,
     prompt: Annotated[
         list[str] | None,
-        typer.Option(help="Continue this text; can be given again. Default: four Python files."),
+        typer.Option(help="Continue this text; can be given again. Default: three of Python."),
     ] = None,
-    max_new_tokens: MaxNewTokens = 64,
+    max_new_tokens: MaxNewTokens = 48,
     rounds: Annotated[
         int, typer.Option(min=1, help="Timed rounds. More: steadier times, and a longer wait.")
     ] = 3,
@@ -88,20 +84,24 @@ def demo(
     ] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Watch drafts being accepted, then see the same text timed against stock generate()."""
+    """Watch drafts being accepted, then see the same text timed against stock generate().
+
+    The embedded model samples at temperature 0.5 with seed 1, unless --temperature or --seed says
+    something else.
+    """
+    from selfspec.cli.snippets import named, sampling_of
+
     config = checked(loading, knobs)
-    with loaded(loading, sampling, max_new_tokens, cache) as writer:
+    with loaded(loading, sampling_of(loading, sampling), max_new_tokens, cache) as writer:
         from selfspec.cli.demo import Demo
-        from selfspec.cli.snippets import named
 
         same = Demo(writer, config, named(prompt or []), rounds).run(with_tree=tree)
     raise typer.Exit(0 if same else 1)
 
 
-@app.command()
 @unfolds
 def chat(
-    loading: RunOptions,
+    loading: ChatOptions,
     sampling: Sampling,
     knobs: Knobs,
     cache: CacheFolder = None,
@@ -136,7 +136,6 @@ def chat(
         Chat(writer, config, system=system, show_drafts=show_drafts).run()
 
 
-@app.command()
 @unfolds
 def generate(
     loading: RunOptions,
@@ -181,36 +180,12 @@ def generate(
         spec = writer.new_spec(config)
         write_continuation(writer, spec, text, output=output, full=full, prediction=expected)
     if stats:
-        typer.echo(spec.stats, err=True)
+        # A text that goes to stdout may end in the middle of the line.
+        start = "\n" if output is None and not sys.stdout.isatty() else ""
+        typer.echo(f"{start}{spec.stats}", err=True)
 
 
-@app.command()
-@unfolds
-def profile(
-    loading: RunOptions,
-    context: Annotated[
-        int, typer.Option(min=1, help="Tokens of text in front. More: dearer attention.")
-    ] = 512,
-    batch: Annotated[int, typer.Option(min=1, help="Rows in a forward.")] = 1,
-    forward: Annotated[
-        str, typer.Option(help="How the model is run: auto, eager, packed or graph.")
-    ] = "auto",
-    output: Annotated[
-        Path | None, typer.Option(help="Write the curve to this JSON file.", show_default=False)
-    ] = None,
-    verbose: Verbose = False,
-) -> None:
-    """Measure what a forward of each width costs on this machine; show a table and a plot."""
-    from selfspec.cli.generate import check_output
-    from selfspec.cli.loading import check_options
-
-    check_options(loading)
-    check_output(output)
-    forward = checked_config(forward=forward).forward
-    with loaded(loading, Sampling(), 1, None) as writer:
-        from selfspec.cli.profile import measured, print_curve, write_curve
-
-        about, curve = measured(writer.model, context, batch, forward)
-    print_curve(curve, about)
-    if output is not None:
-        write_curve(output, curve, about)
+# In the order in which most people need them.
+for each in (demo, check, chat, generate, batch, serve, tune):
+    app.command()(each)
+app.add_typer(cache_commands)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from selfspec.building.progress import Bars
 from selfspec.cli.batch_answering import Answerer, Outcome
-from selfspec.cli.batch_files import BatchFiles, Errors
-from selfspec.cli.errors import CliError
+from selfspec.cli.batch_files import Appended, BatchFiles, Errors, Progress
 from selfspec.cli.fleet import FleetOptions
 from selfspec.cli.log import Verbose
 from selfspec.cli.opened import checked
@@ -64,45 +63,53 @@ def batch(
     if loading.max_memory is not None:
         amount_in_bytes(loading.max_memory, whole=1)
     workers.check(loading.device)
-    done, total = files.done()
-    if len(done) == total:
-        typer.echo(f"All {total} lines are answered in {answers}.", err=True)
-        return
     answerer = Answerer(
         loading, sampling, config, cache, remember, draft_model, max_new_tokens, max_rows
     )
-    opened = answerer.alone() if workers.ray is None else answerer.in_fleet(workers)
-    try:
-        with opened as answers_to:
-            lines = (each for each in files.lines() if each[0] not in done)
-            num_bad = _write(answers_to(lines), files, len(done), total)
-    except KeyboardInterrupt:
-        typer.echo("Stopped. The same command goes on from here.", err=True)
-        raise
+    with files.locked():
+        progress = files.progress()
+        if len(progress.done) == progress.total:
+            typer.echo(f"All {progress.total} lines are answered in {answers}.", err=True)
+            return
+        num_bad = _run(files, progress, answerer, workers)
     if num_bad:
+        total = progress.total
         typer.echo(f"{num_bad} of {total} lines have no answer; see {files.errors}.", err=True)
         raise typer.Exit(1)
 
 
-def _write(outcomes: Iterator[Outcome], files: BatchFiles, num_done: int, total: int) -> int:
-    """Writes down each outcome as it comes; returns how many lines could not be answered."""
+def _run(files: BatchFiles, progress: Progress, answerer: Answerer, workers: FleetOptions) -> int:
+    """Answers what is left; returns how many lines have no answer in the end."""
+    with closing(Errors(files.errors)) as errors:
+        for number, why in progress.unreadable.items():
+            errors.add(number, why)
+        if progress.unreadable:
+            count = f"{errors.number} of {progress.total} lines can't be read"
+            typer.echo(f"{count}; see {files.errors}.", err=True)
+        if not progress.num_open:
+            return errors.number
+        known = progress.done | progress.unreadable.keys()
+        try:
+            with answerer.alone() if workers.ray is None else answerer.in_fleet(workers) as answers:
+                lines = (each for each in files.lines() if each[0] not in known)
+                _write(answers(lines), files, errors, len(known), progress.total)
+        except KeyboardInterrupt:
+            typer.echo("Stopped. The same command goes on from here.", err=True)
+            raise
+        return errors.number
+
+
+def _write(
+    outcomes: Iterator[Outcome], files: BatchFiles, errors: Errors, num_known: int, total: int
+) -> None:
+    """Writes down each outcome as it comes."""
     bars = Bars(Console(stderr=True))
     with ExitStack() as stack:
-        errors = stack.enter_context(closing(Errors(files.errors)))
-        stream = stack.enter_context(_appending(files.answers))
-        bar = stack.enter_context(bars).stage("Answers", total, done=num_done)
+        written = stack.enter_context(closing(Appended(files.answers)))
+        bar = stack.enter_context(bars).stage("Answers", total, done=num_known)
         for outcome in outcomes:
             if outcome.answer is None:
                 errors.add(outcome.number, outcome.error or "")
             else:
-                stream.write(outcome.answer)
-                stream.flush()
+                written.add(outcome.answer)
             bar.advance(1, tokens=outcome.num_tokens)
-    return errors.number
-
-
-def _appending(path: Path) -> Any:
-    try:
-        return path.open("a", encoding="utf-8")
-    except OSError as error:
-        raise CliError(f"OUTPUT must be writable (got {str(path)!r}: {error})") from error

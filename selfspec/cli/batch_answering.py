@@ -154,7 +154,7 @@ class _Table:
         try:
             line = read_line(number, data)
             self._submit(line)
-        except (SelfSpecError, TypeError, ValueError) as error:
+        except (SelfSpecError, RecursionError, TypeError, ValueError) as error:
             return Outcome(number, None, one_line(error))
         self._asked[number] = line
         return None

@@ -20,9 +20,15 @@ _RULE = (
     'a line must be {"prompt": ...}, {"messages": [...]} or {"custom_id": ..., "body": {...}}, '
     "each in JSON"
 )
+# What other programs call a prompt. It is not read as one: an output of ours has a text, too.
+_OTHER_FORMS = {
+    "text": "rename it to 'prompt' if it is a text to continue",
+    "turns": "write the turns as messages with role and content",
+}
 # The fields of a line, or of a body, that say how its answer is to be written.
 _COUNTS = ("max_new_tokens", "max_tokens", "max_completion_tokens")
 _SETTINGS = (*_COUNTS, "seed", "stop", "temperature", "top_p")
+_LARGEST = 1e9  # of a temperature; also keeps infinity out
 # What a body may have beside these without any effect on the answer.
 _IGNORED = ("messages", "metadata", "model", "prompt", "store", "user")
 
@@ -99,8 +105,8 @@ def read_line(number: int, data: bytes) -> Line:
     """What a line asks for; raises `CliError` if that can't be understood."""
     try:
         value = json.loads(data)
-    except ValueError as error:  # UnicodeDecodeError is one, too.
-        raise CliError(f"{_RULE} (got {_shown(data.decode(errors='replace'))})") from error
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError.
+        raise CliError(f"{_RULE} (got {_shown_bytes(data)})") from error
     if not isinstance(value, Mapping):
         raise CliError(f"{_RULE} (got {_shown(value)})")
     in_body = "body" in value
@@ -111,9 +117,27 @@ def read_line(number: int, data: bytes) -> Line:
         for name in asked:
             if name not in (*_SETTINGS, *_IGNORED):
                 raise CliError(unknown_name("field of body", str(name), (*_SETTINGS, *_IGNORED)))
-    name = value.get("custom_id", value.get("id"))
     seed = _seed(asked)
-    return Line(number, checksum(data), name, _prompt(asked), in_body, seed, _arguments(asked))
+    return Line(
+        number, checksum(data), _name(value), _prompt(asked), in_body, seed, _arguments(asked)
+    )
+
+
+def _name(value: Mapping[str, Any]) -> Any:
+    """What the line is called by whoever wrote it, which its answer repeats."""
+    name = value.get("custom_id", value.get("id"))
+    if name is not None and not isinstance(name, (str, int)):
+        raise CliError(f"custom_id and id must be text or a whole number (got {_shown(name)})")
+    _check_unicode("custom_id or id", name)
+    return name
+
+
+def _check_unicode(name: str, text: Any) -> None:
+    """Refuses half of a character, which JSON can say and no file can hold."""
+    try:
+        str(text).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise CliError(f"{name} must be Unicode text (got {_shown(text)})") from error
 
 
 def _prompt(asked: Mapping[str, Any]) -> Any:
@@ -121,9 +145,13 @@ def _prompt(asked: Mapping[str, Any]) -> Any:
     if isinstance(prompt, str) and messages is None:
         if not prompt:
             raise CliError("prompt must not be empty; write some text")
+        _check_unicode("prompt", prompt)
         return prompt
     if isinstance(messages, list) and messages and prompt is None:
         return messages
+    for name, fix in _OTHER_FORMS.items():
+        if name in asked and prompt is None and messages is None:
+            raise CliError(f"{_RULE} (got {name!r}); {fix}")
     raise CliError(f"{_RULE}, with text or a list of messages (got {_shown(dict(asked))})")
 
 
@@ -144,6 +172,7 @@ def _arguments(asked: Mapping[str, Any]) -> dict[str, Any]:
         strings = [stop] if isinstance(stop, str) else stop
         if not isinstance(strings, list) or not all(isinstance(s, str) and s for s in strings):
             raise CliError(f"stop must be text, or a list of texts (got {_shown(stop)})")
+        _check_unicode("stop", "".join(strings))
         arguments |= {"stop_strings": strings} if strings else {}
     return arguments
 
@@ -152,18 +181,30 @@ def _real(asked: Mapping[str, Any], name: str, least: float) -> float | None:
     value = asked.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= least:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise CliError(f"{name} must be a number >= {least} (got {_shown(value)})")
+    if not least <= value <= _LARGEST:
         raise CliError(f"{name} must be a number >= {least} (got {_shown(value)})")
     return float(value)
 
 
 def _seed(asked: Mapping[str, Any]) -> int | None:
     seed = asked.get("seed")
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-        raise CliError(f"seed must be a whole number (got {_shown(seed)})")
+    if seed is None:
+        return None
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 63:
+        raise CliError(f"seed must be a whole number from 0 to 2**63 - 1 (got {_shown(seed)})")
     return seed
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = f"a {type(value).__name__} that is nested too deeply"
     return text[:80] + "…" * (len(text) > 80)
+
+
+def _shown_bytes(data: bytes) -> str:
+    """The start of a line that may be as long as it likes."""
+    return _shown(data[:200].decode(errors="replace"))

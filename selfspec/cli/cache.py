@@ -91,12 +91,12 @@ def merge(
     verbose: Verbose = False,
 ) -> None:
     """Merge caches: counts add up, and where two have a LUT row the later folder's is kept."""
-    from selfspec.building.sizes import num_bytes
+    from selfspec.machine.amounts import amount_in_bytes
 
     pruning = {
         "min_count": min_count,
         "max_continuations": max_continuations,
-        "max_bytes": num_bytes("--max-size", max_size),
+        "max_bytes": amount_in_bytes(max_size, name="--max-size"),
     }
     with working(f"Merging {len(folders)} caches"):
         from selfspec.cli.merging import merged
@@ -136,15 +136,15 @@ def read_text(path: Path) -> str:
 
 def _sound(folders: list[Path]) -> list[CacheContents]:
     """The caches, checked in full: all of one tokenizer, and none given twice."""
-    from selfspec.cli.merging import check_different
+    from selfspec.cli.merging import check_different, check_one_tokenizer
     from selfspec.store import load_cache, read_card
 
     cards = {folder: read_card(folder)[0] for folder in folders}
     check_different(folders, cards)
     for folder in folders:
         _check(folder)
-    owner = cards[folders[0]].tokenizer
-    return [load_cache(folder, tokenizer=owner) for folder in folders]
+    check_one_tokenizer(cards)
+    return [load_cache(folder) for folder in folders]
 
 
 def _check(folder: Path) -> None:

@@ -12,13 +12,13 @@ from rich.console import Console
 from typer import Abort, Argument, Option
 
 from selfspec.building.recipe import Recipe
-from selfspec.building.sizes import num_bytes
 from selfspec.cli.errors import CliError
 from selfspec.cli.fleet import FleetOptions, fleet
 from selfspec.cli.log import Verbose
 from selfspec.cli.options import ModelOptions, unfolds
 from selfspec.cli.recipe_options import RecipeOptions, recipe_of
 from selfspec.cli.waiting import working
+from selfspec.machine.amounts import amount_in_bytes
 
 if TYPE_CHECKING:
     from selfspec.building.builder import Builder
@@ -68,7 +68,7 @@ def build(
     check_options(loading)
     how = {
         "workers": workers,
-        "max_memory": num_bytes("--max-memory", max_memory),
+        "max_memory": amount_in_bytes(max_memory, name="--max-memory"),
         "restart": restart,
         "overwrite": overwrite,
         "keep_work": keep_work,

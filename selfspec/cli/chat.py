@@ -77,7 +77,7 @@ class Chat:
             self._obey(line)
             return
         try:
-            with self._spinner:
+            with self._read.kept(), self._spinner:
                 self._spinner.enter_context(waiting("Reading"))
                 self._last = self.conversation.ask(line)
         except CliError as error:

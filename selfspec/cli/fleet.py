@@ -31,8 +31,8 @@ class FleetOptions:
             metavar="ADDRESS",
             help="Spread the work over workers on Ray, each with a model of its own. local: on "
             "this machine. auto: on all machines of the Ray to which this one belongs. host:port: "
-            "the same by the address of its head. Needs selfspec[ray]. Default: this process "
-            "alone.",
+            "the same by the address of its head. Needs Ray (pip install ray). Default: this "
+            "process alone.",
             show_default=False,
         ),
     ] = None

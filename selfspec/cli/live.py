@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from selfspec.cli.words import Words
 from selfspec.records import Evidence, StepRecord, sources_of
 
-__all__ = ["OWN", "SEVERAL", "LiveText", "origin_of", "origins"]
+__all__ = ["OWN", "SEVERAL", "Live", "LiveText", "origin_of", "origins"]
 
 OWN = "model"  # The model's own next token, which nobody drafted.
 SEVERAL = "several"  # More than one source has named the token.
@@ -24,6 +24,22 @@ def origins(record: StepRecord) -> list[str]:
     """Where each committed token of a step came from."""
     drafted = [origin_of(record.tree.evidence[node]) for node in record.accepted_nodes()]
     return drafted + [OWN] * (len(record.committed_ids) - len(drafted))
+
+
+class Live(Protocol):
+    """What follows a running call: a streamer, and a listener to what came of each step."""
+
+    def put(self, value: Any) -> None:
+        """Takes the prompt, then one token of the only row."""
+        ...
+
+    def hear(self, record: StepRecord) -> None:
+        """Takes what came of a step."""
+        ...
+
+    def end(self) -> None:
+        """Nothing more will come."""
+        ...
 
 
 class LiveText:

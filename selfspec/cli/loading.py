@@ -42,6 +42,11 @@ class Loaded:
     model: Any
     tokenizer: Any
 
+    @property
+    def is_embedded(self) -> bool:
+        """Is it the small model that comes with selfspec?"""
+        return Path(self.model.name_or_path) == TINY
+
     def __str__(self) -> str:
         size = self.model.num_parameters() / 1e6
         amount = f"{size / 1000:.1f}B" if size >= 1000 else f"{size:.1f}M"

@@ -15,7 +15,7 @@ from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.store import KEY_OF, Arrays, CacheContents, Card, flat_keys
 from selfspec.store.card import CORPUS_FILE, FileEntry
 
-__all__ = ["check_different", "merged"]
+__all__ = ["check_different", "check_one_tokenizer", "merged"]
 
 Files = Mapping[str, FileEntry]
 Rates = list[list[Any]]
@@ -32,6 +32,17 @@ def check_different(folders: Sequence[Path], cards: Mapping[Path, Card]) -> None
             raise CliError(f"FOLDERS must name each cache once {got}: this is the same folder")
         if _holds_the_same(cards[one].files, cards[other].files):
             raise CliError(f"FOLDERS must name each cache once {got}: they hold the same counts")
+
+
+def check_one_tokenizer(cards: Mapping[Path, Card]) -> None:
+    """Refuses folders that were built for different tokenizers, whose ids mean different things."""
+    (first, owner), *others = ((folder, card.tokenizer) for folder, card in cards.items())
+    for folder, tokenizer in others:
+        if tokenizer.fingerprint != owner.fingerprint:
+            raise CliError(
+                f"FOLDERS must belong to one tokenizer (got {str(first)!r} of {owner} and "
+                f"{str(folder)!r} of {tokenizer}); build them anew for one of the two"
+            )
 
 
 def _holds_the_same(one: Files, other: Files) -> bool:

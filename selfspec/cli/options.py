@@ -20,7 +20,9 @@ from typer import Option
 from selfspec.config import SpecConfig
 
 __all__ = [
+    "EXPERTS",
     "CacheFolder",
+    "ChatOptions",
     "DeviceName",
     "DraftModelName",
     "DtypeName",
@@ -34,13 +36,19 @@ __all__ = [
     "unfolds",
 ]
 
-_DRAFTING = "Drafting (changes the speed, not the quality of the text)"
+_MEMORY = "Devices, memory and what is kept"
+EXPERTS = "For experts"
+_DRAFTING = "For experts: how drafts are made (changes the speed, not the quality of the text)"
 _DEFAULT = SpecConfig()
 
-MaxNewTokens = Annotated[int, Option(min=1, help="Stop after so many new tokens.")]
+MaxNewTokens = Annotated[int, Option(min=1, help="Stop after this number of new tokens.")]
 
 DeviceName = Annotated[
-    str, Option(help="cpu, cuda, cuda:1 and so on. auto: a GPU if there is one, else the CPU.")
+    str,
+    Option(
+        help="cpu, cuda, cuda:1 and so on. auto: a GPU if there is one, else the CPU.",
+        rich_help_panel=_MEMORY,
+    ),
 ]
 
 DtypeName = Annotated[
@@ -57,6 +65,7 @@ CacheFolder = Annotated[
         "--cache",
         help="Start with what this cache holds, a folder or a Hub id; 'selfspec cache build' makes "
         "one. It must be built for the model's tokenizer.",
+        rich_help_panel=_MEMORY,
         show_default=False,
     ),
 ]
@@ -68,6 +77,7 @@ RememberFolder = Annotated[
         metavar="FOLDER",
         help="Start with what earlier runs learned, and keep there what this one learns: pieces "
         "of its texts, for this model's tokenizer, readable by you alone. Default: keep nothing.",
+        rich_help_panel=_MEMORY,
         show_default=False,
     ),
 ]
@@ -79,6 +89,7 @@ DraftModelName = Annotated[
         metavar="NAME",
         help="Folder or Hub id of a small model with the same tokenizer, which drafts too where "
         "that pays. Default: none.",
+        rich_help_panel=_MEMORY,
         show_default=False,
     ),
 ]
@@ -113,6 +124,21 @@ class RunOptions(ModelOptions):
         Option(
             help="Keep the model within this memory, such as 2GB, 500MB or 25% of what it takes: "
             "layers that do not fit are read from disk in each step. Default: no limit.",
+            rich_help_panel=_MEMORY,
+            show_default=False,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions(RunOptions):
+    """The same for a model that must be named, since the embedded one can't chat."""
+
+    model: Annotated[
+        str | None,
+        Option(
+            help="Folder or Hub id of a chat model, such as HuggingFaceTB/SmolLM2-135M-Instruct. "
+            "It has to be named.",
             show_default=False,
         ),
     ] = None

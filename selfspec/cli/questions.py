@@ -4,48 +4,77 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
+
+from selfspec.cli.typed_ahead import TypedAhead
 
 if TYPE_CHECKING:
     from prompt_toolkit.key_binding import KeyBindings
 
-__all__ = ["PROMPT", "question_reader"]
+__all__ = ["PROMPT", "Questions", "question_reader"]
 
 PROMPT = "> "
 
 
-def question_reader(echo: Callable[[str], object]) -> Callable[[], str]:
-    """A function that returns the next question, and raises `EOFError` after the last one.
+class Questions(Protocol):
+    """Where a chat's questions come from."""
+
+    def __call__(self) -> str:
+        """The next question; raises `EOFError` after the last one."""
+        ...
+
+    def kept(self) -> AbstractContextManager[None]:
+        """Inside, what is typed is not shown, and becomes the start of the next question."""
+        ...
+
+
+def question_reader(echo: Callable[[str], object]) -> Questions:
+    """Asks for one question after the other.
 
     At a terminal Enter sends, Alt-Enter or Ctrl-J adds a line, a pasted text is one question
     however many lines it has, and the up key brings back earlier questions. From a pipe each line
     is a question; `echo` gets it with the prompt in front, so that the output reads like a chat.
     """
     if sys.stdin.isatty() and sys.stdout.isatty():
-        return _terminal_reader()
-    return lambda: _next_line(echo)
+        return _Terminal()
+    return _Pipe(echo)
 
 
-def _next_line(echo: Callable[[str], object]) -> str:
-    line = sys.stdin.readline()
-    if not line:
-        raise EOFError
-    echo(f"{PROMPT}{line.rstrip()}\n")
-    return line
+class _Pipe:
+    def __init__(self, echo: Callable[[str], object]) -> None:
+        self._echo = echo
+
+    def __call__(self) -> str:
+        line = sys.stdin.readline()
+        if not line:
+            raise EOFError
+        self._echo(f"{PROMPT}{line.rstrip()}\n")
+        return line
+
+    def kept(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
-def _terminal_reader() -> Callable[[], str]:
-    from prompt_toolkit import PromptSession
-    from prompt_toolkit.history import InMemoryHistory
+class _Terminal:
+    def __init__(self) -> None:
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.history import InMemoryHistory
 
-    session: PromptSession[str] = PromptSession(
-        PROMPT,
-        history=InMemoryHistory(),
-        key_bindings=_keys(),
-        multiline=True,
-        prompt_continuation=" " * len(PROMPT),
-    )
-    return session.prompt
+        self._typed_ahead = TypedAhead()
+        self._session: PromptSession[str] = PromptSession(
+            PROMPT,
+            history=InMemoryHistory(),
+            key_bindings=_keys(),
+            multiline=True,
+            prompt_continuation=" " * len(PROMPT),
+        )
+
+    def __call__(self) -> str:
+        return self._session.prompt(default=self._typed_ahead.take())
+
+    def kept(self) -> AbstractContextManager[None]:
+        return self._typed_ahead.kept()
 
 
 def _keys() -> KeyBindings:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["SNIPPETS", "Snippet", "named"]
+from selfspec.cli.options import ModelOptions, Sampling
+
+__all__ = ["SNIPPETS", "Snippet", "named", "sampling_of"]
 
 
 class Snippet(NamedTuple):
@@ -14,42 +16,33 @@ class Snippet(NamedTuple):
     prompt: str
 
 
+# Each ends in the middle of a line, and of something that Python's library often says. The
+# embedded model makes sense of these, and for fifty tokens or so.
 SNIPPETS = (
     Snippet(
-        "class",
-        '''class Queue:
-    """Create a queue object with a given maximum size.
+        "comparison",
+        """    def __lt__(self, other):
+        if not isinstance(other, Date):
+            return NotImplemented
+        return self.value < other.value
 
-    If maxsize is <= 0, the queue size is infinite.
-    """
-
-    def __init__(self, maxsize=0):
-''',
+    def __le__(self, other):
+        if not""",
     ),
     Snippet(
-        "function",
-        '''def copyfile(src, dst, *, follow_symlinks=True):
-    """Copy data from src to dst in the most efficient way possible.
+        "visitor",
+        """    def visit_Name(self, node):
+        self.write(node.id)
 
-''',
+    def visit_Constant(self, node):""",
     ),
     Snippet(
-        "tests",
-        """import unittest
-from test import support
-
-
-class TestSpecifics(unittest.TestCase):
-
-    def test_basic(self):
-        self.assertEqual(""",
-    ),
-    Snippet(
-        "script",
+        "options",
         """def main():
-    import argparse
-    parser = argparse.ArgumentParser(description='A simple command-line interface')
-    parser.add_argument(""",
+    parser = argparse.ArgumentParser()
+    parser.add_argument('-v', '--verbose', action='store_true',
+                        help='print more')
+    parser.add_argument('-q', '--quiet',""",
     ),
 )
 
@@ -58,6 +51,15 @@ def named(prompts: list[str]) -> tuple[Snippet, ...]:
     """The user's prompts, each named by the start of its first line, or else the demo's."""
     own = (Snippet(_short(prompt.strip()), prompt) for prompt in prompts)
     return tuple(own) if prompts else SNIPPETS
+
+
+def sampling_of(loading: ModelOptions, asked: Sampling) -> Sampling:
+    """How the demo chooses tokens: if nothing is asked of the embedded model, at random.
+
+    With the likeliest token alone, so small a model soon says the same line over and over.
+    """
+    is_asked = asked != Sampling()
+    return asked if is_asked or loading.model else Sampling(temperature=0.5, seed=1)
 
 
 def _short(text: str, width: int = 20) -> str:

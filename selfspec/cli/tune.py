@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -18,11 +17,11 @@ from rich.table import Table
 
 from selfspec.building.limits import max_positions
 from selfspec.building.progress import Bars
-from selfspec.cli.batch_lines import read_line
 from selfspec.cli.errors import CliError
 from selfspec.cli.generate import check_output
 from selfspec.cli.log import Verbose
 from selfspec.cli.options import MaxNewTokens, RunOptions, unfolds
+from selfspec.cli.prompts_file import encoded_prompts, read_prompts
 from selfspec.cli.waiting import working
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from selfspec.fitting import Fit
     from selfspec.store import CacheContents
 
-__all__ = ["read_prompts", "tune"]
+__all__ = ["tune"]
 
 _SHOWN = (2, 4, 8, 16, 32, 64)  # The widths of the paper's table.
 
@@ -86,9 +85,10 @@ def tune(
 
     check_options(loading)
     check_output(report, "--report")
-    prompts = read_prompts(data)
+    prompts = read_prompts(data, "--data")
     with _opened(loading, out) as (loaded, contents):
-        ids = _encoded(prompts, loaded, max_new_tokens)
+        ids = encoded_prompts(prompts, loaded.tokenizer)
+        _check_lengths(ids, max_positions(loaded.model), max_new_tokens)
         curve = _measured_costs(loaded.model, ids, max_new_tokens)
         grown, shaped, fits = _counted(loaded.model, ids, contents, curve, max_new_tokens)
     from selfspec.fitting import best_fit
@@ -105,29 +105,6 @@ def tune(
 
         write_report(report, grown.counts, shaped.counts, fits, chosen)
         console.print(f"report: {report}", highlight=False, soft_wrap=True)
-
-
-def read_prompts(path: Path) -> list[Any]:
-    """The prompts of a file: texts, or lists of messages. Of several turns the first counts."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise CliError(f"--data must be readable (got {str(path)!r}: {error.strerror})") from error
-    prompts = [_prompt(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
-    if not prompts:
-        raise CliError(f"--data must have a prompt at least (got {str(path)!r}, which is empty)")
-    return prompts
-
-
-def _prompt(number: int, line: bytes) -> Any:
-    try:
-        value = json.loads(line)
-        turns = value.get("turns") if isinstance(value, dict) else None
-        if isinstance(turns, list) and turns and isinstance(turns[0], str) and turns[0]:
-            return tuple(turns[:1])
-        return read_line(number, line).prompt
-    except (CliError, ValueError) as error:
-        raise CliError(f"--data, line {number}: {error}") from error
 
 
 @contextmanager
@@ -160,28 +137,14 @@ def _loaded(stack: ExitStack, loading: RunOptions, out: Path) -> tuple[Loaded, C
     return model, contents
 
 
-def _encoded(prompts: Sequence[Any], loaded: Loaded, max_new_tokens: int) -> list[list[int]]:
-    """The ids of all prompts; refuses one that leaves no room for its answer."""
-    from selfspec.batch.prompts import encoded
-
-    limit = max_positions(loaded.model)
-    all_ids = []
-    for number, prompt in enumerate(prompts, start=1):
-        ids = encoded(_as_asked(prompt, loaded.tokenizer), loaded.tokenizer)
-        if limit is not None and len(ids) + max_new_tokens > limit:
+def _check_lengths(ids: Sequence[Sequence[int]], limit: int | None, max_new_tokens: int) -> None:
+    """Refuses a prompt that leaves no room for its answer."""
+    for number, prompt in enumerate(ids, start=1):
+        if limit is not None and len(prompt) + max_new_tokens > limit:
             raise CliError(
                 f"a prompt and --max-new-tokens must fit into the model's {limit} positions (got "
-                f"{len(ids)} + {max_new_tokens} for prompt {number}); shorten one of them"
+                f"{len(prompt)} + {max_new_tokens} for prompt {number}); shorten one of them"
             )
-        all_ids.append(ids)
-    return all_ids
-
-
-def _as_asked(prompt: Any, tokenizer: Any) -> Any:
-    """A question, which was read as a tuple, as a chat model is asked it, or any other as text."""
-    if not isinstance(prompt, tuple):
-        return prompt
-    return [{"role": "user", "content": prompt[0]}] if tokenizer.chat_template else prompt[0]
 
 
 def _measured_costs(model: Any, ids: Sequence[Sequence[int]], max_new_tokens: int) -> CostCurve:

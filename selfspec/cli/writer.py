@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from selfspec.building.limits import max_positions
 from selfspec.cli.errors import CliError
-from selfspec.cli.live import LiveText
+from selfspec.cli.live import Live
 from selfspec.cli.loading import Loaded
 from selfspec.cli.options import Sampling
 from selfspec.records import DRAFT_MODEL
@@ -146,7 +146,7 @@ class Writer:
         ids: Sequence[int],
         spec: SelfSpec | None,
         *,
-        live: LiveText | None = None,
+        live: Live | None = None,
         kv: Any = None,
         max_new_tokens: int | None = None,
         prediction: Sequence[int] | None = None,

@@ -47,7 +47,7 @@ def imported(address: str | None = None) -> Any:
         import ray
         import ray.exceptions
     except ImportError as error:
-        raise FleetError("--ray needs the package ray: pip install 'selfspec[ray]'") from error
+        raise FleetError("--ray needs the package ray: pip install ray") from error
     return ray
 
 

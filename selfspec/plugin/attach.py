@@ -104,8 +104,18 @@ def _generate(model: Any, *args: Any, **kwargs: Any) -> Any:
         return _generate_by_default(model, default, args, kwargs)
     assistant = kwargs.pop("assistant", None)
     if assistant is None:
+        _refuse_lonely_prediction(kwargs)
         return _leave_to_stock(model, *args, **kwargs)
     return _draft(model, assistant, args, kwargs)
+
+
+def _refuse_lonely_prediction(kwargs: dict[str, Any]) -> None:
+    """A prediction is for drafts. Stock would say that the model does not know the argument."""
+    if kwargs.get("prediction") is not None:
+        raise UnsupportedError(
+            "prediction= needs assistant= beside it, since it is what drafts are made from (got "
+            "none); pass assistant=SelfSpec(), or leave prediction= out"
+        )
 
 
 def _leave_to_stock(model: Any, *args: Any, **kwargs: Any) -> Any:

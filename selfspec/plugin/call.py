@@ -100,7 +100,7 @@ class Call:
 
     def decode_plainly(self, reason: str) -> Any:
         """Stock's own loop, with the reason noted; an error instead under `strict`."""
-        self.stats.disabled_reason = reason
+        self.stats.disable(reason)
         self.stats.forward = "eager"
         if self.config.strict:
             raise UnsupportedError(f"strict=True and the call can't be drafted for: {reason}")
@@ -125,7 +125,7 @@ class Call:
         cache = self.model_kwargs["past_key_values"]
         if prepared.ability.mode == "tree" and (reason := foreign_layer(cache)):
             return self.decode_plainly(reason)
-        self.stats.disabled_reason = prepared.ability.reason
+        self.stats.disable(prepared.ability.reason)
         with prepared.reading():
             read = self.read_prompt(prepared)
             opening = self._opening(prepared.ability, read.logits)

@@ -53,6 +53,8 @@ class Remembered:
         self._saved_at = 0.0
         self._warned = False
         self._lock = threading.Lock()
+        if saves:
+            self._folder.check_writable()
         if self._tokenizer is not None:
             self._folder.check_tokenizer(self._tokenizer)
 

@@ -18,7 +18,7 @@ from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.memory import Memory
 from selfspec.draft.sources import Source
-from selfspec.errors import ConfigError, VocabularyError
+from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.plugin.call import Call
 from selfspec.plugin.draft_model import check_draft_model, check_prompt, new_draft_model
 from selfspec.plugin.persist import (
@@ -150,6 +150,7 @@ class SelfSpec(Persistent):
     ) -> Call:
         """The call that `generate()` asks for, checked; runs nothing yet."""
         refuse_unservable(model, generation_config)
+        _refuse_empty(input_ids, model_kwargs)
         fitted_for(self.config, self._loaded)
         num_returned = generation_config.num_return_sequences or 1
         predictions = predictions_of(prediction, len(input_ids), num_returned, model.config)
@@ -287,6 +288,15 @@ class SelfSpec(Persistent):
         if self._remembered is not None:
             self._remembered.restore(memory, vocab_size)
         return memory
+
+
+def _refuse_empty(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> None:
+    """Refuses a prompt without a token, with which a model fails somewhere inside."""
+    if not input_ids.shape[1] and model_kwargs.get("inputs_embeds") is None:
+        raise UnsupportedError(
+            "the prompt must have at least one token (got none); write some text, or begin with "
+            "the tokenizer's bos_token"
+        )
 
 
 def _argument_of_generate(name: str) -> Any:

@@ -1,6 +1,6 @@
 """The card of a cache folder: what is in it, for which tokenizer, and every file's checksum.
 
-This module knows JSON and names, and opens no other file.
+This module knows JSON and names, and opens no file but the card.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from selfspec.errors import (
     unknown_name,
 )
 from selfspec.store.contents import TokenizerInfo
+from selfspec.store.plain_files import LinkError, open_plain, path_inside
 
 __all__ = [
     "CALIBRATION_FILE",
@@ -103,7 +104,13 @@ def checksum(fields: Mapping[str, Any]) -> str:
 def read_card(folder: Path) -> tuple[Card, bytes]:
     """The card of a folder, checked, and its bytes."""
     try:
-        data = (folder / CARD_FILE).read_bytes()
+        with open_plain(path_inside(folder, CARD_FILE)) as file:
+            data = file.read(_MAX_BYTES + 1)
+    except LinkError as error:
+        raise CachePathError(
+            f"{CARD_FILE} of cache {str(folder)!r} must lie in that folder (got {error.strerror}); "
+            "put the file itself there"
+        ) from error
     except OSError as error:
         raise CacheNotFoundError(
             f"a cache folder must hold a {CARD_FILE} (got {str(folder)!r}: {error.strerror}); "
@@ -142,7 +149,7 @@ class _Reader:
 
     def _json(self, data: bytes) -> dict[str, Any]:
         if len(data) > _MAX_BYTES:
-            raise self._wrong(f"at most {_MAX_BYTES} bytes", f"{len(data)} bytes")
+            raise self._wrong(f"at most {_MAX_BYTES} bytes", "more")
         try:
             fields = json.loads(data.decode("utf-8"))
         except (ValueError, RecursionError) as error:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import BinaryIO
 from selfspec.errors import CacheChecksumError, CacheFileError, CachePathError, CacheSizeError
 from selfspec.store.card import FileEntry
 from selfspec.store.memo import Memo
+from selfspec.store.plain_files import LinkError, open_plain, path_inside
 
 __all__ = ["entry_of", "opened"]
 
@@ -32,11 +32,9 @@ def entry_of(path: Path) -> FileEntry:
 @contextmanager
 def opened(folder: Path, name: str, entry: FileEntry, memo: Memo) -> Iterator[BinaryIO]:
     """Opens and checks the file; its checksum is not taken again if the memo knows the file."""
-    path = _inside(folder, name)
-    with _open(path, folder, name) as file:
+    path, stream = _open(folder, name)
+    with stream as file:
         found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise _missing(folder, name, "no plain file")
         _check_size(folder, name, entry, found.st_size)
         if not memo.knows(str(path), found, entry.sha256):
             _check_sum(folder, name, entry, file)
@@ -46,37 +44,15 @@ def opened(folder: Path, name: str, entry: FileEntry, memo: Memo) -> Iterator[Bi
         yield file
 
 
-def _inside(folder: Path, name: str) -> Path:
-    """The path of the file itself, with links followed; they may not lead out of the folder."""
-    real_folder = folder.resolve()
+def _open(folder: Path, name: str) -> tuple[Path, BinaryIO]:
     try:
-        path = (real_folder / name).resolve()
-    except (OSError, RuntimeError) as error:  # Links may go in a circle.
-        raise _missing(folder, name, error) from error
-    if not any(path.is_relative_to(root) for root in _roots(real_folder)):
+        path = path_inside(folder, name)
+        return path, open_plain(path)
+    except LinkError as error:
         raise CachePathError(
-            f"{name} of cache {str(folder)!r} must lie in that folder (got a link to "
-            f"{str(path)!r}); put the file itself there"
-        )
-    return path
-
-
-def _roots(folder: Path) -> list[Path]:
-    """The folders that its files may lie in: its own, and for a Hub snapshot the Hub's stores.
-
-    Every file of a snapshot is a link into the blobs of the repository, or those of all of them.
-    """
-    repository = folder.parent.parent
-    if folder.parent.name != "snapshots" or not repository.name.startswith("models--"):
-        return [folder]
-    return [folder, repository / "blobs", repository.parent / "blobs"]
-
-
-def _open(path: Path, folder: Path, name: str) -> BinaryIO:
-    # A pipe that is opened with O_NONBLOCK doesn't wait for a writer.
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    try:
-        return os.fdopen(os.open(path, flags), "rb")
+            f"{name} of cache {str(folder)!r} must lie in that folder (got {error.strerror}); put "
+            "the file itself there"
+        ) from error
     except OSError as error:
         raise _missing(folder, name, error.strerror) from error
 

@@ -1,7 +1,7 @@
 """Opens a cache folder: card, tokenizer, then each file's size and checksum, then its tables.
 
-Tables stay on disk as views into a memory map. Once the checksums have been taken, opening a
-folder costs the same for any size.
+Small tables are read into memory, and large ones stay on disk as views into a memory map. Once the
+checksums have been taken, opening a folder costs a few milliseconds for any size.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from selfspec.store.hub import locate
 from selfspec.store.memo import Memo, memo_path
 from selfspec.store.swap import is_being_swapped
 from selfspec.store.tables import check_rates, split
-from selfspec.store.tensors import map_tensors
+from selfspec.store.tensors import read_tensors
 
 __all__ = ["check_tokenizer", "load_cache", "read_file", "read_files"]
 
@@ -45,8 +45,8 @@ def load_cache(
     """Loads a cache folder or a repository of the Hub; refuses one that is not whole.
 
     With `tokenizer` a cache of another tokenizer is refused. Each version of a file is read in full
-    once, and its checksum remembered. The arrays are read-only views, which all processes that load
-    the folder share.
+    once, and its checksum remembered. The arrays are read-only; all processes that load the folder
+    share those of large files.
     """
     folder = locate(folder_or_hub_id, revision)
     wanted = None if tokenizer is None else tokenizer_info(tokenizer)
@@ -115,11 +115,11 @@ def _identity(folder: Path) -> tuple[int, int] | None:
 
 
 def _read_luts(file: BinaryIO, size: int) -> dict[str, Any]:
-    return split(map_tensors(file, size))
+    return split(read_tensors(file, size))
 
 
 def _read_corpus(file: BinaryIO, size: int) -> CorpusTables:
-    return CorpusTables.from_arrays(map_tensors(file, size))
+    return CorpusTables.from_arrays(read_tensors(file, size))
 
 
 def _read_rates(file: BinaryIO, size: int) -> list[list[Any]]:

@@ -61,6 +61,18 @@ class MemoryFolder:
         if not is_unnamed(card.tokenizer) and card.tokenizer.fingerprint != tokenizer.fingerprint:
             raise self.wrong_owner(card.tokenizer, tokenizer)
 
+    def check_writable(self) -> None:
+        """Refuses a folder that can't be made; warns of one that is there and can only be read."""
+        made = [each for each in (self.path, *self.path.parents) if not each.exists()]
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for folder in made:  # Nothing is there before something was learned.
+                folder.rmdir()
+        except OSError as error:
+            raise self._unusable(error) from error
+        if not made and not os.access(self.path, os.W_OK | os.X_OK):
+            _log.warning("%s can only be read, so what is learned will not be kept", self.path)
+
     def wrong_owner(self, owner: TokenizerInfo, wanted: TokenizerInfo) -> CacheTokenizerError:
         """The error to raise for what was learned with another tokenizer."""
         return CacheTokenizerError(

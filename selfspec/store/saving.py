@@ -146,7 +146,7 @@ def _card(folder: Path, contents: CacheContents) -> Card:
 def _taken(target: Path) -> CacheExistsError:
     return CacheExistsError(
         f"the path of a new cache folder must be free (got {str(target)!r}, which exists); name "
-        "another folder, or overwrite it"
+        "another folder, or replace it with overwrite=True (on a command line --overwrite)"
     )
 
 

@@ -1,7 +1,8 @@
-"""Writes safetensors files through the library, and reads them as views into a memory map.
+"""Writes safetensors files through the library, and reads them as views into memory or a map.
 
-The library would copy what it reads, while a memory map opens at once and is shared by all
-processes. The header is checked against the size of the file, which may come from anywhere.
+What is small is read into memory. What is large is mapped, which opens at once and is shared by
+all processes; if somebody cuts off such a file while it is mapped, the system ends the process. The
+header is checked against the size of the file, which may come from anywhere.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from selfspec.store.contents import Arrays
 
-__all__ = ["map_tensors", "write_tensors"]
+__all__ = ["read_tensors", "write_tensors"]
 
 _DTYPES = {
     "U8": "<u1",
@@ -31,6 +32,7 @@ _DTYPES = {
     "F32": "<f4",
 }
 _MAX_HEADER = 1 << 20
+_LARGE = 1 << 26  # Files of more bytes than this are mapped.
 
 
 def write_tensors(path: Path, arrays: Arrays) -> None:
@@ -41,13 +43,13 @@ def write_tensors(path: Path, arrays: Arrays) -> None:
     path.write_bytes(data)  # A file that safetensors writes itself can be read by its owner only.
 
 
-def map_tensors(file: BinaryIO, size: int) -> dict[str, NDArray[Any]]:
-    """Read-only views of a file's arrays; reads only the header, for any size of the file.
+def read_tensors(file: BinaryIO, size: int) -> dict[str, NDArray[Any]]:
+    """Read-only views of a file's arrays. Of a large file only the header is read.
 
     Raises `ValueError`, which says what is wrong, if the file breaks the rules of the format.
     """
     header, start = _read_header(file, size)
-    raw = np.memmap(file, np.uint8, mode="r", shape=(size,))
+    raw = _raw(file, size)
     spans: list[tuple[int, int]] = []
     views = {}
     for name, entry in header.items():
@@ -56,6 +58,17 @@ def map_tensors(file: BinaryIO, size: int) -> dict[str, NDArray[Any]]:
         views[name] = raw[start + begin : start + end].view(dtype).reshape(shape)
     _check_tiling(spans, size - start)
     return views
+
+
+def _raw(file: BinaryIO, size: int) -> NDArray[np.uint8]:
+    """The bytes of a file, in memory or as a map."""
+    if size > _LARGE:
+        return np.memmap(file, np.uint8, mode="r", shape=(size,))
+    file.seek(0)
+    data = file.read(size)
+    if len(data) != size:
+        raise ValueError(f"{size} bytes (got {len(data)}: it was cut off meanwhile)")
+    return np.frombuffer(data, np.uint8)
 
 
 def _read_header(file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:

@@ -7,7 +7,7 @@ of the KV.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -120,7 +120,7 @@ class Verifier:
 
     def _verify(
         self, group: Sequence[int], rows: Sequence[int], trees: Sequence[DraftTree]
-    ) -> Iterable[StepRecord]:
+    ) -> list[StepRecord]:
         committed: list[list[int]] = []  # One list of a token a row for each level of the walk.
 
         def commit(nodes: Sequence[int]) -> tuple[list[int], bool]:
@@ -130,8 +130,10 @@ class Verifier:
             return tokens, stops
 
         paths = walk([trees[index] for index in group], commit)
-        for index, path, ids in zip(group, paths, zip(*committed, strict=True), strict=True):
-            yield StepRecord(row=rows[index], tree=trees[index], path=path, committed_ids=[*ids])
+        return [  # A generator would turn a streamer's StopIteration into a RuntimeError.
+            StepRecord(row=rows[index], tree=trees[index], path=path, committed_ids=[*ids])
+            for index, path, ids in zip(group, paths, zip(*committed, strict=True), strict=True)
+        ]
 
 
 class RowVerifiers:

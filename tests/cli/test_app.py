@@ -1,13 +1,16 @@
 """The command as a whole: help, version, and how it ends."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 import selfspec
 from selfspec.cli import generate as generate_module
+from selfspec.cli.app import app
 
 COMMANDS = ("demo", "chat", "generate", "batch")
 _HELP = """
@@ -43,6 +46,18 @@ def test_help_of_every_command(run, command):
     assert result.exit_code == 0
     assert "--model" in result.stdout
     assert "--max-nodes" in result.stdout
+
+
+def test_help_shows_every_word(run):
+    """Between square brackets, rich would take a word for a colour, and show nothing of it."""
+    for name, command in get_command(app).commands.items():
+        for each in [*command.params, *_params_below(command)]:
+            words = re.findall(r"\[\w+\]", getattr(each, "help", None) or "")
+            assert not words, f"{name} {each.name}: write {words} without brackets"
+
+
+def _params_below(command) -> list:
+    return [each for below in getattr(command, "commands", {}).values() for each in below.params]
 
 
 def test_help_needs_no_torch():

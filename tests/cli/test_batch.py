@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -12,6 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from selfspec.cli.batch_files import Appended, BatchFiles
+from selfspec.cli.errors import CliError
 
 FEW = ("--max-new-tokens", "6", "--max-rows", "3")
 PROMPTS = ["def read(self, size", "the quick brown", "class Queue", "x", "lazy dog over"]
@@ -122,7 +126,7 @@ def test_files_that_can_not_be(fails, tmp_path, chat_folder):
     old = write(tmp_path / "old.jsonl", {"line": 1, "input": "0" * 12})
     wrong = {
         (tmp_path / "none.jsonl", tmp_path / "out.jsonl"): "INPUT must be a file",
-        (given, tmp_path / "none" / "out.jsonl"): "OUTPUT must be a file in a folder that exists",
+        (given, tmp_path / "none" / "out.jsonl"): "OUTPUT must be a plain file in a folder that",
         (given, given): "OUTPUT must be another file than INPUT",
         (given, other): "OUTPUT must be new, or from an earlier run",
         (given, old): "holds an answer to another line 1",
@@ -133,6 +137,78 @@ def test_files_that_can_not_be(fails, tmp_path, chat_folder):
     assert before == (other.read_bytes(), old.read_bytes())
     line = fails("batch", given, tmp_path / "out.jsonl", "--max-memory", "lots")
     assert "max_memory must be a number of bytes" in line
+
+
+def test_hostile_lines_end_no_run(batch, tmp_path):
+    """Each of them ended the run, or could have: no other line was answered."""
+    given = write(
+        tmp_path / "in.jsonl",
+        "[" * 100_000,
+        '{"a": ' * 100_000,
+        {"id": [1], "prompt": "x"},
+        {"id": "\ud800", "prompt": "x"},
+        {"prompt": "\ud800"},
+        {"prompt": "x", "stop": "\ud800"},
+        {"prompt": "x", "temperature": float("inf")},
+        {"prompt": "x", "seed": 1 << 70},
+        {"messages": [{"role": "nobody", "content": "x"}]},
+        {"prompt": "x"},
+    )
+    result = batch(given, tmp_path / "out.jsonl")
+    assert result.exit_code == 1
+    assert 10 in [answer["line"] for answer in read(tmp_path / "out.jsonl")]
+    assert {each["line"] for each in read(tmp_path / "out.errors.jsonl")} >= set(range(1, 9))
+
+
+def test_lines_are_read_before_the_model_is(batch, tmp_path):
+    given = write(tmp_path / "in.jsonl", "nonsense", {"turns": ["x"]}, {"text": "x"})
+    result = batch(given, tmp_path / "out.jsonl")
+    assert result.exit_code == 1
+    assert "Loading" not in result.stderr
+    _, turns, text = (each["error"] for each in read(tmp_path / "out.errors.jsonl"))
+    assert "(got 'turns'); write the turns as messages" in turns
+    assert "(got 'text'); rename it to 'prompt'" in text
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_foreign_files_stay_as_they_are(fails, tmp_path, chat_folder):
+    given = write(tmp_path / "in.jsonl", {"prompt": "x"})
+    notes = tmp_path / "notes.jsonl"
+    notes.write_text('{"line": my own, with no end of a line')
+    errors = write(tmp_path / "mine.errors.jsonl", "something else")
+    before = notes.read_bytes(), errors.read_bytes()
+    line = fails("batch", given, notes, "--model", chat_folder)
+    assert "whose line 1 is no answer to this INPUT" in line
+    line = fails("batch", given, tmp_path / "mine.jsonl", "--model", chat_folder)
+    assert "mine.errors.jsonl', which holds something else); move it" in line
+    assert before == (notes.read_bytes(), errors.read_bytes())
+
+
+def test_an_output_that_is_no_plain_file(fails, tmp_path, chat_folder):
+    """Reading from them would never end, and nothing can be cut off from them."""
+    given = write(tmp_path / "in.jsonl", {"prompt": "x"})
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "out.errors.jsonl").mkdir()
+    for path in (tmp_path / "pipe", Path(os.devnull), Path("/dev/full"), tmp_path / "out.jsonl"):
+        line = fails("batch", given, path, "--model", chat_folder)
+        assert "OUTPUT must be a plain file" in line
+
+
+def test_two_runs_on_one_output(fails, tmp_path, chat_folder):
+    files = BatchFiles(write(tmp_path / "in.jsonl", {"prompt": "x"}), tmp_path / "out.jsonl")
+    with files.locked():
+        line = fails("batch", *files, "--model", chat_folder)
+    assert f"which process {os.getpid()} on " in line
+    assert not files.answers.exists()
+    with files.locked():
+        pass  # It is free again.
+
+
+def test_a_disk_that_is_full(tmp_path):
+    full = Appended(Path("/dev/full"))
+    with pytest.raises(CliError, match=r"OUTPUT must be writable .*No space left.*goes on from"):
+        full.add("x")
+    full.close()
 
 
 def test_within_a_memory(batch, tmp_path, stock_text):

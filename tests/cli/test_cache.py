@@ -151,7 +151,7 @@ class TestMerge:
         foreign = contents(tokenizer=tokenizer_info(_Other()), corpus=count_grams(TEXT[1:]))
         save_cache(tmp_path / "foreign", foreign)
         line = fails("cache", "merge", out, folder, tmp_path / "foreign")
-        assert "was built for tokenizer" in line
+        assert "FOLDERS must belong to one tokenizer" in line
         flip_byte(folder / "corpus.safetensors")
         assert "must have the sha256" in fails("cache", "merge", out, folder)
         assert not out.exists()

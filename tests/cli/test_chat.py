@@ -1,5 +1,6 @@
 """`selfspec chat`: turns, the KV cache between them, commands, and ways to leave."""
 
+from contextlib import nullcontext
 from io import StringIO
 
 import pytest
@@ -221,6 +222,9 @@ class Keyboard:
         if isinstance(thing, BaseException):
             raise thing
         return thing
+
+    def kept(self):
+        return nullcontext()
 
 
 def test_ctrl_c_at_the_prompt_stays_and_ctrl_d_leaves(writer, capsys):

@@ -62,7 +62,14 @@ def test_without_a_terminal_it_is_plain_text_in_80_columns(demo):
 def test_its_own_snippets_are_the_default(demo):
     out = demo().stdout
     assert all(snippet.name in out for snippet in SNIPPETS)
-    assert "Same text: 4 of 4" in out
+    assert f"Same text: {len(SNIPPETS)} of {len(SNIPPETS)}" in out
+
+
+def test_it_ends_with_the_command_for_another_model(run, demo):
+    assert "'selfspec check' measures several" in demo(*TWO).stdout
+    said = " ".join(run("demo", *FEW, "--rounds", "1").stdout.split())
+    assert "sampling at temperature 0.5, seed 1" in said
+    assert said.endswith("measure yours in a minute with 'selfspec check your/model'.")
 
 
 def test_the_tree(demo):

@@ -24,7 +24,7 @@ from selfspec.errors import BuildError, FleetError
 from selfspec.fleet import Fleet, Lost, Share, cluster, divided
 from tests.tiny import LINES
 
-ray = pytest.importorskip("ray", reason="needs the extra: pip install 'selfspec[ray]'")
+ray = pytest.importorskip("ray", reason="needs the extra: pip install ray")
 pytestmark = pytest.mark.long
 
 PATIENCE = 10  # seconds, in which processes must end
@@ -261,4 +261,4 @@ def test_without_the_extra_the_command_names_it(fails, tmp_path, chat_folder, mo
     given = tmp_path / "in.jsonl"
     given.write_text('{"prompt": "x"}\n')
     said = fails("batch", given, tmp_path / "out.jsonl", "--model", chat_folder, "--ray", "local")
-    assert "--ray needs the package ray: pip install 'selfspec[ray]'" in said
+    assert "--ray needs the package ray: pip install ray" in said

@@ -48,6 +48,12 @@ def test_output_goes_to_a_file(generate, stock_text, tmp_path):
     assert (tmp_path / "out.txt").read_bytes().decode() == stock_text(PROMPT, 24)
 
 
+def test_stats_begin_a_line_of_their_own(generate):
+    """The text, which is in front of it at a terminal, may end in the middle of a line."""
+    result = generate("--stats")
+    assert "\n\n24 new tokens in" in result.stderr
+
+
 def test_stats_go_to_stderr(generate, stock_text):
     result = generate("--stats")
     assert result.stdout == stock_text(PROMPT, 24)

@@ -105,6 +105,21 @@ def test_streamers_under_every_pace(num_rows: int, options: dict[str, Any]) -> N
     assert both.our_extras["streamer"].told == both.stock_extras["streamer"].told
 
 
+class _Enough(Recorder):
+    """Ends a call in the way in which an iterator ends."""
+
+    def put(self, value: torch.Tensor) -> None:
+        super().put(value)
+        if len(self.told) == 4:
+            raise StopIteration("enough")
+
+
+@pytest.mark.parametrize("options", [{}, {"custom_generate": SelfSpec()}])
+def test_a_streamer_that_stops_the_call(options: dict[str, Any]) -> None:
+    with pytest.raises(StopIteration, match="enough"):
+        run(attached_model(), prompt(), streamer=_Enough(), **options, **GREEDY)
+
+
 def test_a_streamer_under_chains() -> None:
     for num_rows in (1, 3):
         both = run_both(

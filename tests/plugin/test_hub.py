@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from transformers.dynamic_module_utils import get_imports
 
 import selfspec
 from selfspec.hub.custom_generate.generate import generate
@@ -30,6 +31,13 @@ def test_other_knobs_start_anew():
     run(model, max_nodes=8)
     assert model._selfspec is not kept
     assert model._selfspec.config.max_nodes == 8
+
+
+def test_no_package_is_named_that_nobody_has_registered():
+    """Without selfspec, transformers would name what `requirements.txt` or the imports name."""
+    folder = selfspec.hub_folder() / "custom_generate"
+    assert not (folder / "requirements.txt").exists()
+    assert "selfspec" not in get_imports(folder / "generate.py")
 
 
 def test_knobs_beside_a_ready_spec_are_refused():

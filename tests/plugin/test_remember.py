@@ -28,6 +28,14 @@ def path(tmp_path):
     return tmp_path / "mine"
 
 
+def test_a_folder_that_can_not_be_made_is_refused_at_once(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(CacheError, match="remember must be a folder that can be written"):
+        SelfSpec(remember=tmp_path / "file" / "below")
+    SelfSpec(remember=tmp_path / "new" / "folder")
+    assert not (tmp_path / "new").exists()
+
+
 def write(spec, seed=1):
     inputs = prompt(seed=seed)
     return attached_model().generate(**inputs, assistant=spec, max_new_tokens=24).tolist()

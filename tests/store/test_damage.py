@@ -188,6 +188,19 @@ class TestCard:
             folder, CacheCardError, r"cache.json of cache .* must be a card that selfspec wrote"
         )
 
+    def test_a_pipe_or_a_device_in_its_place(self, folder):
+        """Nobody writes to the pipe, and the device never ends."""
+        (folder / "cache.json").unlink()
+        os.mkfifo(folder / "cache.json")
+        refused(folder, CacheNotFoundError, r"must hold a cache.json .*no plain file")
+        (folder / "cache.json").unlink()
+        (folder / "cache.json").symlink_to("/dev/zero")
+        refused(folder, CachePathError, r"cache.json .* must lie in that folder .*'/dev/zero'")
+
+    def test_of_a_large_file_only_the_start_is_read(self, folder):
+        os.truncate(folder / "cache.json", 1 << 40)
+        refused(folder, CacheCardError, "at most 16777216 bytes")
+
     def test_any_depth(self, folder):
         """Some depths can be read by Python's JSON and not be written again for the checksum."""
         for depth in range(700, 1000):

@@ -1,6 +1,7 @@
-"""What is saved is what is loaded, from the same bytes each time, through a shared memory map."""
+"""What is saved is what is loaded, from the same bytes each time; large files through a map."""
 
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from selfspec.store import (
     TokenizerInfo,
     load_cache,
     save_cache,
+    tensors,
     tokenizer_info,
     verify_cache,
 )
@@ -75,7 +77,16 @@ def test_the_card_says_what_is_in_it(folder):
         assert card["files"][name]["size"] == (folder / name).stat().st_size
 
 
-def test_arrays_are_views_of_the_file_and_read_only(folder):
+def test_a_live_cache_may_be_cut_off(folder):
+    """As a map of the file, reading it would end this process."""
+    loaded = load_cache(folder)
+    for path in folder.iterdir():
+        os.truncate(path, 0)
+    assert plain(loaded) == plain(contents())
+
+
+def test_arrays_of_a_large_file_are_views_and_read_only(folder, monkeypatch):
+    monkeypatch.setattr(tensors, "_LARGE", 8)
     loaded = load_cache(folder)
     arrays = [*loaded.corpus.arrays().values(), *loaded.tables["lut"].values()]
     assert all(isinstance(array, np.memmap) and not array.flags.writeable for array in arrays)

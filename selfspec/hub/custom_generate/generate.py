@@ -4,9 +4,15 @@ import inspect
 
 from transformers.generation.utils import GenerationMixin
 
-import selfspec
-from selfspec.plugin.attach import refuse_paged, take_assistant_model, take_stop_strings
-from selfspec.plugin.prediction import encode_prediction
+try:  # transformers would tell to install a package of this name from an index.
+    import selfspec
+    from selfspec.plugin.attach import refuse_paged, take_assistant_model, take_stop_strings
+    from selfspec.plugin.prediction import encode_prediction
+except ImportError as error:
+    raise ImportError(
+        "this needs selfspec, which is on no package index: clone "
+        "https://github.com/selfspec/selfspec, and run 'pip install .' in the clone"
+    ) from error
 
 _NAMED = inspect.signature(GenerationMixin.generate).parameters
 _KNOBS = selfspec.SpecConfig.__dataclass_fields__

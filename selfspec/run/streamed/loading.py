@@ -64,12 +64,10 @@ def load_streamed(
         UnsupportedError: Models of this kind can't be streamed.
     """
     start = perf_counter()
-    name, device = str(name), torch.device(device)
+    name, device = str(name), _device(device)
     for what, number in {"max_length": max_length, "max_texts": max_texts}.items():
         if number < 1:
             raise ConfigError(f"{what} must be >= 1 (got {number})")
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device must be a CPU or a CUDA device (got '{device}')")
     shards = open_shards(find_files(name))
     try:
         model = _empty_model(name, dtype, shards)
@@ -92,6 +90,19 @@ def load_streamed(
         *(sizes.with_streamed(streamed) / 1e6, budget / 1e6, perf_counter() - start),
     )
     return model
+
+
+def _device(name: str | torch.device) -> torch.device:
+    """The device, on which torch must be able to put a tensor."""
+    rule = "device must be a CPU or a CUDA device that torch can use here"
+    try:
+        device = torch.device(name)
+        if device.type in ("cpu", "cuda"):
+            torch.empty(0, device=device)
+            return device
+    except (AssertionError, RuntimeError, TypeError) as error:
+        raise ConfigError(f"{rule} (got {str(name)!r}: {str(error).splitlines()[0]})") from error
+    raise ConfigError(f"{rule} (got {str(name)!r})")
 
 
 class _Layers(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import re
 from io import StringIO
 from xml.etree import ElementTree
 
@@ -121,12 +122,35 @@ def test_the_markdown_says_what_was_measured_where_others_win_and_what_failed():
     assert "- decoding: T = 0.3, 8 new tokens at most" in text
     assert "- knobs: top_k = 4" in text
     assert "; 2 answers of each\n" in text
-    assert "| selfspec | 2.00 (10) | 0.20 | 1.11x |" in text
+    assert "| selfspec | 1.11x |" in text
+    assert "\n\nselfspec ran at 1.11x the speed of stock generate() (" in text
     assert "1 of 2 + 1 near-ties |" in text
     assert "- other, 1 answers: broken <here>" in text
     assert "## Where another method does better" in text
     assert "- overall, speed-up: other 1.33x, selfspec 1.11x" in text
     assert "- <math>, speed-up: stock" not in text
+
+
+def test_a_run_that_was_stopped_says_so():
+    made = record()
+    assert "stopped" not in markdown(summary(made))
+    made.runs[0]["num_asked"] = 5
+    assert "The run was stopped when 2 of 5 questions were answered. self" in markdown(
+        summary(made)
+    )
+    made.runs[0]["num_asked"] = 2
+    assert "stopped" not in markdown(summary(made))
+
+
+def test_no_two_stages_have_one_colour():
+    made = record()
+    for answer in made.answers.values():
+        if answer.numbers is not None:
+            names = ("prepare", "prefill", "draft", "layout", "forward", "verify", "learn", "new")
+            answer.numbers.stage_seconds.update(dict.fromkeys(names, 0.1))
+    picture = next(p for p in pictures(summary(made), made) if p.title == "Where the time goes")
+    legend = re.findall(r'height="10.0" style="fill:(.*?)"', picture.svg)
+    assert len(set(legend)) == len(legend) >= 8
 
 
 def test_who_is_left_out_has_no_row_but_a_reason():

@@ -33,6 +33,11 @@ from tests.fakes import new_model, prompt
         ("3KiB", 3 * 1024),
         ("1GiB", 1 << 30),
         ("12B", 12),
+        ("64M", 64_000_000),
+        ("1.5 g", 1_500_000_000),
+        ("2kb", 2000),
+        ("500MiB", 500 << 20),
+        ("2", 2),
         ("25%", 250),
         ("12.5 %", 125),
     ],
@@ -41,7 +46,13 @@ def test_amounts(text, amount):
     assert amount_in_bytes(text, 1000) == amount
 
 
-@pytest.mark.parametrize("text", ["", "2", "GB", "2PB", "-1GB", "2 GB each", "%", 0, -5, True, 1.5])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "GB", "2PB", "-1GB", "2 GB each", "%", "0", "0.1", "5i", "1e3", "٢GB"),
+        *("9" * 400 + "GB", 0, -5, True, 1.5, None),
+    ],
+)
 def test_what_is_no_amount(text):
     with pytest.raises(ConfigError, match="max_memory must be a number of bytes, or text"):
         amount_in_bytes(text, 1000)

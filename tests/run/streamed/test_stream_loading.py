@@ -90,6 +90,8 @@ def test_the_least_that_will_do_is_named(folder):
         ({"max_length": 0}, "max_length must be >= 1"),
         ({"max_texts": 0}, "max_texts must be >= 1"),
         ({"device": "meta"}, "device must be a CPU or a CUDA device"),
+        ({"device": "nope"}, "device must be a CPU or a CUDA device .*got 'nope'"),
+        ({"device": "cuda:99"}, "device must be a CPU or a CUDA device .*got 'cuda:99'"),
     ],
 )
 def test_wrong_options(folder, options, said):
