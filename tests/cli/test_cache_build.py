@@ -110,7 +110,7 @@ def test_ctrl_c_says_how_to_go_on(build, texts, tmp_path, monkeypatch):
         (("--data", "./nowhere"), "data must be a file or folder that exists"),
         (("--data", "{texts}", "--min-count", "0"), "min_count must be >= 1 (got 0)"),
         (("--data", "{texts}", "--build", "ngram"), "did you mean 'ngrams'?"),
-        (("--data", "{texts}", "--max-memory", "lots"), "--max-memory must be a size"),
+        (("--data", "{texts}", "--max-memory", "lots"), "--max-memory must be a number of bytes"),
         (("--data", "{texts}", "--roles", "human"), "--roles must be data=template"),
         (("--data", "{texts}", "--split", "test"), "split must be 'train'"),
         (("--data", "{texts}", "--recipe", "{texts}/none.toml"), "must be a readable file"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from selfspec.serving import asked
 from tests.serving.conftest import NAME, Served
-from tests.serving.test_app import MESSAGES
+from tests.serving.test_serving_app import MESSAGES
 
 CHAT, COMPLETION = "chat/completions", "completions"
 PLAIN: dict[str, Any] = {"model": NAME, "max_tokens": 1, "temperature": 0}
