@@ -1,14 +1,17 @@
-"""A server with drafts and one without: the same questions to both of them, over HTTP.
+"""Servers under several clients at once: the same questions to each of them, over HTTP.
 
-    python -m eval.bench_server --model PATH --questions question.jsonl --max-new-tokens 64
+    python -m eval.bench_server --model PATH --questions question.jsonl --clients 1 8
 
-Starts `transformers serve` and `selfspec serve`, each in a process of its own, and asks both for
-greedy answers that are streamed, question by question. They take turns in going first. One question
-that doesn't count warms them up. The last line is one JSON object.
+Starts `transformers serve` and `selfspec serve`, each in a process of its own. So many clients ask
+for greedy answers that are streamed; each takes the next question as soon as its answer is
+complete. The servers take turns, and go first in turns from one number of clients to the next. One
+question that doesn't count warms each of them up. With --methods, "plain" is `selfspec serve`
+without drafts, and "continuous" is `transformers serve --continuous-batching`. The last line is one
+JSON object.
 
-Printed are medians of the seconds until the first text and until the end, the seconds of all
-answers, and how many answers are the same. selfspec learns from one question to the next, as a
-server does.
+Printed are new tokens a second over all answers, the seconds until the first text (median and 95th
+percentile) and until the end (median), and how many answers are those of `transformers serve` to a
+single client. selfspec learns from one question to the next, as a server does.
 """
 
 from __future__ import annotations
@@ -18,9 +21,11 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from statistics import median
-from typing import Any
+from time import perf_counter
+from typing import Any, NamedTuple
 
 from eval.benches.prompts import EVERY, load_questions
 from eval.errors import EvalError, exit_status
@@ -36,87 +41,121 @@ from eval.options import (
 )
 from eval.report.tables import Table
 from eval.runs.environment import short_name, versions
-from eval.runs.served import OURS, STOCK, Reply, Served, arguments_of, serving
+from eval.runs.served import METHODS, OURS, STOCK, Reply, Served, arguments_of, serving
 
 __all__ = ["main"]
 
-Replies = dict[str, list[Reply]]  # By server, in the order of the questions.
+
+class Round(NamedTuple):
+    """What one server did for so many clients."""
+
+    replies: list[Reply]  # In the order of the questions.
+    seconds: float
+
+    def figures(self, tokenizer: Any) -> dict[str, float]:
+        """Tokens a second, and how long clients waited."""
+        num_tokens = sum(len(tokenizer(reply.text)["input_ids"]) for reply in self.replies)
+        firsts = sorted(reply.first for reply in self.replies)
+        return {
+            "tokens_per_s": num_tokens / self.seconds,
+            "first_s": median(firsts),
+            "first_95_s": firsts[int(0.95 * (len(firsts) - 1) + 0.5)],
+            "answer_s": median(reply.all for reply in self.replies),
+            "all_s": self.seconds,
+        }
+
+
+Rounds = dict[tuple[int, str], Round]  # By the number of clients and the server.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Asks both servers, and prints a table and the JSON line."""
+    """Asks all servers, and prints a table and the JSON line."""
     options = _options(argv)
     return exit_status(lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> int:
     knobs = checked_knobs(options)
-    if options.max_new_tokens < 1:
-        raise EvalError(f"--max-new-tokens must be >= 1 (got {options.max_new_tokens})")
+    _check(options)
     tokenizer = load_tokenizer(options.model)  # Too long questions are left out.
     questions = [each.turns[0] for each, _ in load_questions(options, tokenizer)]
     # Otherwise a SIGTERM would leave the servers behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ExitStack() as stack:
         servers = [stack.enter_context(each) for each in _servers(options, knobs)]
-        replies = _asked(servers, questions, options.max_new_tokens)
-    print(f"\n{_table(replies).markdown()}")
-    print(json.dumps(_told(options, replies)))
+        rounds = _asked(servers, questions, options)
+    print(f"\n{_table(rounds, tokenizer).markdown()}")
+    print(json.dumps(_told(options, rounds, tokenizer)))
     return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    if options.max_new_tokens < 1:
+        raise EvalError(f"--max-new-tokens must be >= 1 (got {options.max_new_tokens})")
+    if min(options.clients) < 1:
+        raise EvalError(f"--clients must be >= 1 (got {min(options.clients)})")
 
 
 def _servers(
     options: argparse.Namespace, knobs: dict[str, Any]
 ) -> list[AbstractContextManager[Served]]:
     shared = ["--device", options.device, "--dtype", options.dtype]
-    arguments = {STOCK: shared, OURS: [*shared, *arguments_of(knobs)]}
+    ours = [*shared, *arguments_of(knobs)]
     return [
-        serving(name, options.model, more, threads=options.threads)
-        for name, more in arguments.items()
+        serving(name, options.model, ours if name == OURS else shared, threads=options.threads)
+        for name in options.methods
     ]
 
 
-def _asked(servers: Sequence[Served], questions: Sequence[str], max_new_tokens: int) -> Replies:
+def _asked(
+    servers: Sequence[Served], questions: Sequence[str], options: argparse.Namespace
+) -> Rounds:
     for server in servers:
-        server.ask(questions[0], min(max_new_tokens, 8))
-    replies: Replies = {server.name: [] for server in servers}
-    for number, question in enumerate(questions):
+        server.ask(questions[0], min(options.max_new_tokens, 8))
+    rounds: Rounds = {}
+    for number, num_clients in enumerate(options.clients):
         for server in rotated(servers, number):
-            replies[server.name].append(server.ask(question, max_new_tokens))
-        seconds = ", ".join(f"{name} {found[-1].all:.2f} s" for name, found in replies.items())
-        print(f"{number + 1} of {len(questions)}: {seconds}", flush=True)
-    return replies
+            found = _round(server, questions, options.max_new_tokens, num_clients)
+            rounds[num_clients, server.name] = found
+            print(f"{num_clients} clients, {server.name}: {found.seconds:.1f} s", flush=True)
+    return rounds
 
 
-def _figures(replies: Replies) -> dict[str, dict[str, float]]:
-    return {
-        name: {
-            "first_s": median(each.first for each in found),
-            "answer_s": median(each.all for each in found),
-            "all_s": sum(each.all for each in found),
-        }
-        for name, found in replies.items()
-    }
+def _round(
+    server: Served, questions: Sequence[str], max_new_tokens: int, num_clients: int
+) -> Round:
+    """Each client takes the next question when its answer is complete."""
+    start = perf_counter()
+    with ThreadPoolExecutor(num_clients) as clients:
+        replies = list(clients.map(lambda each: server.ask(each, max_new_tokens), questions))
+    return Round(replies, perf_counter() - start)
 
 
-def _num_same(replies: Replies) -> int:
-    pairs = zip(replies[STOCK], replies[OURS], strict=True)
+def _num_same(rounds: Rounds, round_: Round) -> int | None:
+    """How many answers are those of the first round of transformers' server."""
+    base = next((found for (_, name), found in rounds.items() if name == STOCK), None)
+    if base is None:
+        return None
+    pairs = zip(base.replies, round_.replies, strict=True)
     return sum(stock.text == ours.text for stock, ours in pairs)
 
 
-def _table(replies: Replies) -> Table:
-    figures, number = _figures(replies), len(replies[STOCK])
-    base = figures[STOCK]["all_s"]
-    rows = [
-        [name, *(f"{seconds:.2f}" for seconds in each.values()), f"{base / each['all_s']:.2f}"]
-        for name, each in figures.items()
-    ]
-    head = ["server", "first text, s", "whole answer, s", "all answers, s", "speed-up"]
-    note = f"Medians over {number} questions. {_num_same(replies)} answers are the same."
+def _table(rounds: Rounds, tokenizer: Any) -> Table:
+    rows = []
+    for (num_clients, name), found in sorted(rounds.items(), key=lambda each: each[0][0]):
+        figures = found.figures(tokenizer)
+        base = rounds.get((num_clients, STOCK))
+        gain = "" if base is None else f"{base.seconds / found.seconds:.2f}"
+        rest = [f"{figures[key]:.2f}" for key in ("first_s", "first_95_s", "answer_s")]
+        rows.append([str(num_clients), name, f"{figures['tokens_per_s']:.1f}", gain, *rest])
+    head = ["clients", "server", "tokens/s", "speed-up", "first text, s", "95 %", "answer, s"]
+    same = {f"{c} {name}": _num_same(rounds, found) for (c, name), found in rounds.items()}
+    number = len(next(iter(rounds.values())).replies)
+    note = f"Medians over {number} questions. Answers that are the same: {same}."
     return Table(f"{number} questions over HTTP", head, rows, note)
 
 
-def _told(options: argparse.Namespace, replies: Replies) -> dict[str, Any]:
+def _told(options: argparse.Namespace, rounds: Rounds, tokenizer: Any) -> dict[str, Any]:
     return {
         "bench": "bench_server",
         "model": short_name(options.model),
@@ -125,9 +164,16 @@ def _told(options: argparse.Namespace, replies: Replies) -> dict[str, Any]:
         "threads": options.threads,
         "knobs": drafting_knobs(options),
         "max_new_tokens": options.max_new_tokens,
-        "num_questions": len(replies[STOCK]),
-        "num_same": _num_same(replies),
-        "figures": _figures(replies),
+        "num_questions": len(next(iter(rounds.values())).replies),
+        "rounds": [
+            {
+                "clients": num_clients,
+                "server": name,
+                "num_same": _num_same(rounds, found),
+                **found.figures(tokenizer),
+            }
+            for (num_clients, name), found in rounds.items()
+        ],
     }
 
 
@@ -138,6 +184,21 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     add_questions(parser, "the first N of those that are left")
     parser.set_defaults(every=EVERY)
     add("--max-new-tokens", type=int, default=64, metavar="N", help="default: %(default)s")
+    add(
+        "--clients",
+        type=int,
+        nargs="+",
+        default=[1],
+        metavar="N",
+        help="how many clients ask at once; one round for each number (default: 1)",
+    )
+    add(
+        "--methods",
+        nargs="+",
+        choices=METHODS,
+        default=[STOCK, OURS],
+        help="default: transformers and selfspec",
+    )
     add_drafting(parser)
     return parser.parse_args(argv)
 

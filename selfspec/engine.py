@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from selfspec.config import SpecConfig
-from selfspec.cost import Budget, FixedBudget
+from selfspec.cost import Budget, FixedBudget, Step, Took
 from selfspec.draft.memory import Memory
 from selfspec.draft.row import Row
 from selfspec.machine.device import CpuDevice, Device, Fetched
@@ -50,6 +50,7 @@ class Decoder:
     device: Device = field(default_factory=CpuDevice)
     listeners: Sequence[Listener] = ()
     before_step: Callable[[int], None] | None = None  # Told the rows; may change how they are run.
+    clock: Callable[[], float] = perf_counter
 
     def start(self, first: FirstTokens) -> None:
         """Learns from the first token of each row."""
@@ -68,28 +69,28 @@ class Decoder:
 
     def step(self) -> list[StepRecord]:
         """One forward and all that belongs to it; returns what came of each row."""
-        start = self._lap = perf_counter()
+        self._lap = self.clock()
         if self.before_step is not None:
             self.before_step(len(self.rows))
             self._time("prepare")
-            start = self._lap
-        trees, queries = self._draft()
-        self._time("draft")
+        step = self.budget.step(self.backend.max_width(self.config.max_nodes))
+        trees, queries = self._draft(step)
+        drafting = self._time("draft")
+        start = self._lap
         layout = self.backend.lay_out(queries)
         self._time("layout")
         logits = self.backend.forward(layout)
-        seconds = self._time("forward")
-        records, tops, verify_seconds = self._verify(self.rows, trees, logits)
-        if logits.is_cuda:  # A GPU's forward ends where its outcome is first read.
-            seconds += verify_seconds
-        width = max(len(asked.tokens) for asked in queries)
+        self._time("forward")
+        records, tops = self._verify(self.rows, trees, logits)
         self._commit(records)
         self._learn(self.rows, records, tops)
-        self.budget.observe(width, seconds, records)
+        self._time("learn")
+        width = max(len(asked.tokens) for asked in queries)
+        step.observe(Took(width, drafting, self._lap - start), records)
         for record in records:
             self.stats.count_step(record)
         self._time("learn")
-        self.stats.count_time(width, len(records), self._lap - start)
+        self.stats.count_time(width, len(records), drafting + self._lap - start)
         self._tell(records)
         return records
 
@@ -110,7 +111,7 @@ class Decoder:
         return left
 
     def _start(self, rows: list[Row], first: FirstTokens) -> None:
-        self._lap = perf_counter()
+        self._lap = self.clock()
         records = first.records
         tops = self._fetch_tops(first.logits, rows[0].memory)
         self.stats.num_new_tokens += len(records)
@@ -120,21 +121,20 @@ class Decoder:
         self._time("learn")
         self._tell(records)
 
-    def _draft(self) -> tuple[list[DraftTree], Sequence[DraftTree | Queries]]:
+    def _draft(self, step: Step) -> tuple[list[DraftTree], Sequence[DraftTree | Queries]]:
         """A tree for each row, and what each row asks: its tree, and branches if they pay.
 
         A row that only waits for the others gets the pads that are sure to come.
         """
-        max_nodes = self.backend.max_width(self.budget.max_nodes(self.config.max_nodes))
         padded = [self.verifier.is_padded(row.index) for row in self.rows]
         trees = [
-            self._grow(row, 1 if pads else max_nodes, self.budget.search(max_nodes))
+            self._grow(row, 1 if pads else step.max_nodes, step.search())
             for row, pads in zip(self.rows, padded, strict=True)
         ]
         depths = [self._branch_depth(row) for row in self.rows]
         asking = list(zip(self.rows, depths, trees, strict=True))
         num_queries = [row.branches.num_queries(depth) for row, depth, _ in asking]
-        rides = self.budget.fit(trees, max_nodes, num_queries)
+        rides = step.fit(trees, num_queries)
         self._add_pads([tree for tree, pads in zip(trees, padded, strict=True) if pads], trees)
         if not rides:
             return trees, trees
@@ -159,19 +159,20 @@ class Decoder:
 
     def _verify(
         self, rows: list[Row], trees: list[DraftTree], logits: torch.Tensor
-    ) -> tuple[list[StepRecord], Fetched | None, float]:
-        """The walks, the tables on their way, and the seconds.
+    ) -> tuple[list[StepRecord], Fetched | None]:
+        """The walks, and the tables on their way.
 
         The device is asked for what the walk needs first, and for the tables beside it.
         """
         if fits_at_once(logits):
             logits = as_read(logits)
         self.verifier.read(logits)
-        seconds = self._time("verify")
+        self._time("verify")
         tops = self._fetch_tops(logits, rows[0].memory)
-        seconds += self._time("learn")
+        self._time("learn")
         records = self.verifier.verify([row.index for row in rows], trees)
-        return records, tops, seconds + self._time("verify")
+        self._time("verify")
+        return records, tops
 
     def _fetch_tops(self, logits: torch.Tensor, memory: Memory) -> Fetched | None:
         """The tables to learn from; all rows learn alike, so any row's memory will do."""
@@ -204,7 +205,7 @@ class Decoder:
 
     def _time(self, stage: str) -> float:
         """Adds the time since the last stage to this one, and returns it."""
-        now = perf_counter()
+        now = self.clock()
         seconds = now - self._lap
         self.stats.seconds[stage] += seconds  # type: ignore[assignment]
         self._lap = now

@@ -5,9 +5,10 @@ and drafters that know it too well or not at all.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -189,6 +190,7 @@ class Run:
     learns: bool = True
     device: Device = CpuDevice()  # noqa: RUF009 has no state
     budget: Budget = FixedBudget()  # noqa: RUF009 has no state
+    clock: Callable[[], float] = perf_counter
 
     def __post_init__(self) -> None:
         self.backend = ScriptedBackend(self.model, self.prompts)
@@ -234,6 +236,7 @@ class Run:
             budget=self.budget,
             device=self.device,
             listeners=[self.records.append],
+            clock=self.clock,
         )
         logits = self.backend.prompt_logits()
         last_tokens = [row.last_token for row in decoder.rows]

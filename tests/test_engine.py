@@ -281,11 +281,19 @@ class Asked(FixedBudget):
     def __init__(self) -> None:
         self.told: list[list[int]] = []
 
-    def fit(
-        self, trees: Sequence[DraftTree], max_nodes: int, num_queries: Sequence[int] = ()
-    ) -> bool:
+    def step(self, allowed: int) -> Asked:
+        self.max_nodes = allowed
+        return self
+
+    def search(self) -> None:
+        return None
+
+    def fit(self, trees: Sequence[DraftTree], num_queries: Sequence[int] = ()) -> bool:
         self.told.append(list(num_queries))
         return len(self.told) % 2 == 0
+
+    def observe(self, took: Any, records: Any) -> None:
+        pass
 
 
 def test_branches_ride_where_the_budget_says_so():

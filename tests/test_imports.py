@@ -40,6 +40,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "store": {"draft", "errors", "machine", "records"},
     "plugin": _ENGINE | {"engine", "store"},
     "batch": {*_ENGINE, "engine", "plugin"},
+    "serving": {*_ENGINE, "engine", "plugin", "batch"},
     "fleet": {"errors"},
     "building": {*_ENGINE, "engine", "fitting", "plugin", "store"},
     "cli": EVERYTHING,
@@ -140,6 +141,13 @@ def test_only_the_cli_knows_the_cli():
         names = {part_of(name) for name in imports_of(path) if name.startswith("selfspec.")}
         assert "cli" not in names or part_of(name_of(path)) == "cli", path
         assert not third_party(path) & {"caches", "eval", "tests"}, path
+
+
+def test_only_the_cli_knows_the_server():
+    """Whoever uses the library alone needs none of what a server needs."""
+    for path in FILES:
+        names = {part_of(name) for name in imports_of(path) if name.startswith("selfspec.")}
+        assert "serving" not in names or part_of(name_of(path)) in ("cli", "serving"), path
 
 
 def sorting_key(name: str) -> tuple[int, str]:

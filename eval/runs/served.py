@@ -1,10 +1,11 @@
-"""Two servers side by side: how they are started, asked and ended.
+"""Servers side by side: how they are started, asked and ended.
 
 Knows commands, addresses and messages; nothing of questions or tables.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -18,15 +19,20 @@ from typing import IO, Any, NamedTuple
 
 from eval.errors import EvalError, last_line
 
-__all__ = ["OURS", "STOCK", "Reply", "Served", "arguments_of", "serving"]
+__all__ = ["METHODS", "OURS", "STOCK", "Reply", "Served", "arguments_of", "serving"]
 
-STOCK, OURS = "transformers serve", "selfspec serve"
+STOCK, OURS = "transformers", "selfspec"
+METHODS = (STOCK, "continuous", "plain", OURS)
 
 _HOST = "127.0.0.1"
 _PATIENCE = 10  # Seconds that a server has to end by itself.
-_PROGRAMS = {
-    STOCK: [sys.executable, "-m", "transformers.cli.transformers", "serve"],
-    OURS: [sys.executable, "-m", "selfspec.cli", "serve"],
+_TRANSFORMERS = [sys.executable, "-m", "transformers.cli.transformers", "serve"]
+_SELFSPEC = [sys.executable, "-m", "selfspec.cli", "serve"]
+_PROGRAMS = {  # What stands in front of the model's name, and behind it.
+    STOCK: (_TRANSFORMERS, []),
+    "continuous": (_TRANSFORMERS, ["--continuous-batching"]),
+    "plain": (_SELFSPEC, ["--max-nodes", "1"]),
+    OURS: (_SELFSPEC, []),
 }
 
 
@@ -44,6 +50,13 @@ class Served(NamedTuple):
     name: str
     model: str
     client: Any  # of OpenAI
+    url: str
+    pid: int
+
+    def stats(self) -> dict[str, Any]:
+        """What selfspec's own server has counted."""
+        with urllib.request.urlopen(f"{self.url}/selfspec/stats", timeout=_PATIENCE) as answer:
+            return dict(json.load(answer))
 
     def ask(self, prompt: str, max_new_tokens: int) -> Reply:
         """Asks for a greedy answer, streamed."""
@@ -88,19 +101,20 @@ def serving(
         raise EvalError(f"{name!r} needs more packages: pip install openai fastapi") from error
     port = _free_port()
     listen = ["--host", _HOST, "--port", str(port)]
+    program, own_options = _PROGRAMS[name]
     own = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(
-            [*_PROGRAMS[name], model, *listen, *more],
+            [*program, model, *listen, *own_options, *more],
             env={**os.environ, **own},
             stdout=said,
             stderr=subprocess.STDOUT,
         )
         try:
             _wait(name, process, port, said)
-            url = f"http://{_HOST}:{port}/v1"
-            with OpenAI(base_url=url, api_key="none", max_retries=0) as client:
-                yield Served(name, model, client)
+            url = f"http://{_HOST}:{port}"
+            with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+                yield Served(name, model, client, url, process.pid)
         finally:
             _end(process)
 

@@ -1,48 +1,58 @@
 """Many prompts over one model: rows of a batch that come and go.
 
 Each prompt is the call that `generate()` would make of it, with rules, text and random numbers of
-its own. A prompt is read alone, as `generate()` reads it. Then its KV becomes one more row of the
-batch, and the steps of all rows share their forwards. When a row ends, the next prompt takes its
-place. So a text is what `generate()` gives for that prompt alone.
+its own. A prompt is read alone. Then its KV becomes one more row of the batch, and the steps of all
+rows share their forwards. When a row ends, the next prompt takes its place. So a text is what
+`generate()` gives for that prompt alone.
 """
 
 from __future__ import annotations
 
 import sys
-from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from time import perf_counter
+from typing import Any, NamedTuple
 
 import torch
 
 from selfspec.batch.answer import Answer
+from selfspec.batch.limits import NO_LIMITS, Limits, holds_kv
+from selfspec.batch.pace import ReadingPace
+from selfspec.batch.rows import Rows
 from selfspec.batch.schedule import ArrivalOrder, Scheduler
-from selfspec.batch.ticket import Ticket
+from selfspec.batch.ticket import Hear, Ticket
+from selfspec.batch.waiting import Waiting
 from selfspec.config import SpecConfig
-from selfspec.cost import MeasuredBudget
-from selfspec.engine import Decoder, first_tokens
 from selfspec.errors import ConfigError, UnsupportedError
 from selfspec.machine.amounts import amount_in_bytes
 from selfspec.machine.device import device_for
-from selfspec.plugin.call import pack_between_steps
+from selfspec.plugin.reading import PromptReader
 from selfspec.plugin.spec import SelfSpec
 from selfspec.run.device_of import device_of
 from selfspec.run.prepared import Prepared
-from selfspec.run.rows_backend import RowsBackend
-from selfspec.stats import GenerationStats
-from selfspec.verify.verifier import RowVerifiers
 
 __all__ = ["Session"]
 
-_LOOK_AHEAD = 256  # So many prompts wait at most, among which the scheduler may choose.
+_LOOK_AHEAD = 256  # So many prompts wait at most, if the reader asks how many are wanted.
 _STEPS_THAT_TEACH = 16  # Fewer teach too little of costs to be written down.
 
 
+class _Reading(NamedTuple):
+    """A prompt that is being read, whose place among the rows is kept for it."""
+
+    ticket: Ticket
+    reader: PromptReader
+
+
 class Session:
-    """Takes prompts and gives answers as they finish; serves one reader.
+    """Takes prompts and gives answers as they finish; belongs to one thread.
 
     `max_memory` is what the keys and values may take, in bytes or as text such as ``"2GB"``, those
-    of a prompt that is being read among them.
+    of a prompt that is being read among them. Prompts wait in order of arrival, or with
+    `short_first` in that of `Waiting`. With a `pace` a long prompt is read in parts between steps.
+    `hear` is told the new tokens of each text at once, and says whether anybody reads on.
     """
 
     def __init__(
@@ -54,32 +64,74 @@ class Session:
         max_rows: int = 8,
         max_memory: int | str | None = None,
         scheduler: Scheduler | None = None,
+        short_first: bool = False,
+        pace: ReadingPace | None = None,
+        hear: Hear | None = None,
     ) -> None:
         if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1:
             raise ConfigError(f"max_rows must be a whole number >= 1 (got {max_rows!r})")
         self._model = model
         self._tokenizer = tokenizer
         self._spec = spec
-        self._max_rows = max_rows
         self._max_bytes = None if max_memory is None else amount_in_bytes(max_memory)
         self._scheduler = ArrivalOrder() if scheduler is None else scheduler
+        self._pace = pace
+        self._hear = hear
         self._config, self._eager_reason = _config_for_rows(spec.config, model)
-        self._waiting: deque[Ticket] = deque()
-        self._alone: deque[Ticket] = deque()
-        self._running: dict[int, Ticket] = {}
-        self._verifiers = RowVerifiers()
-        self._decoder: Decoder | None = None
-        self._backend: RowsBackend | None = None
+        self._waiting = Waiting(short_first=short_first)
+        self._reading: _Reading | None = None
+        sizes: dict[str, Any] = {"max_rows": max_rows, "max_bytes": self._max_bytes}
+        self._rows = Rows(model, spec, self._config, **sizes)
+        self._open_forwards = ExitStack()
+        self._kept: Prepared | None = None
+        self._limits: Limits | None = None
+        self._limits_alone: Limits | None = None
+        self.alone_reasons: Counter[str] = Counter()  # Why answers were written alone.
+        self.index_alone: int | None = None  # The one that is, or broke off.
 
     @property
     def num_wanted(self) -> int:
         """How many prompts more may wait now."""
-        return _LOOK_AHEAD - len(self._waiting) - len(self._alone)
+        return _LOOK_AHEAD - len(self._waiting)
+
+    @property
+    def num_waiting(self) -> int:
+        """How many prompts wait."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """How many texts are being written, or their prompt is being read."""
+        is_alone = self.index_alone is not None
+        return len(self._rows) + (self._reading is not None) + is_alone
+
+    @property
+    def kv_bytes(self) -> int:
+        """What is set aside for keys and values."""
+        return self._rows.kv_bytes
+
+    @property
+    def kv_bytes_in_use(self) -> int:
+        """What the keys and values of all rows take."""
+        return self._rows.kv_bytes_in_use
 
     @property
     def is_empty(self) -> bool:
         """Does no prompt wait or run?"""
-        return not (self._waiting or self._alone or self._running)
+        return not (self._waiting or self._is_busy)
+
+    @property
+    def _is_busy(self) -> bool:
+        """Does any row need a step, or any prompt that is being read?"""
+        return bool(len(self._rows)) or self._reading is not None
+
+    def open(self) -> None:
+        """Finds out what the model can verify and what fits, before the first prompt waits for it.
+
+        Afterwards `ticket` may be called by other threads.
+        """
+        if self._spec.ability(self._model).mode == "tree":
+            self._limits_of_rows()
 
     def submit(
         self, index: int, ids: Sequence[int], seed: int | None, arguments: dict[str, Any]
@@ -88,153 +140,171 @@ class Session:
 
         Refuses what `generate()` would refuse, and what can never fit into the memory.
         """
+        self.add(self.ticket(index, ids, seed, arguments))
+
+    def ticket(
+        self, index: int, ids: Sequence[int], seed: int | None, arguments: dict[str, Any]
+    ) -> Ticket:
+        """The call of a prompt, checked; it does not wait yet."""
         if not ids:
             raise UnsupportedError("a prompt must have at least one token (got none)")
         ticket = Ticket.of(index, ids, seed, self._model, self._tokenizer, self._spec, arguments)
-        if ticket.is_alone:
-            self._alone.append(ticket)
-            return
-        self._check_room(ticket)
-        self._waiting.append(ticket)
+        self._limits_for(ticket).check(ticket)
+        return ticket
+
+    def add(self, ticket: Ticket) -> None:
+        """Lets a ticket wait."""
+        self._waiting.add(ticket)
+
+    def waiting_indices(self) -> list[int]:
+        """The names of the prompts that wait."""
+        return self._waiting.indices()
+
+    def cancel(self, index: int) -> bool:
+        """Forgets a prompt whose answer nobody wants, wherever it is; False if it is not here."""
+        if self._waiting.leave(index):
+            return True
+        reading = self._reading
+        if reading is not None and reading.ticket.index == index:
+            self._reading = None
+            self._spec.count(reading.ticket.call)
+            return True
+        ticket = self._rows.drop(index)
+        if ticket is None:
+            return False
+        self._spec.count(ticket.call)
+        return True
 
     def work(self) -> list[Answer]:
-        """Starts what fits, then steps until a row ends; returns the answers that are complete.
-
-        Prompts that can't share forwards are decoded one by one, when no row runs.
-        """
-        if not self._waiting and not self._running:
-            return [self._answer_alone(self._alone.popleft())] if self._alone else []
-        with torch.no_grad(), self._spec.forwards.prepare(self._model, self._config) as prepared:
-            self._admit(prepared)
-            answers = self._answers(prepared)
-            while not answers:
-                self._step(prepared)
-                answers = self._answers(prepared)
+        """Steps until an answer is complete, or nothing is left to do; returns those that are."""
+        answers: list[Answer] = []
+        while not answers and not self.is_empty:
+            answers = self.step()
         return answers
 
-    def _admit(self, prepared: Prepared) -> None:
-        """Starts the prompts that the scheduler chooses, as far as there is room for them."""
-        backend = self._rows_backend(prepared)
-        needs = backend.kv.needs
-        for ticket in self._chosen(needs):
-            if backend.kv.fits([*backend.kv.needs, ticket.need]):
-                self._waiting.remove(ticket)
-                self._start(ticket, prepared, backend)
-        if self._decoder is not None and isinstance(self._decoder.budget, MeasuredBudget):
-            self._decoder.budget.use(prepared.curve(backend, len(self._running)))
+    def step(self) -> list[Answer]:
+        """Reads on in prompts for which there is a place, and lets all rows make one step.
 
-    def _chosen(self, needs: Sequence[int]) -> list[Ticket]:
-        """The prompts that the scheduler wants to start; one at least if none runs."""
-        if not self._waiting:
+        Returns the answers that are complete. A prompt that can't share forwards is answered from
+        beginning to end when its turn comes and no row runs.
+        """
+        ticket = self._waiting.next_alone
+        if ticket is not None and not self._is_busy:
+            return self._answer_alone(ticket)
+        if self.is_empty:
             return []
-        waiting = [ticket.need for ticket in self._waiting]
-        chosen = self._scheduler.choose(waiting, needs, self._room(needs))
+        with self._prepared() as prepared:
+            self._read(prepared)
+            answers = self._ended(prepared)
+            if len(self._rows):
+                self._step(prepared)
+                answers += self._ended(prepared)
+        return answers
+
+    @contextmanager
+    def _prepared(self) -> Iterator[Prepared]:
+        """How forwards are run. With no row there, it is asked anew, which looks at all weights."""
+        if self._kept is None or not self._is_busy:
+            self._open_forwards.close()
+            preparing = self._spec.forwards.prepare(self._model, self._config)
+            self._kept = self._open_forwards.enter_context(preparing)
+        with torch.no_grad():
+            yield self._kept
+
+    def _read(self, prepared: Prepared) -> None:
+        """Reads prompts until nothing more can start, or until as much was read as may be."""
+        left = sys.maxsize if self._pace is None else self._pace.num_tokens(len(self._rows))
+        while left > 0 and (self._reading is not None or self._begin(prepared)):
+            left -= self._read_part(left, prepared)
+
+    def _begin(self, prepared: Prepared) -> bool:
+        """Takes the first of those prompts that the scheduler wants to start and that fits."""
+        if len(self._rows) == self._rows.max_rows or not (sharing := self._waiting.sharing()):
+            return False
+        needs = self._rows.needs(prepared)
+        room = self._rows.room(prepared)
+        chosen = self._scheduler.choose([ticket.need for ticket in sharing], needs, room)
         if not needs and not chosen:
             chosen = [0]
-        return [self._waiting[index] for index in dict.fromkeys(chosen)]
+        for index in chosen:
+            if self._rows.fits(sharing[index].need, prepared):
+                ticket = sharing[index]
+                self._waiting.start(ticket)
+                self._reading = _Reading(ticket, PromptReader(ticket.call))
+                return True
+        return False
 
-    def _room(self, needs: Sequence[int]) -> int:
-        """How many tokens are free beside the rows that run, which all take the longest's room."""
-        assert self._backend is not None
-        limit = self._backend.max_tokens
-        return sys.maxsize if limit is None else limit - len(needs) * max(needs, default=0)
-
-    def _start(self, ticket: Ticket, prepared: Prepared, backend: RowsBackend) -> None:
-        """Reads a prompt, gives it a row, and commits its first token."""
-        call = ticket.call
+    def _read_part(self, num_tokens: int, prepared: Prepared) -> int:
+        """Reads on in the present prompt, and starts its row at the end; returns how much."""
+        assert self._reading is not None
+        ticket, reader = self._reading
+        start, before = perf_counter(), reader.num_left
         with prepared.reading():
-            read = call.read_prompt(prepared)
-            memory = call.learn_prompt(read, self._spec.request_memory)
-        decoder = self._decoder = self._decoder or self._new_decoder(ticket, prepared, backend)
-        (row,) = call.rows(memory, self._config, decoder.budget)
-        row.index = ticket.index
-        call.stats.table_bytes = memory.nbytes
-        self._running[ticket.index] = ticket
-        self._verifiers.add(ticket.index, call.verifier(prepared.ability, decoder.device))
-        positions = call.model_kwargs["position_ids"][..., -1:]
-        backend.add_row(call.model_kwargs["past_key_values"], positions, ticket.need)
-        decoder.stats = call.stats
-        first = first_tokens(self._verifiers, [row.index], [row.last_token], read.logits)
-        with prepared.decoding():
-            decoder.add(row, first)
-
-    def _new_decoder(self, ticket: Ticket, prepared: Prepared, backend: RowsBackend) -> Decoder:
-        call = ticket.call
-        return Decoder(
-            backend=backend,
-            verifier=self._verifiers,
-            rows=[],
-            config=self._config,
-            stats=GenerationStats(),
-            budget=call.budget(prepared, backend, self._max_rows),
-            device=device_for(device_of(self._model), overlap=self._config.overlap),
-            listeners=call.listeners,
-        )
+            read = reader.read(num_tokens, prepared)
+        num_read = before - reader.num_left
+        if self._pace is not None:
+            self._pace.observe_part(num_read, perf_counter() - start)
+        if read is not None:
+            self._reading = None
+            self._tell(self._rows.start(ticket, read, prepared))
+        return num_read
 
     def _step(self, prepared: Prepared) -> None:
-        """One step of all rows. Each one's statistics get its own counts and a share of time."""
-        assert self._decoder is not None
-        pack_between_steps(prepared, self._decoder)
-        of_step = self._decoder.stats = GenerationStats()
-        with prepared.decoding():
-            records = self._decoder.step()
-        for record in records:
-            stats = self._running[record.row].call.stats
-            stats.count_step(record)
-            stats.add_share(of_step, len(records))
+        start = perf_counter()
+        committed = self._rows.step(prepared)
+        if self._pace is not None:
+            self._pace.observe_step(perf_counter() - start)
+        self._tell(committed)
 
-    def _answers(self, prepared: Prepared) -> list[Answer]:
+    def _tell(self, committed: dict[int, list[int]]) -> None:
+        for index, ids in committed.items():
+            if self._hear is not None and not self._hear(index, ids):
+                self.cancel(index)
+
+    def _ended(self, prepared: Prepared) -> list[Answer]:
         """The answers of the rows that have ended, which leave the batch."""
-        assert self._decoder is not None
-        return [
-            self._end(self._running.pop(row.index), prepared)
-            for row in self._decoder.drop_done_rows()
-        ]
+        return [self._end(ticket, ids, prepared) for ticket, ids in self._rows.ended()]
 
-    def _end(self, ticket: Ticket, prepared: Prepared) -> Answer:
-        call, text = ticket.call, self._verifiers.remove(ticket.index).transcript
+    def _end(self, ticket: Ticket, ids: list[int], prepared: Prepared) -> Answer:
+        call = ticket.call
         call.stats.forward = prepared.kind
         call.stats.eager_reason = self._eager_reason or prepared.reason
         call.stats.packed_bytes = prepared.packed_bytes
         if call.draft_model is not None:
             call.stats.num_draft_forwards = call.draft_model.num_forwards
-        if call.stats.num_steps >= _STEPS_THAT_TEACH and not self._running:
+        if call.stats.num_steps >= _STEPS_THAT_TEACH and not len(self._rows):
             prepared.costs.keep()
         self._spec.forwards.count(self._model, call.stats.num_new_tokens)
         self._spec.count(call)
         self._spec.settle(call)
-        return ticket.answer(text.sequences()[0, text.prompt_length :].tolist(), self._tokenizer)
+        return ticket.answer(ids, self._tokenizer)
 
-    def _answer_alone(self, ticket: Ticket) -> Answer:
-        self._decoder = self._backend = None  # Its own KV takes the memory of the batch's.
-        return ticket.answer(ticket.decode_alone(self._spec), self._tokenizer)
+    def _answer_alone(self, ticket: Ticket) -> list[Answer]:
+        self._rows.close()  # Its own KV takes the memory of the batch's.
+        self._waiting.start(ticket)
+        self.alone_reasons[str(ticket.alone_reason)] += 1
+        self.index_alone = ticket.index
+        ids = ticket.decode_alone(self._spec, self._hear)
+        self.index_alone = None
+        return [] if ids is None else [ticket.answer(ids, self._tokenizer)]
 
-    def _check_room(self, ticket: Ticket) -> None:
-        """Refuses a prompt that would not fit if it were the only one."""
+    def _limits_for(self, ticket: Ticket) -> Limits:
+        """What fits into the memory beside whatever may be there with this ticket."""
         if self._max_bytes is None:
-            return
-        with self._spec.forwards.prepare(self._model, self._config) as prepared:
-            backend = self._rows_backend(prepared)
-        assert backend.max_tokens is not None
-        assert backend.max_prompt is not None
-        fix = "raise max_memory, or lower max_rows or max_new_tokens"
-        if ticket.need > backend.max_tokens:
-            raise UnsupportedError(
-                f"prompt, answer and drafts must fit into the {backend.max_tokens} tokens of "
-                f"max_memory (got {len(ticket.ids)} tokens in the prompt, {ticket.need} with the "
-                f"answer and drafts); {fix}"
-            )
-        if len(ticket.ids) > backend.max_prompt:
-            raise UnsupportedError(
-                f"a prompt must fit into the {backend.max_prompt} tokens of max_memory in which "
-                f"prompts are read (got {len(ticket.ids)}); {fix}"
-            )
+            return NO_LIMITS
+        if not ticket.is_alone:
+            return self._limits_of_rows()
+        if not holds_kv(ticket):
+            return NO_LIMITS
+        if self._limits_alone is None:
+            self._limits_alone = Limits.of_one(self._model, self._max_bytes)
+        return self._limits_alone
 
-    def _rows_backend(self, prepared: Prepared) -> RowsBackend:
-        if self._backend is None:
-            self._backend = prepared.rows_backend(self._max_rows, self._max_bytes)
-        self._backend.kind = prepared.kind
-        return self._backend
+    def _limits_of_rows(self) -> Limits:
+        if self._limits is None:
+            with self._prepared() as prepared:
+                self._limits = Limits.of_rows(self._rows.open(prepared))
+        return self._limits
 
 
 def _config_for_rows(config: SpecConfig, model: Any) -> tuple[SpecConfig, str | None]:

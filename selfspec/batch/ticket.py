@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,10 @@ from selfspec.plugin.prediction import encode_prediction
 from selfspec.plugin.spec import SelfSpec
 from selfspec.run.tree_kv import foreign_layer
 
-__all__ = ["Ticket"]
+__all__ = ["Hear", "Ticket"]
+
+# Gets the index of a ticket and its new tokens; says whether anybody reads on.
+Hear = Callable[[int, Sequence[int]], bool]
 
 # Arguments of `generate()` that belong to one call with prompts of its own.
 _OF_ONE_CALL = ("attention_mask", "custom_generate", "input_ids", "inputs_embeds", "streamer")
@@ -31,7 +34,7 @@ class Ticket:
     seed: int | None  # None where nothing is drawn.
     arguments: dict[str, Any]  # of `generate()`
     call: Call
-    is_alone: bool  # Must it be decoded with no other prompt beside it?
+    alone_reason: str | None  # Why it must be decoded with no other prompt beside it.
 
     @classmethod
     def of(
@@ -57,25 +60,39 @@ class Ticket:
         if call.generation_config.do_sample:
             seed = int(torch.randint(2**63 - 1, ())) if seed is None else seed
             call.generator = torch.Generator(call.input_ids.device).manual_seed(seed)
-        is_alone = spec.plain_reason(call) is not None or call.goes_alone(spec.ability(model))
-        is_alone = is_alone or foreign_layer(call.model_kwargs["past_key_values"]) is not None
-        return cls(index, list(ids), seed, arguments, call, is_alone)
+        reason = spec.plain_reason(call) or call.alone_reason(spec.ability(model))
+        reason = reason or foreign_layer(call.model_kwargs["past_key_values"])
+        return cls(index, list(ids), seed, arguments, call, reason)
+
+    @property
+    def is_alone(self) -> bool:
+        """Must it be decoded with no other prompt beside it?"""
+        return self.alone_reason is not None
 
     @property
     def need(self) -> int:
         """How many columns of KV its row may come to need, the widest tree's among them."""
         return int(self.call.generation_config.max_length) + self.call.width
 
-    def decode_alone(self, spec: SelfSpec) -> list[int]:
-        """Decodes the prompt with a call of its own; returns the new tokens."""
+    def decode_alone(self, spec: SelfSpec, hear: Hear | None = None) -> list[int] | None:
+        """Decodes the prompt with a call of its own; returns the new tokens.
+
+        `hear` gets each of them at once. If it says that nobody reads them, there is no answer.
+        """
         model = self.call.model
         device = self.call.input_ids.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             if self.seed is not None:
                 torch.manual_seed(self.seed)
-            output = model.generate(
-                **_inputs(self.ids, model), custom_generate=spec, **self.arguments
-            )
+            try:
+                output = model.generate(
+                    **_inputs(self.ids, model),
+                    custom_generate=spec,
+                    streamer=None if hear is None else _Told(self.index, hear),
+                    **self.arguments,
+                )
+            except _NobodyReads:
+                return None
         self.call.stats = spec.stats
         return list(output[0, len(self.ids) :].tolist())
 
@@ -91,6 +108,29 @@ class Ticket:
         if ids and ends is not None and ids[-1] in ends.flatten().tolist():
             return "stop"
         return "length" if len(self.ids) + len(ids) >= config.max_length else "stop"
+
+
+class _NobodyReads(Exception):
+    """Breaks off a call whose text nobody waits for."""
+
+
+class _Told:
+    """A streamer that hands on the tokens of one text."""
+
+    def __init__(self, index: int, hear: Hear) -> None:
+        self._index = index
+        self._hear = hear
+        self._has_prompt = False
+
+    def put(self, value: torch.Tensor) -> None:
+        """Takes the prompt first, and then token by token."""
+        ids = value.flatten().tolist() if self._has_prompt else []
+        self._has_prompt = True
+        if not self._hear(self._index, ids):
+            raise _NobodyReads
+
+    def end(self) -> None:
+        """Does nothing: the answer says so."""
 
 
 def _prepared(arguments: dict[str, Any], model: Any, tokenizer: Any) -> dict[str, Any]:

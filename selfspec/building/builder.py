@@ -22,6 +22,7 @@ from selfspec.building.progress import Bars
 from selfspec.building.recipe import Recipe
 from selfspec.building.shards import Spread, counted, shards_of
 from selfspec.building.tokens import Encoder, Ids, encode_all
+from selfspec.building.vocabulary import each_token, num_tokens, prefix_of
 from selfspec.building.warmup import Warmup
 from selfspec.building.work_folder import WorkFolder, open_work_folder
 from selfspec.draft.sources.corpus import CorpusTables
@@ -134,8 +135,16 @@ class Builder:
 
     def _warm_up(self, work: WorkFolder) -> None:
         seconds = self._options.save_seconds
-        stage = Warmup(work, self._recipe, self._model, self._spec, save_seconds=seconds)
-        total = self._recipe.warmup_tokens or None
+        stage = Warmup(
+            work,
+            self._recipe,
+            self._model,
+            self._spec,
+            save_seconds=seconds,
+            prefix=prefix_of(self._recipe, self._tokenizer),
+        )
+        known = num_tokens(self._tokenizer) if self._recipe.reads_vocabulary else None
+        total = self._recipe.warmup_tokens or known
         bar = self._bars.stage("reading", total, done=stage.tokens, tokens=stage.tokens)
         if not stage.finished:
             stage.run(self._ids(stage.documents), bar, self._spread)
@@ -171,6 +180,8 @@ class Builder:
 
     def _ids(self, skip: int) -> Iterator[Ids | None]:
         """The token ids of the documents behind the first `skip`."""
+        if self._recipe.reads_vocabulary:
+            return each_token(self._tokenizer, skip)
         documents = read_documents(self._recipe, self._inputs, skip)
         encoder = Encoder.of(self._recipe, self._tokenizer)
         return encode_all(documents, encoder, self._options.workers)
@@ -188,6 +199,8 @@ class Builder:
 
     def _check_data(self) -> None:
         """Reads the first document, so that data of the wrong kind is refused before any work."""
+        if self._recipe.reads_vocabulary:
+            return
         with closing(read_documents(self._recipe, self._inputs)) as documents:
             self._check_some(sum(1 for _ in islice(documents, 1)), "a document")
 

@@ -13,6 +13,7 @@ from selfspec.building.grams import GramCounter
 from selfspec.building.recipe import Recipe
 from selfspec.building.shards import CountedShard
 from selfspec.building.tokens import Encoder, encode_all
+from selfspec.building.vocabulary import prefix_of
 from selfspec.building.warmup import Reader, Window
 from selfspec.config import SpecConfig
 from selfspec.records import TopK
@@ -67,4 +68,5 @@ class Hands:
 
     @cached_property
     def _reader(self) -> Reader:
-        return Reader(self._load_model().eval(), SpecConfig().top_k)
+        prefix = prefix_of(self._recipe, self._tokenizer)
+        return Reader(self._load_model().eval(), SpecConfig().top_k, prefix)

@@ -35,7 +35,7 @@ _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 class Inputs:
     """What is read: local files of one kind, or a name that `datasets` knows."""
 
-    kind: str  # The name of a builder, "tsv", or "hub".
+    kind: str  # The name of a builder, "tsv", "hub", or "vocabulary".
     files: tuple[Path, ...] = ()
     addresses: tuple[str, ...] = ()  # Globs or URLs that `datasets` resolves.
 
@@ -57,6 +57,8 @@ def find_inputs(recipe: Recipe) -> Inputs:
 
 
 def _find(recipe: Recipe) -> Inputs:
+    if recipe.reads_vocabulary:
+        return Inputs("vocabulary")
     path = Path(recipe.data).expanduser()
     if recipe.data in _BUILDERS:
         return _of_builder(recipe)

@@ -20,6 +20,7 @@ BUILDS = ("both", "lut", "ngrams")
 LEARN_FROM = ("generations", "text")
 FORMS = ("document", "line", "paragraph")
 _PLACEHOLDER = "FILL-IN"
+_VOCABULARY = "vocabulary"
 _MAX_PREFIX = 8
 _LEAST_SIZE = 10_000
 
@@ -36,6 +37,7 @@ class Recipe:
         name: What the cache is called on its card.
         data: Where the texts come from: a Hub id, a file, a folder, or one of the builders of
             `datasets` (``"json"``, ``"csv"``, ``"parquet"``, ``"text"``) with `data_files`.
+            ``"vocabulary"`` needs no data: the model reads each of its tokens once.
         data_files: Globs that narrow a folder or a Hub id, or name a builder's files.
         config_name: The configuration of a Hub data set; None where it has but one.
         revision: Its branch, tag or commit. A commit makes the build repeatable.
@@ -99,6 +101,11 @@ class Recipe:
         self._check_choice("build", "what to build", BUILDS)
         self._check_choice("learn_from", "text to learn from", LEARN_FROM)
         self._check_choice("form", "form of a document", FORMS)
+        if self.reads_vocabulary and (self.build, self.learn_from) != ("lut", "text"):
+            raise BuildError(
+                "build must be 'lut' and learn_from 'text' with data = 'vocabulary', whose tokens "
+                f"are no texts (got {self.build!r} and {self.learn_from!r})"
+            )
         if not isinstance(self.chat_template, bool):
             raise BuildError(f"chat_template must be true or false (got {self.chat_template!r})")
         try:
@@ -142,9 +149,15 @@ class Recipe:
         return self.learn_from == "generations"
 
     @property
+    def reads_vocabulary(self) -> bool:
+        """Are the model's own tokens read, and no data?"""
+        return self.data == _VOCABULARY
+
+    @property
     def uses_template(self) -> bool:
-        """Prompts and conversations go through the template; texts that are only read do not."""
-        return self.chat_template and (self.messages is not None or self.generates)
+        """Prompts, conversations and tokens go through the template; texts to read do not."""
+        has_turns = self.messages is not None or self.generates or self.reads_vocabulary
+        return self.chat_template and has_turns
 
     def as_dict(self) -> dict[str, Any]:
         """All keys with their values, in types that JSON has."""

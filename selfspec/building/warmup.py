@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from time import perf_counter
@@ -43,10 +44,18 @@ class Warmup:
     Args:
         save_seconds: How often what was learned is written down, and so how much work a killed
             process loses. It changes no byte of the cache.
+        prefix: What every window stands behind. Nothing is learned from it.
     """
 
     def __init__(
-        self, work: WorkFolder, recipe: Recipe, model: Any, spec: SelfSpec, *, save_seconds: float
+        self,
+        work: WorkFolder,
+        recipe: Recipe,
+        model: Any,
+        spec: SelfSpec,
+        *,
+        save_seconds: float,
+        prefix: Sequence[int] = (),
     ) -> None:
         self._work = work
         self._limit = recipe.warmup_tokens
@@ -57,7 +66,7 @@ class Warmup:
         self._window = min(recipe.window, max_positions(model) or recipe.window)
         self._vocab_size = vocab_size(model)
         self._rows = max(1, min(recipe.batch, _MAX_LOGITS // (self._vocab_size * self._window)))
-        self._reader = Reader(model, min(spec.config.top_k, self._vocab_size))
+        self._reader = Reader(model, min(spec.config.top_k, self._vocab_size), prefix)
         self._learned = Learned(work.part(STAGE), spec, self._vocab_size)
         known = work.progress.get(STAGE, {})
         self.documents: int = known.get("documents", 0)  # Those that were read to their end.
@@ -148,23 +157,44 @@ class Reader:
     """Runs a model over texts, from packed weights where these are faster.
 
     Whether they are is settled before the first forward, so that no later one rounds differently.
+    All windows stand behind the tokens of the `prefix`, which is read once.
     """
 
-    def __init__(self, model: Any, top_k: int) -> None:
+    def __init__(self, model: Any, top_k: int, prefix: Sequence[int] = ()) -> None:
         self._model = model
         self._top_k = top_k
+        self._prefix = list(prefix)
+        self._cache: Any = None  # The KV cache behind the prefix, once it was read.
         self._packing = Packing(PackedWeights.of(model), model)
 
     def read(self, windows: Sequence[Window]) -> list[TopK]:
         """What the model predicts after each token of each window, by one forward."""
         self._packing.pack()
         with self._packing.in_use():
-            return predictions(self._model, windows, self._top_k)
+            if not self._prefix:
+                return predictions(self._model, windows, self._top_k)
+            return predictions(self._model, windows, self._top_k, self._behind(len(windows)))
+
+    @torch.inference_mode()
+    def _behind(self, num_rows: int) -> Any:
+        """A KV cache with the prefix in each row, for a forward to fill further."""
+        if self._cache is None:
+            ids = torch.tensor([self._prefix], device=self._model.device)
+            outputs = self._model(input_ids=ids, use_cache=True, logits_to_keep=1)
+            self._cache = outputs.past_key_values
+        cache = copy.deepcopy(self._cache)
+        cache.batch_repeat_interleave(num_rows)
+        return cache
 
 
 @torch.inference_mode()
-def predictions(model: Any, windows: Sequence[Window], top_k: int) -> list[TopK]:
-    """Runs one forward; returns what the model predicts after each token of each window."""
+def predictions(
+    model: Any, windows: Sequence[Window], top_k: int, behind: Any = None
+) -> list[TopK]:
+    """Runs one forward; returns what the model predicts after each token of each window.
+
+    `behind` is a KV cache that the windows continue.
+    """
     rows = [window.ids for window in windows]
     input_ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
     mask = torch.zeros_like(input_ids)
@@ -172,9 +202,12 @@ def predictions(model: Any, windows: Sequence[Window], top_k: int) -> list[TopK]
         input_ids[row, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
         mask[row, : len(ids)] = 1
     device = model.device
-    logits = model(
-        input_ids=input_ids.to(device), attention_mask=mask.to(device), use_cache=False
-    ).logits
+    more: dict[str, Any] = {"use_cache": False}
+    if behind is not None:
+        known = torch.ones(len(rows), behind.get_seq_length(), dtype=torch.long)
+        mask = torch.cat([known, mask], dim=1)
+        more = {"use_cache": True, "past_key_values": behind}
+    logits = model(input_ids=input_ids.to(device), attention_mask=mask.to(device), **more).logits
     return [top_k_of(logits[row, : len(ids)], top_k) for row, ids in enumerate(rows)]
 
 

@@ -46,7 +46,7 @@ def print_report(name: str, found: Sequence[Measured], left_out: Sequence[str]) 
 def verdict(found: Sequence[Measured]) -> str:
     """One or two sentences: is it faster, in which precision, and if not, why not?"""
     best = _best(found)
-    if best.speed_up >= _GAIN:
+    if _gains(best):
         low, high = min(best.speed_ups), max(best.speed_ups)
         return (
             f"{best.speed_up:.2f}x faster with selfspec, in {best.dtype} (single prompts: "
@@ -64,7 +64,7 @@ def python_lines(name: str, found: Sequence[Measured]) -> list[str]:
     load = f'model = AutoModelForCausalLM.from_pretrained("{name}", dtype="{best.dtype}")'
     if len(best.threads) > 1:
         load = f"torch.set_num_threads({threads}); {load}"
-    if best.speed_up < _GAIN:
+    if not _gains(best):
         return [load, "# and generate() as it is: drafts gain nothing here"]
     return [load, "selfspec.attach(model, selfspec.SelfSpec())"]
 
@@ -87,6 +87,12 @@ def write_json(path: Path, name: str, found: Sequence[Measured], left_out: Seque
 def _best(found: Sequence[Measured]) -> Measured:
     """The precision in which the answers came soonest."""
     return min(found, key=lambda each: each.seconds_a_token)
+
+
+def _gains(best: Measured) -> bool:
+    """Is it faster? A model that is decoded plainly is not, whatever chance says."""
+    is_plain = best.stats.disabled_reason is not None and not best.stats.drafted_by_source
+    return best.speed_up >= _GAIN and not is_plain
 
 
 def _because(best: Measured) -> str:

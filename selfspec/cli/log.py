@@ -26,7 +26,13 @@ class _Lines(logging.Handler):
         self._warnings: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Prints one line; a spinner that is running moves out of its way."""
+        """Prints one line, or all of it for a fault of our own.
+
+        A spinner that is running moves out of its way.
+        """
+        if record.exc_info:
+            print(f"error: {self.format(record)}", file=sys.stderr)
+            return
         line = one_line(record.getMessage())
         if record.levelno >= logging.WARNING:
             if line in self._warnings:

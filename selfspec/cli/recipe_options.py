@@ -34,7 +34,8 @@ class RecipeOptions:
         str | None,
         _key(
             _DATA,
-            "A Hub id, a file, a folder, or json, csv, parquet, arrow or text with --data-files.",
+            "A Hub id, a file, a folder, or json, csv, parquet, arrow or text with --data-files; "
+            "vocabulary: no data.",
         ),
     ] = None
     data_files: Annotated[

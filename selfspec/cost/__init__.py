@@ -3,12 +3,12 @@
 Knows widths, seconds and scores; not what runs, and nothing of tensors.
 """
 
-from selfspec.cost.budget import Choice, CoolDown, WidthSearch, best_width
+from selfspec.cost.budget import Choice, WidthSearch, best_width
 from selfspec.cost.curve import CostCurve
 from selfspec.cost.ledger import Ledger
 from selfspec.cost.measuring import WIDTHS, measure_curve
 from selfspec.cost.pacing import Pacing
-from selfspec.cost.policy import Budget, FixedBudget, MeasuredBudget, ThresholdBudget
+from selfspec.cost.policy import Budget, FixedBudget, MeasuredBudget, Step, ThresholdBudget, Took
 from selfspec.cost.steps import STEPS, SteppedCurve, stepped
 
 __all__ = [
@@ -16,14 +16,15 @@ __all__ = [
     "WIDTHS",
     "Budget",
     "Choice",
-    "CoolDown",
     "CostCurve",
     "FixedBudget",
     "Ledger",
     "MeasuredBudget",
     "Pacing",
+    "Step",
     "SteppedCurve",
     "ThresholdBudget",
+    "Took",
     "WidthSearch",
     "best_width",
     "measure_curve",

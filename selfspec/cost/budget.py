@@ -1,4 +1,4 @@
-"""How wide a forward pays, and when to leave drafting alone.
+"""How wide a step pays.
 
 The tokens that a tree of w nodes brings are 1 + Σ of its first w - 1 scores: a node's score is
 the chance that it is accepted, and the model's own next token comes in any case. The best width
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from selfspec.cost.curve import CostCurve
 
-__all__ = ["Choice", "CoolDown", "WidthSearch", "best_width"]
+__all__ = ["Choice", "WidthSearch", "best_width"]
 
 
 class Choice(NamedTuple):
@@ -100,37 +100,3 @@ class WidthSearch:
         rate, costs = self.best.rate, self._costs
         wider = self._corners[bisect_right(self._corners, self.num_nodes) :]
         return any(spare + width * score > rate * costs[width] for width in wider)
-
-
-class CoolDown:
-    """Leaves drafting alone for a while where it brings nothing.
-
-    After `patience` tries in a row that brought nothing, 1 step is plain; each further such try
-    doubles that, up to `max_skip` steps. The first try that brings something resets it all. So of
-    n steps on text that nobody can guess, all but n / (max_skip + 1) and a handful are plain, and
-    text that can be guessed again is noticed after `max_skip` steps at the latest.
-    """
-
-    def __init__(self, *, patience: int = 4, max_skip: int = 16) -> None:
-        self._patience = patience
-        self._max_skip = max_skip
-        self._num_useless = 0
-        self._next_skip = 1
-        self._num_to_skip = 0
-
-    def may_draft(self) -> bool:
-        """Shall the next step look for drafts? Ask once a step: False counts as a skipped one."""
-        if self._num_to_skip:
-            self._num_to_skip -= 1
-            return False
-        return True
-
-    def observe(self, num_accepted: int) -> None:
-        """Counts a step that looked for drafts, also if it found none worth verifying."""
-        if num_accepted:
-            self._num_useless, self._next_skip = 0, 1
-            return
-        self._num_useless += 1
-        if self._num_useless >= self._patience:
-            self._num_to_skip = min(self._next_skip, self._max_skip)
-            self._next_skip = 2 * self._num_to_skip

@@ -1,31 +1,51 @@
-"""What drafts with a model have saved so far, and how much they may still lose.
+"""What drafts with a model have saved so far, and how much the next step may lose.
 
-Text that no draft can guess, and forwards whose cost is not known yet, must not make a call slower
+Text that no draft can guess, and steps whose cost is not known yet, must not make a call slower
 than plain decoding by more than a little.
 """
 
 from __future__ import annotations
 
+from selfspec.cost.means import MeanRatio
+
 __all__ = ["Ledger"]
 
-_SHARE = 0.02  # of the decoding time, which drafts may lose
-_STEPS = 1.0  # plain steps, which they may lose besides, to find out what they bring
-_CREDIT = 8  # plain steps of earlier gains, at most, which they may lose again
+_SHARE = 0.015  # Of the decoding time, which drafts may lose.
+_STEPS = 1.0  # Plain steps, which they may lose besides, to find out what they bring.
+_CREDIT = 8  # Plain steps of earlier gains, at most, which they may lose again.
+
+# What scores promise is believed at first as after this many promised drafts that all came true.
+_PRIOR = 10.0
+# Each later one leaves an earlier one this share of its weight.
+_FADE = 0.98
 
 
 class Ledger:
-    """Counts the seconds that drafts have saved against plain steps; negative if they lost."""
+    """Counts the seconds that drafts have saved against plain steps; negative if they lost.
+
+    Also how many drafts were accepted of those that their scores promised.
+    """
 
     def __init__(self) -> None:
         self._seconds = 0.0
         self._saved = 0.0
+        self._kept = MeanRatio(1.0, weight=_PRIOR, fade=_FADE)
 
-    def may_lose(self, plain_seconds: float) -> bool:
-        """May the next step draft? `plain_seconds` is what a plain step takes."""
+    @property
+    def trust(self) -> float:
+        """How much of what scores promise comes true."""
+        return min(self._kept.value, 1.0)
+
+    def room(self, plain_seconds: float) -> float:
+        """What the next step may lose, in seconds; `plain_seconds` is what a plain step takes."""
         self._saved = min(self._saved, _CREDIT * plain_seconds)
-        return self._saved > -(_STEPS * plain_seconds + _SHARE * self._seconds)
+        return self._saved + _STEPS * plain_seconds + _SHARE * self._seconds
 
     def observe(self, seconds: float, saved: float) -> None:
         """Takes in what a step took, and what it saved against plain steps for its tokens."""
         self._seconds += seconds
         self._saved += saved
+
+    def observe_drafts(self, promised: float, num_accepted: int) -> None:
+        """Takes in how many drafts were accepted, and how many their scores had promised."""
+        self._kept.observe(num_accepted, promised)

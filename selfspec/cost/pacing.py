@@ -8,15 +8,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from selfspec.cost.ledger import Ledger
+from selfspec.cost.means import MeanRatio
 
-__all__ = ["MeanRatio", "PacedStep", "Pacing"]
+__all__ = ["PacedStep", "Pacing"]
 
-# Each later step leaves an earlier one this share of its weight.
-_FADE = 0.95
-# What is assumed at first counts as much as this many steps or tokens.
-_PRIOR_WEIGHT = 4.0
 # The share of what a forward's scores promise that comes true, before anything was counted.
 _PRIOR_SHARE = 0.7
+# What is assumed at first counts as much as this many tokens or forwards.
+_PRIOR = 4.0
+# Each later token or forward leaves an earlier one this share of its weight.
+_FADE = 0.97
 # One of so many steps goes without the draft model, so that it is known what it gains.
 _WITHOUT_EVERY = 32
 # After so many steps in which nothing seemed to pay, one forward is tried.
@@ -25,23 +26,6 @@ _TRY_EVERY = 32
 _FAR = 1.5
 # A forward over more tokens catches up with the text and tells nothing of what a level costs.
 _LEVEL = 16
-
-
-class MeanRatio:
-    """A fading mean of a quotient, such as seconds for each token."""
-
-    def __init__(self, value: float, weight: float = _PRIOR_WEIGHT) -> None:
-        self._sum, self._weight = value * weight, weight
-
-    @property
-    def value(self) -> float:
-        """The quotient now."""
-        return self._sum / self._weight
-
-    def observe(self, amount: float, count: float) -> None:
-        """Takes in an amount for a count."""
-        self._sum = self._sum * _FADE + amount
-        self._weight = self._weight * _FADE + count
 
 
 class PacedStep(NamedTuple):
@@ -63,7 +47,7 @@ class Pacing:
 
     def __init__(self) -> None:
         self._ledger = Ledger()
-        self._share = MeanRatio(_PRIOR_SHARE)  # Of promised tokens that were accepted.
+        self._share = _mean(_PRIOR_SHARE)  # Of promised tokens that were accepted.
         self._forward: MeanRatio | None = None  # Seconds of a forward over a level.
         self._token: MeanRatio | None = None  # Seconds for each token, all told.
         self._token_without: MeanRatio | None = None  # The same in steps without a draft model.
@@ -76,11 +60,11 @@ class Pacing:
         `plain_seconds` is what a plain step of the model takes.
         """
         if self._token is None or self._token_without is None:
-            self._token = MeanRatio(plain_seconds)
-            self._token_without = MeanRatio(plain_seconds)
+            self._token = _mean(plain_seconds)
+            self._token_without = _mean(plain_seconds)
         self._num_steps += 1
         goes_without = self._num_steps % _WITHOUT_EVERY == 0
-        return not goes_without and self._ledger.may_lose(plain_seconds)
+        return not goes_without and self._ledger.room(plain_seconds) > 0
 
     def pays(self, promised: float) -> bool:
         """Does a forward pay that promises so many tokens, by the scores of the nodes it reads?"""
@@ -97,7 +81,7 @@ class Pacing:
         if num_tokens > _LEVEL:
             return seconds
         if self._forward is None:
-            self._forward = MeanRatio(seconds, weight=1.0)
+            self._forward = _mean(seconds, weight=1.0)
         seconds = min(seconds, _FAR * self._forward.value)
         self._forward.observe(seconds, 1)
         return seconds
@@ -116,3 +100,7 @@ class Pacing:
         if step.drafted:
             self._token.observe(seconds, step.num_tokens)
         self._ledger.observe(seconds, saved)
+
+
+def _mean(value: float, weight: float = _PRIOR) -> MeanRatio:
+    return MeanRatio(value, weight=weight, fade=_FADE)

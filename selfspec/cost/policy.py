@@ -1,38 +1,53 @@
 """How a step spends its width: all that is allowed, what pays, or what is likely enough.
 
-The engine asks a budget before and while it drafts, and reports what came of each step.
+The engine asks a budget for a step, lets the step decide while it drafts, and tells it what came.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from selfspec.cost.budget import Choice, CoolDown, WidthSearch, best_width
+from selfspec.cost.budget import WidthSearch, best_width
 from selfspec.cost.curve import CostCurve
 from selfspec.cost.ledger import Ledger
+from selfspec.cost.means import MeanRatio
 from selfspec.cost.pacing import PacedStep, Pacing
 from selfspec.cost.riders import RiderWorth
 from selfspec.cost.threshold import AdaptiveThreshold
 from selfspec.records import DRAFT_MODEL, DraftTree, StepRecord, sources_of
 
-__all__ = ["Budget", "FixedBudget", "MeasuredBudget", "ThresholdBudget"]
+__all__ = ["Budget", "FixedBudget", "MeasuredBudget", "Step", "ThresholdBudget", "Took"]
+
+# What the model says behind a verified node is learned, and brings about so many tokens later.
+_LESSON = 0.01
+# A plain step is timed anew after this many others.
+_RETIME = 64
+# A time that is farther off than this factor from what its width took before counts as this far.
+_FAR = 1.5
 
 
-class Budget(Protocol):
-    """What the engine asks in each step."""
+class Took(NamedTuple):
+    """The width of a step's forward, and its seconds: to draft, and for all the rest."""
 
-    def max_nodes(self, allowed: int) -> int:
-        """The most nodes that are worth looking for, of those allowed; asked once a step."""
+    width: int
+    drafting: float
+    rest: float
+
+
+class Step(Protocol):
+    """One step's width, as it is decided."""
+
+    @property
+    def max_nodes(self) -> int:
+        """The most nodes that are worth looking for."""
         ...
 
-    def search(self, max_nodes: int) -> Callable[[float], bool] | None:
+    def search(self) -> Callable[[float], bool] | None:
         """Asked for each tree: says, score by score, whether its next node may pay."""
         ...
 
-    def fit(
-        self, trees: Sequence[DraftTree], max_nodes: int, num_queries: Sequence[int] = ()
-    ) -> bool:
+    def fit(self, trees: Sequence[DraftTree], num_queries: Sequence[int] = ()) -> bool:
         """Cuts the trees of a batch to the width that pays for all of them.
 
         `num_queries` is what each row's branches would ask beside its tree. Returns whether they
@@ -40,35 +55,50 @@ class Budget(Protocol):
         """
         ...
 
+    def observe(self, took: Took, records: Sequence[StepRecord]) -> None:
+        """Learns what the step took, and what came of it."""
+        ...
+
+
+class Budget(Protocol):
+    """Decides on the steps of one call, or of rows that come and go."""
+
+    def step(self, allowed: int) -> Step:
+        """The next step, of at most so many nodes."""
+        ...
+
     def pays_to_read(self, scores: Sequence[float]) -> bool:
-        """Is a draft model's forward over nodes with these scores worth its time?"""
+        """Is a draft model's forward over nodes with these scores worth its time in this step?"""
         ...
 
     def observe_reading(self, seconds: float, num_tokens: int) -> None:
         """Learns what a draft model's forward over so many tokens took."""
         ...
 
-    def observe(self, width: int, seconds: float, records: Sequence[StepRecord]) -> None:
-        """Learns what a forward of this width cost, and what came of it."""
-        ...
+
+class FixedStep(NamedTuple):
+    """Takes all that is allowed."""
+
+    max_nodes: int
+
+    def search(self) -> Callable[[float], bool] | None:
+        """None: a tree takes all nodes that are allowed."""
+        return None
+
+    def fit(self, trees: Sequence[DraftTree], num_queries: Sequence[int] = ()) -> bool:
+        """Trees stay as they are, and branches always ride."""
+        return True
+
+    def observe(self, took: Took, records: Sequence[StepRecord]) -> None:
+        """Learns nothing."""
 
 
 class FixedBudget:
     """Always all that is allowed."""
 
-    def max_nodes(self, allowed: int) -> int:
+    def step(self, allowed: int) -> Step:
         """All that are allowed."""
-        return allowed
-
-    def search(self, max_nodes: int) -> Callable[[float], bool] | None:
-        """None: a tree takes all nodes that are allowed."""
-        return None
-
-    def fit(
-        self, trees: Sequence[DraftTree], max_nodes: int, num_queries: Sequence[int] = ()
-    ) -> bool:
-        """Trees stay as they are, and branches always ride."""
-        return True
+        return FixedStep(allowed)
 
     def pays_to_read(self, scores: Sequence[float]) -> bool:
         """True: a draft model reads whatever node is wanted."""
@@ -77,38 +107,47 @@ class FixedBudget:
     def observe_reading(self, seconds: float, num_tokens: int) -> None:
         """Learns nothing."""
 
-    def observe(self, width: int, seconds: float, records: Sequence[StepRecord]) -> None:
-        """Learns nothing."""
+
+class ThresholdStep(NamedTuple):
+    """Drafts one token at least, however unlikely: only what was drafted moves the threshold."""
+
+    max_nodes: int
+    threshold: AdaptiveThreshold
+
+    def search(self) -> Callable[[float], bool]:
+        """The first node may be taken in any case, others while they are above the threshold."""
+        first = iter([True])
+        return lambda score: next(first, False) or score >= self.threshold.value
+
+    def fit(self, trees: Sequence[DraftTree], num_queries: Sequence[int] = ()) -> bool:
+        """Trees stay as they are, and branches always ride."""
+        return True
+
+    def observe(self, took: Took, records: Sequence[StepRecord]) -> None:
+        """Moves the threshold by how far each tree's best branch was right."""
+        for record in records:
+            leaf = _leaf_below(record.tree, record.path[-1])
+            num_right = len(record.path) - 1
+            self.threshold.observe(record.tree.depths[leaf], num_right, record.tree.scores[leaf])
 
 
 class ThresholdBudget(FixedBudget):
-    """EdgeLLM's policy: what is likely enough is drafted, whatever it costs; serves one call.
-
-    A step drafts one token at least, however unlikely: only what was drafted moves the threshold.
-    """
+    """EdgeLLM's policy: what is likely enough is drafted, whatever it costs; serves one call."""
 
     def __init__(self) -> None:
         self._threshold = AdaptiveThreshold()
 
-    def search(self, max_nodes: int) -> Callable[[float], bool]:
-        """The first node may be taken in any case, others while they are above the threshold."""
-        first = iter([True])
-        return lambda score: next(first, False) or score >= self._threshold.value
+    def step(self, allowed: int) -> Step:
+        """All that are allowed, as long as they are likely enough."""
+        return ThresholdStep(allowed, self._threshold)
 
     def pays_to_read(self, scores: Sequence[float]) -> bool:
         """A draft model reads as long as a node is above the threshold."""
         return max(scores) >= self._threshold.value
 
-    def observe(self, width: int, seconds: float, records: Sequence[StepRecord]) -> None:
-        """Moves the threshold by how far each tree's best branch was right."""
-        for record in records:
-            leaf = _leaf_below(record.tree, record.path[-1])
-            num_right = len(record.path) - 1
-            self._threshold.observe(record.tree.depths[leaf], num_right, record.tree.scores[leaf])
-
 
 class MeasuredBudget:
-    """The width that brings the most tokens a second, by a measured curve.
+    """The width that brings the most tokens a second, by what steps of each width took.
 
     Serves one call, or rows that come and go. `pacing` knows what a draft model costs and brings;
     None if there is none. `ledger` outlives calls, so that many short ones lose no more than a long
@@ -118,115 +157,118 @@ class MeasuredBudget:
     def __init__(
         self, curve: CostCurve, pacing: Pacing | None = None, ledger: Ledger | None = None
     ) -> None:
-        self._curve = curve
-        self._pacing = pacing
-        self._reads = False  # May this step ask the draft model?
-        self._reading = 0.0  # Seconds that it took in this step.
-        self._promised = 0.0  # The scores of what it read.
-        self._cool_down = CoolDown()
-        self._riders = RiderWorth()
-        self._looks = True  # Does this step look for drafts?
-        self._search: WidthSearch | None = None  # The one that grew the last tree.
-        self._ledger = Ledger() if ledger is None else ledger
+        self.curve = curve
+        self.pacing = pacing
+        self.ledger = Ledger() if ledger is None else ledger
+        self.riders = RiderWorth()
+        self.looking = MeanRatio(0.0, weight=1.0, fade=0.95)  # The seconds to look for drafts.
+        self.num_since_plain = 0
+        self._step = MeasuredStep(self, 1)
 
     def use(self, curve: CostCurve) -> None:
-        """From now on forwards cost what this curve says: rows have come or gone."""
-        self._curve = curve
+        """From now on steps cost what this curve says: rows have come or gone."""
+        self.curve = curve
 
-    def max_nodes(self, allowed: int) -> int:
-        """Twice the widest step that was timed; 1 until plain steps were, and while drafts lose.
-
-        So the cost of wide steps is found out by using them, and never by a leap.
-        """
-        may_lose = self._curve.knows_plain and self._ledger.may_lose(self._curve.seconds(1))
-        self._looks = may_lose and self._cool_down.may_draft()
-        self._reading = self._promised = 0.0
-        self._reads = (
-            self._looks
-            and self._pacing is not None
-            and self._pacing.may_read(self._curve.seconds(1))
-        )
-        return min(allowed, 2 * self._curve.widest_seen) if self._looks else 1
-
-    def search(self, max_nodes: int) -> Callable[[float], bool] | None:
-        """Says where the growth of a tree may stop."""
-        self._search = WidthSearch(self._curve, max_nodes) if max_nodes > 1 else None
-        return self._search.take if self._search else None
-
-    def fit(
-        self, trees: Sequence[DraftTree], max_nodes: int, num_queries: Sequence[int] = ()
-    ) -> bool:
-        """All rows share a forward, and so its width; branches ride where that pays more."""
-        choice = self._choice(trees, max_nodes)
-        beside = self._choice_beside(trees, max_nodes, max(num_queries, default=0))
-        rides = beside is not None and self._riders.pay(
-            sum(num_queries), beside.tokens * (choice.rate / beside.rate - 1)
-        )
-        width = beside.width if beside is not None and rides else choice.width
-        for tree in trees:
-            if len(tree) > width:
-                tree.cut(width)
-        return rides
-
-    def _choice(self, trees: Sequence[DraftTree], max_nodes: int) -> Choice:
-        if len(trees) == 1 and self._search and self._search.num_nodes == len(trees[0]):
-            return self._search.best  # It was found while the only tree grew.
-        return self._best_width(trees, max_nodes)
-
-    def _choice_beside(
-        self, trees: Sequence[DraftTree], max_nodes: int, num_queries: int
-    ) -> Choice | None:
-        """The width that pays beside branches; None where there are none, and while drafts rest."""
-        if not self._looks or not num_queries:
-            return None
-        return self._best_width(trees, max_nodes, num_queries)
-
-    def _best_width(
-        self, trees: Sequence[DraftTree], max_nodes: int, num_queries: int = 0
-    ) -> Choice:
-        widest = min(max(map(len, trees)), max_nodes)
-        scores = [tree.scores[1:] for tree in trees]
-        return best_width(scores, self._curve, widest, beside=num_queries)
+    def step(self, allowed: int) -> MeasuredStep:
+        """As wide as drafts may still lose; 1 until plain steps were timed, and now and then."""
+        plain = self.curve.seconds(1)
+        end = plain + self.ledger.room(plain) - self.looking.value
+        is_due = not self.curve.knows_plain or self.num_since_plain >= _RETIME
+        self._step = MeasuredStep(self, 1 if is_due else self.curve.widest_within(end, allowed))
+        return self._step
 
     def pays_to_read(self, scores: Sequence[float]) -> bool:
         """Is what the scores promise worth more time than the draft model's forward takes?"""
-        promised = sum(scores)
-        if self._pacing is None or not self._reads or not self._pacing.pays(promised):
+        return self._step.pays_to_read(sum(scores))
+
+    def observe_reading(self, seconds: float, num_tokens: int) -> None:
+        """Learns what the draft model's forward took."""
+        if self.pacing is not None:
+            self._step.reading += self.pacing.observe_forward(seconds, num_tokens)
+
+
+class MeasuredStep:
+    """One step of a measured budget."""
+
+    def __init__(self, budget: MeasuredBudget, max_nodes: int) -> None:
+        self.max_nodes = max_nodes
+        self.reading = 0.0  # Seconds of the draft model.
+        self._budget = budget
+        self._looks = max_nodes > 1
+        self._trust = budget.ledger.trust
+        self._search: WidthSearch | None = None  # The one that grew the last tree.
+        self._promised = 0.0  # The scores of what the draft model read.
+        pacing = budget.pacing
+        self._reads = (
+            self._looks and pacing is not None and pacing.may_read(budget.curve.seconds(1))
+        )
+
+    def search(self) -> Callable[[float], bool] | None:
+        """Says where the growth of a tree may stop."""
+        if not self._looks:
+            return None
+        search = self._search = WidthSearch(self._budget.curve, self.max_nodes)
+        return lambda score: search.take(self._worth(score))
+
+    def fit(self, trees: Sequence[DraftTree], num_queries: Sequence[int] = ()) -> bool:
+        """All rows share a forward, and so its width; branches ride where that pays more."""
+        worth = [list(map(self._worth, tree.scores[1 : self.max_nodes])) for tree in trees]
+        curve, widest = self._budget.curve, 1 + max(map(len, worth))
+        if self._search is not None and len(trees) == 1:
+            choice = self._search.best  # It was found while the only tree grew.
+        else:
+            choice = best_width(worth, curve, widest)
+        rides = False
+        if self._looks and any(num_queries):
+            beside = best_width(worth, curve, widest, beside=max(num_queries))
+            lost = beside.tokens * (choice.rate / beside.rate - 1)
+            if rides := self._budget.riders.pay(sum(num_queries), lost):
+                choice = beside
+        for tree in trees:
+            if len(tree) > choice.width:
+                tree.cut(choice.width)
+        return rides
+
+    def _worth(self, score: float) -> float:
+        """The tokens that a node of a score brings, now and by what it teaches."""
+        return self._trust * score + _LESSON
+
+    def pays_to_read(self, promised: float) -> bool:
+        """Is a forward of the draft model worth its time, by the scores of what it reads?"""
+        pacing = self._budget.pacing
+        if pacing is None or not self._reads or not pacing.pays(promised):
             return False
         self._promised += promised
         return True
 
-    def observe_reading(self, seconds: float, num_tokens: int) -> None:
-        """Learns what the draft model's forward took."""
-        if self._pacing is not None:
-            self._reading += self._pacing.observe_forward(seconds, num_tokens)
+    def observe(self, took: Took, records: Sequence[StepRecord]) -> None:
+        """Refines the curve, and weighs what the step took against plain steps for its tokens.
 
-    def observe(self, width: int, seconds: float, records: Sequence[StepRecord]) -> None:
-        """Refines the curve; a try that brought nothing counts towards leaving drafting alone.
-
-        Drafts answer for what their width costs by the curve. A slow moment of the machine slows
-        plain steps too.
+        A slow moment of the machine slows plain steps too, and counts as this far.
         """
-        self._curve.refine(width, seconds)
-        tokens = sum(len(record.committed_ids) for record in records) / max(len(records), 1)
-        plain, taken = self._curve.seconds(1), self._curve.seconds(width)
-        self._ledger.observe(seconds, tokens * plain - taken if width > 1 else 0.0)
-        if self._pacing is not None:
-            self._pacing.observe_step(self._paced_step(taken, records))
+        budget, curve, num_tokens = self._budget, self._budget.curve, _num_tokens(records)
+        curve.refine(took.width, took.rest)
+        plain, usual = curve.seconds(1), curve.seconds(took.width)
+        rest = min(max(took.rest, usual / _FAR), usual * _FAR)
+        tokens, saved = num_tokens / max(len(records), 1), 0.0
         if self._looks:
-            self._cool_down.observe(sum(record.num_accepted for record in records))
+            saved = tokens * plain - rest - took.drafting
+            budget.looking.observe(took.drafting, 1)
+        budget.num_since_plain = 0 if took.width == 1 else budget.num_since_plain + 1
+        budget.ledger.observe(rest + took.drafting, saved)
+        if budget.pacing is not None:
+            named = sum(map(_num_named, records))
+            budget.pacing.observe_step(
+                PacedStep(self._looks, usual, self.reading, self._promised, num_tokens, named)
+            )
         for record in records:
-            self._riders.observe(record.num_branch_queries, record.num_from_branches)
+            promised = sum(record.tree.scores) - 1
+            budget.ledger.observe_drafts(promised, record.num_accepted)
+            budget.riders.observe(record.num_branch_queries, record.num_from_branches)
 
-    def _paced_step(self, seconds: float, records: Sequence[StepRecord]) -> PacedStep:
-        return PacedStep(
-            self._looks,
-            seconds,
-            self._reading,
-            self._promised,
-            sum(len(record.committed_ids) for record in records),
-            sum(map(_num_named, records)),
-        )
+
+def _num_tokens(records: Sequence[StepRecord]) -> int:
+    return sum(len(record.committed_ids) for record in records)
 
 
 def _num_named(record: StepRecord) -> int:

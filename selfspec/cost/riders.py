@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from selfspec.cost.means import MeanRatio
+
 __all__ = ["RiderWorth"]
 
 # Assumed before anything was counted: 12 queries brought about 0.15 tokens a step on chat text.
@@ -17,18 +19,12 @@ class RiderWorth:
     """Tokens for each query of a branch: a fading mean that starts from a prior."""
 
     def __init__(self) -> None:
-        self._queries = _PRIOR_QUERIES
-        self._tokens = _PRIOR_WORTH * _PRIOR_QUERIES
+        self._worth = MeanRatio(_PRIOR_WORTH, weight=_PRIOR_QUERIES, fade=_FADE)
         self._num_left_out = 0
-
-    @property
-    def worth(self) -> float:
-        """Tokens that one query brings."""
-        return self._tokens / self._queries
 
     def pay(self, num_queries: int, tokens_instead: float) -> bool:
         """Do so many queries bring more than their time brings without them? Asked once a step."""
-        if self.worth * num_queries > tokens_instead or self._num_left_out >= _TRY_EVERY:
+        if self._worth.value * num_queries > tokens_instead or self._num_left_out >= _TRY_EVERY:
             self._num_left_out = 0
             return True
         self._num_left_out += 1
@@ -36,6 +32,4 @@ class RiderWorth:
 
     def observe(self, num_queries: int, num_tokens: int) -> None:
         """Takes in a row's queries of a step, and its tokens that branches had foreseen."""
-        kept = _FADE**num_queries
-        self._queries = self._queries * kept + num_queries
-        self._tokens = self._tokens * kept + num_tokens
+        self._worth.observe(num_tokens, num_queries)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import os
 import socket
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from itertools import count
@@ -14,7 +16,12 @@ from selfspec.errors import FleetError
 
 __all__ = ["LOCAL", "Share", "check_address", "connected", "cores_each", "divided", "imported"]
 
+_log = logging.getLogger("selfspec")
+
 LOCAL, AUTO = "local", "auto"
+# Ray reads this once, when it is imported. On Linux it would otherwise listen at all addresses of
+# the machine, also for itself alone; on macOS and Windows this is what it does anyway.
+_LOOPBACK = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 _PATIENCE = 3.0  # In seconds, for an address at which perhaps nothing listens.
 
 # How a client of HTTP/2 begins, which is below gRPC; a server answers with a frame of settings.
@@ -29,8 +36,13 @@ class Share(NamedTuple):
     num_gpus: int
 
 
-def imported() -> Any:
-    """The module `ray`, which comes with an extra."""
+def imported(address: str | None = None) -> Any:
+    """The module `ray`, which comes with an extra.
+
+    If it is imported first for a Ray of this process alone, that one listens at loopback only.
+    """
+    if address == LOCAL and "ray" not in sys.modules:
+        os.environ.setdefault(*_LOOPBACK)
     try:
         import ray
         import ray.exceptions
@@ -44,7 +56,7 @@ def check_address(address: str) -> None:
 
     Without the extra it says so.
     """
-    imported()
+    imported(address)
     if address in (LOCAL, AUTO):
         return
     host, _, port = address.rpartition(":")
@@ -78,7 +90,7 @@ def connected(address: str) -> Iterator[None]:
     Its processes end with the context, and with this process however that ends. If the process
     uses a Ray already, ``"local"`` means that one, which is left as it is.
     """
-    ray = imported()
+    ray = imported(address)
     if address == LOCAL and ray.is_initialized():
         yield
         return
@@ -86,6 +98,8 @@ def connected(address: str) -> Iterator[None]:
     with open(os.devnull, "w") as nobody, redirect_stdout(nobody):
         try:
             _connect(ray, address)
+            if address == LOCAL:
+                _warn_if_wide(ray)
             yield
         finally:
             ray.shutdown()
@@ -101,6 +115,17 @@ def _connect(ray: Any, address: str) -> None:
         why = [*str(error).strip().splitlines(), type(error).__name__][0]
         hint = "; if that Ray asks for a token, set RAY_AUTH_MODE=token" * (":" in address)
         raise FleetError(f"--ray {address} can't be used: {why}{hint}") from error
+
+
+def _warn_if_wide(ray: Any) -> None:
+    """Says so if Ray was imported before, or is one that listens everywhere whatever we ask."""
+    node = ray.util.get_node_ip_address()
+    if not ipaddress.ip_address(node).is_loopback:
+        _log.warning(
+            "Ray listens at all addresses of this machine (as %s), not at loopback alone; keep its "
+            "ports behind a firewall",
+            node,
+        )
 
 
 def divided(num_workers: int | None, device: str) -> tuple[int, Share]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["device_name", "processor", "processor_of"]
+__all__ = ["calculates_in", "device_name", "processor", "processor_of"]
 
 # Fields of x86 and of ARM. The model name of a virtual processor often names only its maker.
 _NUMBERS = ("cpu family", "model", "stepping", "CPU implementer", "CPU part")
@@ -19,6 +19,17 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return processor() if device.type == "cpu" else f"{device.type}, {processor()}"
+
+
+@cache
+def calculates_in(dtype: torch.dtype) -> bool:
+    """Does this CPU calculate in a precision? One that does not converts in every product."""
+    names = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+    if dtype not in names:
+        return True
+    # Private, so a build may lack it.
+    ask = getattr(torch.ops.mkldnn, f"_is_mkldnn_{names[dtype]}_supported", None)
+    return ask is None or bool(ask())
 
 
 @cache

@@ -111,7 +111,7 @@ def _generate(model: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _refuse_lonely_prediction(kwargs: dict[str, Any]) -> None:
     """A prediction is for drafts. Stock would say that the model does not know the argument."""
-    if kwargs.get("prediction") is not None:
+    if kwargs.get("prediction") is not None and kwargs.get("custom_generate") is None:
         raise UnsupportedError(
             "prediction= needs assistant= beside it, since it is what drafts are made from (got "
             "none); pass assistant=SelfSpec(), or leave prediction= out"

@@ -276,28 +276,36 @@ class Call:
         processors = for_rows(self.logits_processor, num_rows)
         return ProcessedChooser(stops, [in_two(of_row) for of_row in processors], tape)
 
-    def goes_alone(self, ability: Ability) -> bool:
-        """Whether other prompts in the same forwards could change what this call does."""
-        if ability.mode != "tree" or row_stops(self.stopping_criteria) is None:
-            return True
-        return self._moves_together(ability, several=True)
+    def alone_reason(self, ability: Ability) -> str | None:
+        """Why other prompts in the same forwards could change what this call does; else None."""
+        if ability.mode != "tree":
+            return ability.reason or "the model can't verify trees"
+        if row_stops(self.stopping_criteria) is None:
+            return "its stopping criteria look at more than their own row"
+        return self._together_reason(ability, several=True)
 
     def _moves_together(self, ability: Ability, *, several: bool) -> bool:
+        return (
+            ability.mode == "chain" or self._together_reason(ability, several=several) is not None
+        )
+
+    def _together_reason(self, ability: Ability, *, several: bool) -> str | None:
+        """What makes rows depend on each other; None where each walks its tree by itself."""
         config = self.generation_config
-        by_column = ability.attention is None or ability.attention.scale_period > 0
         returns_dict = config.return_dict_in_generate
-        returns_cache = returns_dict or getattr(
-            self.model_kwargs["past_key_values"], "_is_user_defined", False
-        )
-        records = returns_dict and (config.output_scores or config.output_logits)
-        return bool(
-            ability.mode == "chain"
-            or records
-            or (several and by_column)
-            or (several and changes_other_rows(self.model.config, self.model_kwargs))
-            or (several and returns_cache)
-            or (several and not looks_at_rows(self.logits_processor))
-        )
+        if returns_dict and (config.output_scores or config.output_logits):
+            return "its scores or logits are recorded"
+        if not several:
+            return None
+        if ability.attention is None or ability.attention.scale_period > 0:
+            return "the model's attention depends on the columns of a batch"
+        if changes_other_rows(self.model.config, self.model_kwargs):
+            return "the model's positions depend on the longest row"
+        if returns_dict or getattr(self.model_kwargs["past_key_values"], "_is_user_defined", False):
+            return "its KV cache is given back"
+        if not looks_at_rows(self.logits_processor):
+            return "a logits processor may look at other rows"
+        return None
 
     def _batch_chooser(self) -> BatchChooser:
         config = self.generation_config

@@ -1,8 +1,9 @@
-"""What a forward of a model costs on this machine, by its width: learned from steps, and kept.
+"""What a step with a model costs on this machine, by its width: learned from steps, and kept.
 
-Each curve belongs to a model, the devices of its weights, a precision, an attention, a batch size
-and a range of text lengths. It starts from the curve that an earlier process wrote down, from the
-curve for another length, or from a guess for the kind of device.
+Each curve belongs to a model, the devices of its weights, a precision, an attention, a batch size,
+a way to run forwards and a range of text lengths. What an earlier process wrote down, the curve for
+another length, a trial of the model's products, or a guess for the kind of device and the precision
+say what shape to expect.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import transformers
 from transformers.cache_utils import DynamicCache
 
 from selfspec.cost import STEPS, WIDTHS, CostCurve, SteppedCurve, measure_curve
-from selfspec.machine.hardware import device_name
+from selfspec.machine.hardware import calculates_in, device_name
 from selfspec.machine.measured import Measured
 from selfspec.records import Queries
 from selfspec.run.backend import Backend
@@ -30,8 +31,9 @@ __all__ = ["Costs", "context_bucket", "kept_curve", "measure", "new_costs"]
 
 _LEAST_CONTEXT = 128  # All texts shorter than twice this share one curve.
 # The guess for what one more query costs, as a share of a plain step. Where weights are read from
-# disk or over a bus for each step, queries cost little beside that.
-_QUERY = {"cuda": 0.004, "streamed": 0.01, "other": 0.2}
+# disk or over a bus for each step, queries cost little beside that. A CPU that can't calculate in
+# half precision takes each query row by row.
+_QUERY = {"cuda": 0.01, "streamed": 0.01, "packed": 0.1, "row by row": 0.7, "other": 0.2}
 
 _Key = dict[str, str | int]
 
@@ -54,8 +56,17 @@ class Costs:
         self._curves: dict[tuple[Any, ...], tuple[_Key, dict[int, CostCurve]]] = {}
         self._lock = threading.Lock()
 
-    def curve(self, model: Any, backend: Backend, num_rows: int) -> CostCurve:
-        """The curve for a batch at its present length. Runs no forward."""
+    def curve(
+        self,
+        model: Any,
+        backend: Backend,
+        num_rows: int,
+        tried: Mapping[int, float] | None = None,
+    ) -> CostCurve:
+        """The curve for a batch at its present length. Runs no forward.
+
+        `tried` are the seconds that trials found for most of a forward, by the queries of each row.
+        """
         key = _key(model, num_rows, _forward_of(backend))
         kind = SteppedCurve if isinstance(backend, GraphBackend) else CostCurve
         first, _ = context_bucket(backend.front)
@@ -66,7 +77,13 @@ class Costs:
                 self._curves[known] = key, {i: curve.reopened() for i, curve in kept.items()}
             _, curves = self._curves[known]
             if first not in curves:
-                curves[first] = _started(curves, first, kind, _query_of(model, backend))
+                nearest = _nearest(curves, first)
+                if nearest is not None:
+                    curves[first] = nearest.reopened()
+                elif tried is not None:
+                    curves[first] = kind(tried, is_timed=False)
+                else:
+                    curves[first] = kind.unknown(_query_of(model, backend))
             return curves[first]
 
     def keep(self) -> None:
@@ -74,7 +91,9 @@ class Costs:
         with self._lock:
             known = [(key, dict(curves)) for key, curves in self._curves.values()]
         for key, curves in known:
-            self._kept.keep(key, {str(first): curve.as_dict() for first, curve in curves.items()})
+            timed = {str(i): curve.as_dict() for i, curve in curves.items() if curve.knows_plain}
+            if timed:
+                self._kept.keep(key, {**_kept_values(self._kept.find(key)), **timed})
 
 
 def new_costs() -> Measured:
@@ -136,20 +155,22 @@ def _measured(
         return SteppedCurve.from_dict(measured.as_dict())
 
 
-def _started(
-    curves: Mapping[int, CostCurve], first: int, kind: type[CostCurve], query: float
-) -> CostCurve:
-    """A new curve: a copy of that for the nearest length, or one with a guessed query."""
-    if curves:
-        nearest = min(curves, key=lambda other: abs(_doublings(other) - _doublings(first)))
-        return kind.from_dict(curves[nearest].as_dict())
-    return kind.unknown(query)
+def _nearest(curves: Mapping[int, CostCurve], first: int) -> CostCurve | None:
+    """The curve for the length that is nearest, if there is any."""
+    here = _doublings(first)
+    return curves[min(curves, key=lambda other: abs(_doublings(other) - here))] if curves else None
 
 
 def _query_of(model: Any, backend: Backend) -> float:
     """The guess for what one more query costs."""
-    is_read = backend.kind == "streamed" or len(_devices(model)) > 1
-    return _QUERY.get("streamed" if is_read else device_of(model).type, _QUERY["other"])
+    device = device_of(model)
+    if backend.kind == "streamed" or len(_devices(model)) > 1:
+        return _QUERY["streamed"]
+    if device.type == "cpu" and backend.kind == "packed":
+        return _QUERY["packed"]
+    if device.type == "cpu" and not calculates_in(model.dtype):
+        return _QUERY["row by row"]
+    return _QUERY.get(device.type, _QUERY["other"])
 
 
 def _doublings(num_columns: int) -> int:

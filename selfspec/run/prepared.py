@@ -138,8 +138,9 @@ class Prepared:
         )
 
     def curve(self, backend: Backend, num_rows: int) -> CostCurve:
-        """What a forward of each width costs, as far as it is known; runs nothing."""
-        return self.costs.curve(self.model, backend, num_rows)
+        """What a step of each width costs, as far as it is known or expected; runs nothing."""
+        tried = self.packing.costs(num_rows) if self.packing else None
+        return self.costs.curve(self.model, backend, num_rows, tried)
 
     def _graph_backend(self, runner: StaticRunner, prompt: Prompt) -> GraphBackend:
         return GraphBackend(

@@ -83,6 +83,16 @@ class RowsKV(TreeKV):
         """What the block takes."""
         return sum(block.numel() * block.element_size() for block in self._blocks)
 
+    @property
+    def bytes_in_use(self) -> int:
+        """What the tokens of all rows take, without the slots that are still empty."""
+        shapes = [(arena, *arena.geometry.shape[1:]) for arena in self._arenas]
+        each = sum(
+            len(arena.members) * heads * dim * arena.geometry.dtype.itemsize
+            for arena, heads, dim in shapes
+        )
+        return each * sum(self.lengths)
+
     def fits(self, needs: Sequence[int]) -> bool:
         """Can rows be here together that may come to need so many columns each?"""
         if len(needs) > self._max_rows:

@@ -163,6 +163,10 @@ class RowVerifiers:
         """Has every row stopped?"""
         return all(verifier.all_done for verifier in self._of_row.values())
 
+    def stop(self, row: int) -> None:
+        """Ends a row where it stands, since nobody reads it any more."""
+        self._of_row[row].transcript.done[0] = True
+
     def is_done(self, row: int) -> bool:
         """Has a row stopped?"""
         return self._of_row[row].is_done(0)

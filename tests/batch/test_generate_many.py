@@ -135,15 +135,16 @@ def test_memory_is_never_exceeded(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     taken, rows = [], []
 
-    def note(ticket: Any, prepared: Any, backend: Any) -> None:
-        start(ticket, prepared, backend)
+    def note(ticket: Any, read: Any, prepared: Any) -> dict[int, list[int]]:
+        first = start(ticket, read, prepared)
         reading = len(ticket.ids) * kv_bytes_per_token(model)
-        copied = backend.kv.nbytes // (2 * model.config.num_hidden_layers)
-        taken.append(backend.kv.nbytes + reading + copied)
-        rows.append(len(backend.kv.lengths))
+        copied = session.kv_bytes // (2 * model.config.num_hidden_layers)
+        taken.append(session.kv_bytes + reading + copied)
+        rows.append(session.num_running)
+        return first
 
-    start = session._start
-    monkeypatch.setattr(session, "_start", note)
+    start = session._rows.start
+    monkeypatch.setattr(session._rows, "start", note)
     for index, ids in enumerate(given):
         session.submit(index, ids, None, {"max_new_tokens": 10 + index})
     answers = []

@@ -27,6 +27,7 @@ def said(**keys):
         ({"temperature": float("nan")}, "temperature must be a number in [0, 100) (got nan)"),
         ({"build": "ngram"}, "unknown what to build 'ngram'; did you mean 'ngrams'?"),
         ({"learn_from": "texts"}, "did you mean 'text'?"),
+        ({"data": "vocabulary"}, "build must be 'lut' and learn_from 'text' with data = 'vocab"),
         ({"form": "page"}, "unknown form of a document 'page'"),
         ({"max_size": "64 apples"}, "or text such as '2GB', '64M' or '500MiB' (got '64 apples'"),
         ({"max_size": "1KB"}, "max_size must be >= 10KB (got 1000)"),

@@ -118,7 +118,7 @@ def test_no_gain_has_a_reason(found, why):
 
 
 def test_a_model_that_is_not_drafted_for_says_why():
-    found = replace(measured(1.0), curve=None)
+    found = replace(measured(1.2), curve=None)
     found.stats.disable("recurrent")
     assert "because the model is not drafted for: recurrent" in verdict([found])
 

@@ -7,11 +7,13 @@ import logging
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -19,7 +21,7 @@ import pytest
 
 from selfspec.building.progress import Bar
 from selfspec.errors import BuildError, FleetError
-from selfspec.fleet import Fleet, Lost, Share, divided
+from selfspec.fleet import Fleet, Lost, Share, cluster, divided
 from tests.tiny import LINES
 
 ray = pytest.importorskip("ray", reason="needs the extra: pip install ray")
@@ -105,6 +107,33 @@ def test_workers_that_never_get_ready_are_given_up(local_ray) -> None:
         pytest.raises(FleetError, match=r"must get ready \(3 ended"),
     ):
         fleet.wait()
+
+
+LISTENING = """
+import psutil
+from selfspec.fleet import connected
+with connected("local"):
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    found = [each for process in processes for each in process.net_connections("tcp")]
+for each in found:
+    if each.status == "LISTEN":
+        print(each.laddr.ip.removeprefix("::ffff:"))
+"""
+
+
+@pytest.mark.slow
+def test_a_ray_of_its_own_listens_at_loopback_alone() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LISTENING], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "Ray listens at all" not in done.stderr
+    assert set(done.stdout.split()) == {"127.0.0.1"}
+
+
+def test_a_ray_that_listens_everywhere_is_warned_of(caplog) -> None:
+    node = SimpleNamespace(util=SimpleNamespace(get_node_ip_address=lambda: "192.0.2.7"))
+    cluster._warn_if_wide(node)
+    assert "Ray listens at all addresses of this machine (as 192.0.2.7)" in caplog.text
 
 
 @pytest.mark.long

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
+import os
 import signal
 import socket
 import subprocess
@@ -17,20 +18,21 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
+
+pytest.importorskip("fastapi", reason="needs the extra: pip install 'selfspec[serve]'")
+pytest.importorskip("openai", reason="needs the extra: pip install 'selfspec[test]'")
+
+import openai
 from transformers.cli.serve import Serve
 
-from selfspec import SelfSpec
-from selfspec.cli.server import DraftingServer
-
-NEEDED = {"reason": "the server needs the extra: pip install 'selfspec[serve]'"}
-pytest.importorskip("fastapi", **NEEDED)
-pytest.importorskip("uvicorn", **NEEDED)
-openai = pytest.importorskip("openai", **NEEDED)
+from selfspec.cli import serve
+from selfspec.config import SpecConfig
+from selfspec.serving import Listening
 
 PATIENCE = 30  # seconds, before a test that waits gives up
-ENDLESS = 100_000  # tokens
-NO_END = {"logit_bias": {"1": -100.0}}  # The text never ends by itself.
 MESSAGES = [{"role": "user", "content": "the quick brown fox"}]
+NO_END = {"logit_bias": {"1": -100.0}}  # The text never ends by itself.
+KEY = "a secret"
 
 
 def free_port() -> int:
@@ -47,57 +49,59 @@ def wait_until(done: Callable[[], Any]) -> None:
 
 
 @contextmanager
-def listening(server: Unstarted | DraftingServer) -> Iterator[openai.OpenAI]:
-    """Inside, the server answers on a thread, as its class does in a process."""
-    thread = threading.Thread(target=server.run)
+def running(server: Any, run: Callable[[], None], port: int) -> Iterator[Any]:
+    """Inside, a server of uvicorn answers on a thread; yields a client."""
+    thread = threading.Thread(target=run)
     thread.start()
     try:
-        wait_until(lambda: server.server.started or not thread.is_alive())
-        port = server.server.config.port
+        wait_until(lambda: server.started or not thread.is_alive())
         with client_of(port) as client:
             yield client
     finally:
-        server.server.should_exit = True
+        server.should_exit = True
         thread.join(PATIENCE)
 
 
-def client_of(port: int) -> openai.OpenAI:
+def client_of(port: int, api_key: str = KEY) -> Any:
     base_url = f"http://127.0.0.1:{port}/v1"
-    return openai.OpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=PATIENCE)
+    return openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=PATIENCE)
 
 
 class Unstarted(Serve):
     """transformers' server without us."""
 
     def start_server(self) -> None:
-        """`listening` does."""
-
-    def run(self) -> None:
-        self.server.run()
-
-
-def options() -> dict[str, Any]:
-    return {"host": "127.0.0.1", "port": free_port(), "device": "cpu", "dtype": "float32"}
+        """`running` does."""
 
 
 @pytest.fixture(scope="module")
-def stock(chat_folder: str) -> Iterator[openai.OpenAI]:
-    with listening(Unstarted(force_model=chat_folder, non_blocking=True, **options())) as client:
+def stock(chat_folder: str) -> Iterator[Any]:
+    port = free_port()
+    options = {"host": "127.0.0.1", "port": port, "device": "cpu", "dtype": "float32"}
+    server = Unstarted(force_model=chat_folder, non_blocking=True, **options).server
+    with running(server, server.run, port) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def spec() -> SelfSpec:
-    return SelfSpec()
-
-
-@pytest.fixture(scope="module")
-def client(chat_folder: str, spec: SelfSpec) -> Iterator[openai.OpenAI]:
-    with listening(DraftingServer(chat_folder, spec, **options())) as client:
+def client(chat_folder: str) -> Iterator[Any]:
+    """Of the command's own server, but for its signals."""
+    access = serve.Access(host="127.0.0.1", port=free_port(), api_key=KEY)
+    loading = serve.ModelOptions(model=chat_folder, dtype="float32")
+    config = SpecConfig(max_nodes=8, budget="fixed")
+    answering = serve._Opened(loading, serve.Load(), config, None, None, None).answering()
+    answering.start()
+    servers: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Listening, "run", lambda server: servers.append(server))
+        serve._serve(answering, chat_folder, access)
+    (server,) = servers
+    with running(server, lambda: asyncio.run(server.serve()), access.port) as client:
         yield client
+    answering.join(PATIENCE)
 
 
-def chat(client: openai.OpenAI, model: str, **extra: Any) -> str:
+def chat(client: Any, model: str, **extra: Any) -> str:
     asked = {"model": model, "messages": MESSAGES, "max_tokens": 24, "temperature": 0, **extra}
     answer = client.chat.completions.create(**asked)
     if not extra.get("stream"):
@@ -105,7 +109,7 @@ def chat(client: openai.OpenAI, model: str, **extra: Any) -> str:
     return "".join(chunk.choices[0].delta.content or "" for chunk in answer if chunk.choices)
 
 
-def complete(client: openai.OpenAI, model: str, **extra: Any) -> str:
+def complete(client: Any, model: str, **extra: Any) -> str:
     asked = {"model": model, "prompt": "def read(", "max_tokens": 24, "temperature": 0, **extra}
     answer = client.completions.create(**asked)
     if not extra.get("stream"):
@@ -113,93 +117,50 @@ def complete(client: openai.OpenAI, model: str, **extra: Any) -> str:
     return "".join(chunk.choices[0].text for chunk in answer if chunk.choices)
 
 
-def endless(client: openai.OpenAI, model: str) -> Any:
-    """The stream of an answer that nobody waits for."""
-    asked = {"model": model, "messages": MESSAGES, "max_tokens": ENDLESS, **NO_END}
-    return client.chat.completions.create(stream=True, **asked)
-
-
-def first_text(stream: Any) -> str:
-    return next(text for chunk in stream if (text := chunk.choices[0].delta.content))
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("ask", [chat, complete])
 def test_answers_are_those_of_transformers(
-    ask: Any, stream: bool, client: openai.OpenAI, stock: openai.OpenAI, spec: SelfSpec, chat_folder
+    ask: Any, stream: bool, client: Any, stock: Any, chat_folder: str
 ) -> None:
-    before = spec.total_stats.num_calls
     expected = ask(stock, chat_folder, stream=stream)
     assert expected
     assert ask(client, chat_folder, stream=stream) == expected
-    wait_until(lambda: spec.total_stats.num_calls == before + 1)  # A stream ends before its call.
-    assert spec.stats.num_nodes > spec.stats.num_steps > 0
 
 
-def test_two_clients_at_once(client: openai.OpenAI, chat_folder: str, spec: SelfSpec) -> None:
-    before = spec.total_stats.num_calls
-    asked = [(chat, {"stream": True}), (complete, {})] * 2
+def test_several_clients_at_once(client: Any, chat_folder: str) -> None:
+    asked = [
+        (chat, {"stream": True}),
+        (complete, {}),
+        (chat, {"temperature": 1, "seed": 3}),
+        (complete, {"max_tokens": 3}),
+    ] * 2
     alone = [ask(client, chat_folder, **extra) for ask, extra in asked]
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(8) as pool:
         futures = [pool.submit(ask, client, chat_folder, **extra) for ask, extra in asked]
         assert [future.result(PATIENCE) for future in futures] == alone
-    wait_until(lambda: spec.total_stats.num_calls == before + 2 * len(asked))
 
 
-def test_a_client_that_goes_away_stops_its_answer(
-    client: openai.OpenAI, chat_folder: str, spec: SelfSpec
-) -> None:
-    """Otherwise the next client would wait until all of it is written."""
-    before = spec.total_stats
-    with endless(client, chat_folder) as stream:
-        first_text(stream)
-    assert chat(client, chat_folder)
-    assert spec.total_stats.num_calls == before.num_calls + 2
-    assert spec.total_stats.num_new_tokens - before.num_new_tokens < ENDLESS
+def test_a_prediction_and_the_models(client: Any, chat_folder: str) -> None:
+    text = chat(client, chat_folder)
+    answer = client.chat.completions.create(
+        model=chat_folder,
+        messages=MESSAGES,
+        max_tokens=24,
+        temperature=0,
+        prediction={"type": "content", "content": text},
+    )
+    assert answer.choices[0].message.content == text
+    assert answer.usage.completion_tokens_details.accepted_prediction_tokens > 0
+    assert [model.id for model in client.models.list()] == [chat_folder]
 
 
-BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "another-model": (chat, {"model": "no/such-model"}, "pinned to"),
-    "unknown-field": (chat, {"extra_body": {"nonsense": 1}}, "nonsense"),
-    "no-text": (complete, {"prompt": [1, 2]}, "prompt must be a string"),
-}
-
-
-@pytest.mark.parametrize(("ask", "extra", "message"), BAD.values(), ids=BAD)
-def test_bad_requests_are_answered_as_such(
-    ask: Any, extra: dict[str, Any], message: str, client: openai.OpenAI, chat_folder: str
-) -> None:
-    with pytest.raises(openai.APIStatusError) as caught:
-        ask(client, **{"model": chat_folder, **extra})
-    assert caught.value.status_code in (400, 422)
-    assert message in caught.value.response.text
-    assert chat(client, chat_folder)
-
-
-def test_statistics_have_an_address(client: openai.OpenAI, chat_folder: str) -> None:
-    def read() -> dict[str, Any]:
-        url = str(client.base_url).replace("/v1/", "/selfspec/stats")
-        with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
-            return dict(json.load(answer))
-
-    before = read()
-    chat(client, chat_folder)
-    after = read()
-    assert after["num_calls"] == before["num_calls"] + 1
-    assert after["tokens_per_step"] >= 1
-    assert after["drafted_by_source"]["lut"] > 0
-
-
-def test_a_model_that_was_unloaded_drafts_again(
-    client: openai.OpenAI, chat_folder: str, spec: SelfSpec
-) -> None:
-    """This fails if transformers loads models by another way than the one we stand in."""
-    expected = chat(client, chat_folder)
-    url = str(client.base_url).replace("/v1/", "/reset")
-    urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=PATIENCE).close()
-    before = spec.total_stats.num_calls
-    assert chat(client, chat_folder) == expected
-    assert spec.total_stats.num_calls == before + 1
+def test_refusals_are_errors_of_the_client(client: Any, chat_folder: str) -> None:
+    with pytest.raises(openai.NotFoundError, match="the one that this server answers with"):
+        chat(client, "no/such-model")
+    with pytest.raises(openai.BadRequestError, match="unknown field 'nonsense'"):
+        chat(client, chat_folder, extra_body={"nonsense": 1})
+    with pytest.raises(openai.AuthenticationError):
+        chat(client.with_options(api_key="another"), chat_folder)
 
 
 def test_a_model_that_is_not_there(fails, tmp_path: Path) -> None:
@@ -216,43 +177,87 @@ def test_a_port_in_use(fails, chat_folder: str) -> None:
     assert "--host must be" in fails("serve", chat_folder, "--host", "no host")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (("--api-key", " "), "--api-key must not be empty"),
+        (("--allow-origin", "example.org"), "--allow-origin must be a scheme and a host"),
+        (("--allow-origin", "https://example.org/"), "--allow-origin must be a scheme and a host"),
+        (("--max-kv-memory", "much"), "--max-kv-memory must be"),
+        (("--budget", "endless"), "budget"),
+    ],
+)
+def test_options_that_can_not_be(fails, chat_folder: str, wrong: tuple[str, ...], said) -> None:
+    assert said in fails("serve", chat_folder, "--port", free_port(), *wrong)
+
+
+def test_a_wide_address_is_warned_of() -> None:
+    assert not serve.Access().is_wide
+    assert not serve.Access(host="127.0.0.1").is_wide
+    assert not serve.Access(host="::1").is_wide
+    for host in ("0.0.0.0", "::", "192.168.1.7", "box.example.org"):
+        assert serve.Access(host=host).is_wide
+    assert "set SELFSPEC_API_KEY" in serve._warning(serve.Access(host="0.0.0.0"))
+    assert "unencrypted" in serve._warning(serve.Access(host="0.0.0.0", api_key=KEY))
+
+
 def test_without_the_extra_the_command_names_it(fails, monkeypatch, chat_folder: str) -> None:
-    monkeypatch.setattr("transformers.utils.import_utils.is_serve_available", lambda: False)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
     said = fails("serve", chat_folder, "--port", free_port())
     assert "pip install 'selfspec[serve]'" in said
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)], ids=["ctrl-c", "sigterm"]
+)
 def test_a_signal_in_the_midst_of_an_answer(
-    number: signal.Signals, chat_folder: str, tmp_path: Path
+    number: signal.Signals, status: int, chat_folder: str, tmp_path: Path
 ) -> None:
-    """It ends at once, says so, and keeps what it learned."""
+    """It ends soon, says so, and keeps what it learned."""
     port, memory = free_port(), tmp_path / "memory"
-    command = [sys.executable, "-m", "selfspec.cli", "serve", chat_folder]
+    command = [sys.executable, "-m", "selfspec.cli", "serve", chat_folder, "--name", "tiny"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--remember", str(memory)]
     with (tmp_path / "said").open("w+") as said:
-        process = subprocess.Popen(command, stderr=said, stdout=said)
+        own = {**os.environ, "SELFSPEC_API_KEY": KEY}
+        process = subprocess.Popen(command, stderr=said, stdout=said, env=own)
         try:
             wait_until(lambda: is_open(port) or process.poll() is not None)
             with client_of(port) as client:
-                stream = endless(client, chat_folder)
-                first_text(stream)
+                chat(client, "tiny")  # An answer that ended, from which something was learned.
+                length = 480 if number == signal.SIGINT else 40
+                stream = client.chat.completions.create(
+                    model="tiny", messages=MESSAGES, max_tokens=length, stream=True, **NO_END
+                )
+                next(iter(stream))
                 process.send_signal(number)
-                with pytest.raises(openai.APIError) as caught:
-                    list(stream)
-                assert "the server is being stopped" in str(caught.value.body)
-                assert process.wait(PATIENCE) == 130
+                check_end(stream, is_broken_off=number == signal.SIGINT)
+                assert process.wait(PATIENCE) == status
         finally:
             process.kill()
             process.wait()
     lines = (tmp_path / "said").read_text()
     assert "Traceback" not in lines
+    assert KEY not in lines
     assert f"statistics: http://127.0.0.1:{port}/selfspec/stats" in lines
     assert not is_open(port)
     assert any(memory.iterdir())
 
 
+def check_end(stream: Any, *, is_broken_off: bool) -> None:
+    """An answer either comes to its own end, or its client is told."""
+    if is_broken_off:
+        with pytest.raises(openai.APIError) as caught:
+            list(stream)
+        assert "the server is being stopped" in str(caught.value.body)
+    else:
+        *_, last = stream
+        assert last.choices[0].finish_reason == "length"
+
+
 def is_open(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+    try:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=PATIENCE).close()
+    except OSError:
+        return False
+    return True

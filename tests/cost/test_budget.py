@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selfspec.cost import Choice, CoolDown, CostCurve, WidthSearch, best_width
+from selfspec.cost import Choice, CostCurve, WidthSearch, best_width
 from tests.oracles import token_rates
 
 probabilities = st.one_of(st.sampled_from([0.0, 0.5, 1.0]), st.floats(0, 1))
@@ -139,52 +139,3 @@ def test_nothing_is_taken_beyond_the_limit():
 def test_hopeless_scores_stop_at_once():
     curve = CostCurve({1: 1.0, 64: 3.0})
     assert not WidthSearch(curve, 64).take(0.01)
-
-
-# -- leaving drafting alone --------------------------------------------------------------------
-
-
-def steps(cool_down: CoolDown, num_accepted: int, num_steps: int) -> str:
-    """A letter a step: d where it drafted, with that many accepted, and a dot where not."""
-    text = ""
-    for _ in range(num_steps):
-        drafts = cool_down.may_draft()
-        if drafts:
-            cool_down.observe(num_accepted)
-        text += "d" if drafts else "."
-    return text
-
-
-def test_useless_drafts_are_left_alone_for_longer_and_longer():
-    cool_down = CoolDown(patience=3, max_skip=4)
-    assert steps(cool_down, 0, 20) == "ddd.d..d....d....d.."
-
-
-def test_success_starts_anew():
-    cool_down = CoolDown(patience=3, max_skip=4)
-    assert steps(cool_down, 0, 8) == "ddd.d..d"
-    assert steps(cool_down, 1, 12) == "....dddddddd"
-    assert steps(cool_down, 0, 8) == "ddd.d..d"
-
-
-def test_a_success_now_and_then_keeps_it_drafting():
-    cool_down = CoolDown(patience=3)
-    for _ in range(20):
-        assert steps(cool_down, 0, 2) + steps(cool_down, 1, 1) == "ddd"
-
-
-@settings(deadline=None)
-@given(st.integers(1, 6), st.integers(0, 40), st.integers(0, 500))
-def test_the_worst_case_is_cheap(patience, max_skip, num_steps):
-    drafted = steps(CoolDown(patience=patience, max_skip=max_skip), 0, num_steps).count("d")
-    assert drafted <= patience + max_skip.bit_length() + num_steps / (max_skip + 1) + 1
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(0, 2), max_size=200), st.integers(0, 16))
-def test_it_never_skips_longer_than_its_bound(accepted, max_skip):
-    cool_down = CoolDown(patience=2, max_skip=max_skip)
-    text = ""
-    for number in accepted:
-        text += steps(cool_down, number, 1)
-    assert max(map(len, text.split("d")), default=0) <= max_skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from selfspec.cost import CostCurve, MeasuredBudget, Pacing
+from selfspec.cost import CostCurve, MeasuredBudget, Pacing, Took
 from selfspec.records import DraftTree, Evidence, StepRecord
 
 PLAIN = 1.0
@@ -22,12 +22,14 @@ def levels_read(
     found = []
     for _ in range(num_steps):
         num_read = 0
-        if budget.max_nodes(16) > 1:
+        step = budget.step(16)
+        if step.max_nodes > 1:
             while num_read < 12 and budget.pays_to_read([0.8**num_read]):
                 budget.observe_reading(forward, 1)
                 num_read += 1
         width = 1 + num_read
-        budget.observe(width, (1 + width / 320) * PLAIN, [record(min(num_read, hits))])
+        took = Took(width, forward * num_read, (1 + width / 320) * PLAIN)
+        step.observe(took, [record(min(num_read, hits))])
         found.append(num_read)
     return found
 

@@ -8,13 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.cost import CostCurve, FixedBudget, MeasuredBudget, ThresholdBudget, best_width
+from selfspec.cost import (
+    CostCurve,
+    FixedBudget,
+    MeasuredBudget,
+    Step,
+    ThresholdBudget,
+    Took,
+    best_width,
+)
 from selfspec.records import DraftTree, StepRecord
 from tests.strategies import trees
 
 CURVES = st.lists(st.floats(0.01, 2), min_size=8, max_size=8).map(
     lambda steps: CostCurve({w: 1 + sum(steps[:w]) for w in range(1, 9)})
 )
+
+TOOK = Took(4, 0.0, 1.0)
 
 
 def record(num_accepted: int = 0, **counted: int) -> StepRecord:
@@ -46,8 +56,10 @@ def test_a_cut_tree_is_the_one_that_was_grown_so_far(tree, num_nodes):
 @given(st.lists(trees(max_nodes=8), min_size=1, max_size=3), CURVES)
 def test_all_rows_are_cut_to_the_width_that_pays(batch, curve):
     cut = [copied(tree) for tree in batch]
-    MeasuredBudget(curve).fit(cut, 8)
-    width = best_width([tree.scores[1:] for tree in batch], curve, 8).width
+    step = MeasuredBudget(curve).step(8)
+    step.fit(cut)
+    worth = [[0.01 + score for score in tree.scores[1 : step.max_nodes]] for tree in batch]
+    width = best_width(worth, curve, step.max_nodes).width
     assert [len(tree) for tree in cut] == [min(len(tree), width) for tree in batch]
 
 
@@ -56,40 +68,41 @@ def test_a_fixed_budget_takes_all_that_is_allowed():
     tree = DraftTree.of_root(1)
     tree.add(0, 2, 1e-9)
     for _ in range(50):
-        assert budget.max_nodes(7) == 7
-        assert budget.search(7) is None
-        assert budget.fit([tree], 7, [36])
-        budget.observe(2, 1.0, [record()])
+        step = budget.step(7)
+        assert step.max_nodes == 7
+        assert step.search() is None
+        assert step.fit([tree], [36])
+        step.observe(Took(2, 0.0, 1.0), [record()])
     assert len(tree) == 2
 
 
 def test_drafting_rests_where_it_brings_nothing_and_comes_back():
-    budget = MeasuredBudget(CostCurve({1: 1.0, 8: 1.1}))
-    looked = []
-    for _ in range(100):
-        looked.append(budget.max_nodes(8) > 1)
-        budget.observe(8 if looked[-1] else 1, 1.0, [record()])
-    assert sum(looked[-50:]) < 6
-    while budget.max_nodes(8) == 1:
-        budget.observe(1, 1.0, [record()])
-    budget.observe(8, 1.0, [record(3)])
-    assert [budget.max_nodes(8) for _ in range(1)] == [8]
+    budget = MeasuredBudget(CostCurve({1: 1.0, 8: 1.5}))
+
+    def looks(num_accepted: int) -> bool:
+        step = budget.step(8)
+        looked = step.max_nodes > 1
+        took = Took(8, 0.1, 1.5) if looked else Took(1, 0.0, 1.0)
+        step.observe(took, [record(num_accepted * looked)])
+        return looked
+
+    assert sum([looks(0) for _ in range(100)][-50:]) < 10
+    assert sum([looks(3) for _ in range(100)][-50:]) > 45
 
 
 def test_steps_refine_the_curve():
     curve = CostCurve({1: 1.0, 8: 2.0})
     budget = MeasuredBudget(curve)
-    for _ in range(400):
-        budget.max_nodes(8)
-        budget.observe(8, 4.0, [record(1)])
+    for _ in range(100):
+        budget.step(8).observe(Took(8, 0.0, 4.0), [record(1)])
     assert curve.seconds(8) > 3
 
 
 def test_a_row_alone_stops_growing_where_nothing_wider_pays():
-    search = MeasuredBudget(CostCurve({1: 1.0, 8: 8.0})).search(8)
+    search = MeasuredBudget(CostCurve({1: 1.0, 8: 8.0})).step(8).search()
     assert search is not None
     assert not search(0.1)
-    assert MeasuredBudget(CostCurve({1: 1.0, 8: 8.0})).search(1) is None
+    assert MeasuredBudget(CostCurve({1: 1.0, 8: 8.0})).step(1).search() is None
 
 
 # -- branches beside the trees -----------------------------------------------------------------
@@ -99,46 +112,43 @@ def riding(budget: MeasuredBudget, *, num_steps: int, num_foreseen: int) -> int:
     """In how many of some steps 12 branch queries went along."""
     num_rides = 0
     for _ in range(num_steps):
-        width = budget.max_nodes(8)
+        step = budget.step(8)
         tree = record(3).tree
-        rode = budget.fit([tree], width, [12])
+        rode = step.fit([tree], [12])
         num_rides += rode
-        step = record(3, num_branch_queries=12 * rode, num_from_branches=num_foreseen * rode)
-        budget.observe(4 + 12 * rode, 1.0, [step])
+        found = record(3, num_branch_queries=12 * rode, num_from_branches=num_foreseen * rode)
+        width = len(tree) + 12 * rode
+        step.observe(Took(width, 0.0, budget.curve.seconds(width)), [found])
     return num_rides
 
 
 def test_branches_ride_where_width_costs_nothing_and_stay_where_it_does():
     flat, steep = CostCurve({1: 1.0, 64: 1.0}), CostCurve({1: 1.0, 64: 10.0})
-    assert riding(MeasuredBudget(flat), num_steps=100, num_foreseen=0) == 100
+    assert riding(MeasuredBudget(flat), num_steps=100, num_foreseen=0) >= 98
     assert riding(MeasuredBudget(steep), num_steps=60, num_foreseen=0) == 0
 
 
 def test_branches_that_bring_nothing_are_left_out_but_tried_again():
     slope = CostCurve({1: 1.0, 64: 1.15})
     budget = MeasuredBudget(slope)
-    assert riding(budget, num_steps=400, num_foreseen=1) == 400
+    assert riding(budget, num_steps=400, num_foreseen=1) > 390
     riding(budget, num_steps=800, num_foreseen=0)
     assert 0 < riding(budget, num_steps=400, num_foreseen=0) < 10
     riding(budget, num_steps=2000, num_foreseen=3)
-    assert riding(budget, num_steps=100, num_foreseen=3) == 100
+    assert riding(budget, num_steps=100, num_foreseen=3) >= 98
 
 
 def test_branches_rest_with_the_drafts():
-    budget = MeasuredBudget(CostCurve({1: 1.0, 64: 1.0}))
-    rested = 0
-    for _ in range(100):
-        rests = budget.max_nodes(8) == 1
-        assert budget.fit([DraftTree.of_root(1)], 8, [12]) != rests
-        rested += rests
-        budget.observe(8, 1.0, [record()])
-    assert rested > 50
+    """Until plain steps were timed, nothing is drafted."""
+    step = MeasuredBudget(CostCurve.unknown(0.0001)).step(8)
+    assert step.max_nodes == 1
+    assert not step.fit([DraftTree.of_root(1)], [12])
 
 
-def grown(budget: MeasuredBudget, score: float) -> DraftTree:
-    """Siblings of equal scores, as long as the budget lets it grow."""
+def grown(step: Step, score: float) -> DraftTree:
+    """Siblings of equal scores, as long as the step lets it grow."""
     tree = DraftTree.of_root(1)
-    takes = budget.search(64)
+    takes = step.search()
     assert takes is not None
     while takes(score):
         tree.add(0, len(tree), score)
@@ -152,11 +162,10 @@ def test_trees_beside_branches_are_as_wide_as_pays_there(num_rows):
     Nodes that are hardly ever right make room for branches, nodes that mostly are do not.
     """
     curve = CostCurve({1: 1.0, 16: 1.0, 17: 9.0, 64: 20.0})
-    for score, num_queries, width in ((0.01, 12, 4), (0.01, 0, 16), (0.9, 12, 16)):
-        budget = MeasuredBudget(curve)
-        budget.max_nodes(64)
-        batch = [grown(budget, score) for _ in range(num_rows)]
-        assert budget.fit(batch, 64, [num_queries] * num_rows) == (width == 4)
+    for score, num_queries, width in ((0.001, 12, 4), (0.001, 0, 16), (0.9, 12, 16)):
+        step = MeasuredBudget(curve).step(16)
+        batch = [grown(step, score) for _ in range(num_rows)]
+        assert step.fit(batch, [num_queries] * num_rows) == (width == 4)
         assert [len(tree) for tree in batch] == [width] * num_rows
 
 
@@ -165,7 +174,7 @@ def test_trees_beside_branches_are_as_wide_as_pays_there(num_rows):
 
 def takes(budget: ThresholdBudget, score: float) -> bool:
     """Would a step draft a second node of this score?"""
-    may_take = budget.search(8)
+    may_take = budget.step(8).search()
     assert may_take(1e-9), "one token is drafted in any case"
     return may_take(score)
 
@@ -174,13 +183,13 @@ def test_the_threshold_falls_while_drafts_are_right_and_rises_after_a_miss():
     budget = ThresholdBudget()
     assert takes(budget, 0.02)
     assert not takes(budget, 0.005)
-    budget.observe(4, 1.0, [record(3)])
+    budget.step(8).observe(TOOK, [record(3)])
     assert takes(budget, 0.005)
     for _ in range(30):
-        budget.observe(4, 1.0, [record(0)])
+        budget.step(8).observe(TOOK, [record(0)])
     assert not takes(budget, 0.9)
     for _ in range(30):
-        budget.observe(4, 1.0, [record(3)])
+        budget.step(8).observe(TOOK, [record(3)])
     assert takes(budget, 1e-5)
 
 
@@ -188,7 +197,7 @@ def test_a_step_that_found_no_drafts_moves_no_threshold():
     budget = ThresholdBudget()
     bare = StepRecord(row=0, tree=DraftTree.of_root(1), path=[0], committed_ids=[2])
     for _ in range(20):
-        budget.observe(1, 1.0, [bare])
+        budget.step(8).observe(TOOK, [bare])
     assert takes(budget, 0.02)
     assert not takes(budget, 0.005)
 
@@ -200,7 +209,9 @@ def test_the_branch_that_was_right_longest_is_judged():
     tree.add(0, 3, 0.3)
     tree.add(2, 4, 0.2)
     budget = ThresholdBudget()
-    budget.observe(4, 1.0, [StepRecord(row=0, tree=tree, path=[0, 2, 3], committed_ids=[3, 4, 5])])
+    budget.step(8).observe(
+        TOOK, [StepRecord(row=0, tree=tree, path=[0, 2, 3], committed_ids=[3, 4, 5])]
+    )
     assert takes(budget, 0.0051), "a branch that was right to its end halves the threshold"
 
 
@@ -208,7 +219,8 @@ def test_after_a_miss_it_comes_back():
     """Each next token is right with a chance of .8, and drafts know it."""
     dice, budget, num_tokens = random.Random(2), ThresholdBudget(), 0
     for _ in range(2000):
-        tree, may_take, path = DraftTree.of_root(1), budget.search(16), [0]
+        step = budget.step(16)
+        tree, may_take, path = DraftTree.of_root(1), step.search(), [0]
         for node in range(15):
             if not may_take(0.8 * tree.scores[node]):
                 break
@@ -217,7 +229,5 @@ def test_after_a_miss_it_comes_back():
                 path.append(node + 1)
         committed = [2] * len(path)
         num_tokens += len(committed)
-        budget.observe(
-            len(tree), 1.0, [StepRecord(row=0, tree=tree, path=path, committed_ids=committed)]
-        )
+        step.observe(TOOK, [StepRecord(row=0, tree=tree, path=path, committed_ids=committed)])
     assert num_tokens / 2000 > 2.7

@@ -1,0 +1,48 @@
+"""How much of a prompt is read between two steps of the rows that are being written."""
+
+from __future__ import annotations
+
+__all__ = ["ReadingPace"]
+
+_FEWEST, _MOST = 32, 512  # Tokens of a part.
+_AT_FIRST = 64  # While nothing was timed.
+_STEPS = 1.5  # A part may take as long as so many steps.
+_WEIGHT = 0.25  # of the latest time
+
+
+class ReadingPace:
+    """Parts of prompts that take about as long as a step, so that no answer waits for long.
+
+    >>> pace = ReadingPace()
+    >>> pace.num_tokens(num_rows=0), pace.num_tokens(num_rows=3)
+    (512, 64)
+    >>> pace.observe_step(0.1)
+    >>> pace.observe_part(100, 0.1)
+    >>> pace.num_tokens(num_rows=3)
+    150
+    """
+
+    def __init__(self) -> None:
+        self._step: float | None = None  # Seconds.
+        self._token: float | None = None  # Seconds to read one.
+
+    def num_tokens(self, num_rows: int) -> int:
+        """How many tokens may be read before the next step of so many rows."""
+        if not num_rows:
+            return _MOST
+        if self._step is None or self._token is None:
+            return _AT_FIRST
+        return int(min(max(_STEPS * self._step / self._token, _FEWEST), _MOST))
+
+    def observe_step(self, seconds: float) -> None:
+        """Learns what a step of all rows takes."""
+        self._step = _mixed(self._step, seconds)
+
+    def observe_part(self, num_tokens: int, seconds: float) -> None:
+        """Learns what reading so many tokens takes; short parts tell too little."""
+        if num_tokens >= _FEWEST:
+            self._token = _mixed(self._token, max(seconds, 1e-9) / num_tokens)
+
+
+def _mixed(before: float | None, now: float) -> float:
+    return now if before is None else (1 - _WEIGHT) * before + _WEIGHT * now

@@ -1,0 +1,172 @@
+"""The texts that are being written at the same time: one decoder, and the KV that they share out.
+
+Knows nothing of those that wait.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from selfspec.batch.ticket import Ticket
+from selfspec.config import SpecConfig
+from selfspec.cost import MeasuredBudget
+from selfspec.engine import Decoder, first_tokens
+from selfspec.machine.device import device_for
+from selfspec.plugin.call import PromptRead, pack_between_steps
+from selfspec.plugin.spec import SelfSpec
+from selfspec.run.device_of import device_of
+from selfspec.run.prepared import Prepared
+from selfspec.run.rows_backend import RowsBackend
+from selfspec.stats import GenerationStats
+from selfspec.verify.verifier import RowVerifiers
+
+__all__ = ["Rows"]
+
+Committed = dict[int, list[int]]  # New tokens by the index of the ticket.
+
+
+class Rows:
+    """Rows that come and go, at most `max_rows`, whose keys and values take `max_bytes` at most."""
+
+    def __init__(
+        self,
+        model: Any,
+        spec: SelfSpec,
+        config: SpecConfig,
+        *,
+        max_rows: int,
+        max_bytes: int | None,
+    ) -> None:
+        self.max_rows = max_rows
+        self._model = model
+        self._spec = spec
+        self._config = config
+        self._max_bytes = max_bytes
+        self._tickets: dict[int, Ticket] = {}
+        self._verifiers = RowVerifiers()
+        self._decoder: Decoder | None = None
+        self._backend: RowsBackend | None = None
+        self._left: list[int] = []  # Rows that have stopped and were not given back yet.
+        self._has_changed = True  # Have rows come or gone since the last step?
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    @property
+    def kv_bytes(self) -> int:
+        """What is set aside for keys and values."""
+        return 0 if self._backend is None else self._backend.kv.nbytes
+
+    @property
+    def kv_bytes_in_use(self) -> int:
+        """What the keys and values of all rows take."""
+        return 0 if self._backend is None else self._backend.kv.bytes_in_use
+
+    def open(self, prepared: Prepared) -> RowsBackend:
+        """Makes what runs the forwards, if it is not there; tells how much fits into it."""
+        if self._backend is None:
+            self._backend = prepared.rows_backend(self.max_rows, self._max_bytes)
+        self._backend.kind = prepared.kind
+        return self._backend
+
+    def close(self) -> None:
+        """Gives back the memory of rows that have all ended."""
+        self._decoder = self._backend = None
+
+    def needs(self, prepared: Prepared) -> list[int]:
+        """How many columns of KV each row may come to need."""
+        return self.open(prepared).kv.needs
+
+    def room(self, prepared: Prepared) -> int:
+        """How many tokens are free beside the rows, which all take the longest one's room."""
+        backend = self.open(prepared)
+        needs, limit = backend.kv.needs, backend.max_tokens
+        return sys.maxsize if limit is None else limit - len(needs) * max(needs, default=0)
+
+    def fits(self, need: int, prepared: Prepared) -> bool:
+        """Is there a place for one more row that may come to need so many columns?"""
+        kv = self.open(prepared).kv
+        return kv.fits([*kv.needs, need])
+
+    def start(self, ticket: Ticket, read: PromptRead, prepared: Prepared) -> Committed:
+        """Gives a prompt that was read a row; returns its first token."""
+        call, backend = ticket.call, self.open(prepared)
+        with prepared.reading():
+            memory = call.learn_prompt(read, self._spec.request_memory)
+        decoder = self._decoder = self._decoder or self._new_decoder(ticket, prepared, backend)
+        (row,) = call.rows(memory, self._config, decoder.budget)
+        row.index = ticket.index
+        call.stats.table_bytes = memory.nbytes
+        self._tickets[ticket.index] = ticket
+        self._has_changed = True
+        self._verifiers.add(ticket.index, call.verifier(prepared.ability, decoder.device))
+        positions = call.model_kwargs["position_ids"][..., -1:]
+        backend.add_row(call.model_kwargs["past_key_values"], positions, ticket.need)
+        decoder.stats = call.stats
+        first = first_tokens(self._verifiers, [row.index], [row.last_token], read.logits)
+        with prepared.decoding():
+            decoder.add(row, first)
+        return {record.row: record.committed_ids for record in first.records}
+
+    def step(self, prepared: Prepared) -> Committed:
+        """One step of all rows. Each one's statistics get its own counts and a share of time."""
+        decoder = self._decoder
+        assert decoder is not None
+        self._time_rows(decoder, prepared)
+        pack_between_steps(prepared, decoder)
+        of_step = decoder.stats = GenerationStats()
+        with prepared.decoding():
+            records = decoder.step()
+        for record in records:
+            stats = self._tickets[record.row].call.stats
+            stats.count_step(record)
+            stats.add_share(of_step, len(records))
+        return {record.row: record.committed_ids for record in records}
+
+    def drop(self, index: int) -> Ticket | None:
+        """Takes a row out in the midst of its text; None if there is no such row."""
+        if index not in self._tickets:
+            return None
+        self._verifiers.stop(index)
+        self._let_go()
+        self._left.remove(index)
+        self._verifiers.remove(index)
+        return self._tickets.pop(index)
+
+    def ended(self) -> list[tuple[Ticket, list[int]]]:
+        """The rows that have ended, which leave, with their new tokens."""
+        self._let_go()
+        indices, self._left = self._left, []
+        return [(self._tickets.pop(index), self._text_of(index)) for index in indices]
+
+    def _let_go(self) -> None:
+        """Lets all rows that have stopped leave the forwards; `ended` gives them back."""
+        if self._decoder is not None:
+            left = [row.index for row in self._decoder.drop_done_rows()]
+            self._has_changed |= bool(left)
+            self._left += left
+
+    def _text_of(self, index: int) -> list[int]:
+        text = self._verifiers.remove(index).transcript
+        ids: list[int] = text.sequences()[0, text.prompt_length :].tolist()
+        return ids
+
+    def _time_rows(self, decoder: Decoder, prepared: Prepared) -> None:
+        """Tells the budget what forwards cost, whenever rows have come or gone."""
+        if self._has_changed and isinstance(decoder.budget, MeasuredBudget):
+            decoder.budget.use(prepared.curve(self.open(prepared), len(self)))
+        self._has_changed = False
+
+    def _new_decoder(self, ticket: Ticket, prepared: Prepared, backend: RowsBackend) -> Decoder:
+        call = ticket.call
+        return Decoder(
+            backend=backend,
+            verifier=self._verifiers,
+            rows=[],
+            config=self._config,
+            stats=GenerationStats(),
+            budget=call.budget(prepared, backend, self.max_rows),
+            device=device_for(device_of(self._model), overlap=self._config.overlap),
+            listeners=call.listeners,
+        )

@@ -1,0 +1,326 @@
+"""From the body of a request to what is asked of `generate()`; runs no model.
+
+Which fields there are, what each may be, and which ones are refused with a reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from selfspec.serving.fields import Fields, checked_text
+from selfspec.serving.refusal import Refused
+
+__all__ = ["Asked", "Rules", "read_chat", "read_completion"]
+
+MAX_CHOICES = 16  # Answers to one request.
+_MAX_STOPS, _MAX_STOP_LENGTH = 4, 256
+_MAX_BIASES = 1024
+_LEAST_TEMPERATURE = 0.001  # A smaller one divides by what float32 may take for zero.
+_DEFAULT_TOKENS = 1024  # Of an answer, if the request doesn't say.
+_ENDLESS = 1 << 20  # The most tokens where a model has no positions that could run out.
+_ROLES = ("system", "developer", "user", "assistant")
+
+_SHARED = (
+    "frequency_penalty",
+    "logit_bias",
+    "logprobs",
+    "max_tokens",
+    "min_p",
+    "model",
+    "n",
+    "prediction",
+    "presence_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "stream",
+    "stream_options",
+    "temperature",
+    "top_k",
+    "top_p",
+    "user",
+)
+_OF_CHATS = (
+    *_SHARED,
+    "audio",
+    "function_call",
+    "functions",
+    "max_completion_tokens",
+    "messages",
+    "metadata",
+    "modalities",
+    "parallel_tool_calls",
+    "prompt_cache_key",
+    "reasoning_effort",
+    "response_format",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "tool_choice",
+    "tools",
+    "top_logprobs",
+    "verbosity",
+    "web_search_options",
+)
+_OF_COMPLETIONS = (*_SHARED, "best_of", "echo", "prompt", "suffix")
+_NOT_HERE = "is not supported by this server; leave it out"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the model allows."""
+
+    model: str  # its name in requests
+    vocab_size: int
+    max_positions: int | None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request that was checked, as far as that needs no tokens."""
+
+    prompts: list[Any]  # Texts, messages or token ids.
+    max_tokens: int | None
+    arguments: dict[str, Any]  # of `generate()`
+    num_choices: int  # for each prompt
+    seed: int | None
+    stops: tuple[str, ...]
+    prediction: str | None
+    streams: bool
+    tells_usage: bool
+    max_tokens_field: str
+
+    def num_new_tokens(self, num_ids: int, rules: Rules) -> int:
+        """How long the answer to a prompt of so many tokens may be; refuses what can't fit."""
+        limit = rules.max_positions
+        if limit is None:
+            return _DEFAULT_TOKENS if self.max_tokens is None else self.max_tokens
+        room = limit - num_ids
+        wanted = min(_DEFAULT_TOKENS, max(room, 1)) if self.max_tokens is None else self.max_tokens
+        if wanted > room:
+            raise Refused(
+                f"prompt and answer must fit into the model's {limit} positions (got {num_ids} + "
+                f"{wanted} tokens); shorten the prompt, or lower {self.max_tokens_field}",
+                field=self.max_tokens_field if room > 0 else None,
+                code="context_length_exceeded",
+            )
+        return wanted
+
+
+def read_chat(body: Any, rules: Rules) -> Asked:
+    """What a chat completion asks for."""
+    fields = Fields(body, _OF_CHATS)
+    for name in ("audio", "functions", "function_call", "tools", "tool_choice"):
+        fields.only(name, [[], "none"], _NOT_HERE)
+    for name in ("reasoning_effort", "verbosity", "web_search_options"):
+        fields.only(name, [], _NOT_HERE)
+    fields.only("modalities", [["text"]], "must be ['text']")
+    fields.only("response_format", [{"type": "text"}], "must be {'type': 'text'}")
+    fields.only("logprobs", [False], _NOT_HERE)
+    fields.only("top_logprobs", [0], _NOT_HERE)
+    fields.only("store", [False], "must be false, since nothing is stored")
+    fields.flag("parallel_tool_calls")
+    for name in ("prompt_cache_key", "safety_identifier", "service_tier"):
+        fields.text(name)
+    if not isinstance(fields.get("metadata") or {}, dict):
+        raise fields.refuse("metadata", "an object")
+    return _read(fields, rules, [_messages(fields)])
+
+
+def read_completion(body: Any, rules: Rules) -> Asked:
+    """What a completion asks for."""
+    fields = Fields(body, _OF_COMPLETIONS)
+    fields.only("logprobs", [], _NOT_HERE)
+    fields.only("echo", [False], _NOT_HERE)
+    fields.only("suffix", [""], _NOT_HERE)
+    fields.only("best_of", [fields.get("n") or 1], "must be n: the best ones are not chosen")
+    return _read(fields, rules, _prompts(fields, rules))
+
+
+def _read(fields: Fields, rules: Rules, prompts: list[Any]) -> Asked:
+    _check_model(fields, rules)
+    fields.text("user")
+    for name in ("frequency_penalty", "presence_penalty"):
+        fields.only(name, [0], "must be 0: no such penalty is here; repetition_penalty is another")
+    streams = fields.flag("stream")
+    field, max_tokens = _max_tokens(fields, rules)
+    stops = _stops(fields)
+    num_choices = fields.whole("n", 1, MAX_CHOICES) or 1
+    if num_choices * len(prompts) > MAX_CHOICES:
+        raise Refused(
+            f"n times the number of prompts must be <= {MAX_CHOICES} "
+            f"(got {num_choices} times {len(prompts)})",
+            field="n",
+        )
+    return Asked(
+        prompts,
+        max_tokens,
+        _arguments(fields, rules, stops),
+        num_choices,
+        fields.whole("seed", 0, 2**63 - MAX_CHOICES - 1),
+        stops,
+        _prediction(fields),
+        streams,
+        _tells_usage(fields, streams),
+        field,
+    )
+
+
+def _check_model(fields: Fields, rules: Rules) -> None:
+    name = fields.text("model")
+    if name != rules.model:
+        given = "no model" if name is None else f"{name!r:.80}"
+        raise Refused(
+            f"model must be {rules.model!r}, the one that this server answers with (got {given})",
+            field="model",
+            status=400 if name is None else 404,
+            code="model_not_found",
+        )
+
+
+def _max_tokens(fields: Fields, rules: Rules) -> tuple[str, int | None]:
+    """The field that says how long an answer may be, and its value."""
+    most = rules.max_positions or _ENDLESS
+    both = {
+        name: value
+        for name in ("max_tokens", "max_completion_tokens")
+        if (value := fields.whole(name, 1, most)) is not None
+    }
+    if len(set(both.values())) > 1:
+        raise fields.refuse("max_completion_tokens", "equal to max_tokens where both are given")
+    return next(iter(both.items()), ("max_tokens", None))
+
+
+def _stops(fields: Fields) -> tuple[str, ...]:
+    given = fields.get("stop")
+    if given is None:
+        return ()
+    stops = given if isinstance(given, list) else [given]
+    rule = f"text, or a list of 1 to {_MAX_STOPS} texts of 1 to {_MAX_STOP_LENGTH} characters"
+    if not 1 <= len(stops) <= _MAX_STOPS:
+        raise fields.refuse("stop", rule)
+    for each in stops:
+        if not isinstance(each, str) or not 1 <= len(each) <= _MAX_STOP_LENGTH:
+            raise fields.refuse("stop", rule)
+        checked_text("stop", each)
+    return tuple(dict.fromkeys(stops))
+
+
+def _arguments(fields: Fields, rules: Rules, stops: tuple[str, ...]) -> dict[str, Any]:
+    """How tokens are chosen, as arguments of `generate()`; what is left out is the model's own."""
+    arguments: dict[str, Any] = {}
+    temperature = fields.number("temperature", 0, 2)
+    if temperature is not None and 0 < temperature < _LEAST_TEMPERATURE:
+        raise fields.refuse("temperature", f"0, or a number from {_LEAST_TEMPERATURE} to 2")
+    if temperature is not None:
+        arguments["do_sample"] = temperature > 0
+        if temperature > 0:
+            arguments["temperature"] = temperature
+    others = {
+        "top_p": fields.number("top_p", 0, 1),
+        "top_k": fields.whole("top_k", 0, rules.vocab_size),
+        "min_p": fields.number("min_p", 0, 1),
+        "repetition_penalty": fields.number("repetition_penalty", 0.01, 100),
+    }
+    arguments |= {name: value for name, value in others.items() if value is not None}
+    biases = fields.biases("logit_bias", rules.vocab_size, _MAX_BIASES)
+    if biases:
+        arguments["sequence_bias"] = {(token,): bias for token, bias in biases.items()}
+    if stops:
+        arguments["stop_strings"] = list(stops)
+    return arguments
+
+
+def _tells_usage(fields: Fields, streams: bool) -> bool:
+    given = fields.get("stream_options")
+    if given is None:
+        return not streams
+    rule = "an object with include_usage, true or false, beside stream: true"
+    if not streams or not isinstance(given, dict) or set(given) - {"include_usage"}:
+        raise fields.refuse("stream_options", rule)
+    if not isinstance(given.get("include_usage", False), bool):
+        raise fields.refuse("stream_options", rule)
+    return bool(given.get("include_usage"))
+
+
+def _prediction(fields: Fields) -> str | None:
+    given = fields.get("prediction")
+    if given is None:
+        return None
+    if not isinstance(given, dict) or given.get("type") != "content" or len(given) != 2:
+        raise fields.refuse("prediction", "an object with type: 'content', and content")
+    return _content("prediction", given.get("content"))
+
+
+def _messages(fields: Fields) -> list[dict[str, str]]:
+    given = fields.get("messages")
+    if not isinstance(given, list) or not given:
+        raise fields.refuse("messages", "a list with at least one message")
+    return [_message(number, each) for number, each in enumerate(given)]
+
+
+def _message(number: int, given: Any) -> dict[str, str]:
+    where = f"messages[{number}]"
+    if not isinstance(given, dict) or set(given) - {"role", "content", "name"}:
+        rule = "must be an object with role and content, and perhaps name"
+        raise Refused(f"{where} {rule} (got {given!r:.80})", field="messages")
+    role = given.get("role")
+    if role not in _ROLES:
+        roles = f"{where}.role must be one of {', '.join(_ROLES)}"
+        raise Refused(f"{roles} (got {role!r:.40})", field="messages")
+    content = _content(f"{where}.content", given.get("content"), "messages")
+    return {"role": "system" if role == "developer" else role, "content": content}
+
+
+def _content(where: str, given: Any, field: str | None = None) -> str:
+    """Text, or the texts of a list of parts, one behind the other."""
+    parts = given if isinstance(given, list) else [{"type": "text", "text": given}]
+    texts = []
+    for part in parts:
+        if (
+            not isinstance(part, dict)
+            or part.get("type") != "text"
+            or set(part) != {"type", "text"}
+        ):
+            rule = "must be text, or a list of parts with type: 'text', and text"
+            raise Refused(f"{where} {rule} (got {part!r:.80})", field=field or where)
+        try:
+            texts.append(checked_text(where, part["text"]))
+        except Refused as error:
+            raise Refused(str(error), field=field or where) from None
+    return "".join(texts)
+
+
+def _prompts(fields: Fields, rules: Rules) -> list[Any]:
+    given = fields.get("prompt")
+    rule = f"text, token ids, or a list of 1 to {MAX_CHOICES} of these"
+    if isinstance(given, str):
+        return [checked_text("prompt", given)]
+    if not isinstance(given, list) or not given:
+        raise fields.refuse("prompt", rule)
+    if _are_ids(given):
+        return [_checked_ids(given, rules)]
+    if len(given) > MAX_CHOICES:
+        raise Refused(f"prompt must be {rule} (got {len(given)})", field="prompt")
+    return [_prompt(fields, each, rule, rules) for each in given]
+
+
+def _prompt(fields: Fields, given: Any, rule: str, rules: Rules) -> Any:
+    if isinstance(given, str):
+        return checked_text("prompt", given)
+    if isinstance(given, list) and given and _are_ids(given):
+        return _checked_ids(given, rules)
+    raise fields.refuse("prompt", rule)
+
+
+def _are_ids(given: list[Any]) -> bool:
+    return all(isinstance(each, int) and not isinstance(each, bool) for each in given)
+
+
+def _checked_ids(ids: list[int], rules: Rules) -> list[int]:
+    for each in ids:
+        if not 0 <= each < rules.vocab_size:
+            rule = f"prompt must hold ids of the model's {rules.vocab_size} tokens"
+            raise Refused(f"{rule} (got {each!r:.40})", field="prompt")
+    return ids

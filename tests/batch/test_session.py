@@ -1,0 +1,237 @@
+"""A session that steps: texts are those of `generate()` alone, whoever comes and goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from selfspec import SelfSpec, UnsupportedError
+from selfspec.batch.pace import ReadingPace
+from selfspec.batch.session import Session
+from tests.fakes import VOCAB, WildSource, tiny_model, tiny_tokenizer
+
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"do_sample": True, "temperature": 0.8},
+    {"do_sample": True, "top_k": 5, "repetition_penalty": 1.3},
+    {"do_sample": True, "top_p": 0.7, "eos_token_id": [15, 26]},
+    {"sequence_bias": {(9,): 4.0}, "no_repeat_ngram_size": 2},
+    {"stop_strings": ["at", "he"], "eos_token_id": 2},
+)
+
+
+class Ask(NamedTuple):
+    """A prompt, how it is answered, and when its client comes and goes."""
+
+    length: int
+    kind: int  # of SETTINGS
+    max_new_tokens: int
+    arrives: int
+    leaves: int | None
+    stops_reading: int | None = None  # Behind so many tokens.
+
+
+class FixedPace(ReadingPace):
+    """Parts of a length that no clock decides on."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+
+    def num_tokens(self, num_rows: int) -> int:
+        return self.length
+
+
+def ids_of(ask: Ask) -> list[int]:
+    dice = torch.Generator().manual_seed(100 * ask.length + ask.kind)
+    return torch.randint(3, VOCAB, (ask.length,), generator=dice).tolist()
+
+
+@cache
+def alone(name: str, ask: Ask, seed: int) -> list[int]:
+    """The new tokens of stock's own call."""
+    torch.manual_seed(seed)
+    inputs = torch.tensor([ids_of(ask)])
+    options = {**SETTINGS[ask.kind], "max_new_tokens": ask.max_new_tokens}
+    output = tiny_model(name).generate(
+        inputs, attention_mask=torch.ones_like(inputs), tokenizer=tiny_tokenizer(), **options
+    )
+    return output[0, ask.length :].tolist()
+
+
+def wild(**knobs: Any) -> SelfSpec:
+    return SelfSpec(extra_sources=[WildSource()], budget="fixed", max_nodes=6, **knobs)
+
+
+class Played:
+    """Lets clients come and go while a session steps."""
+
+    def __init__(self, asks: Sequence[Ask], *, name: str = "llama", **options: Any) -> None:
+        self.asks = asks
+        self.heard: dict[int, list[int]] = {index: [] for index in range(len(asks))}
+        self.answers: dict[int, Any] = {}
+        self.name = name
+        self.session = Session(tiny_model(name), tiny_tokenizer(), hear=self.hear, **options)
+
+    def hear(self, index: int, ids: Sequence[int]) -> bool:
+        assert index not in self.answers
+        self.heard[index] += ids
+        most = self.asks[index].stops_reading
+        return most is None or len(self.heard[index]) < most
+
+    def run(self) -> None:
+        for step in range(400):
+            for index, ask in enumerate(self.asks):
+                if ask.arrives == step:
+                    options = {**SETTINGS[ask.kind], "max_new_tokens": ask.max_new_tokens}
+                    self.session.submit(index, ids_of(ask), index, dict(options))
+                if ask.leaves == step:
+                    self.session.cancel(index)
+            self.answers |= {answer.index: answer for answer in self.session.step()}
+            if self.session.is_empty and all(ask.arrives <= step for ask in self.asks):
+                return
+        raise AssertionError("the session came to no end")
+
+    def check(self) -> None:
+        for index, ask in enumerate(self.asks):
+            kind = ask._replace(arrives=0, leaves=None, stops_reading=None)
+            expected = alone(self.name, kind, index)
+            if index in self.answers:
+                assert self.answers[index].ids == self.heard[index] == expected
+            else:
+                assert ask.leaves is not None or ask.stops_reading is not None
+                assert self.heard[index] == expected[: len(self.heard[index])]
+
+
+@st.composite
+def asking(draw: st.DrawFn) -> Ask:
+    arrives = draw(st.integers(0, 8))
+    return Ask(
+        length=draw(st.sampled_from([1, 3, 17, 40])),
+        kind=draw(st.integers(0, len(SETTINGS) - 1)),
+        max_new_tokens=draw(st.sampled_from([1, 5, 12])),
+        arrives=arrives,
+        leaves=draw(st.none() | st.integers(arrives, arrives + 10)),
+        stops_reading=draw(st.none() | st.integers(1, 6)),
+    )
+
+
+@settings(max_examples=40)
+@given(
+    asks=st.lists(asking(), min_size=1, max_size=7),
+    part=st.sampled_from([2, 7, 50]),
+    max_rows=st.integers(1, 4),
+    short_first=st.booleans(),
+    learning=st.sampled_from(["session", "request"]),
+)
+def test_texts_are_those_of_each_prompt_alone(
+    asks: list[Ask], part: int, max_rows: int, short_first: bool, learning: str
+) -> None:
+    played = Played(
+        asks,
+        spec=wild(learning=learning),
+        max_rows=max_rows,
+        pace=FixedPace(part),
+        short_first=short_first,
+    )
+    played.run()
+    played.check()
+    assert played.session.kv_bytes_in_use == 0
+
+
+def test_one_leaves_in_the_step_in_which_another_ends() -> None:
+    asks = [Ask(3, 0, 1, 0, None), Ask(3, 0, 5, 0, None), Ask(17, 1, 5, 0, None, stops_reading=5)]
+    asks += [Ask(17, 0, 12, 0, None, stops_reading=1)]
+    played = Played(asks, spec=wild(), max_rows=4)
+    played.run()
+    played.check()
+    assert set(played.answers) == {0, 1}
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma3", "gpt2", "deepseek-v3", "bloom", "rwkv"])
+def test_prompts_in_parts_by_every_kind_of_model(name: str) -> None:
+    """Also by those that are decoded alone, between rows of which none may be there."""
+    asks = [Ask(40, 0, 8, 0, None), Ask(33, 1, 8, 1, None), Ask(17, 2, 8, 2, 6)]
+    played = Played(asks, name=name, spec=wild(), max_rows=3, pace=FixedPace(9))
+    played.run()
+    played.check()
+    is_alone = name in ("bloom", "rwkv")
+    assert bool(played.session.alone_reasons) == is_alone
+
+
+def test_a_long_prompt_holds_up_nobody() -> None:
+    asks = [Ask(3, 0, 12, 0, None), Ask(40, 0, 1, 1, None)]
+    played = Played(asks, spec=wild(), pace=FixedPace(4))
+    grown = []
+    step = played.session.step
+
+    def noted() -> Any:
+        answers = step()
+        grown.append((len(played.heard[0]), len(played.heard[1])))
+        return answers
+
+    played.session.step = noted  # type: ignore[method-assign]
+    played.run()
+    played.check()
+    while_reading = [first for first, second in grown[1:] if not second and first < 12]
+    assert len(while_reading) > 1
+    assert while_reading == sorted(set(while_reading))
+
+
+def test_nobody_hears_what_is_decoded_alone_any_more() -> None:
+    played = Played([Ask(9, 0, 60, 0, None)], name="bloom", spec=wild())
+    told: list[Sequence[int]] = []
+    played.session._hear = lambda index, ids: bool(told.append(ids)) or len(told) < 5
+    played.run()
+    assert not played.answers
+    assert len(told) == 5
+
+
+def test_what_is_alone_has_its_turn_while_others_come() -> None:
+    """A stopping rule of its own sends a prompt to the side, but not to the end for ever."""
+    session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=1, short_first=True)
+    session.submit(0, [5, 6, 7], 0, {"max_new_tokens": 4, "max_time": 1000.0})
+    order: list[int] = []
+    for index in range(1, 12):
+        session.submit(index, [5, 6, 7], 0, {"max_new_tokens": 4})
+        order += [answer.index for answer in session.work()]
+    assert 0 in order[:4]
+    assert list(session.alone_reasons) == ["its stopping criteria look at more than their own row"]
+
+
+def test_short_ones_first_but_not_for_ever() -> None:
+    session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=1, short_first=True)
+    session.submit(0, list(range(3, 40)), 0, {"max_new_tokens": 30})
+    session.submit(1, [5], 0, {"max_new_tokens": 2})
+    order: list[int] = []
+    for index in range(2, 30):
+        order += [answer.index for answer in session.work()]
+        session.submit(index, [5], 0, {"max_new_tokens": 2})
+    assert order[0] == 1
+    assert 0 in order
+
+
+def test_a_prompt_that_waits_may_leave() -> None:
+    session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=1)
+    for index in range(4):
+        session.submit(index, [5, 6], 0, {"max_new_tokens": 3})
+    assert session.waiting_indices() == [0, 1, 2, 3]
+    assert session.cancel(2)
+    assert not session.cancel(2)
+    assert not session.cancel(9)
+    order = []
+    while not session.is_empty:
+        order += [answer.index for answer in session.work()]
+    assert order == [0, 1, 3]
+
+
+def test_memory_bounds_what_is_alone_too() -> None:
+    session = Session(tiny_model("bloom"), tiny_tokenizer(), wild(), max_memory=10_000)
+    with pytest.raises(UnsupportedError, match="must fit into the"):
+        session.submit(0, [5, 6], 0, {"max_new_tokens": 1000})

@@ -1,0 +1,105 @@
+"""The thread of the model, without HTTP: who hears what, also of texts that are written alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from selfspec import SelfSpec, UnsupportedError
+from selfspec.batch import Answer
+from selfspec.serving import Answering
+from selfspec.serving.refusal import Refused
+from tests.fakes import tiny_model, tiny_tokenizer
+
+ENDLESS = {"max_new_tokens": 5000, "do_sample": False}
+
+
+class Heard:
+    """The news of one text."""
+
+    def __init__(self, answering: Answering, **arguments: Any) -> None:
+        self.news: asyncio.Queue[Any] = asyncio.Queue()
+        self.ticket = answering.ticket([5, 6, 7], 0, arguments)
+        answering.submit(self.ticket, self.news.put_nowait)
+
+    async def last(self) -> Any:
+        while isinstance(news := await self.news.get(), list):
+            pass
+        return news
+
+
+def play(name: str, work: Callable[[Answering], Awaitable[None]], **knobs: Any) -> Answering:
+    """Lets clients talk to a new thread of a model."""
+    spec = SelfSpec(**knobs)
+    answering = Answering(tiny_model(name), tiny_tokenizer(), spec, max_rows=2, max_waiting=3)
+    answering.start()
+    try:
+        asyncio.run(asyncio.wait_for(work(answering), 60))
+    finally:
+        answering.join(30)
+    return answering
+
+
+async def until(done: Callable[[], bool]) -> None:
+    while not done():
+        await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("name", ["llama", "bloom"])
+def test_a_text_is_left_and_another_one_broken_off(name: str) -> None:
+    async def work(answering: Answering) -> None:
+        left = Heard(answering, **ENDLESS)
+        assert isinstance(await left.news.get(), list)
+        answering.cancel(left.ticket.index)
+        short = Heard(answering, max_new_tokens=4)
+        answer = await short.last()
+        assert isinstance(answer, Answer)
+        assert len(answer.ids) == 4
+        await until(lambda: answering.num_running == 0)
+        long = Heard(answering, **ENDLESS)
+        assert isinstance(await long.news.get(), list)
+        answering.break_off()
+        error = await long.last()
+        assert isinstance(error, Refused)
+        assert error.status == 503
+        with pytest.raises(Refused, match="being stopped"):
+            answering.check_open()
+        assert isinstance(await Heard(answering, max_new_tokens=4).last(), Refused)
+
+    answering = play(name, work)
+    assert bool(answering.alone_reasons) == (name == "bloom")
+    assert answering.num_waiting == 0
+
+
+def test_what_fails_alone_takes_no_others_along() -> None:
+    async def work(answering: Answering) -> None:
+        running = Heard(answering, max_new_tokens=30)
+        failing = Heard(answering, max_new_tokens=3, logits_processor=[Failing()])
+        assert isinstance(await running.last(), Answer)
+        error = await failing.last()
+        assert isinstance(error, UnsupportedError)
+        assert "no such luck" in str(error)
+        assert isinstance(await Heard(answering, max_new_tokens=3).last(), Answer)
+
+    answering = play("llama", work)
+    assert list(answering.alone_reasons) == ["a logits processor may look at other rows"]
+
+
+class Failing:
+    """A logits processor."""
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        raise UnsupportedError("no such luck")
+
+
+def test_a_model_that_can_not_be_tried_out_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: SelfSpec, model: Any) -> None:
+        raise UnsupportedError("not this one")
+
+    monkeypatch.setattr(SelfSpec, "ability", fail)
+    answering = Answering(tiny_model(), tiny_tokenizer(), SelfSpec())
+    with pytest.raises(UnsupportedError, match="not this one"):
+        answering.start()

@@ -1,0 +1,214 @@
+"""Odd requests: each is refused with the field and its rule, before the model does anything."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from selfspec.serving import asked
+from tests.serving.conftest import NAME, Served
+from tests.serving.test_serving_app import MESSAGES
+
+CHAT, COMPLETION = "chat/completions", "completions"
+PLAIN: dict[str, Any] = {"model": NAME, "max_tokens": 1, "temperature": 0}
+OF_PATH: dict[str, dict[str, Any]] = {
+    CHAT: {**PLAIN, "messages": MESSAGES},
+    COMPLETION: {**PLAIN, "prompt": "def"},
+}
+
+
+def refused(served: Served, path: str, body: Any, *, status: int = 400) -> dict[str, Any]:
+    before = served.spec.total_stats.num_calls
+    headers = {"content-type": "application/json"}
+    data = json.dumps(body).encode()  # Halves of characters are escaped.
+    response = served.client.post(f"/v1/{path}", content=data, headers=headers)
+    assert response.status_code == status, response.text
+    assert served.spec.total_stats.num_calls == before
+    error: dict[str, Any] = response.json()["error"]
+    assert error["message"]
+    assert error["type"] == "invalid_request_error"
+    return error
+
+
+EITHER: list[tuple[str, Any]] = [
+    *(("max_tokens", value) for value in (0, -1, "x", 1.5, True, 10**12, [], {}, 513)),
+    *(("n", value) for value in (0, -1, 17, "two", 1.0)),
+    *(("seed", value) for value in (-1, 2**64, 1.5, "x", True)),
+    *(("stop", value) for value in ([], "", [""], ["a"] * 5, ["x"] * 3000, "y" * 257, 7, [7])),
+    *(("temperature", value) for value in (-0.1, 2.1, "hot", 1e-9, 10**400, [0.5], True)),
+    *(("top_p", value) for value in (-0.1, 1.1, "x")),
+    *(("top_k", value) for value in (-1, 1.5, 10**9)),
+    *(("min_p", value) for value in (-0.1, 1.1)),
+    *(("repetition_penalty", value) for value in (0, -1, 1000, "x")),
+    *(("frequency_penalty", value) for value in (0.5, -1, "x", True)),
+    *(("presence_penalty", value) for value in (0.5, [])),
+    *(("stream", value) for value in ("yes", 1, [])),
+    *(("stream_options", value) for value in ({"include_usage": True}, [], "x")),
+    *(("user", value) for value in (7, ["x"])),
+    *(("logprobs", value) for value in (True, 1, "x")),
+    *(
+        ("logit_bias", value)
+        for value in (
+            {"x": 1},
+            {"-1": 1},
+            {"999999": 1},
+            {"1": 101},
+            {"1": "x"},
+            [1],
+            "x",
+            {"١": 1},
+        )
+    ),
+    *(
+        ("prediction", value)
+        for value in ("x", {}, {"type": "content"}, {"type": "x", "content": "y"}, [])
+    ),
+    ("prediction", {"type": "content", "content": 7}),
+    ("nonsense", 1),
+]
+OF_CHATS: list[tuple[str, Any]] = [
+    *(("messages", value) for value in (None, [], "x", {}, [7], [{}], [{"role": "user"}])),
+    ("messages", [{"role": "wizard", "content": "x"}]),
+    ("messages", [{"role": ["user"], "content": "x"}]),
+    ("messages", [{"role": "user", "content": 7}]),
+    (
+        "messages",
+        [{"role": "user", "content": [{"type": "image_url", "image_url": "file:///etc"}]}],
+    ),
+    ("messages", [{"role": "user", "content": "x", "tool_calls": []}]),
+    ("messages", [{"role": "user", "content": "\ud800"}]),
+    ("max_completion_tokens", 2),
+    ("max_completion_tokens", 0),
+    *(("tools", value) for value in ([{"type": "function"}], "x")),
+    ("tool_choice", "auto"),
+    ("functions", [{}]),
+    ("response_format", {"type": "json_object"}),
+    ("modalities", ["audio"]),
+    ("audio", {"voice": "x"}),
+    ("store", True),
+    ("metadata", "x"),
+    ("top_logprobs", 3),
+    ("reasoning_effort", "high"),
+    ("prompt", "x"),
+]
+OF_COMPLETIONS: list[tuple[str, Any]] = [
+    *(("prompt", value) for value in (None, [], 7, {}, [[]], [[7], "x", {}], "", ["x"] * 17)),
+    *(("prompt", value) for value in ([-1], [10**9], [[10**30]], [True], "\ud800", [1.5])),
+    ("echo", True),
+    ("suffix", "x"),
+    ("best_of", 3),
+    ("messages", MESSAGES),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "value"),
+    [
+        *((path, *pair) for pair in EITHER for path in (CHAT, COMPLETION)),
+        *((CHAT, *pair) for pair in OF_CHATS),
+        *((COMPLETION, *pair) for pair in OF_COMPLETIONS),
+    ],
+)
+def test_each_field_has_a_rule(served: Served, path: str, name: str, value: Any) -> None:
+    error = refused(served, path, {**OF_PATH[path], name: value})
+    assert error["param"] == name
+    assert name in error["message"]
+
+
+@pytest.mark.parametrize("path", OF_PATH)
+def test_other_models_are_refused(served: Served, path: str) -> None:
+    for model in ("other", "/etc", "../..", "org/model", ""):
+        error = refused(served, path, {**OF_PATH[path], "model": model}, status=404)
+        assert error["param"] == "model"
+    error = refused(served, path, {k: v for k, v in OF_PATH[path].items() if k != "model"})
+    assert error["param"] == "model"
+
+
+def test_what_never_fits_is_refused(served: Served) -> None:
+    long = {"prompt": "the quick brown fox " * 400}
+    error = refused(served, COMPLETION, {**PLAIN, **long})
+    assert "must fit into the model's 512 positions" in error["message"]
+    error = refused(served, COMPLETION, {**PLAIN, "prompt": "the quick", "max_tokens": 512})
+    assert error["param"] == "max_tokens"
+    limits = served.answering._session._limits
+    assert limits is not None
+    served.answering._session._limits = limits._replace(max_tokens=30)
+    try:
+        error = refused(served, COMPLETION, {**PLAIN, "prompt": "the quick", "max_tokens": 64})
+    finally:
+        served.answering._session._limits = limits
+    assert "must fit into the 30 tokens" in error["message"]
+
+
+def test_without_a_length_an_answer_ends_with_the_context(served: Served) -> None:
+    told = served.ask(COMPLETION, prompt="the quick", temperature=0, logit_bias={"1": -100})
+    assert told["usage"]["total_tokens"] == 512
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "must be JSON"),
+        (b"{", "must be JSON"),
+        (b"[1]", "must be a JSON object"),
+        (b'"x"', "must be a JSON object"),
+        (b'{"model": NaN}', "no number of JSON"),
+        (b'{"model": ' + b"[" * 100_000, "must be JSON"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "must be JSON"),
+        (b"\xff\xfe\x00", "must be JSON"),
+    ],
+)
+def test_bodies_that_are_no_json(served: Served, data: bytes, said: str) -> None:
+    headers = {"content-type": "application/json"}
+    response = served.client.post("/v1/completions", content=data, headers=headers)
+    assert response.status_code == 400
+    assert said in response.json()["error"]["message"]
+
+
+def test_bodies_that_are_too_long_or_of_another_kind(served: Served) -> None:
+    body = json.dumps({**OF_PATH[COMPLETION], "user": "x" * (1 << 20)}).encode()
+    headers = {"content-type": "application/json"}
+
+    def parts() -> Any:  # Nobody says how long it will be.
+        yield body[: 1 << 19]
+        yield body[1 << 19 :]
+
+    for content in (body, parts()):
+        response = served.client.post("/v1/completions", content=content, headers=headers)
+        assert response.status_code == 413
+        assert "at most 1048576 bytes" in response.json()["error"]["message"]
+    plain = {"content-type": "text/plain"}
+    response = served.client.post("/v1/completions", content=b"{}", headers=plain)
+    assert response.status_code == 415
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
+@given(
+    path=st.sampled_from(list(OF_PATH)),
+    odd=st.dictionaries(
+        st.sampled_from(sorted({*asked._OF_CHATS, *asked._OF_COMPLETIONS})), JSON, max_size=2
+    ),
+)
+def test_whatever_comes_there_is_an_answer(served: Served, path: str, odd: dict[str, Any]) -> None:
+    """A text, or a refusal that names one of the fields; never a fault of the server."""
+    data = json.dumps({**OF_PATH[path], **odd}, allow_nan=False).encode()
+    headers = {"content-type": "application/json"}
+    response = served.client.post(f"/v1/{path}", content=data, headers=headers)
+    if response.status_code != 200:
+        assert response.status_code in (400, 404), response.text
+        assert response.json()["error"]["param"] in odd

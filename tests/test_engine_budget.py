@@ -1,0 +1,90 @@
+"""The measured budget on a simulated clock: a scripted model whose forwards cost what a curve says.
+
+The small form of `python -m eval.simulate`, with curves that are not even, and with noise.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from selfspec.config import SpecConfig
+from selfspec.cost import Budget, CostCurve, FixedBudget, Ledger, MeasuredBudget
+from tests.scripted import VOCAB, Prefix, Run, ScriptedBackend, ScriptedModel, TextSource
+
+MODEL = ScriptedModel(5, order=9)
+PROMPTS = [[1, 2, 3], [4, 5, 1], [2, 2, 5]]
+LENGTH = 160
+
+CURVES = {
+    "flat": {1: 4.5, 16: 4.7, 64: 5.4},
+    "half copies": {1: 159, 2: 159, 4: 177, 8: 265, 16: 432, 64: 1500},
+    "packed": {1: 52, 2: 64, 4: 76, 8: 82, 16: 111, 64: 290},
+    "row by row": {1: 166, 2: 271, 4: 529, 8: 978, 16: 2272, 64: 9000},
+}
+
+
+class ClockedBackend(ScriptedBackend):
+    """Forwards move the clock."""
+
+    def __init__(self, prompt: Sequence[int], curve: CostCurve, dice: random.Random) -> None:
+        super().__init__(MODEL, [prompt])
+        self.now = 0.0
+        self._curve, self._dice = curve, dice
+
+    def forward(self, layout):
+        width = max(len(tree.tokens) for tree in layout)
+        self.now += self._curve.seconds(width) * self._dice.lognormvariate(0, 0.08)
+        return super().forward(layout)
+
+
+def half_right(text: Prefix) -> list[int]:
+    """The truth first at half of the places, second at a quarter."""
+    truth, dice = MODEL.next_token(text), random.Random(f"{text[-9:]}")
+    wrong = (truth + 1) % VOCAB
+    return dice.choice([[truth, wrong], [truth, wrong], [wrong, truth], [wrong]])
+
+
+def wrong(text: Prefix) -> list[int]:
+    """The truth never, and sure of that."""
+    return [(MODEL.next_token(text) + 1) % VOCAB]
+
+
+def speed(curve: CostCurve, drafts, new_budget, max_nodes: int = 32) -> float:
+    """Plain steps' time over that of all prompts, one after the other."""
+    dice, total, tokens = random.Random(3), 0.0, 0
+    for prompt in PROMPTS:
+        budget: Budget = new_budget()
+        source = TextSource("scripted", drafts)
+        config = SpecConfig(max_nodes=max_nodes)
+        run = Run(MODEL, [prompt], [source], LENGTH, config=config, budget=budget)
+        run.backend = backend = ClockedBackend(prompt, curve, dice)
+        run.clock = lambda backend=backend: backend.now
+        run.decode()
+        total += backend.now
+        tokens += LENGTH - len(prompt) - 1
+    return tokens * curve.seconds(1) / total
+
+
+def measured(start: CostCurve):
+    ledger = Ledger()
+    return lambda: MeasuredBudget(start, ledger=ledger)
+
+
+@pytest.mark.parametrize("name", CURVES)
+@pytest.mark.parametrize("slope", [0.01, 0.2])
+def test_it_comes_near_the_best_fixed_width_whatever_was_expected(name, slope):
+    curve = CostCurve(CURVES[name])
+    ours = speed(curve, half_right, measured(CostCurve.unknown(slope)))
+    best = max(speed(curve, half_right, FixedBudget, width) for width in (1, 2, 4, 8, 16))
+    assert ours > 0.88 * best
+
+
+@pytest.mark.parametrize("name", CURVES)
+@pytest.mark.parametrize("kept", CURVES)
+def test_it_never_loses_whatever_an_earlier_process_wrote_down(name, kept):
+    """The worst of all: no draft is ever right, and what steps cost is not what it was."""
+    curve, start = CostCurve(CURVES[name]), CostCurve(CURVES[kept]).reopened()
+    assert speed(curve, wrong, measured(start)) > 0.97
