@@ -36,6 +36,7 @@ from selfspec.run.prepared import Prepared
 __all__ = ["Session"]
 
 _LOOK_AHEAD = 256  # So many prompts wait at most, if the reader asks how many are wanted.
+_SHORT_REST = 1.25  # A rest that is little longer than a part is read with it.
 _STEPS_THAT_TEACH = 16  # Fewer teach too little of costs to be written down.
 
 
@@ -232,8 +233,9 @@ class Session:
         assert self._reading is not None
         ticket, reader = self._reading
         start, before = perf_counter(), reader.num_left
+        is_nearly_all = before <= _SHORT_REST * num_tokens
         with prepared.reading():
-            read = reader.read(num_tokens)
+            read = reader.read(before if is_nearly_all else num_tokens)
         num_read = before - reader.num_left
         if self._pace is not None:
             self._pace.observe_part(num_read, perf_counter() - start)
