@@ -34,8 +34,8 @@ def test_both_servers_give_the_same_answers(bench):
     rounds = json.loads(lines[-1])["rounds"]
     asked = [(each["clients"], each["server"]) for each in rounds]
     assert asked == [(1, "transformers"), (1, "selfspec"), (2, "selfspec"), (2, "transformers")]
-    assert all(each["num_same"] == 2 for each in rounds)
-    assert all(0 < each["first_s"] <= each["answer_s"] for each in rounds)
+    assert all(each["num_same"] == 2 for each in rounds), json.dumps(rounds)
+    assert all(0 < each["first_s"] <= each["answer_s"] for each in rounds), json.dumps(rounds)
 
 
 @pytest.mark.slow
