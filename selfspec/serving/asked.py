@@ -14,7 +14,8 @@ from selfspec.serving.refusal import Refused
 __all__ = ["Asked", "Rules", "read_chat", "read_completion"]
 
 MAX_CHOICES = 16  # Answers to one request.
-_MAX_STOPS, _MAX_STOP_LENGTH = 4, 256
+# transformers compares every token with each place of each stop string. Longer ones take seconds.
+_MAX_STOPS, _MAX_STOP_LENGTH = 4, 32
 _MAX_BIASES = 1024
 _LEAST_TEMPERATURE = 0.001  # A smaller one divides by what float32 may take for zero.
 _DEFAULT_TOKENS = 1024  # Of an answer, if the request doesn't say.
