@@ -20,17 +20,14 @@ import torch
 from selfspec.batch.answer import Answer
 from selfspec.batch.limits import NO_LIMITS, Limits, holds_kv
 from selfspec.batch.pace import ReadingPace
-from selfspec.batch.rows import Rows
+from selfspec.batch.rows import Rows, config_for_rows
 from selfspec.batch.schedule import ArrivalOrder, Scheduler
 from selfspec.batch.ticket import Hear, Ticket
 from selfspec.batch.waiting import Waiting
-from selfspec.config import SpecConfig
 from selfspec.errors import ConfigError, UnsupportedError
 from selfspec.machine.amounts import amount_in_bytes
-from selfspec.machine.device import device_for
 from selfspec.plugin.reading import PromptReader
 from selfspec.plugin.spec import SelfSpec
-from selfspec.run.device_of import device_of
 from selfspec.run.prepared import Prepared
 
 __all__ = ["Session"]
@@ -78,7 +75,7 @@ class Session:
         self._scheduler = ArrivalOrder() if scheduler is None else scheduler
         self._pace = pace
         self._hear = hear
-        self._config, self._eager_reason = _config_for_rows(spec.config, model)
+        self._config, self._eager_reason = config_for_rows(spec.config, model)
         self._waiting = Waiting(short_first=short_first)
         self._reading: _Reading | None = None
         sizes: dict[str, Any] = {"max_rows": max_rows, "max_bytes": self._max_bytes}
@@ -300,14 +297,3 @@ class Session:
             with self._prepared() as prepared:
                 self._limits = Limits.of_rows(self._rows.open(prepared))
         return self._limits
-
-
-def _config_for_rows(config: SpecConfig, model: Any) -> tuple[SpecConfig, str | None]:
-    """The config with a way to run forwards that rows can come and go in, and why it differs."""
-    captures = device_for(device_of(model), overlap=False).can_capture
-    if config.forward != "graph" and not (config.forward == "auto" and captures):
-        return config, None
-    reason = "captured forwards have a fixed number of rows, and here rows come and go"
-    if config.forward == "graph" and config.strict:
-        raise UnsupportedError(f"strict=True and forward='graph' can't be had: {reason}")
-    return config.changed(forward="eager"), reason
