@@ -4,14 +4,14 @@
 
 Starts `transformers serve` and `selfspec serve`, each in a process of its own. So many clients ask
 for greedy answers that are streamed; each takes the next question as soon as its answer is
-complete. The servers take turns, and go first in turns from one number of clients to the next. One
-question that doesn't count warms each of them up. With --methods, "plain" is `selfspec serve`
-without drafts, and "continuous" is `transformers serve --continuous-batching`. The last line is one
-JSON object.
+complete. Each number of clients has questions of its own, which all servers are asked in turns. One
+question that doesn't count warms them up. With --methods, "plain" is `selfspec serve` without
+drafts, and "continuous" is `transformers serve --continuous-batching`. The last line is one JSON
+object.
 
 Printed are new tokens a second over all answers, the seconds until the first text (median and 95th
-percentile) and until the end (median), and how many answers are those of `transformers serve` to a
-single client. selfspec learns from one question to the next, as a server does.
+percentile) and until the end (median), and how many answers are those of `transformers serve`.
+selfspec learns from one question to the next, as a server does.
 """
 
 from __future__ import annotations
@@ -113,12 +113,24 @@ def _asked(
     for server in servers:
         server.ask(questions[0], min(options.max_new_tokens, 8))
     rounds: Rounds = {}
+    own = _divided(questions, len(options.clients))
     for number, num_clients in enumerate(options.clients):
         for server in rotated(servers, number):
-            found = _round(server, questions, options.max_new_tokens, num_clients)
+            found = _round(server, own[number], options.max_new_tokens, num_clients)
             rounds[num_clients, server.name] = found
             print(f"{num_clients} clients, {server.name}: {found.seconds:.1f} s", flush=True)
     return rounds
+
+
+def _divided(questions: Sequence[str], num_rounds: int) -> list[Sequence[str]]:
+    """Questions for each round; none has one that drafts know from another round."""
+    each = len(questions) // num_rounds
+    if not each:
+        raise EvalError(
+            f"--clients must name at most {len(questions)} rounds, one for each question "
+            f"(got {num_rounds})"
+        )
+    return [questions[n * each : (n + 1) * each] for n in range(num_rounds)]
 
 
 def _round(
@@ -131,13 +143,18 @@ def _round(
     return Round(replies, perf_counter() - start)
 
 
-def _num_same(rounds: Rounds, round_: Round) -> int | None:
-    """How many answers are those of the first round of transformers' server."""
-    base = next((found for (_, name), found in rounds.items() if name == STOCK), None)
+def _num_same(rounds: Rounds, num_clients: int, name: str) -> int | None:
+    """How many answers are those of transformers' server; None if that was not asked."""
+    base = rounds.get((num_clients, STOCK))
     if base is None:
         return None
-    pairs = zip(base.replies, round_.replies, strict=True)
-    return sum(stock.text == ours.text for stock, ours in pairs)
+    pairs = zip(base.replies, rounds[num_clients, name].replies, strict=True)
+    return sum(_whole(stock.text) == _whole(ours.text) for stock, ours in pairs)
+
+
+def _whole(text: str) -> str:
+    """A text without half a character at its end, of which transformers' server says nothing."""
+    return text.rstrip("\ufffd")
 
 
 def _table(rounds: Rounds, tokenizer: Any) -> Table:
@@ -147,11 +164,12 @@ def _table(rounds: Rounds, tokenizer: Any) -> Table:
         base = rounds.get((num_clients, STOCK))
         gain = "" if base is None else f"{base.seconds / found.seconds:.2f}"
         rest = [f"{figures[key]:.2f}" for key in ("first_s", "first_95_s", "answer_s")]
-        rows.append([str(num_clients), name, f"{figures['tokens_per_s']:.1f}", gain, *rest])
+        same = "" if base is None else str(_num_same(rounds, num_clients, name))
+        rows.append([str(num_clients), name, f"{figures['tokens_per_s']:.1f}", gain, *rest, same])
     head = ["clients", "server", "tokens/s", "speed-up", "first text, s", "95 %", "answer, s"]
-    same = {f"{c} {name}": _num_same(rounds, found) for (c, name), found in rounds.items()}
+    head.append("same")
     number = len(next(iter(rounds.values())).replies)
-    note = f"Medians over {number} questions. Answers that are the same: {same}."
+    note = f"Medians over {number} questions in each round."
     return Table(f"{number} questions over HTTP", head, rows, note)
 
 
@@ -169,7 +187,7 @@ def _told(options: argparse.Namespace, rounds: Rounds, tokenizer: Any) -> dict[s
             {
                 "clients": num_clients,
                 "server": name,
-                "num_same": _num_same(rounds, found),
+                "num_same": _num_same(rounds, num_clients, name),
                 **found.figures(tokenizer),
             }
             for (num_clients, name), found in rounds.items()
@@ -181,7 +199,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = described("bench_server", __doc__)
     add = parser.add_argument
     add_required_model(parser)
-    add_questions(parser, "the first N of those that are left")
+    add_questions(parser, "the first N of those that are left, for all rounds together")
     parser.set_defaults(every=EVERY)
     add("--max-new-tokens", type=int, default=64, metavar="N", help="default: %(default)s")
     add(

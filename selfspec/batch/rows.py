@@ -12,6 +12,7 @@ from selfspec.batch.ticket import Ticket
 from selfspec.config import SpecConfig
 from selfspec.cost import MeasuredBudget
 from selfspec.engine import Decoder, first_tokens
+from selfspec.errors import UnsupportedError
 from selfspec.machine.device import device_for
 from selfspec.plugin.call import PromptRead, pack_between_steps
 from selfspec.plugin.spec import SelfSpec
@@ -21,7 +22,7 @@ from selfspec.run.rows_backend import RowsBackend
 from selfspec.stats import GenerationStats
 from selfspec.verify.verifier import RowVerifiers
 
-__all__ = ["Rows"]
+__all__ = ["Rows", "config_for_rows"]
 
 Committed = dict[int, list[int]]  # New tokens by the index of the ticket.
 
@@ -170,3 +171,14 @@ class Rows:
             device=device_for(device_of(self._model), overlap=self._config.overlap),
             listeners=call.listeners,
         )
+
+
+def config_for_rows(config: SpecConfig, model: Any) -> tuple[SpecConfig, str | None]:
+    """The config with a way to run forwards that rows can come and go in, and why it differs."""
+    captures = device_for(device_of(model), overlap=False).can_capture
+    if config.forward != "graph" and not (config.forward == "auto" and captures):
+        return config, None
+    reason = "captured forwards have a fixed number of rows, and here rows come and go"
+    if config.forward == "graph" and config.strict:
+        raise UnsupportedError(f"strict=True and forward='graph' can't be had: {reason}")
+    return config.changed(forward="eager"), reason

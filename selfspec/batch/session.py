@@ -20,22 +20,20 @@ import torch
 from selfspec.batch.answer import Answer
 from selfspec.batch.limits import NO_LIMITS, Limits, holds_kv
 from selfspec.batch.pace import ReadingPace
-from selfspec.batch.rows import Rows
+from selfspec.batch.rows import Rows, config_for_rows
 from selfspec.batch.schedule import ArrivalOrder, Scheduler
 from selfspec.batch.ticket import Hear, Ticket
 from selfspec.batch.waiting import Waiting
-from selfspec.config import SpecConfig
 from selfspec.errors import ConfigError, UnsupportedError
 from selfspec.machine.amounts import amount_in_bytes
-from selfspec.machine.device import device_for
 from selfspec.plugin.reading import PromptReader
 from selfspec.plugin.spec import SelfSpec
-from selfspec.run.device_of import device_of
 from selfspec.run.prepared import Prepared
 
 __all__ = ["Session"]
 
 _LOOK_AHEAD = 256  # So many prompts wait at most, if the reader asks how many are wanted.
+_SHORT_REST = 1.25  # A rest that is little longer than a part is read with it.
 _STEPS_THAT_TEACH = 16  # Fewer teach too little of costs to be written down.
 
 
@@ -77,7 +75,7 @@ class Session:
         self._scheduler = ArrivalOrder() if scheduler is None else scheduler
         self._pace = pace
         self._hear = hear
-        self._config, self._eager_reason = _config_for_rows(spec.config, model)
+        self._config, self._eager_reason = config_for_rows(spec.config, model)
         self._waiting = Waiting(short_first=short_first)
         self._reading: _Reading | None = None
         sizes: dict[str, Any] = {"max_rows": max_rows, "max_bytes": self._max_bytes}
@@ -239,8 +237,9 @@ class Session:
         assert self._reading is not None
         ticket, reader = self._reading
         start, before = perf_counter(), reader.num_left
+        is_nearly_all = before <= _SHORT_REST * num_tokens
         with prepared.reading():
-            read = reader.read(num_tokens, prepared)
+            read = reader.read(before if is_nearly_all else num_tokens, prepared)
         num_read = before - reader.num_left
         if self._pace is not None:
             self._pace.observe_part(num_read, perf_counter() - start)
@@ -305,14 +304,3 @@ class Session:
             with self._prepared() as prepared:
                 self._limits = Limits.of_rows(self._rows.open(prepared))
         return self._limits
-
-
-def _config_for_rows(config: SpecConfig, model: Any) -> tuple[SpecConfig, str | None]:
-    """The config with a way to run forwards that rows can come and go in, and why it differs."""
-    captures = device_for(device_of(model), overlap=False).can_capture
-    if config.forward != "graph" and not (config.forward == "auto" and captures):
-        return config, None
-    reason = "captured forwards have a fixed number of rows, and here rows come and go"
-    if config.forward == "graph" and config.strict:
-        raise UnsupportedError(f"strict=True and forward='graph' can't be had: {reason}")
-    return config.changed(forward="eager"), reason

@@ -168,6 +168,15 @@ class Answering:
             return
         finally:
             self._is_open.set()
+        try:
+            self._work()
+        except BaseException:
+            _log.exception("the thread of the model ended, and no request is answered any more")
+            self._is_stopping = True
+            for index in list(self._clients):
+                self._tell(index, Refused(_STOPPING, status=503, code="stopping"))
+
+    def _work(self) -> None:
         while not self._has_ended:
             while self._session.is_empty or not self._inbox.empty():
                 self._inbox.get()()

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from selfspec.serving.fields import Fields, checked_text
+from selfspec.serving.inputs import MAX_CHOICES, messages_of, prediction_of, prompts_of
 from selfspec.serving.refusal import Refused
 
 __all__ = ["Asked", "Rules", "read_chat", "read_completion"]
 
-MAX_CHOICES = 16  # Answers to one request.
-_MAX_STOPS, _MAX_STOP_LENGTH = 4, 256
+# transformers compares every token with each place of each stop string. Longer ones take seconds.
+_MAX_STOPS, _MAX_STOP_LENGTH = 4, 32
 _MAX_BIASES = 1024
 _LEAST_TEMPERATURE = 0.001  # A smaller one divides by what float32 may take for zero.
 _DEFAULT_TOKENS = 1024  # Of an answer, if the request doesn't say.
 _ENDLESS = 1 << 20  # The most tokens where a model has no positions that could run out.
-_ROLES = ("system", "developer", "user", "assistant")
 
 _SHARED = (
     "frequency_penalty",
@@ -125,7 +125,7 @@ def read_chat(body: Any, rules: Rules) -> Asked:
         fields.text(name)
     if not isinstance(fields.get("metadata") or {}, dict):
         raise fields.refuse("metadata", "an object")
-    return _read(fields, rules, [_messages(fields)])
+    return _read(fields, rules, [messages_of(fields)])
 
 
 def read_completion(body: Any, rules: Rules) -> Asked:
@@ -135,7 +135,7 @@ def read_completion(body: Any, rules: Rules) -> Asked:
     fields.only("echo", [False], _NOT_HERE)
     fields.only("suffix", [""], _NOT_HERE)
     fields.only("best_of", [fields.get("n") or 1], "must be n: the best ones are not chosen")
-    return _read(fields, rules, _prompts(fields, rules))
+    return _read(fields, rules, prompts_of(fields, rules.vocab_size))
 
 
 def _read(fields: Fields, rules: Rules, prompts: list[Any]) -> Asked:
@@ -160,7 +160,7 @@ def _read(fields: Fields, rules: Rules, prompts: list[Any]) -> Asked:
         num_choices,
         fields.whole("seed", 0, 2**63 - MAX_CHOICES - 1),
         stops,
-        _prediction(fields),
+        prediction_of(fields),
         streams,
         _tells_usage(fields, streams),
         field,
@@ -242,85 +242,3 @@ def _tells_usage(fields: Fields, streams: bool) -> bool:
     if not isinstance(given.get("include_usage", False), bool):
         raise fields.refuse("stream_options", rule)
     return bool(given.get("include_usage"))
-
-
-def _prediction(fields: Fields) -> str | None:
-    given = fields.get("prediction")
-    if given is None:
-        return None
-    if not isinstance(given, dict) or given.get("type") != "content" or len(given) != 2:
-        raise fields.refuse("prediction", "an object with type: 'content', and content")
-    return _content("prediction", given.get("content"))
-
-
-def _messages(fields: Fields) -> list[dict[str, str]]:
-    given = fields.get("messages")
-    if not isinstance(given, list) or not given:
-        raise fields.refuse("messages", "a list with at least one message")
-    return [_message(number, each) for number, each in enumerate(given)]
-
-
-def _message(number: int, given: Any) -> dict[str, str]:
-    where = f"messages[{number}]"
-    if not isinstance(given, dict) or set(given) - {"role", "content", "name"}:
-        rule = "must be an object with role and content, and perhaps name"
-        raise Refused(f"{where} {rule} (got {given!r:.80})", field="messages")
-    role = given.get("role")
-    if role not in _ROLES:
-        roles = f"{where}.role must be one of {', '.join(_ROLES)}"
-        raise Refused(f"{roles} (got {role!r:.40})", field="messages")
-    content = _content(f"{where}.content", given.get("content"), "messages")
-    return {"role": "system" if role == "developer" else role, "content": content}
-
-
-def _content(where: str, given: Any, field: str | None = None) -> str:
-    """Text, or the texts of a list of parts, one behind the other."""
-    parts = given if isinstance(given, list) else [{"type": "text", "text": given}]
-    texts = []
-    for part in parts:
-        if (
-            not isinstance(part, dict)
-            or part.get("type") != "text"
-            or set(part) != {"type", "text"}
-        ):
-            rule = "must be text, or a list of parts with type: 'text', and text"
-            raise Refused(f"{where} {rule} (got {part!r:.80})", field=field or where)
-        try:
-            texts.append(checked_text(where, part["text"]))
-        except Refused as error:
-            raise Refused(str(error), field=field or where) from None
-    return "".join(texts)
-
-
-def _prompts(fields: Fields, rules: Rules) -> list[Any]:
-    given = fields.get("prompt")
-    rule = f"text, token ids, or a list of 1 to {MAX_CHOICES} of these"
-    if isinstance(given, str):
-        return [checked_text("prompt", given)]
-    if not isinstance(given, list) or not given:
-        raise fields.refuse("prompt", rule)
-    if _are_ids(given):
-        return [_checked_ids(given, rules)]
-    if len(given) > MAX_CHOICES:
-        raise Refused(f"prompt must be {rule} (got {len(given)})", field="prompt")
-    return [_prompt(fields, each, rule, rules) for each in given]
-
-
-def _prompt(fields: Fields, given: Any, rule: str, rules: Rules) -> Any:
-    if isinstance(given, str):
-        return checked_text("prompt", given)
-    if isinstance(given, list) and given and _are_ids(given):
-        return _checked_ids(given, rules)
-    raise fields.refuse("prompt", rule)
-
-
-def _are_ids(given: list[Any]) -> bool:
-    return all(isinstance(each, int) and not isinstance(each, bool) for each in given)
-
-
-def _checked_ids(ids: list[int], rules: Rules) -> list[int]:
-    for each in ids:
-        if not 0 <= each < rules.vocab_size:
-            rule = f"prompt must hold ids of the model's {rules.vocab_size} tokens"
-            raise Refused(f"{rule} (got {each!r:.40})", field="prompt")
-    return ids

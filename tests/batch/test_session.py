@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from selfspec import SelfSpec, UnsupportedError
 from selfspec.batch.pace import ReadingPace
 from selfspec.batch.session import Session
+from selfspec.batch.waiting import Waiting
 from tests.fakes import VOCAB, WildSource, tiny_model, tiny_tokenizer
 
 SETTINGS: tuple[dict[str, Any], ...] = (
@@ -215,6 +216,36 @@ def test_short_ones_first_but_not_for_ever() -> None:
         session.submit(index, [5], 0, {"max_new_tokens": 2})
     assert order[0] == 1
     assert 0 in order
+
+
+class Line(NamedTuple):
+    """A ticket as those that wait see it."""
+
+    index: int
+    need: int
+    is_alone: bool = False
+
+
+@given(needs=st.lists(st.integers(1, 50), min_size=1, max_size=30), dice=st.randoms())
+def test_nobody_is_overtaken_for_ever(needs: list[int], dice: Any) -> None:
+    """Only by those that came before as much work was started as it has itself."""
+    waiting: Any = Waiting(short_first=True)
+    came: dict[int, int] = {}  # Those that wait, and how much had been started when they came.
+    coming = [Line(index, need) for index, need in enumerate(needs)]
+    started = 0
+    while coming or came:
+        if coming and (not came or dice.random() < 0.6):
+            line = coming.pop(0)
+            waiting.add(line)
+            came[line.index] = started
+            continue
+        first = waiting.sharing()[0]
+        waiting.start(first)
+        started += first.need
+        own = came.pop(first.index)
+        overtaken = [index for index in came if index < first.index]
+        assert all(own - came[index] < needs[index] for index in overtaken)
+    assert not len(waiting)
 
 
 def test_a_prompt_that_waits_may_leave() -> None:

@@ -28,19 +28,21 @@ def bench(questions, chat_folder, capsys):
 
 @pytest.mark.slow
 def test_both_servers_give_the_same_answers(bench):
-    status, lines, error = bench("--limit", "3", "--budget", "fixed", "--max-nodes", "4")
+    few = ("--limit", "4", "--clients", "1", "2", "--budget", "fixed", "--max-nodes", "4")
+    status, lines, error = bench(*few)
     assert status == 0, error
-    told = json.loads(lines[-1])
-    assert told["num_same"] == told["num_questions"] == 3
-    assert list(told["figures"]) == ["transformers serve", "selfspec serve"]
-    assert all(0 < each["first_s"] <= each["answer_s"] for each in told["figures"].values())
+    rounds = json.loads(lines[-1])["rounds"]
+    asked = [(each["clients"], each["server"]) for each in rounds]
+    assert asked == [(1, "transformers"), (1, "selfspec"), (2, "selfspec"), (2, "transformers")]
+    assert all(each["num_same"] == 2 for each in rounds), json.dumps(rounds)
+    assert all(0 < each["first_s"] <= each["answer_s"] for each in rounds), json.dumps(rounds)
 
 
 @pytest.mark.slow
 def test_a_server_that_does_not_start_says_why():
     with (
-        pytest.raises(ValueError, match=r"'selfspec serve' did not start: .*nowhere"),
-        serving("selfspec serve", "./nowhere", []),
+        pytest.raises(ValueError, match=r"'selfspec' did not start: .*nowhere"),
+        serving("selfspec", "./nowhere", []),
     ):
         pass
 
@@ -49,6 +51,8 @@ def test_a_server_that_does_not_start_says_why():
     ("wrong", "said"),
     [
         (["--max-new-tokens", "0"], r"--max-new-tokens must be >= 1 \(got 0\)"),
+        (["--clients", "0"], r"--clients must be >= 1 \(got 0\)"),
+        (["--limit", "1", "--clients", "1", "2"], "--clients must name at most 1 rounds"),
         (["--budget", "endless"], "budget"),
         (["--task", "cooking"], "cooking"),
     ],

@@ -95,6 +95,25 @@ class Failing:
         raise UnsupportedError("no such luck")
 
 
+def test_when_nothing_can_be_answered_any_more_everybody_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where a GPU is lost: the step fails, and so does whatever begins anew."""
+
+    def fail(*_given: Any) -> None:
+        raise RuntimeError("the device is lost")
+
+    async def work(answering: Answering) -> None:
+        monkeypatch.setattr(answering._session, "step", fail)
+        monkeypatch.setattr(answering, "_new_session", fail)
+        error = await Heard(answering, max_new_tokens=3).last()
+        assert isinstance(error, Refused)
+        assert answering.is_stopping
+
+    play("llama", work)
+    assert "no request is answered any more" in caplog.text
+
+
 def test_a_model_that_can_not_be_tried_out_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: SelfSpec, model: Any) -> None:
         raise UnsupportedError("not this one")
