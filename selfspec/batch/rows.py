@@ -16,7 +16,7 @@ from selfspec.errors import UnsupportedError
 from selfspec.machine.device import device_for
 from selfspec.plugin.call import PromptRead, pack_between_steps
 from selfspec.plugin.spec import SelfSpec
-from selfspec.run.device_of import device_of
+from selfspec.run.model import device_of
 from selfspec.run.prepared import Prepared
 from selfspec.run.rows_backend import RowsBackend
 from selfspec.stats import GenerationStats

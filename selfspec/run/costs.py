@@ -24,8 +24,8 @@ from selfspec.machine.measured import Measured
 from selfspec.records import Queries
 from selfspec.run.backend import Backend
 from selfspec.run.backends import ChainBackend
-from selfspec.run.device_of import device_of
 from selfspec.run.graphs.backend import GraphBackend
+from selfspec.run.model import device_of
 
 __all__ = ["Costs", "context_bucket", "kept_curve", "measure", "new_costs"]
 
