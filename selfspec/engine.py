@@ -43,23 +43,29 @@ class Decoder:
 
     backend: Backend
     verifier: BatchVerifier
-    rows: list[Row]  # Those that still decode, in the order of the forward.
     config: SpecConfig
     stats: GenerationStats
+    rows: list[Row] = field(default_factory=list)  # Those that still decode, in their order.
     budget: Budget = field(default_factory=FixedBudget)
     device: Device = field(default_factory=CpuDevice)
     listeners: Sequence[Listener] = ()
     before_step: Callable[[int], None] | None = None  # Told the rows; may change how they are run.
     clock: Callable[[], float] = perf_counter
 
-    def start(self, first: FirstTokens) -> None:
-        """Learns from the first token of each row."""
-        self._start(self.rows, first)
+    def add(self, rows: Sequence[Row], first: FirstTokens) -> None:
+        """Takes in rows that have their first token, and learns from it.
 
-    def add(self, row: Row, first: FirstTokens) -> None:
-        """Starts one more row, which has its first token; the backend must have it already."""
-        self.rows.append(row)
-        self._start([row], first)
+        A backend to which rows are added one by one must have them already.
+        """
+        self._lap = self.clock()
+        self.rows += rows
+        tops = self._fetch_tops(first.logits, rows[0].memory)
+        self.stats.num_new_tokens += len(first.records)
+        self.stats.num_prompt_tokens_out += len(first.records)
+        self.device.join()
+        self._learn(rows, first.records, tops)
+        self._time("learn")
+        self._tell(first.records)
 
     def run(self) -> None:
         """Steps until every row has stopped."""
@@ -109,17 +115,6 @@ class Decoder:
         self.rows = [self.rows[i] for i in live]
         self.backend.keep_rows(live)
         return left
-
-    def _start(self, rows: list[Row], first: FirstTokens) -> None:
-        self._lap = self.clock()
-        records = first.records
-        tops = self._fetch_tops(first.logits, rows[0].memory)
-        self.stats.num_new_tokens += len(records)
-        self.stats.num_prompt_tokens_out += len(records)
-        self.device.join()
-        self._learn(rows, records, tops)
-        self._time("learn")
-        self._tell(records)
 
     def _draft(self, step: Step) -> tuple[list[DraftTree], Sequence[DraftTree | Queries]]:
         """A tree for each row, and what each row asks: its tree, and branches if they pay.
@@ -188,7 +183,9 @@ class Decoder:
         self.device.join()
         self._time("commit")
 
-    def _learn(self, rows: list[Row], records: list[StepRecord], fetched: Fetched | None) -> None:
+    def _learn(
+        self, rows: Sequence[Row], records: list[StepRecord], fetched: Fetched | None
+    ) -> None:
         if fetched is not None:
             tops = _tables(*fetched.get())
             for index, (row, record) in enumerate(zip(rows, records, strict=True)):

@@ -182,7 +182,6 @@ def answered(
     decoder = _Replay(
         backend=_Backend(machine),  # type: ignore[arg-type]
         verifier=verifier,
-        rows=[Row.open(0, text.prompt_ids, memory, config)],
         config=config,
         stats=GenerationStats(num_calls=1),
         budget=new_budget(),
@@ -190,7 +189,8 @@ def answered(
         text=text,
         machine=machine,
     )
-    decoder.start(first_tokens(verifier, [0], [text.prompt_ids[-1]], torch.empty(1, 1)))
+    first = first_tokens(verifier, [0], [text.prompt_ids[-1]], torch.empty(1, 1))
+    decoder.add([Row.open(0, text.prompt_ids, memory, config)], first)
     start = machine.now
     decoder.run()
     num_tokens = length - len(text.prompt_ids) - 1
