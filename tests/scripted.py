@@ -32,7 +32,7 @@ from selfspec.verify.choosers import (
 )
 from selfspec.verify.noise import NoiseTape
 from selfspec.verify.transcript import RowStops, Transcript
-from selfspec.verify.verifier import Verifier
+from selfspec.verify.verifier import Verifier, row_texts
 
 VOCAB, PAD, EOS = 7, 0, 6
 Prefix = tuple[int, ...]
@@ -230,7 +230,7 @@ class Run:
         rows = [Row.open(i, p, self.memory, self.config) for i, p in enumerate(self.prompts)]
         decoder = Decoder(
             backend=self.backend,
-            verifier=Verifier(chooser or self.greedy(), self.transcript),
+            verifier=Verifier(row_texts(chooser or self.greedy(), self.transcript)),
             config=self.config,
             stats=self.stats,
             budget=self.budget,

@@ -21,7 +21,7 @@ from selfspec.run.prepared import Prepared
 from selfspec.run.prompt import Prompt
 from selfspec.run.rows_backend import RowsBackend
 from selfspec.stats import GenerationStats
-from selfspec.verify.verifier import RowVerifiers
+from selfspec.verify.verifier import Verifier
 
 __all__ = ["Rows", "config_for_rows"]
 
@@ -46,7 +46,7 @@ class Rows:
         self._config = config
         self._max_bytes = max_bytes
         self._tickets: dict[int, Ticket] = {}
-        self._verifiers = RowVerifiers()
+        self._verifier = Verifier()
         self._decoder: Decoder | None = None
         self._backend: RowsBackend | None = None
         self._left: list[int] = []  # Rows that have stopped and were not given back yet.
@@ -98,17 +98,17 @@ class Rows:
             memory = self._spec.learn(call, prompt)
         if self._decoder is None:
             device = device_for(device_of(self._model), overlap=self._config.overlap)
-            batch = (backend, self._verifiers, device, self.max_rows)
+            batch = (backend, self._verifier, device, self.max_rows)
             self._decoder = call.decoder(prepared, *batch)
         decoder = self._decoder
         (row,) = call.rows(prompt, memory, decoder)
         row.index = index
         self._tickets[index] = ticket
         self._has_changed = True
-        self._verifiers.add(index, call.verifier(prepared.ability, decoder.device))
+        self._verifier.texts[index] = call.texts(prepared.ability, decoder.device)[0]
         backend.add_row(prompt.cache, prompt.next_positions, ticket.need)
         decoder.stats = call.stats
-        first = first_tokens(self._verifiers, [index], prompt.last_tokens, prompt.logits)
+        first = first_tokens(self._verifier, [index], prompt.last_tokens, prompt.logits)
         with prepared.decoding():
             decoder.add([row], first)
         return {record.row: record.committed_ids for record in first.records}
@@ -133,10 +133,10 @@ class Rows:
         """Takes a row out in the midst of its text; None if there is no such row."""
         if index not in self._tickets:
             return None
-        self._verifiers.stop(index)
+        self._verifier.texts[index].stop()
         self._let_go()
         self._left.remove(index)
-        self._verifiers.remove(index)
+        del self._verifier.texts[index]
         return self._tickets.pop(index)
 
     def ended(self) -> list[tuple[Ticket, list[int]]]:
@@ -153,7 +153,7 @@ class Rows:
             self._left += left
 
     def _text_of(self, index: int) -> list[int]:
-        text = self._verifiers.remove(index).transcript
+        text = self._verifier.texts.pop(index).transcript
         ids: list[int] = text.sequences()[0, text.prompt_length :].tolist()
         return ids
 

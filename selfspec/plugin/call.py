@@ -30,7 +30,7 @@ from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import BatchChooser, Chooser, GreedyChooser, ProcessedChooser
 from selfspec.verify.noise import NoiseTape
 from selfspec.verify.transcript import Streamer, Transcript
-from selfspec.verify.verifier import BatchVerifier, Verifier
+from selfspec.verify.verifier import RowText, Verifier, row_texts
 
 __all__ = ["Call", "SelfSpecOutput", "keep_up"]
 
@@ -109,8 +109,8 @@ class Call:
         """The most queries of a row in one forward."""
         return self.config.max_nodes + self.config.num_branches * self.config.branch_length
 
-    def verifier(self, ability: Ability, device: Device) -> Verifier:
-        """What decides on the tokens, by the rules of this call, and keeps the text."""
+    def texts(self, ability: Ability, device: Device) -> dict[int, RowText]:
+        """The text of each row, and what decides on its tokens by the rules of this call."""
         pad = self.generation_config._pad_token_tensor
         transcript = Transcript(
             self.input_ids,
@@ -119,7 +119,7 @@ class Call:
             pads_done_rows=has_eos_rule(self.stopping_criteria),
             streamer=self.streamer,
         )
-        return Verifier(self._chooser(ability, device), transcript)
+        return row_texts(self._chooser(ability, device), transcript)
 
     def _budget(self, prepared: Prepared, backend: Backend, num_rows: int) -> Budget:
         """What decides how wide the steps of so many rows are."""
@@ -185,7 +185,7 @@ class Call:
         self,
         prepared: Prepared,
         backend: Backend,
-        verifier: BatchVerifier,
+        verifier: Verifier,
         device: Device,
         num_rows: int,
     ) -> Decoder:
@@ -223,13 +223,13 @@ class Call:
         if self.draft_model is not None:
             self.stats.num_draft_forwards = self.draft_model.num_forwards
 
-    def result(self, verifier: Verifier, cache: Any) -> Any:
-        """What stock's `generate()` would return."""
-        sequences = verifier.transcript.sequences()
+    def result(self, text: RowText, cache: Any) -> Any:
+        """What stock's `generate()` would return; `text` is any row's."""
+        sequences = text.transcript.sequences()
         config = self.generation_config
         if not config.return_dict_in_generate:
             return sequences
-        recorded: Any = verifier.chooser
+        recorded: Any = text.chooser
         output = SelfSpecOutput(
             sequences=sequences,
             scores=tuple(recorded.scores) if config.output_scores else None,

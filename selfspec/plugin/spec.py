@@ -41,6 +41,7 @@ from selfspec.run.probe import Ability, attention_for_trees
 from selfspec.run.prompt import Prompt
 from selfspec.run.tree_kv import foreign_layer
 from selfspec.stats import GenerationStats
+from selfspec.verify.verifier import Verifier
 
 __all__ = ["SelfSpec"]
 
@@ -280,7 +281,7 @@ class SelfSpec(Persistent):
                 prompt = PromptReader(call).read(prepared)
                 assert prompt is not None
                 device = device_for(prompt.logits.device, overlap=call.config.overlap)
-                verifier = call.verifier(prepared.ability, device)
+                verifier = Verifier(call.texts(prepared.ability, device))
                 rows = range(len(prompt.texts))
                 first = first_tokens(verifier, rows, prompt.last_tokens, prompt.logits)
                 memory = self.learn(call, prompt)
@@ -293,8 +294,9 @@ class SelfSpec(Persistent):
                 finally:
                     call.note(prepared, backend)
                     backend.release()
-        verifier.transcript.end()
-        return call.result(verifier, prompt.cache)
+        text = verifier.texts[0]
+        text.transcript.end()
+        return call.result(text, prompt.cache)
 
     def learn(self, call: Call, prompt: Prompt) -> Memory:
         """What one call works on, by the learning scope, with what the prompt teaches."""
