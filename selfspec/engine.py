@@ -23,7 +23,7 @@ from selfspec.records import DraftTree, Queries, StepRecord, TopK
 from selfspec.run.backend import Backend
 from selfspec.stats import GenerationStats
 from selfspec.verify.logits import as_read, fits_at_once, top_k
-from selfspec.verify.verifier import BatchVerifier
+from selfspec.verify.verifier import RowText, Verifier
 
 __all__ = ["Decoder", "FirstTokens", "first_tokens", "top_k_of"]
 
@@ -42,24 +42,30 @@ class Decoder:
     """Decodes a batch to its end, or a step at a time while rows come and go."""
 
     backend: Backend
-    verifier: BatchVerifier
-    rows: list[Row]  # Those that still decode, in the order of the forward.
+    verifier: Verifier
     config: SpecConfig
     stats: GenerationStats
+    rows: list[Row] = field(default_factory=list)  # Those that still decode, in their order.
     budget: Budget = field(default_factory=FixedBudget)
     device: Device = field(default_factory=CpuDevice)
     listeners: Sequence[Listener] = ()
     before_step: Callable[[int], None] | None = None  # Told the rows; may change how they are run.
     clock: Callable[[], float] = perf_counter
 
-    def start(self, first: FirstTokens) -> None:
-        """Learns from the first token of each row."""
-        self._start(self.rows, first)
+    def add(self, rows: Sequence[Row], first: FirstTokens) -> None:
+        """Takes in rows that have their first token, and learns from it.
 
-    def add(self, row: Row, first: FirstTokens) -> None:
-        """Starts one more row, which has its first token; the backend must have it already."""
-        self.rows.append(row)
-        self._start([row], first)
+        A backend to which rows are added one by one must have them already.
+        """
+        self._lap = self.clock()
+        self.rows += rows
+        tops = self._fetch_tops(first.logits, rows[0].memory)
+        self.stats.num_new_tokens += len(first.records)
+        self.stats.num_prompt_tokens_out += len(first.records)
+        self.device.join()
+        self._learn(rows, first.records, tops)
+        self._time("learn")
+        self._tell(first.records)
 
     def run(self) -> None:
         """Steps until every row has stopped."""
@@ -101,7 +107,7 @@ class Decoder:
         """
         if self.verifier.moves_together:
             return []
-        done = [self.verifier.is_done(row.index) for row in self.rows]
+        done = [self.verifier.texts[row.index].is_done for row in self.rows]
         if not any(done):
             return []
         left = [row for row, has_left in zip(self.rows, done, strict=True) if has_left]
@@ -110,52 +116,31 @@ class Decoder:
         self.backend.keep_rows(live)
         return left
 
-    def _start(self, rows: list[Row], first: FirstTokens) -> None:
-        self._lap = self.clock()
-        records = first.records
-        tops = self._fetch_tops(first.logits, rows[0].memory)
-        self.stats.num_new_tokens += len(records)
-        self.stats.num_prompt_tokens_out += len(records)
-        self.device.join()
-        self._learn(rows, records, tops)
-        self._time("learn")
-        self._tell(records)
-
     def _draft(self, step: Step) -> tuple[list[DraftTree], Sequence[DraftTree | Queries]]:
-        """A tree for each row, and what each row asks: its tree, and branches if they pay.
+        """A tree for each row, and what each row asks: its tree, and branches if they pay."""
+        texts = [self.verifier.texts[row.index] for row in self.rows]
+        of_rows = list(zip(self.rows, texts, strict=True))
+        trees = [self._grow(row, text, step) for row, text in of_rows]
+        # What stands beyond the end of a text, or in one that has stopped, is not worth asking.
+        depths = [0 if text.is_done else text.max_depth for text in texts]
+        branches = [row.branches for row in self.rows]
+        rides = step.fit(
+            trees, [each.num_queries(depth) for each, depth in zip(branches, depths, strict=True)]
+        )
+        _add_pads(trees, texts)
+        if not rides:
+            return trees, trees
+        asked = zip(branches, trees, depths, strict=True)
+        return trees, [each.ride(tree, depth) for each, tree, depth in asked]
+
+    def _grow(self, row: Row, text: RowText, step: Step) -> DraftTree:
+        """A tree that is no deeper than the row's text may still grow.
 
         A row that only waits for the others gets the pads that are sure to come.
         """
-        padded = [self.verifier.is_padded(row.index) for row in self.rows]
-        trees = [
-            self._grow(row, 1 if pads else step.max_nodes, step.search())
-            for row, pads in zip(self.rows, padded, strict=True)
-        ]
-        depths = [self._branch_depth(row) for row in self.rows]
-        asking = list(zip(self.rows, depths, trees, strict=True))
-        num_queries = [row.branches.num_queries(depth) for row, depth, _ in asking]
-        rides = step.fit(trees, num_queries)
-        self._add_pads([tree for tree, pads in zip(trees, padded, strict=True) if pads], trees)
-        if not rides:
-            return trees, trees
-        return trees, [row.queries(tree, depth) for row, depth, tree in asking]
-
-    def _grow(self, row: Row, max_nodes: int, pays: Callable[[float], bool] | None) -> DraftTree:
-        """A tree that is no deeper than the row's text may still grow."""
-        noise = self.verifier.noise_ahead(row.index)
-        return row.draft(max_nodes, self.verifier.max_depth(row.index), pays, noise)
-
-    def _add_pads(self, padded: list[DraftTree], trees: list[DraftTree]) -> None:
-        """Makes some trees chains of pads, as deep as the deepest of all."""
-        deepest = max(max(tree.depths) for tree in trees) if padded else 0
-        for tree in padded:
-            for node in range(deepest):
-                tree.add(node, self.verifier.pad_token_id, 1.0)
-
-    def _branch_depth(self, row: Row) -> int:
-        """How many tokens of a branch are worth asking about; none of a row that has stopped."""
-        stopped = self.verifier.is_done(row.index)
-        return 0 if stopped else self.verifier.max_depth(row.index)
+        max_nodes = 1 if text.is_padded else step.max_nodes
+        limits = (max_nodes, text.max_depth, step.search())
+        return row.grower.grow(row.last_token, *limits, text.noise_ahead)
 
     def _verify(
         self, rows: list[Row], trees: list[DraftTree], logits: torch.Tensor
@@ -166,11 +151,12 @@ class Decoder:
         """
         if fits_at_once(logits):
             logits = as_read(logits)
-        self.verifier.read(logits)
+        indices = [row.index for row in rows]
+        self.verifier.read(indices, logits)
         self._time("verify")
         tops = self._fetch_tops(logits, rows[0].memory)
         self._time("learn")
-        records = self.verifier.verify([row.index for row in rows], trees)
+        records = self.verifier.verify(indices, trees)
         self._time("verify")
         return records, tops
 
@@ -188,7 +174,9 @@ class Decoder:
         self.device.join()
         self._time("commit")
 
-    def _learn(self, rows: list[Row], records: list[StepRecord], fetched: Fetched | None) -> None:
+    def _learn(
+        self, rows: Sequence[Row], records: list[StepRecord], fetched: Fetched | None
+    ) -> None:
         if fetched is not None:
             tops = _tables(*fetched.get())
             for index, (row, record) in enumerate(zip(rows, records, strict=True)):
@@ -213,7 +201,7 @@ class Decoder:
 
 
 def first_tokens(
-    verifier: BatchVerifier,
+    verifier: Verifier,
     rows: Sequence[int],
     last_tokens: Sequence[int],
     prompt_logits: torch.Tensor,
@@ -226,7 +214,7 @@ def first_tokens(
     logits = prompt_logits[:, None]
     if fits_at_once(logits):
         logits = as_read(logits)
-    verifier.read(logits)
+    verifier.read(rows, logits)
     trees = [DraftTree.of_root(token) for token in last_tokens]
     return FirstTokens(verifier.verify(rows, trees), logits)
 
@@ -235,6 +223,15 @@ def top_k_of(logits: torch.Tensor, k: int) -> TopK:
     """The K likeliest next tokens that `logits` (..., V) tell, with their probabilities."""
     ids, probabilities = top_k(logits, k)
     return _tables(ids.cpu(), probabilities.cpu())
+
+
+def _add_pads(trees: Sequence[DraftTree], texts: Sequence[RowText]) -> None:
+    """Makes the trees of rows that are padded chains of pads, as deep as the deepest of all."""
+    padded = [(tree, text) for tree, text in zip(trees, texts, strict=True) if text.is_padded]
+    deepest = max(max(tree.depths) for tree in trees) if padded else 0
+    for tree, text in padded:
+        for node in range(deepest):
+            tree.add(node, text.transcript.pad_token_id, 1.0)
 
 
 def _without_gaps(gaps: Sequence[bool]) -> list[int]:

@@ -32,7 +32,7 @@ from selfspec.verify.choosers import (
 )
 from selfspec.verify.noise import NoiseTape
 from selfspec.verify.transcript import RowStops, Transcript
-from selfspec.verify.verifier import Verifier
+from selfspec.verify.verifier import Verifier, row_texts
 
 VOCAB, PAD, EOS = 7, 0, 6
 Prefix = tuple[int, ...]
@@ -227,10 +227,10 @@ class Run:
         return ended | (ids.shape[1] >= self.max_length)
 
     def decode(self, chooser: Chooser | None = None) -> list[list[int]]:
+        rows = [Row.open(i, p, self.memory, self.config) for i, p in enumerate(self.prompts)]
         decoder = Decoder(
             backend=self.backend,
-            verifier=Verifier(chooser or self.greedy(), self.transcript),
-            rows=[Row.open(i, p, self.memory, self.config) for i, p in enumerate(self.prompts)],
+            verifier=Verifier(row_texts(chooser or self.greedy(), self.transcript)),
             config=self.config,
             stats=self.stats,
             budget=self.budget,
@@ -239,7 +239,7 @@ class Run:
             clock=self.clock,
         )
         logits = self.backend.prompt_logits()
-        last_tokens = [row.last_token for row in decoder.rows]
-        decoder.start(first_tokens(decoder.verifier, range(len(last_tokens)), last_tokens, logits))
+        last_tokens = [row.last_token for row in rows]
+        decoder.add(rows, first_tokens(decoder.verifier, range(len(rows)), last_tokens, logits))
         decoder.run()
         return self.transcript.sequences().tolist()

@@ -255,7 +255,7 @@ def test_slots_take_little_more_than_the_stock_cache() -> None:
     model.generate(**prompts(2, 200), custom_generate=spec, **asked)
     assert spec.stats.forward == "graph"
     stock_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in stock.layers)
-    arenas = spec._forwards._runners[model]._found.arenas
+    arenas = spec.forwards._known[model].runner._found.arenas
     slots_bytes = sum(slots.nbytes for slots in arenas._slots.values())
     assert slots_bytes <= 1.1 * stock_bytes + 16 * stock_bytes / stock.get_seq_length()
 
@@ -267,7 +267,7 @@ def test_a_dropped_model_leaves_no_memory_behind() -> None:
     check_same(model, spec, prompts(2), **GREEDY)
     del model
     torch.cuda.synchronize()
-    assert len(spec._forwards._runners) == 0
+    assert len(spec.forwards._known) == 0
     assert torch.cuda.memory_allocated() <= before + 2**20
 
 

@@ -15,7 +15,7 @@ import torch
 
 from eval.runs.recorded import RecordedText, lessons_of, top_of
 from selfspec import GenerationStats, SpecConfig
-from selfspec.cost import Budget, CostCurve
+from selfspec.cost import Budget, CostCurve, Step
 from selfspec.draft.memory import Memory
 from selfspec.draft.row import Row
 from selfspec.engine import Decoder, first_tokens
@@ -24,7 +24,7 @@ from selfspec.verify.choosers import Visit
 from selfspec.verify.noise import NoiseTape
 from selfspec.verify.shortlist import Shortlist
 from selfspec.verify.transcript import RowStops, Transcript
-from selfspec.verify.verifier import Verifier
+from selfspec.verify.verifier import RowText, Verifier, row_texts
 
 __all__ = ["Answer", "Host", "Machine", "answered"]
 
@@ -150,10 +150,10 @@ class _Replay(Decoder):
     text: RecordedText
     machine: Machine
 
-    def _grow(self, row: Row, max_nodes: int, pays: Any) -> DraftTree:
-        if max_nodes > 1:
+    def _grow(self, row: Row, text: RowText, step: Step) -> DraftTree:
+        if step.max_nodes > 1:
             self.machine.look()
-        return super()._grow(row, max_nodes, pays)
+        return super()._grow(row, text, step)
 
     def _fetch_tops(self, logits: torch.Tensor, memory: Memory) -> Any:
         num_before = self.stats.num_new_tokens
@@ -178,11 +178,10 @@ def answered(
     memory.observe_pairs(*lessons_of(text, memory.top_k))
     length = len(text.prompt_ids) + min(max_new_tokens, len(text.output_ids))
     transcript = Transcript(torch.tensor([text.prompt_ids]), pad_token_id=None, max_length=length)
-    verifier = Verifier(_Chooser(text, RowStops(length)), transcript)
+    verifier = Verifier(row_texts(_Chooser(text, RowStops(length)), transcript))
     decoder = _Replay(
         backend=_Backend(machine),  # type: ignore[arg-type]
         verifier=verifier,
-        rows=[Row.open(0, text.prompt_ids, memory, config)],
         config=config,
         stats=GenerationStats(num_calls=1),
         budget=new_budget(),
@@ -190,7 +189,8 @@ def answered(
         text=text,
         machine=machine,
     )
-    decoder.start(first_tokens(verifier, [0], [text.prompt_ids[-1]], torch.empty(1, 1)))
+    first = first_tokens(verifier, [0], [text.prompt_ids[-1]], torch.empty(1, 1))
+    decoder.add([Row.open(0, text.prompt_ids, memory, config)], first)
     start = machine.now
     decoder.run()
     num_tokens = length - len(text.prompt_ids) - 1

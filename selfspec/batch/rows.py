@@ -6,21 +6,22 @@ Knows nothing of those that wait.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 from selfspec.batch.ticket import Ticket
 from selfspec.config import SpecConfig
-from selfspec.cost import MeasuredBudget
 from selfspec.engine import Decoder, first_tokens
 from selfspec.errors import UnsupportedError
 from selfspec.machine.device import device_for
-from selfspec.plugin.call import PromptRead, pack_between_steps
+from selfspec.plugin.call import keep_up
 from selfspec.plugin.spec import SelfSpec
-from selfspec.run.device_of import device_of
+from selfspec.run.model import device_of
 from selfspec.run.prepared import Prepared
+from selfspec.run.prompt import Prompt
 from selfspec.run.rows_backend import RowsBackend
 from selfspec.stats import GenerationStats
-from selfspec.verify.verifier import RowVerifiers
+from selfspec.verify.verifier import Verifier
 
 __all__ = ["Rows", "config_for_rows"]
 
@@ -45,7 +46,7 @@ class Rows:
         self._config = config
         self._max_bytes = max_bytes
         self._tickets: dict[int, Ticket] = {}
-        self._verifiers = RowVerifiers()
+        self._verifier = Verifier()
         self._decoder: Decoder | None = None
         self._backend: RowsBackend | None = None
         self._left: list[int] = []  # Rows that have stopped and were not given back yet.
@@ -90,32 +91,35 @@ class Rows:
         kv = self.open(prepared).kv
         return kv.fits([*kv.needs, need])
 
-    def start(self, ticket: Ticket, read: PromptRead, prepared: Prepared) -> Committed:
+    def start(self, ticket: Ticket, prompt: Prompt, prepared: Prepared) -> Committed:
         """Gives a prompt that was read a row; returns its first token."""
-        call, backend = ticket.call, self.open(prepared)
+        call, backend, index = ticket.call, self.open(prepared), ticket.index
         with prepared.reading():
-            memory = call.learn_prompt(read, self._spec.request_memory)
-        decoder = self._decoder = self._decoder or self._new_decoder(ticket, prepared, backend)
-        (row,) = call.rows(memory, self._config, decoder.budget)
-        row.index = ticket.index
-        call.stats.table_bytes = memory.nbytes
-        self._tickets[ticket.index] = ticket
+            memory = self._spec.learn(call, prompt)
+        if self._decoder is None:
+            device = device_for(device_of(self._model), overlap=self._config.overlap)
+            batch = (backend, self._verifier, device, self.max_rows)
+            self._decoder = call.decoder(prepared, *batch)
+        decoder = self._decoder
+        (row,) = call.rows(prompt, memory, decoder)
+        row.index = index
+        self._tickets[index] = ticket
         self._has_changed = True
-        self._verifiers.add(ticket.index, call.verifier(prepared.ability, decoder.device))
-        positions = call.model_kwargs["position_ids"][..., -1:]
-        backend.add_row(call.model_kwargs["past_key_values"], positions, ticket.need)
+        self._verifier.texts[index] = call.texts(prepared.ability, decoder.device)[0]
+        backend.add_row(prompt.cache, prompt.next_positions, ticket.need)
         decoder.stats = call.stats
-        first = first_tokens(self._verifiers, [row.index], [row.last_token], read.logits)
+        first = first_tokens(self._verifier, [index], prompt.last_tokens, prompt.logits)
         with prepared.decoding():
-            decoder.add(row, first)
+            decoder.add([row], first)
         return {record.row: record.committed_ids for record in first.records}
 
     def step(self, prepared: Prepared) -> Committed:
         """One step of all rows. Each one's statistics get its own counts and a share of time."""
-        decoder = self._decoder
+        decoder, has_changed = self._decoder, self._has_changed
         assert decoder is not None
-        self._time_rows(decoder, prepared)
-        pack_between_steps(prepared, decoder)
+        of_batch = (prepared, decoder.backend, decoder.budget)
+        decoder.before_step = partial(keep_up, *of_batch, has_changed=has_changed)
+        self._has_changed = False
         of_step = decoder.stats = GenerationStats()
         with prepared.decoding():
             records = decoder.step()
@@ -129,10 +133,10 @@ class Rows:
         """Takes a row out in the midst of its text; None if there is no such row."""
         if index not in self._tickets:
             return None
-        self._verifiers.stop(index)
+        self._verifier.texts[index].stop()
         self._let_go()
         self._left.remove(index)
-        self._verifiers.remove(index)
+        del self._verifier.texts[index]
         return self._tickets.pop(index)
 
     def ended(self) -> list[tuple[Ticket, list[int]]]:
@@ -149,28 +153,9 @@ class Rows:
             self._left += left
 
     def _text_of(self, index: int) -> list[int]:
-        text = self._verifiers.remove(index).transcript
+        text = self._verifier.texts.pop(index).transcript
         ids: list[int] = text.sequences()[0, text.prompt_length :].tolist()
         return ids
-
-    def _time_rows(self, decoder: Decoder, prepared: Prepared) -> None:
-        """Tells the budget what forwards cost, whenever rows have come or gone."""
-        if self._has_changed and isinstance(decoder.budget, MeasuredBudget):
-            decoder.budget.use(prepared.curve(self.open(prepared), len(self)))
-        self._has_changed = False
-
-    def _new_decoder(self, ticket: Ticket, prepared: Prepared, backend: RowsBackend) -> Decoder:
-        call = ticket.call
-        return Decoder(
-            backend=backend,
-            verifier=self._verifiers,
-            rows=[],
-            config=self._config,
-            stats=GenerationStats(),
-            budget=call.budget(prepared, backend, self.max_rows),
-            device=device_for(device_of(self._model), overlap=self._config.overlap),
-            listeners=call.listeners,
-        )
 
 
 def config_for_rows(config: SpecConfig, model: Any) -> tuple[SpecConfig, str | None]:

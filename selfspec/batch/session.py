@@ -26,7 +26,7 @@ from selfspec.batch.ticket import Hear, Ticket
 from selfspec.batch.waiting import Waiting
 from selfspec.errors import ConfigError, UnsupportedError
 from selfspec.machine.amounts import amount_in_bytes
-from selfspec.plugin.reading import PromptReader
+from selfspec.plugin.prompt import PromptReader
 from selfspec.plugin.spec import SelfSpec
 from selfspec.run.prepared import Prepared
 
@@ -34,7 +34,6 @@ __all__ = ["Session"]
 
 _LOOK_AHEAD = 256  # So many prompts wait at most, if the reader asks how many are wanted.
 _SHORT_REST = 1.25  # A rest that is little longer than a part is read with it.
-_STEPS_THAT_TEACH = 16  # Fewer teach too little of costs to be written down.
 
 
 class _Reading(NamedTuple):
@@ -239,13 +238,13 @@ class Session:
         start, before = perf_counter(), reader.num_left
         is_nearly_all = before <= _SHORT_REST * num_tokens
         with prepared.reading():
-            read = reader.read(before if is_nearly_all else num_tokens, prepared)
+            prompt = reader.read(prepared, before if is_nearly_all else num_tokens)
         num_read = before - reader.num_left
         if self._pace is not None:
             self._pace.observe_part(num_read, perf_counter() - start)
-        if read is not None:
+        if prompt is not None:
             self._reading = None
-            self._tell(self._rows.start(ticket, read, prepared))
+            self._tell(self._rows.start(ticket, prompt, prepared))
         return num_read
 
     def _step(self, prepared: Prepared) -> None:
@@ -266,17 +265,10 @@ class Session:
 
     def _end(self, ticket: Ticket, ids: list[int], prepared: Prepared) -> Answer:
         call = ticket.call
-        call.stats.forward = prepared.kind
-        call.stats.eager_reason = self._eager_reason or prepared.reason
-        call.stats.packed_bytes = prepared.packed_bytes
-        if call.draft_model is not None:
-            call.stats.num_draft_forwards = call.draft_model.num_forwards
-        if call.stats.num_steps >= _STEPS_THAT_TEACH and not len(self._rows):
-            prepared.costs.keep()
-        self._spec.forwards.count(self._model, call.stats.num_new_tokens)
-        self._spec.count(call)
-        self._spec.settle(call)
-        return ticket.answer(ids, self._tokenizer)
+        call.note(prepared, self._rows.open(prepared))
+        call.stats.eager_reason = self._eager_reason or call.stats.eager_reason
+        self._spec.finish(call, drafted=True, is_last=not len(self._rows))
+        return ticket.answer(ids, call.stats, self._tokenizer)
 
     def _answer_alone(self, ticket: Ticket) -> list[Answer]:
         self._rows.close()  # Its own KV takes the memory of the batch's.
@@ -285,7 +277,7 @@ class Session:
         self.index_alone = ticket.index
         ids = ticket.decode_alone(self._spec, self._hear)
         self.index_alone = None
-        return [] if ids is None else [ticket.answer(ids, self._tokenizer)]
+        return [] if ids is None else [ticket.answer(ids, self._spec.stats, self._tokenizer)]
 
     def _limits_for(self, ticket: Ticket) -> Limits:
         """What fits into the memory beside whatever may be there with this ticket."""

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from selfspec.batch.answer import Answer
 from selfspec.errors import UnsupportedError
-from selfspec.plugin.attach import refuse_paged, take_assistant_model, take_stop_strings
+from selfspec.plugin.arguments import for_drafts
 from selfspec.plugin.call import Call
-from selfspec.plugin.prediction import encode_prediction
 from selfspec.plugin.spec import SelfSpec
-from selfspec.run.tree_kv import foreign_layer
+from selfspec.stats import GenerationStats
 
 __all__ = ["Hear", "Ticket"]
 
@@ -59,9 +59,9 @@ class Ticket:
             )
         if call.generation_config.do_sample:
             seed = int(torch.randint(2**63 - 1, ())) if seed is None else seed
-            call.generator = torch.Generator(call.input_ids.device).manual_seed(seed)
+            generator = torch.Generator(call.input_ids.device).manual_seed(seed)
+            call = replace(call, generator=generator)
         reason = spec.plain_reason(call) or call.alone_reason(spec.ability(model))
-        reason = reason or foreign_layer(call.model_kwargs["past_key_values"])
         return cls(index, list(ids), seed, arguments, call, reason)
 
     @property
@@ -79,27 +79,26 @@ class Ticket:
 
         `hear` gets each of them at once. If it says that nobody reads them, there is no answer.
         """
-        model = self.call.model
-        device = self.call.input_ids.device
+        model, device = self.call.model, self.call.input_ids.device
+        told = None if hear is None else _Told(self.index, hear)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             if self.seed is not None:
                 torch.manual_seed(self.seed)
             try:
                 output = model.generate(
                     **_inputs(self.ids, model),
-                    custom_generate=spec,
-                    streamer=None if hear is None else _Told(self.index, hear),
+                    custom_generate=partial(spec, streamer=told),
+                    streamer=told,
                     **self.arguments,
                 )
             except _NobodyReads:
                 return None
-        self.call.stats = spec.stats
         return list(output[0, len(self.ids) :].tolist())
 
-    def answer(self, ids: list[int], tokenizer: Any) -> Answer:
+    def answer(self, ids: list[int], stats: GenerationStats, tokenizer: Any) -> Answer:
         """What came of it."""
         text = tokenizer.decode(ids, skip_special_tokens=True)
-        reason, stats = self._finish_reason(ids), self.call.stats
+        reason = self._finish_reason(ids)
         return Answer(self.index, text, ids, reason, len(self.ids), stats)
 
     def _finish_reason(self, ids: list[int]) -> str:
@@ -141,12 +140,8 @@ def _prepared(arguments: dict[str, Any], model: Any, tokenizer: Any) -> dict[str
                 f"{name} belongs to one call of generate() and can't be used for many prompts; "
                 "leave it out"
             )
-    prepared = {**arguments, "tokenizer": tokenizer, "return_dict_in_generate": False}
-    refuse_paged(prepared)
-    take_assistant_model(prepared)
-    encode_prediction(prepared)
-    take_stop_strings(model, prepared)
-    return prepared
+    ours = {"tokenizer": tokenizer, "return_dict_in_generate": False}
+    return for_drafts(model, {**arguments, **ours})
 
 
 def _inputs(ids: Sequence[int], model: Any) -> dict[str, torch.Tensor]:

@@ -18,7 +18,7 @@ from selfspec.cost import CostCurve
 from selfspec.errors import BuildError
 from selfspec.fitting import AcceptanceCounts, Fit, TreeSearch
 from selfspec.plugin.spec import SelfSpec
-from selfspec.run.device_of import device_of
+from selfspec.run.model import device_of
 from selfspec.stats import GenerationStats
 from selfspec.store import CacheContents
 

@@ -5,7 +5,6 @@ Knows what was committed to the row; not the other rows, nor how a token is veri
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +16,7 @@ from selfspec.draft.sources.branches import Branches
 from selfspec.draft.sources.draft_model import DraftModelCursor
 from selfspec.draft.sources.prediction import Prediction, PredictionCursor
 from selfspec.draft.tree import TreeGrower
-from selfspec.records import DraftTree, NoiseAhead, Queries, StepRecord, TopK
+from selfspec.records import StepRecord, TopK
 
 __all__ = ["Row"]
 
@@ -56,22 +55,6 @@ class Row:
         num_branches = config.num_branches if memory.learns else 0
         branches = Branches(token_ids, num_branches, config.branch_length)
         return cls(index, token_ids[-1] if token_ids else 0, cursors, grower, branches, memory)
-
-    def draft(
-        self,
-        max_nodes: int,
-        max_depth: int,
-        pays: Callable[[float], bool] | None,
-        noise: NoiseAhead | None = None,
-    ) -> DraftTree:
-        """A tree of at most so many nodes and levels; `pays` may end its growth earlier."""
-        return self.grower.grow(self.last_token, max_nodes, max_depth, pays, noise)
-
-    def queries(self, tree: DraftTree, max_depth: int) -> DraftTree | Queries:
-        """The tree, and behind its nodes the tokens that the branches ask the model about."""
-        if not self.branches.num_queries(max_depth):
-            return tree
-        return self.branches.ride(tree, max_depth)
 
     def take_branches(self, record: StepRecord, tops: TopK, index: int) -> None:
         """Learns what the model said behind the branches' tokens.

@@ -7,27 +7,19 @@ import types
 from pathlib import Path
 from typing import Any, TypeVar
 
-from transformers.generation.stopping_criteria import StoppingCriteriaList, StopStringCriteria
 from transformers.generation.utils import GenerationMixin
 
 from selfspec.errors import AttachError, UnsupportedError
+from selfspec.plugin.arguments import for_drafts, refuse_unpassable
 from selfspec.plugin.default import (
     DefaultAssistant,
     has_own_generate,
     named,
     reason_to_step_aside,
 )
-from selfspec.plugin.prediction import encode_prediction
 from selfspec.plugin.spec import SelfSpec
 
-__all__ = [
-    "attach",
-    "detach",
-    "hub_folder",
-    "refuse_paged",
-    "take_assistant_model",
-    "take_stop_strings",
-]
+__all__ = ["attach", "detach", "hub_folder"]
 
 M = TypeVar("M")
 # Where an instance keeps the methods of its own that `attach` stands in for; None if it had none.
@@ -99,54 +91,40 @@ def _before(model: Any, name: str) -> Any:
 
 @functools.wraps(GenerationMixin.generate)
 def _generate(model: Any, *args: Any, **kwargs: Any) -> Any:
-    default = vars(model)[_DEFAULT].spec
-    if "assistant" not in kwargs and default is not None:
-        return _generate_by_default(model, default, args, kwargs)
+    stock, is_named = _before(model, "generate"), "assistant" in kwargs
     assistant = kwargs.pop("assistant", None)
+    # Another loop that is asked for goes before the default.
+    if not is_named and kwargs.get("custom_generate") is None:
+        assistant = vars(model)[_DEFAULT].spec
     if assistant is None:
-        _refuse_lonely_prediction(kwargs)
-        return _leave_to_stock(model, *args, **kwargs)
-    return _draft(model, assistant, args, kwargs)
+        _refuse_undrafted(model, kwargs)
+        return stock(*args, **kwargs)
+    _check_kind(assistant)
+    if kwargs.pop("custom_generate", None) is not None:
+        raise UnsupportedError(
+            "assistant= and custom_generate= exclude each other; pass one of them"
+        )
+    if not has_own_generate(model):
+        args, kwargs = (), named(args, kwargs)
+    if not is_named and (reason := reason_to_step_aside(model, assistant, kwargs)):
+        assistant.step_aside(model, reason)
+        kwargs.pop("prediction", None)  # It decides nothing, and stock doesn't know it.
+        return stock(*args, **kwargs)
+    # transformers hands a loop no streamer.
+    loop = functools.partial(assistant, streamer=kwargs.get("streamer"))
+    return stock(*args, custom_generate=loop, **for_drafts(model, kwargs))
 
 
-def _refuse_lonely_prediction(kwargs: dict[str, Any]) -> None:
-    """A prediction is for drafts. Stock would say that the model does not know the argument."""
-    if kwargs.get("prediction") is not None and kwargs.get("custom_generate") is None:
+def _refuse_undrafted(model: Any, kwargs: dict[str, Any]) -> None:
+    """Refuses what is for drafts alone, and what would keep a loop of ours from making them."""
+    loop = kwargs.get("custom_generate")
+    if isinstance(loop, SelfSpec):
+        refuse_unpassable(model, kwargs)
+    elif loop is None and kwargs.get("prediction") is not None:
         raise UnsupportedError(
             "prediction= needs assistant= beside it, since it is what drafts are made from (got "
             "none); pass assistant=SelfSpec(), or leave prediction= out"
         )
-
-
-def _leave_to_stock(model: Any, *args: Any, **kwargs: Any) -> Any:
-    if isinstance(kwargs.get("custom_generate"), SelfSpec):
-        refuse_paged(kwargs)
-    return _before(model, "generate")(*args, **kwargs)
-
-
-def _generate_by_default(
-    model: Any, spec: SelfSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    if kwargs.get("custom_generate") is not None:  # Another loop is asked for by name.
-        return _leave_to_stock(model, *args, **kwargs)
-    if spec.config.strict:
-        return _draft(model, spec, args, kwargs)
-    if has_own_generate(model):
-        spec.step_aside(model, f"{type(model).__name__} has a generate() of its own")
-        return _leave_to_stock(model, *args, **kwargs)
-    arguments = named(args, kwargs)
-    if reason := reason_to_step_aside(model, spec, arguments):
-        spec.step_aside(model, reason)
-        arguments.pop("prediction", None)  # It decides nothing, and stock doesn't know it.
-        return _leave_to_stock(model, **arguments)
-    return _draft(model, spec, (), arguments)
-
-
-def _draft(model: Any, assistant: SelfSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    _check(assistant, kwargs)
-    encode_prediction(kwargs)
-    take_stop_strings(model, kwargs)
-    return _before(model, "generate")(*args, custom_generate=assistant, **kwargs)
 
 
 @functools.wraps(GenerationMixin.generate_batch)
@@ -162,61 +140,6 @@ def _generate_batch(model: Any, *args: Any, assistant: Any = None, **kwargs: Any
 _STAND_INS = {"generate": _generate, "generate_batch": _generate_batch}
 
 
-def take_stop_strings(model: Any, kwargs: dict[str, Any]) -> None:
-    """Makes of `stop_strings` the criterion that stock makes of them.
-
-    transformers drops the tokenizer on the way to a custom decoding loop, and then can't. Without
-    a tokenizer nothing is changed, so that stock's own error comes.
-    """
-    tokenizer = kwargs.pop("tokenizer", None)
-    configs = (kwargs.get("generation_config"), model.generation_config)
-    set_ones = (getattr(config, "stop_strings", None) for config in configs)
-    strings = kwargs.get("stop_strings", next(filter(None, set_ones), None))
-    if tokenizer is None or not strings:
-        return
-    kwargs["stop_strings"] = None  # a keyword goes before what any config says
-    given = kwargs.get("stopping_criteria") or ()
-    criterion = StopStringCriteria(stop_strings=strings, tokenizer=tokenizer)
-    kwargs["stopping_criteria"] = StoppingCriteriaList([*given, criterion])
-
-
-def take_assistant_model(kwargs: dict[str, Any]) -> None:
-    """Makes `assistant_model` the draft model of this call, which stock would use by itself."""
-    tokenizer = kwargs.get("assistant_tokenizer")
-    if tokenizer is not None:
-        raise UnsupportedError(
-            "assistant_tokenizer= must be left out, since a draft model has the tokenizer of the "
-            f"model (got a {type(tokenizer).__name__}); or call generate() without assistant="
-        )
-    model = kwargs.pop("assistant_model", None)
-    if model is not None:
-        kwargs["draft_model"] = model
-
-
-def refuse_paged(kwargs: dict[str, Any]) -> None:
-    """Raises for a paged KV cache, with which transformers would go on without any drafts."""
-    if kwargs.get("cache_implementation") == "paged":
-        raise UnsupportedError(
-            "cache_implementation='paged' can't be drafted for: a paged KV cache takes no draft "
-            "back; leave it out, or call generate() without selfspec"
-        )
-
-
 def _check_kind(assistant: Any) -> None:
     if not isinstance(assistant, SelfSpec):
         raise AttachError(f"assistant must be a SelfSpec (got {assistant!r:.80})")
-
-
-def _check(assistant: Any, kwargs: dict[str, Any]) -> None:
-    _check_kind(assistant)
-    if kwargs.pop("custom_generate", None) is not None:
-        raise UnsupportedError(
-            "assistant= and custom_generate= exclude each other; pass one of them"
-        )
-    take_assistant_model(kwargs)
-    refuse_paged(kwargs)
-    if kwargs.get("token_healing"):
-        raise UnsupportedError(
-            "token_healing=True needs the tokenizer, which a custom decoding loop is not given; "
-            "pass input_ids=model.heal_tokens(input_ids, tokenizer) instead"
-        )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
@@ -17,26 +16,23 @@ from selfspec.draft.memory import Memory
 from selfspec.draft.row import Row
 from selfspec.draft.sources.draft_model import DraftModelCursor
 from selfspec.draft.sources.prediction import Prediction
-from selfspec.engine import Decoder, FirstTokens, first_tokens
+from selfspec.engine import Decoder
 from selfspec.errors import UnsupportedError
-from selfspec.machine.device import Device, device_for
-from selfspec.plugin.prompt import PromptTap
+from selfspec.machine.device import Device
 from selfspec.plugin.rules import for_rows, has_eos_rule, in_two, looks_at_rows, row_stops
 from selfspec.run.backend import Backend
 from selfspec.run.draft_model import DraftModel
-from selfspec.run.prepared import Prepared, Prompt
+from selfspec.run.prepared import Prepared
 from selfspec.run.probe import Ability
+from selfspec.run.prompt import Prompt
 from selfspec.run.rope import changes_other_rows
-from selfspec.run.tree_kv import foreign_layer
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import BatchChooser, Chooser, GreedyChooser, ProcessedChooser
 from selfspec.verify.noise import NoiseTape
 from selfspec.verify.transcript import Streamer, Transcript
-from selfspec.verify.verifier import Verifier
+from selfspec.verify.verifier import RowText, Verifier, row_texts
 
-__all__ = ["Call", "SelfSpecOutput", "pack_between_steps"]
-
-_STEPS_THAT_TEACH = 16  # Shorter calls teach too little of costs to be written down.
+__all__ = ["Call", "SelfSpecOutput", "keep_up"]
 
 
 class SelfSpecOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
@@ -45,38 +41,22 @@ class SelfSpecOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
     stats: GenerationStats
 
 
-def pack_between_steps(prepared: Prepared, decoder: Decoder) -> None:
-    """Lets a decoder's steps pack weights once that pays; then forwards cost something else."""
+def keep_up(
+    prepared: Prepared, backend: Any, budget: Budget, num_rows: int, *, has_changed: bool = False
+) -> None:
+    """Packs weights between two steps once that pays; then steps cost something else.
 
-    backend: Any = decoder.backend
-
-    def before_step(num_rows: int) -> None:
-        if prepared.before_step(num_rows) and backend.kind != prepared.kind:
-            backend.kind = prepared.kind
-            if isinstance(decoder.budget, MeasuredBudget):
-                decoder.budget.use(prepared.curve(backend, num_rows))
-
-    decoder.before_step = before_step
-
-
-class PromptRead(NamedTuple):
-    """What the prompt's forward leaves behind."""
-
-    logits: torch.Tensor  # (B, V): those of the last token
-    tap: PromptTap
+    So they do where rows have come or gone: where the batch `has_changed`.
+    """
+    if prepared.before_step(num_rows) and backend.kind != prepared.kind:
+        backend.kind, has_changed = prepared.kind, True
+    if has_changed and isinstance(budget, MeasuredBudget):
+        budget.use(prepared.costs.curve(prepared.model, backend, num_rows, prepared.packing))
 
 
-class _Opening(NamedTuple):
-    """What is there when every row has its first token."""
-
-    verifier: Verifier
-    device: Device
-    first: FirstTokens
-
-
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class Call:
-    """The arguments of one call, as `generate()` prepared them."""
+    """One `generate()` call as stock prepared it, and the rules that follow from it."""
 
     model: Any
     input_ids: torch.Tensor
@@ -84,7 +64,7 @@ class Call:
     stopping_criteria: Any
     generation_config: Any
     streamer: Streamer | None
-    model_kwargs: dict[str, Any]
+    model_kwargs: dict[str, Any]  # before the prompt is read
     config: SpecConfig
     stats: GenerationStats
     predictions: list[Prediction | None]  # One for each row.
@@ -93,7 +73,7 @@ class Call:
     generator: torch.Generator | None = None  # Draws the tokens; None: the one that stock uses.
 
     @property
-    def max_reach(self) -> int:
+    def reach(self) -> int:
         """How many tokens beyond the prompt the last one may stand, drafted or not."""
         to_come: int = self.generation_config.max_length - self.input_ids.shape[1]
         return max(to_come, 1)
@@ -117,117 +97,20 @@ class Call:
         self.stats.seconds["plain"] += perf_counter() - start  # type: ignore[assignment]
         sequences = result if isinstance(result, torch.Tensor) else result.sequences
         num_rows, length = sequences.shape
-        self._count_plain(num_rows, length - self.input_ids.shape[1])
-        return result
-
-    def decode(self, prepared: Prepared, memory_for: Callable[[int], Memory]) -> Any:
-        """Drafts as far as the model's ability goes; `memory_for(vocab_size)` is what it learns."""
-        cache = self.model_kwargs["past_key_values"]
-        if prepared.ability.mode == "tree" and (reason := foreign_layer(cache)):
-            return self.decode_plainly(reason)
-        self.stats.disable(prepared.ability.reason)
-        with prepared.reading():
-            read = self.read_prompt(prepared)
-            opening = self._opening(prepared.ability, read.logits)
-            memory = self.learn_prompt(read, memory_for)
-        self.stats.table_bytes = memory.nbytes
-        with prepared.decoding():
-            self._run(prepared, memory, opening)
-        opening.verifier.transcript.end()
-        return self._result(opening.verifier)
-
-    def _run(self, prepared: Prepared, memory: Memory, opening: _Opening) -> None:
-        """Puts the parts together and decodes to the end."""
-        backend = prepared.backend(self._prompt())
-        try:
-            decoder = self._decoder(prepared, backend, memory, opening)
-            pack_between_steps(prepared, decoder)
-            decoder.start(opening.first)
-            decoder.run()
-        finally:
-            self.stats.forward = backend.kind
-            self.stats.packed_bytes = prepared.packed_bytes
-            self.stats.eager_reason = backend.reason or prepared.reason
-            if self.draft_model is not None:
-                self.stats.num_draft_forwards = self.draft_model.num_forwards
-            backend.release()
-        if self.stats.num_steps >= _STEPS_THAT_TEACH:
-            prepared.costs.keep()
-
-    def _count_plain(self, num_rows: int, num_new: int) -> None:
-        self.stats.num_new_tokens += num_rows * num_new
+        num_steps = num_rows * (length - self.input_ids.shape[1] - 1)
+        self.stats.num_new_tokens += num_steps + num_rows
         self.stats.num_prompt_tokens_out += num_rows
-        self.stats.num_steps += num_rows * (num_new - 1)
-        self.stats.num_nodes += num_rows * (num_new - 1)
-
-    def read_prompt(self, prepared: Prepared) -> PromptRead:
-        """Runs the prompt. Afterwards the model's arguments stand for the first step."""
-        start = perf_counter()
-        num_known = self.model_kwargs["past_key_values"].get_seq_length()
-        num_rows, length = self.input_ids.shape
-        prepared.before_prompt(num_rows * max(length - num_known, 1), num_rows)
-        self.stats.seconds["prepare"] += perf_counter() - start  # type: ignore[assignment]
-        start = perf_counter()
-        tap = PromptTap(self.model, listens=self.config.learning != "frozen")
-        with tap.open(self.model_kwargs) as kwargs:
-            outputs = self.model._prefill(self.input_ids, self.generation_config, kwargs)
-        self.model_kwargs = self.model._update_model_kwargs_for_generation(
-            outputs, self.model_kwargs
-        )
-        logits = outputs.logits[:, -1].clone()  # A view would keep the whole prompt's.
-        self.stats.seconds["prefill"] += perf_counter() - start  # type: ignore[assignment]
-        return PromptRead(logits, tap)
-
-    def learn_prompt(self, read: PromptRead, memory_for: Callable[[int], Memory]) -> Memory:
-        """What drafts come from, with what the model said behind the prompt's tokens."""
-        start = perf_counter()
-        memory = memory_for(read.logits.shape[-1])
-        if memory.learns:
-            read.tap.teach(memory, self.input_ids, self._visible, read.logits)
-        self.stats.seconds["learn"] += perf_counter() - start  # type: ignore[assignment]
-        return memory
-
-    def _opening(self, ability: Ability, logits: torch.Tensor) -> _Opening:
-        """Chooses the tokens behind the prompt; a streamer gets them here."""
-        device = device_for(logits.device, overlap=self.config.overlap)
-        verifier = self.verifier(ability, device)
-        last_tokens = [ids[-1] if ids else 0 for ids in self._texts]
-        first = first_tokens(verifier, range(len(last_tokens)), last_tokens, logits)
-        return _Opening(verifier, device, first)
-
-    @cached_property
-    def _texts(self) -> list[list[int]]:
-        """The prompt of each row, without padding."""
-        visible = self._visible
-        if visible is None or not self.input_ids.shape[1]:
-            return self.input_ids.tolist()
-        pairs = zip(self.input_ids, visible, strict=True)
-        return [ids[seen[-len(ids) :]].tolist() for ids, seen in pairs]
-
-    @cached_property
-    def _visible(self) -> torch.Tensor | None:
-        """(B, P): which columns of the prompt count, once it was read; None where all do."""
-        mask = self.model_kwargs.get("attention_mask")
-        # Older versions of transformers keep a mask that hides nothing.
-        return None if mask is None or mask.all() else mask[:, :-1].bool()
-
-    def _prompt(self) -> Prompt:
-        return Prompt(
-            self.model_kwargs["past_key_values"],
-            self.input_ids,
-            self._visible,
-            self.model_kwargs,
-            self.max_reach,
-            self.width,
-        )
+        self.stats.num_steps += num_steps
+        self.stats.num_nodes += num_steps
+        return result
 
     @property
     def width(self) -> int:
         """The most queries of a row in one forward."""
         return self.config.max_nodes + self.config.num_branches * self.config.branch_length
 
-    def verifier(self, ability: Ability, device: Device) -> Verifier:
-        """What decides on the tokens, by the rules of this call, and keeps the text."""
+    def texts(self, ability: Ability, device: Device) -> dict[int, RowText]:
+        """The text of each row, and what decides on its tokens by the rules of this call."""
         pad = self.generation_config._pad_token_tensor
         transcript = Transcript(
             self.input_ids,
@@ -236,42 +119,30 @@ class Call:
             pads_done_rows=has_eos_rule(self.stopping_criteria),
             streamer=self.streamer,
         )
-        return Verifier(self._chooser(ability, device), transcript)
+        return row_texts(self._chooser(ability, device), transcript)
 
-    def _decoder(
-        self, prepared: Prepared, backend: Backend, memory: Memory, opening: _Opening
-    ) -> Decoder:
-        chains = prepared.ability.mode == "chain"
-        config = self.config.changed(top_k=1, num_branches=0) if chains else self.config
-        budget = self.budget(prepared, backend, len(self.input_ids))
-        return Decoder(
-            backend=backend,
-            verifier=opening.verifier,
-            rows=self.rows(memory, config, budget),
-            config=config,
-            stats=self.stats,
-            budget=budget,
-            device=opening.device,
-            listeners=self.listeners,
-        )
-
-    def budget(self, prepared: Prepared, backend: Backend, num_rows: int) -> Budget:
+    def _budget(self, prepared: Prepared, backend: Backend, num_rows: int) -> Budget:
         """What decides how wide the steps of so many rows are."""
         if self.config.budget == "threshold":
             return ThresholdBudget()
         if self.config.budget in ("fixed", "fitted"):
             return FixedBudget()
         pacing = None if self.draft_model is None else self.draft_model.pacing
-        return MeasuredBudget(prepared.curve(backend, num_rows), pacing, prepared.ledger)
+        curve = prepared.costs.curve(self.model, backend, num_rows, prepared.packing)
+        return MeasuredBudget(curve, pacing, prepared.ledger)
 
     def _chooser(self, ability: Ability, device: Device) -> Chooser:
         """Rows walk their trees alone unless something asks for them to move together."""
         stops = row_stops(self.stopping_criteria)
-        if stops is None or self._moves_together(ability, several=len(self.input_ids) > 1):
-            return self._batch_chooser()
-        if not self.logits_processor and not self.generation_config.do_sample:
+        num_rows, samples = len(self.input_ids), bool(self.generation_config.do_sample)
+        is_chain, several = ability.mode == "chain", num_rows > 1
+        if stops is None or is_chain or self._together_reason(ability, several=several):
+            scores, logits = self._recorded
+            return BatchChooser(
+                self.logits_processor, self.stopping_criteria, samples, scores, logits
+            )
+        if not self.logits_processor and not samples:
             return GreedyChooser(stops, device)
-        num_rows, samples = len(self.input_ids), self.generation_config.do_sample
         tape = NoiseTape(num_rows, self.generator) if samples else None
         processors = for_rows(self.logits_processor, num_rows)
         return ProcessedChooser(stops, [in_two(of_row) for of_row in processors], tape)
@@ -284,16 +155,17 @@ class Call:
             return "its stopping criteria look at more than their own row"
         return self._together_reason(ability, several=True)
 
-    def _moves_together(self, ability: Ability, *, several: bool) -> bool:
-        return (
-            ability.mode == "chain" or self._together_reason(ability, several=several) is not None
-        )
+    @property
+    def _recorded(self) -> tuple[bool, bool]:
+        """Are scores, and logits, to be given back?"""
+        config = self.generation_config
+        asked = (config.output_scores, config.output_logits)
+        scores, logits = (bool(config.return_dict_in_generate and each) for each in asked)
+        return scores, logits
 
     def _together_reason(self, ability: Ability, *, several: bool) -> str | None:
         """What makes rows depend on each other; None where each walks its tree by itself."""
-        config = self.generation_config
-        returns_dict = config.return_dict_in_generate
-        if returns_dict and (config.output_scores or config.output_logits):
+        if any(self._recorded):
             return "its scores or logits are recorded"
         if not several:
             return None
@@ -301,43 +173,68 @@ class Call:
             return "the model's attention depends on the columns of a batch"
         if changes_other_rows(self.model.config, self.model_kwargs):
             return "the model's positions depend on the longest row"
-        if returns_dict or getattr(self.model_kwargs["past_key_values"], "_is_user_defined", False):
+        cache = self.model_kwargs["past_key_values"]
+        returns_dict = self.generation_config.return_dict_in_generate
+        if returns_dict or getattr(cache, "_is_user_defined", False):
             return "its KV cache is given back"
         if not looks_at_rows(self.logits_processor):
             return "a logits processor may look at other rows"
         return None
 
-    def _batch_chooser(self) -> BatchChooser:
-        config = self.generation_config
-        return BatchChooser(
-            processors=self.logits_processor,
-            criteria=self.stopping_criteria,
-            do_sample=bool(config.do_sample),
-            keeps_scores=bool(config.return_dict_in_generate and config.output_scores),
-            keeps_logits=bool(config.return_dict_in_generate and config.output_logits),
+    def decoder(
+        self,
+        prepared: Prepared,
+        backend: Backend,
+        verifier: Verifier,
+        device: Device,
+        num_rows: int,
+    ) -> Decoder:
+        """What decodes a batch of so many rows; it has none of them yet."""
+        config, budget = prepared.config, self._budget(prepared, backend, num_rows)
+        if prepared.ability.mode == "chain":
+            config = config.changed(top_k=1, num_branches=0)
+        return Decoder(
+            backend=backend,
+            verifier=verifier,
+            config=config,
+            stats=self.stats,
+            budget=budget,
+            device=device,
+            listeners=self.listeners,
+            before_step=partial(keep_up, prepared, backend, budget),
         )
 
-    def rows(self, memory: Memory, config: SpecConfig, budget: Budget) -> list[Row]:
+    def rows(self, prompt: Prompt, memory: Memory, decoder: Decoder) -> list[Row]:
         """The rows as drafting sees them, behind a prompt that was read."""
         rows = []
-        for index, ids in enumerate(self._texts):
+        for index, ids in enumerate(prompt.texts):
             cursor = None
             if self.draft_model is not None:
-                cursor = DraftModelCursor(self.draft_model.open(), ids, budget)
-            rows.append(Row.open(index, ids, memory, config, self.predictions[index], cursor))
+                cursor = DraftModelCursor(self.draft_model.open(), ids, decoder.budget)
+            expected = self.predictions[index]
+            rows.append(Row.open(index, ids, memory, decoder.config, expected, cursor))
         return rows
 
-    def _result(self, verifier: Verifier) -> Any:
-        sequences = verifier.transcript.sequences()
+    def note(self, prepared: Prepared, backend: Backend) -> None:
+        """Notes how the forwards of a call that is over, or broke off, were run."""
+        self.stats.forward = backend.kind
+        self.stats.packed_bytes = prepared.packed_bytes
+        self.stats.eager_reason = backend.reason or prepared.reason
+        if self.draft_model is not None:
+            self.stats.num_draft_forwards = self.draft_model.num_forwards
+
+    def result(self, text: RowText, cache: Any) -> Any:
+        """What stock's `generate()` would return; `text` is any row's."""
+        sequences = text.transcript.sequences()
         config = self.generation_config
         if not config.return_dict_in_generate:
             return sequences
-        recorded: Any = verifier.chooser
+        recorded: Any = text.chooser
         output = SelfSpecOutput(
             sequences=sequences,
             scores=tuple(recorded.scores) if config.output_scores else None,
             logits=tuple(recorded.logits) if config.output_logits else None,
-            past_key_values=self.model_kwargs["past_key_values"],
+            past_key_values=cache,
         )
         output.stats = self.stats
         return output

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from transformers.generation.utils import GenerationMixin
 
+from selfspec.plugin.arguments import setting, unpassable
 from selfspec.plugin.rules import unservable
 from selfspec.plugin.spec import SelfSpec
 
@@ -43,7 +45,10 @@ def has_own_generate(model: Any) -> bool:
 
 def named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """All arguments of a `generate()` call by their names."""
-    bound = inspect.signature(GenerationMixin.generate).bind(None, *args, **kwargs).arguments
+    if not args:
+        return dict(kwargs)
+    signature = inspect.signature(GenerationMixin.generate)
+    bound = signature.bind(None, *args, **kwargs).arguments
     del bound["self"]
     others = bound.pop("kwargs", {})
     return {**bound, **others}
@@ -52,25 +57,19 @@ def named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
 def reason_to_step_aside(model: Any, spec: SelfSpec, arguments: Mapping[str, Any]) -> str | None:
     """Why a call can't be given to the loop of drafts; None where it can.
 
-    What the loop itself decodes plainly, such as a static KV cache, is no such reason.
+    What the loop itself decodes plainly, such as a static KV cache, is no such reason. A strict
+    assistant never steps aside.
     """
-
-    def setting(name: str) -> Any:
-        """What stock takes: the argument, else the config of the call, else that of the model."""
-        if name in arguments:
-            return arguments[name]
-        configs = (arguments.get("generation_config"), model.generation_config)
-        values = (getattr(config, name, None) for config in configs)
-        return next((value for value in values if value is not None), None)
-
-    if rule := unservable(model, setting):
+    if spec.config.strict:
+        return None
+    if has_own_generate(model):
+        return f"{type(model).__name__} has a generate() of its own"
+    if rule := unservable(model, partial(setting, model, arguments)) or unpassable(
+        model, arguments
+    ):
         return rule.partition(";")[0]
     if arguments.get("assistant_model") is not None:
         return "assistant_model= names another assistant"
-    if arguments.get("cache_implementation") == "paged":
-        return "a paged KV cache takes no draft back"
-    if setting("token_healing"):
-        return "token_healing=True needs the tokenizer, which a custom decoding loop is not given"
     if arguments.get("synced_gpus") or _num_processes() > 1:
         return "several processes may have to run their forwards in step"
     if spec.draft_model is not None and not _has_ids(arguments):

@@ -35,11 +35,11 @@ def check_draft_model(model: Any) -> None:
 
 def new_draft_model(draft: Any, target: Any, forwards: Forwards, config: SpecConfig) -> DraftModel:
     """How a draft model is asked in one call; a pair of models is checked when it is new."""
-    if not forwards.knows_pair(target, draft):
+    if forwards.pacing(target, draft) is None:
         _check_pair(draft, target, forwards)
     attention = forwards.ability(draft).attention
     assert attention is not None
-    pacing, num_ids = forwards.pacing(target, draft), _vocab_size(target)
+    pacing, num_ids = forwards.pair(target, draft), _vocab_size(target)
     packing = forwards.packing(draft, config.max_nodes) if may_pack(config) else None
     sizes = {"num_ids": num_ids, "top_k": config.top_k}
     return DraftModel(draft, attention, pacing, packing=packing, **sizes)

@@ -8,23 +8,21 @@ from typing import Any
 from selfspec.draft.sources.prediction import Prediction
 from selfspec.errors import UnsupportedError
 
-__all__ = ["encode_prediction", "predictions_of"]
+__all__ = ["encoded_prediction", "predictions_of"]
 
 _RULE = "prediction must be token ids or text, one for all rows or a list with one for each row"
 
 
-def encode_prediction(kwargs: dict[str, Any]) -> None:
-    """Replaces a `prediction` that is text by its ids, which needs a `tokenizer` beside it.
+def encoded_prediction(given: Any, tokenizer: Any) -> Any:
+    """The ids of a prediction that is text; anything else as it is.
 
     No special tokens are added, since an answer begins with none.
     """
-    given: Any = kwargs.get("prediction")
-    tokenizer = kwargs.get("tokenizer")
-    if tokenizer is None or not _is_text(given):
-        return
+    if not _is_text(given):
+        return given
     texts = [given] if isinstance(given, str) else list(given)
     ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    kwargs["prediction"] = ids[0] if isinstance(given, str) else ids
+    return ids[0] if isinstance(given, str) else ids
 
 
 def predictions_of(

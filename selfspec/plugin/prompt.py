@@ -1,7 +1,7 @@
-"""The prompt's forward, and what the LUTs learn from it.
+"""Reads a prompt, whole or in parts, and teaches what the model said in it.
 
 Stock asks the model only for the logits of the last token, and so do we. A hook keeps the hidden
-states that enter the output head, and the head is run again over some of them in chunks. So the
+states that enter the output head, and the head is run again over the last of them in chunks. So the
 logits of the whole prompt are never held at once, and the first token is chosen from exactly the
 logits that stock would have.
 """
@@ -11,14 +11,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
 
 import torch
 
 from selfspec.draft.memory import Memory
 from selfspec.engine import top_k_of
+from selfspec.plugin.call import Call
+from selfspec.run.prepared import Prepared
+from selfspec.run.prompt import Prompt
 
-__all__ = ["PromptTap", "last_pairs"]
+__all__ = ["PromptReader", "PromptTap", "last_pairs", "teach"]
 
 _CHUNK_ELEMENTS = 1 << 22  # At most so many logits are held at a time.
 # The LUTs learn from the last tokens of each row. More tokens bring very little, and the head has
@@ -26,12 +30,65 @@ _CHUNK_ELEMENTS = 1 << 22  # At most so many logits are held at a time.
 _NUM_TEACHING = {"cpu": 16, "other": 64}
 
 
+class PromptReader:
+    """The prompt of one call that is being read.
+
+    Read in one part, it goes through the model as it does with stock. The parts of a longer one, of
+    a call with one row and a KV cache, go through it as with stock's `prefill_chunk_size`.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._tap = PromptTap(call.model, listens=call.config.learning != "frozen")
+        self._num_read = 0
+
+    @property
+    def num_left(self) -> int:
+        """How many tokens are still to be read."""
+        return int(self._call.input_ids.shape[1]) - self._num_read
+
+    def read(self, prepared: Prepared, num_tokens: int | None = None) -> Prompt | None:
+        """Reads on, at most so many tokens or all; returns the prompt once its end was read."""
+        call, start = self._call, perf_counter()
+        num_rows, length = call.input_ids.shape
+        end = length if num_tokens is None else min(self._num_read + num_tokens, length)
+        num_known = self._num_read or call.model_kwargs["past_key_values"].get_seq_length()
+        prepared.before_prompt(num_rows * max(end - num_known, 1), num_rows)
+        read_from = perf_counter()
+        call.stats.seconds["prepare"] += read_from - start  # type: ignore[assignment]
+        kwargs = dict(call.model_kwargs)
+        with self._tap.open(kwargs) as asked:
+            if end - self._num_read == length:
+                outputs = call.model._prefill(call.input_ids, call.generation_config, asked)
+            else:
+                outputs = self._forward(end, asked)
+        self._num_read = end
+        call.stats.seconds["prefill"] += perf_counter() - read_from  # type: ignore[assignment]
+        if end < length:
+            return None
+        kwargs = call.model._update_model_kwargs_for_generation(outputs, kwargs)
+        logits = outputs.logits[:, -1].clone()  # A view would keep the whole prompt's.
+        return Prompt(call.input_ids, kwargs, logits, self._tap.hidden)
+
+    def _forward(self, end: int, kwargs: dict[str, Any]) -> Any:
+        """The model over some columns of the prompt, with those in front of them in its KV."""
+        model, start, kwargs = self._call.model, self._num_read, dict(kwargs)
+        if (mask := kwargs.get("attention_mask")) is not None:
+            kwargs["attention_mask"] = mask[:, :end]
+        if (positions := kwargs.get("position_ids")) is not None:
+            kwargs["position_ids"] = positions[..., start:end]
+        inputs = model.prepare_inputs_for_generation(
+            self._call.input_ids[:, start:end], is_first_iteration=True, **kwargs
+        )
+        return model(**inputs, return_dict=True)
+
+
 class PromptTap:
-    """Collects the hidden states that enter the output head in the prompt's forward."""
+    """Keeps the hidden states of the last tokens, as they enter the output head."""
 
     def __init__(self, model: Any, *, listens: bool = True) -> None:
         self._head: Any = model.get_output_embeddings() if listens else None
-        self._hidden: list[torch.Tensor] = []
+        self.hidden: torch.Tensor | None = None  # (B, N, D)
 
     @contextmanager
     def open(self, model_kwargs: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -47,7 +104,7 @@ class PromptTap:
         def keep_last(_module: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
             if threading.get_ident() != owner:
                 return None
-            self._hidden.append(args[0])
+            self._keep(args[0])
             return (args[0][:, -1:], *args[1:])
 
         handle = self._head.register_forward_pre_hook(keep_last)
@@ -56,39 +113,36 @@ class PromptTap:
         finally:
             handle.remove()
 
-    def teach(
-        self,
-        memory: Memory,
-        input_ids: torch.Tensor,  # (B, L)
-        visible: torch.Tensor | None,  # (B, >= L)
-        last_logits: torch.Tensor,  # (B, V)
-    ) -> None:
-        """Shows the sources the model's most likely tokens after the last tokens of the prompt.
+    def _keep(self, hidden: torch.Tensor) -> None:
+        """Adds what came last, in a copy: a view would keep the whole prompt's."""
+        number = _NUM_TEACHING.get(hidden.device.type, _NUM_TEACHING["other"])
+        held = [] if self.hidden is None else [self.hidden]
+        self.hidden = torch.cat([*held, hidden[:, -number:]], dim=1)[:, -number:]
 
-        If two tokens in a row occur several times, only the last occurrence is shown, since the
-        sources would keep no other.
-        """
-        if not self._hidden:
-            return
-        hidden = torch.cat(self._hidden, dim=1)
-        self._hidden.clear()
-        num_teaching = _NUM_TEACHING.get(hidden.device.type, _NUM_TEACHING["other"])
-        length = min(hidden.shape[1], input_ids.shape[1], num_teaching)
-        if length == 0:
-            return
-        scale = self._scale(hidden[:, -1:], last_logits)
-        pairs = last_pairs(input_ids.cpu(), None if visible is None else visible.cpu(), length)
-        hidden = hidden[:, -length:].reshape(-1, hidden.shape[-1])
-        indices = _last_of_each(pairs)
-        chunk = max(_CHUNK_ELEMENTS // last_logits.shape[-1], 1)
-        for part in torch.split(indices, chunk):
-            logits = self._head(hidden[part.to(hidden.device)]) * scale
-            memory.observe_pairs(pairs[part].numpy(), top_k_of(logits, memory.top_k))
 
-    def _scale(self, last_hidden: torch.Tensor, last_logits: torch.Tensor) -> float:
-        """The factor by which a model such as Cohere or Granite scales its head's output."""
-        raw = self._head(last_hidden)[:, 0].float()
-        return float((raw * last_logits.float()).sum() / (raw * raw).sum().clamp(min=1e-12))
+def teach(memory: Memory, prompt: Prompt, head: Any) -> None:
+    """Shows the sources the model's likeliest tokens after the last tokens of a prompt.
+
+    If two tokens in a row occur several times, only the last occurrence is shown, since the
+    sources would keep no other.
+    """
+    hidden, visible, ids = prompt.hidden, prompt.visible, prompt.input_ids
+    length = 0 if hidden is None else min(hidden.shape[1], ids.shape[1])
+    if hidden is None or length == 0:
+        return
+    scale = _scale(head, hidden[:, -1:], prompt.logits)
+    pairs = last_pairs(ids.cpu(), None if visible is None else visible.cpu(), length)
+    hidden = hidden[:, -length:].reshape(-1, hidden.shape[-1])
+    indices = _last_of_each(pairs)
+    for part in torch.split(indices, max(_CHUNK_ELEMENTS // prompt.logits.shape[-1], 1)):
+        logits = head(hidden[part.to(hidden.device)]) * scale
+        memory.observe_pairs(pairs[part].numpy(), top_k_of(logits, memory.top_k))
+
+
+def _scale(head: Any, last_hidden: torch.Tensor, last_logits: torch.Tensor) -> float:
+    """The factor by which a model such as Cohere or Granite scales its head's output."""
+    raw = head(last_hidden)[:, 0].float()
+    return float((raw * last_logits.float()).sum() / (raw * raw).sum().clamp(min=1e-12))
 
 
 def last_pairs(input_ids: torch.Tensor, visible: torch.Tensor | None, length: int) -> torch.Tensor:

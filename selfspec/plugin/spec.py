@@ -18,7 +18,9 @@ from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.memory import Memory
 from selfspec.draft.sources import Source
+from selfspec.engine import first_tokens
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
+from selfspec.machine.device import device_for
 from selfspec.plugin.call import Call
 from selfspec.plugin.draft_model import check_draft_model, check_prompt, new_draft_model
 from selfspec.plugin.persist import (
@@ -29,17 +31,23 @@ from selfspec.plugin.persist import (
     restore,
 )
 from selfspec.plugin.prediction import predictions_of
+from selfspec.plugin.prompt import PromptReader, teach
 from selfspec.plugin.remember import Remembered
 from selfspec.plugin.rules import plain_reason, refuse_unservable
 from selfspec.records import StepRecord
 from selfspec.run.draft_model import DraftModel
 from selfspec.run.prepared import Forwards
 from selfspec.run.probe import Ability, attention_for_trees
+from selfspec.run.prompt import Prompt
+from selfspec.run.tree_kv import foreign_layer
 from selfspec.stats import GenerationStats
+from selfspec.verify.verifier import Verifier
 
 __all__ = ["SelfSpec"]
 
 _log = logging.getLogger("selfspec")
+_OF_GENERATE: Any = object()  # Stands for what the `generate()` that calls us was given.
+_STEPS_THAT_TEACH = 16  # Shorter calls teach too little of costs to be written down.
 
 
 class SelfSpec(Persistent):
@@ -87,7 +95,7 @@ class SelfSpec(Persistent):
         self._extra_sources = tuple(extra_sources)
         self._memory: Memory | None = None
         self._vocab_size = 0
-        self._forwards = Forwards()
+        self.forwards = Forwards()
         self._warned: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
         self._listeners: tuple[Callable[[StepRecord], None], ...] = ()
         self._lock = threading.Lock()
@@ -106,6 +114,7 @@ class SelfSpec(Persistent):
         *,
         prediction: Any = None,
         draft_model: Any = None,
+        streamer: Any = _OF_GENERATE,
         **arguments: Any,
     ) -> Any:
         """The decoding loop, called by `generate(custom_generate=spec)`.
@@ -117,22 +126,19 @@ class SelfSpec(Persistent):
         Takes the streamer along. `stop_strings` need `attach`, or a `StopStringCriteria` among
         the stopping criteria: transformers drops the tokenizer on the way here.
         """
-        streamer = _argument_of_generate("streamer")
-        assistant_model = _argument_of_generate("assistant_model")
-        draft_model = assistant_model if draft_model is None else draft_model
-        call = self.open_call(
-            model,
-            input_ids,
-            prediction=prediction,
-            draft_model=draft_model,
-            streamer=streamer,
-            **arguments,
-        )
+        if streamer is _OF_GENERATE:  # Neither `attach` nor the Hub's `generate()` has called.
+            streamer = _argument_of_generate("streamer")
+            named = _argument_of_generate("assistant_model")
+            draft_model = named if draft_model is None else draft_model
+        own = {"prediction": prediction, "draft_model": draft_model, "streamer": streamer}
+        call = self.open_call(model, input_ids, **own, **arguments)
         try:
-            result = self._serve(call)
-        finally:  # A call that breaks off counts as far as it came.
-            self.count(call)
-        self.settle(call)  # A call that was refused has said it with its error.
+            reason = self.plain_reason(call)
+            result = self._drafted(call) if reason is None else call.decode_plainly(reason)
+        except BaseException:
+            self.count(call)  # It counts as far as it came, and its error says the rest.
+            raise
+        self.finish(call, drafted=reason is None)
         return result
 
     def open_call(
@@ -155,18 +161,18 @@ class SelfSpec(Persistent):
         num_returned = generation_config.num_return_sequences or 1
         predictions = predictions_of(prediction, len(input_ids), num_returned, model.config)
         return Call(
-            model,
-            input_ids,
-            logits_processor,
-            stopping_criteria,
-            generation_config,
-            streamer,
-            model_kwargs,
-            self.config,
-            GenerationStats(num_calls=1),
-            predictions,
-            self._listeners,
-            self.draft_model_for(model, input_ids, draft_model),
+            model=model,
+            input_ids=input_ids,
+            logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria,
+            generation_config=generation_config,
+            streamer=streamer,
+            model_kwargs=model_kwargs,
+            config=self.config,
+            stats=GenerationStats(num_calls=1),
+            predictions=predictions,
+            listeners=self._listeners,
+            draft_model=self.draft_model_for(model, input_ids, draft_model),
         )
 
     def count(self, call: Call) -> None:
@@ -175,8 +181,16 @@ class SelfSpec(Persistent):
             self.stats = call.stats
             self.total_stats = self.total_stats + call.stats
 
-    def settle(self, call: Call) -> None:
-        """Says what a call that ended did not do as asked, and saves what is due."""
+    def finish(self, call: Call, *, drafted: bool, is_last: bool = True) -> None:
+        """Takes in a call that has ended, says what it did not do as asked, saves what is due.
+
+        What steps cost is written down unless others that take the same steps go on.
+        """
+        if drafted:
+            self.forwards.count(call.model, call.stats.num_new_tokens)
+            if is_last and call.stats.num_steps >= _STEPS_THAT_TEACH:
+                self.forwards.costs.keep()
+        self.count(call)
         self._warn(call.model, call.stats)
         if self._remembered is not None:
             self._remembered.save_if_due()
@@ -217,15 +231,17 @@ class SelfSpec(Persistent):
         The first record of a row has a tree of one node: the token that the prompt's forward
         yields.
         """
-        self._listeners = (*self._listeners, listener)
+        with self._lock:
+            self._listeners = (*self._listeners, listener)
         try:
             yield
         finally:
-            self._listeners = tuple(x for x in self._listeners if x is not listener)
+            with self._lock:
+                self._listeners = tuple(x for x in self._listeners if x is not listener)
 
     def ability(self, model: Any) -> Ability:
         """What `model` can verify as it stands now; tried on first use."""
-        return self._forwards.ability(model)
+        return self.forwards.ability(model)
 
     def draft_model_for(
         self, model: Any, input_ids: torch.Tensor, given: Any = None
@@ -237,33 +253,60 @@ class SelfSpec(Persistent):
         if draft is None:
             return None
         check_prompt(input_ids.shape[1])
-        return new_draft_model(draft, model, self._forwards, self.config)
-
-    @property
-    def forwards(self) -> Forwards:
-        """How each model is run."""
-        return self._forwards
+        return new_draft_model(draft, model, self.forwards, self.config)
 
     def plain_reason(self, call: Call) -> str | None:
-        """Why a call has to be decoded plainly, as far as that shows without a forward."""
-        reason = plain_reason(call.model, call.generation_config, call.model_kwargs, call.max_reach)
+        """Why a call has to be decoded plainly; None if it can be drafted for."""
+        model, start = call.model, perf_counter()
+        reason = plain_reason(model, call.generation_config, call.model_kwargs, call.reach)
         if reason is None and self.config.strict:
-            attention = attention_for_trees(call.model)
+            attention = attention_for_trees(model)
             reason = attention if isinstance(attention, str) else None
-        return reason
-
-    def _serve(self, call: Call) -> Any:
-        if (reason := self.plain_reason(call)) is not None:
-            return call.decode_plainly(reason)
-        start = perf_counter()
-        ability = self.ability(call.model)
+        if reason is not None:
+            return reason
+        ability = self.ability(model)
+        call.stats.seconds["prepare"] += perf_counter() - start  # type: ignore[assignment]
         if ability.mode == "plain" or (ability.reason and self.config.strict):
-            return call.decode_plainly(ability.reason or "")
-        with self._forwards.prepare(call.model, self.config) as prepared:
+            return ability.reason
+        is_tree = ability.mode == "tree"
+        return foreign_layer(call.model_kwargs["past_key_values"]) if is_tree else None
+
+    def _drafted(self, call: Call) -> Any:
+        """Reads the prompt, yields its first token, learns from it, and decodes to the end."""
+        start = perf_counter()
+        with self.forwards.prepare(call.model, call.config) as prepared:
             call.stats.seconds["prepare"] += perf_counter() - start  # type: ignore[assignment]
-            result = call.decode(prepared, self.request_memory)
-        self._forwards.count(call.model, call.stats.num_new_tokens)
-        return result
+            call.stats.disable(prepared.ability.reason)
+            with prepared.reading():
+                prompt = PromptReader(call).read(prepared)
+                assert prompt is not None
+                device = device_for(prompt.logits.device, overlap=call.config.overlap)
+                verifier = Verifier(call.texts(prepared.ability, device))
+                rows = range(len(prompt.texts))
+                first = first_tokens(verifier, rows, prompt.last_tokens, prompt.logits)
+                memory = self.learn(call, prompt)
+            with prepared.decoding():
+                backend = prepared.backend(prompt, reach=call.reach, width=call.width)
+                try:
+                    decoder = call.decoder(prepared, backend, verifier, device, len(rows))
+                    decoder.add(call.rows(prompt, memory, decoder), first)
+                    decoder.run()
+                finally:
+                    call.note(prepared, backend)
+                    backend.release()
+        text = verifier.texts[0]
+        text.transcript.end()
+        return call.result(text, prompt.cache)
+
+    def learn(self, call: Call, prompt: Prompt) -> Memory:
+        """What one call works on, by the learning scope, with what the prompt teaches."""
+        start = perf_counter()
+        memory = self.memory(prompt.logits.shape[-1]).for_request(self.config.learning)
+        if memory.learns:
+            teach(memory, prompt, call.model.get_output_embeddings())
+        call.stats.table_bytes = memory.nbytes
+        call.stats.seconds["learn"] += perf_counter() - start  # type: ignore[assignment]
+        return memory
 
     def _warn(self, model: Any, stats: GenerationStats) -> None:
         """Says why a model is not drafted for or run as asked: once for each model and reason."""
@@ -273,10 +316,6 @@ class SelfSpec(Persistent):
             if reason is not None and reason not in known:
                 known.add(reason)
                 _log.warning("%s is not %s as asked: %s", type(model).__name__, what, reason)
-
-    def request_memory(self, vocab_size: int) -> Memory:
-        """What one call works on, by the learning scope."""
-        return self.memory(vocab_size).for_request(self.config.learning)
 
     def _new_memory(self, vocab_size: int) -> Memory:
         top_k = min(self.config.top_k, vocab_size)

@@ -9,9 +9,9 @@ import torch
 
 from selfspec.records import DraftTree, Queries
 from selfspec.run.attention_types import AttentionTypes
-from selfspec.run.device_of import device_of
 from selfspec.run.grouped_attention import grouped_attention
 from selfspec.run.layout import Layout, RowState, lay_out
+from selfspec.run.model import device_of
 from selfspec.run.tree_kv import TreeKV
 from selfspec.run.two_parts import Splits, TwoParts
 

@@ -24,8 +24,9 @@ from selfspec.machine.measured import Measured
 from selfspec.records import Queries
 from selfspec.run.backend import Backend
 from selfspec.run.backends import ChainBackend
-from selfspec.run.device_of import device_of
 from selfspec.run.graphs.backend import GraphBackend
+from selfspec.run.model import device_of
+from selfspec.run.packed import Packing
 
 __all__ = ["Costs", "context_bucket", "kept_curve", "measure", "new_costs"]
 
@@ -61,11 +62,11 @@ class Costs:
         model: Any,
         backend: Backend,
         num_rows: int,
-        tried: Mapping[int, float] | None = None,
+        packing: Packing | None = None,
     ) -> CostCurve:
-        """The curve for a batch at its present length. Runs no forward.
+        """The curve for a batch at its present length, as far as it is known or expected.
 
-        `tried` are the seconds that trials found for most of a forward, by the queries of each row.
+        Runs no forward. Where nothing is known, the trials of `packing` say what to expect.
         """
         key = _key(model, num_rows, _forward_of(backend))
         kind = SteppedCurve if isinstance(backend, GraphBackend) else CostCurve
@@ -77,10 +78,9 @@ class Costs:
                 self._curves[known] = key, {i: curve.reopened() for i, curve in kept.items()}
             _, curves = self._curves[known]
             if first not in curves:
-                nearest = _nearest(curves, first)
-                if nearest is not None:
+                if nearest := _nearest(curves, first):
                     curves[first] = nearest.reopened()
-                elif tried is not None:
+                elif tried := packing and packing.costs(num_rows):
                     curves[first] = kind(tried, is_timed=False)
                 else:
                     curves[first] = kind.unknown(_query_of(model, backend))

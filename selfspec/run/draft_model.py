@@ -19,8 +19,8 @@ from selfspec.cost import Pacing
 from selfspec.records import Likely, Queries
 from selfspec.run.attention_types import AttentionTypes
 from selfspec.run.backends import logits_of
-from selfspec.run.device_of import device_of
 from selfspec.run.layout import Layout, RowState, lay_out
+from selfspec.run.model import device_of
 from selfspec.run.packed import Packing
 from selfspec.run.tree_kv import TreeKV
 

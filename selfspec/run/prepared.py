@@ -10,9 +10,9 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,22 +20,22 @@ import torch
 from selfspec.config import SpecConfig
 from selfspec.cost import CostCurve, Ledger, Pacing
 from selfspec.errors import UnsupportedError
-from selfspec.machine.device import device_for
+from selfspec.machine.device import Device, device_for
 from selfspec.run.backend import Backend
 from selfspec.run.backends import ChainBackend, TreeBackend
 from selfspec.run.costs import Costs, measure
-from selfspec.run.decode_mode import decode_mode
-from selfspec.run.device_of import device_of
 from selfspec.run.graphs.backend import GraphBackend
 from selfspec.run.graphs.kept import KeptRunner
 from selfspec.run.graphs.runner import StaticRunner
+from selfspec.run.model import decode_mode, device_of
 from selfspec.run.packed import PackedWeights, Packing
 from selfspec.run.probe import Ability, probe
+from selfspec.run.prompt import Prompt
 from selfspec.run.rows_backend import RowsBackend
 from selfspec.run.streamed import is_streamed, no_forward
 from selfspec.run.two_parts import TwoParts
 
-__all__ = ["Forwards", "Prepared", "Prompt", "may_pack", "profile"]
+__all__ = ["Forwards", "Prepared", "may_pack", "profile"]
 
 _log = logging.getLogger("selfspec")
 
@@ -45,21 +45,6 @@ _MIN_ROOM = 256
 _MIN_STATIC_ROOM = 4096
 # Attention in two parts is tried once this many tokens were decoded with the model.
 _TOKENS_THAT_PAY = 512
-
-
-class Prompt(NamedTuple):
-    """What a backend needs to know of a prompt that was read."""
-
-    cache: Any
-    input_ids: torch.Tensor  # (B, P)
-    visible: torch.Tensor | None  # (B, P) bool: which columns count; None if all do
-    model_kwargs: dict[str, Any]  # those of the first step
-    reach: int  # how far behind the prompt the last token may be, drafted or not
-    width: int  # the most queries of a row in one forward
-
-    def room(self, least: int) -> int:
-        """KV slots to start with behind the prompt: all that may come, or the prompt's length."""
-        return min(self.reach, max(self.input_ids.shape[1], least)) + self.width
 
 
 @dataclass
@@ -114,21 +99,34 @@ class Prepared:
         with decode_mode(self.model), self.reading():
             yield
 
-    def backend(self, prompt: Prompt) -> Backend:
-        """What runs the forwards behind a prompt that was read."""
+    def backend(self, prompt: Prompt, *, reach: int, width: int) -> Backend:
+        """What runs the forwards behind a prompt that was read.
+
+        `reach` is how far behind the prompt the last token may be, drafted or not, and `width` the
+        most queries of a row in one forward.
+        """
         if self.ability.mode == "chain":
             ids, kwargs = prompt.input_ids, prompt.model_kwargs
             return ChainBackend(self.model, prompt.cache, ids, kwargs, kind=self.kind)
+        device, attention = device_of(self.model), self.ability.attention
+        assert attention is not None
+        visible = None if prompt.visible is None else prompt.visible.to(device)
+        arguments = (prompt.cache, attention, prompt.next_positions.to(device), visible)
+        # All that may come, or as much as the prompt has.
+        length = prompt.input_ids.shape[1]
+        room, static_room = (
+            min(reach, max(length, least)) + width for least in (_MIN_ROOM, _MIN_STATIC_ROOM)
+        )
         if self.runner is not None:
+            strict = self.config.strict and self.config.forward != "auto"
+            sizes: Any = {"room": static_room, "widest": width, "reach": reach, "strict": strict}
             try:
-                return self._graph_backend(self.runner, prompt)
+                return GraphBackend(self.model, self.runner, *arguments, **sizes)
             except torch.OutOfMemoryError:
                 self.reason = "there is no memory for fixed KV slots beside the prompt's"
                 _refuse_if_strict(self.config, self.reason)
-        room = prompt.room(_MIN_ROOM)
-        arguments = self._arguments(prompt)
         ways: Any = {"kind": self.kind, "two_parts": self.two_parts}
-        return TreeBackend(self.model, *arguments, room=room, reach=prompt.reach, **ways)
+        return TreeBackend(self.model, *arguments, room=room, reach=reach, **ways)
 
     def rows_backend(self, max_rows: int, max_bytes: int | None) -> RowsBackend:
         """What runs the forwards of rows that come and go, never as captured graphs."""
@@ -137,29 +135,18 @@ class Prepared:
             self.model, self.ability.attention, max_rows=max_rows, max_bytes=max_bytes
         )
 
-    def curve(self, backend: Backend, num_rows: int) -> CostCurve:
-        """What a step of each width costs, as far as it is known or expected; runs nothing."""
-        tried = self.packing.costs(num_rows) if self.packing else None
-        return self.costs.curve(self.model, backend, num_rows, tried)
 
-    def _graph_backend(self, runner: StaticRunner, prompt: Prompt) -> GraphBackend:
-        return GraphBackend(
-            self.model,
-            runner,
-            *self._arguments(prompt),
-            room=prompt.room(_MIN_STATIC_ROOM),
-            widest=prompt.width,
-            reach=prompt.reach,
-            strict=self.config.strict and self.config.forward != "auto",
-        )
+@dataclass(eq=False)
+class _Known:
+    """What is known of running one model."""
 
-    def _arguments(self, prompt: Prompt) -> tuple[Any, ...]:
-        assert self.ability.attention is not None
-        positions = prompt.model_kwargs["position_ids"][..., -1:]
-        positions = positions.expand(*positions.shape[:-2], len(prompt.input_ids), 1)
-        device, visible = device_of(self.model), prompt.visible
-        visible = None if visible is None else visible.to(device)
-        return prompt.cache, self.ability.attention, positions.to(device), visible
+    abilities: dict[Any, Ability] = field(default_factory=dict)  # by the state of the model
+    probing: threading.Lock = field(default_factory=threading.Lock)
+    runner: KeptRunner = field(default_factory=KeptRunner)
+    packed: PackedWeights | None = None
+    ledger: Ledger = field(default_factory=Ledger)
+    num_tokens: int = 0  # that were decoded
+    pacings: WeakKeyDictionary[Any, Pacing] = field(default_factory=WeakKeyDictionary)
 
 
 class Forwards:
@@ -168,69 +155,63 @@ class Forwards:
     def __init__(self) -> None:
         self.costs = Costs()
         self._two_parts = TwoParts()
-        self._abilities: WeakKeyDictionary[Any, dict[Any, Ability]] = WeakKeyDictionary()
-        self._runners: WeakKeyDictionary[Any, KeptRunner] = WeakKeyDictionary()
-        self._packed: WeakKeyDictionary[Any, PackedWeights] = WeakKeyDictionary()
-        self._num_tokens: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-        self._pacings: WeakKeyDictionary[Any, WeakKeyDictionary[Any, Pacing]] = WeakKeyDictionary()
-        self._ledgers: WeakKeyDictionary[Any, Ledger] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
         self._lock = threading.Lock()
-        self._probing = threading.Lock()
+
+    def _of(self, model: Any) -> _Known:
+        with self._lock:
+            return self._known.setdefault(model, _Known())
 
     def ability(self, model: Any) -> Ability:
         """What a model can verify as it stands now; tried on first use."""
         implementation = getattr(model.config, "_attn_implementation", None)
         state = (implementation, model.dtype, device_of(model), model.training)
-        with self._probing:  # A second thread waits for the first one's verdict.
-            known = self._abilities.setdefault(model, {})
-            if state not in known:
+        known = self._of(model)
+        with known.probing:  # A second thread waits for the first one's verdict.
+            if state not in known.abilities:
                 start = perf_counter()
-                known[state] = probe(model)
-                seconds, mode = perf_counter() - start, known[state].mode
-                name = type(model).__name__
-                _log.info("%s can verify: %s (tried in %.2f s)", name, mode, seconds)
-            return known[state]
+                found = known.abilities[state] = probe(model)
+                taken = (type(model).__name__, found.mode, perf_counter() - start)
+                _log.info("%s can verify: %s (tried in %.2f s)", *taken)
+            return known.abilities[state]
 
     @contextmanager
     def prepare(self, model: Any, config: SpecConfig) -> Iterator[Prepared]:
         """How one call is to run the model; what that takes is made here, when it is due."""
-        with self._lock:
-            ledger = self._ledgers.setdefault(model, Ledger())
-        prepared = Prepared(model, self.ability(model), config, self.costs, ledger)
-        forward, device = config.forward, device_for(device_of(model), overlap=False)
-        is_due = may_pack(config) and self._has_paid(model)
-        prepared.two_parts = self._two_parts if is_due else None
+        known = self._of(model)
+        prepared = Prepared(model, self.ability(model), config, self.costs, known.ledger)
+        if may_pack(config) and known.num_tokens >= _TOKENS_THAT_PAY:
+            prepared.two_parts = self._two_parts
+        device = device_for(device_of(model), overlap=False)
         if is_streamed(model):
             self._stream(prepared)
-            yield prepared
-            return
-        if forward == "graph" or (forward == "auto" and device.can_capture):
-            with self._captured(prepared):
+        elif config.forward == "graph" or (config.forward == "auto" and device.can_capture):
+            with self._captured(prepared, device):
                 yield prepared
             return
-        self._pack(prepared)
+        else:
+            self._pack(prepared)
         yield prepared
 
-    def knows_pair(self, model: Any, draft_model: Any) -> bool:
-        """Was the pacing of these two models asked for before?"""
-        with self._lock:
-            return draft_model in self._pacings.get(model, ())
+    def pacing(self, model: Any, draft_model: Any) -> Pacing | None:
+        """What a draft model costs and brings beside a model; None if they are a new pair."""
+        return self._of(model).pacings.get(draft_model)
 
-    def pacing(self, model: Any, draft_model: Any) -> Pacing:
-        """What a draft model costs and brings beside a model."""
+    def pair(self, model: Any, draft_model: Any) -> Pacing:
+        """The same, made where it is not there yet."""
+        known = self._of(model)
         with self._lock:
-            known = self._pacings.setdefault(model, WeakKeyDictionary())
-            return known.setdefault(draft_model, Pacing())
+            return known.pacings.setdefault(draft_model, Pacing())
 
     def count(self, model: Any, num_tokens: int) -> None:
         """Takes in that so many tokens were decoded with a model."""
+        known = self._of(model)
         with self._lock:
-            self._num_tokens[model] = self._num_tokens.get(model, 0) + num_tokens
+            known.num_tokens += num_tokens
 
     @contextmanager
-    def _captured(self, prepared: Prepared) -> Iterator[None]:
+    def _captured(self, prepared: Prepared, device: Device) -> Iterator[None]:
         model, attention = prepared.model, prepared.ability.attention
-        device = device_for(device_of(model), overlap=False)
         if attention is None:
             prepared.reason = "a chain grows the stock KV cache, which has no fixed slots"
         elif not device.can_capture:
@@ -240,7 +221,7 @@ class Forwards:
             yield
             return
         assert attention is not None
-        with self._runner_of(model).borrow(model, attention) as found:
+        with self._of(model).runner.borrow(model, attention) as found:
             if isinstance(found, str):
                 prepared.reason = found
                 _refuse_if_strict(prepared.config, found)
@@ -277,17 +258,9 @@ class Forwards:
         in_place: AbstractContextManager[object] | None = None,
     ) -> Packing:
         """One call's use of the copies of a model's weights."""
-        with self._lock:
-            weights = self._packed.setdefault(model, PackedWeights.of(model))
+        known = self._of(model)
+        weights = known.packed = known.packed or PackedWeights.of(model)
         return Packing(weights, model, max_nodes=max_nodes, in_place=in_place)
-
-    def _has_paid(self, model: Any) -> bool:
-        with self._lock:
-            return self._num_tokens.get(model, 0) >= _TOKENS_THAT_PAY
-
-    def _runner_of(self, model: Any) -> KeptRunner:
-        with self._lock:
-            return self._runners.setdefault(model, KeptRunner())
 
 
 def profile(
@@ -311,8 +284,10 @@ def profile(
 
         def new_backend(cache: Any, positions: torch.Tensor, room: int) -> Backend:
             ids = torch.zeros(num_rows, num_columns, dtype=torch.long)
-            kwargs = {"position_ids": positions}
-            return prepared.backend(Prompt(cache, ids, None, kwargs, room, room))
+            kwargs = {"past_key_values": cache, "position_ids": positions}
+            return prepared.backend(
+                Prompt(ids, kwargs, torch.empty(0), None), reach=room, width=room
+            )
 
         return measure(
             model, new_backend, num_columns=num_columns, num_rows=num_rows, max_seconds=max_seconds

@@ -17,8 +17,8 @@ import torch
 from selfspec.run.attention_types import AttentionTypes
 from selfspec.run.backends import TreeBackend
 from selfspec.run.depth import Depth
-from selfspec.run.device_of import device_of
 from selfspec.run.layout import Window
+from selfspec.run.model import device_of
 from selfspec.run.trials import check_chain, check_logits, check_tree
 
 __all__ = ["Ability", "attention_for_trees", "attention_types", "probe", "try_backend"]

@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from selfspec.run.attention_types import AttentionTypes
 from selfspec.run.backends import TreeBackend
-from selfspec.run.device_of import device_of
+from selfspec.run.model import device_of
 from selfspec.run.rows_kv import RowsKV, bytes_per_token
 
 __all__ = ["RowsBackend", "kv_bytes_per_token"]

@@ -19,7 +19,7 @@ from selfspec.run.attention_types import AttentionTypes
 from selfspec.run.backend import Backend
 from selfspec.run.backends import ChainBackend
 from selfspec.run.depth import Depth
-from selfspec.run.device_of import device_of
+from selfspec.run.model import device_of
 from selfspec.run.tree_kv import can_hold_trees
 
 __all__ = ["check_chain", "check_logits", "check_tree"]

@@ -1,15 +1,14 @@
 """Walks down the trees of a batch and commits what the model says on the way.
 
-`Verifier` serves the rows of one call, whether they walk alone or move together. `RowVerifiers`
-serves rows of many calls that come and go. Neither knows where trees come from, nor what becomes
-of the KV.
+The rows of a batch are those of one call, whether they walk alone or move together, or rows of many
+calls that come and go. Knows neither where trees come from, nor what becomes of the KV.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
 
 import torch
 
@@ -18,114 +17,97 @@ from selfspec.verify.choosers import Chooser, Visit
 from selfspec.verify.transcript import Transcript
 from selfspec.verify.walk import walk
 
-__all__ = ["BatchVerifier", "RowVerifiers", "Verifier"]
+__all__ = ["RowText", "Verifier", "row_texts"]
 
 
-class BatchVerifier(Protocol):
-    """What the engine asks about the rows of a batch, which it names by their index."""
+@dataclass(frozen=True, slots=True)
+class RowText:
+    """The text of one row, and what chooses its next token; the rows of a call share both."""
 
-    @property
-    def moves_together(self) -> bool:
-        """Do all rows get each token at once? Then none may leave before the others."""
-        ...
-
-    @property
-    def pad_token_id(self) -> int:
-        """What rows that stopped are filled up with, where rows move together."""
-        ...
+    chooser: Chooser
+    transcript: Transcript
+    number: int = 0  # of the row, in both
 
     @property
-    def all_done(self) -> bool:
-        """Has every row stopped?"""
-        ...
+    def is_done(self) -> bool:
+        """Has the row stopped?"""
+        return self.transcript.done[self.number]
 
-    def is_done(self, row: int) -> bool:
-        """Has a row stopped?"""
-        ...
+    @property
+    def is_padded(self) -> bool:
+        """Does the row get nothing but pads from now on?"""
+        return self.transcript.is_padded(self.number)
 
-    def is_padded(self, row: int) -> bool:
-        """Does a row get nothing but pads from now on?"""
-        ...
+    @property
+    def max_depth(self) -> int:
+        """How many drafts can still be committed."""
+        return self.transcript.max_depth(self.number)
 
-    def max_depth(self, row: int) -> int:
-        """How many drafts can still be committed to a row."""
-        ...
+    @property
+    def noise_ahead(self) -> NoiseAhead | None:
+        """The noise that the next tokens will be drawn with; None where it is not known."""
+        return self.chooser.noise_ahead(self.number, self.transcript)
 
-    def noise_ahead(self, row: int) -> NoiseAhead | None:
-        """The noise that a row's next tokens will be drawn with; None where it is not known."""
-        ...
+    def stop(self) -> None:
+        """Ends the row where it stands, since nobody reads it any more."""
+        self.transcript.done[self.number] = True
 
-    def read(self, logits: torch.Tensor) -> None:
-        """Takes the logits (B, Q, V) of a step."""
-        ...
 
-    def verify(self, rows: Sequence[int], trees: Sequence[DraftTree]) -> list[StepRecord]:
-        """What came of each tree, by the logits that were read; `rows` are the rows they are of."""
-        ...
+def row_texts(chooser: Chooser, transcript: Transcript) -> dict[int, RowText]:
+    """The rows of one call, by their index."""
+    return {row: RowText(chooser, transcript, row) for row in range(len(transcript.done))}
 
 
 @dataclass
 class Verifier:
-    """Turns trees and logits into committed tokens; serves one call.
+    """Turns trees and logits into committed tokens; `texts` are the rows, by what names them.
 
     Rows walk in groups: each row is a group of its own, unless the chooser wants them all to move
-    together. A group's walk ends where one of its rows has no child for its token.
+    together. A group's walk ends where one of its rows has no child for its token. What a row of
+    another call says does not depend on the rows beside it.
     """
 
-    chooser: Chooser
-    transcript: Transcript
-
-    @property
-    def pad_token_id(self) -> int:
-        """What rows that stopped are filled up with."""
-        return self.transcript.pad_token_id
+    texts: dict[int, RowText] = field(default_factory=dict)
 
     @property
     def moves_together(self) -> bool:
-        """Do all rows get each token at once?"""
-        return self.chooser.moves_together
+        """Do all rows get each token at once? Then none may leave before the others."""
+        return any(text.chooser.moves_together for text in self.texts.values())
 
     @property
     def all_done(self) -> bool:
         """Has every row stopped?"""
-        return self.transcript.all_done
+        return all(text.is_done for text in self.texts.values())
 
-    def is_done(self, row: int) -> bool:
-        """Has a row stopped?"""
-        return self.transcript.done[row]
-
-    def is_padded(self, row: int) -> bool:
-        """Does a row get nothing but pads from now on?"""
-        return self.transcript.is_padded(row)
-
-    def max_depth(self, row: int) -> int:
-        """How many drafts can still be committed to a row."""
-        return self.transcript.max_depth(row)
-
-    def noise_ahead(self, row: int) -> NoiseAhead | None:
-        """The noise that a row's next tokens will be drawn with; None where it is not known."""
-        return self.chooser.noise_ahead(row, self.transcript)
-
-    def read(self, logits: torch.Tensor) -> None:
-        """Takes the logits (B, Q, V) of a step, and asks the device for what the walk needs."""
-        self.chooser.read(logits)
+    def read(self, rows: Sequence[int], logits: torch.Tensor) -> None:
+        """Takes the logits (B, Q, V) of a step, and asks the device for what the walks need."""
+        texts = [self.texts[row] for row in rows]
+        self._indices = list(range(len(rows)))  # Where each row's logits are for its chooser.
+        if all(text.chooser is texts[0].chooser for text in texts):
+            texts[0].chooser.read(logits)
+            return
+        for index, text in enumerate(texts):
+            text.chooser.read(logits[index : index + 1])
+            self._indices[index] = 0
 
     def verify(self, rows: Sequence[int], trees: Sequence[DraftTree]) -> list[StepRecord]:
         """What came of each tree, by the logits that were read; `rows` are the rows they are of."""
         indices = range(len(rows))
-        groups = [indices] if self.chooser.moves_together else [[index] for index in indices]
+        groups = [indices] if self.moves_together else [[index] for index in indices]
         records = [record for group in groups for record in self._verify(group, rows, trees)]
-        self.chooser.forget_before(min(map(self.transcript.num_new, rows)))
+        self._forget([self.texts[row] for row in rows])
         return records
 
     def _verify(
         self, group: Sequence[int], rows: Sequence[int], trees: Sequence[DraftTree]
     ) -> list[StepRecord]:
+        texts = [self.texts[rows[index]] for index in group]
+        places = [(text.number, self._indices[i]) for text, i in zip(texts, group, strict=True)]
         committed: list[list[int]] = []  # One list of a token a row for each level of the walk.
 
         def commit(nodes: Sequence[int]) -> tuple[list[int], bool]:
-            visits = [Visit(rows[i], i, node) for i, node in zip(group, nodes, strict=True)]
-            tokens, stops = self.chooser.commit(visits, self.transcript)
+            visits = [Visit(*place, node) for place, node in zip(places, nodes, strict=True)]
+            tokens, stops = texts[0].chooser.commit(visits, texts[0].transcript)
             committed.append(tokens)
             return tokens, stops
 
@@ -135,65 +117,11 @@ class Verifier:
             for index, path, ids in zip(group, paths, zip(*committed, strict=True), strict=True)
         ]
 
-
-class RowVerifiers:
-    """The verifiers of rows that come and go, each of which is a call of its own.
-
-    Each row has its own rules, its own text and its own random numbers. So what a row says does
-    not depend on the rows beside it.
-    """
-
-    moves_together = False
-    pad_token_id = 0
-
-    def __init__(self) -> None:
-        self._of_row: dict[int, Verifier] = {}
-        self._logits = torch.empty(0)
-
-    def add(self, row: int, verifier: Verifier) -> None:
-        """Takes in a row; the verifier knows it as its only one."""
-        self._of_row[row] = verifier
-
-    def remove(self, row: int) -> Verifier:
-        """Gives back the verifier of a row, with what was committed to it."""
-        return self._of_row.pop(row)
-
-    @property
-    def all_done(self) -> bool:
-        """Has every row stopped?"""
-        return all(verifier.all_done for verifier in self._of_row.values())
-
-    def stop(self, row: int) -> None:
-        """Ends a row where it stands, since nobody reads it any more."""
-        self._of_row[row].transcript.done[0] = True
-
-    def is_done(self, row: int) -> bool:
-        """Has a row stopped?"""
-        return self._of_row[row].is_done(0)
-
-    def is_padded(self, row: int) -> bool:
-        """False: no row waits for the others."""
-        return False
-
-    def max_depth(self, row: int) -> int:
-        """How many drafts can still be committed to a row."""
-        return self._of_row[row].max_depth(0)
-
-    def noise_ahead(self, row: int) -> NoiseAhead | None:
-        """The noise that a row's next tokens will be drawn with; None where it is not known."""
-        return self._of_row[row].noise_ahead(0)
-
-    def read(self, logits: torch.Tensor) -> None:
-        """Takes the logits (B, Q, V) of a step."""
-        self._logits = logits
-
-    def verify(self, rows: Sequence[int], trees: Sequence[DraftTree]) -> list[StepRecord]:
-        """What came of each tree, by the logits that were read; `rows` are the rows they are of."""
-        records = []
-        for index, (row, tree) in enumerate(zip(rows, trees, strict=True)):
-            verifier = self._of_row[row]
-            verifier.read(self._logits[index : index + 1])
-            (record,) = verifier.verify([0], [tree])
-            record.row = row
-            records.append(record)
-        return records
+    def _forget(self, texts: Sequence[RowText]) -> None:
+        """Lets each chooser free what it kept for steps that all of its rows have behind them."""
+        oldest: dict[int, float] = {}
+        for text in texts:
+            step = text.transcript.num_new(text.number)
+            oldest[id(text.chooser)] = min(oldest.get(id(text.chooser), math.inf), step)
+        for text in texts:
+            text.chooser.forget_before(int(oldest[id(text.chooser)]))

@@ -7,7 +7,7 @@ import pytest
 from selfspec import SelfSpec
 from selfspec.cost import CostCurve
 from selfspec.machine.measured import Measured
-from selfspec.plugin import call
+from selfspec.plugin import spec as spec_module
 from selfspec.run.costs import Costs
 from tests.caches import contents
 from tests.fakes import prompt, tiny_model
@@ -17,7 +17,7 @@ from tests.zoo import BRANCHING
 
 def with_curve(spec: SelfSpec, curve: CostCurve) -> SelfSpec:
     """A `SelfSpec` that takes a curve for measured, whatever is asked of it."""
-    spec._forwards.costs.curve = lambda *_args: curve  # type: ignore[method-assign]
+    spec.forwards.costs.curve = lambda *_args: curve  # type: ignore[method-assign]
     return spec
 
 
@@ -95,13 +95,13 @@ def test_no_call_measures_anything(measuring, monkeypatch) -> None:
 
 
 def test_what_was_learned_is_found_by_the_next_process(measuring, monkeypatch) -> None:
-    monkeypatch.setattr(call, "_STEPS_THAT_TEACH", 1)
+    monkeypatch.setattr(spec_module, "_STEPS_THAT_TEACH", 1)
     model, spec = tiny_model(), SelfSpec()
     run(model, prompt(), custom_generate=spec, **GREEDY)
-    (((_, learned),),) = (list(spec._forwards.costs._curves.values()),)
+    (((_, learned),),) = (list(spec.forwards.costs._curves.values()),)
     again = SelfSpec()
     run(model, prompt(), custom_generate=again, max_new_tokens=1)
-    (((_, found),),) = (list(again._forwards.costs._curves.values()),)
+    (((_, found),),) = (list(again.forwards.costs._curves.values()),)
     assert {first: curve.as_dict() for first, curve in found.items()} == {
         first: curve.reopened().as_dict() for first, curve in learned.items()
     }
@@ -110,5 +110,5 @@ def test_what_was_learned_is_found_by_the_next_process(measuring, monkeypatch) -
 def test_without_a_folder_it_goes_on(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     spec = SelfSpec(budget="measured")
-    spec._forwards.costs = Costs(Measured("costs", tmp_path / "file" / "that" / "is" / "none"))
+    spec.forwards.costs = Costs(Measured("costs", tmp_path / "file" / "that" / "is" / "none"))
     run_both(tiny_model(), prompt(), spec, drafts=False, **GREEDY)

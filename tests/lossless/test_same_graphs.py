@@ -488,12 +488,12 @@ def test_two_models_have_slots_of_their_own(log: list[str]) -> None:
 def test_a_model_that_is_dropped_takes_its_graphs_along(log: list[str]) -> None:
     spec, model = SelfSpec(), new_model()
     run_graphs(model, prompt(), spec, drafts=False, **GREEDY)
-    assert len(spec._forwards._runners) == 1
+    assert len(spec.forwards._known) == 1
     gone = weakref.ref(model)
     del model
     gc.collect()
     assert gone() is None
-    assert len(spec._forwards._runners) == 0
+    assert len(spec.forwards._known) == 0
 
 
 def test_a_model_whose_capture_failed_can_be_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -518,7 +518,7 @@ def test_slots_take_little_more_than_the_stock_cache(log: list[str]) -> None:
     stock = both.stock.output.past_key_values
     stock_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in stock.layers)
     bytes_of_tree = 16 * stock_bytes / stock.get_seq_length()
-    arenas = spec._forwards._runners[model]._found.arenas
+    arenas = spec.forwards._known[model].runner._found.arenas
     assert sum(x.nbytes for x in arenas._slots.values()) <= 1.1 * stock_bytes + bytes_of_tree
 
 
@@ -536,5 +536,5 @@ def test_the_cost_curve_is_of_the_forward_that_is_used(log: list[str], measuring
     assert curves["graph"].widths == (1, 2, 4, 8, 16, 32, 64)
     spec = SelfSpec(budget="measured", max_nodes=16)
     run_graphs(model, prompt(), spec, drafts=False, **GREEDY)
-    keys = [key["forward"] for key, _ in spec._forwards.costs._curves.values()]
+    keys = [key["forward"] for key, _ in spec.forwards.costs._curves.values()]
     assert keys == ["graph"]

@@ -175,6 +175,6 @@ def test_costs_are_kept_apart(measuring: None, tmp_path: Path) -> None:
     for amount in (least_memory(tmp_path, max_length=1), "90%"):
         streamed, spec = load_streamed(str(tmp_path), max_memory=amount, max_length=1), SelfSpec()
         run(streamed, prompt(), custom_generate=spec, **GREEDY)
-        keys = [key for key, _ in spec._forwards.costs._curves.values()]
+        keys = [key for key, _ in spec.forwards.costs._curves.values()]
         found += [(key["weights in"], key["forward"]) for key in keys]
     assert found == [("1 on cpu, 6 on disk", "streamed"), ("1 on cpu, 3 on disk", "streamed")]

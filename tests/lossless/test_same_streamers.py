@@ -11,7 +11,8 @@ from transformers import TextIteratorStreamer, TextStreamer
 from transformers.generation.streamers import BaseStreamer
 
 from selfspec import SelfSpec
-from selfspec.plugin.prompt import PromptTap
+from selfspec.plugin import spec as spec_module
+from selfspec.plugin.prompt import teach
 from tests.fakes import attached_model, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import (
     GREEDY,
@@ -48,13 +49,12 @@ def test_the_first_token_is_told_before_anything_is_learned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     streamer, known_by_then = Recorder(), []
-    teach = PromptTap.teach
 
-    def noted(tap: PromptTap, *args: Any) -> None:
+    def noted(*args: Any) -> None:
         known_by_then.append(len(streamer.told))
-        teach(tap, *args)
+        teach(*args)
 
-    monkeypatch.setattr(PromptTap, "teach", noted)
+    monkeypatch.setattr(spec_module, "teach", noted)
     run(attached_model(), prompt(), streamer=streamer, assistant=SelfSpec(), **GREEDY)
     assert known_by_then == [2]  # The prompt and a token.
 

@@ -16,8 +16,9 @@ from selfspec.draft.calibration import Calibration
 from selfspec.draft.memory import Memory
 from selfspec.engine import top_k_of
 from selfspec.plugin import prompt as prompt_module
-from selfspec.plugin.prompt import PromptTap
+from selfspec.plugin.prompt import PromptTap, teach
 from selfspec.records import TopK
+from selfspec.run.prompt import Prompt
 from tests.fakes import VOCAB, prompt, tiny_model
 
 K = 4
@@ -58,17 +59,22 @@ def tapped(
     model: PreTrainedModel, batch: dict[str, torch.Tensor], *, listens: bool = True
 ) -> tuple[Listener, torch.Tensor]:
     """Reads the prompt through a tap, as a call does; returns what was heard, and the logits."""
-    tap, listener = PromptTap(model, listens=listens), Listener()
+    tap = PromptTap(model, listens=listens)
     with tap.open({"logits_to_keep": 1}) as kwargs:
         logits = forward(model, batch, **kwargs)
+    return heard(model, batch, tap, logits), logits
+
+
+def heard(
+    model: PreTrainedModel, batch: dict[str, torch.Tensor], tap: PromptTap, logits: torch.Tensor
+) -> Listener:
+    """What a prompt teaches that was read with a tap."""
+    listener, mask = Listener(), torch.nn.functional.pad(batch["attention_mask"], (0, 1), value=1)
+    prompt = Prompt(batch["input_ids"], {"attention_mask": mask}, logits[:, -1], tap.hidden)
+    memory = Memory([listener], Calibration(), top_k=K)  # type: ignore[list-item]
     with torch.no_grad():
-        tap.teach(
-            Memory([listener], Calibration(), top_k=K),
-            batch["input_ids"],
-            batch["attention_mask"].bool(),
-            logits[:, -1],
-        )
-    return listener, logits
+        teach(memory, prompt, model.get_output_embeddings())
+    return listener
 
 
 def taught_by_a_full_forward(
@@ -166,16 +172,14 @@ def test_another_threads_forward_passes_by():
     """It gets all its logits, and teaches nobody."""
     model, batch, other = tiny_model(), prompt(seed=1), prompt(seed=2)
     whole, elsewhere = forward(model, other), []
-    tap, listener = PromptTap(model), Listener()
+    tap = PromptTap(model)
     with tap.open({"logits_to_keep": 1}) as kwargs:
         thread = threading.Thread(target=lambda: elsewhere.append(forward(model, other)))
         thread.start()
         thread.join()
         logits = forward(model, batch, **kwargs)
     assert torch.equal(elsewhere[0], whole)
-    with torch.no_grad():
-        memory = Memory([listener], Calibration(), top_k=K)
-        tap.teach(memory, batch["input_ids"], None, logits[:, -1])
+    listener = heard(model, batch, tap, logits)
     assert listener.rows.keys() == pairs_of(batch["input_ids"])
 
 
@@ -220,10 +224,10 @@ def test_a_continued_conversation_teaches_what_was_read_now():
     ids = batch["input_ids"]
     with torch.no_grad():
         past = model(ids[:, :10]).past_key_values
-        tap, listener = PromptTap(model), Listener()
+        tap = PromptTap(model)
         with tap.open({"logits_to_keep": 1}) as kwargs:
             logits = model(ids[:, 10:], past_key_values=past, **kwargs).logits
-        tap.teach(Memory([listener], Calibration(), top_k=K), ids, None, logits[:, -1])
+    listener = heard(model, batch, tap, logits)
     assert listener.rows.keys() == set(itertools.pairwise(ids[0, 9:].tolist()))
     truth = taught_by_a_full_forward(model, batch)
     assert all(listener.rows[pair][0] == truth[pair].ids.tolist() for pair in listener.rows)
@@ -232,12 +236,11 @@ def test_a_continued_conversation_teaches_what_was_read_now():
 def test_a_prompt_read_in_pieces_is_taught_whole():
     model, batch = tiny_model(), prompt()
     ids = batch["input_ids"]
-    tap, listener = PromptTap(model), Listener()
+    tap = PromptTap(model)
     with torch.no_grad(), tap.open({"logits_to_keep": 1}) as kwargs:
         past = model(ids[:, :6], **kwargs).past_key_values
         logits = model(ids[:, 6:], past_key_values=past, **kwargs).logits
-    with torch.no_grad():
-        tap.teach(Memory([listener], Calibration(), top_k=K), ids, None, logits[:, -1])
+    listener = heard(model, batch, tap, logits)
     truth = taught_by_a_full_forward(model, batch)
     assert {pair: ids for pair, (ids, _) in listener.rows.items()} == {
         pair: top.ids.tolist() for pair, top in truth.items()

@@ -52,12 +52,14 @@ class Branches:
         """The last two tokens at each query of the forward that is under way."""
         return [pair for branch in self._riding for pair in itertools.pairwise([root, *branch])]
 
-    def ride(self, tree: DraftTree, max_depth: int) -> Queries:
-        """The tree's queries with those of the branches behind them.
+    def ride(self, tree: DraftTree, max_depth: int) -> DraftTree | Queries:
+        """The tree's queries with those of the branches behind them, if there are any.
 
         A branch sees the text, the root and itself. What would stand more than `max_depth` tokens
         behind the root is left out: no text will ever reach there.
         """
+        if not self.num_queries(max_depth):
+            return tree
         queries = Queries(list(tree.tokens), list(tree.parents), list(tree.depths))
         self._riding = [branch[:max_depth] for branch in self.tokens]
         for branch in self._riding:

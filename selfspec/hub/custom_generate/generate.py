@@ -1,13 +1,13 @@
 """Loaded by transformers for `model.generate(custom_generate=..., trust_remote_code=True)`."""
 
+import functools
 import inspect
 
 from transformers.generation.utils import GenerationMixin
 
 try:  # transformers would tell to install a package of this name from an index.
     import selfspec
-    from selfspec.plugin.attach import refuse_paged, take_assistant_model, take_stop_strings
-    from selfspec.plugin.prediction import encode_prediction
+    from selfspec.plugin.arguments import for_drafts
 except ImportError as error:
     raise ImportError(
         "this needs selfspec, which is on no package index: clone "
@@ -32,11 +32,8 @@ def generate(model, *, spec=None, **kwargs):
         )
     # transformers fills in its own arguments with None; a None of the user's own says something
     kwargs = {name: v for name, v in kwargs.items() if v is not None or name not in _NAMED}
-    take_assistant_model(kwargs)
-    refuse_paged(kwargs)
-    encode_prediction(kwargs)
-    take_stop_strings(model, kwargs)
-    return type(model).generate(model, custom_generate=spec, **kwargs)
+    loop = functools.partial(spec, streamer=kwargs.get("streamer"))
+    return type(model).generate(model, custom_generate=loop, **for_drafts(model, kwargs))
 
 
 def _spec_of(model, knobs):

@@ -1,12 +1,21 @@
-"""The device on which a model computes, also where its weights are elsewhere meanwhile."""
+"""What is asked of a model itself: where it computes, and its switches for decoding."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
-__all__ = ["device_of"]
+__all__ = ["decode_mode", "device_of"]
+
+
+def decode_mode(model: Any) -> AbstractContextManager[None]:
+    """Inside, the model has stock's switches for decoding; older transformers have none."""
+    enter: Callable[[], AbstractContextManager[None]]
+    enter = getattr(model, "_optimize_model_for_decode", nullcontext)
+    return enter()
 
 
 def device_of(model: Any) -> torch.device:
