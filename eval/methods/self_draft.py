@@ -1,4 +1,4 @@
-"""Self-Draft as its paper has it: branches of random tokens, a phase that fills them, n-grams alone.
+"""Self-Draft as its paper has it: branches of random tokens, a filling phase, n-grams alone.
 
 The paper starts each branch with several random tokens and does not say how many; here there are
 three, drawn from the prompt. While the branches grow to their length nothing is drafted (its
