@@ -1,14 +1,18 @@
-"""Grow a small Llama into the shape of a big one, and save it.
+"""Grow a small Llama into the shape of a big one, or disturb it, and save it.
 
     python -m eval.grow --model PATH --shape 1b --out FOLDER
+    python -m eval.grow --model PATH --noise 0.05 --out FOLDER
 
 The grown model computes what the small one does, at the big one's cost; `eval.models.grown` says
-how. What is printed last is how far the logits of a sentence moved by rounding.
+how. With --noise it writes another text instead, as a draft model of the same family does: each
+matrix gets random numbers, --noise times as large as its own. What is printed last is how far the
+logits of a sentence moved.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +22,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from eval.errors import exit_status
-from eval.models.grown import fit, grow, num_parameters
+from eval.models.grown import disturb, fit, grow, num_parameters
 from eval.models.loading import DTYPES
 from eval.models.shapes import SHAPES, GrowError, known, named_shape
 from eval.options import described
@@ -39,7 +43,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", required=True, metavar="PATH", help="folder of the small Llama")
     names = ", ".join(SHAPES)
     shape = f"{names}; 135m:49152: with so many tokens, 135m:full: with as many as its model has"
-    parser.add_argument("--shape", required=True, help=shape)
+    parser.add_argument("--shape", help=shape)
+    noise = "disturb all matrices of the layers by this share of their size; default: %(default)s"
+    parser.add_argument("--noise", type=float, default=0.0, metavar="SHARE", help=noise)
     parser.add_argument("--out", required=True, metavar="FOLDER", help="new folder to write")
     parser.add_argument("--dtype", help=f"{', '.join(DTYPES)}; default: the model's own")
     parser.add_argument("--device", default="cpu", help="where to build it; default: cpu")
@@ -86,11 +92,19 @@ def _run(options: argparse.Namespace) -> int:
         raise GrowError(f"out must be a new or an empty folder (got {options.out!r})")
     dtype = DTYPES[known("dtype", options.dtype, DTYPES)] if options.dtype else None
     device = _check_device(options.device)
-    named_shape(options.shape)  # A wrong name is refused before the folder is looked at.
-    fit(_read_config(path), options.shape)  # Misfits are refused before weights are read.
+    if not options.noise >= 0:
+        raise GrowError(f"noise must be >= 0 (got {options.noise})")
+    if options.shape is None and not options.noise:
+        raise GrowError("shape or noise must be given (got neither): there is nothing to do")
+    if options.shape is not None:
+        named_shape(options.shape)  # A wrong name is refused before the folder is looked at.
+        fit(_read_config(path), options.shape)  # Misfits are refused before weights are read.
     model = _load(path, dtype, device)
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    grown = grow(model, options.shape, seed=options.seed)
+    grown = copy.deepcopy(model)
+    if options.shape is not None:
+        grown = grow(model, options.shape, seed=options.seed)
+    disturb(grown, options.noise, seed=options.seed)
     input_ids = tokenizer(_CHECK_PROMPT, return_tensors="pt").input_ids
     difference, largest = _logit_difference(model, grown, input_ids)
     grown.save_pretrained(out)

@@ -1,8 +1,9 @@
-"""A cell of an edge network: users, their channels, and two base stations that hold the models.
+"""The cell of "Efficient LLM Inference over Heterogeneous Edge Networks with Speculative Decoding".
 
-The small base station has the draft model, the large one the model that verifies. The setting is
-that of "Efficient LLM Inference over Heterogeneous Edge Networks with Speculative Decoding". Its
-coefficients are not known here, so all numbers below are assumed.
+A small base station with the draft model, a large one with the model that verifies, and users who
+send their prompts by radio. What the paper gives is taken as it is. Its path loss, the coefficients
+of its latency and some symbols of its table II can't be read in our copy: `ASSUMED` names what we
+have put in their place.
 """
 
 from __future__ import annotations
@@ -13,49 +14,109 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from eval.edge.latency import Coefficients, Latency, Stage, attention_horizon
-from eval.edge.work import LENGTHS, Setting, Task
+from eval.errors import EvalError
 
-__all__ = ["Network", "User", "bandwidth_shares", "new_users", "upload_seconds"]
+__all__ = [
+    "ASSUMED",
+    "PAIRS",
+    "Model",
+    "Network",
+    "Task",
+    "User",
+    "bandwidth_shares",
+    "new_users",
+    "upload_seconds",
+]
+
+
+class Model(NamedTuple):
+    """A decoder of the paper's table I."""
+
+    name: str
+    num_layers: int
+    hidden_size: int
+    ffn_size: int
+
+    @property
+    def num_weights(self) -> int:
+        """Equation 9: four square matrices and the two of the FFN in each layer."""
+        per_layer = 4 * self.hidden_size**2 + 2 * self.hidden_size * self.ffn_size
+        return self.num_layers * per_layer
+
+    @property
+    def kv_bytes(self) -> int:
+        """Keys and values of a token, in float16 (equation 10)."""
+        return 4 * self.num_layers * self.hidden_size
+
+
+_68M, _1B = Model("68M", 2, 768, 3072), Model("1.1B", 22, 2048, 5632)
+_7B, _13B = Model("7B", 32, 4096, 11_008), Model("13B", 40, 5120, 13_824)
+PAIRS = {f"{draft.name}, {verify.name}": (draft, verify) for draft, verify in (
+    (_68M, _7B), (_1B, _7B), (_1B, _13B)
+)}  # fmt: skip
+# The fields of `Network` that the paper has, but our copy of it does not show.
+ASSUMED = (
+    *("num_users", "input_tokens", "output_tokens", "acceptance", "path_db", "path_exponent"),
+    *("draft_tflops", "verify_tflops", "draft_gb_per_s", "verify_gb_per_s", "launch_ms"),
+    *("fixed_length", "static_rows"),
+)
 
 
 @dataclass(frozen=True)
 class Network:
-    """What is assumed of the cell, of both machines, and of what users ask."""
+    """The cell, both machines, and what users ask."""
 
-    num_users: int = 24
+    num_users: int = 40
+    pair: str = "1.1B, 7B"
     bandwidth_mhz: float = 20.0
-    power_dbm: float = 23.0  # Of a user's device.
-    noise_dbm_per_hz: float = -174.0
-    shadowing_db: float = 8.0  # Standard deviation of what stands in the way of a user.
-    distance_m: tuple[float, float] = (20.0, 200.0)  # A small cell.
-    bits_per_token: int = 16 * 2048  # Users send the embeddings of their prompts.
-    input_tokens: tuple[int, int] = (32, 512)
-    output_tokens: tuple[int, int] = (32, 128)
+    power_w: float = 0.2
+    noise_dbm: float = -106.0
+    cell_m: float = 400.0
+    path_db: float = -30.0  # Of the gain at a metre.
+    path_exponent: float = 3.0
+    input_tokens: tuple[int, int] = (100, 512)
+    output_tokens: tuple[int, int] = (100, 512)
     acceptance: float = 0.8
-    max_tokens: int = 16_384  # Rows times the tokens of the longest row, in one batch.
-    fixed_ms: float = 1.0  # Of each forward, on both machines.
-    draft_row_ms: float = 0.5  # Of each row, whatever its width: reading its keys and values.
-    verify_row_ms: float = 3.0
-    draft_weights: float = 1.1e9  # TinyLlama's size, 22 layers of 2048.
-    draft_flops: float = 80e12  # A second, as they are reached.
-    verify_weights: float = 13e9  # Llama 2 13B's size, 40 layers of 5120.
-    verify_flops: float = 300e12
+    max_length: int = 10
+    memory_gb: float = 16.0  # Of the small base station.
+    draft_tflops: float = 60.0  # About half of an RTX 3080's peak.
+    verify_tflops: float = 80.0  # About half of an RTX 4500's.
+    draft_gb_per_s: float = 760.0
+    verify_gb_per_s: float = 432.0
+    launch_ms: float = 1.0  # Of each forward, besides reading its weights.
+    reads_weights: bool = True  # Each forward reads all weights once; False: that costs nothing.
+    fixed_length: int = 5  # Of the scheme that fixes it.
+    static_rows: int = 4  # Of a static batch.
 
-    def setting(self) -> Setting:
-        """What batches are planned for; each user may be in one batch with all others."""
-        draft_query = 2 * self.draft_weights / self.draft_flops
-        draft = Stage(
-            Coefficients(self.fixed_ms / 1e3, self.draft_row_ms / 1e3, draft_query),
-            horizon=attention_horizon(self.draft_weights, 22, 2048),
-        )
-        verify_query = 2 * self.verify_weights / self.verify_flops
-        verify = Stage(
-            Coefficients(self.fixed_ms / 1e3, self.verify_row_ms / 1e3, verify_query),
-            horizon=attention_horizon(self.verify_weights, 40, 5120),
-        )
-        latency = Latency(verify, draft)
-        return Setting(latency, self.acceptance, self.num_users, self.max_tokens, LENGTHS[1:])
+    @property
+    def models(self) -> tuple[Model, Model]:
+        """The draft model and the one that verifies."""
+        return PAIRS[self.pair]
+
+    @property
+    def bits_per_token(self) -> int:
+        """Equation 15: a token's embeddings for both models, in float16."""
+        return 16 * sum(model.hidden_size for model in self.models)
+
+    def fits(self, num_rows: int, input_length: int) -> bool:
+        """If a batch leaves the small base station's memory whole, whatever is answered (24b)."""
+        draft, _ = self.models
+        tokens = num_rows * (input_length + self.output_tokens[1])
+        return 2 * draft.num_weights + tokens * draft.kv_bytes <= self.memory_gb * 1e9
+
+    def check(self) -> None:
+        """Refuses a cell whose longest prompt fits nowhere."""
+        if not self.fits(1, self.input_tokens[1]):
+            raise EvalError(
+                f"memory_gb must hold the draft model and one prompt (got {self.memory_gb:g})"
+            )
+
+
+class Task(NamedTuple):
+    """One prompt: its tokens, and those that its answer will have, which no plan knows."""
+
+    input_length: int
+    output_length: int
 
 
 class User(NamedTuple):
@@ -63,29 +124,28 @@ class User(NamedTuple):
 
     task: Task
     bits: float  # Of the prompt.
-    snr: float  # Power over noise in the whole band.
+    snr: float  # Power over noise.
 
 
 def new_users(network: Network, seed: int) -> list[User]:
-    """Users at random places of a ring around the base station, some of them behind walls."""
+    """Users anywhere in the cell, with Rayleigh fading."""
     chance = random.Random(seed)
     return [_new_user(network, chance) for _ in range(network.num_users)]
 
 
 def _new_user(network: Network, chance: random.Random) -> User:
     task = Task(chance.randint(*network.input_tokens), chance.randint(*network.output_tokens))
-    near, far = network.distance_m
-    distance_km = math.sqrt(chance.uniform(near**2, far**2)) / 1000
-    path_loss_db = 128.1 + 37.6 * math.log10(distance_km) + chance.gauss(0, network.shadowing_db)
-    noise_dbm = network.noise_dbm_per_hz + 10 * math.log10(network.bandwidth_mhz * 1e6)
-    snr = 10 ** ((network.power_dbm - path_loss_db - noise_dbm) / 10)
+    distance = max(network.cell_m * math.sqrt(chance.random()), 1.0)
+    path = 10 ** (network.path_db / 10) * distance**-network.path_exponent
+    noise_w = 10 ** (network.noise_dbm / 10) / 1000
+    snr = network.power_w * path * chance.expovariate(1.0) / noise_w
     return User(task, task.input_length * float(network.bits_per_token), snr)
 
 
 def bandwidth_shares(users: Sequence[User], bandwidth_hz: float) -> tuple[float, list[float]]:
     """The least time in which all prompts can be sent at once, and each user's share of the band.
 
-    With W the bandwidth, D_n the bits and SNR_n the channel of each user:
+    Equations 26 and 27, with W the bandwidth, D_n the bits and SNR_n the channel of each user:
 
         t* = sum of D_n / (W log2(1 + SNR_n)),    b_n = D_n / (t* W log2(1 + SNR_n))
 

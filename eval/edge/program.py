@@ -1,161 +1,142 @@
-"""Which sorted prompts run together, and how many tokens a step drafts: two dynamic programs.
+"""What a batch costs both base stations in each step, and which prompts are to run together.
 
-Both split a sorted list of prompts into batches of neighbours. `in_turns` is for a device that does
-one thing after the other: a batch runs to its end before the next one starts. `in_pipeline` is for
-two devices, as in "Efficient LLM Inference over Heterogeneous Edge Networks with Speculative
-Decoding": in each step all batches are drafted one after the other, and a batch is verified while
-the next one is drafted.
+Equations 7 to 22 of the paper, and its algorithm 1. Knows numbers only.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from eval.edge.latency import Array
-from eval.edge.work import Setting, Sorted, Task
+from eval.edge.network import Model, Network, Task
 
-__all__ = ["Plan", "in_batches", "in_pipeline", "in_turns"]
+__all__ = ["Array", "Plan", "best_batches", "flops", "pipeline", "stages", "turns"]
+
+Array = npt.NDArray[np.float64]
 
 
 class Plan(NamedTuple):
-    """Batches in the order in which they run, each with the tokens that a step drafts."""
+    """Batches in the order in which they run, and how many tokens each step drafts."""
 
-    batches: tuple[range, ...]  # Indices of the sorted prompts.
-    lengths: tuple[int, ...]
-    seconds: float  # Until the last prompt is done.
+    batches: tuple[tuple[Task, ...], ...]
+    length: int
+    expected: float  # Seconds, if every answer is as long as answers can be.
 
 
-def in_turns(tasks: Sequence[Task], setting: Setting) -> Plan:
-    """The best plan of all where batches of neighbours run one after the other, in this order.
+def tokens_per_step(length: int, acceptance: float) -> float:
+    """Equation 7.
 
-    Each batch has a draft length of its own. The time grows with prompts · largest batch · draft
-    lengths; 64 prompts in batches of up to 16 take some 10 ms.
+    >>> [round(tokens_per_step(length, 0.5), 3) for length in (0, 1, 2)]
+    [1.0, 1.5, 1.75]
     """
-    work = Sorted(tasks, setting)
-    num_tasks = len(tasks)
-    least = np.zeros(num_tasks + 1)
-    chosen: list[tuple[int, int]] = [(0, 0)]  # The start and the draft length of the last batch.
-    for end in range(1, num_tasks + 1):
-        starts = np.array(work.starts(end))
-        by_length = work.seconds(end)
-        values = least[starts] + by_length.min(axis=0)
-        index = int(values.argmin())
-        least[end] = values[index]
-        length = setting.lengths[int(by_length[:, index].argmin())]
-        chosen.append((int(starts[index]), length))
-    return _traced(chosen, float(least[-1]))
+    return float((1 - acceptance ** (length + 1)) / (1 - acceptance))
 
 
-def _traced(chosen: Sequence[tuple[int, int]], seconds: float) -> Plan:
-    """The plan of which the last batch of each prefix is known."""
-    batches, lengths, end = [], [], len(chosen) - 1
+def flops(model: Model, new: Array | float, held: Array | float) -> Array:
+    """What a forward of `new` tokens computes for a row with `held` keys and values (11 and 12)."""
+    weights = 2.0 * model.num_weights * np.asarray(new)
+    attention = 4.0 * model.num_layers * model.hidden_size
+    return np.asarray(weights + attention * np.asarray(new) * (np.asarray(held) + new))
+
+
+def stages(
+    network: Network, num_rows: Array, inputs: Array, length: int, num_steps: int
+) -> tuple[Array, Array]:
+    """The seconds of drafting and of verifying (batches, steps), by equations 13, 14 and 17.
+
+    `num_rows` and `inputs` are those of each batch. The first forward of each model reads the
+    prompts.
+    """
+    draft, verify = network.models
+    rows, inputs = num_rows[:, None], inputs[:, None]
+    steps = np.arange(num_steps)[None, :]
+    held = inputs + steps * tokens_per_step(length, network.acceptance)
+    work = np.zeros(np.broadcast_shapes(held.shape, rows.shape))
+    for number in range(length):
+        is_first = (steps == 0) & (number == 0)
+        one = np.where(is_first, flops(draft, inputs, 0.0), flops(draft, 1.0, held + number))
+        work = work + one
+    fixed, speed = _machine(network, draft, network.draft_gb_per_s, network.draft_tflops)
+    drafting = length * fixed + rows * work / speed
+    checked = np.where(
+        steps == 0, flops(verify, inputs + length, 0.0), flops(verify, length + 1.0, held)
+    )
+    fixed, speed = _machine(network, verify, network.verify_gb_per_s, network.verify_tflops)
+    return drafting, fixed + rows * checked / speed
+
+
+def _machine(network: Network, model: Model, gb_per_s: float, tflops: float) -> tuple[float, float]:
+    """The seconds of a forward whatever it computes, and the operations of a second."""
+    reading = 2 * model.num_weights / (gb_per_s * 1e9) if network.reads_weights else 0.0
+    return network.launch_ms / 1e3 + reading, tflops * 1e12
+
+
+def pipeline(network: Network, batches: Sequence[Sequence[Task]], length: int) -> float:
+    """The seconds of all steps if a batch is verified while the next one is drafted (20 to 22)."""
+    drafting, verifying, steps = _of_batches(network, batches, length)
+    drafted = np.zeros(steps)
+    verified = np.zeros(steps)
+    for draft, verify in zip(drafting, verifying, strict=True):
+        drafted = drafted + draft
+        # A batch that is done leaves the step as it was.
+        verified = np.where(verify > 0, np.maximum(drafted, verified) + verify, verified)
+    return float(verified.sum())
+
+
+def turns(network: Network, batches: Sequence[Sequence[Task]], length: int) -> float:
+    """The same without overlap."""
+    drafting, verifying, _ = _of_batches(network, batches, length)
+    return float(drafting.sum() + verifying.sum())
+
+
+def _of_batches(
+    network: Network, batches: Sequence[Sequence[Task]], length: int
+) -> tuple[Array, Array, int]:
+    """Both stages of each batch and step; a batch takes no time behind its longest answer."""
+    per_step = tokens_per_step(length, network.acceptance)
+    lasting = [math.ceil(max(task.output_length for task in own) / per_step) for own in batches]
+    rows = np.array([float(len(own)) for own in batches])
+    inputs = np.array([float(max(task.input_length for task in own)) for own in batches])
+    drafting, verifying = stages(network, rows, inputs, length, max(lasting))
+    active = np.arange(max(lasting)) < np.array(lasting)[:, None]
+    return drafting * active, verifying * active, max(lasting)
+
+
+def best_batches(network: Network, tasks: Sequence[Task], length: int) -> Plan:
+    """Algorithm 1: sorted by input, split by the rule that keeps one boundary for each prompt.
+
+    With j the end of the last batch but one, a batch that ends at n is drafted and verified in each
+    step s at
+
+        f1_s(n) = f1_s(j) + draft_s,    f2_s(n) = max(f1_s(n), f2_s(j)) + verify_s,
+
+    and the boundary with the least sum of f2 stays. All answers count as the longest that there
+    can be. The rule is not exact: a split with a greater sum may end earlier later on.
+    """
+    ordered = sorted(tasks)
+    longest = network.output_tokens[1]
+    num_steps = math.ceil(longest / tokens_per_step(length, network.acceptance))
+    drafted, verified = np.zeros((2, len(ordered) + 1, num_steps))
+    boundary = [0]
+    for end in range(1, len(ordered) + 1):
+        input_length = ordered[end - 1].input_length
+        starts = [j for j in range(end) if network.fits(end - j, input_length)]
+        rows = np.array([float(end - start) for start in starts])
+        draft, verify = stages(
+            network, rows, np.full(len(starts), float(input_length)), length, num_steps
+        )
+        first = drafted[starts] + draft
+        second = np.maximum(first, verified[starts]) + verify
+        best = int(second.sum(axis=1).argmin())
+        drafted[end], verified[end] = first[best], second[best]
+        boundary.append(starts[best])
+    batches: list[tuple[Task, ...]] = []
+    end = len(ordered)
     while end:
-        start, length = chosen[end]
-        batches.append(range(start, end))
-        lengths.append(length)
-        end = start
-    return Plan(tuple(reversed(batches)), tuple(reversed(lengths)), seconds)
-
-
-class _Labels(NamedTuple):
-    """Ways to split the prompts of a prefix, with what the batches behind them depend on."""
-
-    drafted: Array  # (K, steps): when the last batch is drafted, from the beginning of each step.
-    verified: Array  # (K, steps): when it is verified.
-    batches: list[tuple[range, ...]]
-
-
-def in_pipeline(tasks: Sequence[Task], setting: Setting, *, keep: int = 16) -> Plan:
-    """A plan where two devices work side by side: one drafts, the other one verifies.
-
-    With j the end of the last batch but one, in each step s a batch that ends at n is drafted and
-    verified at
-
-        f1_s(n) = f1_s(j) + draft_s,    f2_s(n) = max(f1_s(n), f2_s(j)) + verify_s.
-
-    The paper keeps, for each n, the boundary j with the least sum of f2 over the steps. A split
-    with a greater sum may still end earlier, because it was drafted earlier. So the best `keep`
-    splits of each prefix are kept, without those that are later in everything than another one:
-    ``keep=1`` is the paper's rule, and enough of them are exact. All batches have the same draft
-    length. The time grows with prompts · largest batch · draft lengths · steps · `keep`.
-    """
-    work = Sorted(tasks, setting)
-    plans = [_with_length(work, length, keep) for length in setting.lengths]
-    return min(plans, key=lambda plan: plan.seconds)
-
-
-def in_batches(tasks: Sequence[Task], setting: Setting, batches: Sequence[range]) -> Plan:
-    """The same pipeline with batches as they are given; only the best draft length is found."""
-    work = Sorted(tasks, setting)
-    plans = []
-    for length in setting.lengths:
-        of_length = _OfLength(work, length)
-        labels = of_length.none()
-        for batch in batches:
-            labels = of_length.extended(labels, batch)
-        plans.append(of_length.plan(labels))
-    return min(plans, key=lambda plan: plan.seconds)
-
-
-def _with_length(work: Sorted, length: int, keep: int) -> Plan:
-    of_length = _OfLength(work, length)
-    found = [of_length.none()]
-    for end in range(1, len(work.inputs) + 1):
-        ways = [of_length.extended(found[start], range(start, end)) for start in work.starts(end)]
-        found.append(of_length.best(_joined(ways), keep))
-    return of_length.plan(found[-1])
-
-
-class _OfLength:
-    """Builds splits batch by batch, where each step drafts so many tokens."""
-
-    def __init__(self, work: Sorted, length: int) -> None:
-        self._work = work
-        self._length = length
-        self._num_steps = work.num_steps(length)
-
-    def none(self) -> _Labels:
-        """No batch yet."""
-        zeros = np.zeros((1, int(self._num_steps.max(initial=0))))
-        return _Labels(zeros, zeros, [()])
-
-    def extended(self, before: _Labels, batch: range) -> _Labels:
-        """All kept splits of what lies before a batch, with this batch behind them."""
-        draft, verify = self._work.stages(batch, self._length, self._num_steps)
-        drafted = before.drafted + draft
-        verified = np.maximum(drafted, before.verified) + verify
-        return _Labels(drafted, verified, [(*split, batch) for split in before.batches])
-
-    def best(self, labels: _Labels, keep: int) -> _Labels:
-        """The best ones, none of which is later in everything than another one."""
-        order = np.argsort(_seconds(labels), kind="stable")
-        rows = np.hstack([labels.drafted, labels.verified])
-        kept: list[int] = []
-        for index in order.tolist():
-            if len(kept) == keep:
-                break
-            if not (rows[kept] <= rows[index]).all(axis=1).any():
-                kept.append(index)
-        batches = [labels.batches[index] for index in kept]
-        return _Labels(labels.drafted[kept], labels.verified[kept], batches)
-
-    def plan(self, labels: _Labels) -> Plan:
-        """The best of some splits of all prompts."""
-        seconds = _seconds(labels)
-        batches = labels.batches[int(seconds.argmin())]
-        return Plan(batches, (self._length,) * len(batches), float(seconds.min()))
-
-
-def _seconds(labels: _Labels) -> Array:
-    """When the last step of each split is verified."""
-    return np.asarray(labels.verified.sum(axis=1))
-
-
-def _joined(ways: Sequence[_Labels]) -> _Labels:
-    batches = [split for way in ways for split in way.batches]
-    drafted = np.concatenate([way.drafted for way in ways])
-    verified = np.concatenate([way.verified for way in ways])
-    return _Labels(drafted, verified, batches)
+        batches.append(tuple(ordered[boundary[end] : end]))
+        end = boundary[end]
+    return Plan(tuple(reversed(batches)), length, float(verified[-1].sum()))

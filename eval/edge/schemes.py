@@ -1,32 +1,27 @@
-"""The ways of serving the users of a cell that are compared: the planned one, and its baselines."""
+"""The ways of serving the users of a cell that the paper compares, for the same users."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from eval.edge.latency import Latency
-from eval.edge.network import Network, User, bandwidth_shares, upload_seconds
-from eval.edge.program import Plan, in_batches, in_pipeline, in_turns
-from eval.edge.work import Setting, Sorted, Task
+from eval.edge.network import Network, Task, User, bandwidth_shares, upload_seconds
+from eval.edge.program import Plan, best_batches, pipeline, turns
 
-__all__ = ["DESCRIPTIONS", "PLANNED", "Served", "serve"]
+__all__ = ["DESCRIPTIONS", "PLANNED", "UNIFORM", "Served", "serve"]
 
 PLANNED, UNIFORM = "planned", "uniform bandwidth"
 DESCRIPTIONS = {
-    PLANNED: "draft length and batches by the dynamic program, a pipeline, bandwidth by need",
-    "no speculation": "the large model alone, one token in a step, the best batches",
-    "no pipeline": "drafts and verifies in turns, the best batches and draft lengths",
-    "largest batch": "the pipeline, in each batch as many as fit, the best draft length",
-    "heuristic": "the pipeline, batches of equal size, as many as the root of the users, 4 drafts",
-    "one boundary": "as planned, with the paper's rule: one split is kept for each prompt",
+    PLANNED: "batches and draft length by algorithm 1, a pipeline, bandwidth by need",
+    "no pipeline": "the same batches and draft length, drafted and verified in turns",
+    "no batching": "the pipeline, one prompt at a time",
+    "fixed length": "the pipeline, batches by algorithm 1 for one draft length",
+    "no speculation": "the large model alone, batches by the heuristic",
+    "static batches": "the pipeline, small batches of one size",
+    "largest batch": "the pipeline, in each batch as many as fit in any case",
+    "heuristic": "the pipeline, two equal batches, then more while that is faster",
     UNIFORM: "as planned, but each user has the same share of the band",
 }
-_HEURISTIC_LENGTH = 4
-# Prompts are sorted by their input, as in the paper, or by all their tokens: what plans better.
-_KEYS: tuple[Callable[[Task], int], ...] = (lambda task: task.input_length, sum)
 
 
 class Served(NamedTuple):
@@ -34,7 +29,6 @@ class Served(NamedTuple):
 
     upload: float
     inference: float
-    plan: Plan
 
     @property
     def seconds(self) -> float:
@@ -42,50 +36,68 @@ class Served(NamedTuple):
         return self.upload + self.inference
 
 
+Batches = Sequence[Sequence[Task]]
+Clock = Callable[[Network, Batches, int], float]
+
+
 def serve(network: Network, users: Sequence[User]) -> dict[str, Served]:
-    """What each scheme takes for the same users."""
-    setting, tasks = network.setting(), [user.task for user in users]
+    """What each scheme takes. Plans are made without a look at the answers' lengths.
+
+    Where the paper's schemes do not sort prompts, they come in the order of the users.
+    """
+    network.check()
+    tasks = [user.task for user in users]
+    planned = _soonest(best_batches(network, tasks, n) for n in range(1, network.max_length + 1))
+    largest = next(n for n in range(len(tasks), 0, -1) if network.fits(n, max(tasks).input_length))
     plans = {
-        PLANNED: _best(lambda given: in_pipeline(given, setting), tasks),
-        "no speculation": _best(lambda given: in_turns(given, _plain(setting)), tasks),
-        "no pipeline": _best(lambda given: in_turns(given, setting), tasks),
-        "largest batch": _best(lambda given: _largest(given, setting), tasks),
-        "heuristic": _equal(sorted(tasks), setting),
-        "one boundary": _best(lambda given: in_pipeline(given, setting, keep=1), tasks),
+        PLANNED: planned,
+        "no pipeline": planned,
+        "no batching": _with_best_length(network, _chunks(tasks, 1)),
+        "fixed length": best_batches(network, tasks, network.fixed_length),
+        "no speculation": _heuristic(network, tasks, (0,)),
+        "static batches": _with_best_length(network, _chunks(tasks, network.static_rows)),
+        "largest batch": _with_best_length(network, _chunks(tasks, largest)),
+        "heuristic": _heuristic(network, tasks, range(1, network.max_length + 1)),
     }
     hertz = network.bandwidth_mhz * 1e6
     least, _ = bandwidth_shares(users, hertz)
-    uniform = upload_seconds(users, [1 / len(users)] * len(users), hertz)
-    served = {name: Served(least, plan.seconds, plan) for name, plan in plans.items()}
-    return {**served, UNIFORM: served[PLANNED]._replace(upload=uniform)}
+    served = {}
+    for name, plan in plans.items():
+        clock: Clock = turns if name == "no pipeline" else pipeline
+        served[name] = Served(least, clock(network, plan.batches, plan.length))
+    equal = upload_seconds(users, [1 / len(users)] * len(users), hertz)
+    return {**served, UNIFORM: served[PLANNED]._replace(upload=equal)}
 
 
-def _best(plan: Callable[[Sequence[Task]], Plan], tasks: Sequence[Task]) -> Plan:
-    plans = [plan(sorted(tasks, key=key)) for key in _KEYS]
-    return min(plans, key=lambda plan: plan.seconds)
+def _soonest(plans: Iterable[Plan]) -> Plan:
+    return min(plans, key=lambda plan: plan.expected)
 
 
-def _plain(setting: Setting) -> Setting:
-    return replace(setting, latency=Latency(setting.latency.verify), lengths=(0,))
+def _chunks(tasks: Sequence[Task], size: int) -> Batches:
+    return [tasks[start : start + size] for start in range(0, len(tasks), size)]
 
 
-def _largest(tasks: Sequence[Task], setting: Setting) -> Plan:
-    """Batches from the longest prompt down, each with as many as fit."""
-    work, batches, end = Sorted(tasks, setting), [], len(tasks)
-    while end:
-        start = work.starts(end)[-1]
-        batches.append(range(start, end))
-        end = start
-    return in_batches(tasks, setting, batches[::-1])
+def _with_best_length(
+    network: Network, batches: Batches, lengths: Iterable[int] | None = None
+) -> Plan:
+    """These batches, with the draft length that would be best if all answers were long."""
+    most = network.output_tokens[1]
+    long = [[task._replace(output_length=most) for task in batch] for batch in batches]
+    frozen = tuple(map(tuple, batches))
+    tried = lengths or range(1, network.max_length + 1)
+    return _soonest(Plan(frozen, n, pipeline(network, long, n)) for n in tried)
 
 
-def _equal(tasks: Sequence[Task], setting: Setting) -> Plan:
-    """Batches of equal size, smaller ones where they do not fit."""
-    setting = replace(setting, lengths=(_HEURISTIC_LENGTH,))
-    work, batches, end = Sorted(tasks, setting), [], len(tasks)
-    size = math.ceil(len(tasks) / max(round(math.sqrt(len(tasks))), 1))
-    while end:
-        start = max(work.starts(end)[-1], end - size)
-        batches.append(range(start, end))
-        end = start
-    return in_batches(tasks, setting, batches[::-1])
+def _heuristic(network: Network, tasks: Sequence[Task], lengths: Iterable[int]) -> Plan:
+    """Two batches, then three and more, until the expected time rises."""
+    best: Plan | None = None
+    for number in range(min(2, len(tasks)), len(tasks) + 1):
+        size = -(-len(tasks) // number)
+        if not network.fits(size, max(tasks).input_length):
+            continue
+        plan = _with_best_length(network, _chunks(tasks, size), lengths)
+        if best is not None and plan.expected > best.expected:
+            break
+        best = plan
+    assert best is not None, "one prompt at a time fits"
+    return best

@@ -139,11 +139,16 @@ class AssistedMethod(Method):
     def __init__(self, name: str, assistant: Any) -> None:
         super().__init__(name, {"assistant_model": assistant})
         self._assistant = assistant
-        self._start = copy.deepcopy(assistant.generation_config)
+        self._start = copy.deepcopy(assistant.generation_config) if assistant else None
+
+    def refusal(self, model: Any) -> str | None:
+        """A study has it among its contestants, whether or not there is a small model."""
+        return None if self._assistant else "--assistant-model names no small model"
 
     def forget(self) -> None:
         """transformers keeps what it learns about the assistant in the assistant's own config."""
-        self._assistant.generation_config = copy.deepcopy(self._start)
+        if self._assistant:
+            self._assistant.generation_config = copy.deepcopy(self._start)
 
 
 class SelfSpecMethod(Method):

@@ -1,31 +1,34 @@
 """Methods after published ones, as settings of one engine, so that only the drafts differ.
 
     lut-static        Token Recycling: one LUT, a tree of 80 drafted nodes that keeps its shape
-    lut-tree          DIAA: LUT pair, and a tree grown best-first with decays for depth and rank
-    suffix-branches   Self-Draft: branches, context, and the corpus of a loaded cache
+    diaa              DIAA: rows that add and replace, a tree with its decays and its threshold
+    lut-tree          DIAA with our tables: rows are replaced whole, no threshold
+    self-draft        Self-Draft: branches of random tokens, a filling phase, n-grams and a corpus
+    suffix-branches   Self-Draft with our context: suffix matching in place of n-grams
     switch            SAM decoding with Token Recycling: longest match, else a LUT tree
 
 They are not the papers' own code, and differ from it. `lut-tree` knows a LUT's probabilities
-rounded to powers of two, and has no threshold. `suffix-branches` finds what to copy by suffix
-matching, where Self-Draft looks up n-grams. Shapes and decays are of our choosing where
-`docs/log.md` or the code says so; the forward, the KV and the walk are ours for all.
+rounded to powers of two. What the papers leave open is said where it is decided; the forward, the
+KV and the walk are ours for all.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from eval.methods.diaa import DIAA_KNOBS, DiaaSource, RecordedProbabilities
 from eval.methods.fixed_tree import NUM_DRAFTED, NUM_RANKS, fixed_shape
 from eval.methods.method import Maker, Method, Resources, SelfSpecMethod
+from eval.methods.self_draft import Filling, FreshFirst, GramSource, RandomStarts
 from eval.methods.switch import SwitchSource
 from selfspec import SelfSpec, StepRecord
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.memory import Memory
+from selfspec.draft.sources import LutSource
 
 __all__ = ["FIXED_NODES", "PUBLISHED", "Uncalibrated"]
 
 FIXED_NODES = NUM_DRAFTED + 1  # with the root
-_LEVEL_DECAY, _RANK_DECAY = 0.8, 0.7  # See "the decays of the DIAA paper" in docs/log.md.
 
 
 class Uncalibrated(Calibration):
@@ -50,6 +53,31 @@ class _FixedTree(_Uncounted):
     def _new_memory(self, vocab_size: int) -> Memory:
         memory = super()._new_memory(vocab_size)
         memory.fitted = fixed_shape()
+        return memory
+
+
+class _Diaa(SelfSpec):
+    """A `SelfSpec` whose one source are DIAA's tables; a loaded cache fills them."""
+
+    def _new_memory(self, vocab_size: int) -> Memory:
+        memory = super()._new_memory(vocab_size)
+        (loaded,) = memory.sources
+        assert isinstance(loaded, LutSource)
+        source = DiaaSource(vocab_size, memory.top_k)
+        source.restore(loaded.arrays())
+        memory.sources, memory.calibration = [source], RecordedProbabilities()
+        return memory
+
+
+class _SelfDraft(SelfSpec):
+    """A `SelfSpec` with Self-Draft's branches, its context cache, and a loaded corpus."""
+
+    def _new_memory(self, vocab_size: int) -> Memory:
+        memory = super()._new_memory(vocab_size)
+        corpora = [source for source in memory.sources if source.name == "corpus"]
+        fill = self.config.branch_length
+        memory.sources = [Filling(source, fill) for source in (GramSource(), *corpora)]
+        memory.calibration, memory.branches = FreshFirst(), RandomStarts
         return memory
 
 
@@ -92,13 +120,14 @@ PUBLISHED: dict[str, Maker] = {
         depth_decay=1.0,
         width_decay=1.0,
     ),
-    "lut-tree": _maker(
-        "lut-tree",
-        _Uncounted,
-        sources=("lut",),
-        num_branches=0,
-        depth_decay=_LEVEL_DECAY,
-        width_decay=_RANK_DECAY,
+    "diaa": _maker("diaa", _Diaa, **DIAA_KNOBS),
+    "lut-tree": _maker("lut-tree", _Uncounted, **{**DIAA_KNOBS, "threshold": 0.0}),
+    "self-draft": _maker(
+        "self-draft",
+        _SelfDraft,
+        sources=("context", "corpus"),
+        num_branches=6,
+        branch_length=6,
     ),
     "suffix-branches": _maker(
         "suffix-branches",

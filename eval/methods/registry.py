@@ -34,12 +34,6 @@ def new_method(name: str, resources: Resources | None = None) -> Method:
     return METHODS[name](resources or Resources())
 
 
-def _assisted(resources: Resources) -> Method:
-    if resources.assistant is None:
-        raise MethodError("method 'assisted' needs an assistant model (got none); name one")
-    return AssistedMethod("assisted", resources.assistant)
-
-
 def _forward_only(resources: Resources) -> Method:
     """With no drafts and nothing to learn: what selfspec's way to run a forward gains."""
     knobs: dict[str, Any] = {"max_nodes": 1, "sources": (), "num_branches": 0}
@@ -53,7 +47,7 @@ METHODS: dict[str, Maker] = {
     "prompt-lookup": lambda _: Method(
         "prompt-lookup", {"prompt_lookup_num_tokens": _LOOKUP_TOKENS}
     ),
-    "assisted": _assisted,
+    "assisted": lambda given: AssistedMethod("assisted", given.assistant),
     FORWARD_ONLY: _forward_only,
     OURS: lambda given: SelfSpecMethod(OURS, given.new_spec(given.config)),
     **PUBLISHED,

@@ -78,8 +78,15 @@ STUDIES: dict[str, Study] = {
         "goodput, latency and speed-up by task",
         "DIAA, tables 1 and 2; Self-Draft, table 2",
         {
-            name: Variant(name, {})
-            for name in ("stock", "prompt-lookup", "lut-tree", "suffix-branches", "selfspec")
+            "stock": _STOCK,
+            "draft model": Variant("assisted", {}),
+            "prompt lookup": Variant("prompt-lookup", {}),
+            "SAM-Decoding": Variant("switch", {}),
+            "Token Recycling": Variant("lut-static", {}),
+            "DIAA": Variant("diaa", {}),
+            "Self-Draft": Variant("self-draft", {}),
+            "Self-Draft, our branches": Variant("suffix-branches", {}),
+            "selfspec": _fixed(),
         },
     ),
     "parts": Study(
@@ -90,7 +97,8 @@ STUDIES: dict[str, Study] = {
             "all": _fixed(),
             "no LUTs": _fixed(sources=_NO_LUTS),
             "no overlap": _fixed(overlap=False),
-            "LUT, dynamic tree": Variant("lut-tree", {"max_nodes": _STATIC_NODES}),
+            "DIAA": Variant("diaa", {"max_nodes": _STATIC_NODES}),
+            "DIAA, rows replaced whole": Variant("lut-tree", {"max_nodes": _STATIC_NODES}),
             "LUT, static tree": Variant("lut-static", {}),
             "neither": Variant("prompt-lookup", {}),
         },
@@ -115,11 +123,17 @@ STUDIES: dict[str, Study] = {
                 f"{nodes} nodes, {steps} steps": _fixed(max_nodes=nodes, update_interval=steps)
                 for nodes, steps in product((8, 16, 32, 64), (1, 4, 16))
             },
+            **{
+                f"DIAA, 64 nodes, {steps} steps": Variant(
+                    "diaa", {"max_nodes": 64, "update_interval": steps}
+                )
+                for steps in (1, 4, 16)
+            },
         },
     ),
     "branches": Study(
-        "number and length of branches",
-        "Self-Draft, figures 4 to 8",
+        "number and length of branches, and how they start",
+        "Self-Draft, figures 5 and 6",
         {
             "stock": _STOCK,
             "none": _fixed(),
@@ -127,11 +141,13 @@ STUDIES: dict[str, Study] = {
                 f"{number} x {length}": _fixed(num_branches=number, branch_length=length)
                 for number, length in ((2, 6), (6, 6), (10, 6), (6, 2), (6, 10))
             },
+            "alone, as they start here": Variant("suffix-branches", {}),
+            "alone, as in the paper": Variant("self-draft", {}),
         },
     ),
     "memories": Study(
         "what context and corpus are worth; pass --cache, or there is no corpus",
-        "Self-Draft, figures 4 to 8",
+        "Self-Draft, figure 8",
         {
             "stock": _STOCK,
             "context, corpus": _fixed(num_branches=6, sources=["context", "corpus"]),

@@ -32,7 +32,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from eval.models.axes import PARTS, Axis, attention_axes, axes_of
 from eval.models.shapes import GrowError, GrownShape, named_shape
 
-__all__ = ["fit", "grow", "num_parameters"]
+__all__ = ["disturb", "fit", "grow", "num_parameters"]
 
 # Powers of two, exact in every dtype and inside float16: what the lane of `_mute_new_rows` carries
 # (its square has to fit into eps * d) and what a muted row has there.
@@ -190,6 +190,16 @@ def grow(
     if _is_widened(model.config, shape):
         _mute_new_rows(grown, model.config, generator)
     return grown
+
+
+@torch.no_grad()
+def disturb(model: LlamaForCausalLM, share: float, *, seed: int = 0) -> None:
+    """Adds normal noise to each matrix of the layers, `share` times as large as its own numbers."""
+    generator = torch.Generator(model.device).manual_seed(seed)
+    for weight in model.model.layers.parameters():
+        if share and weight.ndim == 2:
+            noise = torch.empty_like(weight, dtype=torch.float32).normal_(generator=generator)
+            weight += (noise * (share * weight.float().std())).to(weight.dtype)
 
 
 def num_parameters(model: LlamaForCausalLM) -> int:

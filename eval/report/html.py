@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from html import escape
 
-__all__ = ["PICTURE_STYLE", "document"]
+__all__ = ["document", "svg_file"]
 
 _LIGHT = {
     "ink": "#1f2328",
@@ -56,7 +56,14 @@ _STYLE = (
     f"{_LAYOUT}{_MARKS}"
 )
 # The marks of a picture in a file of its own; not every program that shows SVG knows variables.
-PICTURE_STYLE = re.sub(r"var\(--(\w+)\)", lambda name: _LIGHT[name[1]], _MARKS)
+_PICTURE_STYLE = re.sub(r"var\(--(\w+)\)", lambda name: _LIGHT[name[1]], _MARKS)
+
+
+def svg_file(svg: str) -> str:
+    """A drawing as a file of its own, with a style in plain colours."""
+    head, _, marks = svg.removeprefix("<svg").partition(">")
+    start = f'<svg xmlns="http://www.w3.org/2000/svg"{head}><style>{_PICTURE_STYLE}</style>'
+    return f"{start}{marks}\n"
 
 
 def document(title: str, body: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from eval.errors import EvalError
 from eval.methods.names import DESCRIPTIONS
 from eval.methods.studies import STUDIES
-from eval.report.html import PICTURE_STYLE, document
+from eval.report.html import document, svg_file
 from eval.report.pictures import pictures
 from eval.report.rows import Record
 from eval.report.statistics import OVERALL
@@ -53,17 +53,12 @@ def write_report(folder: Path, record: Record) -> str:
 
 
 def write_pictures(folder: Path, record: Record) -> list[Path]:
-    """Writes each picture of the report as an SVG file with a style of its own; returns them.
-
-    Its colours are plain ones, since not every program that shows SVG knows variables.
-    """
+    """Writes each picture of the report as an SVG file; returns the files."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for picture in pictures(summary(record), record):
-        head, _, marks = picture.svg.removeprefix("<svg").partition(">")
         path = folder / f"{picture.title.lower().replace(' ', '-')}.svg"
-        start = f'<svg xmlns="http://www.w3.org/2000/svg"{head}><style>{PICTURE_STYLE}</style>'
-        replace_text(path, f"{start}{marks}\n")
+        replace_text(path, svg_file(picture.svg))
         written.append(path)
     return written
 

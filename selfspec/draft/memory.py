@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.fitted import FittedTree
 from selfspec.draft.sources import LastingSource, Source
+from selfspec.draft.sources.branches import Branches
 from selfspec.records import TopK
 
 __all__ = ["Memory"]
@@ -25,6 +26,7 @@ class Memory:
     top_k: int  # Sources see this many of each node's likeliest next tokens.
     learns: bool = True
     fitted: FittedTree | None = None  # The shape of all trees; None: each grows as it pays.
+    branches: type[Branches] = Branches  # How the branches of a row begin and what they yield.
 
     @property
     def nbytes(self) -> int:

@@ -53,7 +53,7 @@ class Row:
             cursors, config, calibration.probability, calibration.trust, memory.fitted
         )
         num_branches = config.num_branches if memory.learns else 0
-        branches = Branches(token_ids, num_branches, config.branch_length)
+        branches = memory.branches(token_ids, num_branches, config.branch_length)
         return cls(index, token_ids[-1] if token_ids else 0, cursors, grower, branches, memory)
 
     def take_branches(self, record: StepRecord, tops: TopK, index: int) -> None:

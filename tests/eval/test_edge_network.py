@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
 from eval import edge_network
 from eval.edge.network import Network, bandwidth_shares, new_users, upload_seconds
 from eval.edge.schemes import DESCRIPTIONS, PLANNED, serve
-from eval.edge_network import Sweep
+from eval.errors import EvalError
 
 HERTZ = 20e6
 SMALL = Network(num_users=6, output_tokens=(8, 24))
@@ -32,40 +33,58 @@ def test_shares_let_all_prompts_arrive_at_once_and_none_are_faster():
     assert upload_seconds(users, [1 / len(users)] * len(users), HERTZ) > seconds
 
 
+def test_users_send_the_embeddings_of_both_models():
+    (user, *_) = new_users(Network(), 1)
+    assert user.bits == user.task.input_length * 16 * (2048 + 4096)
+
+
 def test_a_seed_gives_the_same_users_and_another_one_others():
     assert new_users(Network(), 1) == new_users(Network(), 1) != new_users(Network(), 2)
 
 
-def test_the_plan_is_the_best_scheme_and_each_baseline_is_what_it_says():
+def test_each_scheme_is_what_it_says():
     served = serve(SMALL, new_users(SMALL, seed=0))
     assert list(served) == list(DESCRIPTIONS)
-    assert all(served[PLANNED].seconds <= each.seconds for each in served.values())
-    assert served["no speculation"].plan.lengths[0] == 0
-    assert len(served["largest batch"].plan.batches) == 1
-    assert [len(batch) for batch in served["heuristic"].plan.batches] == [3, 3]
-    assert served["uniform bandwidth"].plan == served[PLANNED].plan
-    assert served["uniform bandwidth"].upload > served[PLANNED].upload
-    for each in served.values():
-        assert sorted(index for batch in each.plan.batches for index in batch) == list(range(6))
+    planned = served[PLANNED]
+    assert served["uniform bandwidth"].inference == planned.inference
+    assert served["uniform bandwidth"].upload > planned.upload
+    for name in ("no pipeline", "no batching"):
+        assert served[name].inference >= planned.inference, name
+    alone = replace(SMALL, static_rows=1)
+    again = serve(alone, new_users(alone, seed=0))
+    assert again["static batches"] == again["no batching"]
+
+
+def test_a_prompt_that_fits_nowhere_is_refused():
+    tight = replace(SMALL, memory_gb=1.7)
+    with pytest.raises(EvalError, match=r"memory_gb must hold .* \(got 1.7\)"):
+        serve(tight, new_users(tight, 0))
 
 
 def test_the_command(capsys, monkeypatch, tmp_path):
-    sweeps = (Sweep("bandwidth_mhz", "bandwidth, MHz", (5, 20)),)
-    monkeypatch.setattr(edge_network, "SWEEPS", sweeps)
-    monkeypatch.setattr(edge_network, "Network", lambda: SMALL)
+    few = {"8a": (6,), "8b": (1792,), "8c": (1024,), "7c": (1792,)}
+    figures = tuple(
+        each._replace(values=few.get(each.name, each.values[:1])) for each in edge_network.FIGURES
+    )
+    claims = tuple(
+        claim._replace(at=6) if claim.figure == "8a" else claim for claim in edge_network.CLAIMS
+    )
+    monkeypatch.setattr(edge_network, "FIGURES", figures)
+    monkeypatch.setattr(edge_network, "CLAIMS", claims)
+    monkeypatch.setattr(edge_network, "Network", lambda **more: replace(SMALL, **more))
     page = tmp_path / "edge.html"
-    assert edge_network.main(["--draws", "2", "--out", str(page)]) == 0
-    first = capsys.readouterr().out
-    assert edge_network.main(["--draws", "2"]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert first.splitlines()[-1] == last
-    assert "19.6 and 20.5" in first
-    told = json.loads(last)
-    by_band = told["sweeps"]["bandwidth_mhz"]
-    assert by_band["5"][PLANNED]["seconds"] > by_band["20"][PLANNED]["seconds"]
-    assert told["assumed"]["num_users"] == 6
-    assert "assumed" in page.read_text()
-    assert page.read_text().count("<svg") == 1
+    options = ["--draws", "1", "--out", str(page), "--pictures", str(tmp_path / "drawn")]
+    assert edge_network.main(options) == 0
+    out = capsys.readouterr().out
+    assert edge_network.main(["--draws", "1"]) == 0
+    assert out.splitlines()[-1] == capsys.readouterr().out.splitlines()[-1]
+    assert "| heuristic: prompts of up to 1,792 tokens | 8b | 19.6 |" in out
+    assert "| path exponent | 3.0 |" in out
+    told = json.loads(out.splitlines()[-1])
+    assert set(told["figures"]["weights are read"]) == {figure.name for figure in figures}
+    assert page.read_text().count("<svg") == 2 * len(figures)
+    drawn = tmp_path / "drawn" / "edge-figure-6-weights-are-read.svg"
+    assert drawn.read_text().startswith('<svg xmlns="http://www.w3.org/2000/svg"')
 
 
 @pytest.mark.parametrize(

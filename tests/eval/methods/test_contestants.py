@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,12 +10,15 @@ from eval.benches.dialogue import Prompter, padded
 from eval.benches.questions import Question
 from eval.errors import EvalError
 from eval.methods import published
+from eval.methods.diaa import DiaaSource, RecordedProbabilities
 from eval.methods.fixed_tree import NUM_DRAFTED, fixed_shape
 from eval.methods.method import Resources
 from eval.methods.published import FIXED_NODES, PUBLISHED
 from eval.methods.registry import METHODS, new_method
 from eval.methods.sameness import MAX_ULPS, Verdict, compare
+from eval.methods.self_draft import RandomStarts
 from selfspec import SelfSpec, SpecConfig
+from selfspec.records import TopK
 from tests.conftest import TEMPLATE
 from tests.fakes import new_model, prompt, tiny_model
 from tests.tiny import make_tokenizer
@@ -61,7 +65,7 @@ def test_the_static_tree_has_80_nodes_below_its_root_whatever_is_asked():
 
 
 def test_where_nothing_is_counted_nothing_is_learned_but_tables():
-    for name in ("lut-static", "lut-tree", "suffix-branches"):
+    for name in ("diaa", "lut-static", "lut-tree", "self-draft", "suffix-branches"):
         method = new_method(name, Resources())
         method.answer(tiny_model(), ids(), **ASKED)
         memory = method.spec.memory(tiny_model().config.vocab_size)
@@ -75,8 +79,10 @@ def test_no_published_method_measures_what_a_forward_costs(name):
 
 def test_each_method_has_its_own_sources_and_width():
     expected = {
+        "diaa": {"lut"},
         "lut-static": {"lut"},
         "lut-tree": {"lut"},
+        "self-draft": {"grams", "corpus"},
         "suffix-branches": {"context", "grams"},
         "switch": {"match", "tree"},
     }
@@ -85,8 +91,51 @@ def test_each_method_has_its_own_sources_and_width():
         for _ in range(2):
             method.answer(tiny_model(), ids(), **ASKED)
         assert set(method.stats.drafted_by_source) <= sources, name
-        assert (method.stats.num_branch_queries > 0) == (name == "suffix-branches")
+        assert (method.stats.num_branch_queries > 0) == ("branches" in name or name == "self-draft")
         assert method.spec.config.max_nodes == (FIXED_NODES if name == "lut-static" else 12)
+
+
+def top(*entries: tuple[int, float]) -> TopK:
+    ids, chances = zip(*entries, strict=True)
+    return TopK(np.array([ids], np.int32), np.array([chances], np.float16))
+
+
+def test_a_row_of_diaa_adds_and_replaces_its_least_likely_entry():
+    source = DiaaSource(10, 2)
+
+    def row() -> list[tuple[int, float]]:
+        pairs = source.next_tokens(3)
+        return [(token, RecordedProbabilities().probability((kind,))) for token, kind in pairs]
+
+    source.learn([3], top((5, 0.5), (-1, 0)))
+    assert row() == [(5, 0.5)]
+    source.learn([3], top((6, 0.75), (7, 0.25)))  # The row is full behind 6.
+    assert row() == [(6, 0.75), (5, 0.5)]
+    source.learn([3], top((7, 0.25), (5, 0.125)))  # 7 takes the place of 5, which was less likely.
+    assert row() == [(6, 0.75), (7, 0.25)]
+    source.learn([3], top((7, 0.875), (5, 0.0625)))
+    assert row() == [(7, 0.875), (6, 0.75)]
+
+
+def test_diaa_drafts_what_its_own_threshold_and_decays_let_through():
+    config = new_method("diaa", Resources(config=SpecConfig(threshold=0.5))).spec.config
+    assert (config.threshold, config.depth_decay, config.width_decay) == (5e-3, 0.8, 0.7)
+
+
+def test_branches_as_self_draft_starts_them_draft_nothing_until_they_are_filled():
+    method = new_method("self-draft", Resources())
+    records: list = []
+    with method.spec.listening(records.append):
+        for seed in range(3):
+            method.answer(tiny_model(), prompt(seed=seed)["input_ids"], **ASKED)
+    first = RandomStarts([5, 6, 7], 2, 6)
+    assert [len(branch) for branch in first.tokens] == [3, 3]
+    num_committed = 0
+    for record in records[: records.index(next(r for r in records if len(r.tree) > 1))]:
+        num_committed += len(record.committed_ids)
+    assert num_committed >= 6
+    assert all(len(gram) == 4 for record in records for gram in record.grams)
+    assert any(record.accepted_nodes() for record in records)
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))

@@ -49,8 +49,9 @@ def test_an_unknown_method_is_answered_with_the_nearest():
 
 
 def test_assisted_decoding_names_what_it_needs():
-    with pytest.raises(MethodError, match="method 'assisted' needs an assistant model"):
-        new_method("assisted")
+    method = new_method("assisted")
+    assert method.refusal(tiny_model()) == "--assistant-model names no small model"
+    method.forget()
 
 
 def test_selfspec_is_made_of_what_is_given():

@@ -25,7 +25,7 @@ from selfspec import SelfSpec, SpecConfig
 from selfspec.config import SOURCE_NAMES
 from selfspec.run.costs import context_bucket
 
-PUBLISHED = "lut-static,lut-tree,suffix-branches,switch"
+PUBLISHED = "diaa,lut-static,lut-tree,self-draft,suffix-branches,switch"
 
 
 @pytest.fixture
@@ -413,7 +413,8 @@ def test_a_study_is_a_run_of_variants(chat_folder, questions, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "- study: what LUTs and dynamic trees are worth (after DIAA, table 3)" in out
     last = summary_of(out)
-    named = ["all", "no LUTs", "no overlap", "LUT, dynamic tree", "LUT, static tree", "neither"]
+    named = ["all", "no LUTs", "no overlap", "DIAA", "DIAA, rows replaced whole"]
+    named += ["LUT, static tree", "neither"]
     assert list(last["overall"]) == ["stock", *named]
     assert last["settings"]["variants"]["neither"] == {
         "method": "prompt-lookup",

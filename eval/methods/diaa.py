@@ -1,0 +1,95 @@
+"""DIAA as its paper has it: rows that add and replace, exact probabilities, its tree's own numbers.
+
+The paper's figure 6 shows how a row changes: a token that is not there is added, and where the row
+is full it replaces the least likely entry. Its text does not say which tokens of a node that is
+meant for. Here the model's first choice may replace; its other choices are added while there is
+room; entries that are there get the new probability.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from selfspec.draft.calibration import Calibration
+from selfspec.draft.sources import LutSource
+from selfspec.records import Candidate, Entries, Evidence, Lesson, StepRecord, TopK
+
+__all__ = ["DIAA_KNOBS", "DiaaSource", "RecordedProbabilities"]
+
+# The decays and the threshold are those of the paper's figure 7, K is that of its experiments.
+DIAA_KNOBS: dict[str, Any] = {
+    "top_k": 8,
+    "depth_decay": 0.8,
+    "width_decay": 0.7,
+    "threshold": 5e-3,
+    "sources": ("lut",),
+    "num_branches": 0,
+}
+_FINE = 4096  # A probability travels as a whole number of these parts.
+
+
+class RecordedProbabilities(Calibration):
+    """Believes the tables: nothing is counted."""
+
+    def probability(self, kinds: tuple[Evidence, ...]) -> float:
+        """What the p-LUT holds."""
+        return kinds[0].probability_bin / _FINE
+
+    def observe(self, record: StepRecord) -> None:
+        """Nothing is learned from it."""
+
+
+class DiaaSource(LutSource):
+    """The LUT pair, one entry at a time."""
+
+    def copy(self) -> DiaaSource:
+        """Never asked for: measured in one session."""
+        raise NotImplementedError
+
+    def learn(self, token_ids: Sequence[int] | NDArray[Any], top: TopK) -> None:
+        """Each token's newest top-K, one after the other."""
+        with self.rows.lock:
+            for token, ids, chances in zip(token_ids, top.ids, top.probabilities, strict=True):
+                self._merge(int(token), ids, chances)
+
+    def take(self, lesson: Lesson) -> None:
+        """What the model said at all nodes of a tree."""
+        with self.rows.lock:
+            for token, entries in zip(lesson.tokens, lesson.entries, strict=True):
+                self._merge(token, *_arrays(entries))
+
+    def next_tokens(self, token: int) -> list[Candidate]:
+        """The row of a token, likeliest first, with what the p-LUT holds."""
+        with self.rows.lock:
+            ids, chances = self.rows.token_ids[token], self.rows.probabilities[token]
+            order = np.argsort(-chances, kind="stable")
+            held = [(int(ids[i]), round(float(chances[i]) * _FINE)) for i in order if ids[i] >= 0]
+        return [
+            (candidate, Evidence(self.name, rank=rank, probability_bin=parts))
+            for rank, (candidate, parts) in enumerate(held, start=1)
+        ]
+
+    def _merge(self, token: int, new_ids: NDArray[Any], new_chances: NDArray[Any]) -> None:
+        ids, chances = self.rows.token_ids[token], self.rows.probabilities[token]
+        for number, (new, chance) in enumerate(zip(new_ids, new_chances, strict=True)):
+            if new < 0:
+                continue
+            at = np.flatnonzero(ids == new)
+            if not at.size:
+                at = np.flatnonzero(ids < 0)
+            if at.size:
+                place = at[0]
+            elif number == 0:
+                place = chances.argmin()
+            else:
+                continue
+            ids[place], chances[place] = new, chance
+
+
+def _arrays(entries: Entries) -> tuple[NDArray[np.int32], NDArray[np.float16]]:
+    ids, halves = entries
+    return np.asarray(ids), np.asarray(halves).view(np.float16)
