@@ -19,8 +19,6 @@ from selfspec.draft.memory import Memory
 from selfspec.draft.sources import LastingSource
 from selfspec.plugin.spec import SelfSpec
 
-__all__ = ["Learned"]
-
 
 class Learned:
     """The memory of one `SelfSpec` as files, one for each step that a build has saved."""

@@ -17,8 +17,6 @@ from typing import Any
 
 from selfspec.errors import BuildError
 
-__all__ = ["WorkFolder", "open_work_folder", "write_whole"]
-
 _FORMAT = 1
 
 

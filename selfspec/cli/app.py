@@ -28,8 +28,6 @@ from selfspec.cli.shared.options import (
 )
 from selfspec.cli.tune.tune_command import tune
 
-__all__ = ["app", "main"]
-
 app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False)
 
 

@@ -23,20 +23,6 @@ from selfspec.errors import (
 from selfspec.store.contents import TokenizerInfo
 from selfspec.store.plain_files import LinkError, open_plain, path_inside
 
-__all__ = [
-    "CALIBRATION_FILE",
-    "CARD_FILE",
-    "CORPUS_FILE",
-    "FILES",
-    "FITTED_FILE",
-    "FORMAT_VERSION",
-    "LUT_FILE",
-    "Card",
-    "FileEntry",
-    "checksum",
-    "read_card",
-]
-
 FORMAT_VERSION = 2
 CARD_FILE = "cache.json"
 LUT_FILE = "lut.safetensors"

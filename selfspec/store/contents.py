@@ -15,15 +15,6 @@ from selfspec.draft.fitted import FittedTree
 from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.errors import CacheTokenizerError
 
-__all__ = [
-    "Arrays",
-    "CacheContents",
-    "TokenizerInfo",
-    "is_unnamed",
-    "tokenizer_info",
-    "unnamed_tokenizer",
-]
-
 Arrays = Mapping[str, NDArray[Any]]
 
 _IDS = ("tokens", "pairs", "ids")  # The arrays of a LUT that hold token ids.

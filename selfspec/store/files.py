@@ -18,8 +18,6 @@ from selfspec.store.card import FileEntry
 from selfspec.store.memo import Memo
 from selfspec.store.plain_files import LinkError, open_plain, path_inside
 
-__all__ = ["entry_of", "opened"]
-
 _CHUNK = 1 << 20
 
 

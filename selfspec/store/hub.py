@@ -14,8 +14,6 @@ from selfspec.store.card import CARD_FILE, FILES
 from selfspec.store.contents import CacheContents
 from selfspec.store.saving import write_files
 
-__all__ = ["locate", "push_cache"]
-
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 

@@ -31,8 +31,6 @@ from selfspec.store.swap import is_being_swapped
 from selfspec.store.tables import check_rates, split
 from selfspec.store.tensors import read_tensors
 
-__all__ = ["check_tokenizer", "load_cache", "read_file", "read_files"]
-
 _MAX_TRIES = 100
 _PAUSE = 0.005  # In seconds, while a writer is between two renames.
 

@@ -10,8 +10,6 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["LinkError", "open_plain", "path_inside"]
-
 
 class LinkError(OSError):
     """A link leads out of the folder."""

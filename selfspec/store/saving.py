@@ -24,8 +24,6 @@ from selfspec.store.swap import put_in_place, scratch_folder, sync_folder
 from selfspec.store.tables import joined
 from selfspec.store.tensors import write_tensors
 
-__all__ = ["check_target", "count", "save_cache", "write_files"]
-
 
 def save_cache(
     folder: str | os.PathLike[str],

@@ -18,14 +18,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "clear_remnants",
-    "is_being_swapped",
-    "put_in_place",
-    "scratch_folder",
-    "sync_folder",
-]
-
 _NEW, _OLD = "new", "old"
 
 

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from selfspec.store.contents import Arrays
 
-__all__ = ["KEY_OF", "check_rates", "check_values", "flat_keys", "joined", "split"]
-
 # The array of each LUT that holds the keys of its rows.
 KEY_OF = {"lut": "tokens", "lut2": "pairs"}
 _EVIDENCE = [str, int, int, int, int]

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from selfspec.store.contents import Arrays
 
-__all__ = ["read_tensors", "write_tensors"]
-
 _DTYPES = {
     "U8": "<u1",
     "U16": "<u2",

@@ -25,8 +25,6 @@ from selfspec.store.memo import Memo
 from selfspec.store.saving import count
 from selfspec.store.tables import check_values
 
-__all__ = ["CacheReport", "FileReport", "verify_cache"]
-
 _EVERY_TIME = Memo(None)
 
 

@@ -16,8 +16,6 @@ from selfspec.building.grams.levels import Levels, Pruning
 from selfspec.building.grams.runs import Run, merged, write_run
 from selfspec.draft.sources.corpus import CorpusTables
 
-__all__ = ["GramCounter"]
-
 _MAX_PREFIX = 8
 _MAX_BLOCK = 1 << 20  # n-grams merged at once; more would not be faster.
 

@@ -10,8 +10,6 @@ import numpy as np
 
 from selfspec.building.grams.keys import Counted, Words, add_up
 
-__all__ = ["Run", "merged", "write_run"]
-
 _WRITTEN_ROWS = 1 << 18
 _FAN_IN = 64  # The most runs merged at once; more are merged in stages.
 _FOOTER = np.dtype("<u8")  # The number of n-grams.

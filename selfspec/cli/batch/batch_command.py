@@ -28,8 +28,6 @@ from selfspec.cli.shared.options import (
 )
 from selfspec.machine.amounts import amount_in_bytes
 
-__all__ = ["batch"]
-
 
 @unfolds
 def batch(

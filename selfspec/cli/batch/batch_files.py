@@ -17,8 +17,6 @@ from typing import BinaryIO, NamedTuple
 from selfspec.cli.batch.batch_lines import checksum, read_line
 from selfspec.cli.shared.errors import CliError
 
-__all__ = ["Appended", "BatchFiles", "Errors", "Progress"]
-
 # Each line that we write begins so; the number of the line follows, and its checksum.
 _START = b'{"line": '
 

@@ -14,8 +14,6 @@ from selfspec.errors import unknown_name
 if TYPE_CHECKING:
     from selfspec.batch import Answer
 
-__all__ = ["Line", "checksum", "read_line"]
-
 _RULE = (
     'a line must be {"prompt": ...}, {"messages": [...]} or {"custom_id": ..., "body": {...}}, '
     "each in JSON"

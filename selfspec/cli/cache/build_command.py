@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from selfspec.fleet import Work
     from selfspec.store import CacheContents
 
-__all__ = ["build"]
-
 
 @unfolds
 def build(

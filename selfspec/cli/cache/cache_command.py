@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from selfspec.cli.cache.coverage import Coverage
     from selfspec.store import CacheContents, Card
 
-__all__ = ["cache"]
-
 _DAMAGED = 2
 
 cache = typer.Typer(name="cache", cls=Commands)

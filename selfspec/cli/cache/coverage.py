@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.store import KEY_OF, Arrays, CacheContents
 
-__all__ = ["Coverage", "coverage"]
-
 _ALL = 1 << 30  # More than a prefix can have continuations.
 
 

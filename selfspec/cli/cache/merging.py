@@ -15,8 +15,6 @@ from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.store import KEY_OF, Arrays, CacheContents, Card, flat_keys
 from selfspec.store.card import CORPUS_FILE, FileEntry
 
-__all__ = ["check_different", "check_one_tokenizer", "merged"]
-
 Files = Mapping[str, FileEntry]
 Rates = list[list[Any]]
 

@@ -12,8 +12,6 @@ from typer import Option
 from selfspec.building.recipe import BUILDS, FORMS, LEARN_FROM, Recipe, read_recipe
 from selfspec.cli.shared.errors import CliError
 
-__all__ = ["RecipeOptions", "recipe_of"]
-
 _DATA = "Data (what is read)"
 _TABLES = "Tables (what is kept of it)"
 _MODEL = "The model's reading and writing"

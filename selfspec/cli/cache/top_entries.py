@@ -10,8 +10,6 @@ import numpy as np
 from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.store import KEY_OF, Arrays, CacheContents
 
-__all__ = ["Entry", "top_entries"]
-
 
 class Entry(NamedTuple):
     """What follows some tokens, and how often or how likely."""

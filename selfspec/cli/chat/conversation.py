@@ -11,8 +11,6 @@ from selfspec.cli.shared.prefix import shared_length
 from selfspec.cli.shared.writer import Writer
 from selfspec.plugin import SelfSpec
 
-__all__ = ["Answer", "Conversation"]
-
 
 class Answer(NamedTuple):
     """How an answer ended. `num_reused` tokens of its prompt were in the KV already."""

@@ -12,8 +12,6 @@ from selfspec.cli.chat.typed_ahead import TypedAhead
 if TYPE_CHECKING:
     from prompt_toolkit.key_binding import KeyBindings
 
-__all__ = ["PROMPT", "Questions", "question_reader"]
-
 PROMPT = "> "
 
 

@@ -18,8 +18,6 @@ from selfspec.cli.shared.writer import Writer
 from selfspec.config import SpecConfig
 from selfspec.errors import unknown_name
 
-__all__ = ["Chat"]
-
 _COMMANDS = {
     "/stats": "tokens per step and where they came from, over all answers",
     "/reset": "forget the conversation; what was learned for drafting stays",

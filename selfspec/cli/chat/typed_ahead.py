@@ -9,8 +9,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["TypedAhead"]
-
 # Keys that write no text, such as the arrows, and the marks around a pasted text.
 _NO_TEXT = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|O.|.)?|[^\n\t\x20-\U0010ffff]|\x7f")
 _PAUSE = 0.05  # In seconds. A long text that is pasted comes in pieces, one soon after the other.

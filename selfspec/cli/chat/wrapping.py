@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from rich.cells import cell_len
 
-__all__ = ["WordWrap"]
-
 _PARTS = re.compile(r"\n|[^\S\n]+|\S+")
 
 

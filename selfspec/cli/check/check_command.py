@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from selfspec.cli.check.measuring import Measured
     from selfspec.config import SpecConfig
 
-__all__ = ["check"]
-
 _SHARE = 0.8  # of the free memory, which weights may take
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 

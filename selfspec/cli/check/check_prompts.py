@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 from selfspec.cli.shared.prompts_file import read_prompts
 
-__all__ = ["Question", "own_questions", "questions_of"]
-
 _PASSAGE = """\
 The harbour of Lindal was built twice. The first quay, of oak, was finished in 1871 and lasted for \
 eleven winters, until ice broke it from below. The second one, of granite from the quarry at Sorn, \

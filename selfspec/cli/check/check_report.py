@@ -15,8 +15,6 @@ from selfspec.cli.check.curve_plot import curve_plot
 from selfspec.cli.check.measuring import Answered, Measured
 from selfspec.cli.shared.errors import CliError
 
-__all__ = ["print_report", "python_lines", "verdict", "write_json"]
-
 _GAIN = 1.03  # Less than that is no gain: times vary by more.
 _DEAR = 1.5  # plain steps for a step of four nodes
 _FEW = 1.15  # tokens a step

@@ -6,8 +6,6 @@ import math
 
 from selfspec.cost import CostCurve
 
-__all__ = ["curve_plot"]
-
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _COLUMNS = 64
 _MAX_LINES = 8  # Lines of the plot above its axis.

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from selfspec.cost import CostCurve
     from selfspec.plugin import SelfSpec
 
-__all__ = ["Answered", "Measured", "measure_model"]
-
 Say = Callable[[str], None]
 
 _CURVE_SHARE = 0.2  # of the time, for what a step costs by its width

@@ -9,8 +9,6 @@ from selfspec.cli.demo.timing import Timed
 from selfspec.cli.shared.prefix import first_difference
 from selfspec.cli.shared.writer import Writer
 
-__all__ = ["Difference", "Explanation", "differences", "explain"]
-
 # Two widths of a forward may well differ by so many roundings in the dtype of the logits.
 _ROUNDINGS = 4
 

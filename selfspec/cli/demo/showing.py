@@ -21,8 +21,6 @@ from selfspec.cli.shared.writer import Writer
 from selfspec.config import SpecConfig
 from selfspec.records import DraftTree
 
-__all__ = ["Demo"]
-
 
 @dataclass
 class Demo:

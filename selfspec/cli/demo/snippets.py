@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from selfspec.cli.shared.options import ModelOptions, Sampling
 
-__all__ = ["SNIPPETS", "Snippet", "named", "sampling_of"]
-
 
 class Snippet(NamedTuple):
     """A prompt and what to call it."""

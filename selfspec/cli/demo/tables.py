@@ -15,9 +15,6 @@ from selfspec.cli.shared.live_text import OWN
 from selfspec.cli.shared.paint import labels, style_of
 from selfspec.stats import GenerationStats
 
-__all__ = ["Summary", "origins_table", "summarise", "times_table"]
-
-
 _WIDE = 1.25  # Rounds that differ by more than this factor are reported as unsteady.
 
 

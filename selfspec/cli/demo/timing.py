@@ -17,8 +17,6 @@ from selfspec.stats import GenerationStats
 if TYPE_CHECKING:
     from selfspec.plugin import SelfSpec
 
-__all__ = ["Run", "Timed", "measure", "warm_up"]
-
 _WARM_UP_TOKENS = 8
 
 

@@ -12,8 +12,6 @@ from selfspec.cli.shared.live_text import origin_of
 from selfspec.cli.shared.paint import style_of
 from selfspec.records import DraftTree, StepRecord, sources_of
 
-__all__ = ["best_step", "draw", "readable"]
-
 _ACCEPTED = "bold"
 _REJECTED = "dim"
 

@@ -16,8 +16,6 @@ from selfspec.cli.shared.waiting import working
 if TYPE_CHECKING:
     from selfspec.fleet import Fleet, Work
 
-__all__ = ["FleetOptions", "fleet"]
-
 _DEVICES = ("auto", "cpu", "cuda")
 
 

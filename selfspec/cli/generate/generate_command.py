@@ -17,8 +17,6 @@ from selfspec.cli.shared.writer import Writer
 if TYPE_CHECKING:
     from selfspec.plugin import SelfSpec
 
-__all__ = ["check_output", "read_prediction", "read_prompt", "write_continuation"]
-
 
 def read_prompt(name: str) -> str:
     """The text of a file, or for ``-`` all of stdin; it must be UTF-8 and not empty."""

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from selfspec import SpecConfig
     from selfspec.serving import Answering
 
-__all__ = ["Access", "serve"]
-
 T = TypeVar("T")
 
 _WILDCARDS = ("0.0.0.0", "::", "")  # Addresses that mean all of this machine's.

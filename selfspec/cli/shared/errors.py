@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from selfspec.errors import SelfSpecError
 
-__all__ = ["CliError", "one_line"]
-
 
 class CliError(SelfSpecError, ValueError):
     """An option or a file is wrong. The command ends with one line and exit status 2."""

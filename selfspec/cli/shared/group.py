@@ -11,8 +11,6 @@ from typer.core import TyperGroup
 from selfspec.cli.shared.errors import CliError, one_line
 from selfspec.errors import SelfSpecError, unknown_name
 
-__all__ = ["Commands"]
-
 _USER_ERROR = 2
 _INTERRUPTED = 130
 # Newer typers bring a click of their own, older ones use the installed one.

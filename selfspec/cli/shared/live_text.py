@@ -8,8 +8,6 @@ from typing import Any, Protocol
 from selfspec.cli.shared.words import Words
 from selfspec.records import Evidence, StepRecord, sources_of
 
-__all__ = ["OWN", "SEVERAL", "Live", "LiveText", "origin_of", "origins"]
-
 OWN = "model"  # The model's own next token, which nobody drafted.
 SEVERAL = "several"  # More than one source has named the token.
 

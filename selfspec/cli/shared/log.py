@@ -10,8 +10,6 @@ from typer import Option
 
 from selfspec.cli.shared.errors import one_line
 
-__all__ = ["Verbose", "show_log"]
-
 _LOGGER = logging.getLogger("selfspec")
 
 

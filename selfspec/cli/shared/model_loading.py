@@ -12,21 +12,6 @@ from selfspec.cli.shared.errors import CliError, one_line
 from selfspec.cli.shared.options import ModelOptions, RunOptions
 from selfspec.errors import SelfSpecError, unknown_name
 
-__all__ = [
-    "DTYPES",
-    "TINY",
-    "Loaded",
-    "attempt",
-    "check_options",
-    "check_template",
-    "load_draft_model",
-    "load_model",
-    "load_shape",
-    "load_tokenizer",
-    "quiet",
-    "source_of",
-]
-
 TINY = Path(__file__).parents[2] / "models" / "tiny"
 _DEVICE_RULE = "--device must be one that torch can use here"
 DTYPES = ("auto", "float32", "bfloat16", "float16")

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from selfspec.cli.shared.writer import Writer
     from selfspec.store import CacheContents
 
-__all__ = ["checked", "checked_tokenizer", "loaded"]
-
 
 def checked(loading: ModelOptions, knobs: Knobs, draft_model: str | None = None) -> SpecConfig:
     """The knobs. Every option is checked that can be checked before torch is imported."""

@@ -19,23 +19,6 @@ from typer import Option
 
 from selfspec.config import SpecConfig
 
-__all__ = [
-    "EXPERTS",
-    "CacheFolder",
-    "ChatOptions",
-    "DeviceName",
-    "DraftModelName",
-    "DtypeName",
-    "Knobs",
-    "MaxNewTokens",
-    "ModelOptions",
-    "RememberFolder",
-    "RunOptions",
-    "Sampling",
-    "checked_config",
-    "unfolds",
-]
-
 _MEMORY = "Devices, memory and what is kept"
 EXPERTS = "For experts"
 _DRAFTING = "For experts: how drafts are made (changes the speed, not the quality of the text)"

@@ -12,8 +12,6 @@ from rich.text import Text
 from selfspec.cli.shared.live_text import OWN, SEVERAL
 from selfspec.records import DRAFT_MODEL
 
-__all__ = ["Painter", "harmless", "labels", "style_of"]
-
 _STYLES = {
     OWN: "",
     "lut": "cyan",

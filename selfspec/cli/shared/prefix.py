@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["first_difference", "shared_length"]
-
 
 def shared_length(left: Sequence[int], right: Sequence[int]) -> int:
     """The length of their common prefix.

@@ -10,8 +10,6 @@ from typing import Any
 from selfspec.cli.batch.batch_lines import read_line
 from selfspec.cli.shared.errors import CliError
 
-__all__ = ["encoded_prompts", "read_prompts"]
-
 
 def read_prompts(path: Path, option: str) -> list[Any]:
     """The prompts of a file: texts, or lists of messages. Of several turns the first counts."""

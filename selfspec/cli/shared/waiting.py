@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.text import Text
 
-__all__ = ["waiting", "working"]
-
 
 @contextmanager
 def working(what: str) -> Iterator[Callable[[str], None]]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["Words"]
-
 _BROKEN = "\ufffd"  # Decoders write this for a character whose bytes are incomplete.
 _SEED = 8  # Tokens of the prompt in front, since some decoders strip the space of a first word.
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from selfspec import SelfSpec, SpecConfig
     from selfspec.store import CacheContents
 
-__all__ = ["Writer", "new_spec"]
-
 
 def new_spec(
     config: SpecConfig,

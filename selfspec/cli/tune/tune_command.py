@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from selfspec.fitting import Fit
     from selfspec.store import CacheContents
 
-__all__ = ["tune"]
-
 _SHOWN = (2, 4, 8, 16, 32, 64)  # The widths of the paper's table.
 
 

@@ -13,8 +13,6 @@ from selfspec.cli.shared.errors import CliError
 from selfspec.draft.fitted import FittedTree
 from selfspec.fitting import AcceptanceCounts, Fit
 
-__all__ = ["heatmap", "picture_of_tree", "write_report"]
-
 _WIDTHS = (8, 16, 32, 64)
 _DEEPEST, _LAST_RANK = 12, 12  # What a map shows.
 _CELL, _GAP, _ROW = 46, 16, 44  # In pixels: a cell of a map, the leaves of a tree, its levels.
