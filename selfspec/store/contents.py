@@ -61,6 +61,23 @@ class CacheContents:
         """
         return 1 + max((int(array.max()) for array in self._id_arrays() if array.size), default=-1)
 
+    def facts(self) -> dict[str, Any]:
+        """What the card says about the tables, for people to read and for `verify_cache`."""
+        counts = {name: len(arrays["ids"]) for name, arrays in self.tables.items()}
+        if self.corpus is not None:
+            counts["prefixes"] = int(self.corpus.num_prefixes)
+            counts["continuations"] = int(self.corpus.num_continuations)
+        if self.fitted is not None:
+            counts["fitted_nodes"] = self.fitted.width
+        if self.calibration:
+            counts["calibration"] = len(self.calibration)
+        return {
+            "num_ids": self.count_ids(),
+            "counts": counts,
+            "top_k": max((each["ids"].shape[1] for each in self.tables.values()), default=None),
+            "max_prefix": None if self.corpus is None else self.corpus.max_prefix,
+        }
+
     def _id_arrays(self) -> Iterable[NDArray[Any]]:
         for arrays in self.tables.values():
             yield from (arrays[name] for name in _IDS if name in arrays)

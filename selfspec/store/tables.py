@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from selfspec.errors import CacheFormatError
 from selfspec.store.contents import Arrays
 
 # The array of each LUT that holds the keys of its rows.
@@ -22,8 +23,11 @@ _RATES = [[list, hits, trials] for hits in (float, int) for trials in (float, in
 
 def joined(tables: Mapping[str, Arrays]) -> dict[str, NDArray[Any]]:
     """The arrays of all LUTs in one dictionary: ``lut.ids``, ``lut2.pairs`` and so on."""
-    for source, arrays in tables.items():
-        _check_shapes(source, arrays)
+    try:
+        for source, arrays in tables.items():
+            _check_shapes(source, arrays)
+    except ValueError as error:
+        raise CacheFormatError(f"these tables can't be saved: {error}") from error
     return {f"{s}.{name}": array for s, arrays in tables.items() for name, array in arrays.items()}
 
 

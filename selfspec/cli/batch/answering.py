@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from selfspec.cli.batch.batch_lines import Line, read_line
 from selfspec.cli.fleet.fleet_options import FleetOptions, fleet
-from selfspec.cli.shared.errors import CliError, one_line
 from selfspec.cli.shared.opened import loaded
 from selfspec.cli.shared.options import RunOptions, Sampling
 from selfspec.config import SpecConfig
-from selfspec.errors import SelfSpecError
+from selfspec.errors import CliError, SelfSpecError, one_line
 from selfspec.machine.amounts import amount_in_bytes
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from selfspec.cli.batch.batch_lines import checksum, read_line
-from selfspec.cli.shared.errors import CliError
+from selfspec.errors import CliError
 
 # Each line that we write begins so; the number of the line follows, and its checksum.
 _START = b'{"line": '

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from selfspec.cli.shared.errors import CliError
-from selfspec.errors import unknown_name
+from selfspec.errors import CliError, unknown_name
 
 if TYPE_CHECKING:
     from selfspec.batch import Answer

@@ -14,10 +14,10 @@ from typer import Abort, Argument, Option
 from selfspec.building.recipe import Recipe
 from selfspec.cli.cache.recipe_options import RecipeOptions, recipe_of
 from selfspec.cli.fleet.fleet_options import FleetOptions, fleet
-from selfspec.cli.shared.errors import CliError
 from selfspec.cli.shared.log import Verbose
 from selfspec.cli.shared.options import ModelOptions, unfolds
 from selfspec.cli.shared.waiting import working
+from selfspec.errors import CliError
 from selfspec.machine.amounts import amount_in_bytes
 
 if TYPE_CHECKING:

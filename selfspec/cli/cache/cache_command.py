@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from selfspec.cli.cache.build_command import build
-from selfspec.cli.shared.errors import CliError, one_line
 from selfspec.cli.shared.group import Commands
 from selfspec.cli.shared.log import Verbose
 from selfspec.cli.shared.paint import harmless
 from selfspec.cli.shared.waiting import working
+from selfspec.errors import CliError, one_line
 
 if TYPE_CHECKING:
     from selfspec.cli.cache.coverage import Coverage

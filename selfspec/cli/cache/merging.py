@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.cli.shared.errors import CliError
 from selfspec.draft.sources.corpus import CorpusTables
+from selfspec.errors import CliError
 from selfspec.store import KEY_OF, Arrays, CacheContents, Card, flat_keys
-from selfspec.store.card import CORPUS_FILE, FileEntry
+from selfspec.store.card import CORPUS_FILE
+from selfspec.store.files import FileEntry
 
 Files = Mapping[str, FileEntry]
 Rates = list[list[Any]]

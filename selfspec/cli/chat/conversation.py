@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from selfspec.cli.shared.errors import CliError, one_line
 from selfspec.cli.shared.live_text import LiveText
 from selfspec.cli.shared.prefix import shared_length
 from selfspec.cli.shared.writer import Writer
+from selfspec.errors import CliError, one_line
 from selfspec.plugin import SelfSpec
 
 

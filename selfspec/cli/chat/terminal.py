@@ -10,13 +10,12 @@ from rich.text import Text
 from selfspec.cli.chat.conversation import Answer, Conversation
 from selfspec.cli.chat.questions import question_reader
 from selfspec.cli.chat.wrapping import WordWrap
-from selfspec.cli.shared.errors import CliError
 from selfspec.cli.shared.live_text import OWN
 from selfspec.cli.shared.paint import Painter
 from selfspec.cli.shared.waiting import waiting
 from selfspec.cli.shared.writer import Writer
 from selfspec.config import SpecConfig
-from selfspec.errors import unknown_name
+from selfspec.errors import CliError, unknown_name
 
 _COMMANDS = {
     "/stats": "tokens per step and where they came from, over all answers",

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from selfspec.cli.generate.generate_command import check_output
-from selfspec.cli.shared.errors import CliError
 from selfspec.cli.shared.log import Verbose
 from selfspec.cli.shared.opened import loaded
 from selfspec.cli.shared.options import (
@@ -24,6 +23,7 @@ from selfspec.cli.shared.options import (
     unfolds,
 )
 from selfspec.cli.shared.waiting import working
+from selfspec.errors import CliError
 
 if TYPE_CHECKING:
     from selfspec.cli.check.check_prompts import Question

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from selfspec.cli.check.curve_plot import curve_plot
 from selfspec.cli.check.measuring import Answered, Measured
-from selfspec.cli.shared.errors import CliError
+from selfspec.errors import CliError
 
 _GAIN = 1.03  # Less than that is no gain: times vary by more.
 _DEAR = 1.5  # plain steps for a step of four nodes

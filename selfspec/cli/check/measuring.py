@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from selfspec.cli.check.check_prompts import Question
 from selfspec.cli.demo.timing import warm_up
-from selfspec.cli.shared.errors import CliError
 from selfspec.cli.shared.prompts_file import encoded_prompts
 from selfspec.cli.shared.writer import Writer
 from selfspec.config import SpecConfig
+from selfspec.errors import CliError
 from selfspec.records import StepRecord
 from selfspec.stats import GenerationStats
 

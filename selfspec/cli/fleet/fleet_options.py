@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option, echo
 
-from selfspec.cli.shared.errors import CliError
 from selfspec.cli.shared.waiting import working
+from selfspec.errors import CliError
 
 if TYPE_CHECKING:
     from selfspec.fleet import Fleet, Work

@@ -8,11 +8,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from selfspec.cli.shared.errors import CliError
 from selfspec.cli.shared.live_text import LiveText
 from selfspec.cli.shared.paint import harmless
 from selfspec.cli.shared.waiting import waiting
 from selfspec.cli.shared.writer import Writer
+from selfspec.errors import CliError
 
 if TYPE_CHECKING:
     from selfspec.plugin import SelfSpec

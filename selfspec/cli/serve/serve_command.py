@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from selfspec.cli.shared.errors import CliError
 from selfspec.cli.shared.log import Verbose
 from selfspec.cli.shared.opened import checked, checked_tokenizer
 from selfspec.cli.shared.options import (
@@ -25,7 +24,7 @@ from selfspec.cli.shared.options import (
     unfolds,
 )
 from selfspec.cli.shared.waiting import working
-from selfspec.errors import ConfigError
+from selfspec.errors import CliError, ConfigError
 from selfspec.machine.amounts import amount_in_bytes
 
 if TYPE_CHECKING:

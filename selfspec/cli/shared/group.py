@@ -8,8 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from selfspec.cli.shared.errors import CliError, one_line
-from selfspec.errors import SelfSpecError, unknown_name
+from selfspec.errors import CliError, SelfSpecError, one_line, unknown_name
 
 _USER_ERROR = 2
 _INTERRUPTED = 130

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from typer import Option
 
-from selfspec.cli.shared.errors import one_line
+from selfspec.errors import one_line
 
 _LOGGER = logging.getLogger("selfspec")
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from selfspec.cli.shared.errors import CliError, one_line
 from selfspec.cli.shared.options import ModelOptions, RunOptions
-from selfspec.errors import SelfSpecError, unknown_name
+from selfspec.errors import CliError, SelfSpecError, one_line, unknown_name
 
 TINY = Path(__file__).parents[2] / "models" / "tiny"
 _DEVICE_RULE = "--device must be one that torch can use here"

@@ -22,7 +22,7 @@ from selfspec.config import SpecConfig
 _MEMORY = "Devices, memory and what is kept"
 EXPERTS = "For experts"
 _DRAFTING = "For experts: how drafts are made (changes the speed, not the quality of the text)"
-_DEFAULT = SpecConfig()
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 MaxNewTokens = Annotated[int, Option(min=1, help="Stop after this number of new tokens.")]
 
@@ -76,10 +76,6 @@ DraftModelName = Annotated[
         show_default=False,
     ),
 ]
-
-
-def _knob(text: str, *names: str) -> Any:
-    return Option(*names, help=text, rich_help_panel=_DRAFTING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,100 +145,59 @@ class Sampling:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Knobs:
+# What each knob of `SpecConfig` does, in the words of a command's help.
+_KNOBS = {
+    "max_nodes": "The most nodes of a draft tree, and so the width of a step. 1 is plain decoding.",
+    "budget": "measured: as many nodes as pay on this machine. fixed: always all of them. "
+    "threshold: only the likely ones. fitted: the shape that 'selfspec tune' put into the cache.",
+    "max_depth": "The longest draft, in tokens. More: a long copy takes one step. Less: broader "
+    "trees.",
+    "top_k": "Candidates kept for each token (this is not the sampler's top-k). More: rarer ones "
+    "have a chance, and the tables take more memory.",
+    "depth_decay": "δ, a factor on the score for each deeper level. Lower: wide, shallow trees.",
+    "width_decay": "α, a factor on the score for each rank among siblings. Lower: narrow, deep "
+    "trees.",
+    "threshold": "τ, the lowest score of a node. Higher: less waste, shorter drafts. 0: no limit.",
+    "update_interval": "Steps that keep the shape of a tree. More: cheaper drafting. 1: better "
+    "guesses.",
+    "sources": "Sources of drafts, separated by commas. Fewer: less work. Empty: plain decoding.",
+    "num_branches": "Rows of guesses that each forward computes along, to learn n-grams from. "
+    "More: wider forwards. 0: none.",
+    "branch_length": "Tokens of such a row. More: longer n-grams, and wider forwards.",
+    "learning": "session: learn from call to call. request: learn within each call alone. frozen: "
+    "learn nothing.",
+    "forward": "How the model is run. auto: captured graphs on CUDA, packed weights on a CPU "
+    "where they are faster. eager, packed or graph: only so.",
+    "overlap": "On CUDA, learn while the next draft is made, or do one after the other.",
+    "strict": "Refuse what can't be drafted for, or decode it plainly and say why.",
+}
+
+
+def option(name: str, kind: Any, default: Any, **more: Any) -> inspect.Parameter:
+    """A parameter that typer makes an option of."""
+    annotation = Annotated[kind, Option(**more)]
+    return inspect.Parameter(name, _KEYWORD, default=default, annotation=annotation)
+
+
+class Knobs(dict[str, Any]):
     """Every knob of `SpecConfig`, under its own name."""
 
-    max_nodes: Annotated[
-        int,
-        _knob("The most nodes of a draft tree, and so the width of a step. 1 is plain decoding."),
-    ] = _DEFAULT.max_nodes
-    budget: Annotated[
-        str,
-        _knob(
-            "measured: as many nodes as pay on this machine. fixed: always all of them. "
-            "threshold: only the likely ones. fitted: the shape that 'selfspec tune' put into the "
-            "cache."
-        ),
-    ] = _DEFAULT.budget
-    max_depth: Annotated[
-        int,
-        _knob(
-            "The longest draft, in tokens. More: a long copy takes one step. Less: broader trees."
-        ),
-    ] = _DEFAULT.max_depth
-    top_k: Annotated[
-        int,
-        _knob(
-            "Candidates kept for each token (this is not the sampler's top-k). More: rarer ones "
-            "have a chance, and the tables take more memory."
-        ),
-    ] = _DEFAULT.top_k
-    depth_decay: Annotated[
-        float,
-        _knob("δ, a factor on the score for each deeper level. Lower: wide, shallow trees."),
-    ] = _DEFAULT.depth_decay
-    width_decay: Annotated[
-        float,
-        _knob("α, a factor on the score for each rank among siblings. Lower: narrow, deep trees."),
-    ] = _DEFAULT.width_decay
-    threshold: Annotated[
-        float,
-        _knob("τ, the lowest score of a node. Higher: less waste, shorter drafts. 0: no limit."),
-    ] = _DEFAULT.threshold
-    update_interval: Annotated[
-        int,
-        _knob("Steps that keep the shape of a tree. More: cheaper drafting. 1: better guesses."),
-    ] = _DEFAULT.update_interval
-    sources: Annotated[
-        str,
-        _knob("Sources of drafts, separated by commas. Fewer: less work. Empty: plain decoding."),
-    ] = ",".join(_DEFAULT.sources)
-    num_branches: Annotated[
-        int,
-        _knob(
-            "Rows of guesses that each forward computes along, to learn n-grams from. More: wider "
-            "forwards. 0: none."
-        ),
-    ] = _DEFAULT.num_branches
-    branch_length: Annotated[
-        int,
-        _knob("Tokens of such a row. More: longer n-grams, and wider forwards."),
-    ] = _DEFAULT.branch_length
-    learning: Annotated[
-        str,
-        _knob(
-            "session: learn from call to call. request: learn within each call alone. frozen: "
-            "learn nothing."
-        ),
-    ] = _DEFAULT.learning
-    forward: Annotated[
-        str,
-        _knob(
-            "How the model is run. auto: captured graphs on CUDA, packed weights on a CPU where "
-            "they are faster. eager, packed or graph: only so."
-        ),
-    ] = _DEFAULT.forward
-    overlap: Annotated[
-        bool,
-        _knob(
-            "On CUDA, learn while the next draft is made, or do one after the other.",
-            "--overlap/--no-overlap",
-        ),
-    ] = _DEFAULT.overlap
-    strict: Annotated[
-        bool,
-        _knob(
-            "Refuse what can't be drafted for, or decode it plainly and say why.",
-            "--strict/--no-strict",
-        ),
-    ] = _DEFAULT.strict
+    @classmethod
+    def options(cls) -> list[inspect.Parameter]:
+        """An option for each, with the same type and default. Sources are named with commas."""
+        hints = {**get_type_hints(SpecConfig), "sources": str}
+        defaults = {**dataclasses.asdict(SpecConfig()), "sources": ",".join(SpecConfig().sources)}
+        return [
+            option(name, hints[name], defaults[name], help=text, rich_help_panel=_DRAFTING)
+            for name, text in _KNOBS.items()
+        ]
 
     def config(self) -> SpecConfig:
         """The knobs, checked."""
-        knobs = dataclasses.asdict(self)
-        names = (name.strip() for name in self.sources.split(","))
-        knobs["sources"] = tuple(name for name in names if name)
+        knobs = dict(self)
+        if "sources" in knobs:
+            names = (name.strip() for name in knobs["sources"].split(","))
+            knobs["sources"] = tuple(name for name in names if name)
         return checked_config(**knobs)
 
 
@@ -257,19 +212,22 @@ def checked_config(**knobs: Any) -> SpecConfig:
 
 
 def unfolds(command: Callable[..., None]) -> Callable[..., None]:
-    """Replaces each parameter that is a record by the record's fields."""
+    """Replaces each parameter that is a record by the record's options."""
     hints = get_type_hints(command, include_extras=True)
     records: dict[str, Any] = {
-        name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)
+        name: hint
+        for name, hint in hints.items()
+        if dataclasses.is_dataclass(hint) or hasattr(hint, "options")
     }
+    options = {name: _options(record) for name, record in records.items()}
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
-        plain = [parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)]
-        parameters += _fields(records[name]) if name in records else plain
+        plain = [parameter.replace(annotation=hints[name], kind=_KEYWORD)]
+        parameters += options.get(name, plain)
 
     def unfolded_command(**values: Any) -> None:
         filled = {
-            name: record(**{f.name: values.pop(f.name) for f in dataclasses.fields(record)})
+            name: record(**{each.name: values.pop(each.name) for each in options[name]})
             for name, record in records.items()
         }
         command(**filled, **values)
@@ -283,10 +241,11 @@ def unfolds(command: Callable[..., None]) -> Callable[..., None]:
     return unfolded_command
 
 
-def _fields(record: Any) -> list[inspect.Parameter]:
+def _options(record: Any) -> list[inspect.Parameter]:
+    if hasattr(record, "options"):
+        return record.options()  # type: ignore[no-any-return]
     hints = get_type_hints(record, include_extras=True)
-    kind = inspect.Parameter.KEYWORD_ONLY
     return [
-        inspect.Parameter(f.name, kind, default=f.default, annotation=hints[f.name])
+        inspect.Parameter(f.name, _KEYWORD, default=f.default, annotation=hints[f.name])
         for f in dataclasses.fields(record)
     ]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from selfspec.cli.batch.batch_lines import read_line
-from selfspec.cli.shared.errors import CliError
+from selfspec.errors import CliError
 
 
 def read_prompts(path: Path, option: str) -> list[Any]:

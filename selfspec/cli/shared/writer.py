@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from selfspec.building.limits import max_positions
-from selfspec.cli.shared.errors import CliError
 from selfspec.cli.shared.live_text import Live
 from selfspec.cli.shared.model_loading import Loaded
 from selfspec.cli.shared.options import Sampling
+from selfspec.errors import CliError
 from selfspec.records import DRAFT_MODEL
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ from rich.table import Table
 from selfspec.building.limits import max_positions
 from selfspec.building.progress import Bars
 from selfspec.cli.generate.generate_command import check_output
-from selfspec.cli.shared.errors import CliError
 from selfspec.cli.shared.log import Verbose
 from selfspec.cli.shared.options import MaxNewTokens, RunOptions, unfolds
 from selfspec.cli.shared.prompts_file import encoded_prompts, read_prompts
 from selfspec.cli.shared.waiting import working
+from selfspec.errors import CliError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from selfspec.cli.shared.errors import CliError
 from selfspec.draft.fitted import FittedTree
+from selfspec.errors import CliError
 from selfspec.fitting import AcceptanceCounts, Fit
 
 _WIDTHS = (8, 16, 32, 64)

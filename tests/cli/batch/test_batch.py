@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from selfspec.cli.batch.batch_files import Appended, BatchFiles
-from selfspec.cli.shared.errors import CliError
+from selfspec.errors import CliError
 
 FEW = ("--max-new-tokens", "6", "--max-rows", "3")
 PROMPTS = ["def read(self, size", "the quick brown", "class Queue", "x", "lazy dog over"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from selfspec.batch import Answer
 from selfspec.cli.batch.batch_lines import read_line
-from selfspec.cli.shared.errors import CliError
+from selfspec.errors import CliError
 from selfspec.stats import GenerationStats
 from tests.strategies import any_json, damaged
 

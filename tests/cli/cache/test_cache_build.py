@@ -47,7 +47,7 @@ def refused(fails, plain_folder, tmp_path):
 
 
 def test_options_and_recipe_have_the_same_keys():
-    options = {each.name for each in dataclasses.fields(RecipeOptions)}
+    options = {each.name for each in RecipeOptions.options()}
     assert options == {each.name for each in dataclasses.fields(Recipe)}
 
 

@@ -11,12 +11,12 @@ from transformers import MistralConfig, MistralForCausalLM
 from selfspec import SelfSpec, SpecConfig
 from selfspec.cli.chat.conversation import Answer, Conversation
 from selfspec.cli.chat.terminal import Chat
-from selfspec.cli.shared.errors import CliError
 from selfspec.cli.shared.live_text import OWN
 from selfspec.cli.shared.model_loading import Loaded
 from selfspec.cli.shared.options import Sampling
 from selfspec.cli.shared.paint import harmless
 from selfspec.cli.shared.writer import Writer
+from selfspec.errors import CliError
 
 FEW = ("--max-new-tokens", "16")
 QUESTIONS = ("the quick brown fox", "read a file", "dog")

@@ -9,9 +9,9 @@ from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 
 from selfspec.cli.shared import model_loading as loading
-from selfspec.cli.shared.errors import CliError, one_line
 from selfspec.cli.shared.model_loading import load_model, load_tokenizer, quiet
 from selfspec.cli.shared.options import ModelOptions, RunOptions
+from selfspec.errors import CliError, one_line
 from selfspec.run.streamed import is_streamed
 from tests.streamed import least_memory, saved_model
 
