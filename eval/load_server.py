@@ -189,7 +189,7 @@ def _most(sizes: Sequence[Size]) -> dict[str, float]:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    from selfspec.cli.loading import TINY
+    from selfspec.cli.shared.model_loading import TINY
 
     parser = described("load_server", __doc__)
     add = parser.add_argument

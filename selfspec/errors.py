@@ -10,6 +10,7 @@
     ├── AttachError       (TypeError)    this object can't be attached to
     ├── WeightsError      (OSError)      a file of weights can't be used or read
     ├── FleetError        (RuntimeError) Ray can't be used, or its workers don't live
+    ├── CliError          (ValueError)   an option or a file of a command is wrong
     └── CacheError        (ValueError)   a cache folder can't be used or written
         ├── CacheNotFoundError           there is no cache folder
         ├── CacheExistsError             there is something already where one shall be written
@@ -52,6 +53,7 @@ __all__ = [
     "UnsupportedError",
     "VocabularyError",
     "WeightsError",
+    "one_line",
     "unknown_name",
 ]
 
@@ -86,6 +88,10 @@ class WeightsError(SelfSpecError, OSError):
 
 class FleetError(SelfSpecError, RuntimeError):
     """Ray is missing, can't be reached, has no room for the workers, or they keep ending."""
+
+
+class CliError(SelfSpecError, ValueError):
+    """An option or a file is wrong. The command ends with one line and exit status 2."""
 
 
 class CacheError(SelfSpecError, ValueError):
@@ -146,3 +152,12 @@ def unknown_name(kind: str, got: str, known: Iterable[str]) -> str:
     close = get_close_matches(got, names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"unknown {kind} {got!r}{hint} (known: {', '.join(names)})"
+
+
+def one_line(message: object) -> str:
+    """The first paragraph of another library's message, on one line.
+
+    >>> one_line("no such\\nmodel\\n\\nIf this is a private repository, ...")
+    'no such model'
+    """
+    return " ".join(str(message).strip().split("\n\n")[0].split())

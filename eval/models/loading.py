@@ -8,8 +8,8 @@ import torch
 import transformers
 
 from eval.models.grown import grow
-from selfspec.cli import loading
-from selfspec.cli.options import ModelOptions
+from selfspec.cli.shared import model_loading as loading
+from selfspec.cli.shared.options import ModelOptions
 
 __all__ = ["DTYPES", "load_model", "load_tokenizer", "quieten"]
 

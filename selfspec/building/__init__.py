@@ -2,5 +2,3 @@
 
 What reads data is imported when a build runs, since `datasets` comes with the `cache` extra only.
 """
-
-__all__: list[str] = []

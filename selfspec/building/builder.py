@@ -30,8 +30,6 @@ from selfspec.errors import BuildError
 from selfspec.plugin.spec import SelfSpec
 from selfspec.store import CacheContents, check_target, save_cache, tokenizer_info
 
-__all__ = ["BuildOptions", "Builder", "command_of"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions:

@@ -13,8 +13,6 @@ from selfspec.building.tokens import Ids
 from selfspec.building.work_folder import WorkFolder
 from selfspec.draft.sources.corpus import CorpusTables
 
-__all__ = ["Counting"]
-
 STAGE = "counting"
 
 

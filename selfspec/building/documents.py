@@ -15,8 +15,6 @@ from selfspec.building.plain import read_plain
 from selfspec.building.recipe import Recipe
 from selfspec.errors import BuildError, unknown_name
 
-__all__ = ["Document", "Message", "read_documents"]
-
 Message = dict[str, str]
 Document = str | list[Message] | None
 

@@ -8,8 +8,6 @@ from selfspec.building.inputs import Inputs
 from selfspec.building.plain import PACKED, PIECE
 from selfspec.building.recipe import Recipe
 
-__all__ = ["num_documents"]
-
 _BLOCK = 1 << 20
 
 

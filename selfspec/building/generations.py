@@ -25,8 +25,6 @@ from selfspec.building.work_folder import WorkFolder
 from selfspec.errors import BuildError
 from selfspec.plugin.spec import SelfSpec
 
-__all__ = ["Generations", "read_answers"]
-
 STAGE = "generations"
 _FILE = "generations.jsonl"
 

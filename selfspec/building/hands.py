@@ -19,8 +19,6 @@ from selfspec.config import SpecConfig
 from selfspec.records import TopK
 from selfspec.store import tokenizer_info
 
-__all__ = ["Hands"]
-
 
 class Hands:
     """One model, loaded when it is first needed, and one tokenizer.

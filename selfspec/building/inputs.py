@@ -15,8 +15,6 @@ from selfspec.building.plain import PACKED
 from selfspec.building.recipe import Recipe
 from selfspec.errors import BuildError
 
-__all__ = ["Inputs", "find_inputs"]
-
 _BUILDERS = ("arrow", "csv", "json", "parquet", "text")
 _KINDS = {
     ".arrow": "arrow",

@@ -6,7 +6,6 @@ was killed and goes on ends with the same bytes as one that was not.
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.building.work_folder import write_whole
 from selfspec.draft.memory import Memory
 from selfspec.draft.sources import LastingSource
+from selfspec.machine.user_files import replacing
 from selfspec.plugin.spec import SelfSpec
-
-__all__ = ["Learned"]
 
 
 class Learned:
@@ -49,9 +46,8 @@ class Learned:
         }
         rates = json.dumps(memory.calibration.rows(None)).encode()
         arrays["rates"] = np.frombuffer(rates, np.uint8)
-        stream = io.BytesIO()
-        np.savez(stream, **arrays)
-        write_whole(self._file(step), stream.getvalue())
+        with replacing(self._file(step)) as file:
+            np.savez(file, **arrays)
 
     def restore(self, step: int) -> None:
         """Makes the memory what it was after `step`."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["max_positions", "vocab_size"]
-
 
 def max_positions(model: Any) -> int | None:
     """The number of positions that the model has; None if its config doesn't say."""

@@ -15,8 +15,6 @@ from typing import Any, TextIO
 
 from selfspec.errors import BuildError
 
-__all__ = ["PACKED", "PIECE", "read_plain"]
-
 PACKED: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
 PIECE = 1 << 20  # The most characters of a document; longer text is cut at the end of a line.

@@ -18,8 +18,6 @@ from rich.progress import (
 )
 from rich.text import Text
 
-__all__ = ["Bar", "Bars"]
-
 
 class _Rate(ProgressColumn):
     """A column with the number of tokens so far, and of tokens a second."""

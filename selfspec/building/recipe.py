@@ -14,8 +14,6 @@ from typing import Any
 from selfspec.errors import BuildError, ConfigError, unknown_name
 from selfspec.machine.amounts import amount_in_bytes
 
-__all__ = ["BUILDS", "FORMS", "LEARN_FROM", "Recipe", "read_recipe"]
-
 BUILDS = ("both", "lut", "ngrams")
 LEARN_FROM = ("generations", "text")
 FORMS = ("document", "line", "paragraph")

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 from selfspec.building.documents import Document
 
-__all__ = ["CountedShard", "Spread", "counted", "shards_of"]
-
 # Has a method of `Hands`, named first, called with each of the jobs. Gives each job with its result
 # in the order of the jobs, whoever did it.
 Spread = Callable[[str, Iterable[Any]], Iterator[tuple[Any, Any]]]

@@ -23,8 +23,6 @@ from selfspec.building.documents import Document, Message
 from selfspec.building.recipe import Recipe
 from selfspec.errors import BuildError
 
-__all__ = ["Encoder", "Ids", "encode_all"]
-
 Ids = NDArray[np.uint32]
 
 _CHUNK_DOCUMENTS = 256

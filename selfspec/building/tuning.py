@@ -22,8 +22,6 @@ from selfspec.run.model import device_of
 from selfspec.stats import GenerationStats
 from selfspec.store import CacheContents
 
-__all__ = ["MOST_NODES", "Counted", "count", "fits_of", "start_shape"]
-
 MOST_NODES = 64  # The widest tree that is fitted, and the width of those that count.
 
 

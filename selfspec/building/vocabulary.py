@@ -15,8 +15,6 @@ from selfspec.building.recipe import Recipe
 from selfspec.building.tokens import Encoder, Ids
 from selfspec.store import tokenizer_info
 
-__all__ = ["each_token", "num_tokens", "prefix_of"]
-
 _NEUTRAL = "Hello"
 
 

@@ -24,8 +24,6 @@ from selfspec.plugin.spec import SelfSpec
 from selfspec.records import TopK
 from selfspec.run.packed import PackedWeights, Packing
 
-__all__ = ["Reader", "Warmup", "Window"]
-
 STAGE = "warmup"
 _MAX_LOGITS = 1 << 28  # Elements of one forward's output, to bound its memory.
 

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from selfspec.errors import BuildError
-
-__all__ = ["WorkFolder", "open_work_folder", "write_whole"]
+from selfspec.machine.user_files import replace_text, replacing
 
 _FORMAT = 1
 
@@ -41,7 +40,8 @@ class WorkFolder:
         """Writes down how far a stage is; a later start goes on from there."""
         self.progress[stage] = progress
         journal = {"format": _FORMAT, "identity": self._identity, "progress": self.progress}
-        write_whole(self._journal, json.dumps(journal, indent=1).encode())
+        with replacing(self._journal) as file:
+            file.write(json.dumps(journal, indent=1).encode())
 
     def part(self, name: str) -> Path:
         """The folder of one stage, made if it is missing."""
@@ -96,21 +96,11 @@ def open_work_folder(
     try:
         if restart:
             _clear(folder)
-        write_whole(folder / "owner", f"process {os.getpid()} on {platform.node()}".encode())
+        replace_text(folder / "owner", f"process {os.getpid()} on {platform.node()}")
         # A later process will compare with what JSON makes of it.
         yield WorkFolder(folder, json.loads(json.dumps(identity)))
     finally:
         lock.release()
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file so that a crash leaves the old bytes or the new ones, never a mixture."""
-    draft = path.with_name(f"{path.name}.tmp")
-    with draft.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    draft.replace(path)
 
 
 def _clear(folder: Path) -> None:

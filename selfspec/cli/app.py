@@ -8,13 +8,14 @@ from typing import Annotated
 
 import typer
 
-from selfspec.cli.batch import batch
-from selfspec.cli.cache import cache as cache_commands
-from selfspec.cli.check import check
-from selfspec.cli.group import Commands
-from selfspec.cli.log import Verbose
-from selfspec.cli.opened import checked, loaded
-from selfspec.cli.options import (
+from selfspec.cli.batch.batch_command import batch
+from selfspec.cli.cache.cache_command import cache as cache_commands
+from selfspec.cli.check.check_command import check
+from selfspec.cli.serve.serve_command import serve
+from selfspec.cli.shared.group import Commands
+from selfspec.cli.shared.log import Verbose
+from selfspec.cli.shared.opened import checked, loaded
+from selfspec.cli.shared.options import (
     CacheFolder,
     ChatOptions,
     DraftModelName,
@@ -25,10 +26,7 @@ from selfspec.cli.options import (
     Sampling,
     unfolds,
 )
-from selfspec.cli.serve import serve
-from selfspec.cli.tune import tune
-
-__all__ = ["app", "main"]
+from selfspec.cli.tune.tune_command import tune
 
 app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False)
 
@@ -89,11 +87,11 @@ def demo(
     The embedded model samples at temperature 0.5 with seed 1, unless --temperature or --seed says
     something else.
     """
-    from selfspec.cli.snippets import named, sampling_of
+    from selfspec.cli.demo.snippets import named, sampling_of
 
     config = checked(loading, knobs)
     with loaded(loading, sampling_of(loading, sampling), max_new_tokens, cache) as writer:
-        from selfspec.cli.demo import Demo
+        from selfspec.cli.demo.showing import Demo
 
         same = Demo(writer, config, named(prompt or []), rounds).run(with_tree=tree)
     raise typer.Exit(0 if same else 1)
@@ -117,7 +115,7 @@ def chat(
     verbose: Verbose = False,
 ) -> None:
     """Talk with a chat model in the terminal."""
-    from selfspec.cli.loading import check_template
+    from selfspec.cli.shared.model_loading import check_template
 
     if loading.model is None:
         check_template(None, None)
@@ -131,7 +129,7 @@ def chat(
         draft_model=draft_model,
         chats=True,
     ) as writer:
-        from selfspec.cli.chat import Chat
+        from selfspec.cli.chat.terminal import Chat
 
         Chat(writer, config, system=system, show_drafts=show_drafts).run()
 
@@ -163,7 +161,7 @@ def generate(
     verbose: Verbose = False,
 ) -> None:
     """Continue a text: prompt in, continuation out."""
-    from selfspec.cli.generate import (
+    from selfspec.cli.generate.generate_command import (
         check_output,
         read_prediction,
         read_prompt,

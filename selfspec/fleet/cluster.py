@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 from selfspec.errors import FleetError
 
-__all__ = ["LOCAL", "Share", "check_address", "connected", "cores_each", "divided", "imported"]
-
 _log = logging.getLogger("selfspec")
 
 LOCAL, AUTO = "local", "auto"

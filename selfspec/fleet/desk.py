@@ -13,8 +13,6 @@ from logging.handlers import QueueHandler
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-__all__ = ["Desk", "Reply", "Work"]
-
 # Gets more jobs with their numbers, and returns the results that are there, also of earlier jobs.
 # It returns none only if there is no job left.
 Work = Callable[[list[tuple[int, Any]]], list[tuple[int, Any]]]

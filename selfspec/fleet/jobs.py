@@ -10,8 +10,6 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
-__all__ = ["Jobs", "Lost"]
-
 _SUSPECT = 2  # So many workers ended with a job: it is handed out alone.
 
 J = TypeVar("J")

@@ -20,8 +20,6 @@ from selfspec.fleet.cluster import Share, imported
 from selfspec.fleet.desk import Desk, Reply, Work
 from selfspec.fleet.jobs import Jobs, Lost
 
-__all__ = ["Fleet"]
-
 _MOST_FAILED_STARTS = 3  # In one place, one after the other; then it is no accident.
 _AHEAD = 4  # Results that come too early wait in memory, so many for each worker at most.
 _LAST_WAIT = 10.0  # In seconds, for workers that keep what they learned.

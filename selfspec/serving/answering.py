@@ -25,8 +25,6 @@ from selfspec.errors import SelfSpecError
 from selfspec.plugin.spec import SelfSpec
 from selfspec.serving.refusal import Refused
 
-__all__ = ["Answering", "News"]
-
 _log = logging.getLogger("selfspec")
 
 # New tokens of a text, its answer, or why there is none.

@@ -12,8 +12,6 @@ from selfspec.serving.fields import Fields, checked_text
 from selfspec.serving.inputs import MAX_CHOICES, messages_of, prediction_of, prompts_of
 from selfspec.serving.refusal import Refused
 
-__all__ = ["Asked", "Rules", "read_chat", "read_completion"]
-
 # transformers compares every token with each place of each stop string. Longer ones take seconds.
 _MAX_STOPS, _MAX_STOP_LENGTH = 4, 32
 _MAX_BIASES = 1024

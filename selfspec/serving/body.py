@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 
 from selfspec.serving.refusal import Refused
 
-__all__ = ["Gone", "read_json", "while_there"]
-
 T = TypeVar("T")
 
 _PATIENCE = 30.0  # Seconds in which a body has to come.

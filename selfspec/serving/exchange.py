@@ -21,8 +21,6 @@ from selfspec.serving.asked import Asked, Rules
 from selfspec.serving.refusal import Refused
 from selfspec.serving.text import TextStream
 
-__all__ = ["Desk", "Exchange", "Piece", "Usage"]
-
 T = TypeVar("T")
 
 

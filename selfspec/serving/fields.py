@@ -9,8 +9,6 @@ from typing import Any
 from selfspec.errors import unknown_name
 from selfspec.serving.refusal import Refused
 
-__all__ = ["Fields", "checked_text"]
-
 
 class Fields:
     """The body of a request. A field that is null counts as left out."""

@@ -14,8 +14,6 @@ from starlette.responses import JSONResponse
 
 from selfspec.serving.refusal import Refused
 
-__all__ = ["Gate"]
-
 _OPEN_PATHS = ("/health",)  # Without a key: whoever looks after the server asks for it.
 
 

@@ -7,8 +7,6 @@ from typing import Any
 from selfspec.serving.fields import Fields, checked_text
 from selfspec.serving.refusal import Refused
 
-__all__ = ["MAX_CHOICES", "messages_of", "prediction_of", "prompts_of"]
-
 MAX_CHOICES = 16  # Answers to one request.
 _ROLES = ("system", "developer", "user", "assistant")
 

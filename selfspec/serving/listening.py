@@ -10,8 +10,6 @@ import uvicorn
 
 from selfspec.serving.answering import Answering
 
-__all__ = ["Listening"]
-
 _PATIENCE = 5.0  # Seconds that running answers get after a SIGTERM.
 _LAST_WORDS = 5  # Seconds more in which clients are told.
 _MAX_CONNECTIONS = 1024

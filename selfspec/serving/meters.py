@@ -10,8 +10,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from selfspec.serving.answering import Answering
 
-__all__ = ["Meters"]
-
 _RECENT = 10.0  # Seconds over which tokens a second are counted.
 _FIRST_TOKEN = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)  # Seconds.
 

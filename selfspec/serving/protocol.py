@@ -12,8 +12,6 @@ from typing import Any
 from selfspec.serving.asked import Asked, Rules, read_chat, read_completion
 from selfspec.serving.exchange import Piece, Usage
 
-__all__ = ["CHAT", "COMPLETION", "DONE", "Form", "event"]
-
 DONE = b"data: [DONE]\n\n"
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["Refused"]
-
 
 class Refused(Exception):
     """A request that is not answered: an HTTP status, the rule, and the field that breaks it."""

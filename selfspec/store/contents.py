@@ -15,15 +15,6 @@ from selfspec.draft.fitted import FittedTree
 from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.errors import CacheTokenizerError
 
-__all__ = [
-    "Arrays",
-    "CacheContents",
-    "TokenizerInfo",
-    "is_unnamed",
-    "tokenizer_info",
-    "unnamed_tokenizer",
-]
-
 Arrays = Mapping[str, NDArray[Any]]
 
 _IDS = ("tokens", "pairs", "ids")  # The arrays of a LUT that hold token ids.
@@ -69,6 +60,23 @@ class CacheContents:
         It may be larger than the tokenizer's vocabulary, since many models pad their logits.
         """
         return 1 + max((int(array.max()) for array in self._id_arrays() if array.size), default=-1)
+
+    def facts(self) -> dict[str, Any]:
+        """What the card says about the tables, for people to read and for `verify_cache`."""
+        counts = {name: len(arrays["ids"]) for name, arrays in self.tables.items()}
+        if self.corpus is not None:
+            counts["prefixes"] = int(self.corpus.num_prefixes)
+            counts["continuations"] = int(self.corpus.num_continuations)
+        if self.fitted is not None:
+            counts["fitted_nodes"] = self.fitted.width
+        if self.calibration:
+            counts["calibration"] = len(self.calibration)
+        return {
+            "num_ids": self.count_ids(),
+            "counts": counts,
+            "top_k": max((each["ids"].shape[1] for each in self.tables.values()), default=None),
+            "max_prefix": None if self.corpus is None else self.corpus.max_prefix,
+        }
 
     def _id_arrays(self) -> Iterable[NDArray[Any]]:
         for arrays in self.tables.values():

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from selfspec.store.contents import Arrays
 
-__all__ = ["check_corpus"]
-
 
 def check_corpus(arrays: Arrays, max_prefix: int, num_ids: int) -> None:
     """Reads everything once; raises `ValueError`, which says what must hold at which level."""

@@ -9,12 +9,10 @@ import re
 import tempfile
 from pathlib import Path
 
-from selfspec.errors import CacheNotFoundError, CacheWriteError
+from selfspec.errors import CacheNotFoundError, CacheWriteError, one_line
 from selfspec.store.card import CARD_FILE, FILES
 from selfspec.store.contents import CacheContents
 from selfspec.store.saving import write_files
-
-__all__ = ["locate", "push_cache"]
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
@@ -65,7 +63,7 @@ def push_cache(
         except _client_errors() as error:
             raise CacheWriteError(
                 f"{repo_id!r} on the Hub must be a repository that you can write "
-                f"(got: {_brief(error)})"
+                f"(got: {one_line(error)})"
             ) from error
     return f"https://huggingface.co/{repo_id}"
 
@@ -79,7 +77,7 @@ def _fetch(repo_id: str, revision: str | None) -> Path:
         at = f" at revision {revision!r}" if revision else ""
         raise CacheNotFoundError(
             f"{repo_id!r} must be a cache folder or a repository of the Hub{at} "
-            f"(got: {_brief(error)})"
+            f"(got: {one_line(error)})"
         ) from error
     return Path(folder)
 
@@ -90,8 +88,3 @@ def _client_errors() -> tuple[type[Exception], ...]:
 
     http_error = HfHubHTTPError.__mro__[1]
     return (http_error, OSError, ValueError)
-
-
-def _brief(error: Exception) -> str:
-    """The first paragraph of what the Hub's client says, on one line."""
-    return " ".join(str(error).split("\n\n")[0].split())

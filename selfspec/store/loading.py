@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 from selfspec.draft.fitted import FittedTree
 from selfspec.draft.sources.corpus import CorpusTables
@@ -31,12 +31,8 @@ from selfspec.store.swap import is_being_swapped
 from selfspec.store.tables import check_rates, split
 from selfspec.store.tensors import read_tensors
 
-__all__ = ["check_tokenizer", "load_cache", "read_file", "read_files"]
-
 _MAX_TRIES = 100
 _PAUSE = 0.005  # In seconds, while a writer is between two renames.
-
-T = TypeVar("T")
 
 
 def load_cache(
@@ -71,23 +67,21 @@ def check_tokenizer(name: str, owner: TokenizerInfo, wanted: TokenizerInfo) -> N
         )
 
 
-def read_files(folder: Path, card: Card, memo: Memo) -> CacheContents:
-    """Reads all files that the card names."""
+def contents_of(card: Card, held: Mapping[str, Any]) -> CacheContents:
+    """What a folder holds, put together from what its files do."""
     return CacheContents(
         tokenizer=card.tokenizer,
-        tables=read_file(folder, card, LUT_FILE, memo) or {},
-        corpus=read_file(folder, card, CORPUS_FILE, memo),
-        calibration=read_file(folder, card, CALIBRATION_FILE, memo),
-        fitted=read_file(folder, card, FITTED_FILE, memo),
+        tables=held.get(LUT_FILE) or {},
+        corpus=held.get(CORPUS_FILE),
+        calibration=held.get(CALIBRATION_FILE),
+        fitted=held.get(FITTED_FILE),
         about=card.about,
         num_ids=card.num_ids,
     )
 
 
 def read_file(folder: Path, card: Card, name: str, memo: Memo) -> Any:
-    """What one file holds; None if the card names no such file."""
-    if name not in card.files:
-        return None
+    """What one file holds."""
     entry = card.files[name]
     with opened(folder, name, entry, memo) as file:
         try:
@@ -102,7 +96,8 @@ def _load(folder: Path, wanted: TokenizerInfo | None) -> CacheContents:
     card, _ = read_card(folder)
     if wanted is not None:
         check_tokenizer(f"cache {str(folder)!r}", card.tokenizer, wanted)
-    return read_files(folder, card, Memo(memo_path()))
+    memo = Memo(memo_path())
+    return contents_of(card, {name: read_file(folder, card, name, memo) for name in card.files})
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
@@ -114,25 +109,13 @@ def _identity(folder: Path) -> tuple[int, int] | None:
     return found.st_ino, found.st_ctime_ns
 
 
-def _read_luts(file: BinaryIO, size: int) -> dict[str, Any]:
-    return split(read_tensors(file, size))
-
-
-def _read_corpus(file: BinaryIO, size: int) -> CorpusTables:
-    return CorpusTables.from_arrays(read_tensors(file, size))
-
-
-def _read_rates(file: BinaryIO, size: int) -> list[list[Any]]:
-    return check_rates(json.loads(file.read(size).decode("utf-8")))
-
-
-def _read_fitted(file: BinaryIO, size: int) -> FittedTree:
-    return FittedTree.from_dict(json.loads(file.read(size).decode("utf-8")))
+def _read_json(file: BinaryIO, size: int) -> Any:
+    return json.loads(file.read(size).decode("utf-8"))
 
 
 _READERS: dict[str, Callable[[BinaryIO, int], Any]] = {
-    LUT_FILE: _read_luts,
-    CORPUS_FILE: _read_corpus,
-    CALIBRATION_FILE: _read_rates,
-    FITTED_FILE: _read_fitted,
+    LUT_FILE: lambda file, size: split(read_tensors(file, size)),
+    CORPUS_FILE: lambda file, size: CorpusTables.from_arrays(read_tensors(file, size)),
+    CALIBRATION_FILE: lambda file, size: check_rates(_read_json(file, size)),
+    FITTED_FILE: lambda file, size: FittedTree.from_dict(_read_json(file, size)),
 }

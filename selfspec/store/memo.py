@@ -14,8 +14,6 @@ from pathlib import Path
 
 from selfspec.machine.user_files import replace_text, user_folder
 
-__all__ = ["Memo", "memo_path"]
-
 _MAX_ENTRIES = 512
 _SETTLED = 2_000_000_000  # In ns. A younger file could change again within one tick of the clock.
 

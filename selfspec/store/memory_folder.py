@@ -36,8 +36,6 @@ from selfspec.store.saving import save_cache
 from selfspec.store.swap import clear_remnants
 from selfspec.store.tables import check_values
 
-__all__ = ["MemoryFolder"]
-
 _MEMORY, _DAMAGED, _LOCK = "memory", "memory.damaged", "lock"
 _MAX_WAIT = 10.0  # In seconds. A save by another process takes a fraction of one.
 

@@ -16,8 +16,6 @@ from selfspec.draft.sources import REGISTRY, LastingSource
 from selfspec.store.contents import Arrays, CacheContents
 from selfspec.store.tables import KEY_OF, flat_keys
 
-__all__ = ["Rates", "news", "on_top"]
-
 Rates = list[list[Any]]
 
 

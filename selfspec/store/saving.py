@@ -6,9 +6,8 @@ import json
 import os
 from pathlib import Path
 
-import numpy as np
-
-from selfspec.errors import CacheExistsError, CacheFormatError, CacheWriteError
+from selfspec.errors import CacheExistsError, CacheWriteError
+from selfspec.machine.user_files import sync
 from selfspec.store.card import (
     CALIBRATION_FILE,
     CARD_FILE,
@@ -20,11 +19,9 @@ from selfspec.store.card import (
 )
 from selfspec.store.contents import CacheContents
 from selfspec.store.files import entry_of
-from selfspec.store.swap import put_in_place, scratch_folder, sync_folder
+from selfspec.store.swap import put_in_place, scratch_folder
 from selfspec.store.tables import joined
 from selfspec.store.tensors import write_tensors
-
-__all__ = ["check_target", "count", "save_cache", "write_files"]
 
 
 def save_cache(
@@ -91,31 +88,22 @@ def _names_at(target: Path) -> list[str]:
 def write_files(folder: Path, contents: CacheContents) -> None:
     """Writes the files, and then the card, into an empty folder; all is on disk afterwards."""
     if contents.tables:
-        write_tensors(folder / LUT_FILE, _joined(contents))
+        write_tensors(folder / LUT_FILE, joined(contents.tables))
     if contents.corpus is not None:
         write_tensors(folder / CORPUS_FILE, contents.corpus.arrays())
     if contents.calibration:
         _write_json(folder / CALIBRATION_FILE, contents.calibration)
     if contents.fitted is not None:
         _write_json(folder / FITTED_FILE, contents.fitted.as_dict())
-    card = _card(folder, contents)
+    card = Card(
+        tokenizer=contents.tokenizer,
+        about=contents.about,
+        files={name: entry_of(folder / name) for name in FILES if (folder / name).exists()},
+        **contents.facts(),
+    )
     (folder / CARD_FILE).write_bytes(card.to_bytes())
-    for path in folder.iterdir():
-        _sync(path)
-    sync_folder(folder)
-
-
-def count(contents: CacheContents) -> dict[str, int]:
-    """The numbers of rows, prefixes, rates and so on, as the card has them."""
-    counts = {name: len(arrays["ids"]) for name, arrays in contents.tables.items()}
-    if contents.corpus is not None:
-        counts["prefixes"] = int(contents.corpus.num_prefixes)
-        counts["continuations"] = int(contents.corpus.num_continuations)
-    if contents.fitted is not None:
-        counts["fitted_nodes"] = contents.fitted.width
-    if contents.calibration:
-        counts["calibration"] = len(contents.calibration)
-    return counts
+    for path in (*folder.iterdir(), folder):
+        sync(path)
 
 
 def _write_json(path: Path, values: object) -> None:
@@ -123,36 +111,8 @@ def _write_json(path: Path, values: object) -> None:
     path.write_text(text + "\n", encoding="ascii", newline="\n")
 
 
-def _joined(contents: CacheContents) -> dict[str, np.ndarray]:
-    try:
-        return joined(contents.tables)
-    except ValueError as error:
-        raise CacheFormatError(f"these tables can't be saved: {error}") from error
-
-
-def _card(folder: Path, contents: CacheContents) -> Card:
-    widths = [arrays["ids"].shape[1] for arrays in contents.tables.values()]
-    return Card(
-        tokenizer=contents.tokenizer,
-        num_ids=contents.count_ids(),
-        counts=count(contents),
-        about=contents.about,
-        files={name: entry_of(folder / name) for name in FILES if (folder / name).exists()},
-        top_k=max(widths, default=None),
-        max_prefix=None if contents.corpus is None else contents.corpus.max_prefix,
-    )
-
-
 def _taken(target: Path) -> CacheExistsError:
     return CacheExistsError(
         f"the path of a new cache folder must be free (got {str(target)!r}, which exists); name "
         "another folder, or replace it with overwrite=True (on a command line --overwrite)"
     )
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

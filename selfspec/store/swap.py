@@ -18,13 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "clear_remnants",
-    "is_being_swapped",
-    "put_in_place",
-    "scratch_folder",
-    "sync_folder",
-]
+from selfspec.machine.user_files import sync
 
 _NEW, _OLD = "new", "old"
 
@@ -52,7 +46,7 @@ def put_in_place(new: Path, target: Path, *, overwrite: bool) -> None:
         if _exchange(new, target):
             break
         aside.append(_move_aside(target))
-    sync_folder(target.parent)
+    sync(target.parent)
     for folder in aside:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -74,17 +68,6 @@ def is_being_swapped(target: Path) -> bool:
     start, end = f".{target.name}.", f".{_OLD}"
     names = os.listdir(target.parent) if target.parent.is_dir() else []
     return any(name.startswith(start) and name.endswith(end) for name in names)
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes sure that the names in a folder are on disk, if the platform can do that."""
-    if os.name == "nt":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _sibling(target: Path, role: str) -> Path:

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from selfspec.errors import CacheFormatError
 from selfspec.store.contents import Arrays
-
-__all__ = ["KEY_OF", "check_rates", "check_values", "flat_keys", "joined", "split"]
 
 # The array of each LUT that holds the keys of its rows.
 KEY_OF = {"lut": "tokens", "lut2": "pairs"}
@@ -24,8 +23,11 @@ _RATES = [[list, hits, trials] for hits in (float, int) for trials in (float, in
 
 def joined(tables: Mapping[str, Arrays]) -> dict[str, NDArray[Any]]:
     """The arrays of all LUTs in one dictionary: ``lut.ids``, ``lut2.pairs`` and so on."""
-    for source, arrays in tables.items():
-        _check_shapes(source, arrays)
+    try:
+        for source, arrays in tables.items():
+            _check_shapes(source, arrays)
+    except ValueError as error:
+        raise CacheFormatError(f"these tables can't be saved: {error}") from error
     return {f"{s}.{name}": array for s, arrays in tables.items() for name, array in arrays.items()}
 
 

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from selfspec.store.contents import Arrays
 
-__all__ = ["read_tensors", "write_tensors"]
-
 _DTYPES = {
     "U8": "<u1",
     "U16": "<u2",
@@ -46,18 +44,20 @@ def write_tensors(path: Path, arrays: Arrays) -> None:
 def read_tensors(file: BinaryIO, size: int) -> dict[str, NDArray[Any]]:
     """Read-only views of a file's arrays. Of a large file only the header is read.
 
-    Raises `ValueError`, which says what is wrong, if the file breaks the rules of the format.
+    Raises `ValueError`, which says what is wrong, if a view would not lie in the file.
     """
-    header, start = _read_header(file, size)
-    raw = _raw(file, size)
-    spans: list[tuple[int, int]] = []
-    views = {}
-    for name, entry in header.items():
-        dtype, shape, begin, end = _parse(name, entry, size - start)
-        spans.append((begin, end))
-        views[name] = raw[start + begin : start + end].view(dtype).reshape(shape)
-    _check_tiling(spans, size - start)
-    return views
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8 or not 2 <= length <= min(size - 8, _MAX_HEADER):
+        raise ValueError(f"a header that fits into its {size} bytes (got {length} bytes)")
+    try:
+        header = json.loads(file.read(length).decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"a header in JSON (got: {error})") from error
+    if not isinstance(header, dict):
+        raise ValueError(f"a JSON object as header (got {str(header)[:40]!r})")
+    header.pop("__metadata__", None)
+    arrays = _raw(file, size)[8 + length :]
+    return {name: _view(arrays, name, entry) for name, entry in header.items()}
 
 
 def _raw(file: BinaryIO, size: int) -> NDArray[np.uint8]:
@@ -71,47 +71,15 @@ def _raw(file: BinaryIO, size: int) -> NDArray[np.uint8]:
     return np.frombuffer(data, np.uint8)
 
 
-def _read_header(file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
-    length = int.from_bytes(file.read(8), "little")
-    if size < 8 or not 2 <= length <= min(size - 8, _MAX_HEADER):
-        raise ValueError(f"a header that fits into its {size} bytes (got {length} bytes)")
+def _view(raw: NDArray[np.uint8], name: str, entry: Any) -> NDArray[Any]:
+    """One array. The size is reckoned in Python's numbers, since numpy's could overflow."""
     try:
-        header = json.loads(file.read(length).decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"a header in JSON (got: {error})") from error
-    if not isinstance(header, dict):
-        raise ValueError(f"a JSON object as header (got {str(header)[:40]!r})")
-    header.pop("__metadata__", None)
-    return header, 8 + length
-
-
-def _parse(name: str, entry: Any, size: int) -> tuple[np.dtype[Any], tuple[int, ...], int, int]:
-    """The dtype and the shape of an array, and where it lies, in bytes after the header."""
-    try:
-        kind, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-    except (TypeError, KeyError, ValueError) as error:
-        raise ValueError(f"dtype, shape and data_offsets of {name!r}") from error
-    if not isinstance(kind, str) or kind not in _DTYPES:
-        raise ValueError(f"a known dtype for {name!r} (got {str(kind)[:40]!r})")
-    dtype = np.dtype(_DTYPES[kind])
-    if not isinstance(shape, list) or not all(_is_size(n) for n in [*shape, begin, end]):
-        raise ValueError(f"whole numbers as shape and offsets of {name!r}")
-    # Python's own numbers are used, since a hostile shape could make numpy's overflow.
-    if not begin <= end <= size or end - begin != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"offsets of {name!r} that fit its shape and the file")
-    return dtype, tuple(shape), begin, end
-
-
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
-
-
-def _check_tiling(spans: list[tuple[int, int]], size: int) -> None:
-    """Checks that arrays lie end to end: no gaps, no overlaps, and nothing after the last."""
-    position = 0
-    for begin, end in sorted(spans):
-        if begin != position:
-            raise ValueError(f"arrays that lie end to end (got a break at byte {position})")
-        position = end
-    if position != size:
-        raise ValueError(f"arrays that fill the file (got {size - position} bytes more)")
+        dtype = np.dtype(_DTYPES[entry["dtype"]])
+        shape, (begin, end) = entry["shape"], entry["data_offsets"]
+        if not 0 <= begin <= end <= len(raw) or end - begin != math.prod(shape) * dtype.itemsize:
+            raise ValueError("they do not")
+        view: NDArray[Any] = raw[begin:end].view(dtype).reshape(shape)
+        return view
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        rule = f"a known dtype for {name!r:.80}, and a shape and offsets that fit the file"
+        raise ValueError(f"{rule} (got {entry!r:.80})") from error

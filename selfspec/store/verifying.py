@@ -9,23 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from selfspec.errors import CacheCardError, CacheError, CacheFormatError
-from selfspec.store.card import (
-    CALIBRATION_FILE,
-    CARD_FILE,
-    CORPUS_FILE,
-    FITTED_FILE,
-    LUT_FILE,
-    Card,
-    read_card,
-)
-from selfspec.store.contents import CacheContents
+from selfspec.store.card import CARD_FILE, CORPUS_FILE, LUT_FILE, Card, read_card
 from selfspec.store.corpus_check import check_corpus
-from selfspec.store.loading import read_file
+from selfspec.store.loading import contents_of, read_file
 from selfspec.store.memo import Memo
-from selfspec.store.saving import count
 from selfspec.store.tables import check_values
-
-__all__ = ["CacheReport", "FileReport", "verify_cache"]
 
 _EVERY_TIME = Memo(None)
 
@@ -94,19 +82,10 @@ def _check_file(folder: Path, card: Card, name: str, held: dict[str, Any]) -> No
 
 def _check_card(folder: Path, card: Card, held: dict[str, Any]) -> None:
     """Checks what the card says about the files, which must be sound."""
-    contents = CacheContents(
-        tokenizer=card.tokenizer,
-        tables=held.get(LUT_FILE) or {},
-        corpus=held.get(CORPUS_FILE),
-        calibration=held.get(CALIBRATION_FILE),
-        fitted=held.get(FITTED_FILE),
-    )
-    widths = [arrays["ids"].shape[1] for arrays in contents.tables.values()]
-    max_prefix = None if contents.corpus is None else contents.corpus.max_prefix
-    found = (contents.count_ids(), count(contents), max(widths, default=None), max_prefix)
-    said = (card.num_ids, dict(card.counts), card.top_k, card.max_prefix)
+    found = contents_of(card, held).facts()
+    said = {name: getattr(card, name) for name in found}
     if found != said:
         raise CacheCardError(
-            f"{CARD_FILE} of cache {str(folder)!r} must say what the files hold: num_ids, counts, "
-            f"top_k and max_prefix {found} (got {said})"
+            f"{CARD_FILE} of cache {str(folder)!r} must say what the files hold: {found} "
+            f"(got {said})"
         )

@@ -1,13 +1,12 @@
 """One process at a time, and a journal that refuses another build's work."""
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
 
-from selfspec.building.work_folder import open_work_folder, write_whole
+from selfspec.building.work_folder import open_work_folder
 from selfspec.errors import BuildError
 
 WHAT = {"min_count": 2, "files": ["a"]}
@@ -80,22 +79,6 @@ def test_a_place_that_cant_be_written(tmp_path):
     said = "output must be in a folder that can be written"
     with pytest.raises(BuildError, match=said), opened(tmp_path / "file" / "cache"):
         pass
-
-
-def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
-    path = tmp_path / "journal.json"
-    write_whole(path, b"old")
-
-    def fail(_handle):
-        raise OSError("disk full")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", fail)
-        with pytest.raises(OSError, match="disk full"):
-            write_whole(path, b"new")
-    assert path.read_bytes() == b"old"
-    write_whole(path, b"new")
-    assert path.read_bytes() == b"new"
 
 
 def test_the_journal_is_json_that_people_can_read(output):

@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from selfspec.cli.app import app
-from selfspec.cli.loading import Loaded
-from selfspec.cli.options import Sampling
-from selfspec.cli.writer import Writer
+from selfspec.cli.shared.model_loading import Loaded
+from selfspec.cli.shared.options import Sampling
+from selfspec.cli.shared.writer import Writer
 
 
 @pytest.fixture(autouse=True)

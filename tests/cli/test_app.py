@@ -9,8 +9,8 @@ import pytest
 from typer.main import get_command
 
 import selfspec
-from selfspec.cli import generate as generate_module
 from selfspec.cli.app import app
+from selfspec.cli.generate import generate_command as generate_module
 
 COMMANDS = ("demo", "chat", "generate", "batch")
 _HELP = """

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from selfspec.machine.user_files import replace_text, user_folder
+from selfspec.machine.user_files import replace_text, replacing, user_folder
 
 
 @pytest.mark.parametrize(("platform", "tail"), [("linux", ".cache"), ("darwin", "Library/Caches")])
@@ -35,17 +35,18 @@ def test_no_home_at_all(monkeypatch):
     assert user_folder() is None
 
 
-def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_file_is_replaced_whole(tmp_path, monkeypatch, step):
     path = tmp_path / "below" / "file.json"
     replace_text(path, "old")
 
-    def fail(*_names):
+    def fail(*_args):
         raise OSError("disk full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", fail)
-        with pytest.raises(OSError, match="disk full"):
-            replace_text(path, "new")
+        patch.setattr(os, step, fail)
+        with pytest.raises(OSError, match="disk full"), replacing(path) as file:
+            file.write(b"new")
     assert path.read_text() == "old"
     replace_text(path, "né")
     assert path.read_text(encoding="utf-8") == "né"

@@ -94,7 +94,7 @@ def test_a_parent_that_is_no_folder(tmp_path):
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-@pytest.mark.parametrize("step", ["write_tensors", "_sync", "put_in_place"])
+@pytest.mark.parametrize("step", ["write_tensors", "sync", "put_in_place"])
 def test_what_breaks_off_leaves_the_old_one_and_no_litter(folder, monkeypatch, step, error):
     def broken(*_args, **_kwargs):
         raise error
@@ -108,13 +108,13 @@ def test_what_breaks_off_leaves_the_old_one_and_no_litter(folder, monkeypatch, s
 
 def test_everything_is_on_disk_before_it_is_renamed(tmp_path, monkeypatch):
     synced = []
-    sync, place = saving._sync, saving.put_in_place
+    sync, place = saving.sync, saving.put_in_place
 
     def placed(new, target, *, overwrite):
-        assert sorted(synced) == sorted(["cache.json", *FILES])
+        assert sorted(synced) == sorted(["cache.json", *FILES, new.name])
         place(new, target, overwrite=overwrite)
 
-    monkeypatch.setattr(saving, "_sync", lambda path: (synced.append(path.name), sync(path)))
+    monkeypatch.setattr(saving, "sync", lambda path: (synced.append(path.name), sync(path)))
     monkeypatch.setattr(saving, "put_in_place", placed)
     save_cache(tmp_path / "cache", contents())
 

@@ -15,8 +15,7 @@ from selfspec.building.grams.ladder import Ladder
 from selfspec.building.grams.levels import Levels, Pruning
 from selfspec.building.grams.runs import Run, merged, write_run
 from selfspec.draft.sources.corpus import CorpusTables
-
-__all__ = ["GramCounter"]
+from selfspec.machine.user_files import replacing
 
 _MAX_PREFIX = 8
 _MAX_BLOCK = 1 << 20  # n-grams merged at once; more would not be faster.
@@ -87,10 +86,9 @@ class GramCounter:
     def take_run(self, data: bytes) -> None:
         """Adds a run that another counter of the same settings wrote, as the bytes of its file."""
         path = self._next_path()
-        unfinished = path.with_suffix(".tmp")
-        unfinished.write_bytes(data)
-        Run(unfinished, self._keys.num_words)  # Refuses what is no whole run.
-        unfinished.replace(path)
+        with replacing(path) as file:
+            file.write(data)
+        Run(path, self._keys.num_words)  # Refuses what is no whole run.
         self.runs.append(path.name)
 
     def tables(

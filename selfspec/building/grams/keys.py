@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Counted", "GramKeys", "Words", "add_up"]
-
 Words = NDArray[np.uint64]  # (number of words, number of n-grams), the first word most significant
 
 

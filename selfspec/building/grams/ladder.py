@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from selfspec.building.grams.keys import Counted, GramKeys
 from selfspec.building.grams.levels import Groups, Levels
 
-__all__ = ["Ladder"]
-
 Array = NDArray[Any]
 
 

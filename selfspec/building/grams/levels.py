@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from selfspec.draft.sources.corpus import CorpusTables
 
-__all__ = ["Groups", "Levels", "Pruning"]
-
 _HEADER_BYTES = 8192  # The most that the header of the file may take.
 _MIN_BYTES = _HEADER_BYTES + 4096
 _MAX_COUNT = (1 << 32) - 1

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from selfspec.building.grams.levels import Groups, Levels, Pruning
 from selfspec.draft.sources.corpus import CorpusTables
 
-__all__ = ["merge_tables"]
-
 _HALF = 32  # The bits of an owner, and of a token, in a pair.
 
 Array = NDArray[Any]

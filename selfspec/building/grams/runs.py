@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from selfspec.building.grams.keys import Counted, Words, add_up
-
-__all__ = ["Run", "merged", "write_run"]
+from selfspec.machine.user_files import replacing
 
 _WRITTEN_ROWS = 1 << 18
 _FAN_IN = 64  # The most runs merged at once; more are merged in stages.
@@ -47,10 +45,9 @@ class Run:
 
 
 def write_run(path: Path, blocks: Iterable[Counted]) -> None:
-    """Writes a run whole or not at all, through a file that is renamed at the end."""
-    unfinished = path.with_suffix(".tmp")
+    """Writes a run whole or not at all."""
     num_grams = 0
-    with unfinished.open("wb") as file:
+    with replacing(path) as file:
         for block in blocks:
             num_grams += len(block.counts)
             for start in range(0, len(block.counts), _WRITTEN_ROWS):
@@ -58,10 +55,6 @@ def write_run(path: Path, blocks: Iterable[Counted]) -> None:
                 columns = np.vstack([block.words[:, part], block.counts[part].view(_ENTRY)])
                 np.ascontiguousarray(columns.T).tofile(file)
         np.array([num_grams], _FOOTER).tofile(file)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
-    _sync_folder(path.parent)
 
 
 def merged(runs: Sequence[Run], num_words: int, max_rows: int, scratch: Path) -> Iterator[Counted]:
@@ -140,13 +133,3 @@ def _num_up_to(words: Words, end: tuple[int, ...]) -> int:
         high = low + int(np.searchsorted(equal, value, "right"))
         low += int(np.searchsorted(equal, value, "left"))
     return high
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes sure that the new name is on disk, on systems that can open a folder."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

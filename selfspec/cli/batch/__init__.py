@@ -1,0 +1,1 @@
+"""`selfspec batch`: a file of prompts in, a file of answers out, line by line."""

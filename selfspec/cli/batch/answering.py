@@ -1,0 +1,178 @@
+"""Lines of a batch file in, lines of the output out: one model that answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from selfspec.cli.batch.batch_lines import Line, read_line
+from selfspec.cli.fleet.fleet_options import FleetOptions, fleet
+from selfspec.cli.shared.opened import loaded
+from selfspec.cli.shared.options import RunOptions, Sampling
+from selfspec.config import SpecConfig
+from selfspec.errors import CliError, SelfSpecError, one_line
+from selfspec.machine.amounts import amount_in_bytes
+
+if TYPE_CHECKING:
+    from selfspec.batch.session import Session
+    from selfspec.cli.shared.writer import Writer
+
+# Under --max-memory, texts of so many tokens have room in each row, if layers have to be streamed.
+_TOKENS_A_ROW = 512
+# Shares beside the rows': one for a prompt that is being read, one for dividing the rows anew.
+_OTHER_SHARES = 2
+
+
+class Outcome(NamedTuple):
+    """What came of a line: what is written of its answer, or why there is none."""
+
+    number: int
+    answer: str | None
+    error: str | None
+    num_tokens: int = 0
+
+
+# Takes numbered lines, and gives the outcome of each as soon as it is known.
+Answers = Callable[[Iterable[tuple[int, bytes]]], Iterator[Outcome]]
+
+
+@dataclass(frozen=True)
+class Answerer:
+    """All that decides about answers. It is sent to workers, and each of them loads the model."""
+
+    loading: RunOptions
+    sampling: Sampling
+    config: SpecConfig
+    cache: str | None
+    remember: str | None
+    draft_model: str | None
+    max_new_tokens: int
+    max_rows: int
+
+    @contextmanager
+    def alone(self) -> Iterator[Answers]:
+        """Answers in this process."""
+        with self._table() as table:
+            yield table.answers
+
+    @contextmanager
+    def in_fleet(self, options: FleetOptions) -> Iterator[Answers]:
+        """Answers in workers, each of which writes as many texts at once as one process would."""
+        with fleet(options, self.loading.device, self._opened, jobs_each=self.max_rows) as workers:
+            yield lambda lines: (_outcome(*each) for each in workers.results(lines))
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        """In a worker: what answers lines. What was learned is kept at the end."""
+        with self._table() as table:
+            yield table.work
+            if self.remember is not None:
+                table.spec.save_memory()
+
+    @contextmanager
+    def _table(self) -> Iterator[_Table]:
+        with loaded(
+            self.loading,
+            self.sampling,
+            self.max_new_tokens,
+            self.cache,
+            remember=self.remember,
+            draft_model=self.draft_model,
+            max_length=_TOKENS_A_ROW,
+            max_texts=self.max_rows + _OTHER_SHARES,
+        ) as writer:
+            from selfspec.batch.schedule import ShortestFirst
+            from selfspec.batch.session import Session
+
+            spec = writer.new_spec(self.config)
+            memory = _memory_of_texts(writer, self.loading.max_memory, self.max_rows)
+            session = Session(
+                writer.model,
+                writer.tokenizer,
+                spec,
+                max_rows=self.max_rows,
+                max_memory=memory,
+                scheduler=ShortestFirst(),  # Nobody waits for a certain line of a file.
+            )
+            yield _Table(writer, session, spec)
+
+
+def _outcome(number: int, result: Any) -> Outcome:
+    """The outcome of a line in a worker, or that of a line that no worker survived."""
+    if isinstance(result, Outcome):
+        return result
+    return Outcome(number, None, f"{result.num_workers} workers ended while they wrote the answer")
+
+
+def _memory_of_texts(writer: Writer, max_memory: str | None, max_rows: int) -> int | None:
+    """What the keys and values of all texts may take: what the model leaves of `--max-memory`."""
+    if max_memory is None:
+        return None
+    from selfspec.run.rows_backend import kv_bytes_per_token
+
+    weights: int = sum(p.numel() * p.element_size() for p in writer.model.parameters())
+    num_tokens = _TOKENS_A_ROW * (max_rows + _OTHER_SHARES)
+    set_aside = num_tokens * kv_bytes_per_token(writer.model)
+    return max(amount_in_bytes(max_memory, weights + set_aside) - weights, set_aside)
+
+
+class _Table:
+    """One model, and the lines that wait or are being answered."""
+
+    def __init__(self, writer: Writer, session: Session, spec: Any) -> None:
+        self.spec = spec
+        self._writer = writer
+        self._session = session
+        self._asked: dict[int, Line] = {}
+
+    def answers(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[Outcome]:
+        """The outcomes of all lines, as they are known."""
+        left = iter(lines)
+        while True:
+            fresh = list(islice(left, self._session.num_wanted))
+            if not fresh and self._session.is_empty:
+                return
+            yield from (outcome for _, outcome in self.work(fresh))
+
+    def work(self, fresh: list[tuple[int, bytes]]) -> list[tuple[int, Outcome]]:
+        """Takes more lines; returns the next outcomes."""
+        outcomes = [each for line in fresh if (each := self._ask(*line)) is not None]
+        for answer in self._session.work():
+            line = self._asked.pop(answer.index)
+            written = line.answered(answer, self._writer.loaded.name)
+            outcomes.append(Outcome(line.number, written, None, len(answer.ids)))
+        return [(outcome.number, outcome) for outcome in outcomes]
+
+    def _ask(self, number: int, data: bytes) -> Outcome | None:
+        """Lets a line wait for its answer, or says why there will be none."""
+        try:
+            line = read_line(number, data)
+            self._submit(line)
+        except (SelfSpecError, RecursionError, TypeError, ValueError) as error:
+            return Outcome(number, None, one_line(error))
+        self._asked[number] = line
+        return None
+
+    def _submit(self, line: Line) -> None:
+        from selfspec.batch.prompts import encoded
+
+        ids = encoded(line.prompt, self._writer.tokenizer)
+        arguments = {
+            "max_new_tokens": self._writer.max_new_tokens,
+            **self._writer.choice(),
+            **line.arguments,
+        }
+        self._check_length(len(ids), arguments["max_new_tokens"])
+        seed = self._writer.seed + line.number - 1 if line.seed is None else line.seed
+        self._session.submit(line.number, ids, seed, arguments)
+
+    def _check_length(self, num_ids: int, max_new_tokens: int) -> None:
+        limit = self._writer.max_positions
+        if limit is not None and num_ids + max_new_tokens > limit:
+            raise CliError(
+                f"prompt and answer must fit into the model's {limit} positions (got {num_ids} + "
+                f"{max_new_tokens} tokens); shorten one of them"
+            )

@@ -1,0 +1,113 @@
+"""`selfspec batch`: a file of prompts in, a file of answers out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from selfspec.building.progress import Bars
+from selfspec.cli.batch.answering import Answerer, Outcome
+from selfspec.cli.batch.batch_files import Appended, BatchFiles, Errors, Progress
+from selfspec.cli.fleet.fleet_options import FleetOptions
+from selfspec.cli.shared.log import Verbose
+from selfspec.cli.shared.opened import checked
+from selfspec.cli.shared.options import (
+    CacheFolder,
+    DraftModelName,
+    Knobs,
+    MaxNewTokens,
+    RememberFolder,
+    RunOptions,
+    Sampling,
+    unfolds,
+)
+from selfspec.machine.amounts import amount_in_bytes
+
+
+@unfolds
+def batch(
+    loading: RunOptions,
+    sampling: Sampling,
+    knobs: Knobs,
+    workers: FleetOptions,
+    prompts: Annotated[
+        Path, typer.Argument(metavar="INPUT", help="A file with one prompt a line, in JSON.")
+    ],
+    answers: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUTPUT",
+            help="Append the answers to this file. If it is there, the run goes on where it was.",
+        ),
+    ],
+    cache: CacheFolder = None,
+    remember: RememberFolder = None,
+    draft_model: DraftModelName = None,
+    max_new_tokens: MaxNewTokens = 256,
+    max_rows: Annotated[
+        int, typer.Option(min=1, help="The most texts that are written at the same time.")
+    ] = 8,
+    verbose: Verbose = False,
+) -> None:
+    """Answer a file of prompts, line by line; what was done is not done again."""
+    config = checked(loading, knobs, draft_model)
+    files = BatchFiles(prompts, answers)
+    files.check()
+    if loading.max_memory is not None:
+        amount_in_bytes(loading.max_memory, whole=1)
+    workers.check(loading.device)
+    answerer = Answerer(
+        loading, sampling, config, cache, remember, draft_model, max_new_tokens, max_rows
+    )
+    with files.locked():
+        progress = files.progress()
+        if len(progress.done) == progress.total:
+            typer.echo(f"All {progress.total} lines are answered in {answers}.", err=True)
+            return
+        num_bad = _run(files, progress, answerer, workers)
+    if num_bad:
+        total = progress.total
+        typer.echo(f"{num_bad} of {total} lines have no answer; see {files.errors}.", err=True)
+        raise typer.Exit(1)
+
+
+def _run(files: BatchFiles, progress: Progress, answerer: Answerer, workers: FleetOptions) -> int:
+    """Answers what is left; returns how many lines have no answer in the end."""
+    with closing(Errors(files.errors)) as errors:
+        for number, why in progress.unreadable.items():
+            errors.add(number, why)
+        if progress.unreadable:
+            count = f"{errors.number} of {progress.total} lines can't be read"
+            typer.echo(f"{count}; see {files.errors}.", err=True)
+        if not progress.num_open:
+            return errors.number
+        known = progress.done | progress.unreadable.keys()
+        try:
+            with answerer.alone() if workers.ray is None else answerer.in_fleet(workers) as answers:
+                lines = (each for each in files.lines() if each[0] not in known)
+                _write(answers(lines), files, errors, len(known), progress.total)
+        except KeyboardInterrupt:
+            typer.echo("Stopped. The same command goes on from here.", err=True)
+            raise
+        return errors.number
+
+
+def _write(
+    outcomes: Iterator[Outcome], files: BatchFiles, errors: Errors, num_known: int, total: int
+) -> None:
+    """Writes down each outcome as it comes."""
+    bars = Bars(Console(stderr=True))
+    with ExitStack() as stack:
+        written = stack.enter_context(closing(Appended(files.answers)))
+        bar = stack.enter_context(bars).stage("Answers", total, done=num_known)
+        for outcome in outcomes:
+            if outcome.answer is None:
+                errors.add(outcome.number, outcome.error or "")
+            else:
+                written.add(outcome.answer)
+            bar.advance(1, tokens=outcome.num_tokens)

@@ -1,0 +1,1 @@
+"""`selfspec cache`: builds, inspects, merges and verifies cache folders."""

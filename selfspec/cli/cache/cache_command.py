@@ -1,0 +1,220 @@
+"""`selfspec cache`: builds, inspects, merges and checks cache folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from selfspec.cli.cache.build_command import build
+from selfspec.cli.shared.group import Commands
+from selfspec.cli.shared.log import Verbose
+from selfspec.cli.shared.paint import harmless
+from selfspec.cli.shared.waiting import working
+from selfspec.errors import CliError, one_line
+
+if TYPE_CHECKING:
+    from selfspec.cli.cache.coverage import Coverage
+    from selfspec.store import CacheContents, Card
+
+_DAMAGED = 2
+
+cache = typer.Typer(name="cache", cls=Commands)
+cache.command()(build)
+
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace a cache folder that exists already.")
+]
+
+
+@cache.callback(invoke_without_command=True)
+def commands(context: typer.Context) -> None:
+    """Build, inspect, merge and check cache folders."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@cache.command()
+def inspect(
+    folder: Annotated[str, typer.Argument(help="A cache folder or a Hub id.")],
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder or Hub id of the tokenizer, to show text for token ids.",
+            show_default=False,
+        ),
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(help="Say how much of this text file is known; needs --tokenizer."),
+    ] = None,
+    top: Annotated[int, typer.Option(min=0, help="Entries shown of each table.")] = 5,
+    verbose: Verbose = False,
+) -> None:
+    """Show what is in a cache: its origin, counts, sizes, top entries, coverage of a text."""
+    if text is not None and tokenizer is None:
+        raise CliError("--text needs --tokenizer: a cache knows token ids, not text")
+    known = read_text(text) if text is not None else None
+    with working(f"Reading {folder}"):
+        from selfspec.store import load_cache, locate, read_card
+
+        path = locate(folder)
+        _check(path)
+        reader = _tokenizer(tokenizer)
+        contents = load_cache(path, tokenizer=reader)
+    _print_card(path, read_card(path)[0])
+    _print_top(contents, reader, top)
+    if known is not None:
+        _print_coverage(contents, reader(known, add_special_tokens=False)["input_ids"])
+
+
+@cache.command()
+def merge(
+    output: Annotated[Path, typer.Argument(help="The cache folder to make.")],
+    folders: Annotated[list[Path], typer.Argument(help="Cache folders of one tokenizer.")],
+    overwrite: Overwrite = False,
+    min_count: Annotated[
+        int, typer.Option(min=1, help="Drop n-grams that came less often. More: a smaller file.")
+    ] = 1,
+    max_continuations: Annotated[
+        int, typer.Option(min=1, help="Continuations kept for a prefix. More: a larger file.")
+    ] = 8,
+    max_size: Annotated[
+        str,
+        typer.Option(
+            help="The largest n-gram file; a higher minimum count is taken until it fits."
+        ),
+    ] = "64MB",
+    verbose: Verbose = False,
+) -> None:
+    """Merge caches: counts add up, and where two have a LUT row the later folder's is kept."""
+    from selfspec.machine.amounts import amount_in_bytes
+
+    pruning = {
+        "min_count": min_count,
+        "max_continuations": max_continuations,
+        "max_bytes": amount_in_bytes(max_size, name="--max-size"),
+    }
+    with working(f"Merging {len(folders)} caches"):
+        from selfspec.cli.cache.merging import merged
+        from selfspec.store import check_target, save_cache
+
+        check_target(output, overwrite=overwrite)
+        parts = _sound(folders)
+        save_cache(output, merged(parts, **pruning), overwrite=overwrite)
+    print(f"{len(parts)} caches merged into {output}")
+
+
+@cache.command()
+def verify(
+    folder: Annotated[Path, typer.Argument(help="A cache folder.")], verbose: Verbose = False
+) -> None:
+    """Check every byte and every entry of a cache. The exit status is 2 if it is damaged."""
+    with working(f"Checking {folder}"):
+        from selfspec.store import verify_cache
+
+        report = verify_cache(folder)
+    for file in report.files:
+        verdict = "ok" if file.problem is None else f"DAMAGED: {one_line(file.problem)}"
+        print(f"{file.name}: {verdict}")
+    raise typer.Exit(0 if report.ok else _DAMAGED)
+
+
+def read_text(path: Path) -> str:
+    """The text of a file that must be UTF-8."""
+    try:
+        return path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CliError(f"--text must be UTF-8 text (got byte {error.start} wrong)") from error
+    except OSError as error:
+        message = f"--text must be readable (got {str(path)!r}: {error.strerror})"
+        raise CliError(message) from error
+
+
+def _sound(folders: list[Path]) -> list[CacheContents]:
+    """The caches, checked in full: all of one tokenizer, and none given twice."""
+    from selfspec.cli.cache.merging import check_different, check_one_tokenizer
+    from selfspec.store import load_cache, read_card
+
+    cards = {folder: read_card(folder)[0] for folder in folders}
+    check_different(folders, cards)
+    for folder in folders:
+        _check(folder)
+    check_one_tokenizer(cards)
+    return [load_cache(folder) for folder in folders]
+
+
+def _check(folder: Path) -> None:
+    """Refuses a cache whose tables aren't sound. What follows reads every entry of them."""
+    from selfspec.store import verify_cache
+
+    for file in verify_cache(folder).files:
+        if file.problem is not None:
+            raise file.problem
+
+
+def _tokenizer(name: str | None) -> Any:
+    if name is None:
+        return None
+    from transformers import AutoTokenizer
+
+    from selfspec.cli.shared.model_loading import quiet
+
+    try:
+        with quiet():
+            return AutoTokenizer.from_pretrained(name)
+    except (ImportError, OSError, ValueError) as error:
+        message = f"--tokenizer must name a tokenizer (got {name!r}: {one_line(error)})"
+        raise CliError(message) from error
+
+
+def _print_card(folder: Path, card: Card) -> None:
+    import json
+
+    _say(f"cache {folder}")
+    _say(f"tokenizer {card.tokenizer}, {card.tokenizer.vocab_size:,} tokens")
+    for name, entry in sorted(card.files.items()):
+        _say(f"{name}: {entry.size:,} bytes")
+    for name, number in sorted(card.counts.items()):
+        _say(f"{name}: {number:,}")
+    _say(f"entries of a LUT row: {card.top_k or '-'}, longest prefix: {card.max_prefix or '-'}")
+    for name, value in sorted(card.about.items()):
+        _say(f"{name}: {value if isinstance(value, str) else json.dumps(value)}")
+
+
+def _print_top(contents: CacheContents, tokenizer: Any, limit: int) -> None:
+    from selfspec.cli.cache.top_entries import top_entries
+
+    for title, entries in top_entries(contents, limit) if limit else ():
+        _say(f"\n{title}:")
+        for entry in entries:
+            before, after = (_shown(ids, tokenizer) for ids in (entry.before, entry.after))
+            _say(f"  {before} -> {after}  ({entry.weight})")
+
+
+def _shown(token_ids: tuple[int, ...], tokenizer: Any) -> str:
+    from selfspec.cli.demo.tree_view import readable
+
+    if tokenizer is None:
+        return " ".join(map(str, token_ids))
+    return " ".join(readable(tokenizer, token_id) for token_id in token_ids)
+
+
+def _print_coverage(contents: CacheContents, token_ids: list[int]) -> None:
+    from selfspec.cli.cache.coverage import coverage
+
+    _say(f"\ncoverage of {len(token_ids):,} tokens (found: something is known there; named: the")
+    _say("next token is among it):")
+    for line in coverage(contents, token_ids):
+        found, named = _share(line, line.num_found), _share(line, line.num_named)
+        _say(f"  {line.what:<17} {found} found, {named} named")
+
+
+def _share(line: Coverage, number: int) -> str:
+    return f"{number / line.num_positions:6.1%}" if line.num_positions else "     -"
+
+
+def _say(line: str) -> None:
+    """Prints a line that may hold anything, since a card may come from anywhere."""
+    print(harmless(line))

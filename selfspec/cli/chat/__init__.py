@@ -1,0 +1,1 @@
+"""`selfspec chat`: a conversation in the terminal, from a typed question to its answer."""

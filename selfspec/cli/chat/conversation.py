@@ -1,0 +1,130 @@
+"""A conversation: its messages, and the KV that the next turn starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from selfspec.cli.shared.live_text import LiveText
+from selfspec.cli.shared.prefix import shared_length
+from selfspec.cli.shared.writer import Writer
+from selfspec.errors import CliError, one_line
+from selfspec.plugin import SelfSpec
+
+
+class Answer(NamedTuple):
+    """How an answer ended. `num_reused` tokens of its prompt were in the KV already."""
+
+    num_prompt_tokens: int
+    num_reused: int
+    interrupted: bool = False
+    cut_at: int | None = None  # The number of tokens, if the model had not finished.
+
+
+class Conversation:
+    """The messages so far. `show(piece, origin)` gets each answer as it comes."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        spec: SelfSpec,
+        show: Callable[[str, str], object],
+        *,
+        system: str | None = None,
+    ) -> None:
+        self._writer = writer
+        self._spec = spec
+        self._show = show
+        self._opening = [{"role": "system", "content": system}] if system else []
+        # A template that takes no system message refuses here, before the first question.
+        self._prompt_ids([*self._opening, {"role": "user", "content": "?"}])
+        self.reset()
+
+    def reset(self) -> None:
+        """Starts over; what `spec` has learned stays."""
+        self.messages = list(self._opening)
+        self.forget_kv()
+
+    def forget_kv(self) -> None:
+        """Makes the next turn read the whole conversation again."""
+        self._kv: Any = None
+        self._kv_ids: list[int] = []
+
+    def ask(self, text: str) -> Answer:
+        """Streams the answer and keeps it. Ctrl-C ends it; what was shown by then is kept."""
+        messages = [*self.messages, {"role": "user", "content": text}]
+        ids = self._prompt_ids(messages)
+        budget = self._budget(len(ids))
+        kv, num_reused = self._take_kv(ids)
+        live = LiveText(self._writer.tokenizer, ids, self._show)
+        answer = Answer(len(ids), num_reused)
+        try:
+            output = self._writer.write(ids, self._spec, live=live, kv=kv, max_new_tokens=budget)
+        except KeyboardInterrupt:
+            answer = answer._replace(interrupted=True)
+        else:
+            self._keep_kv(output)
+            new_ids = output.sequences[0, len(ids) :].tolist()
+            answer = answer._replace(cut_at=self._cut_at(new_ids, budget))
+        self.messages = [*messages, {"role": "assistant", "content": live.text}]
+        return answer
+
+    def _prompt_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        from jinja2 import TemplateError
+
+        try:
+            ids = self._writer.tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=True, return_dict=False
+            )
+        except TemplateError as error:
+            message = f"the model's chat template refuses these messages: {one_line(error)}"
+            raise CliError(message) from error
+        return list(ids)
+
+    def _budget(self, num_prompt_tokens: int) -> int:
+        """The number of tokens that the answer may have."""
+        limit = self._writer.max_positions
+        wanted = self._writer.max_new_tokens
+        if limit is None:
+            return wanted
+        if num_prompt_tokens >= limit:
+            raise CliError(
+                f"the conversation must leave room in the model's {limit} positions "
+                f"(got {num_prompt_tokens} tokens); /reset starts over"
+            )
+        return min(wanted, limit - num_prompt_tokens)
+
+    def _take_kv(self, ids: Sequence[int]) -> tuple[Any, int]:
+        """The KV cropped to the tokens it shares with `ids`, or None if it can't be cropped.
+
+        The conversation forgets it, since a call that is interrupted leaves it unusable.
+        """
+        kv, kv_ids = self._kv, self._kv_ids
+        self.forget_kv()
+        num_shared = shared_length(kv_ids, ids[:-1])  # At least one token must be read.
+        surplus = len(kv_ids) - num_shared
+        if not num_shared or (surplus and not _can_crop(kv)):
+            return None, 0
+        if surplus:
+            kv.crop(-surplus)
+        return kv, num_shared
+
+    def _keep_kv(self, output: Any) -> None:
+        from transformers.cache_utils import DynamicCache
+
+        kv = output.past_key_values
+        if type(kv) is DynamicCache:  # Other kinds have a fixed size, or take no second prompt.
+            self._kv = kv
+            self._kv_ids = output.sequences[0, : kv.get_seq_length()].tolist()
+
+    def _cut_at(self, new_ids: Sequence[int], budget: int) -> int | None:
+        ends = self._writer.model.generation_config.eos_token_id
+        ends = ends if isinstance(ends, list) else [ends]
+        return budget if len(new_ids) == budget and new_ids[-1] not in ends else None
+
+
+def _can_crop(kv: Any) -> bool:
+    """Can tokens be taken back? A sliding window has lost those that would come back into it."""
+    return kv.is_croppable and not any(
+        layer.is_sliding and layer.get_seq_length() >= layer.sliding_window for layer in kv.layers
+    )

@@ -1,0 +1,190 @@
+"""`selfspec check`: what drafts bring with one model on this machine, in about a minute."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from selfspec.cli.generate.generate_command import check_output
+from selfspec.cli.shared.log import Verbose
+from selfspec.cli.shared.opened import loaded
+from selfspec.cli.shared.options import (
+    EXPERTS,
+    CacheFolder,
+    DeviceName,
+    RunOptions,
+    Sampling,
+    checked_config,
+    unfolds,
+)
+from selfspec.cli.shared.waiting import working
+from selfspec.errors import CliError
+
+if TYPE_CHECKING:
+    from selfspec.cli.check.check_prompts import Question
+    from selfspec.cli.check.measuring import Measured
+    from selfspec.config import SpecConfig
+
+_SHARE = 0.8  # of the free memory, which weights may take
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@unfolds
+def check(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="Folder or Hub id of a causal language model. Default: the small one that comes "
+            "with selfspec.",
+            show_default=False,
+        ),
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Your own prompts, one a line in JSON: as 'selfspec batch' reads them, or "
+            '{"turns": ["...", ...]}. Default: five of different kinds.',
+            show_default=False,
+        ),
+    ] = None,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="float32, bfloat16 or float16. auto: bfloat16 and float32, one after the other, "
+            "if the memory is large enough."
+        ),
+    ] = "auto",
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="0: always the likeliest token. Higher: more varied.")
+    ] = 0.0,
+    seconds: Annotated[
+        int, typer.Option(min=1, help="How long to measure. More: longer answers, surer figures.")
+    ] = 60,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write all figures to this JSON file too.", show_default=False
+        ),
+    ] = None,
+    device: DeviceName = "auto",
+    cache: CacheFolder = None,
+    context: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Tokens of text in front of the steps whose cost is shown by their width.",
+            rich_help_panel=EXPERTS,
+        ),
+    ] = 512,
+    forward: Annotated[
+        str,
+        typer.Option(
+            help="How the model is run: auto, eager, packed or graph.", rich_help_panel=EXPERTS
+        ),
+    ] = "auto",
+    verbose: Verbose = False,
+) -> None:
+    """Measure how much faster a model is with drafts on this machine, and say what to use."""
+    from selfspec.cli.check.check_prompts import questions_of
+    from selfspec.cli.shared.model_loading import check_options
+
+    loading = RunOptions(model=model, device=device, dtype=dtype)
+    check_options(loading)
+    check_output(output)
+    config = checked_config(forward=forward)
+    questions = questions_of(prompts)
+    dtypes, left_out = _precisions(loading)
+    found = [
+        _measured(
+            replace(loading, dtype=each),
+            Sampling(temperature=temperature, seed=0),
+            cache,
+            questions,
+            config,
+            seconds / len(dtypes),
+            context,
+        )
+        for each in dtypes
+    ]
+    from selfspec.cli.check.check_report import print_report, write_json
+
+    name = model or "your/model"
+    print_report(name, found, left_out)
+    if output is not None:
+        write_json(output, name, found, left_out)
+
+
+def _measured(
+    loading: RunOptions,
+    sampling: Sampling,
+    cache: str | None,
+    questions: list[Question],
+    config: SpecConfig,
+    seconds: float,
+    context: int,
+) -> Measured:
+    """Of one precision; its model is gone afterwards."""
+    from selfspec import detach
+
+    with loaded(loading, sampling, 1, cache) as writer:
+        from selfspec.cli.check.measuring import measure_model
+
+        limit = writer.max_positions
+        context = context if limit is None else min(context, limit // 2)
+        with working("Measuring") as say:
+            found = measure_model(
+                writer, questions, config, seconds=seconds, context=context, say=say
+            )
+        detach(writer.model)
+    gc.collect()
+    return found
+
+
+def _precisions(loading: RunOptions) -> tuple[list[str], list[str]]:
+    """The precisions whose weights fit into memory, and what is said about the others."""
+    if loading.dtype != "auto":
+        return [loading.dtype], []
+    with working("Looking at the model and the memory"):
+        number, free = _num_parameters(loading), _free_memory(loading.device)
+    sizes = {dtype: number * _BYTES[dtype] for dtype in ("bfloat16", "float32")}
+    fits = [dtype for dtype, size in sizes.items() if size <= _SHARE * free]
+    if not fits:
+        raise CliError(
+            f"MODEL must fit into memory: it takes {sizes['bfloat16'] / 1e9:.1f} GB in bfloat16 "
+            f"(got {free / 1e9:.1f} GB free); 'selfspec generate --max-memory' reads layers from "
+            "disk"
+        )
+    return fits, list(_too_large(sizes, fits, free))
+
+
+def _too_large(sizes: dict[str, int], fits: list[str], free: float) -> Iterator[str]:
+    for dtype, size in sizes.items():
+        if dtype not in fits:
+            yield f"{dtype} is left out: it takes {size / 1e9:.1f} GB of {free / 1e9:.1f} GB free."
+
+
+def _num_parameters(loading: RunOptions) -> int:
+    from selfspec.cli.shared.model_loading import load_shape, quiet
+
+    with quiet():
+        shape: Any = load_shape(loading)
+    return int(shape.num_parameters())
+
+
+def _free_memory(device: str) -> float:
+    import torch
+
+    from selfspec.machine.free_memory import free_memory
+
+    if device == "auto" and torch.cuda.is_available():
+        device = "cuda"
+    if device.startswith("cuda"):
+        return float(torch.cuda.mem_get_info(device)[0])
+    return free_memory()

@@ -1,0 +1,1 @@
+"""`selfspec generate`: one prompt in, its continuation out, through files or pipes."""

@@ -1,0 +1,275 @@
+"""`selfspec serve`: one model behind HTTP, by the protocol of OpenAI, for many clients at once."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from selfspec.cli.shared.log import Verbose
+from selfspec.cli.shared.opened import checked, checked_tokenizer
+from selfspec.cli.shared.options import (
+    CacheFolder,
+    DeviceName,
+    DraftModelName,
+    DtypeName,
+    Knobs,
+    ModelOptions,
+    RememberFolder,
+    unfolds,
+)
+from selfspec.cli.shared.waiting import working
+from selfspec.errors import CliError, ConfigError
+from selfspec.machine.amounts import amount_in_bytes
+
+if TYPE_CHECKING:
+    from selfspec import SpecConfig
+    from selfspec.serving import Answering
+
+T = TypeVar("T")
+
+_WILDCARDS = ("0.0.0.0", "::", "")  # Addresses that mean all of this machine's.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """Where the server listens, and whom it answers."""
+
+    host: Annotated[
+        str, typer.Option(help="The address to listen at. 0.0.0.0: reachable from other machines.")
+    ] = "localhost"
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen at.")] = 8000
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="SELFSPEC_API_KEY",
+            help="Answer only requests that bring this key. Better set in the environment, since "
+            "other users of the machine may see a command's options. Default: no key.",
+            show_default=False,
+        ),
+    ] = None
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A name by which clients may call the server, beside localhost and IP addresses; "
+            "can be given again.",
+        ),
+    ] = None
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN",
+            help="A site whose pages may ask, such as https://chat.example.org; can be given "
+            "again. Default: none.",
+        ),
+    ] = None
+
+    @property
+    def is_wide(self) -> bool:
+        """Can other machines reach the server?"""
+        if self.host == "localhost":
+            return False
+        try:
+            return not ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return True
+
+    @property
+    def hosts(self) -> list[str]:
+        """The names by which the server may be called."""
+        own = [] if self.host in _WILDCARDS else [self.host]
+        return [*own, *(self.allow_host or [])]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """How many texts are written, and what they may take."""
+
+    max_rows: Annotated[
+        int,
+        typer.Option(
+            min=1, help="The most texts that are written at the same time; others wait their turn."
+        ),
+    ] = 16
+    max_waiting: Annotated[
+        int, typer.Option(min=0, help="The most texts that wait; more are refused with 503.")
+    ] = 256
+    max_kv_memory: Annotated[
+        str | None,
+        typer.Option(
+            help="What the keys and values of all texts may take, such as 4GB. Default: half of "
+            "the memory that is free once the model is loaded.",
+            show_default=False,
+        ),
+    ] = None
+
+    @property
+    def kv_bytes(self) -> int | None:
+        """What keys and values may take; None: it depends on what is free."""
+        if self.max_kv_memory is None:
+            return None
+        try:
+            return amount_in_bytes(self.max_kv_memory)
+        except ConfigError as error:
+            raise CliError(str(error).replace("max_memory", "--max-kv-memory", 1)) from error
+
+
+@unfolds
+def serve(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Folder or Hub id of a language model.")
+    ],
+    access: Access,
+    load: Load,
+    knobs: Knobs,
+    device: DeviceName = "auto",
+    dtype: DtypeName = "auto",
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="The name of the model in requests. Default: MODEL in the same words.",
+            show_default=False,
+        ),
+    ] = None,
+    cache: CacheFolder = None,
+    remember: RememberFolder = None,
+    draft_model: DraftModelName = None,
+    verbose: Verbose = False,
+) -> None:
+    """Serve a model over HTTP, by the protocol of OpenAI, to many clients at once."""
+    from selfspec.cli.shared.model_loading import source_of
+
+    source_of(model, "MODEL")
+    loading = ModelOptions(model=model, device=device, dtype=dtype)
+    config = checked(loading, knobs, draft_model)
+    _check_access(access)
+    _ = load.kv_bytes  # Refuses what is no amount before anything is loaded.
+    with working(f"Loading {model}"):
+        _check_extra()
+        opened = _Opened(loading, load, config, cache, remember, draft_model)
+        # In a thread that ends: its threads of OpenMP would stay beside those of the answers.
+        answering = _aside(opened.answering)
+        answering.start()
+    _serve(answering, model if name is None else name, access)
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """All that decides about answers."""
+
+    loading: ModelOptions
+    load: Load
+    config: SpecConfig
+    cache: str | None
+    remember: str | None
+    draft_model: str | None
+
+    def answering(self) -> Answering:
+        """Loads everything; nothing is answered yet."""
+        from selfspec.cli.shared.model_loading import load_draft_model, load_model, quiet
+        from selfspec.cli.shared.writer import new_spec
+        from selfspec.machine.free_memory import free_memory
+        from selfspec.serving import Answering
+
+        tokenizer, held = checked_tokenizer(self.loading, self.cache, self.remember)
+        with quiet():
+            model = load_model(self.loading, tokenizer).model
+            name = self.draft_model
+            small = None if name is None else load_draft_model(name, self.loading)
+        spec = new_spec(self.config, tokenizer, held, remember=self.remember, draft_model=small)
+        return Answering(
+            model,
+            tokenizer,
+            spec,
+            max_rows=self.load.max_rows,
+            max_memory=self.load.kv_bytes or free_memory(model.device) // 2,
+            max_waiting=self.load.max_waiting,
+        )
+
+
+def _serve(answering: Answering, name: str, access: Access) -> None:
+    from starlette.middleware.cors import CORSMiddleware
+
+    from selfspec.building.limits import max_positions, vocab_size
+    from selfspec.serving import Gate, Listening, Rules, application
+
+    model = answering.model
+    app: Any = application(answering, Rules(name, vocab_size(model), max_positions(model)))
+    origins = access.allow_origin or []
+    if origins:
+        methods = ["GET", "POST"]
+        app = CORSMiddleware(app, origins, allow_methods=methods, allow_headers=["*"])
+    gate = Gate(app, hosts=access.hosts, origins=origins, api_key=access.api_key)
+    where = f"http://{_in_url(access.host)}:{access.port}"
+    typer.echo(f"{name} answers at {where}/v1, statistics: {where}/selfspec/stats", err=True)
+    if access.is_wide:
+        typer.echo(_warning(access), err=True)
+    Listening(gate, answering, host=access.host, port=access.port).run()
+
+
+def _warning(access: Access) -> str:
+    who = (
+        "whoever reaches this port can use the model and read the statistics; set SELFSPEC_API_KEY"
+        if access.api_key is None
+        else "the key and all texts travel unencrypted; put a proxy with TLS in front"
+    )
+    return f"warning: --host {access.host} lets other machines in, and {who}"
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _aside(work: Callable[[], T]) -> T:
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(work).result()
+
+
+def _check_extra() -> None:
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise CliError(
+            "serving needs the packages fastapi, uvicorn and prometheus-client: "
+            "pip install 'selfspec[serve]'"
+        ) from error
+
+
+def _check_access(access: Access) -> None:
+    if access.api_key is not None and not access.api_key.strip():
+        raise CliError("--api-key must not be empty (got no characters); leave it out for no key")
+    for origin in access.allow_origin or []:
+        if "://" not in origin or origin.rstrip("/") != origin:
+            raise CliError(
+                "--allow-origin must be a scheme and a host, such as https://chat.example.org "
+                f"(got {origin!r})"
+            )
+    _check_port(access.host, access.port)
+
+
+def _check_port(host: str, port: int) -> None:
+    """Refuses an address that is taken, before the model is read."""
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise CliError(
+            f"--host must be an address of this machine (got {host!r}: {error})"
+        ) from error
+    for family, kind, protocol, _name, address in addresses:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+        except OSError as error:
+            raise CliError(
+                f"--port must be free at {host} (got {port}: {error.strerror}); name another one, "
+                "or stop what listens there"
+            ) from error

@@ -1,0 +1,91 @@
+"""Shows the text of a running `generate()` call, each piece with its token's origin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from selfspec.cli.shared.words import Words
+from selfspec.records import Evidence, StepRecord, sources_of
+
+OWN = "model"  # The model's own next token, which nobody drafted.
+SEVERAL = "several"  # More than one source has named the token.
+
+
+def origin_of(evidence: Sequence[Evidence]) -> str:
+    """The source that named a drafted token, or `SEVERAL`."""
+    names = set(sources_of(evidence))
+    return names.pop() if len(names) == 1 else SEVERAL
+
+
+def origins(record: StepRecord) -> list[str]:
+    """Where each committed token of a step came from."""
+    drafted = [origin_of(record.tree.evidence[node]) for node in record.accepted_nodes()]
+    return drafted + [OWN] * (len(record.committed_ids) - len(drafted))
+
+
+class Live(Protocol):
+    """What follows a running call: a streamer, and a listener to what came of each step."""
+
+    def put(self, value: Any) -> None:
+        """Takes the prompt, then one token of the only row."""
+        ...
+
+    def hear(self, record: StepRecord) -> None:
+        """Takes what came of a step."""
+        ...
+
+    def end(self) -> None:
+        """Nothing more will come."""
+        ...
+
+
+class LiveText:
+    """A streamer and a listener in one; `show(piece, origin)` gets the text.
+
+    Tokens come through the streamer and wait until the record of their step says where they came
+    from. A call that is decoded plainly has no records, and shows tokens as they come.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        prompt_ids: Sequence[int],
+        show: Callable[[str, str], object],
+    ) -> None:
+        self.text = ""
+        self._words = Words(tokenizer, prompt_ids)
+        self._show = show
+        self._waiting: list[int] = []
+        self._prompt_came = False
+        self._has_records = False
+
+    def put(self, value: Any) -> None:
+        """Takes the prompt, then one token of the only row."""
+        if not self._prompt_came:
+            self._prompt_came = True
+            return
+        self._waiting.append(int(value))
+        # With drafts, the record of the first token comes before the second token.
+        if not self._has_records and len(self._waiting) > 1:
+            self._emit([OWN] * len(self._waiting))
+
+    def hear(self, record: StepRecord) -> None:
+        """Shows the tokens of a step."""
+        self._has_records = True
+        self._emit(origins(record))
+
+    def end(self) -> None:
+        """Shows the tokens and characters that were held back."""
+        self._emit([OWN] * len(self._waiting))
+        self._say(self._words.rest(), OWN)
+
+    def _emit(self, token_origins: list[str]) -> None:
+        for token_id, origin in zip(self._waiting, token_origins, strict=True):
+            self._say(self._words.add(token_id), origin)
+        self._waiting.clear()
+
+    def _say(self, piece: str, origin: str) -> None:
+        if piece:
+            self.text += piece
+            self._show(piece, origin)

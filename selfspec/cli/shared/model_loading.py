@@ -1,0 +1,215 @@
+"""Loads the model and the tokenizer that the user named, or says in one line why it can't."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from selfspec.cli.shared.options import ModelOptions, RunOptions
+from selfspec.errors import CliError, SelfSpecError, one_line, unknown_name
+
+TINY = Path(__file__).parents[2] / "models" / "tiny"
+_DEVICE_RULE = "--device must be one that torch can use here"
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model on its device, with its tokenizer and a name for it."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+
+    @property
+    def is_embedded(self) -> bool:
+        """Is it the small model that comes with selfspec?"""
+        return Path(self.model.name_or_path) == TINY
+
+    def __str__(self) -> str:
+        size = self.model.num_parameters() / 1e6
+        amount = f"{size / 1000:.1f}B" if size >= 1000 else f"{size:.1f}M"
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        return f"{self.name} ({amount} parameters, {dtype}, {self.model.device})"
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Meanwhile transformers shows no progress bars, and logs only errors, as the Hub's client."""
+    from huggingface_hub.utils import logging as hub_logging
+    from transformers.utils import logging
+
+    loggers = (logging, hub_logging)
+    verbosities = [each.get_verbosity() for each in loggers]
+    had_bars = logging.is_progress_bar_enabled()
+    for each in loggers:
+        each.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for each, verbosity in zip(loggers, verbosities, strict=True):
+            each.set_verbosity(verbosity)
+        if had_bars:
+            logging.enable_progress_bar()
+
+
+def check_options(options: ModelOptions, draft_model: str | None = None) -> None:
+    """Refuses wrong options, as far as that is possible without importing torch."""
+    source_of(options.model)
+    if draft_model is not None:
+        source_of(draft_model, "--draft-model")
+    if options.dtype not in DTYPES:
+        raise CliError(unknown_name("dtype", options.dtype, DTYPES))
+
+
+def check_template(name: str | None, template: str | None) -> None:
+    """Refuses a model without a chat template."""
+    if name is not None and template:
+        return
+    which = "the embedded model" if name is None else f"{name!r}"
+    raise CliError(
+        f"chat needs a model with a chat template, and {which} has none; "
+        "name another with --model, or continue text with 'selfspec generate'"
+    )
+
+
+def load_tokenizer(options: ModelOptions) -> Any:
+    """Loads the tokenizer. That is quick, so its faults are told before the model is read."""
+    from transformers import AutoTokenizer
+
+    source = source_of(options.model)
+    return attempt(source, "tokenizer", lambda: AutoTokenizer.from_pretrained(source))
+
+
+def load_model(
+    options: ModelOptions, tokenizer: Any, max_length: int = 2048, max_texts: int = 1
+) -> Loaded:
+    """Loads the model, in the dtype and onto the device that the options name.
+
+    Within a memory, room for so many texts of so many tokens is set aside.
+    """
+    from selfspec import load_streamed
+
+    device = _device(options.device)
+    dtype = _dtype(options)
+    source = source_of(options.model)
+
+    def load() -> Any:
+        if isinstance(options, RunOptions) and (amount := options.max_memory) is not None:
+            return load_streamed(
+                source,
+                max_memory=amount,
+                max_length=max_length,
+                max_texts=max_texts,
+                dtype=dtype,
+                device=device,
+            )
+        return _whole_model(source, dtype, device)
+
+    model = attempt(source, "model", load)
+    return Loaded(Path(source).name if options.model is None else source, model, tokenizer)
+
+
+def load_shape(options: ModelOptions) -> Any:
+    """The model with no weights in it, for those who only ask for its sizes."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    source = source_of(options.model)
+
+    def load() -> Any:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))
+
+    return attempt(source, "model", load)
+
+
+def load_draft_model(name: str, options: ModelOptions) -> Any:
+    """Loads the small model, in the dtype and onto the device that the options name."""
+    source, device = source_of(name, "--draft-model"), _device(options.device)
+    dtype = _dtype(ModelOptions(model=name, dtype=options.dtype))
+    return attempt(source, "draft model", lambda: _whole_model(source, dtype, device))
+
+
+def _whole_model(source: str, dtype: Any, device: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    model, info = AutoModelForCausalLM.from_pretrained(
+        source, dtype=dtype, output_loading_info=True
+    )
+    _check_complete(info)
+    return model.to(device)
+
+
+def source_of(name: str | None, option: str = "--model") -> str:
+    """A folder or a Hub id; refuses what can only be a path and leads nowhere."""
+    if name is None:
+        if not (TINY / "config.json").is_file():
+            raise CliError(f"the embedded model is missing from {TINY}; name one with --model")
+        return str(TINY)
+    path = Path(name).expanduser()
+    if path.exists():
+        if not (path / "config.json").is_file():
+            raise CliError(f"{option} must be a folder with a config.json (got {name!r})")
+        return str(path)
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        rule = "a folder that exists, or a Hub id such as 'owner/name'"
+        raise CliError(f"{option} must be {rule} (got {name!r})")
+    return name
+
+
+def attempt(source: str, what: str, load: Callable[[], T]) -> T:
+    """Runs a loader of transformers, and turns what it finds wrong with the files into one line."""
+    from safetensors import SafetensorError
+
+    try:
+        return load()
+    except SelfSpecError:
+        raise
+    except (ImportError, OSError, RuntimeError, ValueError, SafetensorError) as error:
+        message = f"the {what} of {source!r} can't be loaded: {one_line(error)}"
+        raise CliError(message) from error
+
+
+def _check_complete(info: dict[str, Any]) -> None:
+    """Refuses files that lack weights: transformers would make them up, with a mere warning."""
+    missing = sorted(info["missing_keys"])
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ValueError(f"its files lack the weights {missing[0]!r}{more}")
+
+
+def _device(name: str) -> Any:
+    """The device, on which torch must be able to put a tensor."""
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise CliError(f"{_DEVICE_RULE} (got {name!r}); try auto, cpu or cuda") from error
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
+        raise CliError(f"{_DEVICE_RULE} (got {name!r}: {one_line(error)})") from error
+    return device
+
+
+def _dtype(options: ModelOptions) -> Any:
+    """What `from_pretrained` takes: ``auto`` is the checkpoint's own.
+
+    The embedded model is saved in half precision to keep the package small, and runs in float32,
+    in which the promise of the same text holds to the last token.
+    """
+    import torch
+
+    if options.dtype != "auto":
+        return getattr(torch, options.dtype)
+    return torch.float32 if options.model is None else "auto"

@@ -1,0 +1,251 @@
+"""The options that commands share, as records, and the decorator that unfolds them.
+
+typer reads options off a function's parameters. `unfolds` lets a command take whole records
+instead: each of their fields becomes an option, and the command gets the filled records.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import logging
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, get_type_hints
+
+from typer import Option
+
+from selfspec.config import SpecConfig
+
+_MEMORY = "Devices, memory and what is kept"
+EXPERTS = "For experts"
+_DRAFTING = "For experts: how drafts are made (changes the speed, not the quality of the text)"
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+
+MaxNewTokens = Annotated[int, Option(min=1, help="Stop after this number of new tokens.")]
+
+DeviceName = Annotated[
+    str,
+    Option(
+        help="cpu, cuda, cuda:1 and so on. auto: a GPU if there is one, else the CPU.",
+        rich_help_panel=_MEMORY,
+    ),
+]
+
+DtypeName = Annotated[
+    str,
+    Option(
+        help="float32, bfloat16 or float16. auto: as the model was saved. In half precision "
+        "near-ties may fall differently than with stock generate()."
+    ),
+]
+
+CacheFolder = Annotated[
+    str | None,
+    Option(
+        "--cache",
+        help="Start with what this cache holds, a folder or a Hub id; 'selfspec cache build' makes "
+        "one. It must be built for the model's tokenizer.",
+        rich_help_panel=_MEMORY,
+        show_default=False,
+    ),
+]
+
+RememberFolder = Annotated[
+    str | None,
+    Option(
+        "--remember",
+        metavar="FOLDER",
+        help="Start with what earlier runs learned, and keep there what this one learns: pieces "
+        "of its texts, for this model's tokenizer, readable by you alone. Default: keep nothing.",
+        rich_help_panel=_MEMORY,
+        show_default=False,
+    ),
+]
+
+DraftModelName = Annotated[
+    str | None,
+    Option(
+        "--draft-model",
+        metavar="NAME",
+        help="Folder or Hub id of a small model with the same tokenizer, which drafts too where "
+        "that pays. Default: none.",
+        rich_help_panel=_MEMORY,
+        show_default=False,
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Which model, where and in what precision."""
+
+    model: Annotated[
+        str | None,
+        Option(
+            help="Folder or Hub id of a causal language model. Default: a small model that comes "
+            "with selfspec and continues Python code.",
+            show_default=False,
+        ),
+    ] = None
+    device: DeviceName = "auto"
+    dtype: DtypeName = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(ModelOptions):
+    """The same for commands that run the model for a user, and within what memory."""
+
+    max_memory: Annotated[
+        str | None,
+        Option(
+            help="Keep the model within this memory, such as 2GB, 500MB or 25% of what it takes: "
+            "layers that do not fit are read from disk in each step. Default: no limit.",
+            rich_help_panel=_MEMORY,
+            show_default=False,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions(RunOptions):
+    """The same for a model that must be named, since the embedded one can't chat."""
+
+    model: Annotated[
+        str | None,
+        Option(
+            help="Folder or Hub id of a chat model, such as HuggingFaceTB/SmolLM2-135M-Instruct. "
+            "It has to be named.",
+            show_default=False,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the next token is chosen."""
+
+    temperature: Annotated[
+        float | None,
+        Option(
+            min=0.0,
+            help="0: always the likeliest token. Higher: more varied text. Default: what the "
+            "model's own generation config says.",
+            show_default=False,
+        ),
+    ] = None
+    seed: Annotated[
+        int | None,
+        Option(
+            help="For sampling: the same seed gives the same text. Default: a new one each time.",
+            show_default=False,
+        ),
+    ] = None
+
+
+# What each knob of `SpecConfig` does, in the words of a command's help.
+_KNOBS = {
+    "max_nodes": "The most nodes of a draft tree, and so the width of a step. 1 is plain decoding.",
+    "budget": "measured: as many nodes as pay on this machine. fixed: always all of them. "
+    "threshold: only the likely ones. fitted: the shape that 'selfspec tune' put into the cache.",
+    "max_depth": "The longest draft, in tokens. More: a long copy takes one step. Less: broader "
+    "trees.",
+    "top_k": "Candidates kept for each token (this is not the sampler's top-k). More: rarer ones "
+    "have a chance, and the tables take more memory.",
+    "depth_decay": "δ, a factor on the score for each deeper level. Lower: wide, shallow trees.",
+    "width_decay": "α, a factor on the score for each rank among siblings. Lower: narrow, deep "
+    "trees.",
+    "threshold": "τ, the lowest score of a node. Higher: less waste, shorter drafts. 0: no limit.",
+    "update_interval": "Steps that keep the shape of a tree. More: cheaper drafting. 1: better "
+    "guesses.",
+    "sources": "Sources of drafts, separated by commas. Fewer: less work. Empty: plain decoding.",
+    "num_branches": "Rows of guesses that each forward computes along, to learn n-grams from. "
+    "More: wider forwards. 0: none.",
+    "branch_length": "Tokens of such a row. More: longer n-grams, and wider forwards.",
+    "learning": "session: learn from call to call. request: learn within each call alone. frozen: "
+    "learn nothing.",
+    "forward": "How the model is run. auto: captured graphs on CUDA, packed weights on a CPU "
+    "where they are faster. eager, packed or graph: only so.",
+    "overlap": "On CUDA, learn while the next draft is made, or do one after the other.",
+    "strict": "Refuse what can't be drafted for, or decode it plainly and say why.",
+}
+
+
+def option(name: str, kind: Any, default: Any, **more: Any) -> inspect.Parameter:
+    """A parameter that typer makes an option of."""
+    annotation = Annotated[kind, Option(**more)]
+    return inspect.Parameter(name, _KEYWORD, default=default, annotation=annotation)
+
+
+class Knobs(dict[str, Any]):
+    """Every knob of `SpecConfig`, under its own name."""
+
+    @classmethod
+    def options(cls) -> list[inspect.Parameter]:
+        """An option for each, with the same type and default. Sources are named with commas."""
+        hints = {**get_type_hints(SpecConfig), "sources": str}
+        defaults = {**dataclasses.asdict(SpecConfig()), "sources": ",".join(SpecConfig().sources)}
+        return [
+            option(name, hints[name], defaults[name], help=text, rich_help_panel=_DRAFTING)
+            for name, text in _KNOBS.items()
+        ]
+
+    def config(self) -> SpecConfig:
+        """The knobs, checked."""
+        knobs = dict(self)
+        if "sources" in knobs:
+            names = (name.strip() for name in knobs["sources"].split(","))
+            knobs["sources"] = tuple(name for name in names if name)
+        return checked_config(**knobs)
+
+
+def checked_config(**knobs: Any) -> SpecConfig:
+    """A `SpecConfig`; what it says about old names is logged, so that the user sees it."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", DeprecationWarning)
+        config = SpecConfig.of(**knobs)
+    for each in said:
+        logging.getLogger("selfspec").warning("%s", each.message)
+    return config
+
+
+def unfolds(command: Callable[..., None]) -> Callable[..., None]:
+    """Replaces each parameter that is a record by the record's options."""
+    hints = get_type_hints(command, include_extras=True)
+    records: dict[str, Any] = {
+        name: hint
+        for name, hint in hints.items()
+        if dataclasses.is_dataclass(hint) or hasattr(hint, "options")
+    }
+    options = {name: _options(record) for name, record in records.items()}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        plain = [parameter.replace(annotation=hints[name], kind=_KEYWORD)]
+        parameters += options.get(name, plain)
+
+    def unfolded_command(**values: Any) -> None:
+        filled = {
+            name: record(**{each.name: values.pop(each.name) for each in options[name]})
+            for name, record in records.items()
+        }
+        command(**filled, **values)
+
+    functools.update_wrapper(unfolded_command, command)
+    del unfolded_command.__wrapped__  # type: ignore[attr-defined]
+    # typer wants parameters without a default first.
+    parameters.sort(key=lambda p: p.default is not inspect.Parameter.empty)
+    unfolded_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    unfolded_command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return unfolded_command
+
+
+def _options(record: Any) -> list[inspect.Parameter]:
+    if hasattr(record, "options"):
+        return record.options()  # type: ignore[no-any-return]
+    hints = get_type_hints(record, include_extras=True)
+    return [
+        inspect.Parameter(f.name, _KEYWORD, default=f.default, annotation=hints[f.name])
+        for f in dataclasses.fields(record)
+    ]

@@ -1,0 +1,78 @@
+"""Colours text by where its tokens came from, on consoles that show colours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.segment import Segment, Segments
+from rich.style import Style
+from rich.text import Text
+
+from selfspec.cli.shared.live_text import OWN, SEVERAL
+from selfspec.records import DRAFT_MODEL
+
+_STYLES = {
+    OWN: "",
+    "lut": "cyan",
+    "lut2": "bright_cyan",
+    "context": "green",
+    "grams": "bright_green",
+    "corpus": "blue",
+    "runners": "yellow",
+    DRAFT_MODEL: "bright_yellow",
+    SEVERAL: "magenta",
+}
+_OTHER = "bright_red"  # A source that the user has written.
+_CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+def style_of(origin: str) -> str:
+    """The colour of a token by its origin."""
+    return _STYLES.get(origin, _OTHER)
+
+
+def harmless(text: str) -> str:
+    """The text without the control characters that a terminal would obey.
+
+    >>> harmless("bell\\a, colour\\x1b[31m\\tand a line\\n")
+    'bell, colour[31m\\tand a line\\n'
+    """
+    return text.translate(_CONTROLS)
+
+
+def labels(sources: Iterable[str]) -> dict[str, str]:
+    """A label for each origin that a drafted token can have with these sources."""
+    names = {name: name for name in sources}
+    if len(names) > 1:
+        names[SEVERAL] = "both" if len(names) == 2 else "several"
+    return names
+
+
+class Painter:
+    """Writes pieces of text to a console, in the colour of their origin."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    @property
+    def in_colour(self) -> bool:
+        """Can this console show colours, and does its user want them?"""
+        return self.console.color_system is not None and not self.console.no_color
+
+    def show(self, piece: str, origin: str = OWN) -> None:
+        """Shows a piece of running text as it is: not wrapped, without markup."""
+        self.write(piece, style_of(origin))
+
+    def write(self, text: str, style: str) -> None:
+        """Writes text in one of rich's styles."""
+        segment = Segment(harmless(text), Style.parse(style))
+        self.console.print(Segments([segment]), end="", crop=False, no_wrap=True)
+        self.console.file.flush()
+
+    def legend(self, sources: Iterable[str]) -> Text:
+        """A line that says which colour stands for which source."""
+        text = Text("drafted by ")
+        for origin, label in labels(sources).items():
+            text.append(label, style_of(origin)).append("  ")
+        return text.append("plain: the model's own")

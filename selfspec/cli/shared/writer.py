@@ -1,0 +1,177 @@
+"""A loaded model that continues prompts, with drafts or as stock does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from selfspec.building.limits import max_positions
+from selfspec.cli.shared.live_text import Live
+from selfspec.cli.shared.model_loading import Loaded
+from selfspec.cli.shared.options import Sampling
+from selfspec.errors import CliError
+from selfspec.records import DRAFT_MODEL
+
+if TYPE_CHECKING:
+    from selfspec import SelfSpec, SpecConfig
+    from selfspec.store import CacheContents
+
+
+def new_spec(
+    config: SpecConfig,
+    tokenizer: Any,
+    cache: CacheContents | None = None,
+    *,
+    remember: str | None = None,
+    draft_model: Any = None,
+) -> SelfSpec:
+    """A new `SelfSpec`, which starts with what the cache and the remembered folder hold."""
+    from selfspec import SelfSpec
+
+    options: dict[str, Any] = {"remember": remember, "draft_model": draft_model}
+    if cache is None:
+        return SelfSpec(config, tokenizer=tokenizer, **options)
+    return SelfSpec.from_contents(cache, config=config, **options)
+
+
+@dataclass
+class Writer:
+    """One model with the settings of one command."""
+
+    loaded: Loaded
+    sampling: Sampling
+    max_new_tokens: int
+    cache: CacheContents | None = None
+    remember: str | None = None
+    draft_model: Any = None
+    seed: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        import torch
+
+        from selfspec import attach
+
+        attach(self.loaded.model)
+        given = self.sampling.seed
+        # Without a given seed one is drawn, since torch starts every process with the same one.
+        self.seed = torch.seed() % 2**32 if given is None else given
+        self.reseed()
+
+    @property
+    def model(self) -> Any:
+        """The model, attached."""
+        return self.loaded.model
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self.loaded.tokenizer
+
+    @property
+    def max_positions(self) -> int | None:
+        """The number of positions that the model has; None if its config doesn't say."""
+        return max_positions(self.model)
+
+    @property
+    def samples(self) -> bool:
+        """Is the next token drawn, not the likeliest one?"""
+        temperature = self.sampling.temperature
+        return bool(self.model.generation_config.do_sample if temperature is None else temperature)
+
+    @property
+    def dtype(self) -> str:
+        """The name of the model's dtype, as in ``--dtype``."""
+        return str(self.model.dtype).removeprefix("torch.")
+
+    @property
+    def in_half_precision(self) -> bool:
+        """Does a forward of another width round so much that near-ties fall differently?"""
+        return self.dtype in ("bfloat16", "float16")
+
+    def __str__(self) -> str:
+        if not self.samples:
+            return "greedy"
+        temperature = self.sampling.temperature or self.model.generation_config.temperature
+        return f"sampling at temperature {temperature}, seed {self.seed}"
+
+    def new_spec(self, config: SpecConfig) -> SelfSpec:
+        """A new `SelfSpec`, which starts with what the cache and the remembered folder hold."""
+        return new_spec(
+            config, self.tokenizer, self.cache, remember=self.remember, draft_model=self.draft_model
+        )
+
+    def origins(self, config: SpecConfig) -> list[str]:
+        """Where drafted tokens can come from.
+
+        A corpus is only in a cache. The n-grams that the context keeps come only from branches.
+        """
+        has_corpus = self.cache is not None and self.cache.corpus is not None
+        origins = [name for name in config.sources if name != "corpus" or has_corpus]
+        if "context" in origins and config.num_branches:
+            origins.insert(origins.index("context") + 1, "grams")
+        return origins if self.draft_model is None else [*origins, DRAFT_MODEL]
+
+    def reseed(self) -> None:
+        """Makes the next draws the same as those after the start."""
+        import torch
+
+        torch.manual_seed(self.seed)
+
+    def encode(self, prompt: str) -> list[int]:
+        """The ids of a prompt; refuses one that leaves no room for `max_new_tokens`."""
+        ids: list[int] = self.tokenizer(prompt)["input_ids"] if prompt else []
+        if not ids:
+            raise CliError("the prompt must not be empty (got no tokens); write some text")
+        limit, total = self.max_positions, len(ids) + self.max_new_tokens
+        if limit is not None and total > limit:
+            raise CliError(
+                f"prompt and --max-new-tokens must fit into the model's {limit} positions "
+                f"(got {len(ids)} + {self.max_new_tokens}); shorten one of them"
+            )
+        return ids
+
+    def encode_prediction(self, text: str | None) -> list[int] | None:
+        """The ids of what the answer will probably look like, however long it is."""
+        if text is None:
+            return None
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def write(
+        self,
+        ids: Sequence[int],
+        spec: SelfSpec | None,
+        *,
+        live: Live | None = None,
+        kv: Any = None,
+        max_new_tokens: int | None = None,
+        prediction: Sequence[int] | None = None,
+    ) -> Any:
+        """Calls `generate()` with `ids`; without a `spec` it is the stock one."""
+        import torch
+
+        input_ids = torch.tensor([list(ids)], device=self.model.device)
+        hearing = spec.listening(live.hear) if spec and live else nullcontext()
+        with hearing:
+            return self.model.generate(
+                input_ids=input_ids,
+                attention_mask=torch.ones_like(input_ids),
+                assistant=spec,
+                prediction=prediction,
+                streamer=live,
+                past_key_values=kv,
+                return_dict_in_generate=True,
+                max_new_tokens=max_new_tokens or self.max_new_tokens,
+                **self.choice(),
+            )
+
+    def choice(self) -> dict[str, Any]:
+        """How the next token is chosen, as arguments of `generate()`."""
+        temperature = self.sampling.temperature
+        if temperature is None:
+            return {}
+        return (
+            {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+        )

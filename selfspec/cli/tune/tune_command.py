@@ -1,0 +1,232 @@
+"""`selfspec tune`: fits a tree to a model and a machine, and puts it into a cache folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from selfspec.building.limits import max_positions
+from selfspec.building.progress import Bars
+from selfspec.cli.generate.generate_command import check_output
+from selfspec.cli.shared.log import Verbose
+from selfspec.cli.shared.options import MaxNewTokens, RunOptions, unfolds
+from selfspec.cli.shared.prompts_file import encoded_prompts, read_prompts
+from selfspec.cli.shared.waiting import working
+from selfspec.errors import CliError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from selfspec.building.tuning import Counted
+    from selfspec.cli.shared.model_loading import Loaded
+    from selfspec.cost import CostCurve
+    from selfspec.fitting import Fit
+    from selfspec.store import CacheContents
+
+_SHOWN = (2, 4, 8, 16, 32, 64)  # The widths of the paper's table.
+
+
+@unfolds
+def tune(
+    loading: RunOptions,
+    data: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="Prompts like those to come, one a line in JSON: as 'selfspec batch' reads them, "
+            'or {"turns": ["...", ...]}. Some dozen are enough.',
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="FOLDER",
+            help="The cache folder to put the tree into: a new one, or one to add it to, which the "
+            "drafts then start with.",
+            show_default=False,
+        ),
+    ],
+    max_new_tokens: MaxNewTokens = 128,
+    width: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            max=64,
+            help="Keep the tree of this width, such as for use on another device. Default: the "
+            "width with the most tokens a second here.",
+            show_default=False,
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write a page with pictures: trees, and how often candidates came true.",
+            show_default=False,
+        ),
+    ] = None,
+    verbose: Verbose = False,
+) -> None:
+    """Fit one tree shape to a model and this machine, for use with --budget fitted."""
+    from selfspec.cli.shared.model_loading import check_options
+
+    check_options(loading)
+    check_output(report, "--report")
+    prompts = read_prompts(data, "--data")
+    with _opened(loading, out) as (loaded, contents):
+        ids = encoded_prompts(prompts, loaded.tokenizer)
+        _check_lengths(ids, max_positions(loaded.model), max_new_tokens)
+        curve = _measured_costs(loaded.model, ids, max_new_tokens)
+        grown, shaped, fits = _counted(loaded.model, ids, contents, curve, max_new_tokens)
+    from selfspec.fitting import best_fit
+    from selfspec.store import save_cache
+
+    chosen = best_fit(fits) if width is None else _of_width(fits, width)
+    save_cache(out, replace(contents, fitted=chosen.tree), overwrite=True)
+    console = Console()
+    console.print(_table(fits, chosen, curve))
+    for line in _remarks(grown, shaped, chosen, curve, out):
+        console.print(line, highlight=False, soft_wrap=True)
+    if report is not None:
+        from selfspec.cli.tune.tune_page import write_report
+
+        write_report(report, grown.counts, shaped.counts, fits, chosen)
+        console.print(f"report: {report}", highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _opened(loading: RunOptions, out: Path) -> Iterator[tuple[Loaded, CacheContents]]:
+    """The model, and what the folder holds so far; a folder that can't be used is told first."""
+    with ExitStack() as stack:
+        with working(f"Loading {loading.model or 'the embedded model'}"):
+            model, contents = _loaded(stack, loading, out)
+        yield model, contents
+
+
+def _loaded(stack: ExitStack, loading: RunOptions, out: Path) -> tuple[Loaded, CacheContents]:
+    from selfspec.cli.shared.model_loading import load_model, load_tokenizer, quiet
+    from selfspec.store import (
+        CacheContents,
+        check_target,
+        check_tokenizer,
+        load_cache,
+        tokenizer_info,
+    )
+
+    target = check_target(out, overwrite=True)
+    stack.enter_context(quiet())
+    tokenizer = load_tokenizer(loading)
+    contents = CacheContents(tokenizer=tokenizer_info(tokenizer))
+    if target.is_dir() and any(target.iterdir()):
+        contents = load_cache(target)
+        check_tokenizer("--out", contents.tokenizer, tokenizer_info(tokenizer))
+    model = load_model(loading, tokenizer)
+    return model, contents
+
+
+def _check_lengths(ids: Sequence[Sequence[int]], limit: int | None, max_new_tokens: int) -> None:
+    """Refuses a prompt that leaves no room for its answer."""
+    for number, prompt in enumerate(ids, start=1):
+        if limit is not None and len(prompt) + max_new_tokens > limit:
+            raise CliError(
+                f"a prompt and --max-new-tokens must fit into the model's {limit} positions (got "
+                f"{len(prompt)} + {max_new_tokens} for prompt {number}); shorten one of them"
+            )
+
+
+def _measured_costs(model: Any, ids: Sequence[Sequence[int]], max_new_tokens: int) -> CostCurve:
+    """What forwards cost behind a text as long as these are in their middle."""
+    from selfspec.config import SpecConfig
+    from selfspec.run.prepared import profile
+
+    with working("Measuring forwards of each width"):
+        length = int(median(map(len, ids))) + max_new_tokens // 2
+        _, curve = profile(model, SpecConfig(), num_columns=length, num_rows=1, max_seconds=10.0)
+    return curve
+
+
+def _counted(
+    model: Any,
+    ids: Sequence[Sequence[int]],
+    contents: CacheContents,
+    curve: CostCurve,
+    max_new_tokens: int,
+) -> tuple[Counted, Counted, list[Fit]]:
+    """Both rounds over the prompts, and the trees fitted to the second one."""
+    from selfspec.building.tuning import MOST_NODES, count, fits_of, start_shape
+    from selfspec.config import SpecConfig
+
+    max_depth = SpecConfig().max_depth
+    with Bars(Console(stderr=True)) as bars:
+        step = curve.seconds(MOST_NODES)
+        most = 2 * len(ids) * max_new_tokens * step / 60
+        bars.say(
+            f"Answering {len(ids)} prompts twice with up to {max_new_tokens} tokens: {most:.1f} "
+            f"minutes at most, at {1000 * step:.0f} ms a step"
+        )
+
+        def counted(title: str, held: CacheContents, **knobs: Any) -> Counted:
+            tell = partial(bars.stage(title, len(ids)).advance, 1)
+            return count(model, ids, held, max_new_tokens=max_new_tokens, tell=tell, **knobs)
+
+        grown = counted("Trees that grow", replace(contents, fitted=None))
+        shaped = counted("One shape", start_shape(grown, contents, max_depth), budget="fitted")
+        return grown, shaped, fits_of(shaped, curve, max_depth)
+
+
+def _of_width(fits: Sequence[Fit], width: int) -> Fit:
+    found = {fit.tree.width: fit for fit in fits}
+    if width not in found:
+        raise CliError(
+            f"--width must be at most {max(found)}, as many nodes as came true somewhere (got "
+            f"{width}); give more prompts"
+        )
+    return found[width]
+
+
+def _table(fits: Sequence[Fit], chosen: Fit, curve: CostCurve) -> Table:
+    """A line for some widths and for the chosen one."""
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for title in ("width", "by depth and rank", "tokens a step", "ms", "tokens a second", ""):
+        table.add_column(title, justify="right")
+    plain = curve.seconds(1)
+    table.add_row("1", "1.00", "1.00", f"{1000 * plain:.1f}", f"{1 / plain:.1f}", "plain")
+    for fit in fits:
+        if fit.tree.width in _SHOWN or fit is chosen:
+            table.add_row(
+                str(fit.tree.width),
+                f"{fit.expected_by_rank:.2f}",
+                f"{fit.tree.expected:.2f}",
+                f"{1000 * fit.seconds:.1f}",
+                f"{fit.rate:.1f}",
+                "kept" if fit is chosen else "",
+            )
+    return table
+
+
+def _remarks(
+    grown: Counted, shaped: Counted, chosen: Fit, curve: CostCurve, out: Path
+) -> Iterator[str]:
+    """What the table does not say."""
+    grown_rate, shaped_rate = (each.stats.tokens_per_step for each in (grown, shaped))
+    yield (
+        f"On these prompts, trees of 64 nodes brought {grown_rate:.2f} tokens a step where each "
+        f"grew anew, and {shaped_rate:.2f} with one shape."
+    )
+    if chosen.rate <= 1 / curve.seconds(1):
+        yield "Plain decoding is no slower here than with the tree that was kept."
+    yield (
+        f"{out} holds a tree of {chosen.tree.width} nodes; use it with "
+        f"SelfSpec.from_pretrained({str(out)!r}, budget='fitted'), or --cache and --budget fitted."
+    )

@@ -1,0 +1,240 @@
+"""`selfspec batch`: a file of prompts in, a file of answers out."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from selfspec.cli.batch.batch_files import Appended, BatchFiles
+from selfspec.errors import CliError
+
+FEW = ("--max-new-tokens", "6", "--max-rows", "3")
+PROMPTS = ["def read(self, size", "the quick brown", "class Queue", "x", "lazy dog over"]
+
+
+def write(path: Path, *lines: object) -> Path:
+    texts = (line if isinstance(line, str) else json.dumps(line) for line in lines)
+    path.write_text("\n".join(texts) + "\n", encoding="utf-8")
+    return path
+
+
+def read(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture
+def batch(run, chat_folder):
+    return lambda *args: run("batch", *args, "--model", chat_folder, *FEW)
+
+
+def test_three_forms_of_a_line(batch, tmp_path, stock_text, loaded):
+    messages = [{"role": "user", "content": "the lazy fox"}]
+    given = write(
+        tmp_path / "in.jsonl",
+        {"id": "a", "prompt": PROMPTS[0]},
+        "",
+        {"messages": messages, "max_new_tokens": 4},
+        {"custom_id": "c", "body": {"messages": messages, "max_tokens": 3, "temperature": 0}},
+        {"custom_id": "d", "body": {"prompt": "x", "model": "m", "temperature": 0.9, "seed": 5}},
+    )
+    result = batch(given, tmp_path / "out.jsonl")
+    assert result.exit_code == 0, result.stderr
+    assert "4/4" in result.stderr
+    plain, chat, chat_body, text_body = sorted(
+        read(tmp_path / "out.jsonl"), key=lambda a: a["line"]
+    )
+    chat_ids = loaded.tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_dict=False
+    )
+    assert plain["id"] == "a"
+    assert plain["line"] == 1
+    assert plain["text"] == stock_text(PROMPTS[0], 6)
+    assert plain["finish_reason"] == "length"
+    assert plain["num_new_tokens"] == len(plain["ids"]) == 6
+    assert plain["stats"]["num_steps"] >= 1
+    assert chat["line"] == 3
+    assert chat["text"] == stock_text(chat_ids, 4)
+    body = chat_body["response"]["body"]
+    assert chat_body["custom_id"] == "c"
+    assert body["choices"][0]["message"]["content"] == stock_text(chat_ids, 3)
+    assert body["usage"]["completion_tokens"] == 3
+    torch.manual_seed(5)
+    said = text_body["response"]["body"]["choices"][0]["text"]
+    assert said == stock_text("x", 6, do_sample=True, temperature=0.9)
+
+
+def test_a_run_that_was_cut_off_goes_on(batch, tmp_path):
+    given = write(tmp_path / "in.jsonl", *({"prompt": text} for text in PROMPTS))
+    out = tmp_path / "out.jsonl"
+    batch(given, out, "--temperature", "1", "--seed", "3")
+    whole = {answer["line"]: answer["text"] for answer in read(out)}
+    data = out.read_bytes()
+    for length in random.Random(0).sample(range(len(data)), 2):
+        out.write_bytes(data[:length])
+        assert batch(given, out, "--temperature", "1", "--seed", "3").exit_code == 0
+        answers = read(out)
+        assert len(answers) == len(PROMPTS)
+        assert {answer["line"]: answer["text"] for answer in answers} == whole
+    done = batch(given, out)
+    assert "All 5 lines are answered" in done.stderr
+    assert "Loading" not in done.stderr
+
+
+def test_bad_lines_are_told_and_the_rest_goes_on(batch, tmp_path):
+    given = write(
+        tmp_path / "in.jsonl",
+        "nonsense",
+        {"prompt": "x" * 600},
+        {"prompt": "x"},
+        {"prompt": ""},
+        {"messages": "hello"},
+        {"prompt": "x", "temperature": "hot"},
+        {"custom_id": "a", "body": {"prompt": "x", "n_best": 2}},
+        {"messages": [{"role": "user"}]},
+    )
+    result = batch(given, tmp_path / "out.jsonl")
+    assert result.exit_code == 1
+    assert "7 of 8 lines have no answer; see" in result.stderr
+    assert [answer["line"] for answer in read(tmp_path / "out.jsonl")] == [3]
+    errors = {each["line"]: each["error"] for each in read(tmp_path / "out.errors.jsonl")}
+    said = {
+        1: "each in JSON (got 'nonsense",
+        2: "must fit into the model's 512 positions",
+        4: "prompt must not be empty",
+        5: "text or a list of messages",
+        6: "temperature must be a number >= 0 (got 'hot')",
+        7: "unknown field of body 'n_best'",
+        8: "list of messages with role and content",
+    }
+    assert errors.keys() == said.keys()
+    for line, part in said.items():
+        assert part in errors[line]
+
+
+def test_files_that_can_not_be(fails, tmp_path, chat_folder):
+    given = write(tmp_path / "in.jsonl", {"prompt": "x"})
+    other = write(tmp_path / "notes.txt", "my notes")
+    old = write(tmp_path / "old.jsonl", {"line": 1, "input": "0" * 12})
+    wrong = {
+        (tmp_path / "none.jsonl", tmp_path / "out.jsonl"): "INPUT must be a file",
+        (given, tmp_path / "none" / "out.jsonl"): "OUTPUT must be a plain file in a folder that",
+        (given, given): "OUTPUT must be another file than INPUT",
+        (given, other): "OUTPUT must be new, or from an earlier run",
+        (given, old): "holds an answer to another line 1",
+    }
+    before = other.read_bytes(), old.read_bytes()
+    for files, said in wrong.items():
+        assert said in fails("batch", *files, "--model", chat_folder)
+    assert before == (other.read_bytes(), old.read_bytes())
+    line = fails("batch", given, tmp_path / "out.jsonl", "--max-memory", "lots")
+    assert "max_memory must be a number of bytes" in line
+
+
+def test_hostile_lines_end_no_run(batch, tmp_path):
+    """Each of them ended the run, or could have: no other line was answered."""
+    given = write(
+        tmp_path / "in.jsonl",
+        "[" * 100_000,
+        '{"a": ' * 100_000,
+        {"id": [1], "prompt": "x"},
+        {"id": "\ud800", "prompt": "x"},
+        {"prompt": "\ud800"},
+        {"prompt": "x", "stop": "\ud800"},
+        {"prompt": "x", "temperature": float("inf")},
+        {"prompt": "x", "seed": 1 << 70},
+        {"messages": [{"role": "nobody", "content": "x"}]},
+        {"prompt": "x"},
+    )
+    result = batch(given, tmp_path / "out.jsonl")
+    assert result.exit_code == 1
+    assert 10 in [answer["line"] for answer in read(tmp_path / "out.jsonl")]
+    assert {each["line"] for each in read(tmp_path / "out.errors.jsonl")} >= set(range(1, 9))
+
+
+def test_lines_are_read_before_the_model_is(batch, tmp_path):
+    given = write(tmp_path / "in.jsonl", "nonsense", {"turns": ["x"]}, {"text": "x"})
+    result = batch(given, tmp_path / "out.jsonl")
+    assert result.exit_code == 1
+    assert "Loading" not in result.stderr
+    _, turns, text = (each["error"] for each in read(tmp_path / "out.errors.jsonl"))
+    assert "(got 'turns'); write the turns as messages" in turns
+    assert "(got 'text'); rename it to 'prompt'" in text
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_foreign_files_stay_as_they_are(fails, tmp_path, chat_folder):
+    given = write(tmp_path / "in.jsonl", {"prompt": "x"})
+    notes = tmp_path / "notes.jsonl"
+    notes.write_text('{"line": my own, with no end of a line')
+    errors = write(tmp_path / "mine.errors.jsonl", "something else")
+    before = notes.read_bytes(), errors.read_bytes()
+    line = fails("batch", given, notes, "--model", chat_folder)
+    assert "whose line 1 is no answer to this INPUT" in line
+    line = fails("batch", given, tmp_path / "mine.jsonl", "--model", chat_folder)
+    assert "mine.errors.jsonl', which holds something else); move it" in line
+    assert before == (notes.read_bytes(), errors.read_bytes())
+
+
+def test_an_output_that_is_no_plain_file(fails, tmp_path, chat_folder):
+    """Reading from them would never end, and nothing can be cut off from them."""
+    given = write(tmp_path / "in.jsonl", {"prompt": "x"})
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "out.errors.jsonl").mkdir()
+    for path in (tmp_path / "pipe", Path(os.devnull), Path("/dev/full"), tmp_path / "out.jsonl"):
+        line = fails("batch", given, path, "--model", chat_folder)
+        assert "OUTPUT must be a plain file" in line
+
+
+def test_two_runs_on_one_output(fails, tmp_path, chat_folder):
+    files = BatchFiles(write(tmp_path / "in.jsonl", {"prompt": "x"}), tmp_path / "out.jsonl")
+    with files.locked():
+        line = fails("batch", *files, "--model", chat_folder)
+    assert f"which process {os.getpid()} on " in line
+    assert not files.answers.exists()
+    with files.locked():
+        pass  # It is free again.
+
+
+def test_a_disk_that_is_full(tmp_path):
+    full = Appended(Path("/dev/full"))
+    with pytest.raises(CliError, match=r"OUTPUT must be writable .*No space left.*goes on from"):
+        full.add("x")
+    full.close()
+
+
+def test_within_a_memory(batch, tmp_path, stock_text):
+    given = write(tmp_path / "in.jsonl", *({"prompt": text} for text in PROMPTS))
+    result = batch(given, tmp_path / "out.jsonl", "--max-memory", "3MB", "--dtype", "float32")
+    assert result.exit_code == 0, result.stderr
+    for answer in read(tmp_path / "out.jsonl"):
+        assert answer["text"] == stock_text(PROMPTS[answer["line"] - 1], 6)
+
+
+@pytest.mark.slow
+def test_ten_thousand_lines_killed_three_times(tmp_path, plain_folder):
+    given = write(tmp_path / "in.jsonl", *({"prompt": f"dog {n}"} for n in range(10_000)))
+    out = tmp_path / "out.jsonl"
+    command = [sys.executable, "-m", "selfspec.cli", "batch", given, out, "--model", plain_folder]
+    command += ["--max-new-tokens", "4", "--max-rows", "16"]
+    for _ in range(3):
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        before = len(read_lines(out))
+        while len(read_lines(out)) < before + 1500:
+            time.sleep(0.2)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    assert sorted(answer["line"] for answer in read(out)) == list(range(1, 10_001))
+
+
+def read_lines(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines() if path.exists() else []

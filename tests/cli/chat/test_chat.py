@@ -1,0 +1,285 @@
+"""`selfspec chat`: turns, the KV cache between them, commands, and ways to leave."""
+
+from contextlib import nullcontext
+from io import StringIO
+
+import pytest
+import torch
+from rich.console import Console
+from transformers import MistralConfig, MistralForCausalLM
+
+from selfspec import SelfSpec, SpecConfig
+from selfspec.cli.chat.conversation import Answer, Conversation
+from selfspec.cli.chat.terminal import Chat
+from selfspec.cli.shared.live_text import OWN
+from selfspec.cli.shared.model_loading import Loaded
+from selfspec.cli.shared.options import Sampling
+from selfspec.cli.shared.paint import harmless
+from selfspec.cli.shared.writer import Writer
+from selfspec.errors import CliError
+
+FEW = ("--max-new-tokens", "16")
+QUESTIONS = ("the quick brown fox", "read a file", "dog")
+
+
+def ignore(_piece: str, _origin: str) -> None:
+    """A screen that nobody looks at."""
+
+
+@pytest.fixture
+def chat(run, chat_folder):
+    return lambda *lines, args=(): run(
+        "chat", "--model", chat_folder, *FEW, *args, stdin="".join(f"{line}\n" for line in lines)
+    )
+
+
+@pytest.fixture
+def stock_answers(loaded, stock_text):
+    """What stock says to each question, with nothing kept from turn to turn."""
+
+    def answers(*questions: str, system: str | None = None) -> list[str]:
+        messages = [{"role": "system", "content": system}] if system else []
+        for question in questions:
+            messages.append({"role": "user", "content": question})
+            ids = loaded.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, return_dict=False
+            )
+            messages.append({"role": "assistant", "content": stock_text(ids, 16)})
+        return [m["content"] for m in messages if m["role"] == "assistant"]
+
+    return answers
+
+
+@pytest.fixture
+def writer(loaded):
+    return Writer(loaded, Sampling(seed=0), 16)
+
+
+@pytest.fixture
+def conversation(writer):
+    return Conversation(writer, SelfSpec(), ignore)
+
+
+def contents(conversation):
+    return [message["content"] for message in conversation.messages]
+
+
+def test_two_turns_are_stocks_and_the_second_starts_from_the_kv_of_the_first(chat, stock_answers):
+    result = chat(*QUESTIONS[:2], "/stats")
+    assert result.exit_code == 0
+    for question, answer in zip(QUESTIONS, stock_answers(*QUESTIONS[:2]), strict=False):
+        assert f"> {question}\n{harmless(answer)}\n" in result.stdout
+    assert "0 of the last" not in result.stdout
+    assert "prompt tokens reused" in result.stdout
+    assert "\x1b" not in result.stdout
+
+
+def test_the_system_message_comes_first(chat, stock_answers):
+    result = chat(QUESTIONS[0], args=["--system", "be a fox"])
+    assert harmless(stock_answers(QUESTIONS[0], system="be a fox")[0]) in result.stdout
+
+
+def test_with_and_without_reuse_the_same_text(writer, stock_answers):
+    texts = []
+    for reuses in (True, False):
+        conversation = Conversation(writer, SelfSpec(), ignore)
+        num_reused = []
+        for question in QUESTIONS:
+            num_reused.append(conversation.ask(question).num_reused)
+            if not reuses:
+                conversation.forget_kv()
+        assert [n > 0 for n in num_reused] == [False, reuses, reuses]
+        texts.append(contents(conversation)[1::2])
+    assert texts[0] == texts[1] == stock_answers(*QUESTIONS)
+
+
+def test_a_history_that_changed_crops_the_kv_to_what_still_holds(conversation, stock_text):
+    conversation.ask(QUESTIONS[0])
+    conversation.messages[-1]["content"] = "cat"
+    answer = conversation.ask(QUESTIONS[1])
+    prompt = f"<|user|>{QUESTIONS[0]}<|assistant|>"
+    assert 0 < answer.num_reused <= len(conversation._writer.tokenizer(prompt)["input_ids"]) + 1
+    expected = stock_text(f"{prompt}cat<|eos|><|user|>{QUESTIONS[1]}<|assistant|>", 16)
+    assert contents(conversation)[-1] == expected
+
+
+@pytest.fixture
+def sliding(loaded):
+    """A model that sees four tokens back, and writes whole words that read as it wrote them."""
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=len(loaded.tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=4,
+        initializer_range=0.3,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    model = MistralForCausalLM(config).eval()
+    texts = [loaded.tokenizer.decode([i]) for i in range(config.vocab_size)]
+    words = [i for i, text in enumerate(texts) if text[0] == " " and text[1:].isalpha()]
+    model.generation_config.suppress_tokens = sorted(set(range(config.vocab_size)) - set(words))
+    return Writer(Loaded("sliding", model, loaded.tokenizer), Sampling(temperature=0), 16)
+
+
+def test_a_window_that_slid_goes_on_but_is_not_cropped(sliding):
+    conversation = Conversation(sliding, SelfSpec(), ignore)
+    oracle = Conversation(sliding, SelfSpec(sources=()), ignore)
+    for question in QUESTIONS:
+        num_reused = conversation.ask(question).num_reused
+        oracle.forget_kv()
+        oracle.ask(question)
+        assert contents(conversation) == contents(oracle)
+    assert num_reused > 0
+    conversation.messages[-1]["content"] = oracle.messages[-1]["content"] = "cat"
+    oracle.forget_kv()
+    assert conversation.ask("why").num_reused == oracle.ask("why").num_reused == 0
+    assert contents(conversation) == contents(oracle)
+
+
+def test_ctrl_c_keeps_what_was_shown_and_the_next_turn_is_right(writer, stock_text):
+    pieces = []
+
+    def show(piece, _origin):
+        pieces.append(piece)
+        if len(pieces) == 4:
+            raise KeyboardInterrupt
+
+    conversation = Conversation(writer, SelfSpec(), show)
+    answer = conversation.ask(QUESTIONS[0])
+    assert answer.interrupted
+    assert contents(conversation) == [QUESTIONS[0], "".join(pieces)]
+    said = "".join(pieces)
+    answer = conversation.ask(QUESTIONS[1])
+    assert answer.num_reused == 0
+    expected = stock_text(
+        f"<|user|>{QUESTIONS[0]}<|assistant|>{said}<|eos|><|user|>{QUESTIONS[1]}<|assistant|>", 16
+    )
+    assert contents(conversation)[-1] == expected
+
+
+def test_sampled_answers_are_the_seeds(loaded):
+    texts = []
+    for _ in range(2):
+        conversation = Conversation(
+            Writer(loaded, Sampling(temperature=1.5, seed=3), 12), SelfSpec(), ignore
+        )
+        for question in QUESTIONS:
+            conversation.ask(question)
+        texts.append(contents(conversation))
+    assert texts[0] == texts[1]
+
+
+def test_an_answer_that_was_cut_says_so(chat):
+    assert "(16 tokens, " in chat(QUESTIONS[0]).stdout
+    assert "cut at 16)" in chat(QUESTIONS[0]).stdout
+
+
+def test_a_full_context_is_an_error_that_leaves_the_chat_running(conversation):
+    with pytest.raises(CliError, match=r"512 positions \(got \d+ tokens\); /reset starts over"):
+        conversation.ask("dog " * 600)
+    assert conversation.messages == []
+    assert not conversation.ask("dog").interrupted
+
+
+def test_the_last_tokens_of_the_context_are_used(conversation):
+    answer = conversation.ask("!" * 502)  # with the template's tokens 504 of 512
+    assert answer.num_prompt_tokens == 504
+    assert answer.cut_at in (None, 8)
+
+
+def test_commands(chat):
+    out = chat("/stats", "/help", "/res", QUESTIONS[0], "/reset", "/stats", "/exit", "dog").stdout
+    assert "No answer yet." in out
+    assert "/reset" in out
+    assert "error: unknown command '/res'; did you mean '/reset'?" in out
+    assert "The conversation starts over." in out
+    assert "tokens per step" in out
+    assert "> dog" not in out
+
+
+def test_after_a_reset_the_answer_is_the_first_one_again(chat, stock_answers):
+    out = chat(QUESTIONS[1], "/reset", QUESTIONS[0]).stdout
+    assert f"> {QUESTIONS[0]}\n{harmless(stock_answers(QUESTIONS[0])[0])}\n" in out
+
+
+def test_empty_lines_are_passed_over(chat):
+    assert chat("", "   ", "/exit").exit_code == 0
+
+
+class Keyboard:
+    """Stands in for a terminal: says each thing, raises each exception, then is at its end."""
+
+    def __init__(self, *things):
+        self.things = list(things)
+
+    def __call__(self):
+        thing = self.things.pop(0) if self.things else EOFError()
+        if isinstance(thing, BaseException):
+            raise thing
+        return thing
+
+    def kept(self):
+        return nullcontext()
+
+
+def test_ctrl_c_at_the_prompt_stays_and_ctrl_d_leaves(writer, capsys):
+    chat = Chat(writer, SpecConfig())
+    chat._read = Keyboard(KeyboardInterrupt(), "/help")
+    chat.run()
+    out = capsys.readouterr().out
+    assert "(Ctrl-D or /exit leaves)" in out
+    assert "/stats" in out
+
+
+def test_a_stopped_answer_says_so(writer, monkeypatch, capsys):
+    chat = Chat(writer, SpecConfig())
+    chat._read = Keyboard(QUESTIONS[0])
+
+    def interrupted(*_args, **_kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(writer.model, "generate", interrupted)
+    chat.run()
+    assert "(stopped; the conversation goes on from here)" in capsys.readouterr().out
+
+
+def test_a_terminal_gets_whole_words_and_keeps_the_text(writer, monkeypatch):
+    chat = Chat(writer, SpecConfig())
+    console = Console(file=StringIO(), force_terminal=True, width=20, highlight=False)
+    chat._console = chat._painter.console = console
+    text = "some words that are longer than a line of this terminal\n\n    x = 1\n"
+
+    def ask(_question):
+        for position in range(0, len(text), 3):
+            chat._show(text[position : position + 3], OWN)
+        return Answer(1, 0)
+
+    monkeypatch.setattr(chat.conversation, "ask", ask)
+    chat._handle("well?")
+    lines = console.file.getvalue().splitlines()
+    assert lines[:3] == ["some words that are", "longer than a line", "of this terminal"]
+    assert lines[3:5] == ["", "    x = 1"]
+
+
+def test_the_embedded_model_is_refused_at_once(fails):
+    line = fails("chat")
+    assert "the embedded model has none" in line
+    assert "selfspec generate" in line
+
+
+def test_a_model_without_a_template_is_refused(fails, plain_folder):
+    line = fails("chat", "--model", plain_folder)
+    assert f"'{plain_folder}' has none" in line
+    assert "selfspec generate" in line
+
+
+def test_a_template_that_takes_no_system_message(writer):
+    template = "{{ raise_exception('System role not supported') }}"
+    writer.tokenizer.chat_template = template
+    with pytest.raises(CliError, match="refuses these messages: System role not supported"):
+        Conversation(writer, SelfSpec(), ignore, system="be kind")

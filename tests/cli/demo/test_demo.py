@@ -1,0 +1,310 @@
+"""`selfspec demo`: what it shows, what it times, and what it says where texts differ."""
+
+import json
+import re
+import shutil
+from collections import Counter
+from io import StringIO
+
+import pytest
+import torch
+from rich.console import Console
+
+from selfspec import DraftTree, SpecConfig, StepRecord
+from selfspec.cli.demo import timing as timing
+from selfspec.cli.demo.differences import Difference, differences, explain
+from selfspec.cli.demo.showing import Demo
+from selfspec.cli.demo.snippets import SNIPPETS, Snippet, named
+from selfspec.cli.demo.tables import Summary, summarise
+from selfspec.cli.demo.timing import Run, Timed, measure
+from selfspec.cli.shared.live_text import OWN
+from selfspec.cli.shared.options import Sampling
+from selfspec.cli.shared.paint import harmless
+from selfspec.cli.shared.writer import Writer
+from selfspec.records import Evidence
+from tests.tiny import make_tokenizer
+
+FEW = ("--max-new-tokens", "16")
+TWO = ("--prompt", "the quick brown", "--prompt", "def read(")
+
+
+@pytest.fixture
+def demo(run, plain_folder):
+    return lambda *args: run("demo", "--model", plain_folder, *FEW, *args)
+
+
+def test_texts_are_stocks_and_the_table_says_how_they_came(demo, stock_text, plain_folder):
+    result = demo(*TWO)
+    assert result.exit_code == 0
+    for prompt in TWO[1::2]:
+        assert prompt + harmless(stock_text(prompt, 16)) in result.stdout
+    assert "Same text: 2 of 2 are stock generate()'s, token for token." in result.stdout
+    times, origins = re.findall(r"^ *all +(.*?) *$", result.stdout, re.MULTILINE)
+    assert re.fullmatch(
+        r"32( +\d+\.\d\d){2} s +\d+\.\d\d s +\d+\.\d\dx +\d+\.\d\d to \d+\.\d\d", times
+    )
+    assert 98 <= sum(int(share) for share in re.findall(r"(\d+)%", origins)) <= 102
+    doing = ["Loading", "Warming up", "Timing"]
+    assert [
+        line.split(" ...")[0].removesuffix(f" {plain_folder}")
+        for line in result.stderr.splitlines()
+    ] == doing
+
+
+def test_without_a_terminal_it_is_plain_text_in_80_columns(demo):
+    out = demo(*TWO, "--tree").stdout
+    assert "\x1b" not in out
+    tables = out[out.index("snippet") :]
+    assert max(map(len, tables.splitlines())) <= 80
+    assert "…" not in tables
+
+
+def test_its_own_snippets_are_the_default(demo):
+    out = demo().stdout
+    assert all(snippet.name in out for snippet in SNIPPETS)
+    assert f"Same text: {len(SNIPPETS)} of {len(SNIPPETS)}" in out
+
+
+def test_it_ends_with_the_command_for_another_model(run, demo):
+    assert "'selfspec check' measures several" in demo(*TWO).stdout
+    said = " ".join(run("demo", *FEW, "--rounds", "1").stdout.split())
+    assert "sampling at temperature 0.5, seed 1" in said
+    assert said.endswith("measure yours in a minute with 'selfspec check your/model'.")
+
+
+def test_the_tree(demo):
+    out = demo(*TWO, "--tree").stdout
+    assert "The step with the longest accepted path" in out
+    assert "└── " in out
+
+
+def test_a_deep_tree_is_not_cut_off_in_a_pipe(writer):
+    console = Console(file=StringIO(), width=40)
+    show = Demo(writer, SpecConfig(), [Snippet("one", "the")], console=console)
+    tree = DraftTree.of_root(7)
+    for node in range(20):
+        tree.add(node, 8, 0.5, (Evidence("lut"),))
+    record = StepRecord(row=0, tree=tree, path=list(range(21)), committed_ids=[8] * 20)
+    show._draw_tree([Timed(drafted=[Run([8] * 20, 1.0, records=[record])])])
+    assert console.file.getvalue().count("0.50 lut") == 20
+
+
+def test_no_tree_where_nothing_is_drafted(demo):
+    result = demo(*TWO, "--tree", "--sources", "")
+    assert result.exit_code == 0
+    assert "No tree to draw: nothing was drafted." in result.stdout
+
+
+def test_plain_decoding_is_said_once(demo, monkeypatch):
+    monkeypatch.setattr("selfspec.plugin.spec.plain_reason", lambda *_: "it is Sunday")
+    result = demo(*TWO)
+    assert result.exit_code == 0
+    said = "warning: LlamaForCausalLM is not drafted for as asked: it is Sunday"
+    assert result.stderr.splitlines().count(said) == 1
+
+
+def test_sampling_is_the_same_text_too(demo):
+    out = demo(*TWO, "--temperature", "0.8", "--seed", "5", "--rounds", "2").stdout
+    assert "sampling at temperature 0.8, seed 5" in out
+    assert "Same text: 2 of 2" in out
+    assert "median of 2 rounds" in out
+
+
+def test_the_models_own_generation_config_is_the_default(run, plain_folder, tmp_path):
+    folder = tmp_path / "sampling"
+    shutil.copytree(plain_folder, folder)
+    config = {"do_sample": True, "temperature": 0.5, "eos_token_id": 1, "pad_token_id": 0}
+    (folder / "generation_config.json").write_text(json.dumps(config))
+    out = run("demo", "--model", folder, *FEW, *TWO, "--seed", "1").stdout
+    assert "sampling at temperature 0.5, seed 1" in out
+    assert "Same text: 2 of 2" in out
+    out = run("demo", "--model", folder, *FEW, *TWO, "--temperature", "0").stdout
+    assert ", greedy" in out.replace("\n", " ")
+
+
+@pytest.mark.parametrize("prompt", ["", " "])
+def test_an_empty_prompt(fails, run, plain_folder, prompt):
+    if prompt:
+        assert run("demo", "--model", plain_folder, *FEW, "--prompt", prompt).exit_code == 0
+    else:
+        assert "must not be empty" in fails("demo", "--model", plain_folder, "--prompt", prompt)
+
+
+def test_another_text_is_told_and_fails(demo, monkeypatch):
+    def other(writer, ids, spec):
+        run = own_run(writer, ids, spec)
+        if spec is not None:
+            run.new_ids[3] = (run.new_ids[3] + 1) % 300
+        return run
+
+    own_run = timing._run
+    monkeypatch.setattr(timing, "_run", other)
+    result = demo(*TWO)
+    assert result.exit_code == 1
+    assert "NOT the same text: the quick brown: token 4 differs: stock" in result.stdout
+    said = result.stdout.replace("\n", " ")
+    assert "not a near-tie in float32" in said
+    assert "Same text" not in result.stdout
+
+
+def test_in_half_precision_another_text_is_told_and_allowed(demo, monkeypatch):
+    def other(writer, ids, spec):
+        run = own_run(writer, ids, spec)
+        if spec is not None and ids[0] == first:
+            run.new_ids[3] = (run.new_ids[3] + 1) % 300
+        return run
+
+    own_run, first = timing._run, make_tokenizer()(TWO[1])["input_ids"][0]
+    monkeypatch.setattr(timing, "_run", other)
+    result = demo(*TWO, "--dtype", "bfloat16")
+    assert result.exit_code == 0
+    assert "of 2 are stock generate()'s" in result.stdout
+    assert "texts may part at near-ties" in result.stdout.replace("\n", " ")
+    assert "  the quick brown: token 4 differs: stock" in result.stdout
+    assert "NOT the same" not in result.stdout
+
+
+def test_a_text_that_only_the_screen_saw_wrong_is_found_too():
+    right = Run([1, 2, 3], 1.0)
+    timed = [Timed([right], [right])]
+    assert differences(timed, [[1, 2, 3]]) == []
+    assert differences(timed, [[1, 2]]) == [Difference(0, 2, [1, 2, 3], [1, 2])]
+
+
+def test_a_near_tie_is_called_one(writer):
+    writer.model.to(torch.bfloat16)
+    prompt = writer.encode("the")
+    with torch.no_grad():
+        logits = writer.model(torch.tensor([prompt])).logits[0, -1]
+    first, second = logits.topk(2).indices.tolist()
+    head = writer.model.get_output_embeddings().weight.data
+    head[second] = head[first]
+    line, is_allowed = explain(writer, prompt, Difference(0, 0, [first], [second]))
+    assert is_allowed
+    assert line.startswith("token 1 differs: stock ")
+    assert line.endswith(", a near-tie in bfloat16")
+    lowest = int(logits.argmin())
+    line, is_allowed = explain(writer, prompt, Difference(0, 0, [first], [lowest]))
+    assert line.endswith(", not a near-tie in bfloat16")
+    assert is_allowed
+    writer.model.to(torch.float32)
+    assert explain(writer, prompt, Difference(0, 0, [first], [second])).is_allowed
+    assert not explain(writer, prompt, Difference(0, 0, [first], [lowest])).is_allowed
+
+
+def test_the_end_of_a_text_has_no_logit(writer):
+    line, is_allowed = explain(writer, writer.encode("the"), Difference(0, 1, [7, 8], [7]))
+    assert not is_allowed
+    assert line.startswith("token 2 differs: stock ")
+    assert line.endswith("selfspec the end")
+
+
+def test_a_sampled_difference_has_no_ties(loaded):
+    writer = Writer(loaded, Sampling(temperature=1.0, seed=0), 4)
+    line, is_allowed = explain(writer, writer.encode("the"), Difference(0, 0, [7], [8]))
+    assert "logits" not in line
+    assert not is_allowed
+
+
+def coloured(writer, **settings):
+    console = Console(file=StringIO(), force_terminal=True, width=80, **settings)
+    show = Demo(writer, SpecConfig(), [Snippet("one", "the quick")], console=console)
+    assert show.run(with_tree=True)
+    return console.file.getvalue()
+
+
+def test_a_terminal_gets_colours_and_a_legend(writer):
+    out = coloured(writer, color_system="standard")
+    assert "drafted by \x1b[36mlut\x1b[0m  \x1b[96mlut2\x1b[0m  \x1b[32mcontext\x1b[0m" in out
+    assert "plain: the model's own" in out
+
+
+def test_no_color_gets_no_legend(writer):
+    out = coloured(writer, no_color=True)
+    assert "drafted by" not in out
+    assert "\x1b[36m" not in out
+
+
+def test_rounds_start_cold_and_take_turns(writer, monkeypatch):
+    calls = []
+
+    def noted(_writer, ids, spec):
+        calls.append((ids[0], spec))
+        return Run([1], 1.0)
+
+    monkeypatch.setattr(timing, "_run", noted)
+    measure(writer, [[5], [6]], SpecConfig(), rounds=2)
+    drafts = [spec is not None for _, spec in calls]
+    assert [prompt for prompt, _ in calls] == [5, 5, 6, 6] * 2
+    assert drafts == [False, True, True, False, True, False, False, True]
+    specs = [spec for _, spec in calls if spec is not None]
+    assert specs[0] is specs[1]
+    assert specs[2] is specs[3]
+    assert specs[0] is not specs[2]
+
+
+def rounds_of(stock, drafted) -> Timed:
+    return Timed([Run([1], s) for s in stock], [Run([1], s) for s in drafted])
+
+
+def test_a_row_has_the_median_speed_up_and_how_far_the_rounds_differ():
+    (_, one), (_, other), (name, total) = summarise(
+        ["one", "other"],
+        [rounds_of([2, 2, 36], [1, 1, 2]), rounds_of([4, 4, 4], [4, 2, 2])],
+    )
+    assert (one.speed_ups, one.spread) == ([2, 2, 18], "2.00 to 18.00")
+    assert (other.speed_ups, other.spread) == ([1, 2, 2], "1.00 to 2.00")
+    assert (name, total.speed_ups) == ("all", [6 / 5, 6 / 3, 40 / 4])
+    assert total.is_unsteady
+    assert not Summary.of(rounds_of([2, 2.1], [1, 1])).is_unsteady
+    assert Summary.of(rounds_of([2], [1])).spread == "-"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        ([1.0, 9.0, 1.0], "The rounds differ widely (1.00 to 9.00)"),
+        ([1.0, 1.1, 1.0], None),
+        ([1.0], "One round can't show how much the times vary"),
+    ],
+)
+def test_unsteady_times_are_not_told_as_a_fact(writer, seconds, said):
+    console = Console(file=StringIO(), width=200)
+    show = Demo(writer, SpecConfig(), [Snippet("one", "the")], len(seconds), console)
+    show._report([rounds_of(seconds, [1.0] * len(seconds))])
+    text = console.file.getvalue()
+    assert said in text if said else "differ widely" not in text
+
+
+def test_origins_add_up_to_all_tokens(writer):
+    ids = writer.encode("the quick brown fox")
+    (timed,) = measure(writer, [ids], SpecConfig(), rounds=1)
+    counts = timed.drafted[0].count_origins()
+    assert counts.total() == 24
+    assert Run([1, 2, 3], 1.0).count_origins() == Counter({OWN: 3})
+
+
+@pytest.mark.parametrize(("num_branches", "named"), [(0, []), (2, ["grams"])])
+def test_origins_are_those_that_there_can_be(writer, num_branches, named):
+    config = SpecConfig(sources=("lut", "context", "corpus"), num_branches=num_branches)
+    assert writer.origins(config) == ["lut", "context", *named]
+
+
+def test_the_spec_of_the_screen_is_not_the_one_that_is_timed(writer, monkeypatch):
+    made, new_spec = [], writer.new_spec
+
+    def noted(config):
+        made.append(new_spec(config))
+        return made[-1]
+
+    monkeypatch.setattr(writer, "new_spec", noted)
+    console = Console(file=StringIO())
+    Demo(writer, SpecConfig(), [Snippet("one", "the quick")], 2, console).run(with_tree=False)
+    warming, shown, *timed = made
+    assert [spec.total_stats.num_calls for spec in (warming, shown, *timed)] == [1, 1, 1, 1]
+
+
+def test_own_prompts_are_called_by_their_first_line():
+    assert named([]) is SNIPPETS
+    long = named(["\n  import a_module_with_a_long_name\nrest"])
+    assert long == (Snippet("import a_module_wit…", "\n  import a_module_with_a_long_name\nrest"),)

@@ -1,0 +1,72 @@
+"""A streamer that knows where tokens came from."""
+
+import torch
+
+from selfspec import DraftTree, SelfSpec, StepRecord
+from selfspec.cli.shared.live_text import OWN, SEVERAL, LiveText, origin_of, origins
+from selfspec.records import Evidence
+from tests.tiny import make_tokenizer
+
+LUT, CONTEXT = Evidence("lut"), Evidence("context")
+
+
+def step(tokens, evidence, own):
+    """A chain that was accepted whole, and the model's own token behind it."""
+    tree = DraftTree.of_root(0)
+    for node, (token, seen) in enumerate(zip(tokens, evidence, strict=True)):
+        tree.add(node, token, 0.5, seen)
+    path = list(range(len(tree)))
+    return StepRecord(row=0, tree=tree, path=path, committed_ids=[*tokens, *own])
+
+
+def test_origin_is_the_source_or_several():
+    assert origin_of((LUT,)) == "lut"
+    assert origin_of((CONTEXT, CONTEXT)) == "context"
+    assert origin_of((LUT, CONTEXT)) == SEVERAL
+
+
+def test_origins_end_with_the_models_own():
+    record = step([5, 6], [(LUT,), (LUT, CONTEXT)], own=[7])
+    assert origins(record) == ["lut", SEVERAL, OWN]
+    assert origins(step([5], [(LUT,)], own=[])) == ["lut"]
+
+
+def make_live():
+    tokenizer = make_tokenizer()
+    shown = []
+    live = LiveText(tokenizer, [], lambda piece, origin: shown.append((piece, origin)))
+    live.put(torch.tensor([[9, 9]]))  # the prompt
+    return live, shown, tokenizer("abc", add_special_tokens=False)["input_ids"]
+
+
+def test_tokens_wait_for_their_record():
+    live, shown, (a, b, c) = make_live()
+    live.put(torch.tensor([a]))
+    assert shown == []
+    live.hear(step([], [], own=[a]))
+    live.put(torch.tensor([b]))
+    live.put(torch.tensor([c]))
+    live.hear(step([b], [(LUT,)], own=[c]))
+    live.end()
+    assert shown == [("a", OWN), ("b", "lut"), ("c", OWN)]
+    assert live.text == "abc"
+
+
+def test_without_records_tokens_are_shown_as_they_come():
+    live, shown, ids = make_live()
+    for token_id in ids:
+        live.put(torch.tensor([token_id]))
+    assert shown == [("a", OWN), ("b", OWN)]
+    live.end()
+    assert live.text == "abc"
+
+
+def test_the_same_text_drafted_and_plain(writer):
+    ids = writer.encode("the quick brown")
+    texts = []
+    for spec in (None, SelfSpec(), SelfSpec(sources=())):
+        live = LiveText(writer.tokenizer, ids, lambda *_: None)
+        output = writer.write(ids, spec, live=live)
+        texts.append(live.text)
+    new_ids = output.sequences[0, len(ids) :]
+    assert set(texts) == {writer.tokenizer.decode(new_ids, skip_special_tokens=True)}
