@@ -192,7 +192,7 @@ def test_a_lock_that_is_never_released_ends_the_waiting(memory, path, monkeypatc
         memory.update(lambda _: kept())
 
 
-@pytest.mark.parametrize("step", ["write_tensors", "_sync", "put_in_place"])
+@pytest.mark.parametrize("step", ["write_tensors", "sync", "put_in_place"])
 def test_killed_while_saving_leaves_a_whole_folder(memory, path, step):
     process = SPAWN.Process(target=die_while_saving, args=(path, step))
     process.start()

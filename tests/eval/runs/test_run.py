@@ -499,7 +499,7 @@ def test_every_study_names_methods_and_knobs_that_there_are(name, tmp_path):
 def test_no_study_goes_by_the_shape_of_the_first_tree_which_is_tiny():
     parts = STUDIES["parts"].variants
     assert parts["LUT, static tree"].method == "lut-static"
-    assert parts["LUT, dynamic tree"].knobs["max_nodes"] == FIXED_NODES
+    assert parts["DIAA"].knobs["max_nodes"] == FIXED_NODES
     knobs = [variant.knobs for study in STUDIES.values() for variant in study.variants.values()]
     assert max(each.get("update_interval", 1) for each in knobs) <= 16
 
