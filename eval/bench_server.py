@@ -123,14 +123,14 @@ def _asked(
 
 
 def _divided(questions: Sequence[str], num_rounds: int) -> list[Sequence[str]]:
-    """Questions for each round; none has one that drafts know from another round."""
+    """Questions of all tasks for each round; none has one that drafts know from another round."""
     each = len(questions) // num_rounds
     if not each:
         raise EvalError(
             f"--clients must name at most {len(questions)} rounds, one for each question "
             f"(got {num_rounds})"
         )
-    return [questions[n * each : (n + 1) * each] for n in range(num_rounds)]
+    return [questions[n::num_rounds][:each] for n in range(num_rounds)]
 
 
 def _round(
