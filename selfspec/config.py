@@ -13,14 +13,6 @@ from typing import Any
 
 from selfspec.errors import ConfigError, unknown_name
 
-__all__ = [
-    "BUDGETS",
-    "FORWARDS",
-    "LEARNING_SCOPES",
-    "SOURCE_NAMES",
-    "SpecConfig",
-]
-
 BUDGETS = ("measured", "fixed", "threshold", "fitted")
 FORWARDS = ("auto", "eager", "packed", "graph")
 _OLD_FORWARDS = ("turned", "compiled")

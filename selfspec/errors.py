@@ -1,61 +1,12 @@
-"""Every exception selfspec raises on purpose, and how its message is put.
+"""Every exception that selfspec raises on purpose: one tree below `SelfSpecError`.
 
-::
-
-    SelfSpecError
-    ├── ConfigError       (ValueError)   a knob has a value it can't have
-    ├── BuildError        (ValueError)   a cache can't be built as asked
-    ├── UnsupportedError  (ValueError)   this generate() call can't be served
-    ├── VocabularyError   (ValueError)   learned on another vocabulary
-    ├── AttachError       (TypeError)    this object can't be attached to
-    ├── WeightsError      (OSError)      a file of weights can't be used or read
-    ├── FleetError        (RuntimeError) Ray can't be used, or its workers don't live
-    ├── CliError          (ValueError)   an option or a file of a command is wrong
-    └── CacheError        (ValueError)   a cache folder can't be used or written
-        ├── CacheNotFoundError           there is no cache folder
-        ├── CacheExistsError             there is something already where one shall be written
-        ├── CacheWriteError              it can't be written there
-        ├── CacheCardError               its card is none
-        ├── CacheVersionError            a newer selfspec wrote it
-        ├── CacheTokenizerError          it belongs to another tokenizer
-        ├── CachePathError               its card names a file outside of it
-        ├── CacheFileError               a file that the card names is missing
-        ├── CacheSizeError               a file was cut off or grew
-        ├── CacheChecksumError           a file has other bytes than those that were written
-        └── CacheFormatError             a file holds no tables, or such as can't be
-
-A message is name, rule, value got, and the fix where there is one.
+Each is a built-in exception too. A message is name, rule, value got, and the fix if there is one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-
-__all__ = [
-    "AttachError",
-    "BuildError",
-    "CacheCardError",
-    "CacheChecksumError",
-    "CacheError",
-    "CacheExistsError",
-    "CacheFileError",
-    "CacheFormatError",
-    "CacheNotFoundError",
-    "CachePathError",
-    "CacheSizeError",
-    "CacheTokenizerError",
-    "CacheVersionError",
-    "CacheWriteError",
-    "ConfigError",
-    "FleetError",
-    "SelfSpecError",
-    "UnsupportedError",
-    "VocabularyError",
-    "WeightsError",
-    "one_line",
-    "unknown_name",
-]
 
 
 class SelfSpecError(Exception):

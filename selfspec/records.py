@@ -12,25 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "DRAFT_MODEL",
-    "Candidate",
-    "DraftTree",
-    "Entries",
-    "Evidence",
-    "Gram",
-    "Lesson",
-    "Likely",
-    "NoiseAhead",
-    "NoiseOf",
-    "Queries",
-    "Siblings",
-    "StepRecord",
-    "TopK",
-    "sources_of",
-]
-
-
 # The name of a draft model among the sources.
 DRAFT_MODEL = "draft model"
 

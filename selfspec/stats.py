@@ -9,8 +9,6 @@ from typing import Any
 
 from selfspec.records import DraftTree, StepRecord, sources_of
 
-__all__ = ["ONCE_A_CALL", "GenerationStats"]
-
 ONCE_A_CALL = ("prepare", "prefill", "plain")  # clocks of what belongs to no step
 
 _ENOUGH = 4  # plain steps, for a mean of their times
@@ -31,7 +29,7 @@ class GenerationStats:
         num_nodes: Verified nodes, the roots included.
         num_branch_queries: Tokens that branches asked beside the trees.
         num_draft_forwards: Forwards of the draft model, those over the prompts among them.
-        accepted_lengths: How many steps had so many drafts accepted.
+        accepted_lengths: How many steps there were by the number of accepted drafts.
         drafted_by_source: Drafted tokens by source. One that two sources name counts for both.
         accepted_by_source: Those of them that were accepted.
         seconds: Time by stage.
@@ -120,14 +118,14 @@ class GenerationStats:
         _count_sources(self.accepted_by_source, record.tree, record.accepted_nodes())
 
     def count_time(self, width: int, num_rows: int, seconds: float) -> None:
-        """Adds the time of a step of so many rows; each has an equal share."""
+        """Adds the time of a step of `num_rows` rows."""
         self.step_seconds += seconds
         if width == 1:
             self.num_plain_steps += num_rows
             self.plain_seconds += seconds
 
     def add_share(self, step: GenerationStats, num_rows: int) -> None:
-        """Adds a row's part of the times of a step of so many rows."""
+        """Adds a row's part of the times of a step of `num_rows` rows."""
         for stage, seconds in step.seconds.items():
             self.seconds[stage] += seconds / num_rows  # type: ignore[assignment]
         self.step_seconds += step.step_seconds / num_rows

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.store import CacheContents, TokenizerInfo
 from selfspec.store.card import checksum
 from selfspec.store.files import entry_of
+from tests.oracles import corpus_arrays, following, kept
 
 VOCAB_SIZE = 50
 OWNER = TokenizerInfo("5a" * 32, "owner/toy", VOCAB_SIZE)
@@ -37,32 +37,8 @@ class FakeTokenizer:
 
 def count_grams(text: Sequence[int], max_prefix: int = 2) -> CorpusTables:
     """Counts a text in the plainest way: every gram kept."""
-    levels = [_count(text, m) for m in range(1, max_prefix + 1)]
-    arrays = {}
-    for m, grams in enumerate(levels, start=1):
-        prefixes = sorted(grams)
-        following = [sorted(grams[p].items(), key=lambda x: (-x[1], x[0])) for p in prefixes]
-        pairs = [pair for group in following for pair in group]
-        arrays[f"token.{m}"] = np.array([p[-1] for p in prefixes], np.uint16)
-        arrays[f"total.{m}"] = np.array([grams[p].total() for p in prefixes], np.uint32)
-        arrays[f"next.{m}"] = _offsets([len(group) for group in following])
-        arrays[f"next_token.{m}"] = np.array([token for token, _ in pairs], np.uint16)
-        arrays[f"next_count.{m}"] = np.array([count for _, count in pairs], np.uint32)
-        if m < max_prefix:
-            longer = Counter(p[:-1] for p in levels[m])
-            arrays[f"child.{m}"] = _offsets([longer[p] for p in prefixes])
-    return CorpusTables.from_arrays(arrays)
-
-
-def _count(text: Sequence[int], length: int) -> dict[tuple[int, ...], Counter[int]]:
-    grams: dict[tuple[int, ...], Counter[int]] = {}
-    for end in range(length, len(text)):
-        grams.setdefault(tuple(text[end - length : end]), Counter())[text[end]] += 1
-    return grams
-
-
-def _offsets(lengths: Sequence[int]) -> np.ndarray:
-    return np.cumsum([0, *lengths]).astype(np.uint32)
+    rows = kept(following([text], max_prefix), [1] * max_prefix, len(text))
+    return CorpusTables.from_arrays(corpus_arrays(rows, max_prefix))
 
 
 def lut(tokens: Sequence[int] = (1, 3, 9), top_k: int = 4) -> dict[str, np.ndarray]:

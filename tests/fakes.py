@@ -27,22 +27,8 @@ from selfspec.records import Candidate, Evidence, StepRecord
 from selfspec.run.packed import layers, weights
 from selfspec.run.packed.linears import ways_for
 from selfspec.run.packed.trials import WIDTHS, Kind, Trial
+from tests.scripted import TextSource
 from tests.zoo import ARCHITECTURES, NO_SPECIAL, PAD, VOCAB
-
-__all__ = [
-    "PAD",
-    "VOCAB",
-    "FutureSource",
-    "WildSource",
-    "attached_model",
-    "fake_trials",
-    "lut_of",
-    "new_model",
-    "packs_here",
-    "prompt",
-    "tiny_model",
-    "tiny_tokenizer",
-]
 
 
 def new_model(
@@ -180,62 +166,27 @@ class WildSource:
         return Evidence(self.name, rank=rank, probability_bin=self._random.randrange(4))
 
 
-class FutureSource:
+class FutureSource(TextSource):
     """Knows each row's whole text. With `doubt` it hides the truth among wrong branches.
 
     At each node off the truth, and with chance `doubt` on it, all that it proposes is wrong; the
     right token is never sure to be the first. So accepted paths run through the whole tree.
     """
 
-    name = "future"
-
     def __init__(
         self, texts: Sequence[Sequence[int]], *, doubt: float = 0.0, seed: int = 0
     ) -> None:
-        self.texts = [list(map(int, text)) for text in texts]  # without padding, prompts included
-        self.doubt = doubt
-        self.random = random.Random(seed)
+        super().__init__("future", self._named)
+        self._texts = [tuple(map(int, text)) for text in texts]  # without padding, with prompts
+        self._doubt = doubt
+        self._random = random.Random(seed)
 
-    def open(self, prompt_ids: Sequence[int], *, learns: bool) -> FutureCursor:
-        return FutureCursor(self, list(prompt_ids))
-
-    def copy(self) -> FutureSource:
-        return self
-
-    def observe_pairs(self, pairs: Any, top: Any) -> None:
-        pass
-
-
-class FutureCursor:
-    """A row's place in its text; None off the truth."""
-
-    def __init__(self, source: FutureSource, ids: list[int]) -> None:
-        self._source = source
-        self._ids = ids
-
-    def root(self) -> tuple[int, ...]:
-        return tuple(self._ids)
-
-    def follow(self, state: tuple[int, ...], token: int) -> tuple[int, ...]:
-        return (*state, token)
-
-    def observe(self, record: StepRecord) -> None:
-        self._ids.extend(record.committed_ids)
-
-    def expand(self, state: tuple[int, ...]) -> list[Candidate]:
-        truth = self._truth_behind(state)
-        doubt, random_ = self._source.doubt, self._source.random
-        tokens = [] if truth is None or random_.random() < doubt else [truth]
-        if doubt:
-            wrong = random_.sample(range(1, 40), 2)
+    def _named(self, state: tuple[int, ...]) -> list[int]:
+        truths = (text[len(state) :] for text in self._texts if text[: len(state)] == state)
+        truth = next((rest[0] for rest in truths if rest), None)
+        tokens = [] if truth is None or self._random.random() < self._doubt else [truth]
+        if self._doubt:
+            wrong = self._random.sample(range(1, 40), 2)
             tokens += [token for token in wrong if token != truth]
-            random_.shuffle(tokens)
-        return [
-            (token, Evidence("future", rank=rank)) for rank, token in enumerate(tokens, start=1)
-        ]
-
-    def _truth_behind(self, state: tuple[int, ...]) -> int | None:
-        for text in self._source.texts:
-            if len(state) < len(text) and tuple(text[: len(state)]) == state:
-                return text[len(state)]
-        return None
+            self._random.shuffle(tokens)
+        return tokens

@@ -10,8 +10,6 @@ import torch
 from selfspec.run import backends, grouped_attention, two_parts
 from selfspec.run.two_parts import Parts, TwoParts, in_two_parts
 
-__all__ = ["use_two_parts"]
-
 
 def use_two_parts(monkeypatch: pytest.MonkeyPatch) -> list[Parts]:
     """Lets two parts win wherever a trial finds them to be right; returns what was computed so.

@@ -10,20 +10,6 @@ from hypothesis import strategies as st
 
 from selfspec.records import Candidate, DraftTree, Evidence, StepRecord
 
-__all__ = [
-    "Named",
-    "ScriptedCursor",
-    "any_json",
-    "candidates_of",
-    "damaged",
-    "paths_down",
-    "probability_of",
-    "tables",
-    "texts",
-    "tree_of",
-    "trees",
-]
-
 ALPHABET = 5
 _STEPS = 1000  # scripted probabilities are whole thousandths
 

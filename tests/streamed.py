@@ -11,8 +11,6 @@ import pytest
 from selfspec import ConfigError, load_streamed
 from tests.fakes import new_model
 
-__all__ = ["least_memory", "load_tightly", "saved_model"]
-
 # Enough layers that two buffers are smaller than all of them.
 _LAYERS = {"num_hidden_layers": 6}
 

@@ -107,16 +107,6 @@ def test_json_has_all_that_is_counted():
     assert read["tokens_per_step"] == 3.0
 
 
-def test_ratios_before_the_first_step():
-    stats = GenerationStats()
-    assert stats.tokens_per_step == stats.nodes_per_step == stats.overhead == 0.0
-
-
-def test_the_prompts_own_token_is_no_step():
-    stats = GenerationStats(num_new_tokens=7, num_prompt_tokens_out=1, num_steps=3)
-    assert stats.tokens_per_step == 2.0
-
-
 steps = st.lists(st.sampled_from([(), (1,), (2,), (2, 3)]), max_size=6)
 
 
@@ -153,12 +143,6 @@ def test_adding_leaves_out_no_field():
         stats + 1
 
 
-def test_the_newer_reason_wins():
-    old, new = GenerationStats(disabled_reason="old"), GenerationStats(disabled_reason="new")
-    assert (old + new).disabled_reason == "new"
-    assert (old + GenerationStats()).disabled_reason == "old"
-
-
 def test_it_says_how_many_calls_were_not_drafted():
     plain = GenerationStats(num_calls=1)
     plain.disable("no cache")
@@ -193,30 +177,22 @@ def test_a_row_has_its_share_of_a_step():
     assert row.seconds == {"forward": 0.1}
 
 
-def test_tables_are_not_summed():
-    small, large = GenerationStats(table_bytes=3), GenerationStats(table_bytes=5)
-    assert (small + large).table_bytes == 5
-    assert (large + GenerationStats()).table_bytes == 5
+@pytest.mark.parametrize("name", LATEST)
+def test_of_what_is_not_summed_the_newer_one_wins(name):
+    value = 3 if name.endswith("bytes") else "old"
+    old, new = GenerationStats(**{name: value}), GenerationStats(**{name: value * 2})
+    assert getattr(old + new, name) == value * 2
+    assert getattr(old + GenerationStats(), name) == value
 
 
-def test_the_newer_forward_wins():
-    graph = GenerationStats(num_calls=1, forward="graph")
-    eager = GenerationStats(num_calls=1, forward="eager", eager_reason="no graphs")
-    assert (graph + GenerationStats()).forward == "graph"
-    assert (GenerationStats() + graph).forward == "graph"
-    assert (graph + eager).forward == "eager"
-    assert (graph + eager).eager_reason == (eager + graph).eager_reason == "no graphs"
-
-
-def test_overhead_is_the_share_without_the_forward():
-    seconds = Counter(prefill=5.0, forward=3.0, draft=0.5, learn=0.5)
+def test_ratios():
+    """The prompt's own token is no step, and what stock decoded belongs to none."""
+    stats = GenerationStats(num_new_tokens=7, num_prompt_tokens_out=1, num_steps=3)
+    assert stats.tokens_per_step == 2.0
+    seconds = Counter(plain=3.0, prefill=5.0, forward=3.0, draft=0.5, learn=0.5)
     assert GenerationStats(seconds=seconds).overhead == pytest.approx(0.25)
-
-
-def test_overhead_leaves_out_what_stock_decoded():
-    assert GenerationStats(seconds=Counter(plain=3.0)).overhead == 0.0
-    seconds = Counter(plain=3.0, forward=3.0, draft=1.0)
-    assert GenerationStats(seconds=seconds).overhead == pytest.approx(0.25)
+    for empty in (GenerationStats(), GenerationStats(seconds=Counter(plain=3.0))):
+        assert empty.tokens_per_step == empty.nodes_per_step == empty.overhead == 0.0
 
 
 def test_the_report_names_what_was_counted():

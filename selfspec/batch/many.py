@@ -6,14 +6,12 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from selfspec.batch.answer import Answer
 from selfspec.batch.prompts import Prompt, encoded
 from selfspec.batch.schedule import Scheduler
 from selfspec.batch.session import Session
+from selfspec.batch.ticket import Answer
 from selfspec.errors import AttachError
 from selfspec.plugin.spec import SelfSpec
-
-__all__ = ["generate_many"]
 
 
 def generate_many(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["ReadingPace"]
-
 # Tokens of a part. A forward over fewer takes hardly less time, as the weights are read once more.
 _FEWEST, _MOST = 64, 512
 _AT_FIRST = 64  # While nothing was timed.
-_STEPS = 2.0  # A part may take as long as so many steps.
+_STEPS = 2.0  # A part may take as long as this many steps.
 _WEIGHT = 0.25  # of the latest time
 
 
@@ -28,7 +26,7 @@ class ReadingPace:
         self._token: float | None = None  # Seconds to read one.
 
     def num_tokens(self, num_rows: int) -> int:
-        """How many tokens may be read before the next step of so many rows."""
+        """How many tokens may be read before the next step of the rows."""
         if not num_rows:
             return _MOST
         if self._step is None or self._token is None:
@@ -40,7 +38,7 @@ class ReadingPace:
         self._step = _mixed(self._step, seconds)
 
     def observe_part(self, num_tokens: int, seconds: float) -> None:
-        """Learns what reading so many tokens takes; short parts tell too little."""
+        """Learns what reading a part takes; short parts tell too little."""
         if num_tokens >= _FEWEST:
             self._token = _mixed(self._token, max(seconds, 1e-9) / num_tokens)
 

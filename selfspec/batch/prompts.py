@@ -7,8 +7,6 @@ from typing import Any
 
 from selfspec.errors import UnsupportedError
 
-__all__ = ["Prompt", "encoded"]
-
 # A text, the messages of a conversation, or token ids.
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
 

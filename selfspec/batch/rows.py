@@ -1,13 +1,12 @@
 """The texts that are being written at the same time: one decoder, and the KV that they share out.
 
-Knows nothing of those that wait.
+Also what can never fit into it. Knows nothing of the texts that wait.
 """
 
 from __future__ import annotations
 
-import sys
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from selfspec.batch.ticket import Ticket
 from selfspec.config import SpecConfig
@@ -19,13 +18,54 @@ from selfspec.plugin.spec import SelfSpec
 from selfspec.run.model import device_of
 from selfspec.run.prepared import Prepared
 from selfspec.run.prompt import Prompt
-from selfspec.run.rows_backend import RowsBackend
+from selfspec.run.rows_backend import RowsBackend, kv_bytes_per_token
+from selfspec.run.tree_kv import foreign_layer
 from selfspec.stats import GenerationStats
 from selfspec.verify.verifier import Verifier
 
-__all__ = ["Rows", "config_for_rows"]
-
 Committed = dict[int, list[int]]  # New tokens by the index of the ticket.
+_FIX = "raise max_memory, or lower max_rows or max_new_tokens"
+
+
+class Limits(NamedTuple):
+    """How many tokens fit."""
+
+    max_tokens: int | None  # of all rows together, with answers and drafts; None: any number
+    max_prompt: int | None
+
+    @classmethod
+    def of_rows(cls, backend: RowsBackend) -> Limits:
+        """What fits into the rows' share, and into that of a prompt that is being read."""
+        return cls(backend.max_tokens, backend.max_prompt)
+
+    @classmethod
+    def of_one(cls, model: Any, max_bytes: int) -> Limits:
+        """What fits if a text is alone; runs a forward over one token to find out."""
+        most = max_bytes // kv_bytes_per_token(model)
+        return cls(most, most)
+
+    def check(self, ticket: Ticket) -> None:
+        """Refuses a prompt that would not fit if it were the only one."""
+        if self.max_tokens is not None and ticket.need > self.max_tokens:
+            raise UnsupportedError(
+                f"prompt, answer and drafts must fit into the {self.max_tokens} tokens of "
+                f"max_memory (got {len(ticket.ids)} tokens in the prompt, {ticket.need} with the "
+                f"answer and drafts); {_FIX}"
+            )
+        if self.max_prompt is not None and len(ticket.ids) > self.max_prompt:
+            raise UnsupportedError(
+                f"a prompt must fit into the {self.max_prompt} tokens of max_memory in which "
+                f"prompts are read (got {len(ticket.ids)}); {_FIX}"
+            )
+
+
+NO_LIMITS = Limits(None, None)
+
+
+def holds_kv(ticket: Ticket) -> bool:
+    """Does a call keep all keys and values? A recurrent or windowed state takes little room."""
+    cache = ticket.call.model_kwargs.get("past_key_values")
+    return hasattr(cache, "layers") and foreign_layer(cache) is None
 
 
 class Rows:
@@ -75,21 +115,6 @@ class Rows:
     def close(self) -> None:
         """Gives back the memory of rows that have all ended."""
         self._decoder = self._backend = None
-
-    def needs(self, prepared: Prepared) -> list[int]:
-        """How many columns of KV each row may come to need."""
-        return self.open(prepared).kv.needs
-
-    def room(self, prepared: Prepared) -> int:
-        """How many tokens are free beside the rows, which all take the longest one's room."""
-        backend = self.open(prepared)
-        needs, limit = backend.kv.needs, backend.max_tokens
-        return sys.maxsize if limit is None else limit - len(needs) * max(needs, default=0)
-
-    def fits(self, need: int, prepared: Prepared) -> bool:
-        """Is there a place for one more row that may come to need so many columns?"""
-        kv = self.open(prepared).kv
-        return kv.fits([*kv.needs, need])
 
     def start(self, ticket: Ticket, prompt: Prompt, prepared: Prepared) -> Committed:
         """Gives a prompt that was read a row; returns its first token."""

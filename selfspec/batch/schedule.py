@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-__all__ = ["ArrivalOrder", "Scheduler", "ShortestFirst"]
-
 
 class Scheduler(Protocol):
     """Chooses among waiting prompts whenever a row ends."""

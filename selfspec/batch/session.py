@@ -17,12 +17,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from selfspec.batch.answer import Answer
-from selfspec.batch.limits import NO_LIMITS, Limits, holds_kv
 from selfspec.batch.pace import ReadingPace
-from selfspec.batch.rows import Rows, config_for_rows
+from selfspec.batch.rows import NO_LIMITS, Limits, Rows, config_for_rows, holds_kv
 from selfspec.batch.schedule import ArrivalOrder, Scheduler
-from selfspec.batch.ticket import Hear, Ticket
+from selfspec.batch.ticket import Answer, Hear, Ticket
 from selfspec.batch.waiting import Waiting
 from selfspec.errors import ConfigError, UnsupportedError
 from selfspec.machine.amounts import amount_in_bytes
@@ -30,9 +28,7 @@ from selfspec.plugin.prompt import PromptReader
 from selfspec.plugin.spec import SelfSpec
 from selfspec.run.prepared import Prepared
 
-__all__ = ["Session"]
-
-_LOOK_AHEAD = 256  # So many prompts wait at most, if the reader asks how many are wanted.
+_LOOK_AHEAD = 256  # The most prompts that wait, if the reader asks how many are wanted.
 _SHORT_REST = 1.25  # A rest that is little longer than a part is read with it.
 
 
@@ -218,14 +214,17 @@ class Session:
         """Takes the first of those prompts that the scheduler wants to start and that fits."""
         if len(self._rows) == self._rows.max_rows or not (sharing := self._waiting.sharing()):
             return False
-        needs = self._rows.needs(prepared)
-        room = self._rows.room(prepared)
+        backend = self._rows.open(prepared)
+        needs, limit = backend.kv.needs, backend.max_tokens
+        # All rows take the room of the longest one.
+        taken = len(needs) * max(needs, default=0)
+        room = sys.maxsize if limit is None else limit - taken
         chosen = self._scheduler.choose([ticket.need for ticket in sharing], needs, room)
         if not needs and not chosen:
             chosen = [0]
         for index in chosen:
-            if self._rows.fits(sharing[index].need, prepared):
-                ticket = sharing[index]
+            ticket = sharing[index]
+            if backend.kv.fits([*needs, ticket.need]):
                 self._waiting.start(ticket)
                 self._reading = _Reading(ticket, PromptReader(ticket.call))
                 return True

@@ -1,4 +1,4 @@
-"""A prompt that waits or runs: its call, and how much room it takes."""
+"""A prompt that waits or runs: its call, how much room it takes, and what comes of it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,39 @@ from typing import Any
 
 import torch
 
-from selfspec.batch.answer import Answer
 from selfspec.errors import UnsupportedError
 from selfspec.plugin.arguments import for_drafts
 from selfspec.plugin.call import Call
 from selfspec.plugin.spec import SelfSpec
 from selfspec.stats import GenerationStats
 
-__all__ = ["Hear", "Ticket"]
-
 # Gets the index of a ticket and its new tokens; says whether anybody reads on.
 Hear = Callable[[int, Sequence[int]], bool]
 
 # Arguments of `generate()` that belong to one call with prompts of its own.
 _OF_ONE_CALL = ("attention_mask", "custom_generate", "input_ids", "inputs_embeds", "streamer")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model wrote behind one prompt.
+
+    Attributes:
+        index: Which prompt it is, counted from 0 in the order in which they were given.
+        text: The new text, without special tokens.
+        ids: The new tokens, the end-of-text token among them.
+        finish_reason: ``"stop"`` if the model or a stop string ended the text, ``"length"`` if it
+            was cut off at the most tokens.
+        num_prompt_tokens: How many tokens the prompt has.
+        stats: What was counted for this prompt. Of the time of a step, each row has an equal share.
+    """
+
+    index: int
+    text: str
+    ids: list[int]
+    finish_reason: str
+    num_prompt_tokens: int
+    stats: GenerationStats
 
 
 @dataclass(eq=False)  # Each one is itself, whatever it holds.
@@ -61,7 +80,7 @@ class Ticket:
             seed = int(torch.randint(2**63 - 1, ())) if seed is None else seed
             generator = torch.Generator(call.input_ids.device).manual_seed(seed)
             call = replace(call, generator=generator)
-        reason = spec.plain_reason(call) or call.alone_reason(spec.ability(model))
+        reason = call.plain_reason(spec.forwards) or call.alone_reason(spec.ability(model))
         return cls(index, list(ids), seed, arguments, call, reason)
 
     @property

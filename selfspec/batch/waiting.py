@@ -13,9 +13,8 @@ from sortedcontainers import SortedKeyList
 if TYPE_CHECKING:
     from selfspec.batch.ticket import Ticket
 
-__all__ = ["Waiting"]
 
-_MOST_SHOWN = 256  # A scheduler chooses among so many prompts at most.
+_MOST_SHOWN = 256  # The most prompts that a scheduler chooses among.
 
 _Turn = tuple[bool, int, int]
 

@@ -14,15 +14,13 @@ from typing import Any
 
 from selfspec.building.counting import Counting
 from selfspec.building.documents import read_documents
-from selfspec.building.extent import num_documents
 from selfspec.building.generations import Generations, read_answers
-from selfspec.building.inputs import find_inputs
+from selfspec.building.inputs import find_inputs, num_documents
 from selfspec.building.limits import vocab_size
 from selfspec.building.progress import Bars
 from selfspec.building.recipe import Recipe
-from selfspec.building.shards import Spread, counted, shards_of
-from selfspec.building.tokens import Encoder, Ids, encode_all
-from selfspec.building.vocabulary import each_token, num_tokens, prefix_of
+from selfspec.building.shards import CallWorkers, shards_of
+from selfspec.building.tokens import Encoder, Ids, each_token, encode_all, prefix_of
 from selfspec.building.warmup import Warmup
 from selfspec.building.work_folder import WorkFolder, open_work_folder
 from selfspec.draft.sources.corpus import CorpusTables
@@ -58,8 +56,8 @@ class Builder:
     Args:
         load_model: Called when the model itself is needed, not only its tokenizer.
         model_name: What the user called it; None for the embedded one.
-        spread: Has documents read and counted by several `Hands`, elsewhere. The model then needs
-            no weights here.
+        call_workers: Has documents read and counted by several `BuildWorker`s, elsewhere. The
+            model then needs no weights here.
     """
 
     def __init__(
@@ -71,7 +69,7 @@ class Builder:
         options: BuildOptions,
         *,
         model_name: str | None,
-        spread: Spread | None = None,
+        call_workers: CallWorkers | None = None,
     ) -> None:
         self._recipe = recipe
         self._inputs = find_inputs(recipe)
@@ -80,7 +78,7 @@ class Builder:
         self._bars = bars
         self._options = options
         self._model_name = model_name
-        self._spread = spread
+        self._call_workers = call_workers
         # A model that is decoded plainly would teach nothing, so it is refused. The budget is fixed
         # because the same recipe must build the same cache, however fast the machine is.
         self._spec = SelfSpec(strict=recipe.wants_lut, budget="fixed", max_nodes=16)
@@ -141,11 +139,12 @@ class Builder:
             save_seconds=seconds,
             prefix=prefix_of(self._recipe, self._tokenizer),
         )
-        known = num_tokens(self._tokenizer) if self._recipe.reads_vocabulary else None
+        vocabulary = tokenizer_info(self._tokenizer).vocab_size
+        known = vocabulary if self._recipe.reads_vocabulary else None
         total = self._recipe.warmup_tokens or known
         bar = self._bars.stage("reading", total, done=stage.tokens, tokens=stage.tokens)
         if not stage.finished:
-            stage.run(self._ids(stage.documents), bar, self._spread)
+            stage.run(self._ids(stage.documents), bar, self._call_workers)
         bar.end()
         self._counts["tokens_read"] = stage.tokens
         self._check_some(stage.tokens, "a document with text in it")
@@ -156,9 +155,9 @@ class Builder:
         stage = Counting(work, self._recipe, vocab_size=size, max_memory=memory)
         total = self._counts["answers"] if self._recipe.generates else self._total
         bar = self._bars.stage("counting", total, done=stage.documents, tokens=stage.tokens)
-        if not stage.finished and self._spread is not None:
+        if not stage.finished and self._call_workers is not None:
             shards = shards_of(read_documents(self._recipe, self._inputs, stage.documents))
-            stage.merge(counted(self._spread, shards), bar)
+            stage.merge((each for _, each in self._call_workers("count", shards)), bar)
         elif not stage.finished:
             stage.run(self._to_count(work, stage.documents), bar)
         bar.end()

@@ -6,7 +6,7 @@ build that goes on knows how many to skip.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -48,16 +48,25 @@ def read_documents(
         yield _document(recipe, row, number)
 
 
+def in_parts(
+    documents: Iterable[Document], most_documents: int, most_characters: int
+) -> Iterator[list[Document]]:
+    """Documents in order, several together; a part ends behind the one that makes it too large."""
+    part: list[Document] = []
+    size = 0
+    for document in documents:
+        part.append(document)
+        texts = [each["content"] for each in document] if isinstance(document, list) else [document]
+        size += sum(len(text or "") for text in texts)
+        if size > most_characters or len(part) == most_documents:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
 def _rows(recipe: Recipe, inputs: Inputs, skip: int) -> Iterator[Mapping[str, Any]]:
     """The rows behind the first `skip`. Whatever their reader raises is reported as bad data."""
-    wrong = (
-        _datasets().exceptions.DatasetsError,
-        ArithmeticError,
-        LookupError,
-        OSError,
-        RuntimeError,
-        TypeError,
-    )
     number = skip
     try:
         for row in _load(recipe, inputs).skip(skip):
@@ -65,7 +74,7 @@ def _rows(recipe: Recipe, inputs: Inputs, skip: int) -> Iterator[Mapping[str, An
             yield row
     except BuildError:
         raise
-    except (*wrong, StopIteration, ValueError) as error:  # An empty file stops its reader.
+    except Exception as error:  # Its readers raise anything, and StopIteration for an empty file.
         raise _unreadable(recipe, number, error.__cause__ or error) from error
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from selfspec.building.documents import Document
+from selfspec.building.documents import Document, in_parts
 
-# Has a method of `Hands`, named first, called with each of the jobs. Gives each job with its result
-# in the order of the jobs, whoever did it.
-Spread = Callable[[str, Iterable[Any]], Iterator[tuple[Any, Any]]]
+# Calls a method of `BuildWorker`, which is named first, with each of the jobs. Gives each job with
+# its result in the order of the jobs, whoever did it.
+CallWorkers = Callable[[str, Iterable[Any]], Iterator[tuple[Any, Any]]]
 
 # A shard holds some million tokens. More: fewer runs to merge, but more that a worker's end costs.
 _CHARACTERS = 1 << 22
@@ -25,27 +25,6 @@ class CountedShard(NamedTuple):
     runs: list[bytes]  # Files as `GramCounter` writes them.
 
 
-def counted(spread: Spread, shards: Iterable[list[Document]]) -> Iterator[CountedShard]:
-    """What others count in each shard."""
-    for _, result in spread("count", shards):
-        yield result
-
-
 def shards_of(documents: Iterable[Document]) -> Iterator[list[Document]]:
     """Documents in order, as many together as are worth being sent."""
-    shard: list[Document] = []
-    size = 0
-    for document in documents:
-        shard.append(document)
-        size += _size(document)
-        if size > _CHARACTERS or len(shard) == _DOCUMENTS:
-            yield shard
-            shard, size = [], 0
-    if shard:
-        yield shard
-
-
-def _size(document: Document) -> int:
-    if isinstance(document, list):
-        return sum(len(message["content"]) for message in document)
-    return len(document or "")
+    return in_parts(documents, _DOCUMENTS, _CHARACTERS)

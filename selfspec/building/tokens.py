@@ -19,14 +19,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.building.documents import Document, Message
+from selfspec.building.documents import Document, Message, in_parts
 from selfspec.building.recipe import Recipe
 from selfspec.errors import BuildError
+from selfspec.store import tokenizer_info
 
 Ids = NDArray[np.uint32]
 
 _CHUNK_DOCUMENTS = 256
 _CHUNK_CHARACTERS = 1 << 20
+_NEUTRAL = "Hello"
 
 
 class Encoder:
@@ -95,7 +97,7 @@ def encode_all(
     documents: Iterable[Document], encoder: Encoder, workers: int
 ) -> Iterator[Ids | None]:
     """The ids of each document in order; each worker gets a few chunks ahead."""
-    chunks = _chunks(iter(documents))
+    chunks = in_parts(documents, _CHUNK_DOCUMENTS, _CHUNK_CHARACTERS)
     if workers == 1:
         for chunk in chunks:
             yield from encoder.encode(chunk)
@@ -116,17 +118,23 @@ def _before_the_answer(messages: list[Message]) -> list[Message]:
     return messages[:end] if "user" in roles[:end] else []
 
 
-def _chunks(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    chunk: list[Document] = []
-    size = 0
-    for document in documents:
-        chunk.append(document)
-        size += len(document) if isinstance(document, str) else 0
-        if len(chunk) == _CHUNK_DOCUMENTS or size > _CHUNK_CHARACTERS:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
+def each_token(tokenizer: Any, skip: int = 0) -> Iterator[Ids]:
+    """A model's own vocabulary as documents of one token each, mostly the frequent ones first."""
+    for token in range(skip, tokenizer_info(tokenizer).vocab_size):
+        yield np.array([token], np.uint32)
+
+
+def prefix_of(recipe: Recipe, tokenizer: Any) -> Sequence[int]:
+    """What each window stands behind: for single tokens the beginning of a chat, else nothing.
+
+    The chat says nothing, so that the model goes on as in an answer. Without a chat template it is
+    the beginning of a text.
+    """
+    if not recipe.reads_vocabulary:
+        return ()
+    encoder = Encoder(tokenizer, chat_template=recipe.chat_template, prompts=True)
+    (ids,) = encoder.encode([_NEUTRAL if recipe.chat_template else "\n"])
+    return () if ids is None else ids.tolist()
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from selfspec.building.learned import Learned
 from selfspec.building.limits import max_positions, vocab_size
 from selfspec.building.progress import Bar
 from selfspec.building.recipe import Recipe
-from selfspec.building.shards import Spread
+from selfspec.building.shards import CallWorkers
 from selfspec.building.tokens import Ids
 from selfspec.building.work_folder import WorkFolder
 from selfspec.engine import top_k_of
@@ -74,13 +74,19 @@ class Warmup:
         self._forwards: int = known.get("forwards", 0)
         self._learned.restore(self._forwards)
 
-    def run(self, documents: Iterable[Ids | None], bar: Bar, spread: Spread | None = None) -> None:
+    def run(
+        self, documents: Iterable[Ids | None], bar: Bar, call_workers: CallWorkers | None = None
+    ) -> None:
         """Reads documents up to the limit; the first `self.documents` must have been skipped.
 
-        With `spread` others read, and ahead. What they say is learned here in the same order.
+        With `call_workers` others read, and ahead. What they say is learned here, in the same
+        order.
         """
         batches = self._batches(self._cut(documents))
-        readings = spread("read", batches) if spread else self._readings(batches)
+        readings: Iterator[tuple[list[Window], list[TopK]]]
+        readings = ((batch, self._reader.read(batch)) for batch in batches)
+        if call_workers is not None:
+            readings = call_workers("read", batches)
         try:
             for batch, tops in readings:
                 num_tokens = self._learn(batch, tops)
@@ -114,15 +120,6 @@ class Warmup:
                 return
             yield batch
             num_tokens += sum(len(window.ids) for window in batch)
-
-    def _readings(
-        self, batches: Iterable[list[Window]]
-    ) -> Iterator[tuple[list[Window], list[TopK]]]:
-        for batch in batches:
-            yield batch, self._read(batch)
-
-    def _read(self, batch: list[Window]) -> list[TopK]:
-        return self._reader.read(batch)
 
     def _learn(self, batch: list[Window], tops: list[TopK]) -> int:
         """Shows the sources what was predicted; returns the number of tokens."""
@@ -169,9 +166,8 @@ class Reader:
         """What the model predicts after each token of each window, by one forward."""
         self._packing.pack()
         with self._packing.in_use():
-            if not self._prefix:
-                return predictions(self._model, windows, self._top_k)
-            return predictions(self._model, windows, self._top_k, self._behind(len(windows)))
+            behind = self._behind(len(windows)) if self._prefix else None
+            return predictions(self._model, windows, self._top_k, behind)
 
     @torch.inference_mode()
     def _behind(self, num_rows: int) -> Any:
@@ -186,12 +182,10 @@ class Reader:
 
 
 @torch.inference_mode()
-def predictions(
-    model: Any, windows: Sequence[Window], top_k: int, behind: Any = None
-) -> list[TopK]:
+def predictions(model: Any, windows: Sequence[Window], top_k: int, behind: Any) -> list[TopK]:
     """Runs one forward; returns what the model predicts after each token of each window.
 
-    `behind` is a KV cache that the windows continue.
+    `behind` is a KV cache that the windows continue; None if they begin a text.
     """
     rows = [window.ids for window in windows]
     input_ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)

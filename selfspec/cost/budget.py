@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from selfspec.cost.curve import CostCurve
 
-__all__ = ["Choice", "WidthSearch", "best_width"]
-
 
 class Choice(NamedTuple):
     """A width, and what it is expected to bring."""

@@ -13,10 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from selfspec.cost.monotone import monotone
-
-__all__ = ["CostCurve"]
-
 # Wider steps get no point of their own.
 _WIDEST = 4096
 # No step takes less or more: seconds.
@@ -231,3 +227,20 @@ def _check(points: Mapping[int, float]) -> None:
             raise ValueError(f"a width must be a whole number in 1 … {_WIDEST} (got {width!r})")
         if not 0 < seconds < math.inf:
             raise ValueError(f"seconds must be > 0 and finite (got {seconds!r})")
+
+
+def monotone(values: Sequence[float]) -> list[float]:
+    """The never falling values that are nearest by least squares (pool adjacent violators).
+
+    >>> monotone([1.0, 3.0, 2.0, 4.0])
+    [1.0, 2.5, 2.5, 4.0]
+    """
+    pools: list[tuple[float, int]] = []  # The mean, and of how many values.
+    for value in values:
+        mean, count = value, 1
+        while pools and pools[-1][0] > mean:
+            left, more = pools.pop()
+            mean = (mean * count + left * more) / (count + more)
+            count += more
+        pools.append((mean, count))
+    return [mean for mean, count in pools for _ in range(count)]

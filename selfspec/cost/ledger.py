@@ -6,10 +6,6 @@ than plain decoding by more than a little.
 
 from __future__ import annotations
 
-from selfspec.cost.means import MeanRatio
-
-__all__ = ["Ledger"]
-
 _SHARE = 0.015  # Of the decoding time, which drafts may lose.
 _STEPS = 1.0  # Plain steps, which they may lose besides, to find out what they bring.
 _CREDIT = 8  # Plain steps of earlier gains, at most, which they may lose again.
@@ -18,6 +14,28 @@ _CREDIT = 8  # Plain steps of earlier gains, at most, which they may lose again.
 _PRIOR = 10.0
 # Each later one leaves an earlier one this share of its weight.
 _FADE = 0.98
+
+
+class MeanRatio:
+    """A fading mean of a quotient, such as seconds for each token.
+
+    Starts from a `value` that counts as much as a `weight` of steps or tokens. Each later one
+    leaves an earlier one the share `fade` of its weight.
+    """
+
+    def __init__(self, value: float, *, weight: float, fade: float) -> None:
+        self._sum, self._weight, self._fade = value * weight, weight, fade
+
+    @property
+    def value(self) -> float:
+        """The quotient now."""
+        return self._sum / self._weight
+
+    def observe(self, amount: float, count: float) -> None:
+        """Takes in an amount for a count."""
+        kept = self._fade**count
+        self._sum = self._sum * kept + amount
+        self._weight = self._weight * kept + count
 
 
 class Ledger:

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from time import perf_counter
-from typing import NamedTuple
 
 from selfspec.cost.curve import CostCurve
-
-__all__ = ["WIDTHS", "measure_curve"]
 
 WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 # Fewer measured widths make no slope.
 _LEAST_WIDTHS = 2
-# From so many seconds on, what a first run costs more is small beside the run itself.
+# From this many seconds on, what a first run costs more is small beside the run itself.
 _SLOW = 0.1
 
 
@@ -36,41 +33,31 @@ def measure_curve(
     in any case. Where there is no time to repeat all, the narrow ones are repeated, which most
     steps have.
     """
-    watch = _Watch(run, clock, clock() + max_seconds)
+    end = clock() + max_seconds
+
+    def seconds_of(width: int) -> float:
+        start = clock()
+        run(width)
+        return max(clock() - start, 1e-9)  # A clock may be too coarse to see it.
+
+    def has_time_for(seconds: float) -> bool:
+        return clock() + seconds <= end
+
     times: dict[int, list[float]] = {}
     for width in sorted(set(widths)):
         expected = CostCurve(_medians(times)).seconds(width) if times else 0.0
         is_quick = expected < _SLOW
-        if len(times) >= _LEAST_WIDTHS and not watch.has_time_for((1 + is_quick) * expected):
+        if len(times) >= _LEAST_WIDTHS and not has_time_for((1 + is_quick) * expected):
             break
         if is_quick:
             run(width)
-        times[width] = [watch.seconds_of(width)]
+        times[width] = [seconds_of(width)]
     for _ in range(repeats - 1):
         for width, expected in _medians(times).items():
-            if not watch.has_time_for(expected):
+            if not has_time_for(expected):
                 break
-            times[width].append(watch.seconds_of(width))
+            times[width].append(seconds_of(width))
     return CostCurve(_medians(times))
-
-
-class _Watch(NamedTuple):
-    """Runs something of a given width by a clock, up to an end."""
-
-    run: Callable[[int], object]
-    clock: Callable[[], float]
-    end: float
-
-    def seconds_of(self, width: int) -> float:
-        """The seconds of one run of a width, which are never 0."""
-        start = self.clock()
-        self.run(width)
-        # A clock may be too coarse to see it.
-        return max(self.clock() - start, 1e-9)
-
-    def has_time_for(self, seconds: float) -> bool:
-        """Is the end still so many seconds away?"""
-        return self.clock() + seconds <= self.end
 
 
 def _medians(times: Mapping[int, Sequence[float]]) -> dict[int, float]:

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from selfspec.cost.ledger import Ledger
-from selfspec.cost.means import MeanRatio
-
-__all__ = ["PacedStep", "Pacing"]
+from selfspec.cost.ledger import Ledger, MeanRatio
 
 # The share of what a forward's scores promise that comes true, before anything was counted.
 _PRIOR_SHARE = 0.7
@@ -18,9 +15,9 @@ _PRIOR_SHARE = 0.7
 _PRIOR = 4.0
 # Each later token or forward leaves an earlier one this share of its weight.
 _FADE = 0.97
-# One of so many steps goes without the draft model, so that it is known what it gains.
+# One of this many steps goes without the draft model, so that it is known what it gains.
 _WITHOUT_EVERY = 32
-# After so many steps in which nothing seemed to pay, one forward is tried.
+# After this many steps in which nothing seemed to pay, one forward is tried.
 _TRY_EVERY = 32
 # A forward that is far off counts as this many times the mean at most.
 _FAR = 1.5
@@ -67,13 +64,13 @@ class Pacing:
         return not goes_without and self._ledger.room(plain_seconds) > 0
 
     def pays(self, promised: float) -> bool:
-        """Does a forward pay that promises so many tokens, by the scores of the nodes it reads?"""
+        """Does a forward pay, by the sum of the scores of the nodes that it reads?"""
         if self._forward is None or self._token is None or self._num_unread >= _TRY_EVERY:
             return True
         return self._share.value * promised * self._token.value > self._forward.value
 
     def observe_forward(self, seconds: float, num_tokens: int) -> float:
-        """Takes in what a draft model's forward over so many tokens took.
+        """Takes in what a draft model's forward over `num_tokens` took.
 
         Returns the seconds that are set against it: a slow moment of the machine is not its fault.
         """

@@ -6,25 +6,27 @@ The engine asks a budget for a step, lets the step decide while it drafts, and t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from selfspec.cost.budget import WidthSearch, best_width
 from selfspec.cost.curve import CostCurve
-from selfspec.cost.ledger import Ledger
-from selfspec.cost.means import MeanRatio
+from selfspec.cost.ledger import Ledger, MeanRatio
 from selfspec.cost.pacing import PacedStep, Pacing
-from selfspec.cost.riders import RiderWorth
-from selfspec.cost.threshold import AdaptiveThreshold
 from selfspec.records import DRAFT_MODEL, DraftTree, StepRecord, sources_of
 
-__all__ = ["Budget", "FixedBudget", "MeasuredBudget", "Step", "ThresholdBudget", "Took"]
-
-# What the model says behind a verified node is learned, and brings about so many tokens later.
+# What the model says behind a verified node is learned, and brings about this many tokens later.
 _LESSON = 0.01
 # A plain step is timed anew after this many others.
 _RETIME = 64
 # A time that is farther off than this factor from what its width took before counts as this far.
 _FAR = 1.5
+# EdgeLLM's threshold stays between these.
+_LEAST, _MOST = 1e-6, 0.99
+# What a branch query brings: assumed before anything was counted, since 12 queries brought about
+# 0.15 tokens a step on chat text; and the share of its weight that each later query leaves one.
+_PRIOR_WORTH, _PRIOR_QUERIES, _BRANCH_FADE = 0.0125, 256.0, 0.999
+# After this many steps without branches one goes with them: what they bring may have changed.
+_TRY_BRANCHES = 64
 
 
 class Took(NamedTuple):
@@ -35,17 +37,15 @@ class Took(NamedTuple):
     rest: float
 
 
-class Step(Protocol):
-    """One step's width, as it is decided."""
+class Step:
+    """One step's width, as it is decided. This one takes all that is allowed."""
 
-    @property
-    def max_nodes(self) -> int:
-        """The most nodes that are worth looking for."""
-        ...
+    def __init__(self, max_nodes: int) -> None:
+        self.max_nodes = max_nodes  # The most nodes that are worth looking for.
 
     def search(self) -> Callable[[float], bool] | None:
-        """Asked for each tree: says, score by score, whether its next node may pay."""
-        ...
+        """Asked for each tree: says, score by score, whether its next node may pay; None: all."""
+        return None
 
     def fit(self, trees: Sequence[DraftTree], num_queries: Sequence[int] = ()) -> bool:
         """Cuts the trees of a batch to the width that pays for all of them.
@@ -53,85 +53,72 @@ class Step(Protocol):
         `num_queries` is what each row's branches would ask beside its tree. Returns whether they
         may; then the trees are as wide as pays beside them.
         """
-        ...
+        return True
 
     def observe(self, took: Took, records: Sequence[StepRecord]) -> None:
         """Learns what the step took, and what came of it."""
-        ...
 
 
-class Budget(Protocol):
+class Budget:
     """Decides on the steps of one call, or of rows that come and go."""
 
     def step(self, allowed: int) -> Step:
-        """The next step, of at most so many nodes."""
-        ...
+        """The next step, of at most `allowed` nodes."""
+        return Step(allowed)
 
     def pays_to_read(self, scores: Sequence[float]) -> bool:
         """Is a draft model's forward over nodes with these scores worth its time in this step?"""
-        ...
-
-    def observe_reading(self, seconds: float, num_tokens: int) -> None:
-        """Learns what a draft model's forward over so many tokens took."""
-        ...
-
-
-class FixedStep(NamedTuple):
-    """Takes all that is allowed."""
-
-    max_nodes: int
-
-    def search(self) -> Callable[[float], bool] | None:
-        """None: a tree takes all nodes that are allowed."""
-        return None
-
-    def fit(self, trees: Sequence[DraftTree], num_queries: Sequence[int] = ()) -> bool:
-        """Trees stay as they are, and branches always ride."""
-        return True
-
-    def observe(self, took: Took, records: Sequence[StepRecord]) -> None:
-        """Learns nothing."""
-
-
-class FixedBudget:
-    """Always all that is allowed."""
-
-    def step(self, allowed: int) -> Step:
-        """All that are allowed."""
-        return FixedStep(allowed)
-
-    def pays_to_read(self, scores: Sequence[float]) -> bool:
-        """True: a draft model reads whatever node is wanted."""
         return True
 
     def observe_reading(self, seconds: float, num_tokens: int) -> None:
-        """Learns nothing."""
+        """Learns what a draft model's forward over some tokens took."""
 
 
-class ThresholdStep(NamedTuple):
+class FixedBudget(Budget):
+    """Always all that is allowed, and a draft model reads whatever node is wanted."""
+
+
+class AdaptiveThreshold:
+    """The threshold α, under which no node is drafted.
+
+    After a path that was accepted whole α ← α / 2; otherwise
+    α ← α / Tc^((N_all - N_correct) / N_all), with Tc the path's cumulative confidence, the product
+    of its probabilities. Stays in [1e-6, 0.99].
+    """
+
+    def __init__(self, start: float = 0.01) -> None:
+        self.value = _between_bounds(start)
+
+    def observe(self, num_drafted: int, num_correct: int, confidence: float) -> None:
+        """Takes in a verified path: its length, how much of it was right, and its score."""
+        if num_drafted < 1:
+            return
+        wrong = (num_drafted - num_correct) / num_drafted
+        factor = max(confidence, _LEAST) ** -wrong if wrong else 0.5
+        self.value = _between_bounds(self.value * factor)
+
+
+class ThresholdStep(Step):
     """Drafts one token at least, however unlikely: only what was drafted moves the threshold."""
 
-    max_nodes: int
-    threshold: AdaptiveThreshold
+    def __init__(self, max_nodes: int, threshold: AdaptiveThreshold) -> None:
+        super().__init__(max_nodes)
+        self._threshold = threshold
 
     def search(self) -> Callable[[float], bool]:
         """The first node may be taken in any case, others while they are above the threshold."""
         first = iter([True])
-        return lambda score: next(first, False) or score >= self.threshold.value
-
-    def fit(self, trees: Sequence[DraftTree], num_queries: Sequence[int] = ()) -> bool:
-        """Trees stay as they are, and branches always ride."""
-        return True
+        return lambda score: next(first, False) or score >= self._threshold.value
 
     def observe(self, took: Took, records: Sequence[StepRecord]) -> None:
         """Moves the threshold by how far each tree's best branch was right."""
         for record in records:
             leaf = _leaf_below(record.tree, record.path[-1])
             num_right = len(record.path) - 1
-            self.threshold.observe(record.tree.depths[leaf], num_right, record.tree.scores[leaf])
+            self._threshold.observe(record.tree.depths[leaf], num_right, record.tree.scores[leaf])
 
 
-class ThresholdBudget(FixedBudget):
+class ThresholdBudget(Budget):
     """EdgeLLM's policy: what is likely enough is drafted, whatever it costs; serves one call."""
 
     def __init__(self) -> None:
@@ -146,7 +133,27 @@ class ThresholdBudget(FixedBudget):
         return max(scores) >= self._threshold.value
 
 
-class MeasuredBudget:
+class BranchWorth:
+    """Tokens for each query of a branch: a fading mean that starts from a prior."""
+
+    def __init__(self) -> None:
+        self._worth = MeanRatio(_PRIOR_WORTH, weight=_PRIOR_QUERIES, fade=_BRANCH_FADE)
+        self._num_left_out = 0
+
+    def pay(self, num_queries: int, tokens_instead: float) -> bool:
+        """Do some queries bring more than their time brings without them? Asked once a step."""
+        if self._worth.value * num_queries > tokens_instead or self._num_left_out >= _TRY_BRANCHES:
+            self._num_left_out = 0
+            return True
+        self._num_left_out += 1
+        return False
+
+    def observe(self, num_queries: int, num_tokens: int) -> None:
+        """Takes in a row's queries of a step, and its tokens that branches had foreseen."""
+        self._worth.observe(num_tokens, num_queries)
+
+
+class MeasuredBudget(Budget):
     """The width that brings the most tokens a second, by what steps of each width took.
 
     Serves one call, or rows that come and go. `pacing` knows what a draft model costs and brings;
@@ -157,17 +164,13 @@ class MeasuredBudget:
     def __init__(
         self, curve: CostCurve, pacing: Pacing | None = None, ledger: Ledger | None = None
     ) -> None:
-        self.curve = curve
+        self.curve = curve  # Another one is set when rows have come or gone.
         self.pacing = pacing
         self.ledger = Ledger() if ledger is None else ledger
-        self.riders = RiderWorth()
+        self.branches = BranchWorth()
         self.looking = MeanRatio(0.0, weight=1.0, fade=0.95)  # The seconds to look for drafts.
         self.num_since_plain = 0
         self._step = MeasuredStep(self, 1)
-
-    def use(self, curve: CostCurve) -> None:
-        """From now on steps cost what this curve says: rows have come or gone."""
-        self.curve = curve
 
     def step(self, allowed: int) -> MeasuredStep:
         """As wide as drafts may still lose; 1 until plain steps were timed, and now and then."""
@@ -187,11 +190,11 @@ class MeasuredBudget:
             self._step.reading += self.pacing.observe_forward(seconds, num_tokens)
 
 
-class MeasuredStep:
+class MeasuredStep(Step):
     """One step of a measured budget."""
 
     def __init__(self, budget: MeasuredBudget, max_nodes: int) -> None:
-        self.max_nodes = max_nodes
+        super().__init__(max_nodes)
         self.reading = 0.0  # Seconds of the draft model.
         self._budget = budget
         self._looks = max_nodes > 1
@@ -222,7 +225,7 @@ class MeasuredStep:
         if self._looks and any(num_queries):
             beside = best_width(worth, curve, widest, beside=max(num_queries))
             lost = beside.tokens * (choice.rate / beside.rate - 1)
-            if rides := self._budget.riders.pay(sum(num_queries), lost):
+            if rides := self._budget.branches.pay(sum(num_queries), lost):
                 choice = beside
         for tree in trees:
             if len(tree) > choice.width:
@@ -264,7 +267,7 @@ class MeasuredStep:
         for record in records:
             promised = sum(record.tree.scores) - 1
             budget.ledger.observe_drafts(promised, record.num_accepted)
-            budget.riders.observe(record.num_branch_queries, record.num_from_branches)
+            budget.branches.observe(record.num_branch_queries, record.num_from_branches)
 
 
 def _num_tokens(records: Sequence[StepRecord]) -> int:
@@ -282,3 +285,7 @@ def _leaf_below(tree: DraftTree, node: int) -> int:
     while tree.children[node]:
         node = min(tree.children[node].values())
     return node
+
+
+def _between_bounds(threshold: float) -> float:
+    return min(max(threshold, _LEAST), _MOST)

@@ -8,8 +8,6 @@ from functools import cache
 from selfspec.cost.curve import CostCurve
 from selfspec.cost.measuring import WIDTHS
 
-__all__ = ["STEPS", "SteppedCurve", "stepped"]
-
 # From here on every multiple of this width is a step.
 _WIDE = 64
 # The steps that are measured.

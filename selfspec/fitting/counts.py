@@ -11,11 +11,9 @@ from collections.abc import Sequence
 
 from selfspec.records import StepRecord
 
-__all__ = ["AcceptanceCounts", "Path"]
-
 Path = tuple[int, ...]
 
-# What is known of less exact kinds counts as much as so many trials: of the level above for a
+# What is known of less exact kinds counts as much as this many trials: of the level above for a
 # level, and of the whole level for a single place.
 _TRUST = 8.0
 

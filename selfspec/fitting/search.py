@@ -21,8 +21,6 @@ from selfspec.cost import CostCurve
 from selfspec.draft.fitted import FittedTree
 from selfspec.fitting.counts import AcceptanceCounts, Path
 
-__all__ = ["Fit", "TreeSearch", "best_fit", "best_tree", "fitted", "refined"]
-
 # The rates of the candidates behind a node, by rank; none where a tree may not be deeper.
 Rates = Callable[[Path], Sequence[float]]
 
@@ -96,7 +94,7 @@ def fitted(tree: Mapping[Path, float]) -> FittedTree:
 
 
 class TreeSearch:
-    """Finds the best tree of any width, at most so deep, by what was counted."""
+    """Finds the best tree of any width and at most `max_depth`, by what was counted."""
 
     def __init__(self, counts: AcceptanceCounts, max_depth: int) -> None:
         self._counts = counts

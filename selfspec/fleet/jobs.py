@@ -10,13 +10,13 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
-_SUSPECT = 2  # So many workers ended with a job: it is handed out alone.
+_SUSPECT = 2  # If this many workers ended with a job, it is handed out alone.
 
 J = TypeVar("J")
 
 
 class Lost(NamedTuple):
-    """In the place of a result: so many workers ended with this job, and nobody has done it."""
+    """In the place of a result: `num_workers` ended with this job, and nobody has done it."""
 
     num_workers: int
 

@@ -7,6 +7,7 @@ prompts.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,8 +16,6 @@ from transformers.generation.stopping_criteria import StoppingCriteriaList, Stop
 from selfspec.errors import UnsupportedError
 from selfspec.plugin.prediction import encoded_prediction
 
-__all__ = ["for_drafts", "refuse_unpassable", "setting", "unpassable"]
-
 
 def for_drafts(model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """New arguments, with which stock's `generate()` may call the loop; refuses what can't be had.
@@ -24,7 +23,8 @@ def for_drafts(model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     A draft model is named `draft_model`, a prediction is ids, and `stop_strings` are the criterion
     that stock makes of them. Without a tokenizer they stay, so that stock's own error comes.
     """
-    refuse_unpassable(model, arguments)
+    if rule := unpassable(model, arguments):
+        raise UnsupportedError(rule)
     if (other := arguments.get("assistant_tokenizer")) is not None:
         raise UnsupportedError(
             "assistant_tokenizer= must be left out, since a draft model has the tokenizer of the "
@@ -70,7 +70,11 @@ def unpassable(model: Any, arguments: Mapping[str, Any]) -> str | None:
     return None
 
 
-def refuse_unpassable(model: Any, arguments: Mapping[str, Any]) -> None:
-    """Raises for what no loop ever gets to see, and would be without drafts or fail later."""
-    if rule := unpassable(model, arguments):
-        raise UnsupportedError(rule)
+def argument_of_generate(name: str) -> Any:
+    """An argument of the `generate()` that called whoever asks.
+
+    transformers hands a `custom_generate` callable neither the streamer nor the assistant model,
+    and without the streamer a reader in another thread would wait for ever.
+    """
+    frame = sys._getframe(2)
+    return frame.f_locals.get(name) if frame.f_code.co_name == "generate" else None

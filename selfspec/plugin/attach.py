@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from transformers.generation.utils import GenerationMixin
 
 from selfspec.errors import AttachError, UnsupportedError
-from selfspec.plugin.arguments import for_drafts, refuse_unpassable
+from selfspec.plugin.arguments import for_drafts, unpassable
 from selfspec.plugin.default import (
     DefaultAssistant,
     has_own_generate,
@@ -18,8 +18,7 @@ from selfspec.plugin.default import (
     reason_to_step_aside,
 )
 from selfspec.plugin.spec import SelfSpec
-
-__all__ = ["attach", "detach", "hub_folder"]
+from selfspec.stats import GenerationStats
 
 M = TypeVar("M")
 # Where an instance keeps the methods of its own that `attach` stands in for; None if it had none.
@@ -107,7 +106,7 @@ def _generate(model: Any, *args: Any, **kwargs: Any) -> Any:
     if not has_own_generate(model):
         args, kwargs = (), named(args, kwargs)
     if not is_named and (reason := reason_to_step_aside(model, assistant, kwargs)):
-        assistant.step_aside(model, reason)
+        assistant.warn(model, GenerationStats(disabled_reason=reason))
         kwargs.pop("prediction", None)  # It decides nothing, and stock doesn't know it.
         return stock(*args, **kwargs)
     # transformers hands a loop no streamer.
@@ -118,9 +117,9 @@ def _generate(model: Any, *args: Any, **kwargs: Any) -> Any:
 def _refuse_undrafted(model: Any, kwargs: dict[str, Any]) -> None:
     """Refuses what is for drafts alone, and what would keep a loop of ours from making them."""
     loop = kwargs.get("custom_generate")
-    if isinstance(loop, SelfSpec):
-        refuse_unpassable(model, kwargs)
-    elif loop is None and kwargs.get("prediction") is not None:
+    if isinstance(loop, SelfSpec) and (rule := unpassable(model, kwargs)):
+        raise UnsupportedError(rule)
+    if loop is None and kwargs.get("prediction") is not None:
         raise UnsupportedError(
             "prediction= needs assistant= beside it, since it is what drafts are made from (got "
             "none); pass assistant=SelfSpec(), or leave prediction= out"

@@ -19,20 +19,26 @@ from selfspec.draft.sources.prediction import Prediction
 from selfspec.engine import Decoder
 from selfspec.errors import UnsupportedError
 from selfspec.machine.device import Device
-from selfspec.plugin.rules import for_rows, has_eos_rule, in_two, looks_at_rows, row_stops
+from selfspec.plugin.rules import (
+    for_rows,
+    has_eos_rule,
+    looks_at_rows,
+    plain_reason,
+    row_stops,
+    split_warpers,
+)
 from selfspec.run.backend import Backend
 from selfspec.run.draft_model import DraftModel
-from selfspec.run.prepared import Prepared
-from selfspec.run.probe import Ability
+from selfspec.run.prepared import Forwards, Prepared
+from selfspec.run.probe import Ability, attention_for_trees
 from selfspec.run.prompt import Prompt
 from selfspec.run.rope import changes_other_rows
+from selfspec.run.tree_kv import foreign_layer
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import BatchChooser, Chooser, GreedyChooser, ProcessedChooser
 from selfspec.verify.noise import NoiseTape
 from selfspec.verify.transcript import Streamer, Transcript
 from selfspec.verify.verifier import RowText, Verifier, row_texts
-
-__all__ = ["Call", "SelfSpecOutput", "keep_up"]
 
 
 class SelfSpecOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
@@ -51,7 +57,7 @@ def keep_up(
     if prepared.before_step(num_rows) and backend.kind != prepared.kind:
         backend.kind, has_changed = prepared.kind, True
     if has_changed and isinstance(budget, MeasuredBudget):
-        budget.use(prepared.costs.curve(prepared.model, backend, num_rows, prepared.packing))
+        budget.curve = prepared.costs.curve(prepared.model, backend, num_rows, prepared.packing)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +83,22 @@ class Call:
         """How many tokens beyond the prompt the last one may stand, drafted or not."""
         to_come: int = self.generation_config.max_length - self.input_ids.shape[1]
         return max(to_come, 1)
+
+    def plain_reason(self, forwards: Forwards) -> str | None:
+        """Why the call has to be decoded plainly; None if it can be drafted for."""
+        start = perf_counter()
+        reason = plain_reason(self.model, self.generation_config, self.model_kwargs, self.reach)
+        if reason is None and self.config.strict:
+            attention = attention_for_trees(self.model)
+            reason = attention if isinstance(attention, str) else None
+        if reason is not None:
+            return reason
+        ability = forwards.ability(self.model)
+        self.stats.seconds["prepare"] += perf_counter() - start  # type: ignore[assignment]
+        if ability.mode == "plain" or (ability.reason and self.config.strict):
+            return ability.reason
+        is_tree = ability.mode == "tree"
+        return foreign_layer(self.model_kwargs["past_key_values"]) if is_tree else None
 
     def decode_plainly(self, reason: str) -> Any:
         """Stock's own loop, with the reason noted; an error instead under `strict`."""
@@ -122,7 +144,7 @@ class Call:
         return row_texts(self._chooser(ability, device), transcript)
 
     def _budget(self, prepared: Prepared, backend: Backend, num_rows: int) -> Budget:
-        """What decides how wide the steps of so many rows are."""
+        """What decides how wide the steps of a batch are."""
         if self.config.budget == "threshold":
             return ThresholdBudget()
         if self.config.budget in ("fixed", "fitted"):
@@ -145,7 +167,7 @@ class Call:
             return GreedyChooser(stops, device)
         tape = NoiseTape(num_rows, self.generator) if samples else None
         processors = for_rows(self.logits_processor, num_rows)
-        return ProcessedChooser(stops, [in_two(of_row) for of_row in processors], tape)
+        return ProcessedChooser(stops, [split_warpers(of_row) for of_row in processors], tape)
 
     def alone_reason(self, ability: Ability) -> str | None:
         """Why other prompts in the same forwards could change what this call does; else None."""
@@ -189,7 +211,7 @@ class Call:
         device: Device,
         num_rows: int,
     ) -> Decoder:
-        """What decodes a batch of so many rows; it has none of them yet."""
+        """What decodes a batch of up to `num_rows` rows; it has none of them yet."""
         config, budget = prepared.config, self._budget(prepared, backend, num_rows)
         if prepared.ability.mode == "chain":
             config = config.changed(top_k=1, num_branches=0)

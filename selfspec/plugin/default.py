@@ -18,8 +18,6 @@ from selfspec.plugin.arguments import setting, unpassable
 from selfspec.plugin.rules import unservable
 from selfspec.plugin.spec import SelfSpec
 
-__all__ = ["DefaultAssistant", "has_own_generate", "named", "reason_to_step_aside"]
-
 
 class DefaultAssistant:
     """Holds the `SelfSpec` of a model. Copies of the model share it; pickled ones have none."""

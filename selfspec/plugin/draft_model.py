@@ -11,8 +11,6 @@ from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.run.draft_model import DraftModel
 from selfspec.run.prepared import Forwards, may_pack
 
-__all__ = ["check_draft_model", "check_prompt", "new_draft_model"]
-
 # Sizes of vocabularies that differ by less are taken for one vocabulary with other padding.
 _PADDING = 1024
 # Two tokenizers that share their ids but for special tokens differ in fewer tokens than this share.
@@ -33,8 +31,19 @@ def check_draft_model(model: Any) -> None:
         )
 
 
-def new_draft_model(draft: Any, target: Any, forwards: Forwards, config: SpecConfig) -> DraftModel:
-    """How a draft model is asked in one call; a pair of models is checked when it is new."""
+def new_draft_model(
+    draft: Any, target: Any, num_tokens: int, forwards: Forwards, config: SpecConfig
+) -> DraftModel:
+    """How a draft model is asked in one call; a pair of models is checked when it is new.
+
+    Refuses a prompt without tokens, of which it could read nothing.
+    """
+    check_draft_model(draft)
+    if num_tokens == 0:
+        raise UnsupportedError(
+            "a draft model must be given the prompt as token ids, which it reads itself (got "
+            "inputs_embeds alone); pass input_ids, or leave the draft model out"
+        )
     if forwards.pacing(target, draft) is None:
         _check_pair(draft, target, forwards)
     attention = forwards.ability(draft).attention
@@ -59,15 +68,6 @@ def _check_pair(draft: Any, target: Any, forwards: Forwards) -> None:
         reason = str(ability.reason).partition(";")[0]
         raise UnsupportedError(
             f"draft_model must be able to read trees (got {type(draft).__name__}: {reason})"
-        )
-
-
-def check_prompt(num_tokens: int) -> None:
-    """Refuses a prompt of which a draft model can read nothing."""
-    if num_tokens == 0:
-        raise UnsupportedError(
-            "a draft model must be given the prompt as token ids, which it reads itself (got "
-            "inputs_embeds alone); pass input_ids, or leave the draft model out"
         )
 
 

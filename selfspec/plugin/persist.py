@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from selfspec.config import SpecConfig
+from selfspec.draft.calibration import Calibration
 from selfspec.draft.fitted import FittedTree
 from selfspec.draft.memory import Memory
 from selfspec.draft.sources import REGISTRY, LastingSource, Source
 from selfspec.draft.sources.corpus import CorpusSource
 from selfspec.errors import CacheFormatError, CacheTokenizerError, ConfigError, VocabularyError
+from selfspec.plugin.remember import Remembered
 from selfspec.store import (
     KEY_OF,
     CacheContents,
@@ -22,11 +24,6 @@ from selfspec.store import (
     save_cache,
     tokenizer_info,
 )
-
-if TYPE_CHECKING:
-    from selfspec.plugin.remember import Remembered
-
-__all__ = ["Persistent", "check_sources", "fitted_for", "new_source", "restore"]
 
 P = TypeVar("P", bound="Persistent")
 
@@ -162,15 +159,31 @@ class Persistent:
         )
 
 
-def new_source(
-    name: str, loaded: CacheContents | None, vocab_size: int, top_k: int
-) -> Source | None:
-    """A source by its name; None for the corpus if none was loaded."""
-    if name != "corpus":
-        return REGISTRY[name](vocab_size, top_k)
-    if loaded is None or loaded.corpus is None:
-        return None
-    return CorpusSource(loaded.corpus, vocab_size, top_k)
+def new_memory(
+    config: SpecConfig,
+    loaded: CacheContents | None,
+    remembered: Remembered | None,
+    extra_sources: Sequence[Source],
+    vocab_size: int,
+) -> Memory:
+    """Memory with what was loaded, and what is remembered on top of it.
+
+    There is no corpus among its sources if none was loaded.
+    """
+    top_k = min(config.top_k, vocab_size)
+    sources: list[Source] = []
+    for name in config.sources:
+        if name != "corpus":
+            sources.append(REGISTRY[name](vocab_size, top_k))
+        elif loaded is not None and loaded.corpus is not None:
+            sources.append(CorpusSource(loaded.corpus, vocab_size, top_k))
+    fitted = fitted_for(config, loaded)
+    memory = Memory([*sources, *extra_sources], Calibration(), top_k, fitted=fitted)
+    _restore(memory, loaded, vocab_size)
+    if remembered is not None:
+        _restore(memory, remembered.read(vocab_size), vocab_size)
+        remembered.follow(memory, vocab_size)
+    return memory
 
 
 def fitted_for(config: SpecConfig, loaded: CacheContents | None) -> FittedTree | None:
@@ -186,7 +199,7 @@ def fitted_for(config: SpecConfig, loaded: CacheContents | None) -> FittedTree |
     return loaded.fitted
 
 
-def restore(memory: Memory, loaded: CacheContents | None, vocab_size: int) -> None:
+def _restore(memory: Memory, loaded: CacheContents | None, vocab_size: int) -> None:
     """Fills fresh memory with what was loaded, after a check of every id."""
     if loaded is None:
         return

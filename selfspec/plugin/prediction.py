@@ -8,8 +8,6 @@ from typing import Any
 from selfspec.draft.sources.prediction import Prediction
 from selfspec.errors import UnsupportedError
 
-__all__ = ["encoded_prediction", "predictions_of"]
-
 _RULE = "prediction must be token ids or text, one for all rows or a list with one for each row"
 
 

@@ -22,9 +22,7 @@ from selfspec.plugin.call import Call
 from selfspec.run.prepared import Prepared
 from selfspec.run.prompt import Prompt
 
-__all__ = ["PromptReader", "PromptTap", "last_pairs", "teach"]
-
-_CHUNK_ELEMENTS = 1 << 22  # At most so many logits are held at a time.
+_CHUNK_ELEMENTS = 1 << 22  # The most logits that are held at a time.
 # The LUTs learn from the last tokens of each row. More tokens bring very little, and the head has
 # to be run for each of them, which is slow on a CPU.
 _NUM_TEACHING = {"cpu": 16, "other": 64}
@@ -48,7 +46,7 @@ class PromptReader:
         return int(self._call.input_ids.shape[1]) - self._num_read
 
     def read(self, prepared: Prepared, num_tokens: int | None = None) -> Prompt | None:
-        """Reads on, at most so many tokens or all; returns the prompt once its end was read."""
+        """Reads on, `num_tokens` or all of it; returns the prompt once its end was read."""
         call, start = self._call, perf_counter()
         num_rows, length = call.input_ids.shape
         end = length if num_tokens is None else min(self._num_read + num_tokens, length)

@@ -14,7 +14,6 @@ from typing import Any
 
 from selfspec.draft.memory import Memory
 from selfspec.errors import CacheError
-from selfspec.plugin.persist import restore
 from selfspec.store import (
     KEY_OF,
     CacheContents,
@@ -26,8 +25,6 @@ from selfspec.store import (
     tokenizer_info,
     unnamed_tokenizer,
 )
-
-__all__ = ["SAVE_SECONDS", "Remembered"]
 
 SAVE_SECONDS = 300.0
 
@@ -58,14 +55,17 @@ class Remembered:
         if self._tokenizer is not None:
             self._folder.check_tokenizer(self._tokenizer)
 
-    def restore(self, memory: Memory, vocab_size: int) -> None:
-        """Puts what is kept on top of fresh memory, and follows from now on what it learns."""
+    def read(self, vocab_size: int) -> CacheContents | None:
+        """What is kept, to go on top of fresh memory."""
+        kept = self._folder.read()
+        if kept is not None:
+            self._check_owner(kept, vocab_size)
+            _log.info("remembered what %s keeps", self._folder.path)
+        return kept
+
+    def follow(self, memory: Memory, vocab_size: int) -> None:
+        """Keeps from now on what this memory learns."""
         with self._lock:
-            kept = self._folder.read()
-            if kept is not None:
-                self._check_owner(kept, vocab_size)
-                restore(memory, kept, vocab_size)
-                _log.info("remembered what %s keeps", self._folder.path)
             self._memory, self._vocab_size = memory, vocab_size
             self._before = self._now(memory)
             self._saved_at = time.monotonic()

@@ -15,22 +15,10 @@ import torch
 from transformers.cache_utils import DynamicCache
 from transformers.generation import logits_process, stopping_criteria
 
-from selfspec.errors import UnsupportedError
 from selfspec.run.rope import rope_reason
 from selfspec.verify.choosers import Processing
 from selfspec.verify.shortlist import Warpers
 from selfspec.verify.transcript import RowStops
-
-__all__ = [
-    "for_rows",
-    "has_eos_rule",
-    "in_two",
-    "looks_at_rows",
-    "plain_reason",
-    "refuse_unservable",
-    "row_stops",
-    "unservable",
-]
 
 # Processors whose scores for a row depend on that row alone. Others, user-made ones among them,
 # may look at the batch or count their calls: for them the rows of a batch move together.
@@ -104,14 +92,8 @@ _REFUSED_MODES = {
 }
 
 
-def refuse_unservable(model: Any, generation_config: Any) -> None:
-    """Raises for what stock can do and drafting never will, naming the argument and the fix."""
-    if rule := unservable(model, lambda name: getattr(generation_config, name, None)):
-        raise UnsupportedError(rule)
-
-
 def unservable(model: Any, setting: Callable[[str], Any]) -> str | None:
-    """The rule that a call breaks, with the fix; None where it can be served.
+    """The rule that a call breaks which drafting will never serve, with the fix; else None.
 
     `setting(name)` is what the generation config of the call says.
     """
@@ -185,7 +167,7 @@ def _for_row(processor: Any, row: int) -> Any:
     return twin
 
 
-def in_two(processors: Any) -> Processing:
+def split_warpers(processors: Any) -> Processing:
     """A row's processors, with those at their end that are known well enough to be foreseen."""
     arguments: dict[str, Any] = {}
     num_first = len(processors)

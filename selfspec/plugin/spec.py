@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,35 +14,26 @@ from weakref import WeakKeyDictionary, finalize
 import torch
 
 from selfspec.config import SpecConfig
-from selfspec.draft.calibration import Calibration
 from selfspec.draft.memory import Memory
 from selfspec.draft.sources import Source
 from selfspec.engine import first_tokens
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.machine.device import device_for
+from selfspec.plugin.arguments import argument_of_generate
 from selfspec.plugin.call import Call
-from selfspec.plugin.draft_model import check_draft_model, check_prompt, new_draft_model
-from selfspec.plugin.persist import (
-    Persistent,
-    check_sources,
-    fitted_for,
-    new_source,
-    restore,
-)
+from selfspec.plugin.draft_model import check_draft_model, new_draft_model
+from selfspec.plugin.persist import Persistent, check_sources, fitted_for, new_memory
 from selfspec.plugin.prediction import predictions_of
 from selfspec.plugin.prompt import PromptReader, teach
 from selfspec.plugin.remember import Remembered
-from selfspec.plugin.rules import plain_reason, refuse_unservable
+from selfspec.plugin.rules import unservable
 from selfspec.records import StepRecord
 from selfspec.run.draft_model import DraftModel
 from selfspec.run.prepared import Forwards
-from selfspec.run.probe import Ability, attention_for_trees
+from selfspec.run.probe import Ability
 from selfspec.run.prompt import Prompt
-from selfspec.run.tree_kv import foreign_layer
 from selfspec.stats import GenerationStats
 from selfspec.verify.verifier import Verifier
-
-__all__ = ["SelfSpec"]
 
 _log = logging.getLogger("selfspec")
 _OF_GENERATE: Any = object()  # Stands for what the `generate()` that calls us was given.
@@ -100,8 +90,8 @@ class SelfSpec(Persistent):
         self._listeners: tuple[Callable[[StepRecord], None], ...] = ()
         self._lock = threading.Lock()
         if remember is not None:
-            learns = self.config.learning == "session"
-            self._remembered = Remembered(remember, tokenizer, saves=learns)
+            saves = self.config.learning == "session"
+            self._remembered = Remembered(remember, tokenizer, saves=saves)
             finalize(self, self._remembered.end)  # Runs at the end of the process at the latest.
 
     def __repr__(self) -> str:
@@ -127,13 +117,13 @@ class SelfSpec(Persistent):
         the stopping criteria: transformers drops the tokenizer on the way here.
         """
         if streamer is _OF_GENERATE:  # Neither `attach` nor the Hub's `generate()` has called.
-            streamer = _argument_of_generate("streamer")
-            named = _argument_of_generate("assistant_model")
+            streamer = argument_of_generate("streamer")
+            named = argument_of_generate("assistant_model")
             draft_model = named if draft_model is None else draft_model
         own = {"prediction": prediction, "draft_model": draft_model, "streamer": streamer}
         call = self.open_call(model, input_ids, **own, **arguments)
         try:
-            reason = self.plain_reason(call)
+            reason = call.plain_reason(self.forwards)
             result = self._drafted(call) if reason is None else call.decode_plainly(reason)
         except BaseException:
             self.count(call)  # It counts as far as it came, and its error says the rest.
@@ -155,8 +145,13 @@ class SelfSpec(Persistent):
         **model_kwargs: Any,
     ) -> Call:
         """The call that `generate()` asks for, checked; runs nothing yet."""
-        refuse_unservable(model, generation_config)
-        _refuse_empty(input_ids, model_kwargs)
+        if rule := unservable(model, lambda name: getattr(generation_config, name, None)):
+            raise UnsupportedError(rule)
+        if not input_ids.shape[1] and model_kwargs.get("inputs_embeds") is None:
+            raise UnsupportedError(  # A model would fail somewhere inside.
+                "the prompt must have at least one token (got none); write some text, or begin "
+                "with the tokenizer's bos_token"
+            )
         fitted_for(self.config, self._loaded)
         num_returned = generation_config.num_return_sequences or 1
         predictions = predictions_of(prediction, len(input_ids), num_returned, model.config)
@@ -172,7 +167,7 @@ class SelfSpec(Persistent):
             stats=GenerationStats(num_calls=1),
             predictions=predictions,
             listeners=self._listeners,
-            draft_model=self.draft_model_for(model, input_ids, draft_model),
+            draft_model=self.draft_model_for(model, input_ids.shape[1], draft_model),
         )
 
     def count(self, call: Call) -> None:
@@ -191,13 +186,9 @@ class SelfSpec(Persistent):
             if is_last and call.stats.num_steps >= _STEPS_THAT_TEACH:
                 self.forwards.costs.keep()
         self.count(call)
-        self._warn(call.model, call.stats)
+        self.warn(call.model, call.stats)
         if self._remembered is not None:
             self._remembered.save_if_due()
-
-    def step_aside(self, model: Any, reason: str) -> None:
-        """Says, once for each model and reason, that a call goes on without drafts."""
-        self._warn(model, GenerationStats(disabled_reason=reason))
 
     def memory(self, vocab_size: int) -> Memory:
         """What is learned for a vocabulary, made where it is not there yet."""
@@ -243,33 +234,12 @@ class SelfSpec(Persistent):
         """What `model` can verify as it stands now; tried on first use."""
         return self.forwards.ability(model)
 
-    def draft_model_for(
-        self, model: Any, input_ids: torch.Tensor, given: Any = None
-    ) -> DraftModel | None:
+    def draft_model_for(self, model: Any, num_tokens: int, given: Any) -> DraftModel | None:
         """How a call's draft model is asked, the one `given` or else our own; None without one."""
-        if given is not None:
-            check_draft_model(given)
         draft = self.draft_model if given is None else given
         if draft is None:
             return None
-        check_prompt(input_ids.shape[1])
-        return new_draft_model(draft, model, self.forwards, self.config)
-
-    def plain_reason(self, call: Call) -> str | None:
-        """Why a call has to be decoded plainly; None if it can be drafted for."""
-        model, start = call.model, perf_counter()
-        reason = plain_reason(model, call.generation_config, call.model_kwargs, call.reach)
-        if reason is None and self.config.strict:
-            attention = attention_for_trees(model)
-            reason = attention if isinstance(attention, str) else None
-        if reason is not None:
-            return reason
-        ability = self.ability(model)
-        call.stats.seconds["prepare"] += perf_counter() - start  # type: ignore[assignment]
-        if ability.mode == "plain" or (ability.reason and self.config.strict):
-            return ability.reason
-        is_tree = ability.mode == "tree"
-        return foreign_layer(call.model_kwargs["past_key_values"]) if is_tree else None
+        return new_draft_model(draft, model, num_tokens, self.forwards, self.config)
 
     def _drafted(self, call: Call) -> Any:
         """Reads the prompt, yields its first token, learns from it, and decodes to the end."""
@@ -308,7 +278,7 @@ class SelfSpec(Persistent):
         call.stats.seconds["learn"] += perf_counter() - start  # type: ignore[assignment]
         return memory
 
-    def _warn(self, model: Any, stats: GenerationStats) -> None:
+    def warn(self, model: Any, stats: GenerationStats) -> None:
         """Says why a model is not drafted for or run as asked: once for each model and reason."""
         known = self._warned.setdefault(model, set())
         reasons = {"drafted for": stats.disabled_reason, "run": stats.eager_reason}
@@ -318,31 +288,5 @@ class SelfSpec(Persistent):
                 _log.warning("%s is not %s as asked: %s", type(model).__name__, what, reason)
 
     def _new_memory(self, vocab_size: int) -> Memory:
-        top_k = min(self.config.top_k, vocab_size)
-        named = [new_source(name, self._loaded, vocab_size, top_k) for name in self.config.sources]
-        sources = [source for source in named if source is not None]
-        fitted = fitted_for(self.config, self._loaded)
-        memory = Memory([*sources, *self._extra_sources], Calibration(), top_k, fitted=fitted)
-        restore(memory, self._loaded, vocab_size)
-        if self._remembered is not None:
-            self._remembered.restore(memory, vocab_size)
-        return memory
-
-
-def _refuse_empty(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> None:
-    """Refuses a prompt without a token, with which a model fails somewhere inside."""
-    if not input_ids.shape[1] and model_kwargs.get("inputs_embeds") is None:
-        raise UnsupportedError(
-            "the prompt must have at least one token (got none); write some text, or begin with "
-            "the tokenizer's bos_token"
-        )
-
-
-def _argument_of_generate(name: str) -> Any:
-    """An argument of the `generate()` that called us.
-
-    transformers hands a `custom_generate` callable neither the streamer nor the assistant model,
-    and without the streamer a reader in another thread would wait for ever.
-    """
-    frame = sys._getframe(2)
-    return frame.f_locals.get(name) if frame.f_code.co_name == "generate" else None
+        held = (self._loaded, self._remembered, self._extra_sources)
+        return new_memory(self.config, *held, vocab_size)

@@ -24,11 +24,7 @@ from selfspec.plugin.spec import SelfSpec
 from selfspec.records import DraftTree, StepRecord
 from selfspec.run.draft_model import DraftModel
 
-__all__ = ["LutRecorder", "SelfSpecCandidateGenerator"]
-
-
-# The chain is the best one of a tree of at most so many nodes.
-_MAX_NODES = 16
+_MAX_NODES = 16  # Of the tree, whose best chain is taken.
 
 
 class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
@@ -63,7 +59,8 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
             **_kwargs: Any,
         ) -> SelfSpecCandidateGenerator:
             self._memory = self._row = None
-            self._draft_model = self._spec.draft_model_for(model, input_ids, assistant_model)
+            num_tokens = input_ids.shape[1]
+            self._draft_model = self._spec.draft_model_for(model, num_tokens, assistant_model)
             self._max_length = generation_config.max_length
             return self
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,18 +49,9 @@ class Card:
 
     def to_bytes(self) -> bytes:
         """The bytes of the file, which are the same for the same card."""
-        data = {
-            "format_version": FORMAT_VERSION,
-            "kinds": sorted(name.split(".")[0] for name in self.files),
-            "tokenizer": vars(self.tokenizer),
-            "num_ids": self.num_ids,
-            "top_k": self.top_k,
-            "max_prefix": self.max_prefix,
-            "counts": dict(self.counts),
-            "about": dict(self.about),
-            "files": {name: vars(entry) for name, entry in self.files.items()},
-        }
+        kinds = sorted(name.split(".")[0] for name in self.files)
         try:
+            data = {"format_version": FORMAT_VERSION, "kinds": kinds, **asdict(self)}
             data["checksum"] = checksum(data)
             text = json.dumps(data, indent=2, sort_keys=True, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:

@@ -1,7 +1,7 @@
 """What was learned since the last save, and how it goes on top of what a folder keeps.
 
 Of a LUT row the newer one counts, of hits and trials all. Tables stay as large as they are in
-memory: what is put together goes through the sources, which have room for so many rows only.
+memory: what is put together goes through the sources, whose room is limited.
 """
 
 from __future__ import annotations

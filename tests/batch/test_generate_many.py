@@ -62,12 +62,6 @@ def test_texts_are_those_of_each_prompt_alone(name: str, mode: str) -> None:
     assert spec.total_stats.num_nodes > spec.total_stats.num_steps
 
 
-@pytest.mark.parametrize("learning", ["request", "frozen"])
-def test_learning_scopes_and_processors(learning: str) -> None:
-    options = {"max_new_tokens": 8, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2}
-    assert_as_alone(tiny_model(), prompts(), wild(learning=learning), do_sample=True, **options)
-
-
 def test_a_draft_model_beside_many_prompts() -> None:
     spec = wild(draft_model=tiny_model("gpt2"))
     assert_as_alone(tiny_model(), prompts(LENGTHS[:4]), spec, do_sample=True, max_new_tokens=6)
@@ -88,13 +82,6 @@ def test_streamed_weights(tmp_path: Path) -> None:
     spec, model = wild(), load_tightly(tmp_path)
     assert_as_alone(model, prompts(LENGTHS[:4]), spec, do_sample=True, max_new_tokens=6)
     assert spec.stats.forward == "streamed"
-
-
-@pytest.mark.parametrize("name", ["bloom", "rwkv"])
-def test_models_that_share_no_forward_are_served_one_by_one(name: str) -> None:
-    assert_as_alone(
-        tiny_model(name), prompts(LENGTHS[:3]), SelfSpec(), do_sample=True, max_new_tokens=6
-    )
 
 
 def test_the_global_generator_is_left_alone() -> None:

@@ -129,7 +129,7 @@ def asking(draw: st.DrawFn) -> Ask:
     part=st.sampled_from([2, 7, 50]),
     max_rows=st.integers(1, 4),
     short_first=st.booleans(),
-    learning=st.sampled_from(["session", "request"]),
+    learning=st.sampled_from(["session", "request", "frozen"]),
 )
 def test_texts_are_those_of_each_prompt_alone(
     asks: list[Ask], part: int, max_rows: int, short_first: bool, learning: str

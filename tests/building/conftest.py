@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from selfspec.building.build_worker import BuildWorker
 from selfspec.building.builder import Builder, BuildOptions
-from selfspec.building.hands import Hands
 from selfspec.building.progress import Bar, Bars
 from selfspec.building.recipe import Recipe
 from tests.conftest import TEMPLATE
@@ -104,17 +104,17 @@ def build(tokenizer, model) -> Callable[..., dict[str, bytes]]:
         bars: Bars | None = None,
         options: BuildOptions | None = None,
         *,
-        by_hands: bool = False,
+        by_workers: bool = False,
         **keys: Any,
     ) -> dict[str, bytes]:
         recipe = Recipe.of(**{"name": "tiny", "window": 16, "batch": 2, **keys})
         bars = bars or Bars(Console(quiet=True))
         options = options or BuildOptions(max_memory=10_000, save_seconds=0)
-        hands = Hands(recipe, tokenizer, lambda: model, max_memory=3_000)
+        worker = BuildWorker(recipe, tokenizer, lambda: model, max_memory=3_000)
 
-        def spread(task: str, jobs: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+        def call_workers(task: str, jobs: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
             for job in jobs:
-                yield job, getattr(hands, task)(job)
+                yield job, getattr(worker, task)(job)
 
         builder = Builder(
             recipe,
@@ -123,7 +123,7 @@ def build(tokenizer, model) -> Callable[..., dict[str, bytes]]:
             bars,
             options,
             model_name="tiny",
-            spread=spread if by_hands else None,
+            call_workers=call_workers if by_workers else None,
         )
         with bars:
             builder.run(output)

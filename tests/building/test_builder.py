@@ -161,10 +161,10 @@ def test_parts_done_by_others_change_no_byte(tmp_path, build, lines, moves, monk
     keys = {"data": str(lines), "form": "paragraph", "warmup_tokens": 150}
     whole = build(tmp_path / "one", **keys)
     if moves is None:
-        assert build(tmp_path / "other", by_hands=True, **keys) == whole
+        assert build(tmp_path / "other", by_workers=True, **keys) == whole
         return
     with pytest.raises(KeyboardInterrupt):
-        build(tmp_path / "other", StoppingBars(moves), by_hands=True, **keys)
+        build(tmp_path / "other", StoppingBars(moves), by_workers=True, **keys)
     assert build(tmp_path / "other", **keys) == whole
 
 
@@ -237,7 +237,6 @@ from rich.console import Console
 from selfspec.building.builder import Builder, BuildOptions
 from selfspec.building.progress import Bars
 from selfspec.building.recipe import Recipe
-from selfspec.errors import SelfSpecError
 from tests.tiny import make_tokenizer
 
 class Telling(Bars):
@@ -247,69 +246,37 @@ class Telling(Bars):
         def told(*amounts):
             advance(*amounts)
             print("moved", flush=True)
-            if wait:
-                sys.stdin.readline()
+            sys.stdin.readline()
         bar.advance = told
         return bar
 
-data, output, wait = sys.argv[1], Path(sys.argv[2]), len(sys.argv) > 3
+data, output = sys.argv[1:]
 recipe = Recipe.of(name="tiny", data=data, form="paragraph", build="ngrams", window=16, batch=2)
-bars = Telling(Console(quiet=True))
 options = BuildOptions(max_memory=1)
-try:
-    Builder(recipe, make_tokenizer(), None, bars, options, model_name="tiny").run(output)
-except SelfSpecError as error:
-    print("refused", error, flush=True)
+bars = Telling(Console(quiet=True))
+Builder(recipe, make_tokenizer(), None, bars, options, model_name="tiny").run(Path(output))
 """
 
 
-def start(data: Path, output: Path, *, waits: bool) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", PROCESS, str(data), str(output), *["wait"] * waits]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    root = Path(__file__).parents[2]
-    return subprocess.Popen(command, cwd=root, **pipes)
-
-
-@pytest.fixture
-def whole(tmp_path, build, lines, monkeypatch, tokenizer):
-    """What one process alone builds."""
-    return build(tmp_path / "whole", data=str(lines), **PARAGRAPHS)
-
-
 @pytest.mark.slow
-def test_kill_9_in_the_middle_and_going_on(tmp_path, lines, build, whole):
-    with start(lines, tmp_path / "cache", waits=True) as process:
+def test_kill_9_in_the_middle_and_going_on(tmp_path, lines, build):
+    """Meanwhile nobody else builds there."""
+    keys = {"data": str(lines), **PARAGRAPHS}
+    whole = build(tmp_path / "whole", **keys)
+    command = [sys.executable, "-c", PROCESS, str(lines), str(tmp_path / "cache")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=Path(__file__).parents[2], **pipes) as process:
         for _ in range(5):
             assert process.stdout.readline() == "moved\n"
             process.stdin.write("\n")
             process.stdin.flush()
+        with pytest.raises(BuildError, match=f"is being built by process {process.pid} on"):
+            build(tmp_path / "cache", **keys)
         os.kill(process.pid, signal.SIGKILL)
     assert not (tmp_path / "cache").exists()
     journal = json.loads((tmp_path / "cache.building" / "journal.json").read_text())
     assert 0 < journal["progress"]["counting"]["documents"] < 9
-    assert build(tmp_path / "cache", data=str(lines), **PARAGRAPHS) == whole
-
-
-@pytest.mark.slow
-def test_two_processes_in_one_place_leave_one_whole_cache(tmp_path, lines, whole):
-    with start(lines, tmp_path / "cache", waits=True) as first:
-        assert first.stdout.readline() == "moved\n"
-        with start(lines, tmp_path / "cache", waits=False) as second:
-            said = second.communicate()[0]
-        assert said.startswith("refused")
-        assert f"is being built by process {first.pid} on" in said
-        first.communicate("\n" * 99)
-    files = {path.name: path.read_bytes() for path in (tmp_path / "cache").iterdir()}
-    assert files == whole
-
-
-@pytest.mark.slow
-def test_many_processes_at_once(tmp_path, lines, whole):
-    processes = [start(lines, tmp_path / "cache", waits=False) for _ in range(4)]
-    for process in processes:
-        process.communicate()
-    assert {path.name: path.read_bytes() for path in (tmp_path / "cache").iterdir()} == whole
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", lines.name, "whole"]
+    assert build(tmp_path / "cache", **keys) == whole
 
 
 @pytest.mark.slow

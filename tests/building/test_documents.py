@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from selfspec.building.documents import read_documents
-from selfspec.building.extent import num_documents
-from selfspec.building.inputs import find_inputs
+from selfspec.building.inputs import find_inputs, num_documents
 from selfspec.building.recipe import Recipe
 from selfspec.errors import BuildError
 

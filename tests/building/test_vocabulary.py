@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from selfspec.building.recipe import Recipe
-from selfspec.building.vocabulary import each_token, num_tokens, prefix_of
+from selfspec.building.tokens import each_token, prefix_of
 from selfspec.errors import BuildError
 from selfspec.store import load_cache
 from tests.building.conftest import StoppingBars
@@ -18,19 +18,19 @@ KEYS = {"data": "vocabulary", "build": "lut", "window": 1, "batch": 7, "warmup_t
 
 def test_each_token_comes_once_and_frequent_ones_first(tokenizer):
     ids = [int(each[0]) for each in each_token(tokenizer)]
-    assert ids == list(range(num_tokens(tokenizer)))
+    assert ids == list(range(len(tokenizer)))
     assert [int(each[0]) for each in each_token(tokenizer, skip=3)] == ids[3:]
 
 
-@pytest.mark.parametrize("by_hands", [False, True])
+@pytest.mark.parametrize("by_workers", [False, True])
 def test_the_table_holds_what_the_model_says_as_in_an_answer(
-    tmp_path, build, tokenizer, model, by_hands
+    tmp_path, build, tokenizer, model, by_workers
 ):
-    files = build(tmp_path / "cache", by_hands=by_hands, **KEYS)
+    files = build(tmp_path / "cache", by_workers=by_workers, **KEYS)
     assert set(files) == {"cache.json", "lut.safetensors"}
     tables = load_cache(tmp_path / "cache").tables
     assert len(tables["lut2"]["ids"]) == 0, "no pair was read"
-    size = num_tokens(tokenizer)
+    size = len(tokenizer)
     assert tables["lut"]["tokens"].tolist() == list(range(size))
     hello = [{"role": "user", "content": "Hello"}]
     text = tokenizer.apply_chat_template(hello, tokenize=False, add_generation_prompt=True)

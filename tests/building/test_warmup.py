@@ -32,7 +32,7 @@ def read(folder, model, *, moves=None, error=KeyboardInterrupt, save_seconds=0.0
     with open_work_folder(folder / "c", {}, restart=False) as work:
         warmup = Warmup(work, recipe(**keys), model, spec, save_seconds=save_seconds)
         if moves is not None:
-            forward, left = warmup._read, [moves]
+            forward, left = warmup._reader.read, [moves]
 
             def stopping(rows):
                 left[0] -= 1
@@ -40,7 +40,7 @@ def read(folder, model, *, moves=None, error=KeyboardInterrupt, save_seconds=0.0
                     raise error
                 return forward(rows)
 
-            warmup._read = stopping
+            warmup._reader.read = stopping
         if not warmup.finished:
             with Bars(Console(quiet=True)) as bars:
                 warmup.run(iter(documents(warmup.documents)), bars.stage("reading", None))

@@ -35,6 +35,8 @@ def test_what_was_noted_is_there_again(output):
         assert work.folder == output.with_name("cache.building")
         work.note("counting", {"documents": 3})
         work.note("reading", {"tokens": 4})
+        journal = json.loads((work.folder / "journal.json").read_text())
+    assert journal["identity"] == WHAT
     with opened(output) as work:
         assert work.progress == {"counting": {"documents": 3}, "reading": {"tokens": 4}}
 
@@ -79,10 +81,3 @@ def test_a_place_that_cant_be_written(tmp_path):
     said = "output must be in a folder that can be written"
     with pytest.raises(BuildError, match=said), opened(tmp_path / "file" / "cache"):
         pass
-
-
-def test_the_journal_is_json_that_people_can_read(output):
-    with opened(output) as work:
-        work.note("counting", {"documents": 3})
-        journal = json.loads((work.folder / "journal.json").read_text())
-    assert journal["identity"] == WHAT

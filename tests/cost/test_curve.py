@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from selfspec.cost import WIDTHS, CostCurve, measure_curve
 from selfspec.cost import curve as curve_module
-from selfspec.cost.monotone import monotone
+from selfspec.cost.curve import monotone
 from tests.oracles import isotonic
 
 times = st.floats(1e-5, 10.0)
@@ -210,7 +210,11 @@ def test_what_slows_one_width_is_learned_there_and_nowhere_else():
 
 
 def test_noise_and_a_tenth_of_wild_steps_leave_the_median():
-    curve, rng = CostCurve(TYPICAL), random.Random(5)
+    for curve in (CostCurve(TYPICAL), CostCurve.unknown(0.2)):
+        check_noise(curve, random.Random(5))
+
+
+def check_noise(curve: CostCurve, rng: random.Random) -> None:
     for _ in range(4000):
         width = rng.choice([1, 4, 8, 16])
         noise = 50.0 if rng.random() < 0.1 else rng.lognormvariate(0, 0.05)

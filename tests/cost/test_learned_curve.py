@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 
 import pytest
@@ -94,16 +93,6 @@ def test_nothing_is_found_out_by_a_leap():
     assert 8 <= wider.widest_within(2.0, 64) < 20
     assert wider.widest_within(0.9, 64) == 1
     assert wider.widest_within(9.0, 6) == 6
-
-
-def test_noisy_steps_lead_to_the_truth():
-    rng = random.Random(3)
-    curve = CostCurve.unknown(0.2)
-    for _ in range(600):
-        width = rng.choice([1, 2, 4, 8, 16])
-        curve.refine(width, (1 + 0.1 * width) * rng.lognormvariate(0, 0.05))
-    for width in (1, 2, 4, 8, 16):
-        assert curve.seconds(width) == pytest.approx(1 + 0.1 * width, rel=0.08)
 
 
 def test_a_curve_of_another_time_takes_its_scale_from_the_first_plain_steps():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.cost import STEPS, CostCurve, SteppedCurve, WidthSearch, best_width, stepped
+from selfspec.cost import STEPS, CostCurve, SteppedCurve, best_width, stepped
 
 POINTS = {1: 1.0, 2: 1.1, 4: 1.2, 8: 2.0, 16: 3.0, 32: 3.2, 64: 8.0}
 
@@ -44,20 +44,6 @@ def test_a_real_step_refines_the_step_that_it_took():
 def test_a_kept_curve_comes_back_with_its_steps():
     curve = SteppedCurve.from_dict(CostCurve(POINTS).as_dict())
     assert curve.seconds(3) == pytest.approx(POINTS[4])
-
-
-scores = st.lists(st.floats(0.01, 1.0), max_size=70).map(lambda s: sorted(s, reverse=True))
-
-
-@given(scores, st.integers(1, 64))
-def test_the_search_finds_the_best_width(scores, max_nodes):
-    curve = SteppedCurve(POINTS)
-    search = WidthSearch(curve, max_nodes)
-    for score in scores[: max_nodes - 1]:
-        if not search.take(score):
-            break
-    best = best_width([scores], curve, max_nodes)
-    assert search.best.rate == pytest.approx(best.rate)
 
 
 def test_a_tree_fills_the_step_that_it_pays_for():

@@ -9,11 +9,13 @@ import re
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
 from selfspec.run import prepared
 from tests.fakes import fake_trials
+from tests.lossless.same import CALLS, Call
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +23,20 @@ def packed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sums come out rounded otherwise wherever they ever may."""
     monkeypatch.setattr(prepared, "_TOKENS_THAT_PAY", 0)
     fake_trials(monkeypatch)
+
+
+@pytest.fixture(params=CALLS)
+def call(request: pytest.FixtureRequest) -> Call:
+    """One row or three, greedy or sampling."""
+    return request.param
+
+
+@pytest.fixture
+def modules_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where transformers copies remote code to."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
 
 
 _FEW_CASES = 3  # A test that has no more of them tries each with one row and with three.

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from selfspec import GenerationStats, SelfSpec
-from tests.fakes import FutureSource
+from selfspec import GenerationStats, SelfSpec, hub_folder
+from tests.fakes import FutureSource, prompt
 
 NUM_NEW = 24
 GREEDY: dict[str, Any] = {"do_sample": False}
@@ -34,12 +34,27 @@ def few(names: Iterable[str]) -> list[Any]:
     return [name if name in FEW else slow(name) for name in names]
 
 
+class Call(NamedTuple):
+    """What most tests ask for: the fixture `call` gives each of `CALLS`."""
+
+    num_rows: int
+    mode: str
+
+    @property
+    def inputs(self) -> dict[str, torch.Tensor]:
+        return prompt(self.num_rows)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return MODES[self.mode]
+
+
 # two of the four by default, and one of these two where a test has many cases
-ROWS_AND_MODES = [
-    pytest.param(1, "greedy", id="1-greedy", marks=pytest.mark.in_turns),
-    pytest.param(3, "sample", id="3-sample", marks=pytest.mark.in_turns),
-    pytest.param(1, "sample", id="1-sample", marks=pytest.mark.slow),
-    pytest.param(3, "greedy", id="3-greedy", marks=pytest.mark.slow),
+CALLS = [
+    pytest.param(Call(1, "greedy"), id="1-greedy", marks=pytest.mark.in_turns),
+    pytest.param(Call(3, "sample"), id="3-sample", marks=pytest.mark.in_turns),
+    pytest.param(Call(1, "sample"), id="1-sample", marks=pytest.mark.slow),
+    pytest.param(Call(3, "greedy"), id="3-greedy", marks=pytest.mark.slow),
 ]
 
 
@@ -78,7 +93,7 @@ def run(model: Any, inputs: dict[str, Any], *, seed: int = 0, **options: Any) ->
 def run_both(
     model: Any,
     inputs: dict[str, Any],
-    spec: SelfSpec | None = None,
+    spec: SelfSpec | Callable[..., SelfSpec] | None = None,
     *,
     fresh: Callable[[], dict[str, Any]] = dict,
     drafts: bool = True,
@@ -87,13 +102,14 @@ def run_both(
 ) -> Both:
     """Stock and selfspec on one call; asserts the same ids and the same random state behind it.
 
-    `fresh` makes the arguments that a call uses up: streamers, criteria, caches. Without `spec`,
-    drafts come from a source that knows the text and hides it among wrong branches. `drafts`
-    tells whether drafting is expected to happen at all, `entrance` the argument that takes `spec`.
+    `spec` may be made of stock's ids and the inputs, as `doubting` is, which is the default.
+    `fresh` makes the arguments that a call uses up: streamers, criteria, caches. `drafts` tells
+    whether drafting is expected to happen at all, `entrance` the argument that takes `spec`.
     """
     stock_extras = fresh()
     stock = run(model, inputs, **options, **stock_extras)
-    spec = spec if spec is not None else doubting(stock.ids, inputs)
+    if not isinstance(spec, SelfSpec):
+        spec = (spec or doubting)(stock.ids, inputs)
     our_extras = fresh()
     ours = run(model, inputs, **{entrance: spec}, **options, **our_extras)
     assert_same_ids(ours.ids, stock.ids)
@@ -116,6 +132,13 @@ def in_threads(work: Callable[[int], None], number: int, num_threads: int) -> No
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def through(entrance: str, spec: SelfSpec) -> dict[str, Any]:
+    """The arguments of a call that drafts, through one of the ways in."""
+    if entrance != "hub":
+        return {entrance: spec}
+    return {"custom_generate": str(hub_folder()), "trust_remote_code": True, "spec": spec}
 
 
 def assert_same_ids(got: torch.Tensor, expected: torch.Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import pytest
@@ -79,11 +80,8 @@ def test_strict_refuses_before_the_prompt_is_read(name: str) -> None:
 
 @pytest.mark.parametrize("name", BRANCHING)
 def test_strict_lets_branching_models_pass(name: str) -> None:
-    model = tiny_model(name)
-    inputs = prompt()
-    stock = run(model, inputs, max_new_tokens=6, **GREEDY)
-    spec = doubting(stock.ids, inputs, strict=True)
-    run_both(model, inputs, spec, max_new_tokens=6, **GREEDY)
+    strict = partial(doubting, strict=True)
+    run_both(tiny_model(name), prompt(), strict, max_new_tokens=6, **GREEDY)
 
 
 @pytest.mark.parametrize("name", [slow("llama"), slow("llama4"), slow("mistral"), "gemma3"])
@@ -104,8 +102,5 @@ def test_min_p(name: str, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(1, 6))
 @pytest.mark.parametrize("mode", MODES)
 def test_many_prompts(name: str, seed: int, mode: str) -> None:
-    inputs = prompt(4, 5 + 7 * seed, seed=seed)
-    model = tiny_model(name)
-    stock = run(model, inputs, seed=seed, **MODES[mode])
-    spec = doubting(stock.ids, inputs, seed=seed, max_nodes=24)
-    run_both(model, inputs, spec, seed=seed, **MODES[mode])
+    inputs, spec = prompt(4, 5 + 7 * seed, seed=seed), partial(doubting, seed=seed, max_nodes=24)
+    run_both(tiny_model(name), inputs, spec, seed=seed, **MODES[mode])

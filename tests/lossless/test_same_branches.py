@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,8 +14,8 @@ from tests.lossless.same import (
     FIXED,
     GREEDY,
     MODES,
-    ROWS_AND_MODES,
     SAMPLE,
+    Call,
     assert_same_ids,
     assert_same_kv,
     doubting,
@@ -30,9 +31,7 @@ BRANCHES: dict[str, Any] = {"num_branches": 4, "branch_length": 5, **FIXED}
 
 @pytest.mark.parametrize("name", few(BRANCHING))
 def test_architectures(name: str) -> None:
-    model, inputs = tiny_model(name), prompt(3)
-    stock = run(model, inputs, **SAMPLE)
-    both = run_both(model, inputs, doubting(stock.ids, inputs, **BRANCHES), **SAMPLE)
+    both = run_both(tiny_model(name), prompt(3), partial(doubting, **BRANCHES), **SAMPLE)
     assert both.stats.num_branch_queries > both.stats.num_steps
 
 
@@ -57,14 +56,13 @@ def test_where_no_tree_fits_no_branch_rides(name: str) -> None:
     assert both.stats.num_branch_queries == 0
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
-def test_on_and_off_under_one_seed(num_rows: int, mode: str) -> None:
+def test_on_and_off_under_one_seed(call: Call) -> None:
     """Warm and cold, the text and the random state behind it are those without branches."""
-    model, inputs = tiny_model("qwen2"), prompt(num_rows)
-    off = run(model, inputs, custom_generate=SelfSpec(), **MODES[mode])
+    model, inputs = tiny_model("qwen2"), call.inputs
+    off = run(model, inputs, custom_generate=SelfSpec(), **call.options)
     spec = SelfSpec(**BRANCHES)
     for _ in range(3):
-        on = run(model, inputs, custom_generate=spec, **MODES[mode])
+        on = run(model, inputs, custom_generate=spec, **call.options)
         assert_same_ids(on.ids, off.ids)
         assert torch.equal(on.rng_state, off.rng_state)
 

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
+import torch
 
 from selfspec import SelfSpec
 from selfspec.cost import CostCurve
+from selfspec.engine import Decoder
 from selfspec.machine.measured import Measured
+from selfspec.plugin import call as call_module
 from selfspec.plugin import spec as spec_module
 from selfspec.run.costs import Costs
 from tests.caches import contents
-from tests.fakes import prompt, tiny_model
-from tests.lossless.same import GREEDY, MODES, ROWS_AND_MODES, doubting, few, run, run_both
+from tests.fakes import WildSource, new_model, prompt, tiny_model
+from tests.lossless.same import (
+    GREEDY,
+    MODES,
+    NUM_NEW,
+    Call,
+    doubting,
+    few,
+    knowing,
+    run,
+    run_both,
+)
+from tests.test_engine_budget import CURVES
 from tests.zoo import BRANCHING
 
 
-def with_curve(spec: SelfSpec, curve: CostCurve) -> SelfSpec:
+def costing(ids: torch.Tensor, inputs: dict[str, Any], *, curve: CostCurve) -> SelfSpec:
     """A `SelfSpec` that takes a curve for measured, whatever is asked of it."""
+    spec = doubting(ids, inputs, max_nodes=24, budget="measured")
     spec.forwards.costs.curve = lambda *_args: curve  # type: ignore[method-assign]
     return spec
 
@@ -26,31 +44,26 @@ STEEP = CostCurve({1: 1.0, 64: 64.0})
 STAIRS = CostCurve({1: 1.0, 4: 1.0, 5: 2.0, 8: 2.0, 9: 4.0, 64: 9.0})
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("curve", [FLAT, STEEP, STAIRS], ids=["flat", "steep", "stairs"])
-def test_whatever_a_forward_costs(curve: CostCurve, num_rows: int, mode: str) -> None:
-    model, inputs = tiny_model("mistral"), prompt(num_rows)
-    stock = run(model, inputs, **MODES[mode])
-    curve = CostCurve.from_dict(curve.as_dict())
-    spec = with_curve(doubting(stock.ids, inputs, max_nodes=24, budget="measured"), curve)
-    run_both(model, inputs, spec, drafts=False, **MODES[mode])
+def test_whatever_a_forward_costs(curve: CostCurve, call: Call) -> None:
+    spec = partial(costing, curve=CostCurve.from_dict(curve.as_dict()))
+    run_both(tiny_model("mistral"), call.inputs, spec, drafts=False, **call.options)
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
-def test_one_fitted_shape(num_rows: int, mode: str) -> None:
+def test_one_fitted_shape(call: Call) -> None:
     """Every step fills the same places, at most; what is not named is left out."""
-    model, inputs = tiny_model("mistral"), prompt(num_rows)
-    stock = run(model, inputs, **MODES[mode])
+    model, inputs = tiny_model("mistral"), call.inputs
+    stock = run(model, inputs, **call.options)
     spec = doubting(stock.ids, inputs, budget="fitted")
     spec._loaded = contents(tables={}, corpus=None, calibration=None)
     trees: list[list[int]] = []
     with spec.listening(lambda record: trees.append(record.tree.parents)):
-        both = run_both(model, inputs, spec, **MODES[mode])
+        both = run_both(model, inputs, spec, **call.options)
     assert max(map(len, trees)) <= 4
     assert both.stats.num_steps < both.stats.num_new_tokens
     chains = doubting(stock.ids, inputs, budget="fitted", top_k=1)
     chains._loaded = spec._loaded
-    run_both(model, inputs, chains, **MODES[mode])
+    run_both(model, inputs, chains, **call.options)
     assert chains.stats.nodes_per_step <= 2
 
 
@@ -63,15 +76,13 @@ def test_measured_on_every_architecture(name: str) -> None:
 
 
 def test_what_costs_nothing_is_drafted_wide_and_what_costs_much_is_not() -> None:
-    model, inputs = tiny_model(), prompt()
-    stock = run(model, inputs, **GREEDY)
     widths = {}
     for name, curve in (("flat", FLAT), ("steep", STEEP)):
         curve = CostCurve.from_dict(curve.as_dict())
         curve.refine = lambda *_args: None  # type: ignore[method-assign]
-        spec = with_curve(doubting(stock.ids, inputs, max_nodes=24, budget="measured"), curve)
-        run(model, inputs, custom_generate=spec, **GREEDY)
-        widths[name] = spec.stats.nodes_per_step
+        spec = partial(costing, curve=curve)
+        both = run_both(tiny_model(), prompt(), spec, drafts=False, **GREEDY)
+        widths[name] = both.stats.nodes_per_step
     assert widths["flat"] > 12
     assert widths["steep"] < 3
 
@@ -105,6 +116,51 @@ def test_what_was_learned_is_found_by_the_next_process(measuring, monkeypatch) -
     assert {first: curve.as_dict() for first, curve in found.items()} == {
         first: curve.reopened().as_dict() for first, curve in learned.items()
     }
+
+
+def timed_by(curve: CostCurve, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A model whose forwards take what a curve says, on a clock that moves for nothing else."""
+    model, now = new_model(), [0.0]
+
+    def advance(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+        now[0] += curve.seconds(ids.shape[1])
+
+    model.register_forward_pre_hook(advance, with_kwargs=True)
+    monkeypatch.setattr(call_module, "Decoder", partial(Decoder, clock=lambda: now[0]))
+    return model
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_the_default_budget_loses_little_where_costs_are_not_even(
+    name: str, call: Call, measuring: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts that are right by chance alone, and costs that nobody knows before they are tried."""
+    curve, widths = CostCurve(CURVES[name]), []
+    model = timed_by(curve, monkeypatch)
+    spec = SelfSpec(sources=(), extra_sources=[WildSource()])
+    with spec.listening(lambda record: widths.append(len(record.tree))):
+        for seed in range(4):
+            run_both(model, prompt(call.num_rows, seed=seed), spec, drafts=False, **call.options)
+    assert max(widths) > 1
+    plain = curve.seconds(1)
+    first_try = curve.seconds(max(widths)) - plain
+    would_have_taken = 4 * (NUM_NEW - 1) * plain
+    assert spec.total_stats.step_seconds <= 1.02 * would_have_taken + plain + first_try
+
+
+def test_the_default_budget_is_as_wide_as_pays(
+    call: Call, measuring: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = {}
+    for name in ("flat", "row by row"):
+        model, inputs = timed_by(CostCurve(CURVES[name]), monkeypatch), call.inputs
+        stock = run(model, inputs, **call.options)
+        spec = knowing(stock.ids, inputs, budget="measured", max_nodes=64)
+        for _ in range(3):
+            both = run_both(model, inputs, spec, drafts=False, **call.options)
+        nodes[name] = both.stats.nodes_per_step
+    assert nodes["flat"] > 2 * nodes["row by row"]
 
 
 def test_without_a_folder_it_goes_on(tmp_path) -> None:

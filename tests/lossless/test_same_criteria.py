@@ -10,7 +10,7 @@ import torch
 from transformers import StoppingCriteria
 
 from tests.fakes import prompt, tiny_model
-from tests.lossless.same import MODES, ROUNDING, ROWS_AND_MODES, knowing, run, run_both
+from tests.lossless.same import MODES, ROUNDING, Call, knowing, run, run_both
 
 NUM_COLUMNS = 17
 SCORED = {"return_dict_in_generate": True, "output_scores": True}
@@ -74,7 +74,6 @@ def assert_same_calls(ours: Criterion, stock: Criterion) -> None:
             assert torch.allclose(a[1], b[1], **ROUNDING)
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("eos", [None, [5, 6, 7]], ids=["endless", "ends"])
 @pytest.mark.parametrize("returned", [{}, SCORED], ids=["ids", "scores"])
 @pytest.mark.parametrize("make", [Criterion, Counting, SingleRows, Sure, AcrossRows])
@@ -82,33 +81,31 @@ def test_criteria_are_called_as_by_stock(
     make: Callable[[], Criterion],
     returned: dict[str, Any],
     eos: list[int] | None,
-    num_rows: int,
-    mode: str,
+    call: Call,
 ) -> None:
     both = run_both(
         tiny_model(),
-        prompt(num_rows),
+        call.inputs,
         fresh=lambda: {"stopping_criteria": [make()]},
         drafts=False,
         eos_token_id=eos,
         **returned,
-        **MODES[mode],
+        **call.options,
     )
     assert_same_calls(*(x["stopping_criteria"][0] for x in (both.our_extras, both.stock_extras)))
     assert both.stats.disabled_reason is None
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
-def test_criteria_stop_inside_an_accepted_path(num_rows: int, mode: str) -> None:
-    model, inputs = tiny_model("gemma3"), prompt(num_rows)
-    spec = knowing(run(model, inputs, **MODES[mode]).ids, inputs, max_nodes=32)
+def test_criteria_stop_inside_an_accepted_path(call: Call) -> None:
+    model, inputs = tiny_model("gemma3"), call.inputs
+    spec = knowing(run(model, inputs, **call.options).ids, inputs, max_nodes=32)
     for make in (Counting, SingleRows):
         both = run_both(
             model,
             inputs,
             spec,
             fresh=lambda make=make: {"stopping_criteria": [make()]},
-            **MODES[mode],
+            **call.options,
         )
         assert both.ours.ids.shape[1] < NUM_COLUMNS + 30
 

@@ -18,17 +18,15 @@ from tests.lossless.same import (
     FIXED,
     GREEDY,
     MODES,
-    ROWS_AND_MODES,
     SAMPLE,
+    Call,
     assert_same_ids,
     recorded_forwards,
     run,
     run_both,
+    through,
 )
-from tests.lossless.test_same_entrances import hub, modules_cache
 from tests.streamed import load_tightly, saved_model
-
-__all__ = ["modules_cache"]  # a fixture
 
 
 @cache
@@ -52,14 +50,13 @@ DRAFT_MODELS = {
 }
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("kind", DRAFT_MODELS)
-def test_the_text_is_stocks(kind: str, num_rows: int, mode: str) -> None:
+def test_the_text_is_stocks(kind: str, call: Call) -> None:
     spec = SelfSpec(draft_model=DRAFT_MODELS[kind](), **FIXED)
-    both = run_both(tiny_model(), prompt(num_rows), spec, max_new_tokens=20, **MODES[mode])
-    assert both.stats.num_draft_forwards > num_rows
+    both = run_both(tiny_model(), call.inputs, spec, max_new_tokens=20, **call.options)
+    assert both.stats.num_draft_forwards > call.num_rows
     assert both.stats.drafted_by_source["draft model"] > 0
-    if kind == "copy" and mode == "greedy":
+    if kind == "copy" and call.mode == "greedy":
         assert both.stats.tokens_per_step > 3
 
 
@@ -102,7 +99,7 @@ def test_what_is_drafted_depends_on_the_prompt_alone() -> None:
 @pytest.mark.parametrize("entrance", ["assistant", "custom_generate", "hub"])
 def test_an_assistant_model_drafts_for_one_call(entrance: str, modules_cache: Any) -> None:
     model, spec = attached_model(), SelfSpec(**FIXED)
-    extra = {**hub(), "spec": spec} if entrance == "hub" else {entrance: spec}
+    extra = through(entrance, spec)
     stock = run(model, prompt(), **GREEDY)
     ours = run(model, prompt(), assistant_model=noisy_copy(0.0), **extra, **GREEDY)
     assert_same_ids(ours.ids, stock.ids)

@@ -14,19 +14,17 @@ from transformers import GenerationConfig, StopStringCriteria, pipeline
 
 from selfspec import (
     SelfSpec,
-    UnsupportedError,
     VocabularyError,
     attach,
     detach,
-    hub_folder,
 )
 from tests.fakes import attached_model, new_model, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import (
     GREEDY,
     MODES,
     NUM_NEW,
-    ROWS_AND_MODES,
     SAMPLE,
+    Call,
     assert_clean,
     assert_same_ids,
     doubting,
@@ -34,32 +32,20 @@ from tests.lossless.same import (
     recorded_forwards,
     run,
     run_both,
+    through,
 )
 from tests.lossless.test_same_streamers import Recorder
 
 NUM_COLUMNS = 17
 
 
-@pytest.fixture
-def modules_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where transformers copies remote code to."""
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
-    monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path
-
-
-def hub() -> dict[str, Any]:
-    return {"custom_generate": str(hub_folder()), "trust_remote_code": True}
-
-
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("entrance", ["assistant", "custom_generate", "hub"])
-def test_entrances(entrance: str, num_rows: int, mode: str, modules_cache: Path) -> None:
-    model, inputs = attach(new_model()), prompt(num_rows)
-    options = MODES[mode] | {"eos_token_id": [15, 81]}
+def test_entrances(entrance: str, call: Call, modules_cache: Path) -> None:
+    model, inputs = attach(new_model()), call.inputs
+    options = call.options | {"eos_token_id": [15, 81]}
     stock = run(model, inputs, **options)
     spec = doubting(stock.ids, inputs)
-    extra = {**hub(), "spec": spec} if entrance == "hub" else {entrance: spec}
+    extra = through(entrance, spec)
     streamer = Recorder()
     ours = run(model, inputs, streamer=streamer, **options, **extra)
     assert_same_ids(ours.ids, stock.ids)
@@ -69,14 +55,6 @@ def test_entrances(entrance: str, num_rows: int, mode: str, modules_cache: Path)
     # the prompt, the tokens, the end
     assert len(streamer.told) == 1 + stock.ids.shape[1] - NUM_COLUMNS + 1
     assert_clean(detach(model))
-
-
-def test_the_hub_folder_keeps_what_it_learned(modules_cache: Path) -> None:
-    model, inputs = new_model(), prompt()
-    stock = run(model, inputs, **GREEDY)
-    for _ in range(2):
-        assert_same_ids(run(model, inputs, **hub(), **GREEDY).ids, stock.ids)
-    assert_same_ids(run(model, inputs, max_nodes=5, **hub(), **GREEDY).ids, stock.ids)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
@@ -97,7 +75,7 @@ def test_stop_strings(
         model.generation_config.stop_strings = [text[6:9]]
     stock = run(model, inputs, **options)
     spec = doubting(stock.ids, inputs)
-    extra = {**hub(), "spec": spec} if entrance == "hub" else {"assistant": spec}
+    extra = through(entrance, spec)
     assert_same_ids(run(model, inputs, **options, **extra).ids, stock.ids)
     assert stock.ids.shape[1] < NUM_COLUMNS + NUM_NEW or num_rows > 1
 
@@ -113,11 +91,6 @@ def test_stop_strings_of_a_bare_callable() -> None:
     criteria = [StopStringCriteria(tokenizer, ["th", "ca"])]
     ours = run(model, inputs, custom_generate=SelfSpec(), stopping_criteria=criteria, **GREEDY)
     assert_same_ids(ours.ids, stock.ids)
-
-
-def test_the_hub_folder_refuses_a_paged_cache(modules_cache: Path) -> None:
-    with pytest.raises(UnsupportedError, match="cache_implementation='paged' can't be drafted for"):
-        run(new_model(), prompt(), cache_implementation="paged", **hub(), **GREEDY)
 
 
 def test_attached_without_assistant_is_stock() -> None:
@@ -167,8 +140,11 @@ def test_pipeline(mode: str) -> None:
     for extra in ({}, {"assistant": spec}, {"custom_generate": spec}):
         torch.manual_seed(0)
         texts.append(generator(words, max_new_tokens=20, batch_size=2, **MODES[mode], **extra))
-    assert texts[0] == texts[1] == texts[2]
-    assert spec.total_stats.num_calls == 2
+    attach(generator.model, spec)
+    torch.manual_seed(0)
+    texts.append(generator(words, max_new_tokens=20, batch_size=2, **MODES[mode]))
+    assert texts[0] == texts[1] == texts[2] == texts[3]
+    assert spec.total_stats.num_calls == 3
     assert spec.stats.disabled_reason is None
 
 
@@ -186,18 +162,17 @@ def lora() -> Iterator[PeftModel]:
     return get_peft_model(new_model(), config).eval()
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("where", ["wrapper", "inner"])
 @pytest.mark.filterwarnings(PEFT_NOTE)
-def test_lora(lora: PeftModel, where: str, num_rows: int, mode: str) -> None:
-    inputs = prompt(num_rows)
-    bare = run(tiny_model(), inputs, **MODES[mode])
+def test_lora(lora: PeftModel, where: str, call: Call) -> None:
+    inputs = call.inputs
+    bare = run(tiny_model(), inputs, **call.options)
     attach(lora if where == "wrapper" else lora.get_base_model())
-    both = run_both(lora, inputs, entrance="assistant", **MODES[mode])
+    both = run_both(lora, inputs, entrance="assistant", **call.options)
     assert both.stats.tokens_per_step > 1.2
     assert not torch.equal(both.ours.ids, bare.ids)
     with lora.disable_adapter():
-        off = run_both(lora, inputs, entrance="assistant", **MODES[mode])
+        off = run_both(lora, inputs, entrance="assistant", **call.options)
     assert_same_ids(off.ours.ids, bare.ids)
 
 
@@ -220,10 +195,6 @@ def test_two_threads_share_a_spec_and_a_model() -> None:
     for index, expected in enumerate(stock):
         assert_same_ids(ours[index], expected)
     assert spec.total_stats.num_calls == 8
-    assert_clean_but_attached(model)
-
-
-def assert_clean_but_attached(model: Any) -> None:
     assert_clean(detach(model))
     attach(model)
 

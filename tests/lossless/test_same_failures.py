@@ -11,12 +11,11 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation.streamers import BaseStreamer
 
 from selfspec import SelfSpec
-from tests.fakes import new_model, prompt, tiny_model
+from tests.fakes import WildSource, new_model, prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
-    MODES,
     NUM_NEW,
-    ROWS_AND_MODES,
+    Call,
     assert_clean,
     assert_same_ids,
     knowing,
@@ -81,23 +80,25 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("at", [slow(1), 2, slow(9)])
 @pytest.mark.parametrize("error", [Broken, KeyboardInterrupt])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("name", "place"), [*(("mistral", place) for place in PLACES), ("bloom", "processor")]
+)
 def test_an_error_from_outside(
-    place: str, error: type[BaseException], at: int, num_rows: int, mode: str
+    name: str, place: str, error: type[BaseException], at: int, call: Call
 ) -> None:
-    model, inputs = tiny_model("mistral"), prompt(num_rows)
+    """The second model gets chains."""
+    model, inputs = tiny_model(name), call.inputs
     spec = SelfSpec()
     kv = DynamicCache(config=model.config)
     extra = PLACES[place](Fuse(error, at))
     with pytest.raises(error, match="on purpose"):
-        run(model, inputs, custom_generate=spec, past_key_values=kv, **extra, **MODES[mode])
+        run(model, inputs, custom_generate=spec, past_key_values=kv, **extra, **call.options)
     assert_clean(model)
     assert_usable(kv)
     assert not (place == "streamer" and extra["streamer"].ended)
-    run_both(model, inputs, spec, **MODES[mode])
+    run_both(model, inputs, spec, drafts=name != "bloom", **call.options)
 
 
 def assert_usable(kv: DynamicCache) -> None:
@@ -153,31 +154,14 @@ def test_an_error_inside_the_model(at: int, num_rows: int) -> None:
     run_both(model, inputs, spec, **GREEDY)
 
 
-class BrokenSource:
+class BrokenSource(WildSource):
     """Fails where it is asked for the third time."""
 
     name = "broken"
 
     def __init__(self) -> None:
+        super().__init__()
         self.fuse = Fuse(Broken, 3)
-
-    def open(self, prompt_ids: Any, *, learns: bool) -> BrokenSource:
-        return self
-
-    def copy(self) -> BrokenSource:
-        return self
-
-    def observe_pairs(self, pairs: Any, top: Any) -> None:
-        pass
-
-    def observe(self, record: Any) -> None:
-        pass
-
-    def root(self) -> int:
-        return 0
-
-    def follow(self, state: int, token: int) -> None:
-        pass
 
     def expand(self, state: int) -> list[Any]:
         self.fuse.burn()
@@ -200,18 +184,3 @@ def test_a_call_that_breaks_off_is_counted() -> None:
         run(model, prompt(), custom_generate=spec, **extra, **GREEDY)
     assert spec.stats.num_calls == 1
     assert 0 < spec.stats.num_new_tokens <= 9
-
-
-@pytest.mark.parametrize("num_rows", [1, 3])
-def test_an_error_under_chains(num_rows: int) -> None:
-    model, inputs, spec = tiny_model("bloom"), prompt(num_rows), SelfSpec()
-    with pytest.raises(Broken):
-        run(
-            model,
-            inputs,
-            custom_generate=spec,
-            **PLACES["processor"](Fuse(Broken, 7)),
-            **GREEDY,
-        )
-    assert_clean(model)
-    run_both(model, inputs, spec, drafts=False, **GREEDY)

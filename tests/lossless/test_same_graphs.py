@@ -22,11 +22,11 @@ from selfspec import SelfSpec, SpecConfig, UnsupportedError
 from selfspec.run.prepared import profile
 from tests.fakes import VOCAB, new_model, prompt, tiny_model
 from tests.lossless.same import (
+    FIXED,
     GREEDY,
-    MODES,
     NUM_NEW,
-    ROWS_AND_MODES,
     SAMPLE,
+    Call,
     assert_same_ids,
     assert_same_kv,
     doubting,
@@ -43,7 +43,6 @@ from tests.lossless.test_same_kv import answered, cache_of
 from tests.recorder import use_recorders
 from tests.zoo import BRANCHING
 
-FIXED: dict[str, Any] = {"budget": "fixed", "max_nodes": 16}  # hangs on no clock
 NOT_CAPTURED = {"llama4": "it scales its queries by their column in the KV"}
 
 
@@ -60,11 +59,10 @@ def run_graphs(model: Any, inputs: dict[str, Any], spec: SelfSpec | None = None,
     return both
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("name", few(BRANCHING))
-def test_every_architecture(name: str, num_rows: int, mode: str, log: list[str]) -> None:
-    model, inputs = tiny_model(name), prompt(num_rows)
-    both = run_both(model, inputs, **ending(model, inputs, MODES[mode]))
+def test_every_architecture(name: str, call: Call, log: list[str]) -> None:
+    model, inputs = tiny_model(name), call.inputs
+    both = run_both(model, inputs, **ending(model, inputs, call.options))
     assert both.stats.tokens_per_step > 1.2
     assert both.stats.eager_reason == NOT_CAPTURED.get(name)
     assert (both.stats.forward == "graph") == (name not in NOT_CAPTURED) == ("replay" in log)
@@ -133,13 +131,12 @@ def test_a_chat_on_one_cache(name: str, kind: str, num_rows: int, log: list[str]
 
 
 @pytest.mark.parametrize("budget", ["fixed", "measured"])
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
-def test_budgets(budget: str, num_rows: int, mode: str, log: list[str]) -> None:
-    model, inputs = tiny_model(), prompt(num_rows)
-    stock = run(model, inputs, **MODES[mode])
+def test_budgets(budget: str, call: Call, log: list[str]) -> None:
+    model, inputs = tiny_model(), call.inputs
+    stock = run(model, inputs, **call.options)
     spec = doubting(stock.ids, inputs, budget=budget, max_nodes=64)
     for _ in range(2):
-        both = run_both(model, inputs, spec, drafts=False, **MODES[mode])
+        both = run_both(model, inputs, spec, drafts=False, **call.options)
         assert both.stats.forward == "graph"
 
 
@@ -151,18 +148,17 @@ def test_branches_ride_along(num_rows: int, log: list[str]) -> None:
 
 
 @pytest.mark.parametrize("forward", ["auto", slow("eager")])
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 def test_overlap_changes_neither_text_nor_steps_nor_what_is_learned(
-    num_rows: int, mode: str, forward: str, log: list[str]
+    call: Call, forward: str, log: list[str]
 ) -> None:
-    model, inputs = tiny_model("gemma3"), prompt(num_rows)
-    stock = run(model, inputs, **MODES[mode])
+    model, inputs = tiny_model("gemma3"), call.inputs
+    stock = run(model, inputs, **call.options)
     results = []
     for overlap in (True, False):
         log.clear()
         spec = doubting(stock.ids, inputs, overlap=overlap, forward=forward, **FIXED)
         for _ in range(2):
-            run_both(model, inputs, spec, **MODES[mode])
+            run_both(model, inputs, spec, **call.options)
         assert ("side" in log) == overlap
         arrays = spec.memory(VOCAB).tables()
         results.append((spec.total_stats.accepted_lengths, spec.total_stats.num_steps, arrays))
@@ -377,22 +373,21 @@ def test_autocast_is_no_part_of_a_graph_without(log: list[str]) -> None:
 
 
 @pytest.mark.parametrize("fails_at", [1, slow(2), slow(3)])
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 def test_a_failed_capture_leaves_everything_whole(
-    fails_at: int, num_rows: int, mode: str, monkeypatch: pytest.MonkeyPatch
+    fails_at: int, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the trial before the first call, or in its midst: the text and the cache are stock's."""
     log = use_recorders(monkeypatch, fails_at=fails_at)
     model = tiny_model("gemma3")
-    stock = run(model, prompt(num_rows), **MODES[mode])
-    spec = doubting(stock.ids, prompt(num_rows), **FIXED)
+    stock = run(model, call.inputs, **call.options)
+    spec = doubting(stock.ids, call.inputs, **FIXED)
     for _ in range(2):
         both = run_both(
             model,
-            prompt(num_rows),
+            call.inputs,
             spec,
             fresh=lambda: {"past_key_values": cache_of(model, "configured")},
-            **MODES[mode],
+            **call.options,
         )
         assert both.stats.forward == "eager"
         assert "capturing it fails (RuntimeError: operation not permitted" in str(
@@ -485,27 +480,21 @@ def test_two_models_have_slots_of_their_own(log: list[str]) -> None:
             run_graphs(tiny_model(name), prompt(), spec, drafts=False, **GREEDY)
 
 
-def test_a_model_that_is_dropped_takes_its_graphs_along(log: list[str]) -> None:
-    spec, model = SelfSpec(), new_model()
-    run_graphs(model, prompt(), spec, drafts=False, **GREEDY)
-    assert len(spec.forwards._known) == 1
-    gone = weakref.ref(model)
-    del model
-    gc.collect()
-    assert gone() is None
-    assert len(spec.forwards._known) == 0
-
-
-def test_a_model_whose_capture_failed_can_be_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the midst of a call: what runs without a graph from then on holds the model."""
-    use_recorders(monkeypatch, fails_at=3)
+@pytest.mark.parametrize("fails_at", [None, 3])
+def test_a_model_that_is_dropped_takes_its_graphs_along(
+    fails_at: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if a capture failed in the midst: what runs without a graph then holds the model."""
+    use_recorders(monkeypatch, fails_at=fails_at)
     spec, model = SelfSpec(**FIXED), new_model()
     both = run_both(model, prompt(), spec, drafts=False, **GREEDY)
-    assert both.stats.forward == "eager"
+    assert both.stats.forward == ("eager" if fails_at else "graph")
+    assert len(spec.forwards._known) == 1
     gone = weakref.ref(model)
     del model, both
     gc.collect()
     assert gone() is None
+    assert len(spec.forwards._known) == 0
 
 
 @pytest.mark.slow

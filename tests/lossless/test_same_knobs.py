@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,14 @@ from tests.fakes import VOCAB, lut_of, prompt, tiny_model
 from tests.lossless.same import (
     FIXED,
     GREEDY,
-    MODES,
-    ROWS_AND_MODES,
     SAMPLE,
+    Call,
     doubting,
-    run,
     run_both,
+    slow,
 )
 
+OTHERS = ("llama", "gemma3", "gpt2", "gpt-oss", "deepseek-v3")
 KNOBS: dict[str, dict[str, Any]] = {
     "max_nodes=1": {"max_nodes": 1},
     "max_nodes=2": {"max_nodes": 2},
@@ -41,25 +42,13 @@ KNOBS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("knobs", KNOBS.values(), ids=KNOBS)
-def test_knobs(knobs: dict[str, Any], num_rows: int, mode: str) -> None:
-    model, inputs = tiny_model("mistral"), prompt(num_rows)
-    stock = run(model, inputs, **MODES[mode])
-    spec = doubting(stock.ids, inputs, **knobs)
-    both = run_both(model, inputs, spec, drafts=spec.config.max_nodes > 1, **MODES[mode])
-    assert both.stats.nodes_per_step <= spec.config.max_nodes
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "gpt-oss", "deepseek-v3"])
-@pytest.mark.parametrize("knobs", KNOBS.values(), ids=KNOBS)
-def test_knobs_on_other_architectures(knobs: dict[str, Any], name: str) -> None:
-    model, inputs = tiny_model(name), prompt(3, 23, seed=4)
-    for options in MODES.values():
-        stock = run(model, inputs, **options)
-        spec = doubting(stock.ids, inputs, **knobs)
-        run_both(model, inputs, spec, drafts=spec.config.max_nodes > 1, **options)
+@pytest.mark.parametrize("name", ["mistral", *map(slow, OTHERS)])
+def test_knobs(name: str, knobs: dict[str, Any], call: Call) -> None:
+    max_nodes = knobs.get("max_nodes", FIXED["max_nodes"])
+    model, spec = tiny_model(name), partial(doubting, **knobs)
+    both = run_both(model, call.inputs, spec, drafts=max_nodes > 1, **call.options)
+    assert both.stats.nodes_per_step <= max_nodes
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])

@@ -10,12 +10,12 @@ import torch
 from transformers import DynamicCache
 
 from selfspec import SelfSpec
-from tests.fakes import VOCAB, prompt, tiny_model
+from tests.fakes import prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
     MODES,
-    ROWS_AND_MODES,
     SAMPLE,
+    Call,
     assert_same_ids,
     assert_same_kv,
     doubting,
@@ -30,40 +30,24 @@ TURNS = ("stock", "ours")
 
 def cache_of(model: Any, kind: str) -> DynamicCache:
     """A cache that knows the model's windows, or one that knows nothing."""
-    return DynamicCache(config=model.config) if kind == "configured" else DynamicCache()
+    return DynamicCache() if kind == "bare" else DynamicCache(config=model.config)
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
-@pytest.mark.parametrize("kind", ["bare", "configured"])
+@pytest.mark.parametrize("kind", ["bare", "configured", "large"])
 @pytest.mark.parametrize("name", WINDOWED)
 def test_a_cache_that_was_handed_in_is_filled_in_place(
-    name: str, kind: str, num_rows: int, mode: str
+    name: str, kind: str, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A large one is taken over in parts."""
+    if kind == "large":
+        monkeypatch.setattr("selfspec.run.tree_kv._SMALL_ARENA", 1)
     model = tiny_model(name)
     both = run_both(
         model,
-        prompt(num_rows),
+        call.inputs,
         fresh=lambda: {"past_key_values": cache_of(model, kind)},
         eos_token_id=[15, 26],
-        **MODES[mode],
-    )
-    ours, stock = (x["past_key_values"] for x in (both.our_extras, both.stock_extras))
-    assert_same_kv(ours, stock)
-
-
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
-@pytest.mark.parametrize("name", WINDOWED)
-def test_a_large_cache_is_taken_over_in_parts(
-    name: str, num_rows: int, mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("selfspec.run.tree_kv._SMALL_ARENA", 1)
-    model = tiny_model(name)
-    both = run_both(
-        model,
-        prompt(num_rows),
-        fresh=lambda: {"past_key_values": cache_of(model, "configured")},
-        eos_token_id=[15, 26],
-        **MODES[mode],
+        **call.options,
     )
     ours, stock = (x["past_key_values"] for x in (both.our_extras, both.stock_extras))
     assert_same_kv(ours, stock)
@@ -111,17 +95,16 @@ def answered(ids: torch.Tensor, inputs: dict[str, Any], turn: int) -> dict[str, 
     return {"input_ids": ids, "attention_mask": mask}
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("name", ["llama", "gemma3", slow("mistral"), slow("llama4")])
-def test_a_chat_on_one_cache(name: str, num_rows: int, mode: str) -> None:
+def test_a_chat_on_one_cache(name: str, call: Call) -> None:
     """Whoever takes which of three turns, the text and the KV are the same."""
     model = tiny_model(name)
     chats = {
-        speakers: chat(model, speakers, num_rows, MODES[mode])
+        speakers: chat(model, speakers, call.num_rows, call.options)
         for speakers in itertools.product(TURNS, repeat=2)
     }
-    chats[("ours",) * 3] = chat(model, ("ours",) * 3, num_rows, MODES[mode])
-    expected = {n: chat(model, ("stock",) * n, num_rows, MODES[mode]) for n in (2, 3)}
+    chats[("ours",) * 3] = chat(model, ("ours",) * 3, call.num_rows, call.options)
+    expected = {n: chat(model, ("stock",) * n, call.num_rows, call.options) for n in (2, 3)}
     for speakers, (ids, kv) in chats.items():
         assert_same_ids(ids, expected[len(speakers)][0])
         assert_same_kv(kv, expected[len(speakers)][1])
@@ -164,13 +147,7 @@ def test_only_the_new_ids_behind_a_cache(mode: str) -> None:
         return {"past_key_values": kv}
 
     words = {"input_ids": prompt(1, 5, seed=9)["input_ids"], "attention_mask": torch.ones(1, 17)}
-    both = run_both(
-        model,
-        words,
-        SelfSpec(),
-        fresh=fresh,
-        **MODES[mode],
-    )
+    both = run_both(model, words, SelfSpec(), fresh=fresh, **MODES[mode])
     assert_same_kv(both.our_extras["past_key_values"], both.stock_extras["past_key_values"])
 
 
@@ -180,18 +157,17 @@ def embedded(model: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Ten
     return {"inputs_embeds": embeds, "attention_mask": inputs["attention_mask"]}
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("with_ids", [False, True], ids=["embeds", "embeds-and-ids"])
 @pytest.mark.parametrize("name", ["llama", "mistral", slow("gpt2"), slow("qwen3")])
-def test_inputs_embeds(name: str, with_ids: bool, num_rows: int, mode: str) -> None:
-    model, inputs = tiny_model(name), prompt(num_rows)
+def test_inputs_embeds(name: str, with_ids: bool, call: Call) -> None:
+    model, inputs = tiny_model(name), call.inputs
     embeds = embedded(model, inputs)
     if with_ids:
         embeds["input_ids"] = inputs["input_ids"]
-    stock = run(model, embeds, **MODES[mode])
+    stock = run(model, embeds, **call.options)
     full = stock.ids if with_ids else torch.cat([inputs["input_ids"], stock.ids], dim=1)
     spec = doubting(full, inputs) if with_ids else SelfSpec()
-    run_both(model, embeds, spec, **MODES[mode])
+    run_both(model, embeds, spec, **call.options)
 
 
 def test_embeddings_that_are_no_token() -> None:
@@ -217,7 +193,3 @@ def test_more_rows_than_prompts_on_a_cache(num_rows: int) -> None:
         num_return_sequences=2,
         **SAMPLE,
     )
-
-
-def test_the_vocabulary_is_what_the_tests_think() -> None:
-    assert tiny_model().config.vocab_size == VOCAB

@@ -15,8 +15,8 @@ from tests.lossless.same import (
     GREEDY,
     MODES,
     NUM_NEW,
-    ROWS_AND_MODES,
     SAMPLE,
+    Call,
     knowing,
     late_token,
     run,
@@ -33,11 +33,10 @@ def knowing_all(model: Any, inputs: dict[str, Any], options: dict[str, Any], **k
     return knowing(run(model, inputs, **options).ids, inputs, **knobs)
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("max_nodes", [slow(2), 5, slow(16)])
-def test_every_length(max_nodes: int, num_rows: int, mode: str) -> None:
+def test_every_length(max_nodes: int, call: Call) -> None:
     """One token to all: the last tree is cut at each of its levels."""
-    model, inputs, options = tiny_model(), prompt(num_rows), MODES[mode]
+    model, inputs, options = tiny_model(), call.inputs, call.options
     spec = knowing_all(model, inputs, options, max_nodes=max_nodes)
     step = 1 if max_nodes == 5 else 3
     for length in range(1, NUM_NEW + 1, step):
@@ -54,11 +53,10 @@ def test_max_length_and_its_criterion(num_rows: int) -> None:
         run_both(model, inputs, spec, drafts=False, **criteria, **GREEDY)
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("pad", [PAD, slow(None)], ids=["pad", "no-pad"])
-def test_end_token_anywhere(pad: int | None, num_rows: int, mode: str) -> None:
+def test_end_token_anywhere(pad: int | None, call: Call) -> None:
     """Each token of the last row's text is the end token once."""
-    model, inputs, options = tiny_model("qwen2"), prompt(num_rows), MODES[mode]
+    model, inputs, options = tiny_model("qwen2"), call.inputs, call.options
     options = options | ({} if pad is not None else {"pad_token_id": None})
     spec = knowing_all(model, inputs, options)
     text = run(model, inputs, **options).ids[-1, NUM_COLUMNS:].tolist()
@@ -66,10 +64,9 @@ def test_end_token_anywhere(pad: int | None, num_rows: int, mode: str) -> None:
         run_both(model, inputs, spec, eos_token_id=eos, drafts=False, **options)
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("num_eos", [2, 5, 50])
-def test_several_end_tokens(num_eos: int, num_rows: int, mode: str) -> None:
-    model, inputs, options = tiny_model("olmo2"), prompt(num_rows), MODES[mode]
+def test_several_end_tokens(num_eos: int, call: Call) -> None:
+    model, inputs, options = tiny_model("olmo2"), call.inputs, call.options
     spec = knowing_all(model, inputs, options)
     for first in (1, 20, 40):
         eos = list(range(first, first + num_eos))
@@ -128,12 +125,11 @@ def test_num_return_sequences(num_rows: int, num_sequences: int) -> None:
     run_both(model, inputs, drafts=False, **options)
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("length", [1, slow(2), slow(3), 60])
 @pytest.mark.parametrize("name", ["llama", "mistral", "llama4", "gemma3", "gpt2", "gpt-oss"])
-def test_prompts_of_any_length(name: str, length: int, num_rows: int, mode: str) -> None:
+def test_prompts_of_any_length(name: str, length: int, call: Call) -> None:
     """A single token; and many times the window."""
-    run_both(tiny_model(name), prompt(num_rows, length), **MODES[mode])
+    run_both(tiny_model(name), prompt(call.num_rows, length), **call.options)
 
 
 def test_no_prompt_at_all() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -20,10 +21,8 @@ pytestmark = pytest.mark.skipif(not packs_here(), reason="this build of torch pa
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("forward", ["packed", "eager"])
 def test_packed_or_not(forward: str, mode: str) -> None:
-    model, inputs = tiny_model(), prompt(2)
-    stock = run(model, inputs, **MODES[mode])
-    spec = doubting(stock.ids, inputs, forward=forward, **FIXED)
-    both = run_both(model, inputs, spec, **MODES[mode])
+    model, spec = tiny_model(), partial(doubting, forward=forward, **FIXED)
+    both = run_both(model, prompt(2), spec, **MODES[mode])
     assert (both.stats.forward, both.stats.eager_reason) == (forward, None)
     assert ("packed forwards, 0 MB of copies" in str(both.stats)) == (both.stats.packed_bytes > 0)
     assert_clean(model)

@@ -15,15 +15,14 @@ from tests.lossless.same import (
     GREEDY,
     MODES,
     NUM_NEW,
-    ROWS_AND_MODES,
     SAMPLE,
+    Call,
     assert_same_ids,
     recorded_forwards,
     run,
+    through,
 )
-from tests.lossless.test_same_entrances import NUM_COLUMNS, hub, modules_cache
-
-__all__ = ["modules_cache"]  # a fixture
+from tests.lossless.test_same_entrances import NUM_COLUMNS
 
 ALONE: dict[str, Any] = {**FIXED, "sources": ()}
 
@@ -44,18 +43,15 @@ def wrong(answer: list[int]) -> list[int]:
 KINDS = {"right": list, "edited": edited, "wrong": wrong, "short": lambda answer: answer[:5]}
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("entrance", ["assistant", "custom_generate", "hub"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_predictions(
-    kind: str, entrance: str, num_rows: int, mode: str, modules_cache: Any
-) -> None:
-    model, inputs = attached_model(), prompt(num_rows)
-    stock = run(model, inputs, **MODES[mode])
+def test_predictions(kind: str, entrance: str, call: Call, modules_cache: Any) -> None:
+    model, inputs = attached_model(), call.inputs
+    stock = run(model, inputs, **call.options)
     spec = SelfSpec(**ALONE)
-    extra = {**hub(), "spec": spec} if entrance == "hub" else {entrance: spec}
+    extra = through(entrance, spec)
     prediction = [KINDS[kind](answer) for answer in answers(stock.ids)]
-    ours = run(model, inputs, prediction=prediction, **extra, **MODES[mode])
+    ours = run(model, inputs, prediction=prediction, **extra, **call.options)
     assert_same_ids(ours.ids, stock.ids)
     assert torch.equal(ours.rng_state, stock.rng_state)
     least = {"right": 9, "edited": 2.5, "wrong": 1, "short": 1.05}
@@ -129,7 +125,7 @@ def test_text_is_encoded(entrance: str, modules_cache: Any) -> None:
         [tokenizer(text, add_special_tokens=False).input_ids for text in texts],
     ):
         spec = SelfSpec(**ALONE)
-        extra = {**hub(), "spec": spec} if entrance == "hub" else {"assistant": spec}
+        extra = through(entrance, spec)
         with_tokenizer = {"tokenizer": tokenizer, "prediction": prediction}
         run(model, inputs, **extra, **with_tokenizer, **GREEDY)
         seen.append((spec.stats.num_nodes, spec.stats.num_steps))
@@ -179,6 +175,7 @@ def test_bad_values_are_refused_before_any_work(kind: str, entrance: str) -> Non
     assert spec.total_stats.num_calls == 0
 
 
-def test_without_an_assistant_it_is_stocks_error() -> None:
-    with pytest.raises(ValueError, match="prediction"):
+def test_a_prediction_for_nobody() -> None:
+    """Stock would say that the model does not use an argument of this name."""
+    with pytest.raises(UnsupportedError, match=r"prediction= needs assistant= beside it"):
         run(attached_model(), prompt(), prediction=[1], **GREEDY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,16 +16,16 @@ from tests.lossless.same import (
     GREEDY,
     MODES,
     ROUNDING,
-    ROWS_AND_MODES,
     SAMPLE,
+    Call,
     knowing,
-    run,
     run_both,
     slow,
 )
 
 NUM_COLUMNS = 17
 
+OTHERS = ("mistral", "gemma3", "gpt2", "bloom", "deepseek-v3")
 # arguments of generate(); an end token is set where a rule is about it
 RULES: dict[str, dict[str, Any]] = {
     "repetition_penalty": {"repetition_penalty": 1.7},
@@ -56,10 +57,10 @@ WARPERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_rules(rule: dict[str, Any], num_rows: int, mode: str) -> None:
-    run_both(tiny_model(), prompt(num_rows), **MODES[mode], **rule)
+@pytest.mark.parametrize("name", ["llama", *map(slow, OTHERS)])
+def test_rules(name: str, rule: dict[str, Any], call: Call) -> None:
+    run_both(tiny_model(name), call.inputs, drafts=name != "bloom", **call.options, **rule)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
@@ -94,14 +95,13 @@ def test_a_real_vocabulary(
     run_both(wordy_model, prompt(num_rows), **{"do_sample": True, "max_new_tokens": 24} | warpers)
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
-def test_prefix_allowed_tokens_fn(num_rows: int, mode: str) -> None:
+def test_prefix_allowed_tokens_fn(call: Call) -> None:
     """What a row may say depends on which row it is, and on how far it has got."""
 
     def allowed(batch_id: int, ids: torch.Tensor) -> list[int]:
         return [t for t in range(1, VOCAB) if (t + batch_id + len(ids)) % 3]
 
-    run_both(tiny_model(), prompt(num_rows), prefix_allowed_tokens_fn=allowed, **MODES[mode])
+    run_both(tiny_model(), call.inputs, prefix_allowed_tokens_fn=allowed, **call.options)
 
 
 class Recording(LogitsProcessor):
@@ -119,17 +119,14 @@ class Recording(LogitsProcessor):
         return scores
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("eos", [None, list(range(1, 6))], ids=["endless", "ends"])
-def test_stateful_processor_is_called_as_by_stock(
-    eos: list[int] | None, num_rows: int, mode: str
-) -> None:
+def test_stateful_processor_is_called_as_by_stock(eos: list[int] | None, call: Call) -> None:
     both = run_both(
         tiny_model(),
-        prompt(num_rows),
+        call.inputs,
         fresh=lambda: {"logits_processor": [Recording()]},
         eos_token_id=eos,
-        **MODES[mode],
+        **call.options,
     )
     stock, ours = (x["logits_processor"][0] for x in (both.stock_extras, both.our_extras))
     assert ours.calls == stock.calls
@@ -158,16 +155,13 @@ class Float64(LogitsProcessor):
         return scores.double() * 1.1
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("make", [InPlace, AcrossRows, Float64])
-def test_user_made_processors(
-    make: Callable[[], LogitsProcessor], num_rows: int, mode: str
-) -> None:
+def test_user_made_processors(make: Callable[[], LogitsProcessor], call: Call) -> None:
     run_both(
         tiny_model(),
-        prompt(num_rows),
+        call.inputs,
         fresh=lambda: {"logits_processor": [make()]},
-        **MODES[mode],
+        **call.options,
     )
 
 
@@ -195,11 +189,8 @@ def test_a_processor_may_say_that_it_looks_at_rows(mode: str) -> None:
     assert both.our_extras["logits_processor"][0].num_rows == {1}
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
-def test_watermarking(num_rows: int, mode: str) -> None:
-    run_both(
-        tiny_model(), prompt(num_rows), watermarking_config=WatermarkingConfig(), **MODES[mode]
-    )
+def test_watermarking(call: Call) -> None:
+    run_both(tiny_model(), call.inputs, watermarking_config=WatermarkingConfig(), **call.options)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -214,21 +205,9 @@ def test_guidance(with_negative: bool, mode: str) -> None:
 
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_processors_do_not_keep_right_drafts_out(num_rows: int) -> None:
-    model, inputs = tiny_model(), prompt(num_rows)
     options = SAMPLE | {"repetition_penalty": 1.3, "min_new_tokens": 3}
-    stock = run(model, inputs, **options)
-    both = run_both(model, inputs, knowing(stock.ids, inputs, max_nodes=8), **options)
+    both = run_both(tiny_model(), prompt(num_rows), partial(knowing, max_nodes=8), **options)
     assert both.stats.num_steps == 3 * num_rows
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["mistral", "gemma3", "gpt2", "bloom", "deepseek-v3"])
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_rules_on_other_architectures(rule: dict[str, Any], name: str, mode: str) -> None:
-    for seed in range(3):
-        inputs = prompt(3, NUM_COLUMNS, seed=seed)
-        run_both(tiny_model(name), inputs, seed=seed, drafts=name != "bloom", **MODES[mode], **rule)
 
 
 def test_processors_of_a_plain_call() -> None:

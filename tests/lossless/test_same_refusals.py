@@ -8,19 +8,19 @@ import pytest
 import torch
 from transformers import DynamicCache, StaticCache, T5Config, T5ForConditionalGeneration
 
-from selfspec import AttachError, SelfSpec, UnsupportedError, attach, detach
-from tests.fakes import attached_model, lut_of, new_model, prompt, tiny_model
+from selfspec import AttachError, ConfigError, SelfSpec, UnsupportedError, attach, detach
+from tests.fakes import FutureSource, attached_model, lut_of, new_model, prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
-    MODES,
     NUM_NEW,
     ROUNDING,
-    ROWS_AND_MODES,
     SAMPLE,
+    Call,
     assert_clean,
     recorded_forwards,
     run,
     run_both,
+    through,
 )
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -78,22 +78,21 @@ def test_attach_refuses_what_has_no_generate(thing: Any) -> None:
         attach(thing)
 
 
-PLAIN: dict[str, dict[str, Any]] = {
-    "no-kv": {"use_cache": False},
-    "static": {"cache_implementation": "static"},
-    "static-sliding": {"cache_implementation": "static", "max_new_tokens": 12},
-    "attentions": {"output_attentions": True, "return_dict_in_generate": True},
-    "hidden-states": {"output_hidden_states": True, "return_dict_in_generate": True},
+DICT = {"return_dict_in_generate": True}
+PLAIN: dict[str, tuple[dict[str, Any], str]] = {
+    "no-kv": ({"use_cache": False}, "use_cache=False leaves no KV cache"),
+    "static": ({"cache_implementation": "static"}, "a KV cache of type Static"),
+    "attentions": ({"output_attentions": True, **DICT}, "output_attentions=True asks for"),
+    "hidden-states": ({"output_hidden_states": True, **DICT}, "output_hidden_states=True asks"),
 }
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("name", ["llama", "mistral"])
-@pytest.mark.parametrize("options", PLAIN.values(), ids=PLAIN)
-def test_plain_calls(options: dict[str, Any], name: str, num_rows: int, mode: str) -> None:
+@pytest.mark.parametrize(("options", "reason"), PLAIN.values(), ids=PLAIN)
+def test_plain_calls(options: dict[str, Any], reason: str, name: str, call: Call) -> None:
     model = tiny_model(name, "eager")
-    both = run_both(model, prompt(num_rows), drafts=False, **MODES[mode], **options)
-    assert both.stats.disabled_reason
+    both = run_both(model, call.inputs, drafts=False, **call.options, **options)
+    assert reason in str(both.stats.disabled_reason)
     assert both.stats.tokens_per_step == 1
     if options.get("output_hidden_states"):
         ours, stock = both.ours.output.hidden_states, both.stock.output.hidden_states
@@ -101,13 +100,10 @@ def test_plain_calls(options: dict[str, Any], name: str, num_rows: int, mode: st
         assert torch.allclose(ours[-1][-1], stock[-1][-1], **ROUNDING)
 
 
-@pytest.mark.parametrize("options", PLAIN.values(), ids=PLAIN)
-def test_plain_calls_under_strict(options: dict[str, Any]) -> None:
-    model = tiny_model("llama", "eager")
-    with (
-        recorded_forwards(model) as widths,
-        pytest.raises(UnsupportedError, match="strict=True"),
-    ):
+@pytest.mark.parametrize(("options", "reason"), PLAIN.values(), ids=PLAIN)
+def test_plain_calls_under_strict(options: dict[str, Any], reason: str) -> None:
+    model, said = tiny_model("llama", "eager"), f"strict=True .*{reason}"
+    with recorded_forwards(model) as widths, pytest.raises(UnsupportedError, match=said):
         run(model, prompt(), custom_generate=SelfSpec(strict=True), **GREEDY, **options)
     assert prompt()["input_ids"].shape[1] not in widths
     assert_clean(model)
@@ -167,10 +163,11 @@ def test_a_refused_call_teaches_nothing(learning: str) -> None:
 # -- what was ignored in silence ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["assistant", "custom_generate"])
-def test_a_paged_cache_is_refused_by_name(name: str) -> None:
+@pytest.mark.parametrize("entrance", ["assistant", "custom_generate", "hub"])
+def test_a_paged_cache_is_refused_by_name(entrance: str, modules_cache: Any) -> None:
+    extra = through(entrance, SelfSpec())
     with pytest.raises(UnsupportedError, match="cache_implementation='paged' can't be drafted for"):
-        run(attached_model(), prompt(), cache_implementation="paged", **{name: SelfSpec()})
+        run(attached_model(), prompt(), cache_implementation="paged", **extra, **GREEDY)
 
 
 def test_generate_batch_is_refused_by_name() -> None:
@@ -198,6 +195,23 @@ def test_a_compiled_model_is_attached_to_the_model_inside() -> None:
     detach(compiled)
     assert_clean(model)
     assert torch.equal(run(compiled, inputs, **GREEDY).ids, stock.ids)
+
+
+class OldSource(FutureSource):
+    """As sources were written for version 0.1."""
+
+    observe_pairs = None
+
+
+def test_a_source_without_a_method_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"without observe_pairs\(\).*was named observe_places"):
+        SelfSpec(extra_sources=[OldSource([[1]])])
+
+
+def test_a_prompt_without_a_token() -> None:
+    empty = torch.zeros(1, 0, dtype=torch.long)
+    with pytest.raises(UnsupportedError, match="the prompt must have at least one token"):
+        attached_model().generate(input_ids=empty, assistant=SelfSpec(), max_new_tokens=4)
 
 
 def test_a_recurrent_model_is_named() -> None:

@@ -13,16 +13,19 @@ from tests.lossless.same import (
     GREEDY,
     MODES,
     ROUNDING,
-    ROWS_AND_MODES,
+    Call,
     assert_same_kv,
     knowing,
     run,
     run_both,
+    slow,
 )
 
 NUM_COLUMNS = 17
 EVERYTHING = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
 ENDS = [15, 26, 81]
+NAMES = ("llama", "mistral", "gemma3", "llama4", "gpt2", "bloom")
+OTHERS = ("qwen3-moe", "deepseek-v3", "gpt-oss", "gemma2", "starcoder2")
 
 
 def assert_close(ours: Any, stock: Any) -> None:
@@ -38,17 +41,16 @@ def assert_close(ours: Any, stock: Any) -> None:
         assert torch.allclose(a, b, **ROUNDING)
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("eos", [None, ENDS], ids=["endless", "ends"])
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "llama4", "gpt2", "bloom"])
-def test_everything(name: str, eos: list[int] | None, num_rows: int, mode: str) -> None:
+@pytest.mark.parametrize("name", [*NAMES, *map(slow, OTHERS)])
+def test_everything(name: str, eos: list[int] | None, call: Call) -> None:
     both = run_both(
         tiny_model(name),
-        prompt(num_rows),
-        drafts=name != "bloom",
+        call.inputs,
+        drafts=name not in ("bloom", *OTHERS),
         eos_token_id=eos,
         **EVERYTHING,
-        **MODES[mode],
+        **call.options,
     )
     stock, ours = both.stock.output, both.ours.output
     assert isinstance(ours, GenerateDecoderOnlyOutput)
@@ -56,20 +58,6 @@ def test_everything(name: str, eos: list[int] | None, num_rows: int, mode: str) 
     assert_close(ours.logits, stock.logits)
     assert_same_kv(ours.past_key_values, stock.past_key_values)
     assert ours.stats == both.stats
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["qwen3-moe", "deepseek-v3", "gpt-oss", "gemma2", "starcoder2"])
-@pytest.mark.parametrize("seed", range(3))
-def test_everything_elsewhere(seed: int, name: str, mode: str) -> None:
-    for num_rows in (1, 2, 4):
-        inputs = prompt(num_rows, seed=seed)
-        options = EVERYTHING | MODES[mode] | {"eos_token_id": ENDS}
-        both = run_both(tiny_model(name), inputs, drafts=False, seed=seed, **options)
-        assert_close(both.ours.output.scores, both.stock.output.scores)
-        assert_close(both.ours.output.logits, both.stock.output.logits)
-        assert_same_kv(both.ours.output.past_key_values, both.stock.output.past_key_values)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])

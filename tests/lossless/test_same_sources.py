@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
+import torch
 
 from selfspec import SelfSpec
 from selfspec.config import SOURCE_NAMES
@@ -19,7 +21,7 @@ from tests.lossless.same import (
     GREEDY,
     MODES,
     NUM_NEW,
-    ROWS_AND_MODES,
+    Call,
     doubting,
     knowing,
     run,
@@ -45,9 +47,9 @@ CORPUS_SETS: dict[str, dict[str, Any]] = {
 }
 
 
-def knowing_corpus(texts: Sequence[Sequence[int]], **knobs: Any) -> SelfSpec:
-    """A `SelfSpec` with a loaded cache that has read `texts`, with a lie at every third token."""
-    read = [token for text in texts for token in text]
+def knowing_corpus(ids: torch.Tensor, inputs: dict[str, Any], **knobs: Any) -> SelfSpec:
+    """A `SelfSpec` with a cache that has read the texts, with a lie at every third token."""
+    read = [token for text in texts_of(ids, inputs) for token in text]
     lies = [token if place % 3 else (token + 1) % VOCAB for place, token in enumerate(read)]
     owner = TokenizerInfo("5a" * 32, "tiny", VOCAB)
     return SelfSpec.from_contents(
@@ -93,35 +95,23 @@ class DeafSource(WildSource):
         return [(token, self._evidence(1))]
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("sources", SETS.values(), ids=SETS)
-def test_builtin_sources(sources: tuple[str, ...], num_rows: int, mode: str) -> None:
-    model, inputs = tiny_model(), prompt(num_rows)
+def test_builtin_sources(sources: tuple[str, ...], call: Call) -> None:
+    model, inputs = tiny_model(), call.inputs
     spec = SelfSpec(sources=sources, **FIXED)
-    run_both(model, inputs, spec, drafts=False, **MODES[mode])  # may be too short to guess anything
-    both = run_both(model, inputs, spec, drafts=bool(sources), **MODES[mode])
+    run_both(model, inputs, spec, drafts=False, **call.options)
+    both = run_both(model, inputs, spec, drafts=bool(sources), **call.options)
     assert sources or both.stats.tokens_per_step == 1
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("knobs", CORPUS_SETS.values(), ids=CORPUS_SETS)
-def test_corpus(knobs: dict[str, Any], num_rows: int, mode: str) -> None:
-    model, inputs = tiny_model("qwen3"), prompt(num_rows)
-    stock = run(model, inputs, **MODES[mode])
-    spec = knowing_corpus(texts_of(stock.ids, inputs), **knobs)
-    both = run_both(model, inputs, spec, **MODES[mode])
-    asked = "corpus" in spec.config.sources
-    assert (both.stats.accepted_by_source["corpus"] > 12) is asked
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", BRANCHING)
-def test_corpus_on_other_architectures(name: str) -> None:
-    model, inputs = tiny_model(name), prompt(3, 11, seed=5)
-    for options in MODES.values():
-        texts = texts_of(run(model, inputs, **options).ids, inputs)
-        for knobs in CORPUS_SETS.values():
-            run_both(model, inputs, knowing_corpus(texts, **knobs), **options)
+@pytest.mark.parametrize("name", [name if name == "qwen3" else slow(name) for name in BRANCHING])
+def test_corpus(name: str, knobs: dict[str, Any], call: Call) -> None:
+    spec = partial(knowing_corpus, **knobs)
+    both = run_both(tiny_model(name), call.inputs, spec, **call.options)
+    if name == "qwen3":
+        asked = "corpus" in knobs.get("sources", SOURCE_NAMES)
+        assert (both.stats.accepted_by_source["corpus"] > 12) is asked
 
 
 @pytest.mark.parametrize("mode", ["greedy", slow("sample")])
@@ -133,11 +123,10 @@ def test_what_was_learned_changes_no_later_text(sources: tuple[str, ...], mode: 
         run_both(tiny_model("qwen2"), inputs, spec, seed=seed, drafts=False, **MODES[mode])
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("seed", range(3))
-def test_wild_source(seed: int, num_rows: int, mode: str) -> None:
+def test_wild_source(seed: int, call: Call) -> None:
     spec = SelfSpec(sources=(), extra_sources=[WildSource(width=1 + 2 * seed, seed=seed)], **FIXED)
-    run_both(tiny_model("mistral"), prompt(num_rows), spec, seed=seed, **MODES[mode])
+    run_both(tiny_model("mistral"), call.inputs, spec, seed=seed, **call.options)
 
 
 @pytest.mark.slow
@@ -169,23 +158,17 @@ def test_useless_sources(source: WildSource, num_rows: int) -> None:
         run_both(tiny_model(), prompt(num_rows), spec, drafts=drafts, **options)
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "deepseek-v3"])
-def test_a_source_that_knows_the_future_is_believed(name: str, num_rows: int, mode: str) -> None:
-    model, inputs = tiny_model(name), prompt(num_rows)
-    stock = run(model, inputs, **MODES[mode])
-    spec = knowing(stock.ids, inputs, max_nodes=8)
-    both = run_both(model, inputs, spec, **MODES[mode])
+def test_a_source_that_knows_the_future_is_believed(name: str, call: Call) -> None:
+    both = run_both(tiny_model(name), call.inputs, partial(knowing, max_nodes=8), **call.options)
     # the first token comes with the prompt's forward, the others eight by eight
-    assert both.stats.num_steps == 3 * num_rows
+    assert both.stats.num_steps == 3 * call.num_rows
     assert both.stats.tokens_per_step == (NUM_NEW - 1) / 3
-    assert both.stats.num_new_tokens == NUM_NEW * num_rows
+    assert both.stats.num_new_tokens == NUM_NEW * call.num_rows
 
 
 def test_chains_are_taken_whole_where_no_tree_fits() -> None:
-    model, inputs = tiny_model("bloom"), prompt()
-    stock = run(model, inputs, **GREEDY)
-    spec = knowing(stock.ids, inputs, max_nodes=8)
-    both = run_both(model, inputs, spec, drafts=False, **GREEDY)
+    spec = partial(knowing, max_nodes=8)
+    both = run_both(tiny_model("bloom"), prompt(), spec, drafts=False, **GREEDY)
     assert "chains" in str(both.stats.disabled_reason)
     assert both.stats.num_steps == 3

@@ -15,7 +15,7 @@ from tests.lossless.same import (
     GREEDY,
     MODES,
     NUM_NEW,
-    ROWS_AND_MODES,
+    Call,
     assert_clean,
     assert_same_ids,
     doubting,
@@ -124,10 +124,9 @@ def expected_lut(output: Any, inputs: dict[str, torch.Tensor], top_k: int) -> di
     return table
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
-def test_recorder_in_stock_generate(num_rows: int, mode: str) -> None:
-    model, inputs, spec = tiny_model("mistral"), prompt(num_rows), SelfSpec()
-    options = MODES[mode] | {"return_dict_in_generate": True, "output_logits": True}
+def test_recorder_in_stock_generate(call: Call) -> None:
+    model, inputs, spec = tiny_model("mistral"), call.inputs, SelfSpec()
+    options = call.options | {"return_dict_in_generate": True, "output_logits": True}
     stock = run(model, inputs, **options)
     recorded = run(model, inputs, logits_processor=[LutRecorder(spec)], **options)
     assert_same_ids(recorded.ids, stock.ids)

@@ -14,8 +14,7 @@ from tests.fakes import prompt
 from tests.lossless.same import (
     FIXED,
     GREEDY,
-    MODES,
-    ROWS_AND_MODES,
+    Call,
     assert_same_ids,
     doubting,
     run,
@@ -53,14 +52,13 @@ def streamed_pair(folder: Path, kind: str, **options: Any) -> tuple[Any, Any]:
     return model, streamed
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("kind", [slow(kind) if kind in LIKE_OTHERS else kind for kind in KINDS])
-def test_plain_and_with_drafts(kind: str, num_rows: int, mode: str, tmp_path: Path) -> None:
+def test_plain_and_with_drafts(kind: str, call: Call, tmp_path: Path) -> None:
     model, streamed = streamed_pair(tmp_path, kind)
-    inputs = prompt(num_rows)
-    stock = run(model, inputs, **MODES[mode])
+    inputs = call.inputs
+    stock = run(model, inputs, **call.options)
     spec, trees = doubting(stock.ids, inputs), kind != "bloom"
-    both = run_both(streamed, inputs, spec, drafts=trees, **MODES[mode])
+    both = run_both(streamed, inputs, spec, drafts=trees, **call.options)
     assert_same_ids(both.stock.ids, stock.ids)
     assert both.stats.forward == "streamed"
     assert both.stats.eager_reason is None

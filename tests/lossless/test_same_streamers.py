@@ -17,7 +17,7 @@ from tests.fakes import attached_model, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import (
     GREEDY,
     MODES,
-    ROWS_AND_MODES,
+    Call,
     assert_same_ids,
     doubting,
     knowing,
@@ -59,19 +59,16 @@ def test_the_first_token_is_told_before_anything_is_learned(
     assert known_by_then == [2]  # The prompt and a token.
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("eos", [None, [15, 91]], ids=["endless", "ends"])
-def test_streamers_are_told_what_stock_tells(
-    eos: list[int] | None, num_rows: int, mode: str
-) -> None:
+def test_streamers_are_told_what_stock_tells(eos: list[int] | None, call: Call) -> None:
     for seed in range(3):
         both = run_both(
             tiny_model("mistral"),
-            prompt(num_rows, seed=seed),
+            prompt(call.num_rows, seed=seed),
             seed=seed,
             fresh=recording,
             eos_token_id=eos,
-            **MODES[mode],
+            **call.options,
         )
         stock, ours = both.stock_extras["streamer"], both.our_extras["streamer"]
         assert ours.told == stock.told
@@ -92,9 +89,10 @@ def test_streamers_are_told_what_stock_tells(
     ids=["strings", "strings-eos", "scores", "time", "penalty", "one", "plain"],
 )
 @pytest.mark.parametrize("num_rows", [1, 3])
-def test_streamers_under_every_pace(num_rows: int, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", ["llama", "bloom"])
+def test_streamers_under_every_pace(name: str, num_rows: int, options: dict[str, Any]) -> None:
     both = run_both(
-        attached_model(),
+        attached_model(name),
         prompt(num_rows),
         fresh=recording,
         drafts=False,
@@ -118,14 +116,6 @@ class _Enough(Recorder):
 def test_a_streamer_that_stops_the_call(options: dict[str, Any]) -> None:
     with pytest.raises(StopIteration, match="enough"):
         run(attached_model(), prompt(), streamer=_Enough(), **options, **GREEDY)
-
-
-def test_a_streamer_under_chains() -> None:
-    for num_rows in (1, 3):
-        both = run_both(
-            tiny_model("bloom"), prompt(num_rows), fresh=recording, drafts=False, **GREEDY
-        )
-        assert both.our_extras["streamer"].told == both.stock_extras["streamer"].told
 
 
 def test_tokens_are_streamed_before_the_call_ends() -> None:

@@ -15,21 +15,19 @@ from peft import (
     get_peft_model,
 )
 
-from selfspec import SelfSpec, attach, hub_folder
+from selfspec import SelfSpec, attach
 from tests.fakes import VOCAB, new_model, prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
-    MODES,
-    ROWS_AND_MODES,
     SAMPLE,
+    Call,
     assert_same_ids,
     run,
     run_both,
     slow,
+    through,
 )
-from tests.lossless.test_same_entrances import PEFT_NOTE, modules_cache
-
-__all__ = ["modules_cache"]
+from tests.lossless.test_same_entrances import PEFT_NOTE
 
 NUM_COLUMNS = 17
 _LONG = {
@@ -55,27 +53,35 @@ def dynamic_rope(threshold: int) -> dict[str, Any]:
     return {"max_position_embeddings": threshold, "rope_parameters": parameters}
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("threshold", [10, 16, 17, 18, 30, 56, 57, 90])
 @pytest.mark.parametrize(
     ("name", "rope"), [("phi3", longrope), ("llama", dynamic_rope)], ids=["longrope", "dynamic"]
 )
 def test_rotary_factors_that_hang_on_the_length(
-    name: str, rope: Any, threshold: int, num_rows: int, mode: str
+    name: str, rope: Any, threshold: int, call: Call
 ) -> None:
     """The length is the longest position of a forward: a tree reaches further than its root."""
     if rope is dynamic_rope and threshold <= NUM_COLUMNS:
         pytest.skip("stock's second call differs from its first: it keeps the longer one's base")
-    model, inputs = new_model(name, **rope(threshold)), prompt(num_rows)
-    run_both(model, inputs, drafts=False, eos_token_id=[15, 81], **MODES[mode])
+    model, inputs = new_model(name, **rope(threshold)), call.inputs
+    run_both(model, inputs, drafts=False, eos_token_id=[15, 81], **call.options)
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("rope", [longrope, dynamic_rope])
-def test_short_texts_of_long_models_are_drafted_for(rope: Any, num_rows: int, mode: str) -> None:
+def test_short_texts_of_long_models_are_drafted_for(rope: Any, call: Call) -> None:
     name = "phi3" if rope is longrope else "llama"
-    both = run_both(new_model(name, **rope(300)), prompt(num_rows), **MODES[mode])
+    both = run_both(new_model(name, **rope(300)), call.inputs, **call.options)
     assert both.stats.tokens_per_step > 1.5
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_queries_that_are_scaled_by_blocks_of_columns(num_rows: int) -> None:
+    """As by Llama 4: no tree may cross from one block to the next."""
+    model, spec = new_model("llama4", floor_scale=11, attn_scale=2.0), SelfSpec(max_nodes=16)
+    for _ in range(3):  # The later calls know the text and draft deep.
+        both = run_both(model, prompt(num_rows), spec, max_new_tokens=40, **GREEDY)
+    assert spec.ability(model).mode == "tree"
+    assert both.stats.tokens_per_step > 1
 
 
 VIRTUAL = {"task_type": "CAUSAL_LM", "num_virtual_tokens": 3}
@@ -92,18 +98,17 @@ PEFT: dict[str, PeftConfig] = {
 }
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize("where", ["wrapper", slow("inner")])
 @pytest.mark.parametrize("config", PEFT.values(), ids=PEFT)
 @pytest.mark.filterwarnings(PEFT_NOTE)
 @pytest.mark.filterwarnings("ignore:Position ids are not supported:UserWarning")  # peft's own
-def test_virtual_tokens(config: PeftConfig, where: str, num_rows: int, mode: str) -> None:
+def test_virtual_tokens(config: PeftConfig, where: str, call: Call) -> None:
     """Prompt learning puts columns into the KV cache that generate() knows nothing of."""
     torch.manual_seed(3)
     model = get_peft_model(new_model(), config).eval()
     attach(model if where == "wrapper" else model.get_base_model())
-    inputs = prompt(num_rows)
-    run_both(model, inputs, SelfSpec(), entrance="assistant", drafts=False, **MODES[mode])
+    inputs = call.inputs
+    run_both(model, inputs, SelfSpec(), entrance="assistant", drafts=False, **call.options)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
@@ -123,16 +128,15 @@ def test_nothing_left_to_say(num_rows: int) -> None:
     )
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
 @pytest.mark.parametrize(
     ("dtype", "apart"), [(torch.float32, 0.0), (torch.float64, 1e-13)], ids=["fp32", "fp64"]
 )
-def test_ties(dtype: torch.dtype, apart: float, num_rows: int, mode: str) -> None:
+def test_ties(dtype: torch.dtype, apart: float, call: Call) -> None:
     """Each token has a twin: of equal logits, stock takes the first, once rounded to fp32."""
     model = new_model(dtype=dtype)
     weight = model.get_output_embeddings().weight.data
     weight[0:96:2] = weight[1:96:2] * (1 - apart)
-    run_both(model, prompt(num_rows), drafts=False, **MODES[mode])
+    run_both(model, call.inputs, drafts=False, **call.options)
 
 
 @pytest.mark.parametrize("entrance", ["assistant", "hub"])
@@ -141,25 +145,22 @@ def test_what_is_none_on_purpose_stays_none(entrance: str, modules_cache: Any) -
     model, inputs = attach(new_model()), prompt()
     endless = run(model, inputs, **GREEDY).ids
     model.generation_config.eos_token_id = int(endless[0, NUM_COLUMNS + 4])
-    hub = {"custom_generate": str(hub_folder()), "trust_remote_code": True, "spec": SelfSpec()}
-    extra = hub if entrance == "hub" else {"assistant": SelfSpec()}
+    extra = through(entrance, SelfSpec())
     assert run(model, inputs, **extra, **GREEDY).ids.shape[1] == NUM_COLUMNS + 5
     assert_same_ids(run(model, inputs, eos_token_id=None, **extra, **GREEDY).ids, endless)
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
-def test_right_padding(num_rows: int, mode: str) -> None:
+def test_right_padding(call: Call) -> None:
     """Stock warns of it and goes on; so do we, to the same text."""
-    inputs = prompt(num_rows)
+    inputs = call.inputs
     inputs["attention_mask"][:] = 1
     inputs["attention_mask"][0, -4:] = 0
-    run_both(tiny_model(), inputs, **MODES[mode])
+    run_both(tiny_model(), inputs, **call.options)
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
-def test_inference_mode(num_rows: int, mode: str) -> None:
+def test_inference_mode(call: Call) -> None:
     with torch.inference_mode():
-        run_both(tiny_model("gemma3"), prompt(num_rows), **MODES[mode])
+        run_both(tiny_model("gemma3"), call.inputs, **call.options)
 
 
 def test_the_models_own_generation_config() -> None:

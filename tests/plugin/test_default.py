@@ -9,44 +9,42 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import GenerationConfig, T5Config, T5ForConditionalGeneration, pipeline
+from transformers import GenerationConfig
 
 from selfspec import AttachError, SelfSpec, UnsupportedError, attach, detach
 from tests.fakes import new_model, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import (
+    CALLS,
     GREEDY,
-    MODES,
-    NUM_NEW,
-    ROWS_AND_MODES,
     SAMPLE,
+    Call,
     assert_same_ids,
     doubting,
-    in_threads,
     recorded_forwards,
     run,
 )
 
 
-@pytest.mark.parametrize(("num_rows", "mode"), ROWS_AND_MODES)
-def test_every_call_drafts_until_it_is_switched_off(num_rows: int, mode: str) -> None:
-    model, inputs = new_model(), prompt(num_rows)
+@pytest.mark.parametrize("call", CALLS)
+def test_every_call_drafts_until_it_is_switched_off(call: Call) -> None:
+    model, inputs = new_model(), call.inputs
     before = dict(vars(model))
-    stock = run(model, inputs, **MODES[mode])
+    stock = run(model, inputs, **call.options)
     spec = doubting(stock.ids, inputs)
     assert attach(attach(model, spec)) is model  # The second one leaves the default alone.
-    ours = run(model, inputs, **MODES[mode])
+    ours = run(model, inputs, **call.options)
     assert_same_ids(ours.ids, stock.ids)
     assert torch.equal(ours.rng_state, stock.rng_state)
     assert spec.stats.tokens_per_step > 1.2
     with recorded_forwards(model) as widths:
-        off = run(model, inputs, assistant=None, **MODES[mode])
+        off = run(model, inputs, assistant=None, **call.options)
     assert_same_ids(off.ids, stock.ids)
     assert set(widths[1:]) == {1}
     other = SelfSpec()
-    assert_same_ids(run(model, inputs, assistant=other, **MODES[mode]).ids, stock.ids)
+    assert_same_ids(run(model, inputs, assistant=other, **call.options).ids, stock.ids)
     assert (spec.total_stats.num_calls, other.total_stats.num_calls) == (1, 1)
     assert vars(detach(model)) == before
-    run(model, inputs, **MODES[mode])
+    run(model, inputs, **call.options)
     assert spec.total_stats.num_calls == 1
 
 
@@ -57,17 +55,6 @@ def test_another_default_takes_its_place() -> None:
     assert (first.total_stats.num_calls, second.total_stats.num_calls) == (0, 1)
     with pytest.raises(AttachError, match="assistant must be a SelfSpec"):
         attach(model, "spec")  # type: ignore[arg-type]
-
-
-def test_a_pipeline_gains_without_being_changed() -> None:
-    model, spec = new_model(), SelfSpec()
-    generator = pipeline("text-generation", model=model, tokenizer=tiny_tokenizer())
-    words = ["the cat sat on", "that rat"]
-    stock = generator(words, max_new_tokens=20, batch_size=2, **GREEDY)
-    attach(model, spec)
-    assert generator(words, max_new_tokens=20, batch_size=2, **GREEDY) == stock
-    assert spec.total_stats.num_calls == 1
-    assert spec.stats.tokens_per_step > 1
 
 
 LEFT_TO_STOCK: dict[str, tuple[dict[str, Any], str]] = {
@@ -115,16 +102,6 @@ def test_processes_that_may_have_to_keep_step_are_stocks(monkeypatch: Any, caplo
     assert "run their forwards in step" in caplog.text
 
 
-def test_an_encoder_decoder_model_is_stocks() -> None:
-    config = T5Config(
-        vocab_size=97, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4,
-        decoder_start_token_id=0,
-    )  # fmt: skip
-    model = T5ForConditionalGeneration(config).eval()
-    stock = run(model, prompt(), **GREEDY)
-    assert_same_ids(run(attach(model, SelfSpec()), prompt(), **GREEDY).ids, stock.ids)
-
-
 def test_a_class_with_a_generate_of_its_own_is_left_alone(caplog: Any) -> None:
     model = new_model()
     seen: list[tuple[Any, ...]] = []
@@ -152,12 +129,6 @@ def test_a_peft_wrapper_drafts(where: str) -> None:
     assert_same_ids(run(model, prompt(), **GREEDY).ids, stock.ids)
     assert spec.stats.disabled_reason is None
     assert spec.total_stats.num_calls == 1
-
-
-def test_generate_batch_is_stocks(monkeypatch: Any) -> None:
-    model = attach(new_model(), SelfSpec())
-    monkeypatch.setattr(type(model), "generate_batch", lambda self, inputs: (self, inputs))
-    assert model.generate_batch([[5]]) == (model, [[5]])
 
 
 def test_another_loop_that_is_asked_for_goes_first(caplog: Any) -> None:
@@ -198,19 +169,3 @@ def test_copies_share_the_default_and_pickles_have_none() -> None:
     read = pickle.loads(pickle.dumps(model))
     assert_same_ids(run(read, prompt(), **SAMPLE).ids, stock.ids)
     assert spec.total_stats.num_calls == 1
-
-
-def test_several_threads() -> None:
-    model, spec = new_model("qwen2"), SelfSpec()
-    prompts = [prompt(1, 9 + seed, seed=seed) for seed in range(6)]
-    stock = [run(model, inputs, **GREEDY).ids for inputs in prompts]
-    attach(model, spec)
-    ours: dict[int, torch.Tensor] = {}
-
-    def work(index: int) -> None:
-        ours[index] = model.generate(**prompts[index], max_new_tokens=NUM_NEW, **GREEDY)
-
-    in_threads(work, 6, 3)
-    for index, expected in enumerate(stock):
-        assert_same_ids(ours[index], expected)
-    assert spec.total_stats.num_calls == 6

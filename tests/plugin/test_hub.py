@@ -14,7 +14,7 @@ def run(model, **options):
     return generate(model, **prompt(), max_new_tokens=4, **options)
 
 
-def test_what_is_learned_stays_with_the_model():
+def test_what_is_learned_stays_with_the_model_until_other_knobs_come():
     model = new_model()
     run(model, max_nodes=4)
     kept = model._selfspec
@@ -22,12 +22,6 @@ def test_what_is_learned_stays_with_the_model():
     run(model)
     assert model._selfspec is kept
     assert kept.total_stats.num_calls == 3
-
-
-def test_other_knobs_start_anew():
-    model = new_model()
-    run(model, max_nodes=4)
-    kept = model._selfspec
     run(model, max_nodes=8)
     assert model._selfspec is not kept
     assert model._selfspec.config.max_nodes == 8

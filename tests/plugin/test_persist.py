@@ -17,6 +17,7 @@ from selfspec import (
     VocabularyError,
 )
 from selfspec.draft.sources.corpus import CorpusSource
+from selfspec.plugin import persist
 from selfspec.store import CacheContents, load_cache, save_cache, tokenizer_info, verify_cache
 from tests.caches import FakeTokenizer, count_grams, lut, plain
 from tests.fakes import VOCAB, attached_model, lut_of, new_model, prompt
@@ -190,10 +191,6 @@ class TestCorpus:
 
 
 class TestVocabulary:
-    def test_another_tokenizer_is_refused(self, folder):
-        with pytest.raises(CacheTokenizerError, match="was built for tokenizer"):
-            SelfSpec.from_pretrained(folder, tokenizer=FakeTokenizer(VOCAB + 1))
-
     def test_models_that_share_a_tokenizer_share_a_cache(self, folder):
         """Their logits may be padded wider than the vocabulary, each in its own way."""
         wide = selfspec.attach(new_model(vocab_size=VOCAB + 64))
@@ -236,43 +233,17 @@ class TestVocabulary:
             SelfSpec.from_contents(contents).memory(VOCAB)
 
 
-def test_the_hub_gets_what_a_folder_would(learned, folder, tmp_path, monkeypatch):
+def test_the_hub_gets_what_a_folder_would_and_gives_it_back(learned, folder, monkeypatch):
     calls = []
-
-    class Api:
-        def __init__(self, token):
-            calls.append(token)
-
-        def __getattr__(self, name):
-            return lambda *args, **options: calls.append((name, args, options))
-
-        def upload_folder(self, *, folder_path, **options):
-            calls.append(plain(load_cache(folder_path)))
-
-    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
-    url = learned.push_to_hub(
-        "owner/name", tokenizer=TOKENIZER, private=True, about={"by": "a test"}, token="secret"
-    )
-    assert url == "https://huggingface.co/owner/name"
-    assert calls == [
-        "secret",
-        ("create_repo", ("owner/name",), {"private": True, "exist_ok": True}),
-        plain(load_cache(folder)),
-    ]
-
-
-def test_the_hub_is_asked_for_what_is_no_folder(folder, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    asked = []
-
-    def snapshot_download(repo_id, *, revision, allow_patterns):
-        asked.append((repo_id, revision))
-        return str(folder)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    monkeypatch.setattr(persist, "push_cache", lambda *args, **more: calls.append((args, more)))
+    options = {"private": True, "revision": "v2", "token": "secret", "commit_message": "More"}
+    learned.push_to_hub("owner/name", tokenizer=TOKENIZER, about={"by": "a test"}, **options)
+    [((name, contents), given)] = calls
+    assert (name, given) == ("owner/name", options)
+    assert plain(contents) == plain(load_cache(folder))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(folder))
     spec = SelfSpec.from_pretrained("owner/name", revision="v2")
-    assert asked == [("owner/name", "v2")]
-    assert plain(spec.contents()) == plain(load_cache(folder))
+    assert plain(spec.contents()) == plain(contents)
 
 
 def test_saving_while_another_thread_learns(folder, tmp_path):

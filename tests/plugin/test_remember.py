@@ -12,7 +12,7 @@ from selfspec import CacheError, CacheTokenizerError, ConfigError, SelfSpec, Voc
 from selfspec.plugin import remember as remember_module
 from selfspec.records import TopK
 from selfspec.store import load_cache, save_cache, saving, tokenizer_info
-from tests.caches import FakeTokenizer, contents, count_grams, flip_byte, lut
+from tests.caches import FakeTokenizer, contents, count_grams, lut
 from tests.fakes import VOCAB, attached_model, lut_of, prompt
 
 TOKENIZER = FakeTokenizer(VOCAB)
@@ -63,12 +63,6 @@ def test_the_next_one_knows_what_the_last_one_learned(path):
             np.testing.assert_array_equal(ours.tables()[source][name], array)
 
 
-def test_the_text_is_the_same_in_fewer_steps(path):
-    cold, warm = learned(path), SelfSpec(remember=path, max_nodes=8)
-    assert write(warm) == write(None)
-    assert warm.stats.num_steps < cold.stats.num_steps
-
-
 def test_nothing_is_kept_unasked(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(remember_module, "SAVE_SECONDS", 0.0)
@@ -107,17 +101,13 @@ def test_nothing_new_is_not_written(path):
 
 @pytest.mark.parametrize("learning", ["frozen", "request"])
 def test_other_scopes_read_and_save_nothing(path, learning):
-    kept = tokens_kept_after(path)
+    learned(path)
+    kept = tokens_kept(path)
     spec = SelfSpec(remember=path, learning=learning)
     assert lut_of(spec).arrays()["tokens"].tolist() == kept
     write(spec, seed=5)
     spec.save_memory()
     assert tokens_kept(path) == kept
-
-
-def tokens_kept_after(path) -> list[int]:
-    learned(path)
-    return tokens_kept(path)
 
 
 def test_two_at_once_lose_nothing(path):
@@ -197,16 +187,6 @@ class TestOwner:
 
 
 class TestTrouble:
-    def test_a_damaged_folder_is_a_warning_and_a_fresh_start(self, path, caplog):
-        learned(path)
-        flip_byte(path / "memory" / "lut.safetensors")
-        spec = SelfSpec(remember=path)
-        with caplog.at_level(logging.WARNING, "selfspec"):
-            assert write(spec) == write(None)
-        assert "remember starts anew" in caplog.text
-        spec.save_memory()
-        assert sorted(os.listdir(path)) == ["lock", "memory", "memory.damaged"]
-
     def test_a_folder_that_can_not_be_written_is_warned_of_once(self, path, caplog, monkeypatch):
         def refuse(*_args, **_kwargs):
             raise PermissionError(13, "Permission denied")
@@ -266,7 +246,8 @@ class TestTogether:
 
 class TestForgetting:
     def test_what_was_not_saved_never_is(self, path):
-        kept = tokens_kept_after(path)
+        learned(path)
+        kept = tokens_kept(path)
         spec = SelfSpec(remember=path)
         write(spec, seed=5)
         spec.forget()
@@ -276,7 +257,8 @@ class TestForgetting:
         assert tokens_kept(path) == kept
 
     def test_the_next_call_opens_the_folder_again(self, path):
-        kept = tokens_kept_after(path)
+        learned(path)
+        kept = tokens_kept(path)
         spec = SelfSpec(remember=path)
         write(spec, seed=5)
         spec.forget()

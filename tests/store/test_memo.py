@@ -25,44 +25,29 @@ def read(monkeypatch) -> list[str]:
     return names
 
 
-def test_the_second_time_no_file_is_read(folder, read, home):
-    age(folder)
+@pytest.mark.parametrize("is_old", [True, False])
+@pytest.mark.parametrize("again", [load_cache, verify_cache])
+def test_the_second_time_no_file_is_read(folder, read, home, is_old, again):
+    """Unless it was just written: it could change within one tick of the clock."""
+    if is_old:
+        age(folder)
     load_cache(folder)
     assert sorted(read) == sorted(FILES)
-    load_cache(folder)
-    assert sorted(read) == sorted(FILES)
-    assert (home / "selfspec" / "verified.json").is_file()
+    again(folder)
+    is_read_again = not is_old or again is verify_cache
+    assert sorted(read) == sorted(FILES * (1 + is_read_again))
+    assert (home / "selfspec" / "verified.json").is_file() == is_old
 
 
-def test_a_file_just_written_is_read_again(folder, read):
-    """It could change within one tick of the clock, and nobody would see."""
-    load_cache(folder)
-    load_cache(folder)
-    assert len(read) == 2 * len(FILES)
-
-
-def test_verify_reads_every_time(folder, read):
+def test_a_change_is_seen_though_size_and_time_are_the_same(folder, read):
+    """And a bad verdict is not kept."""
     age(folder)
     load_cache(folder)
-    verify_cache(folder)
-    assert len(read) == 2 * len(FILES)
-
-
-def test_a_change_is_seen_though_size_and_time_are_the_same(folder):
-    age(folder)
-    load_cache(folder)
-    flip_byte(folder / "corpus.safetensors")
-    with pytest.raises(CacheChecksumError):
-        load_cache(folder)
-
-
-def test_a_bad_verdict_is_not_kept(folder, read):
-    age(folder)
     flip_byte(folder / "corpus.safetensors")
     for _ in range(2):
         with pytest.raises(CacheChecksumError):
             load_cache(folder)
-    assert read.count("corpus.safetensors") == 2
+    assert read.count("corpus.safetensors") == 3
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"a": 1}', "[" * 100_000])
@@ -75,20 +60,15 @@ def test_a_damaged_memo_is_none(folder, read, home, text):
     assert len(read) == len(FILES)
 
 
-def test_a_home_that_can_not_be_written(folder, read, home):
-    age(folder)
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_home_that_can_not_be_written(folder, read, home, is_there, monkeypatch):
     (home / "selfspec").write_text("a file where a folder should be")
+    if not is_there:
+        monkeypatch.setattr(memo, "user_folder", lambda: None)
+    age(folder)
     load_cache(folder)
     load_cache(folder)
     assert len(read) == 2 * len(FILES)
-
-
-def test_no_home_at_all(folder, read, monkeypatch):
-    monkeypatch.setattr(memo, "user_folder", lambda: None)
-    assert memo.memo_path() is None
-    age(folder)
-    load_cache(folder)
-    assert len(read) == len(FILES)
 
 
 def test_old_entries_make_room(tmp_path, monkeypatch):

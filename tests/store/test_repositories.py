@@ -8,9 +8,9 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import HfHubHTTPError
 
-from selfspec.errors import CacheNotFoundError, CacheTokenizerError, CacheWriteError
+from selfspec.errors import CacheNotFoundError, CacheWriteError
 from selfspec.store import load_cache, push_cache
-from tests.caches import FILES, FakeTokenizer, contents, plain
+from tests.caches import FILES, contents, plain
 
 
 @pytest.fixture
@@ -35,11 +35,6 @@ def test_a_hub_id_is_fetched(hub, monkeypatch, tmp_path):
         ("owner/name", {"revision": None, "allow_patterns": patterns}),
         ("owner/name", {"revision": "v2", "allow_patterns": patterns}),
     ]
-
-
-def test_a_fetched_cache_is_checked_like_any_other(hub):
-    with pytest.raises(CacheTokenizerError):
-        load_cache("owner/name", tokenizer=FakeTokenizer())
 
 
 def test_a_folder_that_exists_goes_before_the_hub(hub, folder, monkeypatch):
@@ -111,30 +106,25 @@ def api(monkeypatch, tmp_path):
     return FakeApi
 
 
-def test_a_push_uploads_a_whole_folder(api):
-    assert push_cache("owner/name", contents()) == "https://huggingface.co/owner/name"
+@pytest.mark.parametrize("branch", [None, "v2"])
+def test_a_push_uploads_a_whole_folder(api, branch):
+    """To a branch that is made where it is missing."""
+    given = {"revision": branch, "private": True, "token": "secret", "commit_message": branch}
+    assert push_cache("owner/name", contents(), **given) == "https://huggingface.co/owner/name"
     assert plain(load_cache(api.kept)) == plain(contents())
+    upload = {
+        "repo_id": "owner/name",
+        "revision": branch,
+        "commit_message": branch or "Upload a selfspec cache",
+        "delete_patterns": ["cache.json", *FILES],
+    }
+    made = [("create_branch", "owner/name", {"branch": branch, "exist_ok": True})] * bool(branch)
     assert api.calls == [
-        ("token", None),
-        ("create_repo", "owner/name", {"private": None, "exist_ok": True}),
-        (
-            "upload_folder",
-            {
-                "repo_id": "owner/name",
-                "revision": None,
-                "commit_message": "Upload a selfspec cache",
-                "delete_patterns": ["cache.json", *FILES],
-            },
-        ),
+        ("token", "secret"),
+        ("create_repo", "owner/name", {"private": True, "exist_ok": True}),
+        *made,
+        ("upload_folder", upload),
     ]
-
-
-def test_a_push_to_a_branch_makes_it(api):
-    push_cache("owner/name", contents(), revision="v2", private=True, commit_message="More")
-    assert ("create_branch", "owner/name", {"branch": "v2", "exist_ok": True}) in api.calls
-    assert api.calls[1] == ("create_repo", "owner/name", {"private": True, "exist_ok": True})
-    assert api.calls[-1][1]["revision"] == "v2"
-    assert api.calls[-1][1]["commit_message"] == "More"
 
 
 @pytest.mark.parametrize("kind", [PermissionError, HfHubHTTPError.__mro__[1]])

@@ -7,7 +7,15 @@ import shutil
 import pytest
 
 from selfspec.errors import CacheError, CacheExistsError, CacheWriteError
-from selfspec.store import check_target, load_cache, save_cache, saving, swap, verify_cache
+from selfspec.store import (
+    check_target,
+    load_cache,
+    loading,
+    save_cache,
+    saving,
+    swap,
+    verify_cache,
+)
 from tests.caches import FILES, contents, count_grams, lut, plain
 
 OTHER = contents(tables={"lut": lut([2, 4])}, corpus=count_grams([7, 8] * 9), about={"n": 2})
@@ -19,28 +27,16 @@ def names(folder) -> list[str]:
     return sorted(os.listdir(folder))
 
 
-def test_nothing_else_is_left_beside_it(folder):
-    assert names(folder.parent) == ["cache"]
-    save_cache(folder, OTHER, overwrite=True)
-    assert names(folder.parent) == ["cache"]
-    assert plain(load_cache(folder)) == plain(OTHER)
-
-
 def test_whoever_may_read_the_card_may_read_the_tables(folder):
     modes = {path.stat().st_mode & 0o777 for path in folder.iterdir()}
     assert len(modes) == 1
 
 
-def test_folders_above_it_are_made(tmp_path):
-    save_cache(tmp_path / "a" / "b" / "cache", contents())
-    assert verify_cache(tmp_path / "a" / "b" / "cache").ok
-
-
-def test_a_home_is_meant_by_its_sign(tmp_path, monkeypatch):
+def test_folders_above_it_are_made_and_a_home_is_meant_by_its_sign(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    save_cache("~/cache", contents())
-    assert plain(load_cache("~/cache")) == plain(contents())
-    assert verify_cache(tmp_path / "cache").ok
+    save_cache("~/a/b/cache", contents())
+    assert plain(load_cache("~/a/b/cache")) == plain(contents())
+    assert verify_cache(tmp_path / "a" / "b" / "cache").ok
 
 
 def test_what_is_there_stays(folder, tmp_path):
@@ -58,26 +54,17 @@ def test_an_empty_folder_is_free(tmp_path):
     assert verify_cache(tmp_path / "cache").ok
 
 
-@pytest.mark.parametrize("with_card", [True, False])
-def test_other_files_are_never_overwritten(folder, with_card):
+def test_nothing_but_a_cache_folder_is_overwritten(folder, tmp_path):
     (folder / "README.md").write_text("mine")
-    if not with_card:
-        (folder / "cache.json").unlink()
+    (tmp_path / "file").write_text("text")
     with pytest.raises(CacheExistsError, match=r"cache folder with no other files .*'README.md'"):
         save_cache(folder, OTHER, overwrite=True)
-    assert (folder / "README.md").read_text() == "mine"
-
-
-def test_a_folder_without_a_card_is_no_cache(folder):
+    with pytest.raises(CacheExistsError, match="with 'file' in it"):
+        save_cache(tmp_path / "file", OTHER, overwrite=True)
+    (folder / "README.md").unlink()
     (folder / "cache.json").unlink()
     with pytest.raises(CacheExistsError, match=r"without cache\.json"):
         check_target(folder, overwrite=True)
-
-
-def test_a_file_is_never_overwritten(tmp_path):
-    (tmp_path / "file").write_text("text")
-    with pytest.raises(CacheExistsError, match="with 'file' in it"):
-        save_cache(tmp_path / "file", OTHER, overwrite=True)
 
 
 def test_a_link_stays_a_link(folder, tmp_path):
@@ -132,14 +119,11 @@ def way(request, monkeypatch) -> str:
 
 
 def test_overwriting_either_way(folder, way):
+    """What was loaded before stays readable."""
+    loaded = load_cache(folder)
     save_cache(folder, OTHER, overwrite=True)
     assert names(folder.parent) == ["cache"]
     assert plain(load_cache(folder)) == plain(OTHER)
-
-
-def test_what_was_loaded_stays_readable(folder, way):
-    loaded = load_cache(folder)
-    save_cache(folder, OTHER, overwrite=True)
     assert plain(loaded) == plain(contents())
 
 
@@ -147,16 +131,12 @@ def test_a_reader_between_the_renames_waits(folder, way, monkeypatch):
     """It finds no folder, sees that one is coming, and looks again."""
     parked = folder.parent / ".cache.5a5a.old"
     folder.rename(parked)
-    from selfspec.store import loading
-
     monkeypatch.setattr(loading.time, "sleep", lambda _: parked.rename(folder))
     assert plain(load_cache(folder)) == plain(contents())
 
 
 def test_a_reader_that_meets_a_new_folder_starts_over(folder, monkeypatch):
     """It has read the old card, and then finds the new files."""
-    from selfspec.store import loading
-
     read = loading.read_card
 
     def read_and_swap(path):

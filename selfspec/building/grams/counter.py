@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from selfspec.building.grams.grouping import Grouping
 from selfspec.building.grams.keys import GramKeys, add_up
-from selfspec.building.grams.ladder import Ladder
-from selfspec.building.grams.levels import Levels, Pruning
+from selfspec.building.grams.levels import Levels
 from selfspec.building.grams.runs import Run, merged, write_run
 from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.machine.user_files import replacing
@@ -104,21 +104,19 @@ class GramCounter:
         Each length of prefix starts with `min_count`. It is raised while the file would be larger
         than `max_bytes`, for the longest prefixes first.
         """
-        pruning = Pruning(
-            min_count=min_count, max_continuations=max_continuations, max_bytes=max_bytes
-        )
-        self.flush()
         token_dtype = np.dtype(np.uint16 if self._vocab_size <= 1 << 16 else np.uint32)
-        levels = Levels(self._overlap, token_dtype, pruning)
-        ladder = Ladder(self._keys, levels)
+        limits = (min_count, max_continuations, max_bytes)
+        levels = Levels(self._overlap, token_dtype, *limits)
+        self.flush()
+        grouping = Grouping(self._keys, levels)
         runs = [Run(self.folder / name, self._keys.num_words) for name in self.runs]
         rows = min(self._max_rows // 4 + 1, _MAX_BLOCK)
         with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=self.folder) as scratch:
             for block in merged(runs, self._keys.num_words, rows, Path(scratch)):
-                ladder.add(block)
+                grouping.add(block)
                 if progress is not None:
                     progress(sum(r.num_read for r in runs), sum(r.num_grams for r in runs))
-        ladder.finish()
+        grouping.finish()
         return levels.tables()
 
     def _checked(self, token_ids: Sequence[int] | NDArray[np.integer]) -> NDArray[np.uint32]:

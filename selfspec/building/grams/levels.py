@@ -7,7 +7,6 @@ of them are kept than the tables may hold.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,26 +19,6 @@ _MIN_BYTES = _HEADER_BYTES + 4096
 _MAX_COUNT = (1 << 32) - 1
 
 Array = NDArray[Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pruning:
-    """What tables may hold.
-
-    `min_count` leaves out rarer continuations, `max_continuations` all but the most frequent of a
-    prefix. Where the file would pass `max_bytes`, min_count is raised by one for the longest
-    prefixes, then for those a token shorter, and so on round and round, until it does not.
-    """
-
-    min_count: int
-    max_continuations: int
-    max_bytes: int
-
-    def __post_init__(self) -> None:
-        least = {"min_count": 1, "max_continuations": 1, "max_bytes": _MIN_BYTES}
-        for name, bound in least.items():
-            if getattr(self, name) < bound:
-                raise ValueError(f"{name} must be >= {bound} (got {getattr(self, name)})")
 
 
 class Groups(NamedTuple):
@@ -93,23 +72,37 @@ class Groups(NamedTuple):
 class Levels:
     """Takes groups of all levels and keeps what fits.
 
+    `min_count` leaves out rarer continuations, `max_continuations` all but the most frequent of a
+    prefix. Where the file would pass `max_bytes`, min_count is raised by one for the longest
+    prefixes, then for those a token shorter, and so on round and round, until it does not.
+
     It prunes on what came so far, and ends at the same `min_counts` as if all had been there at
     once: what does not fit in part never fits in whole.
     """
 
-    def __init__(self, max_prefix: int, token_dtype: np.dtype[Any], pruning: Pruning) -> None:
-        self._pruning = pruning
+    def __init__(
+        self,
+        max_prefix: int,
+        token_dtype: np.dtype[Any],
+        min_count: int,
+        max_continuations: int,
+        max_bytes: int,
+    ) -> None:
+        _check_least("min_count", min_count, 1)
+        _check_least("max_continuations", max_continuations, 1)
+        _check_least("max_bytes", max_bytes, _MIN_BYTES)
+        self._max_continuations, self._max_bytes = max_continuations, max_bytes
         self._token_dtype = token_dtype
         self._levels: list[list[Groups]] = [[_EMPTY] for _ in range(max_prefix)]
-        self.min_counts = [pruning.min_count] * max_prefix  # A longer prefix never has a lower one.
+        self.min_counts = [min_count] * max_prefix  # A longer prefix never has a lower one.
 
     def add(self, length: int, groups: Groups) -> None:
         """Takes the next prefixes of one length, each with all its continuations."""
-        groups = groups.frequent(self.min_counts[length - 1]).best(self._pruning.max_continuations)
+        groups = groups.frequent(self.min_counts[length - 1]).best(self._max_continuations)
         if not len(groups.ids):
             return
         self._levels[length - 1].append(groups)
-        while self._file_bytes() > self._pruning.max_bytes:
+        while self._file_bytes() > self._max_bytes:
             self._prune_further()
 
     def tables(self) -> CorpusTables:
@@ -141,6 +134,11 @@ class Levels:
 
 
 _EMPTY = Groups(*(np.zeros(0, np.int64) for _ in Groups._fields))
+
+
+def _check_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ValueError(f"{name} must be >= {least} (got {value})")
 
 
 def _arrays_of(groups: Groups, length: int, token_dtype: np.dtype[Any]) -> dict[str, Array]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.building.grams.levels import Groups, Levels, Pruning
+from selfspec.building.grams.levels import Groups, Levels
 from selfspec.draft.sources.corpus import CorpusTables
 
 _HALF = 32  # The bits of an owner, and of a token, in a pair.
@@ -40,9 +40,9 @@ def merge_tables(
     lengths = sorted({part.max_prefix for part in tables})
     if len(lengths) != 1:
         raise ValueError(f"tables to merge must have the same max_prefix (got {lengths or 'none'})")
-    pruning = Pruning(min_count=min_count, max_continuations=max_continuations, max_bytes=max_bytes)
     arrays = [part.arrays() for part in tables]
-    levels = Levels(lengths[0], np.result_type(*(part["token.1"] for part in arrays)), pruning)
+    token_dtype = np.result_type(*(part["token.1"] for part in arrays))
+    levels = Levels(lengths[0], token_dtype, min_count, max_continuations, max_bytes)
     owners = [np.zeros(len(part["token.1"]), np.int64) for part in arrays]
     for length in range(1, lengths[0] + 1):
         prefixes = _add_up(owners, arrays, f"token.{length}", f"total.{length}")

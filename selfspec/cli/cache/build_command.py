@@ -23,7 +23,7 @@ from selfspec.machine.amounts import amount_in_bytes
 if TYPE_CHECKING:
     from selfspec.building.builder import Builder
     from selfspec.building.progress import Bars
-    from selfspec.building.shards import Spread
+    from selfspec.building.shards import CallWorkers
     from selfspec.fleet import Work
     from selfspec.store import CacheContents
 
@@ -137,7 +137,7 @@ def _prepared(
     recipe: Recipe,
     tokenizer: Any,
     loading: ModelOptions,
-    spread: Spread | None,
+    spread: CallWorkers | None,
     how: dict[str, Any],
 ) -> tuple[Builder, Bars]:
     """What builds, and its bars."""
@@ -160,7 +160,7 @@ def _prepared(
         bars,
         BuildOptions(**how),
         model_name=loading.model,
-        spread=spread,
+        call_workers=spread,
     )
     return builder, bars
 
@@ -168,7 +168,7 @@ def _prepared(
 @contextmanager
 def _spread(
     recipe: Recipe, loading: ModelOptions, options: FleetOptions, max_memory: int
-) -> Iterator[Spread]:
+) -> Iterator[CallWorkers]:
     """Workers that read and count for a build. GPUs are asked for if a model reads."""
     device = loading.device if recipe.wants_lut else "cpu"
     with fleet(options, device, partial(_hands, recipe, loading, max_memory)) as workers:
@@ -183,18 +183,18 @@ def _spread(
 @contextmanager
 def _hands(recipe: Recipe, loading: ModelOptions, max_memory: int) -> Iterator[Work]:
     """In a worker: what does its part of a build."""
-    from selfspec.building.hands import Hands
+    from selfspec.building.build_worker import BuildWorker
     from selfspec.cli.shared.model_loading import load_model, load_tokenizer, quiet
 
     with quiet():
         tokenizer = load_tokenizer(loading)
-        hands = Hands(
+        worker = BuildWorker(
             recipe,
             tokenizer,
             lambda: load_model(loading, tokenizer).model,
             max_memory=max_memory,
         )
-        yield lambda jobs: [(number, getattr(hands, task)(job)) for number, (task, job) in jobs]
+        yield lambda jobs: [(number, getattr(worker, task)(job)) for number, (task, job) in jobs]
 
 
 def _summary(output: Path, contents: CacheContents) -> str:

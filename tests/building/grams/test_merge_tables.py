@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from selfspec.building.grams import merge_tables
 from selfspec.draft.sources import CorpusTables
+from tests.building.grams.test_counter import assert_tables
 from tests.oracles import corpus_arrays, following, kept
 from tests.strategies import texts
 
@@ -42,20 +43,12 @@ def summed(tables, min_count, max_continuations):
     return result
 
 
-def assert_same(tables, expected):
-    arrays = tables.arrays()
-    assert arrays.keys() == expected.keys()
-    for name, array in arrays.items():
-        assert array.dtype == expected[name].dtype
-        assert array.tolist() == expected[name].tolist(), name
-
-
 @settings(deadline=None)
 @given(corpora)
 def test_unpruned_tables_merge_to_those_of_all_documents(corpora):
     merged = merge_tables([tables_of(rows_of(documents)) for documents in corpora])
     together = rows_of([text for documents in corpora for text in documents])
-    assert_same(merged, corpus_arrays(together, MAX_PREFIX))
+    assert_tables(merged, corpus_arrays(together, MAX_PREFIX))
 
 
 @settings(deadline=None)
@@ -67,8 +60,8 @@ def test_pruned_tables_merge_to_the_sum_of_what_they_kept(
     parts = [rows_of(documents, before_count, before_best) for documents in corpora]
     limits = {"min_count": min_count, "max_continuations": max_continuations}
     expected = corpus_arrays(summed(parts, min_count, max_continuations), MAX_PREFIX)
-    assert_same(merge_tables([tables_of(rows) for rows in parts], **limits), expected)
-    assert_same(merge_tables([tables_of(rows) for rows in parts[::-1]], **limits), expected)
+    assert_tables(merge_tables([tables_of(rows) for rows in parts], **limits), expected)
+    assert_tables(merge_tables([tables_of(rows) for rows in parts[::-1]], **limits), expected)
 
 
 def test_the_wider_tokens_win():
@@ -85,7 +78,7 @@ def test_a_size_is_kept_to():
     assert max(merged.min_counts) > 1
     assert 8_192 + merged.nbytes <= 12_288
     rows = kept(following(texts, MAX_PREFIX), merged.min_counts, 8)
-    assert_same(merged, corpus_arrays(rows, MAX_PREFIX))
+    assert_tables(merged, corpus_arrays(rows, MAX_PREFIX))
 
 
 def test_tables_that_do_not_match_are_refused():

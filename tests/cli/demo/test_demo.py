@@ -96,7 +96,7 @@ def test_no_tree_where_nothing_is_drafted(demo):
 
 
 def test_plain_decoding_is_said_once(demo, monkeypatch):
-    monkeypatch.setattr("selfspec.plugin.spec.plain_reason", lambda *_: "it is Sunday")
+    monkeypatch.setattr("selfspec.plugin.call.plain_reason", lambda *_: "it is Sunday")
     result = demo(*TWO)
     assert result.exit_code == 0
     said = "warning: LlamaForCausalLM is not drafted for as asked: it is Sunday"

@@ -201,7 +201,7 @@ def texts(answers: list[dict[str, Any]]) -> dict[int, str]:
 
 def pids_of_workers() -> list[int]:
     children = psutil.Process().children(recursive=True)
-    return [each.pid for each in children if each.name().startswith("ray::Desk")]
+    return [each.pid for each in children if each.name().startswith("ray::Worker")]
 
 
 @pytest.mark.parametrize(

@@ -72,14 +72,14 @@ def test_without_a_seed_every_run_draws_anew(generate):
 
 
 def test_plain_decoding_writes_the_same_and_says_why(generate, stock_text, monkeypatch):
-    monkeypatch.setattr("selfspec.plugin.spec.plain_reason", lambda *_: "it is Sunday")
+    monkeypatch.setattr("selfspec.plugin.call.plain_reason", lambda *_: "it is Sunday")
     result = generate()
     assert result.stdout == stock_text(PROMPT, 24)
     assert result.stderr.count("not drafted for as asked: it is Sunday") == 1
 
 
 def test_strict_refuses_plain_decoding(fails, plain_folder, monkeypatch):
-    monkeypatch.setattr("selfspec.plugin.spec.plain_reason", lambda *_: "it is Sunday")
+    monkeypatch.setattr("selfspec.plugin.call.plain_reason", lambda *_: "it is Sunday")
     line = fails("generate", "--model", plain_folder, *FEW, "--strict", stdin=PROMPT)
     assert "it is Sunday" in line
 

@@ -12,16 +12,15 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from selfspec.errors import FleetError, SelfSpecError
 from selfspec.fleet.cluster import Share, imported
-from selfspec.fleet.desk import Desk, Reply, Work
 from selfspec.fleet.jobs import Jobs, Lost
+from selfspec.fleet.worker import Reply, Work, Worker
 
-_MOST_FAILED_STARTS = 3  # In one place, one after the other; then it is no accident.
-_AHEAD = 4  # Results that come too early wait in memory, so many for each worker at most.
+_MOST_FAILED_STARTS = 3  # One after the other; then it is no accident.
+_AHEAD = 4  # Results that come too early wait in memory, this many for each worker at most.
 _LAST_WAIT = 10.0  # In seconds, for workers that keep what they learned.
 
 _log = logging.getLogger("selfspec")
@@ -29,19 +28,19 @@ _log = logging.getLogger("selfspec")
 J = TypeVar("J")
 
 
-class _Seat(Generic[J]):
-    """A place for a worker, and what the one there is doing."""
+class _Member(Generic[J]):
+    """A worker of the fleet, and what it is doing."""
 
-    def __init__(self, worker: Any, failed_starts: int = 0) -> None:
-        self.worker = worker
-        self.failed_starts = failed_starts  # of workers before this one
+    def __init__(self, actor: Any, failed_starts: int = 0) -> None:
+        self.actor = actor  # As Ray calls a process of its own.
+        self.failed_starts = failed_starts  # of the workers before this one
         self.held: dict[int, J] = {}
         self.is_open = False
-        self.call: Any = worker.open.remote()  # What it was asked to do; None: nothing.
+        self.call: Any = actor.open.remote()  # What it was asked to do; None: nothing.
 
 
 class Fleet(Generic[J]):
-    """So many workers, each with a share of what Ray has; they end with the context.
+    """`num_workers` workers, each with a share of what Ray has; they end with the context.
 
     Args:
         opened: Called in each worker's process: a context whose value does the jobs.
@@ -58,21 +57,16 @@ class Fleet(Generic[J]):
     ) -> None:
         self._ray = imported()
         self._arguments = (opened, os.getcwd(), _log.level)
-        self._desk = self._ray.remote(**share._asdict())(Desk)
+        self._worker = self._ray.remote(**share._asdict())(Worker)
         self._jobs_each = jobs_each
-        self._seats: list[_Seat[J]] = [self._new_seat() for _ in range(num_workers)]
+        self._members: list[_Member[J]] = [self._new_member() for _ in range(num_workers)]
 
     def __enter__(self) -> Fleet[J]:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Ends all workers. Those that are busy may end what they do, within a few seconds."""
-        calls = [seat.worker.close.remote() for seat in self._seats if seat.is_open]
+        calls = [member.actor.close.remote() for member in self._members if member.is_open]
         ended = (
             self._ray.wait(calls, num_returns=len(calls), timeout=_LAST_WAIT)[0] if calls else []
         )
@@ -81,12 +75,12 @@ class Fleet(Generic[J]):
                 _show(self._ray.get(call))
             except self._ray.exceptions.RayError as error:
                 _log.warning("a worker did not end well: %s", getattr(error, "cause", error))
-        for seat in self._seats:
-            self._ray.kill(seat.worker)
+        for member in self._members:
+            self._ray.kill(member.actor)
 
     def wait(self) -> None:
         """Waits until a worker is ready; raises what it could not load."""
-        while not any(seat.is_open for seat in self._seats):
+        while not any(member.is_open for member in self._members):
             self._hear(Jobs(()))
 
     def results(
@@ -99,9 +93,9 @@ class Fleet(Generic[J]):
         """
         queue = Jobs(jobs, ahead)
         while True:
-            for seat in self._seats:
-                self._feed(seat, queue)
-            if not queue.num_open and any(seat.is_open for seat in self._seats):
+            for member in self._members:
+                self._feed(member, queue)
+            if not queue.num_open and any(member.is_open for member in self._members):
                 return  # One that is ready found nothing to do.
             yield from self._hear(queue)
 
@@ -116,7 +110,7 @@ class Fleet(Generic[J]):
                 given[number] = job
                 yield number, job
 
-        for number, result in self.results(numbered(), _AHEAD * len(self._seats)):
+        for number, result in self.results(numbered(), _AHEAD * len(self._members)):
             if isinstance(result, Lost):
                 raise FleetError(
                     f"workers must survive each part of the data ({result.num_workers} ended with "
@@ -127,24 +121,24 @@ class Fleet(Generic[J]):
                 yield given.pop(first), early.pop(first)
                 first += 1
 
-    def _new_seat(self, failed_starts: int = 0) -> _Seat[J]:
-        return _Seat(self._desk.remote(*self._arguments), failed_starts)
+    def _new_member(self, failed_starts: int = 0) -> _Member[J]:
+        return _Member(self._worker.remote(*self._arguments), failed_starts)
 
-    def _feed(self, seat: _Seat[J], queue: Jobs[J]) -> None:
+    def _feed(self, member: _Member[J], queue: Jobs[J]) -> None:
         """Gives a worker more to do, if it is waiting for that."""
-        if not seat.is_open or seat.call is not None:
+        if not member.is_open or member.call is not None:
             return
-        fresh = queue.take(seat.held, self._jobs_each)
-        seat.held |= fresh
-        if seat.held:
-            seat.call = seat.worker.work.remote(list(fresh.items()))
+        fresh = queue.take(member.held, self._jobs_each)
+        member.held |= fresh
+        if member.held:
+            member.call = member.actor.work.remote(list(fresh.items()))
 
     def _hear(self, queue: Jobs[J]) -> list[tuple[int, Any]]:
         """Waits for one worker; returns the results it has, or the jobs it ended with for good."""
-        calls = {seat.call: seat for seat in self._seats if seat.call is not None}
+        calls = {member.call: member for member in self._members if member.call is not None}
         (call, *_), _ = self._ray.wait(list(calls))
-        seat = calls[call]
-        seat.call = None
+        member = calls[call]
+        member.call = None
         try:
             reply: Reply = self._ray.get(call)
         except self._ray.exceptions.RayTaskError as error:
@@ -152,34 +146,36 @@ class Fleet(Generic[J]):
                 raise error.cause from None
             raise
         except self._ray.exceptions.RayError as error:  # The worker is gone, or its machine.
-            return self._replace(seat, queue, error)
-        seat.is_open = True
+            return self._replace(member, queue, error)
+        member.is_open = True
         _show(reply)
         for number, _ in reply.results:
-            del seat.held[number]
+            del member.held[number]
             queue.done(number)
         return reply.results
 
-    def _replace(self, seat: _Seat[J], queue: Jobs[J], error: Exception) -> list[tuple[int, Any]]:
+    def _replace(
+        self, member: _Member[J], queue: Jobs[J], error: Exception
+    ) -> list[tuple[int, Any]]:
         """Puts a new worker in the place of one that has ended; its jobs are handed out again."""
         _log.info("a worker ended: %s", " ".join(str(error).split()))
-        self._ray.kill(seat.worker)
-        index = self._seats.index(seat)
-        failed_starts = 0 if seat.is_open else seat.failed_starts + 1
+        self._ray.kill(member.actor)
+        index = self._members.index(member)
+        failed_starts = 0 if member.is_open else member.failed_starts + 1
         if failed_starts < _MOST_FAILED_STARTS:
             _log.warning("a worker was killed or ran out of memory; another one takes its place")
-            self._seats[index] = self._new_seat(failed_starts)
+            self._members[index] = self._new_member(failed_starts)
         else:
-            del self._seats[index]
+            del self._members[index]
             self._do_without()
-        return list(queue.put_back(seat.held))
+        return list(queue.put_back(member.held))
 
     def _do_without(self) -> None:
         """Goes on with one worker less, if there is one."""
         what = f"{_MOST_FAILED_STARTS} ended one after the other, maybe for lack of memory"
-        if not self._seats:
+        if not self._members:
             raise FleetError(f"workers must get ready ({what}); start fewer with --num-workers")
-        _log.warning("a worker does not get ready (%s); %d go on", what, len(self._seats))
+        _log.warning("a worker does not get ready (%s); %d go on", what, len(self._members))
 
 
 def _show(reply: Reply) -> None:

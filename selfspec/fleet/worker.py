@@ -27,8 +27,8 @@ class Reply(NamedTuple):
     records: list[logging.LogRecord]
 
 
-class Desk:
-    """One worker.
+class Worker:
+    """Does jobs in a process of its own.
 
     Args:
         opened: Makes what works, in the worker's process; its end is the worker's.

@@ -1,4 +1,4 @@
-"""`Hands`: does parts of a build, in whatever process: counts documents, and reads them."""
+"""`BuildWorker`: does parts of a build, in whatever process: counts documents, and reads them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from selfspec.building.documents import Document
 from selfspec.building.grams import GramCounter
 from selfspec.building.recipe import Recipe
 from selfspec.building.shards import CountedShard
-from selfspec.building.tokens import Encoder, encode_all
-from selfspec.building.vocabulary import prefix_of
+from selfspec.building.tokens import Encoder, encode_all, prefix_of
 from selfspec.building.warmup import Reader, Window
 from selfspec.config import SpecConfig
 from selfspec.records import TopK
 from selfspec.store import tokenizer_info
 
 
-class Hands:
+class BuildWorker:
     """One model, loaded when it is first needed, and one tokenizer.
 
     Args:

@@ -41,9 +41,10 @@ class _Rows(NamedTuple):
         return Groups(*prefixes, totals, sizes, rows.next_tokens - 1, rows.counts)
 
 
-class _Rung:
-    """Collects one length of prefix. It holds back the last prefix, since the next block may go on
-    with it; that is at most one row for each token of the vocabulary.
+class _OneLength:
+    """Collects the prefixes of one length, and holds back the last one.
+
+    The next block may go on with it. That is at most one row for each token of the vocabulary.
     """
 
     def __init__(self) -> None:
@@ -64,13 +65,13 @@ class _Rung:
         return self._open.groups()
 
 
-class Ladder:
+class Grouping:
     """Goes through the lengths of prefix for each block and gives whole prefixes to `levels`."""
 
     def __init__(self, keys: GramKeys, levels: Levels) -> None:
         self._keys = keys
         self._levels = levels
-        self._rungs = [_Rung() for _ in range(keys.length - 1)]
+        self._lengths = [_OneLength() for _ in range(keys.length - 1)]
         self._last_tokens = [-1] * keys.length  # Those of the n-gram before the block.
         self._num_ids = [0] * keys.length  # Prefixes so far; the index is the length - 1.
 
@@ -92,8 +93,8 @@ class Ladder:
 
     def finish(self) -> None:
         """Gives what was held back."""
-        for length, rung in enumerate(self._rungs, start=1):
-            self._levels.add(length, rung.rest())
+        for length, of_length in enumerate(self._lengths, start=1):
+            self._levels.add(length, of_length.rest())
 
     def _push(
         self,
@@ -102,12 +103,12 @@ class Ladder:
         columns: tuple[Array, Array, Array, Array],
         counts: NDArray[np.int64],
     ) -> None:
-        """Joins the rows that share prefix and next token, and hands them to their rung."""
+        """Joins the rows that share prefix and next token, and gives them to their length."""
         first = starts[0] if len(starts) else len(counts)
         sums = np.add.reduceat(counts, starts) if len(starts) else counts[:0]
         ids, parents, tokens, next_tokens = (column[starts] for column in columns)
         rows = _Rows(ids, parents, tokens, next_tokens, sums)
-        groups = self._rungs[length - 1].push(int(counts[:first].sum()), rows)
+        groups = self._lengths[length - 1].push(int(counts[:first].sum()), rows)
         self._levels.add(length, groups)
 
     def _changes(self, tokens: NDArray[np.uint32], position: int) -> NDArray[np.bool_]:
