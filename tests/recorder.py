@@ -18,6 +18,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from selfspec.machine.waiting import NothingWaits
+
 aten = torch.ops.aten
 
 # What needs a number from the device, or a shape that depends on one, or copies to the host.
@@ -147,9 +149,15 @@ class RecordingDevice:
     can_capture = True
 
     def __init__(
-        self, log: list[str], *, overlap: bool = True, fails_at: int | None = None
+        self,
+        log: list[str],
+        *,
+        overlap: bool = True,
+        fails_at: int | None = None,
+        full_at: int | None = None,
     ) -> None:
         self.log = log
+        self._full_at = full_at  # the capture for which there is no memory
         self._overlap = overlap
         self._fails_at = fails_at  # the capture, counted over the log, that fails
         self._waiting: list[Operation] = []
@@ -184,8 +192,11 @@ class RecordingDevice:
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None] | str:
         self.log.append("capture")
+        if self.log.count("capture") == self._full_at:
+            raise torch.OutOfMemoryError("on purpose")
         try:
-            work()
+            with NothingWaits("cpu"):
+                work()
             with NoNumbers(), Tape() as tape:
                 self._fail_if_asked()
                 work()

@@ -58,6 +58,8 @@ class ScriptedModel:
 class ScriptedBackend:
     """Keeps each row's text where a real one keeps its KV, and checks what it is given."""
 
+    setting_up = 0.0
+
     def __init__(self, model: ScriptedModel, prompts: Sequence[Sequence[int]]) -> None:
         self.model = model
         self.texts: list[Prefix] = [tuple(prompt) for prompt in prompts]

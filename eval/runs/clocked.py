@@ -76,6 +76,8 @@ class Answer(NamedTuple):
 class _Backend:
     """Runs forwards that only take time."""
 
+    setting_up = 0.0
+
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self.trees: Sequence[Any] = ()
@@ -115,6 +117,9 @@ class _Chooser:
         self._like = torch.empty(self.text.vocab_size)
 
     def read(self, logits: torch.Tensor) -> None:
+        pass
+
+    def foresee(self, asked: Sequence[Any], transcript: Any) -> None:
         pass
 
     def commit(self, visits: Sequence[Visit], transcript: Transcript) -> tuple[list[int], bool]:

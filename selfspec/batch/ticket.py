@@ -11,6 +11,7 @@ import torch
 
 from selfspec.batch.answer import Answer
 from selfspec.errors import UnsupportedError
+from selfspec.machine.device import own_seed
 from selfspec.plugin.arguments import for_drafts
 from selfspec.plugin.call import Call
 from selfspec.plugin.spec import SelfSpec
@@ -81,9 +82,7 @@ class Ticket:
         """
         model, device = self.call.model, self.call.input_ids.device
         told = None if hear is None else _Told(self.index, hear)
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            if self.seed is not None:
-                torch.manual_seed(self.seed)
+        with own_seed(self.seed, [device]):
             try:
                 output = model.generate(
                     **_inputs(self.ids, model),

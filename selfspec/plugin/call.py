@@ -109,6 +109,13 @@ class Call:
         """The most queries of a row in one forward."""
         return self.config.max_nodes + self.config.num_branches * self.config.branch_length
 
+    @property
+    def gives_cache_back(self) -> bool:
+        """Does anybody see the KV cache behind the call?"""
+        cache = self.model_kwargs["past_key_values"]
+        is_theirs = getattr(cache, "_is_user_defined", False)
+        return bool(self.generation_config.return_dict_in_generate or is_theirs)
+
     def texts(self, ability: Ability, device: Device) -> dict[int, RowText]:
         """The text of each row, and what decides on its tokens by the rules of this call."""
         pad = self.generation_config._pad_token_tensor
@@ -145,7 +152,7 @@ class Call:
             return GreedyChooser(stops, device)
         tape = NoiseTape(num_rows, self.generator) if samples else None
         processors = for_rows(self.logits_processor, num_rows)
-        return ProcessedChooser(stops, [in_two(of_row) for of_row in processors], tape)
+        return ProcessedChooser(stops, [in_two(of_row) for of_row in processors], tape, device)
 
     def alone_reason(self, ability: Ability) -> str | None:
         """Why other prompts in the same forwards could change what this call does; else None."""
@@ -173,9 +180,7 @@ class Call:
             return "the model's attention depends on the columns of a batch"
         if changes_other_rows(self.model.config, self.model_kwargs):
             return "the model's positions depend on the longest row"
-        cache = self.model_kwargs["past_key_values"]
-        returns_dict = self.generation_config.return_dict_in_generate
-        if returns_dict or getattr(cache, "_is_user_defined", False):
+        if self.gives_cache_back:
             return "its KV cache is given back"
         if not looks_at_rows(self.logits_processor):
             return "a logits processor may look at other rows"

@@ -45,6 +45,7 @@ class TreeBackend:
     """
 
     reason = None
+    setting_up = 0.0
     _two_parts: TwoParts | None = None
 
     def __init__(
@@ -119,9 +120,9 @@ class TreeBackend:
         if self._visible is not None:
             self._visible = self._visible[index]
 
-    def release(self) -> None:
+    def release(self, *, fills: bool = True) -> None:
         """Gives the cache its stock layers back."""
-        self.kv.release()
+        self.kv.release(fills=fills)
 
 
 class ChainBackend:
@@ -132,6 +133,7 @@ class ChainBackend:
     """
 
     reason = None
+    setting_up = 0.0
 
     def __init__(
         self,
@@ -197,7 +199,7 @@ class ChainBackend:
         """Is never called: rows that advance together also stop together."""
         raise AssertionError("chains drop no rows")
 
-    def release(self) -> None:
+    def release(self, *, fills: bool = True) -> None:
         """Lets the cache's windowed layers drop old columns again."""
         for layer in self._cache.layers:
             if hasattr(layer, "record_past"):

@@ -20,10 +20,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from selfspec.run.masked_attention import is_on_card, mask_for_kernel, masked_attention
 from selfspec.run.two_parts import Parts, Splits, in_two_parts
 
 __all__ = ["grouped_attention"]
@@ -120,11 +120,14 @@ class _Forward:
         self, num_heads: int, mask: torch.Tensor | None, first: int = 0
     ) -> torch.Tensor | None:
         """The mask (B, 1, heads * Q, columns from `first` on) for joined heads, made once."""
-        if mask is None or mask.shape[2] == 1:
-            return mask
+        if mask is None:
+            return None
         key = id(mask), num_heads, first
         if key not in self._masks:  # Holding the mask keeps its id from being reused.
-            self._masks[key] = mask, mask[..., first:].repeat(1, 1, num_heads, 1)
+            joined = mask[..., first:]
+            if num_heads > 1 and mask.shape[2] > 1:
+                joined = joined.repeat(1, 1, num_heads, 1)
+            self._masks[key] = mask, mask_for_kernel(joined)
         return self._masks[key][1]
 
     def _whole(self, asked: _Asked) -> torch.Tensor:
@@ -133,12 +136,13 @@ class _Forward:
         if not num_joined:
             return asked.of_stock()
         queries = asked.joined_queries(num_joined)
-        outcome = scaled_dot_product_attention(
-            queries if queries.shape[2] > 1 else torch.cat([queries, queries], dim=2),
+        on_cpu = queries.device.type == "cpu"
+        outcome = masked_attention(
+            torch.cat([queries, queries], dim=2) if on_cpu and queries.shape[2] == 1 else queries,
             _copied(asked.key, asked.num_sharing // num_joined),
             _copied(asked.value, asked.num_sharing // num_joined),
-            attn_mask=self.mask_for(num_joined, asked.mask),
-            dropout_p=asked.dropout,
+            self.mask_for(num_joined, asked.mask),
+            dropout=asked.dropout,
             scale=asked.scaling,
         )
         return asked.apart(outcome[:, :, : queries.shape[2]])
@@ -180,6 +184,8 @@ def _num_joined(query: torch.Tensor, num_sharing: int, mask: torch.Tensor | None
     """
     rows, num_heads, width, _ = query.shape
     on_cpu = query.device.type == "cpu"
+    if mask is not None and is_on_card(query.device):
+        return num_sharing
     if mask is None or num_sharing == 1:
         return num_sharing if on_cpu and width == 1 and query.dtype in _HALVES else 0
     if width == 1 or not on_cpu:

@@ -127,7 +127,7 @@ class RowsKV(TreeKV):
     def reserve(self, width: int) -> None:
         """Does nothing: a row comes only where there is room for all that it may need."""
 
-    def release(self) -> None:
+    def release(self, *, fills: bool = True) -> None:
         """Does nothing: nobody else knows the cache."""
 
     def _show(self) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
@@ -129,6 +130,20 @@ class TreeKV:
             move_columns(self._arenas, self.first_columns, moves)
         self.front = max(self.lengths)
 
+    def reopen(self) -> None:
+        """Makes the last committed column of each row the root of its next tree."""
+        self.lengths = [length - 1 for length in self.lengths]
+        self.front -= 1
+
+    @contextmanager
+    def behind(self, num_nodes: int) -> Iterator[None]:
+        """Inside, a tree goes on behind so many of its nodes, which were read before."""
+        self.front += num_nodes
+        try:
+            yield
+        finally:
+            self.front -= num_nodes
+
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drops all rows but these, with one copy of each arena."""
         index = list(rows)
@@ -141,12 +156,13 @@ class TreeKV:
         self.lengths = [self.lengths[row] for row in rows]
         self.front = max(self.lengths)
 
-    def release(self) -> None:
+    def release(self, *, fills: bool = True) -> None:
         """Gives the cache its stock layers back, filled up to the shortest row's length.
 
-        Rows differ in length only if the caller does not get the cache, or after an error.
+        Rows differ in length only if the caller does not get the cache, or after an error. Then
+        the layers may as well stay empty, which is where `fills` is False.
         """
-        for arena in self._arenas:
+        for arena in self._arenas if fills else ():
             self._fill_stock(arena, min(self.lengths))
         self._cache.layers = self._stock_layers
 

@@ -159,9 +159,9 @@ class StaticKV(TreeKV):
             arena.slots = arena.slots[:, : len(rows)]
         self._count_rows(rows)
 
-    def release(self) -> None:
-        """Gives the cache its stock layers back, filled with copies."""
-        super().release()
+    def release(self, *, fills: bool = True) -> None:
+        """Gives the cache its stock layers back, filled with copies if anybody gets the cache."""
+        super().release(fills=fills)
         self._static.rest()
 
     def _new_layers(self, attention_types: Sequence[str]) -> list[ArenaLayer]:
