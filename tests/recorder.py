@@ -149,15 +149,9 @@ class RecordingDevice:
     can_capture = True
 
     def __init__(
-        self,
-        log: list[str],
-        *,
-        overlap: bool = True,
-        fails_at: int | None = None,
-        full_at: int | None = None,
+        self, log: list[str], *, overlap: bool = True, fails_at: int | None = None
     ) -> None:
         self.log = log
-        self._full_at = full_at  # the capture for which there is no memory
         self._overlap = overlap
         self._fails_at = fails_at  # the capture, counted over the log, that fails
         self._waiting: list[Operation] = []
@@ -192,8 +186,6 @@ class RecordingDevice:
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None] | str:
         self.log.append("capture")
-        if self.log.count("capture") == self._full_at:
-            raise torch.OutOfMemoryError("on purpose")
         try:
             with NothingWaits("cpu"):
                 work()

@@ -19,6 +19,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import DynamicCache
 
 from selfspec import SelfSpec, SpecConfig, UnsupportedError
+from selfspec.run.graphs.runner import ForwardKey, StaticRunner
 from selfspec.run.graphs.static_kv import StaticKV
 from selfspec.run.prepared import profile
 from selfspec.verify.noise import NoiseTape
@@ -245,7 +246,7 @@ def compile_it(model: Any) -> None:
 
 def spread(model: Any) -> None:
     """As `device_map` would; the other device is one that holds no values."""
-    model.register_parameter("elsewhere", torch.nn.Parameter(torch.empty(2, device="meta")))
+    model.lm_head.register_parameter("elsewhere", torch.nn.Parameter(torch.empty(2, device="meta")))
 
 
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 100.0}
@@ -417,21 +418,33 @@ def test_a_failed_capture_leaves_everything_whole(
     assert log.count("capture") == fails_at
 
 
-def test_without_memory_for_a_wide_capture_trees_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three captures are those of the trial; the next one is that of the first tree."""
-    log = use_recorders(monkeypatch, full_at=4)
+@pytest.fixture
+def no_memory_above(monkeypatch: pytest.MonkeyPatch, log: list[str]) -> Callable[[int], None]:
+    """Lets wider captures run out of memory."""
+    captured = StaticRunner._captured
+
+    def limit(width: int) -> None:
+        def full(runner: StaticRunner, model: Any, key: ForwardKey) -> Any:
+            if key.shape.width > width:
+                raise torch.OutOfMemoryError("on purpose")
+            return captured(runner, model, key)
+
+        monkeypatch.setattr(StaticRunner, "_captured", full)
+
+    return limit
+
+
+def test_without_memory_for_wide_captures_trees_are_cut(no_memory_above: Any) -> None:
+    no_memory_above(16)
     model, inputs = tiny_model(), prompt()
-    stock = run(model, inputs, **GREEDY)
-    spec = doubting(stock.ids, inputs, budget="fixed", max_nodes=32)
+    spec = doubting(run(model, inputs, **GREEDY).ids, inputs, budget="fixed", max_nodes=64)
     for _ in range(2):
-        both = run_both(model, inputs, spec, **GREEDY)
-        assert (both.stats.forward, both.stats.eager_reason) == ("graph", None)
-        assert both.stats.queries_per_step <= 16
-    assert log.count("capture") > 4
+        both = run_graphs(model, inputs, spec, **GREEDY)
+        assert 8 < both.stats.queries_per_step <= 16
 
 
-def test_no_memory_for_a_narrow_capture_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_recorders(monkeypatch, full_at=4)
+def test_no_memory_for_narrow_captures_is_an_error(no_memory_above: Any) -> None:
+    no_memory_above(4)
     model, inputs = tiny_model(), prompt()
     spec = doubting(run(model, inputs, **GREEDY).ids, inputs, budget="fixed", max_nodes=6)
     with pytest.raises(torch.OutOfMemoryError, match="on purpose"):
