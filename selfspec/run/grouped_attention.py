@@ -42,7 +42,7 @@ def grouped_attention(splits: Splits | None = None) -> Iterator[None]:
     With `splits`, attention is computed in two parts where that can be and is faster. Nothing is
     changed if other code has replaced stock's attention, or while torch compiles.
     """
-    if torch.compiler.is_compiling() or not _enter():
+    if torch.compiler.is_compiling() or not _is_ours():
         yield
         return
     outside, _this_thread.forward = _this_thread.forward, _Forward(splits)
@@ -50,7 +50,6 @@ def grouped_attention(splits: Splits | None = None) -> Iterator[None]:
         yield
     finally:
         _this_thread.forward = outside
-        _leave()
 
 
 class _Asked(NamedTuple):
@@ -170,10 +169,11 @@ def _attend(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, Any]:
-    """Replaces stock's sdpa attention."""
+    """Stands in for stock's sdpa attention, which it is but for the forwards of this thread."""
     asked = _Asked(module, query, key, value, attention_mask, dropout, scaling, others)
-    forward = _this_thread.forward
-    return asked.of_stock() if forward is None else forward.attend(asked), None
+    if torch.compiler.is_compiling() or _this_thread.forward is None:
+        return asked.of_stock(), None
+    return _this_thread.forward.attend(asked), None
 
 
 def _num_joined(query: torch.Tensor, num_sharing: int, mask: torch.Tensor | None) -> int:
@@ -202,26 +202,11 @@ def _copied(states: torch.Tensor, number: int) -> torch.Tensor:
     return states if number == 1 else states.repeat_interleave(number, dim=1)
 
 
-_lock = threading.Lock()
 _this_thread = _ThisThread()
-_num_inside = 0
 
 
-def _enter() -> bool:
-    """Replaces stock's attention with ours; False if other code has replaced it before."""
-    global _num_inside
-    with _lock:
-        if ALL_ATTENTION_FUNCTIONS[_NAME] is sdpa_attention_forward:
-            ALL_ATTENTION_FUNCTIONS[_NAME] = _attend
-        is_ours = ALL_ATTENTION_FUNCTIONS[_NAME] is _attend
-        _num_inside += is_ours
-        return is_ours
-
-
-def _leave() -> None:
-    """Puts stock's attention back when the last thread leaves."""
-    global _num_inside
-    with _lock:
-        _num_inside -= 1
-        if not _num_inside and ALL_ATTENTION_FUNCTIONS[_NAME] is _attend:
-            del ALL_ATTENTION_FUNCTIONS[_NAME]
+def _is_ours() -> bool:
+    """Puts our attention in place of stock's, for good; False if other code has replaced that."""
+    if ALL_ATTENTION_FUNCTIONS[_NAME] is sdpa_attention_forward:
+        ALL_ATTENTION_FUNCTIONS[_NAME] = _attend
+    return ALL_ATTENTION_FUNCTIONS[_NAME] is _attend
