@@ -141,7 +141,7 @@ def test_texts_that_outgrow_the_first_slots(name: str, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_a_large_cache_is_taken_over_in_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("selfspec.run.tree_kv._SMALL_ARENA", 1)
+    monkeypatch.setattr("selfspec.run.columns._SMALL_ARENA", 1)
     spec = selfspec.SelfSpec(forward="eager", **FIXED)
     for asked in (GREEDY, SAMPLE):
         check_same(on_gpu(name=name), spec, prompts(3), **asked)

@@ -9,6 +9,7 @@ import torch
 
 from selfspec.records import DraftTree, Queries
 from selfspec.run.attention_types import AttentionTypes
+from selfspec.run.columns import Columns
 from selfspec.run.grouped_attention import grouped_attention
 from selfspec.run.layout import Layout, RowState, lay_out
 from selfspec.run.model import device_of
@@ -46,7 +47,6 @@ class TreeBackend:
 
     reason = None
     setting_up = 0.0
-    _two_parts: TwoParts | None = None
 
     def __init__(
         self,
@@ -56,12 +56,12 @@ class TreeBackend:
         next_positions: torch.Tensor,  # (..., B, 1): the position id of each row's next token
         visible: torch.Tensor | None,  # (B, P) bool
         *,
-        room: int,
+        room: int = 0,
         reach: int | None = None,
         kind: str = "eager",
         two_parts: TwoParts | None = None,
+        kv: Columns | None = None,  # Columns of another kind than those of a batch that stays.
     ) -> None:
-        num_rows = next_positions.shape[-2]
         self.kind = kind
         self._two_parts = two_parts
         self._model = model
@@ -70,11 +70,11 @@ class TreeBackend:
         self._attention = attention
         self._positions = next_positions[..., 0].cpu().numpy()  # (..., B)
         self._visible = visible
-        self.kv = TreeKV(
+        self.kv = kv or TreeKV(
             cache,
             attention.by_layer,
             attention.window_sizes,
-            num_rows=num_rows,
+            num_rows=next_positions.shape[-2],
             room=room,
             reach=reach,
         )

@@ -56,7 +56,7 @@ def test_a_cache_that_was_handed_in_is_filled_in_place(
 def test_a_large_cache_is_taken_over_in_parts(
     name: str, num_rows: int, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("selfspec.run.tree_kv._SMALL_ARENA", 1)
+    monkeypatch.setattr("selfspec.run.columns._SMALL_ARENA", 1)
     model = tiny_model(name)
     both = run_both(
         model,
