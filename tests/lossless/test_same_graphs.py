@@ -24,6 +24,7 @@ from selfspec.run.graphs.static_kv import StaticKV
 from selfspec.run.prepared import profile
 from selfspec.verify.noise import NoiseTape
 from tests.fakes import VOCAB, new_model, prompt, tiny_model
+from tests.kernel import use_kernel
 from tests.lossless.same import (
     GREEDY,
     MODES,
@@ -77,6 +78,24 @@ def test_every_architecture(name: str, num_rows: int, mode: str, log: list[str])
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_every_attention(name: str, attention: str, log: list[str]) -> None:
     run_graphs(tiny_model(name, attention), prompt(3), **GREEDY)
+
+
+@pytest.mark.parametrize("forward", ["graph", "eager"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", slow("gpt2")])
+@pytest.mark.parametrize("num_rows", [1, slow(3)])
+def test_attention_by_the_kernel_that_is_called_directly(
+    num_rows: int, name: str, forward: str, monkeypatch: pytest.MonkeyPatch, log: list[str]
+) -> None:
+    """Under masks of any number of keys, and inside of graphs in parts."""
+    parts = use_kernel(monkeypatch, processors=1000)
+    monkeypatch.setattr("selfspec.run.masked_attention._LEAST_PART", 16)
+    model, inputs = tiny_model(name), prompt(num_rows)
+    stock = run(model, inputs, **SAMPLE)
+    parts.clear()
+    both = run_both(model, inputs, doubting(stock.ids, inputs, forward=forward, **FIXED), **SAMPLE)
+    assert both.stats.forward == forward
+    assert parts
+    assert forward == "eager" or max(parts) >= 4
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

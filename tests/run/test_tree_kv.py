@@ -211,7 +211,7 @@ def test_a_path_that_is_in_place_costs_no_copy(monkeypatch):
     cache = stock_cache(window=4)
     write(cache, [[1, 2]])
     kv = adopt(cache, 4, num_rows=1, room=8)
-    monkeypatch.setattr("selfspec.run.tree_kv.move_columns", lambda *_: pytest.fail("moved"))
+    monkeypatch.setattr("selfspec.run.columns.move_columns", lambda *_: pytest.fail("moved"))
     chain_steps(kv, cache, 2, width=3)
 
 
