@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from transformers.generation.utils import GenerateDecoderOnlyOutput
+from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerationMixin
 
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget, FixedBudget, MeasuredBudget, ThresholdBudget
@@ -33,6 +33,9 @@ from selfspec.verify.transcript import Streamer, Transcript
 from selfspec.verify.verifier import RowText, Verifier, row_texts
 
 __all__ = ["Call", "SelfSpecOutput", "keep_up"]
+
+# Does this transformers mark a cache that the caller has made?
+_SAYS_WHOSE = "_is_user_defined" in GenerationMixin._prepare_cache_for_generation.__code__.co_names
 
 
 class SelfSpecOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
@@ -115,6 +118,11 @@ class Call:
         cache = self.model_kwargs["past_key_values"]
         is_theirs = getattr(cache, "_is_user_defined", False)
         return bool(self.generation_config.return_dict_in_generate or is_theirs)
+
+    @property
+    def needs_cache(self) -> bool:
+        """May anybody see the KV cache behind the call?"""
+        return self.gives_cache_back or not _SAYS_WHOSE
 
     def texts(self, ability: Ability, device: Device) -> dict[int, RowText]:
         """The text of each row, and what decides on its tokens by the rules of this call."""

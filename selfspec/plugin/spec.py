@@ -293,7 +293,7 @@ class SelfSpec(Persistent):
                     decoder.run()
                 finally:
                     call.note(prepared, backend)
-                    backend.release(fills=call.gives_cache_back)
+                    backend.release(fills=call.needs_cache)
         text = verifier.texts[0]
         text.transcript.end()
         return call.result(text, prompt.cache)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from selfspec.machine.device import upload
 from selfspec.records import DraftTree, Queries
 from selfspec.run.attention_types import AttentionTypes
 from selfspec.run.columns import Columns
@@ -167,11 +168,8 @@ class ChainBackend:
         """The model's own inputs for the chains; shorter ones are padded with their last token."""
         chains_ids = [tree.tokens for tree in trees]
         self._width = max(map(len, chains_ids))
-        chains = torch.tensor(
-            [ids + ids[-1:] * (self._width - len(ids)) for ids in chains_ids],
-            device=self._ids.device,
-        )
-        self._ids = torch.cat([self._ids, chains], dim=-1)
+        chains = torch.tensor([ids + ids[-1:] * (self._width - len(ids)) for ids in chains_ids])
+        self._ids = torch.cat([self._ids, upload(chains, self._ids.device)], dim=-1)
         inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(
             self._ids,
             next_sequence_length=self._width,

@@ -39,13 +39,16 @@ def decode_mode(model: Any) -> Iterator[None]:
 
 
 def _by_number(
-    experts: Any, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    experts: Any,
+    hidden_states: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
 ) -> torch.Tensor:
     """Stock's way to decode for few tokens, its way to read a prompt for many."""
     is_few = top_k_index.numel() * _FEW <= experts.num_experts
     copies = is_few or not _sorts_on_device(experts.down_proj)
     way = moe.batched_mm_experts_forward if copies else moe.grouped_mm_experts_forward
-    return way(experts, hidden, top_k_index, top_k_weights)  # type: ignore[no-any-return]
+    return way(experts, hidden_states, top_k_index, top_k_weights)  # type: ignore[no-any-return]
 
 
 def _sorts_on_device(weights: torch.Tensor) -> bool:
