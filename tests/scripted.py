@@ -30,7 +30,7 @@ from selfspec.verify.choosers import (
     ProcessedChooser,
     Processing,
 )
-from selfspec.verify.noise import NoiseTape
+from selfspec.verify.tape import NoiseTape
 from selfspec.verify.transcript import RowStops, Transcript
 from selfspec.verify.verifier import Verifier, row_texts
 

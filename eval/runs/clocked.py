@@ -21,8 +21,8 @@ from selfspec.draft.row import Row
 from selfspec.engine import Decoder, first_tokens
 from selfspec.records import DraftTree, NoiseAhead
 from selfspec.verify.choosers import Visit
-from selfspec.verify.noise import NoiseTape
 from selfspec.verify.shortlist import Shortlist
+from selfspec.verify.tape import NoiseTape
 from selfspec.verify.transcript import RowStops, Transcript
 from selfspec.verify.verifier import RowText, Verifier, row_texts
 

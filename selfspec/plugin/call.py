@@ -28,7 +28,7 @@ from selfspec.run.prompt import Prompt
 from selfspec.run.rope import changes_other_rows
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import BatchChooser, Chooser, GreedyChooser, ProcessedChooser
-from selfspec.verify.noise import NoiseTape
+from selfspec.verify.tape import NoiseTape
 from selfspec.verify.transcript import Streamer, Transcript
 from selfspec.verify.verifier import RowText, Verifier, row_texts
 

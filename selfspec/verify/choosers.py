@@ -15,8 +15,8 @@ from selfspec.machine.device import CpuDevice, Device, Fetched
 from selfspec.records import NoiseAhead
 from selfspec.verify.drawn import Drawn, Nodes
 from selfspec.verify.logits import as_read, likeliest
-from selfspec.verify.noise import NoiseTape
 from selfspec.verify.shortlist import Warpers, shortlist
+from selfspec.verify.tape import NoiseTape
 from selfspec.verify.transcript import RowStops, Transcript
 
 __all__ = [

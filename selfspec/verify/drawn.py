@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 
 from selfspec.machine.device import Device, Fetched, upload
-from selfspec.verify.noise import Noise, NoiseTape, highest_ratios
+from selfspec.verify.noise import Noise, highest_ratios
+from selfspec.verify.tape import NoiseTape
 
 __all__ = ["Drawn", "Nodes"]
 

@@ -22,7 +22,7 @@ from selfspec import SelfSpec, SpecConfig, UnsupportedError
 from selfspec.run.graphs.runner import ForwardKey, StaticRunner
 from selfspec.run.graphs.static_kv import StaticKV
 from selfspec.run.prepared import profile
-from selfspec.verify.noise import NoiseTape
+from selfspec.verify.tape import NoiseTape
 from tests.fakes import VOCAB, new_model, prompt, tiny_model
 from tests.kernel import use_kernel
 from tests.lossless.same import (
