@@ -92,7 +92,8 @@ class Decoder:
         self._learn(self.rows, records, tops)
         self._time("learn")
         width = max(len(asked.tokens) for asked in queries)
-        step.observe(Took(width, drafting, self._lap - start), records)
+        seconds = self._lap - start - self.backend.setting_up
+        step.observe(Took(width, drafting, seconds), records)
         for record in records:
             self.stats.count_step(record)
         self._time("learn")

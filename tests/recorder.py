@@ -18,6 +18,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from selfspec.machine.waiting import NothingWaits
+
 aten = torch.ops.aten
 
 # What needs a number from the device, or a shape that depends on one, or copies to the host.
@@ -185,7 +187,8 @@ class RecordingDevice:
     def capture(self, work: Callable[[], None]) -> Callable[[], None] | str:
         self.log.append("capture")
         try:
-            work()
+            with NothingWaits("cpu"):
+                work()
             with NoNumbers(), Tape() as tape:
                 self._fail_if_asked()
                 work()

@@ -30,7 +30,7 @@ from selfspec.verify.choosers import (
     ProcessedChooser,
     Processing,
 )
-from selfspec.verify.noise import NoiseTape
+from selfspec.verify.tape import NoiseTape
 from selfspec.verify.transcript import RowStops, Transcript
 from selfspec.verify.verifier import Verifier, row_texts
 
@@ -57,6 +57,8 @@ class ScriptedModel:
 
 class ScriptedBackend:
     """Keeps each row's text where a real one keeps its KV, and checks what it is given."""
+
+    setting_up = 0.0
 
     def __init__(self, model: ScriptedModel, prompts: Sequence[Sequence[int]]) -> None:
         self.model = model

@@ -16,7 +16,7 @@ from selfspec.draft.sources import ContextSource, LutSource, RunnersSource
 from selfspec.records import DraftTree
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import ProcessedChooser, Processing
-from selfspec.verify.noise import NoiseTape
+from selfspec.verify.tape import NoiseTape
 from tests.oracles import greedy_loop, padded
 from tests.scripted import (
     EOS,

@@ -88,3 +88,25 @@ def test_it_never_loses_whatever_an_earlier_process_wrote_down(name, kept):
     """The worst of all: no draft is ever right, and what steps cost is not what it was."""
     curve, start = CostCurve(CURVES[name]), CostCurve(CURVES[kept]).reopened()
     assert speed(curve, wrong, measured(start)) > 0.97
+
+
+def test_what_later_steps_use_too_is_no_cost_of_a_step() -> None:
+    """As a capture, which would make its width look dear."""
+
+    class Captured(ClockedBackend):
+        def lay_out(self, trees):
+            width = max(len(tree.tokens) for tree in trees)
+            self.setting_up = 0.0 if width in self.widths else 100.0
+            self.now += self.setting_up
+            return super().lay_out(trees)
+
+    curve = CostCurve(CURVES["flat"])
+    budget = MeasuredBudget(CostCurve.unknown(0.01))
+    source = TextSource("scripted", half_right)
+    config = SpecConfig(max_nodes=8)
+    run = Run(MODEL, PROMPTS[:1], [source], LENGTH, config=config, budget=budget)
+    run.backend = backend = Captured(PROMPTS[0], curve, random.Random(3))
+    run.clock = lambda: backend.now
+    run.decode()
+    assert len(set(backend.widths)) > 2
+    assert budget.curve.seconds(8) < 2 * curve.seconds(8)

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import json
 import threading
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import DynamicCache, PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
 
 import selfspec
 from eval import hetero
 from selfspec.machine.cuda import CudaDevice
-from tests.fakes import VOCAB, new_model, prompt
+from selfspec.records import DraftTree
+from selfspec.run import masked_attention
+from selfspec.run.attention_types import AttentionTypes
+from selfspec.run.backends import TreeBackend
+from selfspec.run.masked_attention import mask_for_kernel
+from selfspec.run.probe import attention_for_trees
+from tests.fakes import VOCAB, new_model, prompt, tiny_tokenizer
 from tests.lossless.same import assert_same_kv
+from tests.run.test_masked_attention import inputs as attention_inputs
 from tests.split import use_two_parts
 
 pytestmark = [
@@ -75,6 +87,24 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return results
 
 
+@pytest.mark.parametrize(("rows", "width", "columns"), [(1, 1, 4096), (2, 16, 8192), (3, 64, 1001)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_masked_attention_by_the_kernel(
+    dtype: torch.dtype, rows: int, width: int, columns: int
+) -> None:
+    """Whole and in parts, with a mask that begins and ends anywhere."""
+    given = attention_inputs(rows, 2, width, columns, dtype)
+    query, key, value, mask = (tensor.cuda() for tensor in given)
+    asked: dict[str, Any] = {"dropout": 0.0, "scale": 0.3}
+    found = masked_attention.masked_attention(query, key, value, mask_for_kernel(mask), **asked)
+    with sdpa_kernel(SDPBackend.MATH):
+        exact = scaled_dot_product_attention(
+            *(part.double() for part in (query, key, value)), attn_mask=mask.double(), scale=0.3
+        )
+    assert (found - exact).norm() <= (1e-4 if dtype is torch.float32 else 0.02) * exact.norm()
+    assert masked_attention._num_parts(query, columns) == 1 or columns > 4000
+
+
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "in-turn"])
@@ -111,7 +141,7 @@ def test_texts_that_outgrow_the_first_slots(name: str, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_a_large_cache_is_taken_over_in_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("selfspec.run.tree_kv._SMALL_ARENA", 1)
+    monkeypatch.setattr("selfspec.run.columns._SMALL_ARENA", 1)
     spec = selfspec.SelfSpec(forward="eager", **FIXED)
     for asked in (GREEDY, SAMPLE):
         check_same(on_gpu(name=name), spec, prompts(3), **asked)
@@ -139,6 +169,185 @@ def test_a_gpu_and_a_cpu_share_a_layer() -> None:
     """The exit status says whether an outcome is wrong."""
     options = ["--units", "cuda", "--shape", "135m", "--columns", "64", "--rounds", "1"]
     assert hetero.main(options) == 0
+
+
+def test_long_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys are cut into parts inside of graphs."""
+    parts: list[int] = []
+    in_parts = masked_attention._in_parts
+    counted = lambda *args: parts.append(args[4]) or in_parts(*args)  # noqa: E731
+    monkeypatch.setattr(masked_attention, "_in_parts", counted)
+    model = on_gpu(max_position_embeddings=8192)
+    spec = selfspec.SelfSpec(forward="graph", **FIXED)
+    for num_rows in (1, 2):
+        check_same(model, spec, prompts(num_rows, 3000), **GREEDY)
+        assert spec.stats.forward == "graph"
+    assert parts
+
+
+def path_logits(
+    model: PreTrainedModel, ids: torch.Tensor, path: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(N, V) of a path: in a tree, with a wrong child before each right one, and plainly."""
+    cache = DynamicCache(config=model.config)
+    model(input_ids=ids, past_key_values=cache, use_cache=True)
+    types = attention_for_trees(model)
+    assert isinstance(types, AttentionTypes)
+    positions = torch.full((1, 1), ids.shape[1], device="cuda")
+    backend = TreeBackend(model, cache, types, positions, None, room=64)
+    tree, nodes = DraftTree.of_root(path[0]), [0]
+    for token in path[1:]:
+        tree.add(nodes[-1], (token + 1) % VOCAB, 0.5)
+        nodes.append(tree.add(nodes[-1], token, 0.4))
+    of_tree = backend.forward(backend.lay_out([tree]))[0, nodes]
+    whole = torch.cat([ids, torch.tensor([list(path)], device="cuda")], dim=1)
+    with sdpa_kernel(SDPBackend.MATH):
+        plain = model(input_ids=whole, use_cache=False).logits[0, ids.shape[1] :]
+    return of_tree.float(), plain.float()
+
+
+@pytest.mark.parametrize("length", [200, 3000])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_near_the_exact_logits(dtype: torch.dtype, length: int) -> None:
+    """No farther from those of float32 than the math kernel's, but for a factor."""
+    ids, path = prompts(1, length)["input_ids"], range(3, 15)
+    changes = {"max_position_embeddings": 4096}
+    with torch.no_grad():
+        _, exact = path_logits(on_gpu(**changes), ids, path)
+        of_tree, plain = path_logits(on_gpu(dtype, **changes), ids, path)
+    assert (of_tree - exact).norm() <= 2 * (plain - exact).norm()
+
+
+def test_a_capture_beside_a_thread_that_samples() -> None:
+    """Greedy text here, since the draws of the other thread move the one generator."""
+    model, other, spec = on_gpu(), on_gpu(name="gemma3"), selfspec.SelfSpec(**FIXED)
+    expected = model.generate(**prompts(2), max_new_tokens=64, **GREEDY)
+    stop, errors, num_texts = threading.Event(), [], []
+
+    def sample() -> None:
+        try:
+            while not stop.is_set():
+                num_texts.append(other.generate(**prompts(1), max_new_tokens=8, **SAMPLE))
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        for _ in range(3):
+            ids = model.generate(**prompts(2), max_new_tokens=64, custom_generate=spec, **GREEDY)
+            assert torch.equal(ids, expected)
+    finally:
+        stop.set()
+        thread.join()
+    assert not errors
+    assert num_texts
+    assert (spec.stats.forward, spec.stats.eager_reason) == ("graph", None)
+
+
+def test_memory_after_a_failed_capture() -> None:
+    """A model that breaks its capture off, dropped with all that belongs to it."""
+
+    def run_it() -> None:
+        model, spec = on_gpu(), selfspec.SelfSpec(**FIXED)
+        mlp = model.model.layers[1].mlp
+        forward = mlp.forward
+
+        def broken(hidden: torch.Tensor) -> torch.Tensor:
+            if torch.cuda.is_current_stream_capturing():
+                raise KeyError("on purpose")
+            return forward(hidden)
+
+        mlp.forward = broken
+        check_same(model, spec, prompts(1), **GREEDY)
+        assert "capturing it fails (KeyError" in str(spec.stats.eager_reason)
+        mlp.forward = forward
+
+    run_it()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for _ in range(3):
+        run_it()
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() <= before + 2**20
+    check_same(on_gpu(), selfspec.SelfSpec(forward="graph", **FIXED), prompts(1), **SAMPLE)
+
+
+@pytest.mark.parametrize("asked", [GREEDY, SAMPLE], ids=["greedy", "sample"])
+def test_a_step_waits_once(asked: dict[str, Any]) -> None:
+    """For its tokens, behind an event. Torch counts all other waits, which do not grow."""
+    model, counts = on_gpu(), []
+    spec = selfspec.SelfSpec(learning="frozen", forward="graph", **FIXED)
+    for length in (24, 24, 96):
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            with warnings.catch_warnings(record=True) as waits:
+                warnings.simplefilter("always")
+                model.generate(**prompts(1), max_new_tokens=length, custom_generate=spec, **asked)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        counts.append(sum("synchronizing" in str(wait.message) for wait in waits))
+    assert counts[2] <= counts[1] + 4, [str(wait.message) for wait in waits]
+
+
+@pytest.mark.parametrize("asked", [GREEDY, SAMPLE], ids=["greedy", "sample"])
+def test_a_draft_model(asked: dict[str, Any]) -> None:
+    model, draft = on_gpu(), on_gpu(num_hidden_layers=1)
+    spec = selfspec.SelfSpec(draft_model=draft, **FIXED)
+    check_same(model, spec, prompts(1), **asked)
+    assert spec.stats.num_draft_forwards > 0
+
+
+def test_rows_that_come_and_go() -> None:
+    model, spec = on_gpu(), selfspec.SelfSpec(**FIXED)
+    given = [prompts(1, length, seed=length)["input_ids"][0].tolist() for length in (9, 3, 31, 14)]
+    asked = {"max_new_tokens": 24, **GREEDY}
+    answers = selfspec.generate_many(
+        model, tiny_tokenizer(), given, assistant=spec, max_rows=2, **asked
+    )
+    for answer in answers:
+        ids = torch.tensor([given[answer.index]], device="cuda")
+        expected = model.generate(ids, attention_mask=torch.ones_like(ids), **asked)
+        assert answer.ids == expected[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("forward", FORWARDS)
+def test_a_streamer_gets_each_token_on_the_cpu(forward: str) -> None:
+    class Recorder(BaseStreamer):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.told: list[int] = []
+
+        def put(self, value: torch.Tensor) -> None:
+            assert value.device.type == "cpu"
+            self.told += value.flatten().tolist()
+
+        def end(self) -> None:
+            self.told.append(-1)
+
+    model, recorder = on_gpu(), Recorder()
+    spec = selfspec.SelfSpec(forward=forward, **FIXED)
+    ids = model.generate(
+        **prompts(1), max_new_tokens=24, streamer=recorder, custom_generate=spec, **SAMPLE
+    )
+    assert recorder.told == [*ids[0].tolist(), -1]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a second CUDA device")
+@pytest.mark.parametrize("forward", FORWARDS)
+def test_the_second_device(forward: str) -> None:
+    """The first one is neither drawn from nor waited for."""
+    model, states = new_model().to("cuda:1"), []
+    given = {name: tensor.to("cuda:1") for name, tensor in prompt().items()}
+    spec, texts = selfspec.SelfSpec(forward=forward, **FIXED), []
+    first = torch.cuda.get_rng_state(0)
+    for extra in ({}, {"custom_generate": spec}):
+        torch.cuda.default_generators[1].manual_seed(5)
+        texts.append(model.generate(**given, max_new_tokens=48, **extra, **SAMPLE))
+        states.append(torch.cuda.get_rng_state(1))
+    assert torch.equal(*texts)
+    assert torch.equal(*states)
+    assert torch.equal(torch.cuda.get_rng_state(0), first)
+    assert (spec.stats.forward, spec.stats.eager_reason) == (forward, None)
 
 
 def test_graphs_are_kept_for_the_next_call(captures: list[Any]) -> None:

@@ -18,7 +18,7 @@ __all__ = ["Timed", "num_new_tokens", "synchronise", "timed"]
 class Timed(NamedTuple):
     """What a call returned, and its seconds.
 
-    `prefill_seconds` go to the end of the model's first forward; what comes behind it counts as
+    `prefill_seconds` go to the end of the prompt's forward; what comes behind it counts as
     decoding, what a drafter learns from the prompt included.
     """
 
@@ -32,7 +32,7 @@ def timed(model: Any, run: Callable[[], torch.Tensor]) -> Timed:
     device = model.device
     synchronise(device)
     start = perf_counter()
-    with _first_forward(model, device) as prefill_seconds:
+    with _reading_timed(model, device) as prefill_seconds:
         output = run()
         synchronise(device)
     return Timed(output, perf_counter() - start, prefill_seconds())
@@ -50,23 +50,34 @@ def synchronise(device: torch.device) -> None:
 
 
 @contextmanager
-def _first_forward(model: Any, device: torch.device) -> Iterator[Callable[[], float]]:
-    """Yields what tells the seconds from here to the end of the model's first forward inside.
+def _reading_timed(model: Any, device: torch.device) -> Iterator[Callable[[], float]]:
+    """Yields what tells the seconds from here until the model has read its prompt.
 
-    One hook, which takes itself off when it fires: the forwards behind it run as they always do.
+    `generate()` reads it by one method, and assisted decoding by its first forward. A hook on the
+    model in any other case would be seen by whoever captures forwards, and all of them would be
+    run eagerly.
     """
-    start = _stamp(device)
+    start, read, assist = _stamp(device), model._prefill, model._get_candidate_generator
     ends: list[Any] = []
 
-    def fire(*_args: object) -> None:
-        handle.remove()
+    def reading(*args: Any, **kwargs: Any) -> Any:
+        outputs = read(*args, **kwargs)
         ends.append(_stamp(device))
+        return outputs
 
-    handle = model.register_forward_hook(fire)
+    def assisting(*args: Any, **kwargs: Any) -> Any:
+        def fire(*_args: object) -> None:
+            handle.remove()
+            ends.append(_stamp(device))
+
+        handle = model.register_forward_hook(fire)
+        return assist(*args, **kwargs)
+
+    model._prefill, model._get_candidate_generator = reading, assisting
     try:
         yield lambda: _seconds_between(start, ends[0]) if ends else 0.0
     finally:
-        handle.remove()
+        del model._prefill, model._get_candidate_generator
 
 
 def _stamp(device: torch.device) -> Any:

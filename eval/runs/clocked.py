@@ -21,8 +21,8 @@ from selfspec.draft.row import Row
 from selfspec.engine import Decoder, first_tokens
 from selfspec.records import DraftTree, NoiseAhead
 from selfspec.verify.choosers import Visit
-from selfspec.verify.noise import NoiseTape
 from selfspec.verify.shortlist import Shortlist
+from selfspec.verify.tape import NoiseTape
 from selfspec.verify.transcript import RowStops, Transcript
 from selfspec.verify.verifier import RowText, Verifier, row_texts
 
@@ -76,6 +76,8 @@ class Answer(NamedTuple):
 class _Backend:
     """Runs forwards that only take time."""
 
+    setting_up = 0.0
+
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self.trees: Sequence[Any] = ()
@@ -115,6 +117,9 @@ class _Chooser:
         self._like = torch.empty(self.text.vocab_size)
 
     def read(self, logits: torch.Tensor) -> None:
+        pass
+
+    def foresee(self, asked: Sequence[Any], transcript: Any) -> None:
         pass
 
     def commit(self, visits: Sequence[Visit], transcript: Transcript) -> tuple[list[int], bool]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from selfspec.errors import UnsupportedError
+from selfspec.machine.device import own_seed
 from selfspec.plugin.arguments import for_drafts
 from selfspec.plugin.call import Call
 from selfspec.plugin.spec import SelfSpec
@@ -100,9 +101,7 @@ class Ticket:
         """
         model, device = self.call.model, self.call.input_ids.device
         told = None if hear is None else _Told(self.index, hear)
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            if self.seed is not None:
-                torch.manual_seed(self.seed)
+        with own_seed(self.seed, [device]):
             try:
                 output = model.generate(
                     **_inputs(self.ids, model),

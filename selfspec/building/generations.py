@@ -23,6 +23,7 @@ from selfspec.building.recipe import Recipe
 from selfspec.building.tokens import Ids
 from selfspec.building.work_folder import WorkFolder
 from selfspec.errors import BuildError
+from selfspec.machine.device import own_seed
 from selfspec.plugin.spec import SelfSpec
 
 STAGE = "generations"
@@ -87,9 +88,8 @@ class Generations:
             input_ids[row, width - len(ids) :] = torch.from_numpy(ids.astype(np.int64))
             mask[row, width - len(ids) :] = 1
         device = self._model.device
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            # A batch draws the same numbers whether or not it is the first of a process.
-            torch.manual_seed(self._recipe.seed + self.answers)
+        # A batch draws the same numbers whether or not it is the first of a process.
+        with own_seed(self._recipe.seed + self.answers, [device]):
             output = self._model.generate(
                 input_ids=input_ids.to(device),
                 attention_mask=mask.to(device),

@@ -1,20 +1,28 @@
-"""A CUDA device: a side stream, pinned copies behind events, captured graphs."""
+"""A CUDA device: a side stream, pinned copies behind events, captured graphs.
+
+A device has one side stream and one stream for captures, which all calls share, since a capture
+stream keeps the memory that it has used.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
 
-from selfspec.machine.device import Fetched, Replay
+from selfspec.machine.waiting import NothingWaits
 
-__all__ = ["CudaDevice"]
+__all__ = ["CudaDevice", "index_of"]
 
-# Runs before a capture, in which libraries make their handles and choose their kernels.
-_NUM_WARM_UPS = 2
+# A capture that fails leaves the generator and the pool of an older torch in the midst of it.
+_FIRST_TORCH = (2, 12)
+# The process may have one capture under way at a time.
+_capturing = threading.Lock()
 
 
 class _Arriving(NamedTuple):
@@ -29,19 +37,20 @@ class _Arriving(NamedTuple):
 
 
 class CudaDevice:
-    """Streams and graphs of one CUDA device; all its graphs share one pool of memory.
+    """Streams and graphs of one CUDA device; all graphs of an instance share a pool of memory.
 
     Only one call, and so only one thread, uses an instance at a time.
     """
 
     name = "CUDA device"
-    can_capture = True
 
     def __init__(self, device: torch.device, *, overlap: bool) -> None:
         self._device = device
-        self._side = _new_stream(device) if overlap else None
-        self._capture_stream: Any = None
+        self._side = _stream(device, "side") if overlap else None
         self._last_graph: Callable[[], Any] = lambda: None
+        self.can_capture = _version_of(torch.__version__) >= _FIRST_TORCH
+        if not self.can_capture:
+            self.name = f"CUDA device under torch {torch.__version__}, which is older than 2.12,"
 
     @contextmanager
     def side(self, *tensors: torch.Tensor) -> Iterator[None]:
@@ -61,7 +70,7 @@ class CudaDevice:
         if self._side is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._side)
 
-    def fetch(self, *tensors: torch.Tensor) -> Fetched:
+    def fetch(self, *tensors: torch.Tensor) -> _Arriving:
         """Starts copies to pinned memory, which torch reuses when they are no longer needed."""
         hosts = tuple(
             torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
@@ -75,26 +84,36 @@ class CudaDevice:
         """Starts a copy from pinned memory, which torch reuses only once the copy is done."""
         into.copy_(host.pin_memory(), non_blocking=True)
 
-    def capture(self, work: Callable[[], None]) -> Replay | str:
-        """Captures `work` as a graph, after some runs of it on a stream of its own."""
+    def capture(self, work: Callable[[], None]) -> Callable[[], None] | str:
+        """Captures `work` as a graph, after two runs of it on the stream of captures.
+
+        The second run refuses what would break a capture off. The graph is replayed once, which
+        loads it onto the device. Running out of memory is an error, not a reason.
+        """
         graph = torch.cuda.CUDAGraph()
         try:
-            self._warm_up(work)
-            self._record(graph, work)
+            with _capturing:
+                self._warm_up(work)
+                self._record(graph, work)
         except Exception as error:  # Models can fail here in any way that their code allows.
+            for each in (error, error.__context__):  # The end of the capture may have failed too.
+                if isinstance(each, torch.OutOfMemoryError):
+                    raise each from None
             return f"capturing it fails ({type(error).__name__}: {_first_line(error)})"
+        graph.replay()
+        torch.cuda.current_stream(self._device).synchronize()
         self._last_graph = ref(graph)
         return graph.replay
 
     def _warm_up(self, work: Callable[[], None]) -> None:
-        if self._capture_stream is None:
-            self._capture_stream = _new_stream(self._device)
-        main = torch.cuda.current_stream(self._device)
-        self._capture_stream.wait_stream(main)
-        with torch.cuda.stream(self._capture_stream):
-            for _ in range(_NUM_WARM_UPS):
+        """In the first run, libraries make their handles and choose their kernels."""
+        stream, main = _stream(self._device, "capture"), torch.cuda.current_stream(self._device)
+        stream.wait_stream(main)
+        with torch.cuda.stream(stream):
+            work()
+            with NothingWaits(self._device.type):
                 work()
-        main.wait_stream(self._capture_stream)
+        main.wait_stream(stream)
 
     def _record(self, graph: torch.cuda.CUDAGraph, work: Callable[[], None]) -> None:
         main = torch.cuda.current_stream(self._device)
@@ -106,15 +125,35 @@ class CudaDevice:
             torch.cuda.graph(
                 graph,
                 pool=pool,
-                stream=self._capture_stream,
+                stream=_stream(self._device, "capture"),
                 capture_error_mode="thread_local",  # Other threads may work on.
             ),
         ):
             work()
 
 
-def _new_stream(device: torch.device) -> Any:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+def index_of(device: torch.device) -> int:
+    """The number of a CUDA device, which may be named without one."""
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def _stream(device: torch.device, use: str) -> Any:
+    """The one stream of a device for a use."""
+    return _stream_of(index_of(device), use)
+
+
+@cache
+def _stream_of(index: int, _use: str) -> Any:
+    return torch.cuda.Stream(index)  # type: ignore[no-untyped-call]
+
+
+def _version_of(text: str) -> tuple[int, ...]:
+    """The first two numbers of a version.
+
+    >>> _version_of("2.13.0+cu130")
+    (2, 13)
+    """
+    return tuple(int(part) for part in text.split(".")[:2])
 
 
 def _first_line(error: Exception) -> str:

@@ -5,13 +5,24 @@ Knows tensors and callables; nothing of models, trees or KV.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple, Protocol
 
 import torch
 
-__all__ = ["CpuDevice", "Device", "Fetched", "Replay", "device_for", "upload"]
+from selfspec.machine.cuda import CudaDevice, index_of
+
+__all__ = [
+    "CpuDevice",
+    "Device",
+    "Fetched",
+    "Replay",
+    "default_generator",
+    "device_for",
+    "own_seed",
+    "upload",
+]
 
 Replay = Callable[[], None]
 
@@ -57,7 +68,8 @@ class Device(Protocol):
         """Returns a function that queues `work` again without running Python, or why it can't.
 
         The replay works on the same tensors. `work` is run several times during the capture and
-        perhaps not at the end of it, so one more run of it must change nothing.
+        perhaps not at the end of it, so one more run of it must change nothing. Raises
+        `torch.OutOfMemoryError` if there is no memory for it.
         """
         ...
 
@@ -103,8 +115,6 @@ class CpuDevice:
 def device_for(device: torch.device, *, overlap: bool) -> Device:
     """How to work on `device`; with `overlap`, a CUDA device gets a side stream."""
     if device.type == "cuda":
-        from selfspec.machine.cuda import CudaDevice  # It builds on this module.
-
         return CudaDevice(device, overlap=overlap)
     return CpuDevice("CPU" if device.type == "cpu" else f"{device.type} device")
 
@@ -115,3 +125,27 @@ def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
         return host.to(device)
     # Torch's allocator reuses pinned memory only after the copies from it are done.
     return host.pin_memory().to(device, non_blocking=True)
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """What a device draws from where no generator is named; the CPU's on most kinds of device."""
+    if device.type == "cuda":
+        return torch.cuda.default_generators[index_of(device)]
+    return torch.default_generator
+
+
+@contextmanager
+def own_seed(seed: int | None, devices: Sequence[torch.device]) -> Iterator[None]:
+    """Inside, a CPU and some devices draw from a seed, or go on; behind it they are as before.
+
+    `torch.manual_seed` would seed every CUDA device.
+    """
+    kinds = {device.type for device in devices}
+    indices = sorted({index_of(device) for device in devices if device.type == "cuda"})
+    with torch.random.fork_rng(indices):
+        if seed is not None and kinds <= {"cpu", "cuda"}:
+            for device in (torch.device("cpu"), *devices):
+                default_generator(device).manual_seed(seed)
+        elif seed is not None:
+            torch.manual_seed(seed)
+        yield

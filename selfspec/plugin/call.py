@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from transformers.generation.utils import GenerateDecoderOnlyOutput
+from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerationMixin
 
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget, FixedBudget, MeasuredBudget, ThresholdBudget
@@ -36,9 +36,12 @@ from selfspec.run.rope import changes_other_rows
 from selfspec.run.tree_kv import foreign_layer
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import BatchChooser, Chooser, GreedyChooser, ProcessedChooser
-from selfspec.verify.noise import NoiseTape
+from selfspec.verify.tape import NoiseTape
 from selfspec.verify.transcript import Streamer, Transcript
 from selfspec.verify.verifier import RowText, Verifier, row_texts
+
+# Does this transformers mark a cache that the caller has made?
+_SAYS_WHOSE = "_is_user_defined" in GenerationMixin._prepare_cache_for_generation.__code__.co_names
 
 
 class SelfSpecOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
@@ -131,6 +134,18 @@ class Call:
         """The most queries of a row in one forward."""
         return self.config.max_nodes + self.config.num_branches * self.config.branch_length
 
+    @property
+    def gives_cache_back(self) -> bool:
+        """Does anybody see the KV cache behind the call?"""
+        cache = self.model_kwargs["past_key_values"]
+        is_theirs = getattr(cache, "_is_user_defined", False)
+        return bool(self.generation_config.return_dict_in_generate or is_theirs)
+
+    @property
+    def needs_cache(self) -> bool:
+        """May anybody see the KV cache behind the call?"""
+        return self.gives_cache_back or not _SAYS_WHOSE
+
     def texts(self, ability: Ability, device: Device) -> dict[int, RowText]:
         """The text of each row, and what decides on its tokens by the rules of this call."""
         pad = self.generation_config._pad_token_tensor
@@ -167,7 +182,8 @@ class Call:
             return GreedyChooser(stops, device)
         tape = NoiseTape(num_rows, self.generator) if samples else None
         processors = for_rows(self.logits_processor, num_rows)
-        return ProcessedChooser(stops, [split_warpers(of_row) for of_row in processors], tape)
+        warpers = [split_warpers(of_row) for of_row in processors]
+        return ProcessedChooser(stops, warpers, tape, device)
 
     def alone_reason(self, ability: Ability) -> str | None:
         """Why other prompts in the same forwards could change what this call does; else None."""
@@ -195,9 +211,7 @@ class Call:
             return "the model's attention depends on the columns of a batch"
         if changes_other_rows(self.model.config, self.model_kwargs):
             return "the model's positions depend on the longest row"
-        cache = self.model_kwargs["past_key_values"]
-        returns_dict = self.generation_config.return_dict_in_generate
-        if returns_dict or getattr(cache, "_is_user_defined", False):
+        if self.gives_cache_back:
             return "its KV cache is given back"
         if not looks_at_rows(self.logits_processor):
             return "a logits processor may look at other rows"

@@ -263,7 +263,7 @@ class SelfSpec(Persistent):
                     decoder.run()
                 finally:
                     call.note(prepared, backend)
-                    backend.release()
+                    backend.release(fills=call.needs_cache)
         text = verifier.texts[0]
         text.transcript.end()
         return call.result(text, prompt.cache)

@@ -46,10 +46,15 @@ class Backend(Protocol):
         """Keeps the KV of each row's path, which starts at the root, and forgets the rest."""
         ...
 
+    @property
+    def setting_up(self) -> float:
+        """Seconds of the last `lay_out` that went into what later forwards will use too."""
+        ...
+
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drops the rows that stopped; `rows` are the indices of the others."""
         ...
 
-    def release(self) -> None:
-        """Gives the cache its stock layers back."""
+    def release(self, *, fills: bool = True) -> None:
+        """Gives the cache its stock layers back; what they hold is for those who get the cache."""
         ...

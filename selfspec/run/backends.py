@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from selfspec.machine.device import upload
 from selfspec.records import DraftTree, Queries
 from selfspec.run.attention_types import AttentionTypes
+from selfspec.run.columns import Columns
 from selfspec.run.grouped_attention import grouped_attention
 from selfspec.run.layout import Layout, RowState, lay_out
 from selfspec.run.model import device_of
@@ -45,7 +47,7 @@ class TreeBackend:
     """
 
     reason = None
-    _two_parts: TwoParts | None = None
+    setting_up = 0.0
 
     def __init__(
         self,
@@ -55,12 +57,12 @@ class TreeBackend:
         next_positions: torch.Tensor,  # (..., B, 1): the position id of each row's next token
         visible: torch.Tensor | None,  # (B, P) bool
         *,
-        room: int,
+        room: int = 0,
         reach: int | None = None,
         kind: str = "eager",
         two_parts: TwoParts | None = None,
+        kv: Columns | None = None,  # Columns of another kind than those of a batch that stays.
     ) -> None:
-        num_rows = next_positions.shape[-2]
         self.kind = kind
         self._two_parts = two_parts
         self._model = model
@@ -69,11 +71,11 @@ class TreeBackend:
         self._attention = attention
         self._positions = next_positions[..., 0].cpu().numpy()  # (..., B)
         self._visible = visible
-        self.kv = TreeKV(
+        self.kv = kv or TreeKV(
             cache,
             attention.by_layer,
             attention.window_sizes,
-            num_rows=num_rows,
+            num_rows=next_positions.shape[-2],
             room=room,
             reach=reach,
         )
@@ -119,9 +121,9 @@ class TreeBackend:
         if self._visible is not None:
             self._visible = self._visible[index]
 
-    def release(self) -> None:
+    def release(self, *, fills: bool = True) -> None:
         """Gives the cache its stock layers back."""
-        self.kv.release()
+        self.kv.release(fills=fills)
 
 
 class ChainBackend:
@@ -132,6 +134,7 @@ class ChainBackend:
     """
 
     reason = None
+    setting_up = 0.0
 
     def __init__(
         self,
@@ -165,11 +168,8 @@ class ChainBackend:
         """The model's own inputs for the chains; shorter ones are padded with their last token."""
         chains_ids = [tree.tokens for tree in trees]
         self._width = max(map(len, chains_ids))
-        chains = torch.tensor(
-            [ids + ids[-1:] * (self._width - len(ids)) for ids in chains_ids],
-            device=self._ids.device,
-        )
-        self._ids = torch.cat([self._ids, chains], dim=-1)
+        chains = torch.tensor([ids + ids[-1:] * (self._width - len(ids)) for ids in chains_ids])
+        self._ids = torch.cat([self._ids, upload(chains, self._ids.device)], dim=-1)
         inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(
             self._ids,
             next_sequence_length=self._width,
@@ -197,7 +197,7 @@ class ChainBackend:
         """Is never called: rows that advance together also stop together."""
         raise AssertionError("chains drop no rows")
 
-    def release(self) -> None:
+    def release(self, *, fills: bool = True) -> None:
         """Lets the cache's windowed layers drop old columns again."""
         for layer in self._cache.layers:
             if hasattr(layer, "record_past"):

@@ -33,8 +33,16 @@ __all__ = ["Costs", "context_bucket", "kept_curve", "measure", "new_costs"]
 _LEAST_CONTEXT = 128  # All texts shorter than twice this share one curve.
 # The guess for what one more query costs, as a share of a plain step. Where weights are read from
 # disk or over a bus for each step, queries cost little beside that. A CPU that can't calculate in
-# half precision takes each query row by row.
-_QUERY = {"cuda": 0.01, "streamed": 0.01, "packed": 0.1, "row by row": 0.7, "other": 0.2}
+# half precision takes each query row by row. Kernels for quantised weights are often made for one
+# token, and several go another way, so these are learned from narrow steps first.
+_QUERY = {
+    "cuda": 0.01,
+    "streamed": 0.01,
+    "packed": 0.1,
+    "quantised": 0.4,
+    "row by row": 0.7,
+    "other": 0.2,
+}
 
 _Key = dict[str, str | int]
 
@@ -170,6 +178,8 @@ def _query_of(model: Any, backend: Backend) -> float:
         return _QUERY["packed"]
     if device.type == "cpu" and not calculates_in(model.dtype):
         return _QUERY["row by row"]
+    if getattr(model, "hf_quantizer", None) is not None or getattr(model, "is_quantized", False):
+        return _QUERY["quantised"]
     return _QUERY.get(device.type, _QUERY["other"])
 
 

@@ -16,6 +16,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from selfspec.cost import Pacing
+from selfspec.machine.device import upload
 from selfspec.records import Likely, Queries
 from selfspec.run.attention_types import AttentionTypes
 from selfspec.run.backends import logits_of
@@ -66,7 +67,7 @@ class DraftModel:
     def ids(self, token_ids: Sequence[int]) -> torch.Tensor:
         """(1, N), on the model's device; an id that it lacks becomes its last one."""
         known = [min(token, self._vocab_size - 1) for token in token_ids]
-        return torch.tensor([known], device=device_of(self.model))
+        return upload(torch.tensor([known]), device_of(self.model))
 
     @contextmanager
     def forward(self, num_tokens: int) -> Iterator[None]:
@@ -87,8 +88,12 @@ class DraftModel:
         logits = logits[:, : self._num_named].float()
         top = logits.topk(self._top_k)
         chances = (top.values - logits.logsumexp(-1, keepdim=True)).exp().nan_to_num(0.0)
-        pairs = zip(top.indices.tolist(), chances.tolist(), strict=True)
-        return [list(zip(ids, shares, strict=True)) for ids, shares in pairs]
+        # One copy, since each waits for the device; a double holds every id.
+        named = torch.stack([top.indices.double(), chances.double()]).tolist()
+        return [
+            list(zip(map(int, ids), shares, strict=True))
+            for ids, shares in zip(*named, strict=True)
+        ]
 
 
 class DraftText:
@@ -163,8 +168,7 @@ class DraftText:
     def _stand_on(self, token: int) -> None:
         """Makes the last column of the KV node 0, from which all others descend."""
         assert self._kv is not None
-        self._kv.lengths[0] -= 1
-        self._kv.front -= 1
+        self._kv.reopen()
         self._nodes = Queries([token], [-1], [0])
 
     def _forward(self, token_ids: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
@@ -175,25 +179,20 @@ class DraftText:
             nodes.tokens.append(token)
             nodes.parents.append(parent)
             nodes.depths.append(nodes.depths[parent] + 1)
-        front = kv.front
-        try:
-            kv.front += read  # The new nodes go behind those that were read before.
+        with kv.behind(read):
             kv.reserve(len(token_ids))
-            layout = _last(self._lay_out(front), read)
-            layout = layout._replace(input_ids=self._draft_model.ids(token_ids))
-            with self._draft_model.forward(len(token_ids)):
-                return logits_of(self._draft_model.model, layout, self._cache)[0]
-        finally:
-            kv.front = front
+        layout = _last(self._lay_out(), read)._replace(input_ids=self._draft_model.ids(token_ids))
+        with kv.behind(read), self._draft_model.forward(len(token_ids)):
+            return logits_of(self._draft_model.model, layout, self._cache)[0]
 
-    def _lay_out(self, front: int) -> Layout:
+    def _lay_out(self) -> Layout:
         """The inputs of a forward over all nodes."""
         kv, attention = self._kv, self._draft_model.attention
         assert kv is not None
         return lay_out(
             [self._nodes],
             RowState(kv.lengths, self._positions, kv.num_committed, None),
-            front=front,
+            front=kv.front,
             windows=attention.windows,
             first_columns=kv.first_columns,
             dtype=kv.dtype,

@@ -20,10 +20,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from selfspec.run.masked_attention import is_on_card, mask_for_kernel, masked_attention
 from selfspec.run.two_parts import Parts, Splits, in_two_parts
 
 __all__ = ["grouped_attention"]
@@ -42,7 +42,7 @@ def grouped_attention(splits: Splits | None = None) -> Iterator[None]:
     With `splits`, attention is computed in two parts where that can be and is faster. Nothing is
     changed if other code has replaced stock's attention, or while torch compiles.
     """
-    if torch.compiler.is_compiling() or not _enter():
+    if torch.compiler.is_compiling() or not _is_ours():
         yield
         return
     outside, _this_thread.forward = _this_thread.forward, _Forward(splits)
@@ -50,7 +50,6 @@ def grouped_attention(splits: Splits | None = None) -> Iterator[None]:
         yield
     finally:
         _this_thread.forward = outside
-        _leave()
 
 
 class _Asked(NamedTuple):
@@ -120,11 +119,14 @@ class _Forward:
         self, num_heads: int, mask: torch.Tensor | None, first: int = 0
     ) -> torch.Tensor | None:
         """The mask (B, 1, heads * Q, columns from `first` on) for joined heads, made once."""
-        if mask is None or mask.shape[2] == 1:
-            return mask
+        if mask is None:
+            return None
         key = id(mask), num_heads, first
         if key not in self._masks:  # Holding the mask keeps its id from being reused.
-            self._masks[key] = mask, mask[..., first:].repeat(1, 1, num_heads, 1)
+            joined = mask[..., first:]
+            if num_heads > 1 and mask.shape[2] > 1:
+                joined = joined.repeat(1, 1, num_heads, 1)
+            self._masks[key] = mask, mask_for_kernel(joined)
         return self._masks[key][1]
 
     def _whole(self, asked: _Asked) -> torch.Tensor:
@@ -133,12 +135,13 @@ class _Forward:
         if not num_joined:
             return asked.of_stock()
         queries = asked.joined_queries(num_joined)
-        outcome = scaled_dot_product_attention(
-            queries if queries.shape[2] > 1 else torch.cat([queries, queries], dim=2),
+        on_cpu = queries.device.type == "cpu"
+        outcome = masked_attention(
+            torch.cat([queries, queries], dim=2) if on_cpu and queries.shape[2] == 1 else queries,
             _copied(asked.key, asked.num_sharing // num_joined),
             _copied(asked.value, asked.num_sharing // num_joined),
-            attn_mask=self.mask_for(num_joined, asked.mask),
-            dropout_p=asked.dropout,
+            self.mask_for(num_joined, asked.mask),
+            dropout=asked.dropout,
             scale=asked.scaling,
         )
         return asked.apart(outcome[:, :, : queries.shape[2]])
@@ -166,10 +169,11 @@ def _attend(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, Any]:
-    """Replaces stock's sdpa attention."""
+    """Stands in for stock's sdpa attention, which it is but for the forwards of this thread."""
     asked = _Asked(module, query, key, value, attention_mask, dropout, scaling, others)
-    forward = _this_thread.forward
-    return asked.of_stock() if forward is None else forward.attend(asked), None
+    if torch.compiler.is_compiling() or _this_thread.forward is None:
+        return asked.of_stock(), None
+    return _this_thread.forward.attend(asked), None
 
 
 def _num_joined(query: torch.Tensor, num_sharing: int, mask: torch.Tensor | None) -> int:
@@ -180,6 +184,8 @@ def _num_joined(query: torch.Tensor, num_sharing: int, mask: torch.Tensor | None
     """
     rows, num_heads, width, _ = query.shape
     on_cpu = query.device.type == "cpu"
+    if mask is not None and is_on_card(query.device):
+        return num_sharing
     if mask is None or num_sharing == 1:
         return num_sharing if on_cpu and width == 1 and query.dtype in _HALVES else 0
     if width == 1 or not on_cpu:
@@ -196,26 +202,11 @@ def _copied(states: torch.Tensor, number: int) -> torch.Tensor:
     return states if number == 1 else states.repeat_interleave(number, dim=1)
 
 
-_lock = threading.Lock()
 _this_thread = _ThisThread()
-_num_inside = 0
 
 
-def _enter() -> bool:
-    """Replaces stock's attention with ours; False if other code has replaced it before."""
-    global _num_inside
-    with _lock:
-        if ALL_ATTENTION_FUNCTIONS[_NAME] is sdpa_attention_forward:
-            ALL_ATTENTION_FUNCTIONS[_NAME] = _attend
-        is_ours = ALL_ATTENTION_FUNCTIONS[_NAME] is _attend
-        _num_inside += is_ours
-        return is_ours
-
-
-def _leave() -> None:
-    """Puts stock's attention back when the last thread leaves."""
-    global _num_inside
-    with _lock:
-        _num_inside -= 1
-        if not _num_inside and ALL_ATTENTION_FUNCTIONS[_NAME] is _attend:
-            del ALL_ATTENTION_FUNCTIONS[_NAME]
+def _is_ours() -> bool:
+    """Puts our attention in place of stock's, for good; False if other code has replaced that."""
+    if ALL_ATTENTION_FUNCTIONS[_NAME] is sdpa_attention_forward:
+        ALL_ATTENTION_FUNCTIONS[_NAME] = _attend
+    return ALL_ATTENTION_FUNCTIONS[_NAME] is _attend

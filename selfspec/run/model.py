@@ -1,21 +1,12 @@
-"""What is asked of a model itself: where it computes, and its switches for decoding."""
+"""What is asked of a model itself: where it computes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
-__all__ = ["decode_mode", "device_of"]
-
-
-def decode_mode(model: Any) -> AbstractContextManager[None]:
-    """Inside, the model has stock's switches for decoding; older transformers have none."""
-    enter: Callable[[], AbstractContextManager[None]]
-    enter = getattr(model, "_optimize_model_for_decode", nullcontext)
-    return enter()
+__all__ = ["device_of"]
 
 
 def device_of(model: Any) -> torch.device:

@@ -24,10 +24,11 @@ from selfspec.machine.device import Device, device_for
 from selfspec.run.backend import Backend
 from selfspec.run.backends import ChainBackend, TreeBackend
 from selfspec.run.costs import Costs, measure
+from selfspec.run.experts import decode_mode
 from selfspec.run.graphs.backend import GraphBackend
 from selfspec.run.graphs.kept import KeptRunner
 from selfspec.run.graphs.runner import StaticRunner
-from selfspec.run.model import decode_mode, device_of
+from selfspec.run.model import device_of
 from selfspec.run.packed import PackedWeights, Packing
 from selfspec.run.probe import Ability, probe
 from selfspec.run.prompt import Prompt

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from selfspec.machine.device import own_seed
 from selfspec.run.attention_types import AttentionTypes
 from selfspec.run.backends import TreeBackend
 from selfspec.run.depth import Depth
@@ -77,15 +78,16 @@ def probe(model: Any) -> Ability:
     ids = _probe_ids(model)
     if ids is None:
         return Ability("plain", "its vocabulary is too small to try a draft on", None)
+    devices = _devices(model)
     with torch.no_grad():
-        before = _random_state(device_of(model))
+        before = _random_states(devices)
         types, reason = _try_tree(model, ids)
         chain_reason = None if reason is None else _try_chain(model, ids)
         # Another thread may have drawn, too; then its draws must stay drawn.
-        is_moved = not torch.equal(before, _random_state(device_of(model)))
-    draws = _attempt(_check_draws, model, ids) if is_moved else None
+        is_moved = not all(map(torch.equal, before, _random_states(devices)))
+    draws = _attempt(_check_draws, model, ids, devices) if is_moved else None
     if draws is not None:
-        _set_random_state(device_of(model), before)
+        _set_random_states(devices, before)
         return Ability("plain", draws, None)
     if reason is None:
         return Ability("tree", None, types)
@@ -112,19 +114,20 @@ def attention_for_trees(model: Any) -> AttentionTypes | str:
         return f"{type(model).__name__} takes no position_ids"
     used = getattr(model.config, "_attn_implementation", None)
     if used not in _ATTENTIONS:
-        return f"{used!r} attention takes no 4-D mask (sdpa and eager do)"
+        return (
+            f"{used!r} attention takes no 4-D mask, so there are neither trees nor graphs; load it "
+            "with attn_implementation='sdpa' (or 'eager')"
+        )
     types = attention_types(model.config)
     return f"{type(model).__name__}: {types}" if isinstance(types, str) else types
 
 
-def _check_draws(model: Any, ids: list[int]) -> str | None:
+def _check_draws(model: Any, ids: list[int], devices: list[torch.device]) -> str | None:
     """Refuses a model whose forward of the same tokens comes out otherwise with another seed."""
-    devices = [device_of(model)] if device_of(model).type == "cuda" else []
     tokens = torch.tensor([ids], device=device_of(model))
     outcomes = []
     for seed in range(2):
-        with torch.no_grad(), torch.random.fork_rng(devices):
-            torch.manual_seed(seed)
+        with torch.no_grad(), own_seed(seed, devices):
             outcomes.append(model(input_ids=tokens, use_cache=False).logits.float())
     first, second = outcomes
     if (first - second).std() <= _SAME * first.std():
@@ -146,15 +149,25 @@ def _try_chain(model: Any, ids: list[int]) -> str | None:
     return _attempt(check_chain, model, ids, depth) or _attempt(check_logits, model, ids, depth)
 
 
-def _random_state(device: torch.device) -> torch.Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+def _devices(model: Any) -> list[torch.device]:
+    """The CPU, and each other device that the model has weights on."""
+    on = {device_of(model), *(parameter.device for parameter in model.parameters())}
+    return [torch.device("cpu"), *sorted((on - {torch.device("cpu")}), key=str)]
 
 
-def _set_random_state(device: torch.device, state: torch.Tensor) -> None:
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-    else:
-        torch.set_rng_state(state)
+def _random_states(devices: list[torch.device]) -> list[torch.Tensor]:
+    return [
+        torch.cuda.get_rng_state(each) if each.type == "cuda" else torch.get_rng_state()
+        for each in devices
+    ]
+
+
+def _set_random_states(devices: list[torch.device], states: list[torch.Tensor]) -> None:
+    for device, state in zip(devices, states, strict=True):
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(state, device)
+        else:
+            torch.set_rng_state(state)
 
 
 def _attempt(check: Any, model: Any, *args: Any) -> str | None:

@@ -29,21 +29,15 @@ class RowsBackend(TreeBackend):
     def __init__(
         self, model: Any, attention: AttentionTypes, *, max_rows: int, max_bytes: int | None
     ) -> None:
-        self.kind = "eager"
-        self._model = model
-        self._device = device_of(model)
-        self._cache = _cache_of_one_token(model)
-        self._attention = attention
-        self._positions = np.empty(0, np.int64)
-        self._visible = None
+        cache = _cache_of_one_token(model)
         self.max_tokens = self.max_prompt = None
         if max_bytes is not None:
-            whole, part = bytes_per_token(self._cache)
+            whole, part = bytes_per_token(cache)
             self.max_prompt = max_bytes // (whole * (max_rows + 1) + part * max_rows)
             self.max_tokens = self.max_prompt * max_rows
-        self.kv = RowsKV(
-            self._cache, attention.by_layer, max_rows=max_rows, max_tokens=self.max_tokens
-        )
+        sizes = {"max_rows": max_rows, "max_tokens": self.max_tokens}
+        kv = RowsKV(cache, attention.by_layer, **sizes)
+        super().__init__(model, cache, attention, torch.zeros(0, 1, dtype=torch.long), None, kv=kv)
 
     def add_row(self, cache: Cache, next_positions: torch.Tensor, need: int) -> None:
         """Takes in a prompt that was read, with the position ids (..., 1, 1) of its next token.

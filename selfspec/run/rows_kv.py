@@ -13,7 +13,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from selfspec.run.arena import Arena
-from selfspec.run.tree_kv import TreeKV
+from selfspec.run.columns import Columns
 
 __all__ = ["RowsKV", "bytes_per_token"]
 
@@ -33,12 +33,13 @@ def bytes_per_token(cache: Cache) -> tuple[int, int]:
     return sum(parts), max(parts)
 
 
-class RowsKV(TreeKV):
+class RowsKV(Columns):
     """Slots for at most `max_rows` rows, and for `max_tokens` tokens of all rows together.
 
     `cache` shows what a token takes: it holds a single one, which is forgotten. Without a limit of
     tokens the block grows when it has to. Windowed layers keep all columns, since a row that comes
-    may be shorter than those that are there.
+    may be shorter than those that are there. A row comes only where there is room for all that it
+    may need, so nothing is ever reserved, and nobody else gets the cache.
     """
 
     def __init__(
@@ -49,29 +50,17 @@ class RowsKV(TreeKV):
         max_rows: int,
         max_tokens: int | None = None,
     ) -> None:
-        self._cache = cache
+        super().__init__(cache, attention_types, num_rows=0)
         self._max_rows = max_rows
         self._max_tokens = max_tokens
-        self._window_sizes = {}
-        self.first_columns = dict.fromkeys(attention_types, 0)
-        self._stock_layers = list(cache.layers)
-        self._layers = self._new_layers(attention_types)
-        self.front = 1  # The one token of the cache, while its layers are looked at.
         parts = self._parts(max_tokens or _LARGE)
         self._arenas = [Arena(key, self._new_slots(key, len(m), 1), m) for key, m in parts]
         self._blocks = [arena.slots.new_empty(len(arena.members), 0) for arena in self._arenas]
         self._views = [arena.slots[:, :0] for arena in self._arenas]  # (members, rows, H, C, D)
         self._columns = 0
-        self._starts: list[int] = []
         self._needs: list[int] = []  # How many columns each row may come to need.
-        self.lengths = []
-        self.front = 0
-        self._take_over()
-
-    @property
-    def num_committed(self) -> list[int]:
-        """How many tokens were committed to each row since it came."""
-        return [length - start for length, start in zip(self.lengths, self._starts, strict=True)]
+        self.front = 0  # The one token is forgotten.
+        cache.layers = self._layers
 
     @property
     def needs(self) -> list[int]:
@@ -123,12 +112,6 @@ class RowsKV(TreeKV):
         for held in (self.lengths, self._starts, self._needs):
             held[:] = [held[row] for row in rows]
         self._show()
-
-    def reserve(self, width: int) -> None:
-        """Does nothing: a row comes only where there is room for all that it may need."""
-
-    def release(self) -> None:
-        """Does nothing: nobody else knows the cache."""
 
     def _show(self) -> None:
         """Lets the layers see the rows that are in use."""

@@ -1,26 +1,23 @@
 """The KV of a batch while drafting: layers that append a tree and then keep one path of it.
 
-This module and `arena` hold all that depends on transformers' cache API. The prompt's forward fills
-the stock cache as always. `TreeKV` then moves its contents into preallocated arenas, on which
-drafting works, and `release` gives the stock layers back as if stock decoding had filled them.
+This module, `columns` and `arena` hold all that depends on transformers' cache API. The prompt's
+forward fills the stock cache as always. `TreeKV` then moves its contents into preallocated arenas,
+on which drafting works, and `release` gives the stock layers back as if stock decoding had filled
+them.
 """
 
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Sequence
 
 import torch
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
-from selfspec.run.arena import Arena, ArenaLayer, ColumnMove, Geometry, Member, move_columns
+from selfspec.run.arena import Arena, ArenaLayer, Geometry, Member
+from selfspec.run.columns import Columns
 
 __all__ = ["TreeKV", "can_hold_trees", "foreign_layer"]
-
-# A larger arena is split into parts of so many bytes, which are filled one after the other.
-_SMALL_ARENA = 16 << 20
-_MAX_PARTS = 12  # Each part needs a few more copies in each step.
 
 
 def foreign_layer(cache: Cache) -> str | None:
@@ -38,37 +35,11 @@ def can_hold_trees(cache: Cache) -> str | None:
     return foreign_layer(cache)
 
 
-class TreeLayer(ArenaLayer):
-    """A layer that writes behind the front of its `TreeKV`."""
-
-    def __init__(self, kv: TreeKV, attention_type: str) -> None:
-        super().__init__(attention_type)
-        # In a cycle of references, the KV of a call would outlive it until Python looks for cycles.
-        self._kv: TreeKV = weakref.proxy(kv)
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """How many keys the next forward sees, and the column of the first one."""
-        first_column = self._kv.first_columns[self.attention_type]
-        return self._kv.front - first_column + query_length, first_column
-
-    def get_seq_length(self) -> int:
-        """How many columns are in front of the next tree."""
-        return self._kv.front
-
-    def _append(self, name: str, states: torch.Tensor) -> torch.Tensor:
-        start = self._kv.front - self._kv.first_columns[self.attention_type]
-        end = start + states.shape[-2]
-        store = self.stores[name]
-        store[:, :, start:end] = states
-        return store[:, :, :end]
-
-
-class TreeKV:
+class TreeKV(Columns):
     """The committed KV of a batch, with room behind it for one tree per row.
 
-    `lengths` are the committed columns of each row. Trees are appended at the column `front`, which
-    is the longest row's length. `attention_types` names each layer's type. The arenas start with
-    `room` free columns. `reach` is how many tokens the text can still gain, if that is known.
+    The arenas start with `room` free columns. `reach` is how many tokens the text can still gain,
+    if that is known.
     """
 
     def __init__(
@@ -80,32 +51,19 @@ class TreeKV:
         num_rows: int,
         room: int,
         reach: int | None = None,
+        layers: Sequence[ArenaLayer] | None = None,
     ) -> None:
-        self._cache = cache
+        super().__init__(cache, attention_types, num_rows=num_rows, layers=layers)
         # Only sliding layers drop columns; the other stock layers keep all of them.
         self._window_sizes = {
             name: window_sizes[name]
             for layer, name in zip(cache.layers, attention_types, strict=True)
             if isinstance(layer, DynamicSlidingWindowLayer)
         }
-        self._start = self.front = int(cache.get_seq_length())
         self._max_length = math.inf if reach is None else self.front + reach
-        self.lengths = [self.front] * num_rows
-        self.first_columns = dict.fromkeys(attention_types, 0)
-        self._stock_layers = list(cache.layers)
-        self._layers = self._new_layers(attention_types)
         self._arenas = self._adopt(room)
-        self._take_over()
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The keys' dtype, which the masks must have too."""
-        return self._arenas[0].slots.dtype
-
-    @property
-    def num_committed(self) -> list[int]:
-        """How many tokens were committed to each row since the cache was taken over."""
-        return [length - self._start for length in self.lengths]
+        if layers is None:
+            cache.layers = self._layers
 
     def reserve(self, width: int) -> None:
         """Makes room for a tree of `width` nodes; arenas that are too small are doubled."""
@@ -113,21 +71,6 @@ class TreeKV:
             first_column = self.first_columns[arena.attention_type]
             if self.front + width - first_column > arena.slots.shape[3]:
                 self._make_room(arena.attention_type, width)
-
-    def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keeps the KV of each row's path of nodes and forgets the rest of the tree.
-
-        Costs nothing if the path already lies in the right slots, as a tree's first nodes do.
-        """
-        # The nodes of a path lie behind their targets, so none is overwritten before it is read.
-        moves: list[ColumnMove] = []
-        for row, path in enumerate(paths):
-            targets = enumerate(path, start=self.lengths[row])
-            moves += [(row, self.front + n, to) for to, n in targets if self.front + n != to]
-            self.lengths[row] += len(path)
-        if moves:
-            move_columns(self._arenas, self.first_columns, moves)
-        self.front = max(self.lengths)
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drops all rows but these, with one copy of each arena."""
@@ -139,23 +82,18 @@ class TreeKV:
 
     def _count_rows(self, rows: Sequence[int]) -> None:
         self.lengths = [self.lengths[row] for row in rows]
+        self._starts = [self._starts[row] for row in rows]
         self.front = max(self.lengths)
 
-    def release(self) -> None:
+    def release(self, *, fills: bool = True) -> None:
         """Gives the cache its stock layers back, filled up to the shortest row's length.
 
-        Rows differ in length only if the caller does not get the cache, or after an error.
+        Rows differ in length only if the caller does not get the cache, or after an error. Then
+        the layers may as well stay empty, which is where `fills` is False.
         """
-        for arena in self._arenas:
+        for arena in self._arenas if fills else ():
             self._fill_stock(arena, min(self.lengths))
         self._cache.layers = self._stock_layers
-
-    def _new_layers(self, attention_types: Sequence[str]) -> list[ArenaLayer]:
-        return [TreeLayer(self, name) for name in attention_types]
-
-    def _take_over(self) -> None:
-        """Puts our layers into the cache, so that the model uses them from now on."""
-        self._cache.layers = self._layers
 
     def _adopt(self, room: int) -> list[Arena]:
         """Moves what the stock layers hold into arenas, one part after the other.
@@ -174,38 +112,9 @@ class TreeKV:
             raise
         return arenas
 
-    def _parts(self, room: int) -> list[tuple[Geometry, list[Member]]]:
-        """The members of each arena: all of one geometry, or a share of them if they are large."""
-        parts = []
-        for key, members in self._members_by_geometry().items():
-            num_columns = self.front - self.first_columns[key.attention_type] + room
-            num_bytes = len(members) * math.prod(key.shape) * num_columns * key.dtype.itemsize
-            num_parts = min(-(-num_bytes // _SMALL_ARENA), _MAX_PARTS)
-            share = max(len(members) // num_parts, 1)
-            starts = range(0, len(members), share)
-            parts += [(key, members[start : start + share]) for start in starts]
-        return parts
-
-    def _members_by_geometry(self) -> dict[Geometry, list[Member]]:
-        groups: dict[Geometry, list[Member]] = {}
-        for index, (layer, stock) in enumerate(zip(self._layers, self._stock_layers, strict=True)):
-            for name in ("keys", "values"):
-                held: torch.Tensor = getattr(stock, name)
-                rows, heads, num_columns, dim = held.shape
-                key = Geometry(layer.attention_type, (rows, heads, dim), held.dtype, held.device)
-                groups.setdefault(key, []).append((index, name))
-                self.first_columns[layer.attention_type] = self.front - num_columns
-        return groups
-
     def _new_arena(self, key: Geometry, members: list[Member], room: int) -> Arena:
         held = self.front - self.first_columns[key.attention_type]
         return Arena(key, self._new_slots(key, len(members), held + room), members)
-
-    def _new_slots(self, key: Geometry, num_members: int, capacity: int) -> torch.Tensor:
-        """Slots full of zeros: a hidden slot has weight 0, and 0 times old memory may be NaN."""
-        rows, heads, dim = key.shape
-        shape = (num_members, rows, heads, capacity, dim)
-        return torch.zeros(shape, dtype=key.dtype, device=key.device)
 
     def _fill_arena(self, arena: Arena) -> None:
         held = self.front - self.first_columns[arena.attention_type]
@@ -215,11 +124,6 @@ class TreeKV:
             # This frees the stock tensor, so that the prompt's KV is not held twice for long.
             setattr(stock, name, arena.slots.new_empty(0))
         self._connect(arena)
-
-    def _connect(self, arena: Arena) -> None:
-        """Tells each layer where its keys or values are now."""
-        for member, (index, name) in enumerate(arena.members):
-            self._layers[index].stores[name] = arena.slots[member]
 
     def _make_room(self, attention_type: str, width: int) -> None:
         """Doubles the arenas of one type, but to no more than the text can still need.

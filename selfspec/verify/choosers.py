@@ -13,12 +13,23 @@ import torch
 
 from selfspec.machine.device import CpuDevice, Device, Fetched
 from selfspec.records import NoiseAhead
+from selfspec.verify.drawn import Drawn, Nodes
 from selfspec.verify.logits import as_read, likeliest
-from selfspec.verify.noise import NoiseTape
 from selfspec.verify.shortlist import Warpers, shortlist
+from selfspec.verify.tape import NoiseTape
 from selfspec.verify.transcript import RowStops, Transcript
 
-__all__ = ["BatchChooser", "Chooser", "GreedyChooser", "ProcessedChooser", "Processing", "Visit"]
+__all__ = [
+    "BatchChooser",
+    "Chooser",
+    "GreedyChooser",
+    "ProcessedChooser",
+    "Processing",
+    "Visit",
+]
+
+# Stock's warpers sort, so to draw at more nodes at once takes longer than to wait at a few.
+_MOST_SCORES = 1 << 22
 
 Processors = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -43,6 +54,10 @@ class Chooser(Protocol):
         """Takes the logits (B, Q, V) of a step; waits for nothing."""
         ...
 
+    def foresee(self, asked: Sequence[Nodes], transcript: Transcript) -> None:
+        """Chooses at all nodes that walks may reach, if that saves waiting."""
+        ...
+
     def commit(self, visits: Sequence[Visit], transcript: Transcript) -> tuple[list[int], bool]:
         """Commits the next token of each row that is visited; have all of them stopped now?"""
         ...
@@ -63,6 +78,9 @@ class _RowChooser:
 
     def __init__(self, stops: RowStops) -> None:
         self._stops = stops
+
+    def foresee(self, asked: Sequence[Nodes], transcript: Transcript) -> None:
+        """Does nothing."""
 
     def commit(self, visits: Sequence[Visit], transcript: Transcript) -> tuple[list[int], bool]:
         """Commits the next token of the one row that is visited."""
@@ -123,16 +141,34 @@ class Processing(NamedTuple):
     last: Processors = _unchanged
     warpers: Warpers | None = None
 
+    @property
+    def looks_at_no_prefix(self) -> bool:
+        """Are all processors known, and do they treat each node by its own scores alone?"""
+        return not self.first and (self.warpers is not None or self.last is _unchanged)
+
 
 class ProcessedChooser(_RowChooser):
-    """Processors and sampling, only at visited nodes, each with its true prefix."""
+    """Processors and sampling, only at visited nodes, each with its true prefix.
 
-    def __init__(self, stops: RowStops, rows: Sequence[Processing], tape: NoiseTape | None) -> None:
+    Beside a device each visit makes the CPU wait. So where no processor looks at the prefix, tokens
+    are drawn at all nodes at once, each with the noise of its depth, and come in one copy. The
+    generator moves on at visited nodes alone.
+    """
+
+    def __init__(
+        self,
+        stops: RowStops,
+        rows: Sequence[Processing],
+        tape: NoiseTape | None,
+        device: Device | None = None,
+    ) -> None:
         """One `Processing` for each row; without a tape of noise the choice is greedy."""
         super().__init__(stops)
         self._rows = rows
         self._tape = tape
+        self._device = device or CpuDevice()
         self._logits = torch.empty(0)
+        self._drawn: Drawn | None = None
 
     def forget_before(self, step: int) -> None:
         """Frees the noise of steps that every row has behind it."""
@@ -146,18 +182,40 @@ class ProcessedChooser(_RowChooser):
 
     def read(self, logits: torch.Tensor) -> None:
         """Takes the logits (B, Q, V) of a step."""
-        self._logits = logits
+        self._logits, self._drawn = logits, None
+
+    def foresee(self, asked: Sequence[Nodes], transcript: Transcript) -> None:
+        """Draws at all nodes, if there are several and not so many that this takes longer."""
+        if isinstance(self._device, CpuDevice) or self._tape is None:
+            return
+        number = sum(len(nodes.depths) for nodes in asked)
+        if not 1 < number <= _MOST_SCORES // self._logits.shape[-1]:
+            return
+        is_here = self._logits.device == transcript.device
+        if is_here and all(self._rows[nodes.row].looks_at_no_prefix for nodes in asked):
+            scores = torch.cat([self._scores(nodes, transcript) for nodes in asked])
+            steps = [(nodes, transcript.num_new(nodes.row)) for nodes in asked]
+            self._drawn = Drawn(self._tape, scores, steps, self._device)
+
+    def _scores(self, nodes: Nodes, transcript: Transcript) -> torch.Tensor:
+        """(N, V): the processed scores of a row's nodes."""
+        logits = self._logits[nodes.forward_index, : len(nodes.depths)].float()
+        return self._rows[nodes.row].last(transcript.prefix(nodes.row), logits)
 
     def choose(self, visit: Visit, transcript: Transcript) -> int:
         """The token behind a node, drawn with the noise of its step if the call samples."""
         row, index, node = visit
         first, last, warpers = self._rows[row]
+        step = transcript.num_new(row)
+        if self._drawn is not None:
+            token = self._drawn.token(row, node, step)
+            if token is not None:
+                return token
         scores = self._logits[index, node : node + 1]
         # Only a processor that is not known may write to the scores, and needs a copy.
         scores = scores.to(transcript.device, torch.float32, copy=first is not None)
         if first is not None:
             scores = first(transcript.prefix(row), scores)
-        step = transcript.num_new(row)
         if self._tape is None:
             return int(last(transcript.prefix(row), scores).argmax(-1))
         token = self._drawn_from_few(self._tape, scores[0], warpers, row, step)
@@ -197,6 +255,9 @@ class BatchChooser:
     def read(self, logits: torch.Tensor) -> None:
         """Takes the logits (B, Q, V) of a step."""
         self._logits = logits
+
+    def foresee(self, asked: Sequence[Nodes], transcript: Transcript) -> None:
+        """Does nothing."""
 
     def commit(self, visits: Sequence[Visit], transcript: Transcript) -> tuple[list[int], bool]:
         """Commits one token to every row, with one call of the processors and the criteria."""

@@ -21,73 +21,14 @@ import torch
 from selfspec.records import NoiseOf
 from selfspec.verify.shortlist import Shortlist, Tokens, Warpers, Weights, shortlist
 
-__all__ = ["NoiseTape"]
+__all__ = ["Noise", "highest_ratios", "next_noise", "pick_from"]
 
 _AS_THEY_ARE = Warpers()
-# Noise is read so many steps ahead of the text at most, and so many numbers, since it takes memory.
-_FARTHEST = 16
-_MOST_NUMBERS = 1 << 22
 # Rounding, stock's and ours, moves what is compared by some 1e-6 at most.
 _CLEARLY = 1 + 1e-4
 
 
-class NoiseTape:
-    """The noise of each step of a batch, drawn as stock draws it.
-
-    Same ids, same generator state behind them. Rows of a batch reach a step at different times, so
-    a step's noise is drawn when the first row gets there and kept until the last one has used it.
-    With a `generator` it is drawn from that one, else from the one that stock draws from.
-    """
-
-    def __init__(self, num_rows: int, generator: torch.Generator | None = None) -> None:
-        self._num_rows = num_rows
-        self._generator = generator
-        self._first_kept = 0
-        self._kept: list[_Noise] = []
-        self._like: torch.Tensor | None = None  # Scores that say what noise is drawn for.
-        self._foresight = _Foresight(generator or torch.default_generator)
-
-    def draw(self, scores: torch.Tensor, row: int, step: int) -> int:
-        """Row `row`'s token of step `step`, out of its processed `scores` (V,)."""
-        return self._of_step(step, scores).pick(scores, row)
-
-    def draw_from(self, few: Shortlist, like: torch.Tensor, row: int, step: int) -> int | None:
-        """The same out of all that may be drawn, where stock's scores would be `like` others.
-
-        None where two are so near that only `draw` can tell.
-        """
-        noise = self._of_step(step, like)
-        return few.tokens[0] if len(few.tokens) == 1 else _pick_from(few, noise, row)
-
-    def ahead(self, row: int, step: int) -> NoiseOf | None:
-        """The noise of each token of a step that may be yet to come; leaves the generator alone.
-
-        None where it can't be told: before the first token was drawn, too far ahead, or where
-        each look at a number would make a GPU wait.
-        """
-        if self._like is None or self._like.device.type != "cpu" or step < self._first_kept:
-            return None
-        index = step - self._first_kept
-        if index < len(self._kept):
-            return self._kept[index].of(row)
-        foreseen = self._foresight.noise(index - len(self._kept), self._num_rows, self._like)
-        return None if foreseen is None else foreseen.of(row)
-
-    def forget_before(self, step: int) -> None:
-        """Frees the noise of the steps that every row has behind it."""
-        num_spent = max(min(step - self._first_kept, len(self._kept)), 0)
-        del self._kept[:num_spent]
-        self._first_kept += num_spent
-
-    def _of_step(self, step: int, like: torch.Tensor) -> _Noise:
-        while step >= self._first_kept + len(self._kept):
-            foreseen = self._foresight.come_true(like)
-            self._like = like.new_empty(0, like.shape[-1])
-            self._kept.append(foreseen or _next_noise(self._num_rows, like, self._generator))
-        return self._kept[step - self._first_kept]
-
-
-class _Noise(Protocol):
+class Noise(Protocol):
     """One step's noise, for all rows."""
 
     def pick(self, scores: torch.Tensor, row: int) -> int:
@@ -102,14 +43,18 @@ class _Noise(Protocol):
         """The noise of one token after the other, on a CPU."""
         ...
 
+    def of_all(self, row: int) -> torch.Tensor:
+        """(V,): the noise of all tokens, on the device where it is drawn."""
+        ...
+
     def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
         """At least all tokens whose noise is not above a limit, and their noise, on a CPU."""
         ...
 
 
-def _next_noise(
+def next_noise(
     num_rows: int, like: torch.Tensor, generator: torch.Generator | None = None
-) -> _Noise:
+) -> Noise:
     """The next noise of a generator; of the one that stock draws from if none is given."""
     shape = (num_rows, like.shape[-1])
     if like.device.type == "cpu" and like.dtype == torch.float32 and _is_made_of_uniforms():
@@ -117,52 +62,13 @@ def _next_noise(
     return _Exponentials(like.new_empty(shape).exponential_(1, generator=generator))
 
 
-class _Foresight:
-    """Noise that was drawn before its time, from a twin of a generator on a CPU.
+def highest_ratios(scores: torch.Tensor, noises: torch.Tensor) -> torch.Tensor:
+    """(2, N): the highest ratio of each row of scores (N, V) to noises (N, V), and whose it is.
 
-    The generator itself moves only when a step comes true, for scores such as were expected, and
-    only if nobody else has drawn from it or seeded it in the meantime. Otherwise what was foreseen
-    is thrown away.
+    That token is drawn as `torch.multinomial` would draw it. Waits for nothing.
     """
-
-    def __init__(self, generator: torch.Generator) -> None:
-        self._generator = generator
-        self._twin = torch.Generator("cpu")
-        self._foreseen: list[_Noise] = []
-        self._states: list[torch.Tensor] = []  # Before each of them, and behind the last.
-        self._kind: tuple[object, ...] = ()  # Of the scores that it was drawn for.
-
-    def noise(self, index: int, num_rows: int, like: torch.Tensor) -> _Noise | None:
-        """The noise of the step after `index` others that are yet to come; None if too far."""
-        if index >= _FARTHEST or (index + 1) * num_rows * like.shape[-1] > _MOST_NUMBERS:
-            return None
-        if not self._states:
-            self._states.append(self._generator.get_state())
-            self._twin.set_state(self._states[0])
-            self._kind = _kind_of(like)
-        while index >= len(self._foreseen):
-            self._foreseen.append(_next_noise(num_rows, like, self._twin))
-            self._states.append(self._twin.get_state())
-        return self._foreseen[index]
-
-    def come_true(self, like: torch.Tensor) -> _Noise | None:
-        """Moves stock's generator by one step and gives its noise, if that was foreseen."""
-        if not self._foreseen or not self._is_as_foreseen(like):
-            self._foreseen.clear()
-            self._states.clear()  # The generator moves on without it.
-            return None
-        del self._states[0]
-        self._generator.set_state(self._states[0])
-        return self._foreseen.pop(0)
-
-    def _is_as_foreseen(self, like: torch.Tensor) -> bool:
-        state = self._generator.get_state()
-        return self._kind == _kind_of(like) and torch.equal(self._states[0], state)
-
-
-def _kind_of(scores: torch.Tensor) -> tuple[object, ...]:
-    """All that decides how many random numbers are drawn for scores, and from which generator."""
-    return scores.device, scores.dtype, scores.shape[-1]
+    ratios = scores.softmax(-1) / noises
+    return torch.stack([each.double() for each in ratios.max(-1)])
 
 
 class _Exponentials:
@@ -173,8 +79,7 @@ class _Exponentials:
 
     def pick(self, scores: torch.Tensor, row: int) -> int:
         """As `torch.multinomial` does it."""
-        ratios = scores.softmax(-1) / self._noise[row]
-        best, token = torch.stack([x.double() for x in ratios.max(-1)]).tolist()
+        ((best,), (token,)) = highest_ratios(scores[None], self._noise[row, None]).tolist()
         if math.isnan(best):  # A NaN wins, and stock raises just this error.
             raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
         return int(token)
@@ -187,6 +92,10 @@ class _Exponentials:
         """Looks the numbers up."""
         noise = self._noise[row]
         return lambda token: noise[token].item()
+
+    def of_all(self, row: int) -> torch.Tensor:
+        """A view."""
+        return self._noise[row]
 
     def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
         """Finds them by one comparison over the row."""
@@ -207,7 +116,7 @@ class _Uniforms:
     def pick(self, scores: torch.Tensor, row: int) -> int:
         """By way of a shortlist, and as stock does it where the shortlist can't tell."""
         few = shortlist(scores, _AS_THEY_ARE)
-        token = None if few is None else _pick_from(few, self, row)
+        token = None if few is None else pick_from(few, self, row)
         return self._made().pick(scores, row) if token is None else token
 
     def least(self, row: int) -> float:
@@ -218,6 +127,10 @@ class _Uniforms:
         """Makes the noise in plain Python, which is faster than arrays for a few tokens."""
         values = self._values[row].numpy().data  # A view that Python reads faster than an array.
         return lambda token: -math.log(1 - values[token])
+
+    def of_all(self, row: int) -> torch.Tensor:
+        """Makes the noise as stock does."""
+        return self._made().of_all(row)
 
     def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
         """Makes the noise only of tokens whose uniform number is small enough."""
@@ -232,7 +145,7 @@ class _Uniforms:
         return _Exponentials(noise.exponential_(1, generator=generator))
 
 
-def _pick_from(few: Shortlist, noise: _Noise, row: int) -> int | None:
+def pick_from(few: Shortlist, noise: Noise, row: int) -> int | None:
     """The token that stock would draw, out of a shortlist; None where it is not sure.
 
     Likeliest first, up to where not even the least noise of all could help a token.
@@ -256,7 +169,7 @@ def _pick_from(few: Shortlist, noise: _Noise, row: int) -> int | None:
     return _clearly_best(tokens, ratios)
 
 
-def _rivals(few: Shortlist, best: float, noise: _Noise, row: int) -> dict[int, float]:
+def _rivals(few: Shortlist, best: float, noise: Noise, row: int) -> dict[int, float]:
     """The two highest ratios of the rest, of those that come near to the best one.
 
     Their weights are small, so their noise must be smaller still.

@@ -46,7 +46,8 @@ class RowStops(NamedTuple):
 class Transcript:
     """The growing output of a batch.
 
-    What a row commits waits as plain numbers until somebody reads its tensor.
+    What a row commits is kept as plain numbers, and written to its tensor once somebody reads that:
+    a device is neither written to nor waited for at each token.
     """
 
     def __init__(
@@ -67,7 +68,8 @@ class Transcript:
         self._max_length = max_length
         self._streamer = streamer
         self._num_streamed = self.prompt_length
-        self._waiting: list[list[int]] = [[] for _ in range(num_rows)]
+        self._committed: list[list[int]] = [[] for _ in range(num_rows)]
+        self._num_written = [0] * num_rows
         self.lengths = [self.prompt_length] * num_rows
         self.done = [False] * num_rows
 
@@ -107,7 +109,7 @@ class Transcript:
 
     def commit(self, row: int, token: int, stops: RowStops) -> bool:
         """Appends to one row alone; True where the row stops with this token."""
-        self._waiting[row].append(token)
+        self._committed[row].append(token)
         self.lengths[row] += 1
         self.done[row] = stops.hit(token, self.lengths[row], partial(self.prefix, row))
         self._stream()
@@ -129,16 +131,17 @@ class Transcript:
         self.lengths = [length] * len(self.lengths)
         stopped = criteria(self.prefixes(), scores).tolist()
         self.done = [was or now for was, now in zip(self.done, stopped, strict=True)]
-        if self._streamer is not None:
-            self._streamer.put(tokens.cpu())
         ids: list[int] = tokens.tolist()
+        if self._streamer is not None:
+            self._streamer.put(torch.tensor(ids))
         return ids
 
     def sequences(self) -> torch.Tensor:
         """(B, L): the output, rows that stopped early filled up with the pad token."""
-        self._write_all_down()
         length = max(self.lengths)
+        self._reserve(length)
         for row, own_length in enumerate(self.lengths):
+            self._write_down(row)
             if own_length < length:
                 self._ids[row, own_length:length] = self.pad_token_id
         return self._ids[:, :length].clone()
@@ -148,13 +151,9 @@ class Transcript:
         if self._streamer is not None:
             self._streamer.end()
 
-    def _write_all_down(self) -> None:
-        for row in range(len(self.lengths)):
-            self._write_down(row)
-
     def _write_down(self, row: int) -> None:
         """Brings the tensor up to what was committed to a row."""
-        waiting = self._waiting[row]
+        waiting = self._committed[row][self._num_written[row] :]
         if waiting:
             end = self.lengths[row]
             self._reserve(end)
@@ -162,7 +161,7 @@ class Transcript:
             self._ids[row, end - len(waiting) : end] = (
                 upload(torch.tensor(waiting), self._ids.device) if many else waiting[0]
             )
-            waiting.clear()
+            self._num_written[row] += len(waiting)
 
     def _reserve(self, length: int) -> None:
         if length > self._ids.shape[1]:
@@ -178,12 +177,8 @@ class Transcript:
             done or length > self._num_streamed
             for done, length in zip(self.done, self.lengths, strict=True)
         ):
-            self._streamer.put(self._column(self._num_streamed))
+            index = self._num_streamed - self.prompt_length
+            rows = self._committed
+            column = [ids[index] if index < len(ids) else self.pad_token_id for ids in rows]
+            self._streamer.put(torch.tensor(column))
             self._num_streamed += 1
-
-    def _column(self, column: int) -> torch.Tensor:
-        self._write_all_down()
-        ended = [column >= length for length in self.lengths]
-        tokens = self._ids[:, column].cpu().clone()
-        tokens[torch.tensor(ended)] = self.pad_token_id
-        return tokens

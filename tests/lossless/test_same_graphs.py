@@ -19,8 +19,12 @@ from peft import LoraConfig, get_peft_model
 from transformers import DynamicCache
 
 from selfspec import SelfSpec, SpecConfig, UnsupportedError
+from selfspec.run.graphs.runner import ForwardKey, StaticRunner
+from selfspec.run.graphs.static_kv import StaticKV
 from selfspec.run.prepared import profile
+from selfspec.verify.tape import NoiseTape
 from tests.fakes import VOCAB, new_model, prompt, tiny_model
+from tests.kernel import use_kernel
 from tests.lossless.same import (
     FIXED,
     GREEDY,
@@ -72,6 +76,24 @@ def test_every_architecture(name: str, call: Call, log: list[str]) -> None:
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_every_attention(name: str, attention: str, log: list[str]) -> None:
     run_graphs(tiny_model(name, attention), prompt(3), **GREEDY)
+
+
+@pytest.mark.parametrize("forward", ["graph", "eager"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", slow("gpt2")])
+@pytest.mark.parametrize("num_rows", [1, slow(3)])
+def test_attention_by_the_kernel_that_is_called_directly(
+    num_rows: int, name: str, forward: str, monkeypatch: pytest.MonkeyPatch, log: list[str]
+) -> None:
+    """Under masks of any number of keys, and inside of graphs in parts."""
+    parts = use_kernel(monkeypatch, processors=1000)
+    monkeypatch.setattr("selfspec.run.masked_attention._LEAST_PART", 16)
+    model, inputs = tiny_model(name), prompt(num_rows)
+    stock = run(model, inputs, **SAMPLE)
+    parts.clear()
+    both = run_both(model, inputs, doubting(stock.ids, inputs, forward=forward, **FIXED), **SAMPLE)
+    assert both.stats.forward == forward
+    assert parts
+    assert forward == "eager" or max(parts) >= 4
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -231,11 +253,24 @@ def look_experts_up(model: Any) -> None:
     model.set_experts_implementation("eager")
 
 
+def compile_it(model: Any) -> None:
+    model.model.layers[0].mlp.forward = torch.compile(
+        model.model.layers[0].mlp.forward, backend="eager"
+    )
+
+
+def spread(model: Any) -> None:
+    """As `device_map` would; the other device is one that holds no values."""
+    model.lm_head.register_parameter("elsewhere", torch.nn.Parameter(torch.empty(2, device="meta")))
+
+
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 100.0}
 REASONS: dict[str, tuple[str, dict[str, Any], Callable[[Any], None], str]] = {
     "hook": ("llama", {}, add_hook, "its module 'model.layers.0' has forward hooks"),
     "pre-hook": ("llama", {}, add_pre_hook, "it has forward hooks, which a replay would leave out"),
     "accelerate": ("llama", {}, add_accelerate, "accelerate's hooks move its tensors about"),
+    "compiled": ("llama", {}, compile_it, "torch.compile runs it"),
+    "spread": ("llama", {}, spread, "it is spread over cpu, meta"),
     "scales": ("llama4", {}, lambda _: None, "it scales its queries by their column"),
     "experts": ("qwen3-moe", {}, look_experts_up, "capturing it fails"),
     "rope": (
@@ -395,6 +430,82 @@ def test_a_failed_capture_leaves_everything_whole(
         )
         assert_same_kv(both.our_extras["past_key_values"], both.stock_extras["past_key_values"])
     assert log.count("capture") == fails_at
+
+
+@pytest.fixture
+def no_memory_above(monkeypatch: pytest.MonkeyPatch, log: list[str]) -> Callable[[int], None]:
+    """Lets wider captures run out of memory."""
+    captured = StaticRunner._captured
+
+    def limit(width: int) -> None:
+        def full(runner: StaticRunner, model: Any, key: ForwardKey) -> Any:
+            if key.shape.width > width:
+                raise torch.OutOfMemoryError("on purpose")
+            return captured(runner, model, key)
+
+        monkeypatch.setattr(StaticRunner, "_captured", full)
+
+    return limit
+
+
+def test_without_memory_for_wide_captures_trees_are_cut(no_memory_above: Any) -> None:
+    no_memory_above(16)
+    model, inputs = tiny_model(), prompt()
+    spec = doubting(run(model, inputs, **GREEDY).ids, inputs, budget="fixed", max_nodes=64)
+    for _ in range(2):
+        both = run_graphs(model, inputs, spec, **GREEDY)
+        assert 8 < both.stats.queries_per_step <= 16
+
+
+def test_no_memory_for_narrow_captures_is_an_error(no_memory_above: Any) -> None:
+    no_memory_above(4)
+    model, inputs = tiny_model(), prompt()
+    spec = doubting(run(model, inputs, **GREEDY).ids, inputs, budget="fixed", max_nodes=6)
+    with pytest.raises(torch.OutOfMemoryError, match="on purpose"):
+        run(model, inputs, custom_generate=spec, **GREEDY)
+
+
+def test_slots_are_copied_only_for_those_who_get_the_cache(
+    monkeypatch: pytest.MonkeyPatch, log: list[str]
+) -> None:
+    copied: list[int] = []
+    clone = StaticKV._for_stock
+    counted = lambda kv, held: copied.append(held.shape[2]) or clone(kv, held)  # noqa: E731
+    monkeypatch.setattr(StaticKV, "_for_stock", counted)
+    model, inputs, spec = tiny_model(), prompt(), SelfSpec()
+    run(model, inputs, custom_generate=spec, **GREEDY)
+    copied.clear()  # Those of the trial.
+    run(model, inputs, custom_generate=spec, **GREEDY)
+    assert not copied
+    kv = DynamicCache(config=model.config)
+    run(model, inputs, custom_generate=spec, past_key_values=kv, **GREEDY)
+    assert copied
+    assert kv.get_seq_length() == copied[0] > 17
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_sampling_waits_for_the_device_once_a_step(
+    num_rows: int, monkeypatch: pytest.MonkeyPatch, log: list[str]
+) -> None:
+    """Tokens are drawn at all nodes at once; one by one only behind the prompt of a single row."""
+    draws: list[int] = []
+    draw = NoiseTape.draw
+
+    def counted(tape: NoiseTape, scores: torch.Tensor, row: int, step: int) -> int:
+        draws.append(step)
+        return draw(tape, scores, row, step)
+
+    monkeypatch.setattr(NoiseTape, "draw", counted)
+    monkeypatch.setattr("selfspec.verify.choosers.shortlist", lambda *_: None)
+    model, inputs = tiny_model(), prompt(num_rows)
+    asked = {**SAMPLE, "top_k": 20}
+    stock = run(model, inputs, **asked)
+    spec = knowing(stock.ids, inputs, learning="frozen", budget="fixed", max_nodes=6)
+    both = run_graphs(model, inputs, spec, **asked)
+    assert both.stats.tokens_per_step > 3
+    assert draws == [0] * (num_rows == 1)
+    forwards = log.count("replay")
+    assert log.count("get") <= forwards + 1 < NUM_NEW
 
 
 def test_a_failed_capture_breaks_a_strict_call_off(monkeypatch: pytest.MonkeyPatch) -> None:

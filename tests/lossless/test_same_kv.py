@@ -40,7 +40,7 @@ def test_a_cache_that_was_handed_in_is_filled_in_place(
 ) -> None:
     """A large one is taken over in parts."""
     if kind == "large":
-        monkeypatch.setattr("selfspec.run.tree_kv._SMALL_ARENA", 1)
+        monkeypatch.setattr("selfspec.run.columns._SMALL_ARENA", 1)
     model = tiny_model(name)
     both = run_both(
         model,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from selfspec.machine.cuda import CudaDevice
-from selfspec.machine.device import CpuDevice, Device, device_for, upload
+from selfspec.machine.cuda import CudaDevice, _stream_of
+from selfspec.machine.device import CpuDevice, Device, device_for, own_seed, upload
 from tests.recorder import NOT_PERMITTED, RecordingDevice
 
 
@@ -65,9 +65,10 @@ class Stub:
 def cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The calls that a `CudaDevice` makes, in order."""
     log: list[str] = []
-    names = iter(("side", "capturing"))
+    names = {"side": "side", "capture": "capturing"}
+    monkeypatch.setattr("selfspec.machine.cuda._stream_of", lambda _i, use: Stub(log, names[use]))
     stubs = {
-        "Stream": lambda *_: Stub(log, next(names)),
+        "current_device": lambda: 0,
         "current_stream": lambda *_: Stub(log, "main"),
         "stream": lambda stream: Stub(log, stream._name),
         "graph": lambda *_, **kwargs: Stub(log, f"capture {kwargs['capture_error_mode']}"),
@@ -119,7 +120,55 @@ def test_a_capture_warms_up_beside_and_shares_a_pool(cuda: list[str]):
         "work",
         "out of capture thread_local",
         "out of main",
+        "graph.replay",
+        "main.synchronize",
     ]
+
+
+@pytest.mark.parametrize("at", ["into capturing", "into capture thread_local"])
+def test_no_memory_for_a_capture_is_an_error(at: str, cuda: list[str]):
+    device = CudaDevice(torch.device("cuda"), overlap=True)
+
+    def work() -> None:
+        if at in cuda:
+            raise torch.OutOfMemoryError("on purpose")
+
+    with pytest.raises(torch.OutOfMemoryError, match="on purpose"):
+        device.capture(work)
+
+
+def test_all_instances_of_a_device_share_its_streams(monkeypatch: pytest.MonkeyPatch):
+    made: list[tuple[int, object]] = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(
+        torch.cuda, "Stream", lambda index: made.append((index, object())) or made[-1]
+    )
+    _stream_of.cache_clear()
+    try:
+        for name in ("cuda", "cuda:0", "cuda:1", "cuda:1"):
+            CudaDevice(torch.device(name), overlap=True)
+        assert [index for index, _ in made] == [0, 1]
+    finally:
+        _stream_of.cache_clear()
+
+
+@pytest.mark.parametrize(("version", "captures"), [("2.11.1", False), ("2.12.0+cu130", True)])
+def test_an_old_torch_captures_no_graphs(
+    version: str, captures: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(torch, "__version__", version)
+    device = CudaDevice(torch.device("cuda:0"), overlap=False)
+    assert device.can_capture == captures
+    assert ("older than 2.12" in device.name) != captures
+
+
+def test_a_seed_stays_on_its_devices(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda _: pytest.fail("other devices"))
+    before = torch.get_rng_state()
+    with own_seed(5, [torch.device("cpu")]):
+        drawn = torch.rand(3)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(5)))
 
 
 def test_a_failed_capture_is_a_reason_and_the_main_stream_is_back(cuda: list[str]):

@@ -94,3 +94,11 @@ def test_captured_forwards_come_in_steps(monkeypatch):
     curve = kept_curve(new_model(), num_columns=20, num_rows=1, forward="graph")
     assert isinstance(curve, SteppedCurve)
     assert curve.seconds(3) == curve.seconds(4)
+
+
+def test_quantised_weights_are_learned_from_narrow_steps(costs):
+    """One token may go another way through their kernels than two."""
+    model = new_model()
+    model.hf_quantizer = object()
+    plain = costs.curve(new_model(), backend(kind="packed"), 1).relative(2)
+    assert plain < costs.curve(model, backend(), 1).relative(2) == pytest.approx(1.4)

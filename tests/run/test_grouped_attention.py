@@ -13,7 +13,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from selfspec import SelfSpec
-from selfspec.run import grouped_attention as module
+from selfspec.run import masked_attention
 from selfspec.run.grouped_attention import grouped_attention
 from tests.tiny import make_model
 
@@ -43,13 +43,13 @@ def _few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Tensor, ...]]:
     """The queries, keys and masks that were put together."""
     calls = []
-    ask = module.scaled_dot_product_attention
+    ask = masked_attention.scaled_dot_product_attention
 
     def watch(query: Any, key: Any, value: Any, *, attn_mask: Any, **others: Any) -> torch.Tensor:
         calls.append((query, key, attn_mask))
         return ask(query, key, value, attn_mask=attn_mask, **others)
 
-    monkeypatch.setattr(module, "scaled_dot_product_attention", watch)
+    monkeypatch.setattr(masked_attention, "scaled_dot_product_attention", watch)
     return calls
 
 
@@ -199,19 +199,29 @@ def test_outside_and_in_other_threads_stocks_attention_runs(asked):
     assert torch.equal(seen[0], sdpa_attention_forward(*args)[0])
 
 
-def fail_inside() -> None:
-    with grouped_attention():
+def test_a_forward_that_fails_leaves_stocks_attention(asked):
+    def fail_inside() -> None:
         with grouped_attention():
-            pass
-        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is not sdpa_attention_forward
-        raise ValueError("midway")
+            with grouped_attention():
+                pass
+            raise ValueError("midway")
 
-
-def test_it_is_taken_away_by_the_last_who_leaves():
     with pytest.raises(ValueError, match="midway"):
         fail_inside()
-    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
-    assert "sdpa" not in ALL_ATTENTION_FUNCTIONS._local_mapping
+    args = inputs(3, 4)
+    assert torch.equal(attend(*args), sdpa_attention_forward(*args)[0])
+    assert not asked
+
+
+def test_what_torch_compiles_is_stocks(asked):
+    args = inputs(3, 4)
+    compiled = torch.compile(
+        lambda *given: attend(args[0], *given), backend="eager", fullgraph=True
+    )
+    with grouped_attention():
+        found = compiled(*args[1:])
+    assert torch.equal(found, sdpa_attention_forward(*args)[0])
+    assert not asked
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ class KvMachine(RuleBasedStateMachine):
         self.kv = self.adopt()
 
     def adopt(self) -> TreeKV:
-        with mock.patch("selfspec.run.tree_kv._SMALL_ARENA", self.small_arena):
+        with mock.patch("selfspec.run.columns._SMALL_ARENA", self.small_arena):
             return adopt(self.cache, self.window, len(self.rows), self.room)
 
     def write_tree(self, stamps: list[list[int]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -211,7 +211,7 @@ def test_a_path_that_is_in_place_costs_no_copy(monkeypatch):
     cache = stock_cache(window=4)
     write(cache, [[1, 2]])
     kv = adopt(cache, 4, num_rows=1, room=8)
-    monkeypatch.setattr("selfspec.run.tree_kv.move_columns", lambda *_: pytest.fail("moved"))
+    monkeypatch.setattr("selfspec.run.columns.move_columns", lambda *_: pytest.fail("moved"))
     chain_steps(kv, cache, 2, width=3)
 
 
@@ -228,7 +228,7 @@ def test_a_single_write_fills_all_layers_of_a_geometry():
 
 
 def test_much_memory_is_adopted_in_parts(monkeypatch):
-    monkeypatch.setattr("selfspec.run.tree_kv._SMALL_ARENA", 1)
+    monkeypatch.setattr("selfspec.run.columns._SMALL_ARENA", 1)
     cache = stock_cache(window=4)
     write(cache, [[1, 2]])
     kv = adopt(cache, 4, num_rows=1, room=8)
@@ -249,7 +249,7 @@ def test_its_memory_ends_with_its_last_user():
 
 @pytest.mark.parametrize("num_before", range(8))
 def test_running_out_of_memory_on_the_way_leaves_the_cache_whole(monkeypatch, num_before):
-    monkeypatch.setattr("selfspec.run.tree_kv._SMALL_ARENA", 1)
+    monkeypatch.setattr("selfspec.run.columns._SMALL_ARENA", 1)
     cache, untouched = stock_cache(window=4), stock_cache(window=4)
     for each in (cache, untouched):
         write(each, [[1, 2, 3, 4, 5]])

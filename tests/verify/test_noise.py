@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfspec.verify import noise
-from selfspec.verify.noise import NoiseTape
 from selfspec.verify.shortlist import Shortlist, Warpers, shortlist
+from selfspec.verify.tape import NoiseTape
 
 Draw = Callable[[torch.Tensor, int, int], int]  # (scores, row, step) -> token
 
@@ -258,7 +258,7 @@ def test_a_shortlist_is_drawn_from_as_all_of_it_is():
             assert NoiseTape(1).draw_from(few, scores, 0, 0) == expected
         with seeded(seed):
             drawn = noise._Exponentials(torch.empty(1, 9).exponential_(1))
-            assert noise._pick_from(few, drawn, 0) == expected
+            assert noise.pick_from(few, drawn, 0) == expected
 
 
 def test_of_two_that_are_nearly_equal_none_is_clearly_best():
@@ -306,5 +306,5 @@ def test_only_the_likeliest_are_looked_at() -> None:
         few = Shortlist(list(range(64)), [2.0**-n for n in range(64)])
         for _ in range(20):
             made = Listening((1, 8192), torch.default_generator)
-            assert noise._pick_from(few, made, 0) is not None
+            assert noise.pick_from(few, made, 0) is not None
     assert 20 <= len(asked) <= 20 * 20

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from selfspec.verify import noise
-from selfspec.verify.noise import NoiseTape
+from selfspec.verify.tape import _FARTHEST as FARTHEST
+from selfspec.verify.tape import NoiseTape
 from tests.verify.test_noise import scores_of, seeded
 
 SEED = 5
@@ -79,7 +80,7 @@ def test_there_is_an_end_to_it_and_a_beginning() -> None:
         tape.forget_before(1)
         assert tape.ahead(0, 0) is None  # It is behind the row.
         assert tape.ahead(0, 1) is not None
-        assert tape.ahead(0, 1 + noise._FARTHEST) is None
+        assert tape.ahead(0, 1 + FARTHEST) is None
 
 
 def test_noise_that_is_left_over_is_not_taken_for_the_next() -> None:

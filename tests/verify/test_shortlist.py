@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as lp
 
-from selfspec.verify.noise import NoiseTape
 from selfspec.verify.shortlist import Warpers, shortlist
+from selfspec.verify.tape import NoiseTape
 
 
 def stock_leaves(logits: torch.Tensor, warpers: Warpers) -> torch.Tensor:

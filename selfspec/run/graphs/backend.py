@@ -18,6 +18,8 @@ from selfspec.run.graphs.step_inputs import InputShape, StepState
 
 __all__ = ["GraphBackend"]
 
+_NARROWEST = 8  # If there is no memory for so few nodes, the next call would find none either.
+
 
 class GraphBackend:
     """Does what `TreeBackend` does, with the captured forwards of a `StaticRunner`.
@@ -79,12 +81,34 @@ class GraphBackend:
         """How many columns are in front of the next tree."""
         return self.kv.front
 
+    @property
+    def setting_up(self) -> float:
+        """Seconds of the last `lay_out` that went into a capture."""
+        return self._runner.setting_up
+
     def max_width(self, max_nodes: int) -> int:
-        """All nodes that the caller asks for."""
-        return max_nodes
+        """All nodes that the caller asks for, unless there is no memory for them."""
+        return max(min(max_nodes, self._runner.widest), 1)
 
     def lay_out(self, trees: Sequence[DraftTree | Queries]) -> tuple[ForwardKey, int, int]:
-        """Writes and sends the inputs; returns their key, and how many rows and nodes count."""
+        """Writes and sends the inputs; returns their key, and how many rows and nodes count.
+
+        Where there is no memory to capture so wide a forward, the trees are cut.
+        """
+        key, widest = self._written(trees)
+        try:
+            self._runner.ready(self._model, key)
+        except torch.OutOfMemoryError:
+            width = self._runner.widest = key.shape.width // 2
+            drafts = [tree for tree in trees if isinstance(tree, DraftTree)]
+            if width < _NARROWEST or len(drafts) < len(trees):
+                raise
+            for tree in drafts:
+                tree.cut(width)
+            return self.lay_out(trees)
+        return key, len(trees), widest
+
+    def _written(self, trees: Sequence[DraftTree | Queries]) -> tuple[ForwardKey, int]:
         widest = max(len(tree.tokens) for tree in trees)
         width = stepped(widest)
         self.kv.reserve(width)
@@ -95,8 +119,7 @@ class GraphBackend:
         positions = self._positions + np.array(self.kv.num_committed)
         state = StepState(self.kv.lengths, positions, self._starts, firsts, self.kv.front)
         self._runner.write(key, trees, state)
-        self._runner.ready(self._model, key)  # A capture must not count as time of the forward.
-        return key, len(trees), widest
+        return key, widest
 
     def forward(self, layout: tuple[ForwardKey, int, int]) -> torch.Tensor:
         """The logits (B, Q, V), which the next forward overwrites."""
@@ -118,6 +141,6 @@ class GraphBackend:
         self._positions = self._positions[..., index]
         self._starts = [self._starts[row] for row in index]
 
-    def release(self) -> None:
+    def release(self, *, fills: bool = True) -> None:
         """Gives the cache its stock layers back."""
-        self.kv.release()
+        self.kv.release(fills=fills)

@@ -60,8 +60,13 @@ def capture_state(model: Any) -> Hashable:
 def _module_reason(model: Any) -> str | None:
     devices = set()
     for name, module in model.named_modules():
-        if "_hf_hook" in vars(module):
+        own = vars(module)
+        if "_hf_hook" in own:
             return "accelerate's hooks move its tensors about"
+        if own.get("_compiled_call_impl") or hasattr(
+            own.get("forward"), "_torchdynamo_orig_callable"
+        ):
+            return "torch.compile runs it, which may make graphs of its own"
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         if not all(getattr(hook, "__module__", "").startswith(_HARMLESS_HOOKS) for hook in hooks):
             where = f"its module {name!r}" if name else "it"

@@ -15,10 +15,10 @@ import torch
 
 from selfspec.machine.device import device_for
 from selfspec.run.attention_types import AttentionTypes
+from selfspec.run.experts import decode_mode
 from selfspec.run.graphs.backend import GraphBackend
 from selfspec.run.graphs.captures import capture_reason, capture_state
 from selfspec.run.graphs.runner import StaticRunner
-from selfspec.run.model import decode_mode
 from selfspec.run.probe import try_backend
 
 __all__ = ["KeptRunner"]

@@ -7,6 +7,7 @@ inputs and one of logits. The model itself is not held here, so dropping it free
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from selfspec.run.layout import Window
 
 __all__ = ["ForwardKey", "StaticRunner"]
 
+_WIDEST = 1 << 16  # No forward is as wide.
 _MULTIPLE = 256  # The width of the tensor that says which columns of a prompt count.
 
 
@@ -36,7 +38,8 @@ class StaticRunner:
     """Runs forwards of fixed shape; serves one call at a time.
 
     `reason` says why a capture failed. After a failure no other capture is tried, and the same
-    forwards are run without graphs.
+    forwards are run without graphs. `widest` is how wide they may be, since there may be no memory
+    for wider ones. `setting_up` has the seconds of the last `ready` that went into a capture.
     """
 
     def __init__(
@@ -44,6 +47,8 @@ class StaticRunner:
     ) -> None:
         self.arenas = StaticArenas(attention.by_layer)
         self.reason: str | None = None
+        self.widest = _WIDEST
+        self.setting_up = 0.0
         self._windows = attention.windows
         self._device = device
         self._torch_device = torch_device
@@ -96,6 +101,7 @@ class StaticRunner:
             self._generation = self.arenas.generation
         buffers = self._buffers[key.shape]
         self._device.send(buffers.writer.flat, into=buffers.flat)
+        self.setting_up = 0.0
         replay = self._replays.get(key) or self._captured(model, key)
         self._forward = replay or self._work(model, key)
 
@@ -110,7 +116,9 @@ class StaticRunner:
     def _captured(self, model: Any, key: ForwardKey) -> Replay | None:
         if not self._device.can_capture or self.reason is not None:
             return None
+        start = perf_counter()
         captured = self._device.capture(self._work(model, key))
+        self.setting_up = perf_counter() - start
         if isinstance(captured, str):
             self.reason = captured
             return None

@@ -141,9 +141,8 @@ class StaticKV(TreeKV):
     ) -> None:
         self._static = arenas
         self._widest = widest
-        super().__init__(
-            cache, attention_types, window_sizes, num_rows=num_rows, room=room, reach=reach
-        )
+        sizes = {"num_rows": num_rows, "room": room, "reach": reach}
+        super().__init__(cache, attention_types, window_sizes, **sizes, layers=arenas.layers)
 
     def num_keys(self, width: int) -> dict[str, int]:
         """How many slots of each attention type a forward of `width` nodes sees."""
@@ -159,16 +158,10 @@ class StaticKV(TreeKV):
             arena.slots = arena.slots[:, : len(rows)]
         self._count_rows(rows)
 
-    def release(self) -> None:
-        """Gives the cache its stock layers back, filled with copies."""
-        super().release()
+    def release(self, *, fills: bool = True) -> None:
+        """Gives the cache its stock layers back, filled with copies if anybody gets the cache."""
+        super().release(fills=fills)
         self._static.rest()
-
-    def _new_layers(self, attention_types: Sequence[str]) -> list[ArenaLayer]:
-        return self._static.layers
-
-    def _take_over(self) -> None:
-        """Does nothing: the model gets a cache of ours, not the stock one."""
 
     def _adopt(self, room: int) -> list[Arena]:
         """Takes all memory before it moves anything, so that running out leaves the cache whole."""

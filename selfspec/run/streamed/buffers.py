@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import psutil
 import torch
 
+from selfspec.machine.free_memory import free_memory
 from selfspec.run.streamed.budget import NUM_BUFFERS
-from selfspec.run.streamed.files import Shard, aligned_buffer
+from selfspec.run.streamed.files import Shard, aligned_buffer, pinned_bytes
 from selfspec.run.streamed.images import Image
 
 __all__ = ["CpuBuffers", "CudaBuffers", "new_buffers"]
@@ -84,8 +84,8 @@ class CudaBuffers(_LayerBuffers):
         self._free: list[Any] = [new_event() for _ in self._buffers]
         self._copied: Any = new_event()
         self._kept: list[torch.Tensor | None] = [None] * len(images)
-        whole = sum(image.num_bytes for image in images)
-        self._keeps = whole <= _SHARE_OF_FREE * psutil.virtual_memory().available
+        whole = sum(pinned_bytes(image.num_bytes) for image in images)
+        self._keeps = whole <= _SHARE_OF_FREE * free_memory()
         self._staging = None if self._keeps else _new_buffer(images, pinned=True)
 
     def fill(self, item: int, buffer: int) -> None:

@@ -17,7 +17,7 @@ import torch
 
 from selfspec.errors import WeightsError
 
-__all__ = ["BLOCK", "Shard", "StoredTensor", "aligned_buffer", "bytes_of"]
+__all__ = ["BLOCK", "Shard", "StoredTensor", "aligned_buffer", "bytes_of", "pinned_bytes"]
 
 BLOCK = 4096  # Direct reads begin and end at multiples of this many bytes, also in memory.
 _CHUNK = 1 << 25  # One read takes at most so many bytes.
@@ -154,6 +154,15 @@ def aligned_buffer(num_bytes: int, *, pinned: bool = False) -> torch.Tensor:
     buffer = torch.empty(num_bytes + BLOCK, dtype=torch.uint8, pin_memory=pinned)
     first = -buffer.data_ptr() % BLOCK
     return buffer[first : first + num_bytes]
+
+
+def pinned_bytes(num_bytes: int) -> int:
+    """What a pinned buffer takes: torch rounds pinned memory up to a power of two.
+
+    >>> pinned_bytes(5_000)
+    16384
+    """
+    return 1 << (-(-num_bytes // BLOCK) * BLOCK + BLOCK - 1).bit_length()
 
 
 def bytes_of(buffer: torch.Tensor) -> memoryview:

@@ -11,6 +11,7 @@ from eval.methods.registry import METHODS, new_method
 from eval.methods.timing import num_new_tokens, timed
 from selfspec import SelfSpec, SpecConfig
 from tests.fakes import new_model, prompt, tiny_model
+from tests.recorder import use_recorders
 
 ASKED = {"max_new_tokens": 12, "temperature": 0.0, "seed": 0}
 
@@ -103,19 +104,21 @@ def test_another_contestant_can_be_registered(monkeypatch):
     assert new_method("two-nodes").name == "two-nodes"
 
 
-def test_the_prompts_forward_and_the_rest_are_told_apart():
-    model = tiny_model()
-    forwards: list[int] = []
-    handle = model.register_forward_hook(lambda *_: forwards.append(len(model._forward_hooks)))
-    try:
-        method = new_method("stock")
-        result = timed(model, lambda: method.answer(model, ids(), **ASKED))
-    finally:
-        handle.remove()
+@pytest.mark.parametrize("name", ["stock", "prompt-lookup", "selfspec"])
+def test_the_prompts_forward_and_the_rest_are_told_apart(name: str):
+    model, method = new_model(), new_method(name)
+    result = timed(model, lambda: method.answer(model, ids(), **ASKED))
     assert torch.equal(result.output, method.answer(model, ids(), **ASKED))
     assert 0 < result.prefill_seconds < result.seconds
-    assert forwards == [2] + [1] * 11, "the hook must be gone after the first forward"
-    assert not model._forward_hooks
+
+
+def test_a_call_that_is_timed_is_captured_as_others_are(monkeypatch: pytest.MonkeyPatch):
+    log = use_recorders(monkeypatch)
+    model, method = new_model(), new_method("selfspec")
+    for _ in range(3):
+        timed(model, lambda: method.answer(model, ids(), **ASKED))
+        assert method.stats.forward == "graph"
+    assert "replay" in log
 
 
 def test_events_tell_milliseconds():
@@ -139,8 +142,9 @@ def test_on_a_gpu_the_static_cache_answers_and_prefill_is_told_apart():
     assert 0 < result.prefill_seconds < result.seconds
 
 
-def test_the_hook_is_gone_after_an_error():
+def test_the_stamp_is_gone_after_an_error():
     model = tiny_model()
     with pytest.raises(RuntimeError, match="stop"):
         timed(model, lambda: (_ for _ in ()).throw(RuntimeError("stop")))
+    assert "_prefill" not in vars(model)
     assert not model._forward_hooks
