@@ -9,7 +9,7 @@ garbage.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -149,9 +149,15 @@ class RecordingDevice:
     can_capture = True
 
     def __init__(
-        self, log: list[str], *, overlap: bool = True, fails_at: int | None = None
+        self,
+        log: list[str],
+        *,
+        overlap: bool = True,
+        fails_at: int | None = None,
+        looks_first: bool = True,
     ) -> None:
         self.log = log
+        self._looks_first = looks_first  # for what waits, before the capture, as CUDA's device does
         self._overlap = overlap
         self._fails_at = fails_at  # the capture, counted over the log, that fails
         self._waiting: list[Operation] = []
@@ -187,7 +193,7 @@ class RecordingDevice:
     def capture(self, work: Callable[[], None]) -> Callable[[], None] | str:
         self.log.append("capture")
         try:
-            with NothingWaits("cpu"):
+            with NothingWaits("cpu") if self._looks_first else nullcontext():
                 work()
             with NoNumbers(), Tape() as tape:
                 self._fail_if_asked()

@@ -20,14 +20,14 @@ _INDEXED = (_aten.index, _aten.index_put, _aten.index_put_)
 _COPIES = (_aten.copy_, _aten._to_copy)
 
 
-class NothingWaits(TorchDispatchMode):
+class NothingWaits(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Inside, in this thread, an error names what reads a number or a shape from a device.
 
     So does a copy from one device to another, for which a capture has no place either.
     """
 
     def __init__(self, device_type: str) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._device_type = device_type
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

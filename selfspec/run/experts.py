@@ -28,9 +28,9 @@ _FEW = 4  # Copies are made of at most one in so many experts.
 def decode_mode(model: Any) -> Iterator[None]:
     """Inside, the model has stock's switches for decoding; older transformers have none."""
     ask = getattr(model, "get_experts_implementation", dict)
-    before = ask()
+    before: dict[str, Any] = ask()
     with getattr(model, "_optimize_model_for_decode", nullcontext)():
-        now = ask()
+        now: dict[str, Any] = ask()
         if now != before and moe is not None:
             moe.ExpertsInterface.register(_NAME, _by_number)
             ours = {part: way if way == before[part] else _NAME for part, way in now.items()}

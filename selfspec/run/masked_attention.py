@@ -70,17 +70,19 @@ def _in_parts(
 ) -> torch.Tensor:
     """The outcome (H, N, D) of one row; nothing of keys and values is copied."""
     heads, num_queries, _ = query.shape
-    bias = mask.expand(1, num_queries, -1).unflatten(-1, (number, -1))
+    part = key.shape[1] // number
+    bias = mask.expand(1, num_queries, -1).reshape(1, num_queries, number, part)
     outcomes, sums, *_ = _attend(
         query[:, None].expand(-1, number, -1, -1),
-        key.unflatten(1, (number, -1)),
-        value.unflatten(1, (number, -1)),
+        key.view(heads, number, part, -1),
+        value.view(heads, number, part, -1),
         bias.transpose(1, 2).expand(heads, -1, -1, -1),
         True,
         scale,
     )
     weights = sums[..., :num_queries].softmax(1)[..., None]  # The kernel fills up to 32.
-    return (weights * outcomes).sum(1).to(query.dtype)
+    outcome: torch.Tensor = (weights * outcomes).sum(1)
+    return outcome.to(query.dtype)
 
 
 def _attend(

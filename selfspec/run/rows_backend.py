@@ -35,8 +35,7 @@ class RowsBackend(TreeBackend):
             whole, part = bytes_per_token(cache)
             self.max_prompt = max_bytes // (whole * (max_rows + 1) + part * max_rows)
             self.max_tokens = self.max_prompt * max_rows
-        sizes = {"max_rows": max_rows, "max_tokens": self.max_tokens}
-        kv = RowsKV(cache, attention.by_layer, **sizes)
+        kv = RowsKV(cache, attention.by_layer, max_rows=max_rows, max_tokens=self.max_tokens)
         super().__init__(model, cache, attention, torch.zeros(0, 1, dtype=torch.long), None, kv=kv)
 
     def add_row(self, cache: Cache, next_positions: torch.Tensor, need: int) -> None:

@@ -232,9 +232,15 @@ def test_what_python_saw_is_not_seen_again():
     ids=["item", "tolist", "bool", "int", "cpu", "nonzero", "mask", "index"],
 )
 def test_a_value_can_not_be_read_back_while_capturing(read: Callable[[torch.Tensor], Any]):
-    reason = recorder().capture(lambda: read(torch.zeros((), dtype=torch.long)))
+    device = recorder(looks_first=False)
+    reason = device.capture(lambda: read(torch.zeros((), dtype=torch.long)))
     assert isinstance(reason, str)
     assert NOT_PERMITTED in reason
+
+
+def test_what_waits_is_named_before_a_capture():
+    reason = recorder().capture(lambda: torch.zeros(1).item())
+    assert "makes the CPU wait for the device" in str(reason)
 
 
 def test_side_work_is_late_and_garbage_until_then():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from transformers.cache_utils import Cache, DynamicCache
@@ -141,7 +141,7 @@ class StaticKV(TreeKV):
     ) -> None:
         self._static = arenas
         self._widest = widest
-        sizes = {"num_rows": num_rows, "room": room, "reach": reach}
+        sizes: Any = {"num_rows": num_rows, "room": room, "reach": reach}
         super().__init__(cache, attention_types, window_sizes, **sizes, layers=arenas.layers)
 
     def num_keys(self, width: int) -> dict[str, int]:
