@@ -79,11 +79,11 @@ class Siblings(NamedTuple):
     Where the noise of sampling is known, `probabilities` are with it, `before_noise` without.
     """
 
-    tokens: Sequence[int]
-    probabilities: Sequence[float]
-    evidence: Sequence[tuple[Evidence, ...]]
-    noise: Sequence[float] | None = None
-    before_noise: Sequence[float] | None = None
+    tokens: list[int]
+    probabilities: list[float]
+    evidence: list[tuple[Evidence, ...]]
+    noise: list[float] | None = None
+    before_noise: list[float] | None = None
 
 
 @dataclass(slots=True)

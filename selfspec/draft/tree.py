@@ -12,9 +12,9 @@ Knows cursors and probabilities; not what a token means, nor what the model will
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from heapq import heappop, heappush
 from operator import itemgetter
 from typing import Any
 
@@ -34,9 +34,6 @@ States = dict[int, Any]
 _LEAST_HOPE = 0.5
 
 _NO_LEVEL_CURSORS: Mapping[int, LevelCursor] = {}
-
-_BY_CHANCE = itemgetter(1)
-_NOBODY = Siblings((), (), ())
 
 # A child that waits for its turn: negative score, age, parent, rank among its siblings from 0.
 _Waiting = tuple[float, int, int, int]
@@ -58,15 +55,14 @@ def merge_candidates(
         if index in level_cursors:
             candidates = _with_unnamed(candidates, level_cursors[index].unnamed(state), evidence)
         for token, kind in candidates:
-            if token in evidence:
-                evidence[token] += (kind,)
-            else:
-                evidence[token] = (kind,)
-    chances = map(probability, evidence.values())
-    ranked = sorted(
-        zip(evidence, chances, evidence.values(), strict=True), key=_BY_CHANCE, reverse=True
+            evidence[token] = (*evidence[token], kind) if token in evidence else (kind,)
+    ranked = [(probability(kinds), token, kinds) for token, kinds in evidence.items()]
+    ranked.sort(key=itemgetter(0), reverse=True)
+    return Siblings(
+        [token for _, token, _ in ranked],
+        [sureness for sureness, _, _ in ranked],
+        [kinds for _, _, kinds in ranked],
     )
-    return Siblings(*zip(*ranked, strict=True)) if ranked else _NOBODY
 
 
 def _with_unnamed(
@@ -95,11 +91,7 @@ class TreeGrower:
     ) -> None:
         self._cursors = cursors
         self._level_cursors = {i: c for i, c in enumerate(cursors) if isinstance(c, LevelCursor)}
-        self._deepest = config.max_depth
-        self._update_interval = config.update_interval
-        self._is_chain = config.top_k == 1
-        self._depth_decay, self._width_decay = config.depth_decay, config.width_decay
-        self._threshold = config.threshold
+        self._config = config
         self._probability = probability
         self._trust = trust
         self._noise: NoiseAhead | None = None
@@ -110,7 +102,7 @@ class TreeGrower:
         self._num_refills = 0
         self._ages = itertools.count()
         self._states: dict[int, States] = {}  # By expanded node.
-        self._max_depth = config.max_depth  # Of the tree that grows.
+        self._max_depth = config.max_depth
 
     def grow(
         self,
@@ -129,12 +121,13 @@ class TreeGrower:
         tree = DraftTree.of_root(root_token)
         self._states = {}
         self._noise = noise
-        self._max_depth = self._deepest if max_depth is None else min(self._deepest, max_depth)
+        depth = self._config.max_depth
+        self._max_depth = depth if max_depth is None else min(depth, max_depth)
         if not self._cursors or max_nodes == 1 or self._max_depth < 1:
             return tree
         if self._fitted is not None:
             self._refill(tree, max_nodes, self._fitted)
-        elif self._shape and self._num_refills + 1 < self._update_interval:
+        elif self._shape and self._num_refills + 1 < self._config.update_interval:
             self._num_refills += 1
             self._refill(tree, max_nodes, self._shape)
         else:
@@ -150,7 +143,7 @@ class TreeGrower:
         self._expand(tree, 0, waiting)
         num_nodes = 1
         while waiting and num_nodes < max_nodes:
-            negative_score, _, parent, rank = heappop(waiting)
+            negative_score, _, parent, rank = heapq.heappop(waiting)
             siblings = tree.looked_at[parent]
             if siblings is None:  # Only a promise waited: the node's children come now.
                 self._expand(tree, parent, waiting)
@@ -171,7 +164,7 @@ class TreeGrower:
             parent = here.get(kept_parent)
             if parent is None or tree.depths[parent] >= self._max_depth:
                 continue
-            if rank and self._is_chain:  # A model that takes chains only.
+            if rank and self._config.top_k == 1:  # A model that takes chains only.
                 continue
             siblings = tree.looked_at[parent] or self._look(tree, parent)
             if rank < len(siblings.tokens):
@@ -231,7 +224,7 @@ class TreeGrower:
         """Lets the best child of a node wait unseen, as sure as the node itself was."""
         score, above = tree.scores[node], tree.scores[tree.parents[node]]
         hope = max(score / above, _LEAST_HOPE) if above > score else 1.0
-        heappush(waiting, (-score * hope, next(self._ages), node, 0))
+        heapq.heappush(waiting, (-score * hope, next(self._ages), node, 0))
 
     def _push(
         self,
@@ -243,14 +236,15 @@ class TreeGrower:
     ) -> None:
         """Lets the next sibling wait. Later ones score no higher, so one at a time is enough."""
         # A model that takes chains only gets one child for each node.
-        if rank >= len(siblings.tokens) or (rank and self._is_chain):
+        if rank >= len(siblings.tokens) or (rank and self._config.top_k == 1):
             return
         score = self._score(tree, parent, rank, siblings)
         # The first level is always expanded; below it, the threshold τ prunes.
-        if score >= self._threshold or not parent:
-            heappush(waiting, (-score, next(self._ages), parent, rank))
+        if parent > 0 and score < self._config.threshold:
+            return
+        heapq.heappush(waiting, (-score, next(self._ages), parent, rank))
 
     def _score(self, tree: DraftTree, parent: int, rank: int, siblings: Siblings) -> float:
         score = tree.scores[parent] * siblings.probabilities[rank]
-        score *= self._width_decay**rank
-        return score * self._depth_decay if parent else score
+        score *= self._config.width_decay**rank
+        return score * self._config.depth_decay if parent > 0 else score

@@ -157,17 +157,13 @@ class ContextCursor:
         ]
 
     def _behind(self, above: Found, token: int) -> Found:
-        text, matches = self.token_ids, []
-        if above.matches:
-            end = len(text)
-            matches = [(p + 1, n + 1) for p, n in above.matches if p < end and text[p] == token]
-        if not matches and token in self._after:
-            matches = [(p, 1) for p in self._after[token][: -_MAX_MATCHES - 1 : -1]]
-        grams = self._fresh_grams(token)
-        if above.grams:
-            longer = [(n + 1, tail[1:]) for n, tail in above.grams if tail[0] == token and tail[1:]]
-            grams = longer + grams
-        return Found(matches, grams)
+        text = self.token_ids
+        matches = [(p + 1, n + 1) for p, n in above.matches if p < len(text) and text[p] == token]
+        if not matches:
+            fresh = self._after.get(token, ())[-_MAX_MATCHES:]
+            matches = [(p, 1) for p in reversed(fresh)]
+        longer = [(n + 1, tail[1:]) for n, tail in above.grams if tail[0] == token and tail[1:]]
+        return Found(matches, longer + self._fresh_grams(token))
 
     def _fresh_grams(self, token: int) -> list[GramMatch]:
         return [(1, tail) for tail in self.grams.behind(token)]
