@@ -90,11 +90,11 @@ class Decoder:
         records, tops = self._verify(self.rows, trees, logits)
         self._commit(records)
         self._learn(self.rows, records, tops)
+        for record in records:
+            self.stats.count_step(record)
         self._time("learn")
         width = max(len(asked.tokens) for asked in queries)
         step.observe(Took(width, drafting, self._lap - start), records)
-        for record in records:
-            self.stats.count_step(record)
         self._time("learn")
         self.stats.count_time(width, len(records), drafting + self._lap - start)
         self._tell(records)

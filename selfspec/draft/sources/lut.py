@@ -54,7 +54,7 @@ class LutSource:
             self.rows.write(np.asarray(token_ids, np.int64), top)
 
     def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
-        """Learns what follows each token of the prompt."""
+        """Learns what follows the second token of each pair."""
         self.learn(pairs[:, 1], top)
 
     def next_tokens(self, token: int) -> list[Candidate]:
