@@ -90,12 +90,12 @@ class Decoder:
         records, tops = self._verify(self.rows, trees, logits)
         self._commit(records)
         self._learn(self.rows, records, tops)
+        for record in records:
+            self.stats.count_step(record)
         self._time("learn")
         width = max(len(asked.tokens) for asked in queries)
         seconds = self._lap - start - self.backend.setting_up
         step.observe(Took(width, drafting, seconds), records)
-        for record in records:
-            self.stats.count_step(record)
         self._time("learn")
         self.stats.count_time(width, len(records), drafting + self._lap - start)
         self._tell(records)

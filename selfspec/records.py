@@ -158,28 +158,12 @@ class TopK(NamedTuple):
         """A part of the tables, by whatever indexes numpy arrays."""
         return TopK(self.ids[index], self.probabilities[index])
 
-    def rows(self) -> list[Entries]:
-        """Each token's entries, in a form that Python copies fast."""
-        num_rows, k = self.ids.shape
-        ids = np.ascontiguousarray(self.ids).reshape(-1).data
-        halves = np.ascontiguousarray(self.probabilities).reshape(-1).view(np.uint16).data
-        starts = range(0, num_rows * k, k)
-        return [(ids[start : start + k], halves[start : start + k]) for start in starts]
-
-
-# One row of a `TopK` as Python copies it fastest: ids of int32, and the bits of each probability.
-Entries = tuple[memoryview, memoryview]
-
 
 class Lesson(NamedTuple):
-    """What the model said at each node of a tree, the accepted ones last: they win over others.
+    """What the model said at each node of a tree, the accepted ones last: they win over others."""
 
-    The tokens of the nodes, the token above each (-1 above the root), and what came behind.
-    """
-
-    tokens: list[int]
-    above: list[int]
-    entries: list[Entries]
+    pairs: NDArray[np.int64]  # (N, 2): the token above each node, -1 above the root, and its own
+    top: TopK  # (N, K): what comes behind
 
 
 @dataclass(slots=True, kw_only=True)
@@ -205,7 +189,7 @@ class StepRecord:
 
     @property
     def lesson(self) -> Lesson | None:
-        """What is to be learned, in lists that are made once; None where nobody learns."""
+        """What is to be learned, put in order once; None where nobody learns."""
         if self._lesson is None and self.top is not None:
             self._lesson = self._arranged(self.top)
         return self._lesson
@@ -223,10 +207,6 @@ class StepRecord:
         tree = self.tree
         on_path = set(self.path)
         order = [node for node in range(len(tree)) if node not in on_path] + self.path
-        parents = [tree.parents[node] for node in order]
-        rows = top.rows()
-        return Lesson(
-            [tree.tokens[node] for node in order],
-            [tree.tokens[parent] if parent >= 0 else -1 for parent in parents],
-            [rows[node] for node in order],
-        )
+        tokens = [*tree.tokens, -1]  # The root's parent, -1, is the last one.
+        pairs = [(tokens[tree.parents[node]], tokens[node]) for node in order]
+        return Lesson(np.array(pairs, np.int64), top.at(order))

@@ -200,5 +200,4 @@ class GenerationStats:
 
 
 def _count_sources(counter: Counter[str], tree: DraftTree, nodes: Sequence[int]) -> None:
-    for node in nodes:
-        counter.update(sources_of(tree.evidence[node]))
+    counter.update([source for node in nodes for source in sources_of(tree.evidence[node])])

@@ -8,15 +8,15 @@ room; entries that are there get the new probability.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.draft.calibration import Calibration
+from selfspec.draft.calibration import Calibration, Kinds
 from selfspec.draft.sources import LutSource
-from selfspec.records import Candidate, Entries, Evidence, Lesson, StepRecord, TopK
+from selfspec.records import Candidate, Evidence, StepRecord, TopK
 
 __all__ = ["DIAA_KNOBS", "DiaaSource", "RecordedProbabilities"]
 
@@ -35,9 +35,10 @@ _FINE = 4096  # A probability travels as a whole number of these parts.
 class RecordedProbabilities(Calibration):
     """Believes the tables: nothing is counted."""
 
-    def probability(self, kinds: tuple[Evidence, ...]) -> float:
+    @property
+    def probability(self) -> Callable[[Kinds], float]:
         """What the p-LUT holds."""
-        return kinds[0].probability_bin / _FINE
+        return lambda kinds: kinds[0].probability_bin / _FINE
 
     def observe(self, record: StepRecord) -> None:
         """Nothing is learned from it."""
@@ -55,12 +56,6 @@ class DiaaSource(LutSource):
         with self.rows.lock:
             for token, ids, chances in zip(token_ids, top.ids, top.probabilities, strict=True):
                 self._merge(int(token), ids, chances)
-
-    def take(self, lesson: Lesson) -> None:
-        """What the model said at all nodes of a tree."""
-        with self.rows.lock:
-            for token, entries in zip(lesson.tokens, lesson.entries, strict=True):
-                self._merge(token, *_arrays(entries))
 
     def next_tokens(self, token: int) -> list[Candidate]:
         """The row of a token, likeliest first, with what the p-LUT holds."""
@@ -88,8 +83,3 @@ class DiaaSource(LutSource):
             else:
                 continue
             ids[place], chances[place] = new, chance
-
-
-def _arrays(entries: Entries) -> tuple[NDArray[np.int32], NDArray[np.float16]]:
-    ids, halves = entries
-    return np.asarray(ids), np.asarray(halves).view(np.float16)

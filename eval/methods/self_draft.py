@@ -9,12 +9,12 @@ own; here they are one tree, which gives the same tokens for fewer queries.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
 
-from selfspec.draft.calibration import Calibration
+from selfspec.draft.calibration import Calibration, Kinds
 from selfspec.draft.sources import Cursor, Source
 from selfspec.draft.sources.branches import Branches
 from selfspec.draft.sources.grams import GRAM_LENGTH, GramQueues, Tail
@@ -30,9 +30,10 @@ _FRESHEST, _NEXT = 0.95, 0.7
 class FreshFirst(Calibration):
     """Believes that a fresher n-gram is likelier, and counts nothing."""
 
-    def probability(self, kinds: tuple[Evidence, ...]) -> float:
+    @property
+    def probability(self) -> Callable[[Kinds], float]:
         """By the rank alone."""
-        return max(_FRESHEST * _NEXT ** (kind.rank - 1) for kind in kinds)
+        return lambda kinds: max(_FRESHEST * _NEXT ** (kind.rank - 1) for kind in kinds)
 
     def observe(self, record: StepRecord) -> None:
         """Nothing is learned from it."""

@@ -9,7 +9,7 @@ from eval.report.statistics import OVERALL
 from eval.report.tables import Table
 from selfspec.cost import WIDTHS, CostCurve
 
-__all__ = ["Bound", "bound", "bounds", "curve_table", "stages_table"]
+__all__ = ["Bound", "bound", "bounds", "curve_table", "host_table", "stages_table"]
 
 
 class Bound(NamedTuple):
@@ -70,6 +70,22 @@ def stages_table(summary: Mapping[str, Any]) -> Table | None:
     reasons = {name: each["disabled_reason"] for name, each in counted.items()}
     told = (f"{name} did not draft as asked: {why}." for name, why in reasons.items() if why)
     return Table("A step by stage, ms", ["stage", *counted], rows, " ".join(told))
+
+
+def host_table(found: Mapping[int, Mapping[int, Mapping[str, Any]]]) -> Table:
+    """What the CPU does in a step, by the tree's width; its share by the forward's milliseconds."""
+    first = {width: next(iter(by_forward.values())) for width, by_forward in found.items()}
+    stages = dict.fromkeys(stage for each in first.values() for stage in each["stage_ms"])
+    rows = [
+        [stage, *(f"{each['stage_ms'].get(stage, 0.0):.3f}" for each in first.values())]
+        for stage in stages
+    ]
+    rows.append(["not hidden", *(f"{each['beside_ms']:.3f}" for each in first.values())])
+    for forward in next(iter(found.values())):
+        shares = (_percent(by_forward[forward]["share"]) for by_forward in found.values())
+        rows.append([f"beside {forward} ms", *shares])
+    note = "Shares are of the forward. What a driver takes to start kernels is not in them."
+    return Table("The CPU's part of a step, ms", ["nodes", *map(str, found)], rows, note)
 
 
 def _share(figures: Mapping[str, Any], stage: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from selfspec.draft.luck import NoiseTrust
 from selfspec.records import DRAFT_MODEL, DraftTree, Evidence, StepRecord
 
-__all__ = ["Calibration", "combine", "prior"]
+__all__ = ["Calibration", "Kinds", "combine", "prior"]
 
 # A prior counts as much as this many trials.
 _PRIOR_WEIGHT = 4.0
@@ -26,8 +26,8 @@ _FADE = 0.998
 
 # The evidence of each source that names a token, in the order of the sources.
 Kinds = tuple[Evidence, ...]
-# Hits, trials, and their quotient.
-_Rate = tuple[float, float, float]
+# Hits and trials.
+_Rate = tuple[float, float]
 
 
 def prior(evidence: Evidence) -> float:
@@ -51,29 +51,39 @@ def combine(probabilities: Iterable[float]) -> float:
     return 1.0 - wrong
 
 
+class _Chances(dict[Kinds, float]):
+    """What was counted of each kind of evidence, and the prior of single ones; others are guessed.
+
+    Joint evidence that is new starts from its parts as if they were independent. Where a draft
+    model has spoken, it starts from what that says: the model sees the text that others count.
+    """
+
+    def __init__(self, prior: Callable[[Evidence], float]) -> None:
+        super().__init__()
+        self._prior = prior
+
+    def __missing__(self, kinds: Kinds) -> float:
+        if len(kinds) == 1:
+            return self.setdefault(kinds, self._prior(kinds[0]))
+        if kinds[-1].source == DRAFT_MODEL:
+            return self[kinds[-1:]]
+        return combine([self[(kind,)] for kind in kinds])
+
+
 class Calibration:
     """Fading hit rates by kind of evidence. Safe to read and write from several threads."""
 
     def __init__(self, prior: Callable[[Evidence], float] = prior) -> None:
         self._prior = prior
+        self._chances = _Chances(prior)
         self._rates: dict[Kinds, _Rate] = {}
         self.trust = NoiseTrust()
         self._lock = threading.Lock()
 
-    def probability(self, kinds: Kinds) -> float:
-        """How often such a candidate came true; one dictionary look-up for what was seen before.
-
-        Joint evidence that is new starts from its parts as if they were independent. Where a draft
-        model has spoken, it starts from what that says: the model sees the text that others count.
-        """
-        rate = self._rates.get(kinds)
-        if rate is not None:
-            return rate[2]
-        if len(kinds) == 1:
-            return self._prior(kinds[0])
-        if kinds[-1].source == DRAFT_MODEL:
-            return self.probability(kinds[-1:])
-        return combine(self.probability((kind,)) for kind in kinds)
+    @property
+    def probability(self) -> Callable[[Kinds], float]:
+        """Tells how often such a candidate came true, or is guessed to; one look-up."""
+        return self._chances.__getitem__
 
     def observe(self, record: StepRecord) -> None:
         """Counts the candidates below each accepted node: only there is the truth known."""
@@ -86,6 +96,7 @@ class Calibration:
         twin = Calibration(self._prior)
         with self._lock:
             twin._rates = dict(self._rates)
+            twin._chances.update(self._chances)
             twin.trust = self.trust.copy()
         return twin
 
@@ -97,14 +108,13 @@ class Calibration:
         with self._lock:
             items = sorted(self._rates.items(), key=lambda item: (-item[1][1], item[0]))
         kept = sorted(items[:max_rows])
-        return [[[list(e) for e in kinds], hits, trials] for kinds, (hits, trials, _) in kept]
+        return [[[list(e) for e in kinds], hits, trials] for kinds, (hits, trials) in kept]
 
     def restore(self, rows: Iterable[Sequence[Any]]) -> None:
         """Takes over the rates that `rows` gave."""
         with self._lock:
             for parts, hits, trials in rows:
-                kinds = tuple(Evidence(*part) for part in parts)
-                self._rates[kinds] = (hits, trials, hits / trials)
+                self._count(tuple(Evidence(*part) for part in parts), hits, trials)
 
     def _observe_siblings(self, tree: DraftTree, node: int, token: int) -> None:
         siblings = tree.looked_at[node]
@@ -113,11 +123,12 @@ class Calibration:
         self.trust.observe(siblings, token)
         rates = self._rates
         for candidate, kinds in zip(siblings.tokens, siblings.evidence, strict=True):
-            hits, trials, _ = rates.get(kinds) or self._first_rate(kinds)
-            hits = hits * _FADE + (candidate == token)
-            trials = trials * _FADE + 1
-            rates[kinds] = (hits, trials, hits / trials)
+            hits, trials = rates.get(kinds) or self._first_rate(kinds)
+            self._count(kinds, hits * _FADE + (candidate == token), trials * _FADE + 1)
 
     def _first_rate(self, kinds: Kinds) -> _Rate:
-        start = self.probability(kinds)
-        return start * _PRIOR_WEIGHT, _PRIOR_WEIGHT, start
+        return self._chances[kinds] * _PRIOR_WEIGHT, _PRIOR_WEIGHT
+
+    def _count(self, kinds: Kinds, hits: float, trials: float) -> None:
+        self._rates[kinds] = (hits, trials)
+        self._chances[kinds] = hits / trials

@@ -82,7 +82,7 @@ class CudaDevice:
 
     def send(self, host: torch.Tensor, into: torch.Tensor) -> None:
         """Starts a copy from pinned memory, which torch reuses only once the copy is done."""
-        into.copy_(host.pin_memory(), non_blocking=True)
+        into.copy_(host if host.is_pinned() else host.pin_memory(), non_blocking=True)
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None] | str:
         """Captures `work` as a graph, after two runs of it on the stream of captures.

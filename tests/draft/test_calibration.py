@@ -42,6 +42,16 @@ def test_the_prior_reads_recorded_probabilities_and_match_lengths():
     assert all(0 < p < 1 for p in by_bin + by_length + by_rank)
 
 
+def test_a_guess_follows_what_is_counted_of_its_parts():
+    calibration, joint = Calibration(), (KIND, OTHER)
+    assert calibration.probability(joint) == combine(map(prior, joint))
+    calibration.observe(record(False, KIND))
+    counted = calibration.probability((KIND,))
+    assert counted < prior(KIND)
+    assert calibration.probability(joint) == combine([counted, prior(OTHER)])
+    assert calibration.copy().probability(joint) == combine([counted, prior(OTHER)])
+
+
 @pytest.mark.parametrize("rate", [0.05, 0.3, 0.9])
 def test_rates_converge_to_the_truth(rate):
     calibration, dice = Calibration(), random.Random(1)

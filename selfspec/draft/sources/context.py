@@ -122,6 +122,8 @@ class ContextCursor:
 
     def _copied(self, matches: Sequence[Match]) -> list[Candidate]:
         """What the text said at each match, the tokens with the longest one first."""
+        if not matches:
+            return []
         text, end = self.token_ids, len(self.token_ids)
         longest: dict[int, int] = {}
         counts: dict[int, int] = {}

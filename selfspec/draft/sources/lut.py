@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selfspec.draft.sources.rows import Rows
-from selfspec.records import Candidate, Lesson, StepRecord, TopK
+from selfspec.records import Candidate, StepRecord, TopK
 
 __all__ = ["LutCursor", "LutSource"]
 
@@ -53,14 +53,8 @@ class LutSource:
         with self.rows.lock:
             self.rows.write(np.asarray(token_ids, np.int64), top)
 
-    def take(self, lesson: Lesson) -> None:
-        """Learns from one step."""
-        with self.rows.lock:
-            for token, entries in zip(lesson.tokens, lesson.entries, strict=True):
-                self.rows.put(token, entries)
-
     def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
-        """Learns what follows each token of the prompt."""
+        """Learns what follows the second token of each pair."""
         self.learn(pairs[:, 1], top)
 
     def next_tokens(self, token: int) -> list[Candidate]:
@@ -105,4 +99,4 @@ class LutCursor:
         """Learns from all nodes."""
         self._last_token = record.committed_ids[-1] if record.committed_ids else self._last_token
         if self._learns and (lesson := record.lesson):
-            self._source.take(lesson)
+            self._source.observe_pairs(*lesson)

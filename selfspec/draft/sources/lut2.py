@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selfspec.draft.sources.rows import Rows
-from selfspec.records import Candidate, Lesson, StepRecord, TopK
+from selfspec.records import Candidate, StepRecord, TopK
 
 __all__ = ["Lut2Cursor", "Lut2Source"]
 
@@ -62,21 +62,10 @@ class Lut2Source:
         if not known.all():
             pairs, top = pairs[known], top.at(known)
         keys = pairs[:, 0] * self._vocab_size + pairs[:, 1]
-        slots = (keys.view(np.uint64) * np.uint64(_SPREAD)) >> np.uint64(self._shift)
+        slots = (keys.view(np.uint64) * np.uint64(_SPREAD) >> np.uint64(self._shift)).view(np.int64)
         with self._rows.lock:
             self._keys[slots] = keys
-            self._rows.write(slots.view(np.int64), top)
-
-    def take(self, lesson: Lesson, text: Pair | None) -> None:
-        """Learns from one step; `text` are the last two tokens before it, the root among them."""
-        with self._rows.lock:
-            for token, above, entries in zip(*lesson, strict=True):
-                if above < 0 and text is not None:
-                    above = text[0]
-                if above >= 0:
-                    key, slot = self._slot_of(above, token)
-                    self._flat_keys[slot] = key
-                    self._rows.put(slot, entries)
+            self._rows.write(slots, top)
 
     def next_tokens(self, pair: Pair) -> list[Candidate]:
         """The candidates behind two tokens; none where another pair has the slot."""
@@ -131,6 +120,10 @@ class Lut2Cursor:
     def observe(self, record: StepRecord) -> None:
         """Learns from all nodes."""
         if self._learns and (lesson := record.lesson):
-            self._source.take(lesson, self._pair)
+            pairs = lesson.pairs
+            if self._pair is not None:  # The cursor knows what is above the root.
+                pairs = pairs.copy()
+                pairs[len(pairs) - len(record.path), 0] = self._pair[0]
+            self._source.observe_pairs(pairs, lesson.top)
         end = (record.tree.tokens[0], *record.committed_ids)[-2:]
         self._pair = (end[0], end[1]) if len(end) == 2 else self._pair

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selfspec.draft.sources.bins import MANTISSA_BITS, evidence_table
-from selfspec.records import Entries, Evidence, TopK
+from selfspec.records import Evidence, TopK
 
 __all__ = ["Rows"]
 
@@ -43,22 +43,17 @@ class Rows:
         self.token_ids[rows] = top.ids
         self.probabilities[rows] = top.probabilities
 
-    def put(self, row: int, entries: Entries) -> None:
-        """Replaces one row, faster than `write` for a few rows. The caller holds the lock."""
-        top_k = len(self._evidence)
-        start, end = row * top_k, (row + 1) * top_k
-        self._flat_ids[start:end], self._flat_bits[start:end] = entries
-
     def read(self, row: int) -> list[tuple[int, Evidence]]:
         """A row's entries, likeliest first. The caller holds the lock."""
         top_k = len(self._evidence)
-        entries = slice(row * top_k, (row + 1) * top_k)
-        ids, bits = self._flat_ids[entries].tolist(), self._flat_bits[entries].tolist()
-        return [
-            (id_, kinds[half >> MANTISSA_BITS])
-            for id_, half, kinds in zip(ids, bits, self._evidence, strict=True)
-            if id_ >= 0
+        start, end = row * top_k, (row + 1) * top_k
+        ids, bits = self._flat_ids[start:end].tolist(), self._flat_bits[start:end]
+        kinds = [
+            of_rank[half >> MANTISSA_BITS]
+            for of_rank, half in zip(self._evidence, bits, strict=True)
         ]
+        entries = zip(ids, kinds, strict=True)
+        return list(entries) if min(ids) >= 0 else [entry for entry in entries if entry[0] >= 0]
 
     def held(self) -> Indices:
         """The rows that are not empty, in order."""

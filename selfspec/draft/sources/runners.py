@@ -63,10 +63,10 @@ class RunnersCursor:
         lesson = record.lesson
         if lesson is None or not record.committed_ids:
             return
-        ids, halves = lesson.entries[-1]
+        ids, probabilities = lesson.top.at(-1)
         others = [
             (id_, half >> MANTISSA_BITS)
-            for id_, half in zip(ids.tolist(), halves.tolist(), strict=True)
+            for id_, half in zip(ids.tolist(), probabilities.view(np.uint16).tolist(), strict=True)
             if id_ != record.committed_ids[-1]
         ]
         self._runners = tuple(

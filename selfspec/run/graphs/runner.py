@@ -92,7 +92,8 @@ class StaticRunner:
         """Writes the inputs of the next forward of this shape."""
         if key.shape not in self._buffers:
             self._buffers[key.shape] = _Buffers(key.shape, self._torch_device)
-        self._buffers[key.shape].writer.write(trees, state)
+        buffers = self._buffers[key.shape]
+        buffers.written = buffers.writer.write(trees, state)
 
     def ready(self, model: Any, key: ForwardKey) -> None:
         """Sends the inputs of the next forward, and captures it if its shape is new."""
@@ -100,7 +101,7 @@ class StaticRunner:
             self._replays.clear()
             self._generation = self.arenas.generation
         buffers = self._buffers[key.shape]
-        self._device.send(buffers.writer.flat, into=buffers.flat)
+        self._device.send(buffers.written, into=buffers.flat)
         self.setting_up = 0.0
         replay = self._replays.get(key) or self._captured(model, key)
         self._forward = replay or self._work(model, key)
@@ -145,8 +146,9 @@ class _Buffers:
     """The buffers of one shape: its inputs on the CPU and on the device, and its logits."""
 
     def __init__(self, shape: InputShape, device: torch.device) -> None:
-        self.writer = InputWriter(shape)
         with torch.inference_mode(False):
+            self.writer = InputWriter(shape, pinned=device.type == "cuda")
+            self.written = torch.empty(0)  # What was written last.
             self.flat = torch.zeros(shape.size, dtype=torch.long, device=device)
         self.logits: torch.Tensor | None = None
 

@@ -10,6 +10,7 @@ repeat a root and see what a root sees, and no other node sees them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from selfspec.records import DraftTree, Queries
-from selfspec.run.layout import Layout, Window, ancestors, in_window
+from selfspec.run.layout import Layout, Window, in_window
 
 __all__ = ["InputShape", "InputWriter", "StepState", "static_layout"]
 
@@ -79,38 +80,58 @@ class StepState(NamedTuple):
 
 
 class InputWriter:
-    """Writes the inputs of one shape; each step overwrites those of the step before."""
+    """Writes the inputs of one shape, in turns into one of two tensors.
 
-    def __init__(self, shape: InputShape) -> None:
+    So those of the step before stay whole while they are copied to the device. With `pinned`, that
+    copy needs no other one before it.
+    """
+
+    def __init__(self, shape: InputShape, *, pinned: bool = False) -> None:
         self._width = shape.width
-        self.flat = torch.zeros(shape.size, dtype=torch.long)
-        self._fields = _Fields(*(part.numpy() for part in _split(self.flat, shape)))
-        self._fields.bits[..., 0] = 1  # A row without a tree sees its root.
+        self._turns = itertools.cycle([_Buffer.new(shape, pinned), _Buffer.new(shape, pinned)])
 
     def write(self, trees: Sequence[DraftTree | Queries], state: StepState) -> torch.Tensor:
-        """The inputs (size,) of some trees; send them before the next ones are written."""
-        fields, num_rows = self._fields, len(trees)
+        """The inputs (size,) of some trees; send them before the next but one are written."""
+        flat, fields = next(self._turns)
+        num_rows = len(trees)
         for row, tree in enumerate(trees):
             num_nodes = len(tree.tokens)
             fields.ids[row, :num_nodes] = tree.tokens
             fields.ids[row, num_nodes:] = tree.tokens[0]
             fields.depths[row, :num_nodes] = tree.depths
             fields.depths[row, num_nodes:] = 0
-            fields.bits[row] = _packed(ancestors([tree.parents], self._width)[0])
+            fields.bits[row] = _ancestor_words(tree.parents, self._width)
         fields.positions[..., :num_rows] = state.positions
         fields.lengths[:num_rows] = state.lengths
         fields.starts[:num_rows] = state.starts
         fields.firsts[:] = state.firsts
         fields.front[:] = state.front
-        self._clear_from(num_rows)
-        return self.flat
+        if num_rows < len(fields.lengths):
+            _clear_from(num_rows, fields)
+        return flat
 
-    def _clear_from(self, num_rows: int) -> None:
-        """Empties the rows that an earlier step filled: they see no committed column any more."""
-        self._fields.lengths[num_rows:] = 0
-        self._fields.depths[num_rows:] = 0
-        self._fields.bits[num_rows:] = 0
-        self._fields.bits[num_rows:, :, 0] = 1
+
+class _Buffer(NamedTuple):
+    """The inputs of one step, and views of their parts as arrays."""
+
+    flat: torch.Tensor  # (size,)
+    fields: _Fields
+
+    @classmethod
+    def new(cls, shape: InputShape, pinned: bool) -> _Buffer:
+        """A buffer in which every row is empty."""
+        flat = torch.zeros(shape.size, dtype=torch.long, pin_memory=pinned)
+        fields = _Fields(*(part.numpy() for part in _split(flat, shape)))
+        fields.bits[..., 0] = 1  # A row without a tree sees its root.
+        return cls(flat, fields)
+
+
+def _clear_from(num_rows: int, fields: _Fields) -> None:
+    """Empties the rows that an earlier step filled: they see no committed column any more."""
+    fields.lengths[num_rows:] = 0
+    fields.depths[num_rows:] = 0
+    fields.bits[num_rows:] = 0
+    fields.bits[num_rows:, :, 0] = 1
 
 
 class StaticForward(NamedTuple):
@@ -191,11 +212,21 @@ def _split(flat: torch.Tensor, shape: InputShape) -> _Fields:
     return _Fields(*(part.view(size) for part, size in zip(parts, shapes, strict=True)))
 
 
-def _packed(sees: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """(W, words): the rows of a matrix (W, W), with one bit for each column."""
-    width = sees.shape[-1]
-    whole = np.pad(sees, ((0, 0), (0, -width % _WORD)))
-    return np.packbits(whole, axis=-1, bitorder="little").view("<i8")
+def _ancestor_words(parents: Sequence[int], width: int) -> NDArray[np.int64]:
+    """(W, words): which nodes each node sees, itself and those above it, with one bit for each.
+
+    Surplus nodes see what the root does.
+
+    >>> _ancestor_words([-1, 0, 0, 1], 5)[:, 0]
+    array([ 1,  3,  5, 11,  1])
+    """
+    bits = [1]
+    for node in range(1, len(parents)):
+        bits.append(bits[parents[node]] | 1 << node)
+    num_bytes = -(-width // _WORD) * _WORD // 8
+    rows = [each.to_bytes(num_bytes, "little") for each in bits]
+    rows += rows[:1] * (width - len(rows))
+    return np.frombuffer(b"".join(rows), "<i8").reshape(width, -1)
 
 
 def _unpacked(bits: torch.Tensor) -> torch.Tensor:
