@@ -104,14 +104,14 @@ class Answering:
         return self._earlier_reasons + self._session.alone_reasons
 
     def start(self) -> None:
-        """Starts the thread; returns when it can answer. Raises what stands against that."""
+        """Starts the thread; returns when it can answer. Raises the error if it can't."""
         self._thread.start()
         self._is_open.wait()
         if self._problem is not None:
             raise self._problem
 
     def check_open(self, num_more: int = 1) -> None:
-        """Refuses so many more texts if too many wait already, or if the server is ending."""
+        """Refuses `num_more` texts if too many wait already, or if the server is ending."""
         if self.is_stopping:
             raise _stopping()
         if len(self._clients) + num_more > self._max_open:

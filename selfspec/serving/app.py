@@ -19,7 +19,7 @@ from selfspec.serving.meters import Meters
 from selfspec.serving.protocol import CHAT, COMPLETION, DONE, Form, Kind, event
 from selfspec.serving.refusal import Refused
 
-_LEAST_BODY = 1 << 20  # Every body may be so long,
+_LEAST_BODY = 1 << 20  # Every body may have this length,
 _BYTES_A_POSITION = 16  # or this for each position of the model, if that is more.
 _GONE = 499  # As nginx counts requests whose client had gone.
 

@@ -81,7 +81,7 @@ class Asked:
     max_tokens_field: str
 
     def num_new_tokens(self, num_ids: int, rules: Rules) -> int:
-        """How long the answer to a prompt of so many tokens may be; refuses what can't fit."""
+        """How long the answer to a prompt of `num_ids` tokens may be; refuses what can't fit."""
         limit = rules.max_positions
         if limit is None:
             return _DEFAULT_TOKENS if self.max_tokens is None else self.max_tokens

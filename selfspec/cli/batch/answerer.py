@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from selfspec.batch.session import Session
     from selfspec.cli.shared.writer import Writer
 
-# Under --max-memory, texts of so many tokens have room in each row, if layers have to be streamed.
+# Under --max-memory each row has room for this number of tokens, if layers have to be streamed.
 _TOKENS_A_ROW = 512
 # Shares beside the rows': one for a prompt that is being read, one for dividing the rows anew.
 _OTHER_SHARES = 2

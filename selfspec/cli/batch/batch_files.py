@@ -133,7 +133,7 @@ class BatchFiles(NamedTuple):
         return progress
 
     def _answered(self) -> tuple[dict[int, str], bytes]:
-        """The checksum of each line that was answered, and what stands behind the last answer."""
+        """The checksum of each line that was answered, and the bytes behind the last answer."""
         known: dict[int, str] = {}
         if not self.answers.exists():
             return known, b""

@@ -91,7 +91,7 @@ def _gains(best: Measured) -> bool:
 
 
 def _because(best: Measured) -> str:
-    """What stands in the way of a gain."""
+    """Why there is no gain."""
     if best.stats.disabled_reason:
         return f"the model is not drafted for: {best.stats.disabled_reason}"
     per_step = best.stats.tokens_per_step

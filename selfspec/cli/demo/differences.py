@@ -9,7 +9,7 @@ from typing import NamedTuple
 from selfspec.cli.demo.timing import Timed
 from selfspec.cli.shared.writer import Writer
 
-# Two widths of a forward may well differ by so many roundings in the dtype of the logits.
+# Logits of two widths of a forward may differ by this number of roundings in their dtype.
 _ROUNDINGS = 4
 
 

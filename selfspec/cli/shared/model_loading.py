@@ -105,7 +105,7 @@ def load_model(
 ) -> Loaded:
     """Loads the model, in the dtype and onto the device that the options name.
 
-    Within a memory, room for so many texts of so many tokens is set aside.
+    Within a memory, room for `max_texts` texts of `max_length` tokens is set aside.
     """
     from selfspec import load_streamed
 

@@ -100,10 +100,11 @@ def test_bad_lines_are_told_and_the_rest_goes_on(batch, tmp_path):
         {"prompt": "x", "temperature": "hot"},
         {"custom_id": "a", "body": {"prompt": "x", "n_best": 2}},
         {"messages": [{"role": "user"}]},
+        {"prompt": "x", "temprature": 0},
     )
     result = batch(given, tmp_path / "out.jsonl")
     assert result.exit_code == 1
-    assert "7 of 8 lines have no answer; see" in result.stderr
+    assert "8 of 9 lines have no answer; see" in result.stderr
     assert [answer["line"] for answer in read(tmp_path / "out.jsonl")] == [3]
     errors = {each["line"]: each["error"] for each in read(tmp_path / "out.errors.jsonl")}
     said = {
@@ -114,6 +115,7 @@ def test_bad_lines_are_told_and_the_rest_goes_on(batch, tmp_path):
         6: "temperature must be a number >= 0 (got 'hot')",
         7: "unknown field of body 'n_best'",
         8: "list of messages with role and content",
+        9: "unknown field 'temprature'; did you mean 'temperature'?",
     }
     assert errors.keys() == said.keys()
     for line, part in said.items():
