@@ -89,8 +89,8 @@ def imports_of(path: Path) -> frozenset[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative imports hide what is imported"
             found.add(node.module)
-            if node.module == "selfspec":
-                found |= {f"selfspec.{alias.name}" for alias in node.names}
+            if node.module in ("eval", "selfspec"):
+                found |= {f"{node.module}.{alias.name}" for alias in node.names}
     return frozenset(found)
 
 

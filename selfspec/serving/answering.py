@@ -31,7 +31,9 @@ _log = logging.getLogger("selfspec")
 News = list[int] | Answer | Exception
 _Hear = Callable[[News], None]
 
-_STOPPING = "the server is being stopped"
+
+def _stopping() -> Refused:
+    return Refused("the server is being stopped", status=503, code="stopping")
 
 
 @dataclass
@@ -73,7 +75,7 @@ class Answering:
         self._clients: dict[int, _Client] = {}
         self._gone: set[int] = set()
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._is_stopping = False
+        self.is_stopping = False  # Then new requests are refused.
         self._has_ended = False
         self._session = self._new_session()
         self._earlier_reasons: Counter[str] = Counter()
@@ -101,22 +103,17 @@ class Answering:
         """How many texts were written alone, by reason."""
         return self._earlier_reasons + self._session.alone_reasons
 
-    @property
-    def is_stopping(self) -> bool:
-        """Are new requests refused, because the server is being stopped?"""
-        return self._is_stopping
-
     def start(self) -> None:
-        """Starts the thread; returns when it can answer. Raises what stands against that."""
+        """Starts the thread; returns when it can answer. Raises the error if it can't."""
         self._thread.start()
         self._is_open.wait()
         if self._problem is not None:
             raise self._problem
 
     def check_open(self, num_more: int = 1) -> None:
-        """Refuses so many more texts if too many wait already, or if the server is ending."""
-        if self._is_stopping:
-            raise Refused(_STOPPING, status=503, code="stopping")
+        """Refuses `num_more` texts if too many wait already, or if the server is ending."""
+        if self.is_stopping:
+            raise _stopping()
         if len(self._clients) + num_more > self._max_open:
             raise Refused(
                 f"at most {self._max_open} texts may be written or wait at a time; ask again later",
@@ -141,18 +138,18 @@ class Answering:
 
     def stop_taking(self) -> None:
         """Refuses new requests from now on; those that wait for a row are told so."""
-        self._is_stopping = True
+        self.is_stopping = True
         self._inbox.put(self._break_off_waiting)
 
     def break_off(self) -> None:
         """Ends all texts where they stand."""
-        self._is_stopping = True
+        self.is_stopping = True
         self._gone.update(self._clients)  # A text that is written alone looks only there.
-        self._inbox.put(partial(self._fail_all, Refused(_STOPPING, status=503, code="stopping")))
+        self._inbox.put(partial(self._fail_all, _stopping()))
 
     def join(self, timeout: float | None = None) -> None:
         """Ends the thread, as soon as its present step is done."""
-        self._is_stopping = True
+        self.is_stopping = True
         self._inbox.put(self._end)
         self._thread.join(timeout)
 
@@ -170,9 +167,9 @@ class Answering:
             self._work()
         except BaseException:
             _log.exception("the thread of the model ended, and no request is answered any more")
-            self._is_stopping = True
+            self.is_stopping = True
             for index in list(self._clients):
-                self._tell(index, Refused(_STOPPING, status=503, code="stopping"))
+                self._tell(index, _stopping())
 
     def _work(self) -> None:
         while not self._has_ended:
@@ -220,8 +217,8 @@ class Answering:
     def _add(self, ticket: Ticket) -> None:
         if ticket.index in self._gone:
             return  # The message that forgets it comes next.
-        if self._is_stopping:
-            self._tell(ticket.index, Refused(_STOPPING, status=503, code="stopping"))
+        if self.is_stopping:
+            self._tell(ticket.index, _stopping())
             return
         self._session.add(ticket)
 
@@ -232,7 +229,7 @@ class Answering:
     def _break_off_waiting(self) -> None:
         for index in self._session.waiting_indices():
             self._session.cancel(index)
-            self._tell(index, Refused(_STOPPING, status=503, code="stopping"))
+            self._tell(index, _stopping())
 
     def _fail_all(self, error: Exception) -> None:
         """Tells everybody that there is no answer, and begins with an empty session."""

@@ -14,12 +14,12 @@ from selfspec.errors import SelfSpecError
 from selfspec.serving.answering import Answering
 from selfspec.serving.asked import Rules
 from selfspec.serving.body import Gone, read_json, while_there
-from selfspec.serving.exchange import Desk, Exchange, Piece
+from selfspec.serving.exchange import Exchange, Exchanges, Piece
 from selfspec.serving.meters import Meters
 from selfspec.serving.protocol import CHAT, COMPLETION, DONE, Form, Kind, event
 from selfspec.serving.refusal import Refused
 
-_LEAST_BODY = 1 << 20  # Every body may be so long,
+_LEAST_BODY = 1 << 20  # Every body may have this length,
 _BYTES_A_POSITION = 16  # or this for each position of the model, if that is more.
 _GONE = 499  # As nginx counts requests whose client had gone.
 
@@ -47,7 +47,7 @@ class _Routes:
     def __init__(self, answering: Answering, rules: Rules) -> None:
         self._answering = answering
         self._rules = rules
-        self._desk = Desk(answering, rules)
+        self._exchanges = Exchanges(answering, rules)
         self._meters = Meters(answering)
         self._max_body = max(_LEAST_BODY, _BYTES_A_POSITION * (rules.max_positions or 0))
 
@@ -106,7 +106,7 @@ class _Routes:
         arrived = perf_counter()
         self._answering.check_open()
         asked = kind.read(await read_json(request, self._max_body), self._rules)
-        exchange = await while_there(request.receive, self._desk.open(asked))
+        exchange = await while_there(request.receive, self._exchanges.open(asked))
         form = Form(kind, self._rules.model)
         if asked.streams:
             return _Stream(form, exchange, self._meters, arrived)

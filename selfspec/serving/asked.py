@@ -19,50 +19,41 @@ _LEAST_TEMPERATURE = 0.001  # A smaller one divides by what float32 may take for
 _DEFAULT_TOKENS = 1024  # Of an answer, if the request doesn't say.
 _ENDLESS = 1 << 20  # The most tokens where a model has no positions that could run out.
 
+# The values of a field that are let through, and what is said about others.
+_Refused = dict[str, tuple[list[Any], str]]
+_NOT_HERE = "is not supported by this server; leave it out"
+_REFUSED: _Refused = dict.fromkeys(
+    ("frequency_penalty", "presence_penalty"),
+    ([0], "must be 0: no such penalty is here; repetition_penalty is another"),
+)
+_REFUSED_IN_CHATS: _Refused = {
+    **_REFUSED,
+    **dict.fromkeys(("audio", "functions", "function_call"), ([[], "none"], _NOT_HERE)),
+    **dict.fromkeys(("tools", "tool_choice"), ([[], "none"], _NOT_HERE)),
+    **dict.fromkeys(("reasoning_effort", "verbosity", "web_search_options"), ([], _NOT_HERE)),
+    "modalities": ([["text"]], "must be ['text']"),
+    "response_format": ([{"type": "text"}], "must be {'type': 'text'}"),
+    "logprobs": ([False], _NOT_HERE),
+    "top_logprobs": ([0], _NOT_HERE),
+    "store": ([False], "must be false, since nothing is stored"),
+}
+_REFUSED_IN_COMPLETIONS: _Refused = {
+    **_REFUSED,
+    "logprobs": ([], _NOT_HERE),
+    "echo": ([False], _NOT_HERE),
+    "suffix": ([""], _NOT_HERE),
+}
 _SHARED = (
-    "frequency_penalty",
-    "logit_bias",
-    "logprobs",
-    "max_tokens",
-    "min_p",
-    "model",
-    "n",
-    "prediction",
-    "presence_penalty",
-    "repetition_penalty",
-    "seed",
-    "stop",
-    "stream",
-    "stream_options",
-    "temperature",
-    "top_k",
-    "top_p",
-    "user",
+    *("model", "user", "n", "seed", "stop", "stream", "stream_options", "prediction", "max_tokens"),
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "logit_bias"),
 )
 _OF_CHATS = (
     *_SHARED,
-    "audio",
-    "function_call",
-    "functions",
-    "max_completion_tokens",
-    "messages",
-    "metadata",
-    "modalities",
-    "parallel_tool_calls",
-    "prompt_cache_key",
-    "reasoning_effort",
-    "response_format",
-    "safety_identifier",
-    "service_tier",
-    "store",
-    "tool_choice",
-    "tools",
-    "top_logprobs",
-    "verbosity",
-    "web_search_options",
+    *_REFUSED_IN_CHATS,
+    *("messages", "max_completion_tokens", "metadata", "parallel_tool_calls"),
+    *("prompt_cache_key", "safety_identifier", "service_tier"),
 )
-_OF_COMPLETIONS = (*_SHARED, "best_of", "echo", "prompt", "suffix")
-_NOT_HERE = "is not supported by this server; leave it out"
+_OF_COMPLETIONS = (*_SHARED, *_REFUSED_IN_COMPLETIONS, "best_of", "prompt")
 
 
 @dataclass(frozen=True)
@@ -90,7 +81,7 @@ class Asked:
     max_tokens_field: str
 
     def num_new_tokens(self, num_ids: int, rules: Rules) -> int:
-        """How long the answer to a prompt of so many tokens may be; refuses what can't fit."""
+        """How long the answer to a prompt of `num_ids` tokens may be; refuses what can't fit."""
         limit = rules.max_positions
         if limit is None:
             return _DEFAULT_TOKENS if self.max_tokens is None else self.max_tokens
@@ -108,16 +99,7 @@ class Asked:
 
 def read_chat(body: Any, rules: Rules) -> Asked:
     """What a chat completion asks for."""
-    fields = Fields(body, _OF_CHATS)
-    for name in ("audio", "functions", "function_call", "tools", "tool_choice"):
-        fields.only(name, [[], "none"], _NOT_HERE)
-    for name in ("reasoning_effort", "verbosity", "web_search_options"):
-        fields.only(name, [], _NOT_HERE)
-    fields.only("modalities", [["text"]], "must be ['text']")
-    fields.only("response_format", [{"type": "text"}], "must be {'type': 'text'}")
-    fields.only("logprobs", [False], _NOT_HERE)
-    fields.only("top_logprobs", [0], _NOT_HERE)
-    fields.only("store", [False], "must be false, since nothing is stored")
+    fields = Fields(body, _OF_CHATS, _REFUSED_IN_CHATS)
     fields.flag("parallel_tool_calls")
     for name in ("prompt_cache_key", "safety_identifier", "service_tier"):
         fields.text(name)
@@ -128,10 +110,7 @@ def read_chat(body: Any, rules: Rules) -> Asked:
 
 def read_completion(body: Any, rules: Rules) -> Asked:
     """What a completion asks for."""
-    fields = Fields(body, _OF_COMPLETIONS)
-    fields.only("logprobs", [], _NOT_HERE)
-    fields.only("echo", [False], _NOT_HERE)
-    fields.only("suffix", [""], _NOT_HERE)
+    fields = Fields(body, _OF_COMPLETIONS, _REFUSED_IN_COMPLETIONS)
     fields.only("best_of", [fields.get("n") or 1], "must be n: the best ones are not chosen")
     return _read(fields, rules, prompts_of(fields, rules.vocab_size))
 
@@ -139,8 +118,6 @@ def read_completion(body: Any, rules: Rules) -> Asked:
 def _read(fields: Fields, rules: Rules, prompts: list[Any]) -> Asked:
     _check_model(fields, rules)
     fields.text("user")
-    for name in ("frequency_penalty", "presence_penalty"):
-        fields.only(name, [0], "must be 0: no such penalty is here; repetition_penalty is another")
     streams = fields.flag("stream")
     field, max_tokens = _max_tokens(fields, rules)
     stops = _stops(fields)

@@ -58,8 +58,7 @@ class Exchange:
     ) -> None:
         self._answering = answering
         self._tickets = tickets
-        decode = partial(answering.tokenizer.decode, skip_special_tokens=True)
-        self._texts = [TextStream(decode, asked.stops) for _ in tickets]
+        self._texts = [TextStream(answering.tokenizer, asked.stops) for _ in tickets]
         self._news: asyncio.Queue[tuple[int, News]] = asyncio.Queue()
         self.asked = asked
         self.usage = Usage(num_prompt_tokens)
@@ -101,7 +100,7 @@ class Exchange:
         return Piece(choice, rest, "stop" if text.is_stopped else answer.finish_reason)
 
 
-class Desk:
+class Exchanges:
     """Opens exchanges: tokens are counted and calls prepared, one request after the other."""
 
     def __init__(self, answering: Answering, rules: Rules) -> None:
@@ -120,22 +119,18 @@ class Desk:
         return exchange
 
     def _prepared(self, asked: Asked) -> Exchange:
+        prompts = [self._encoded(prompt) for prompt in asked.prompts]
+        seed = secrets.randbits(62) if asked.seed is None else asked.seed
+        given = {"prediction": asked.prediction} if asked.prediction else {}
+        tickets = []
         try:
-            return self._exchange(asked)
+            for ids in prompts:
+                length = asked.num_new_tokens(len(ids), self._rules)
+                for number in range(asked.num_choices):
+                    arguments = {**asked.arguments, **given, "max_new_tokens": length}
+                    tickets.append(self._answering.ticket(ids, seed + number, arguments))
         except (SelfSpecError, TypeError, ValueError) as error:
             raise Refused(" ".join(str(error).split())) from error
-
-    def _exchange(self, asked: Asked) -> Exchange:
-        prompts = [self._encoded(prompt) for prompt in asked.prompts]
-        lengths = [asked.num_new_tokens(len(ids), self._rules) for ids in prompts]
-        seed = secrets.randbits(62) if asked.seed is None else asked.seed
-        tickets = []
-        for ids, length in zip(prompts, lengths, strict=True):
-            arguments = {**asked.arguments, "max_new_tokens": length}
-            if asked.prediction:
-                arguments["prediction"] = asked.prediction
-            for number in range(asked.num_choices):
-                tickets.append(self._answering.ticket(ids, seed + number, dict(arguments)))
         return Exchange(self._answering, tickets, asked, sum(map(len, prompts)))
 
     def _encoded(self, prompt: Any) -> list[int]:

@@ -13,16 +13,20 @@ from selfspec.serving.refusal import Refused
 class Fields:
     """The body of a request. A field that is null counts as left out."""
 
-    def __init__(self, body: Any, known: Sequence[str]) -> None:
+    def __init__(
+        self,
+        body: Any,
+        known: Sequence[str],
+        refused: Mapping[str, tuple[Sequence[Any], str]] | None = None,
+    ) -> None:
         if not isinstance(body, dict):
             raise Refused(f"the body must be a JSON object (got a {type(body).__name__})")
         for name in body:
             if name not in known:
                 raise Refused(unknown_name("field", str(name)[:40], known), field=str(name)[:40])
         self._given: Mapping[str, Any] = {k: v for k, v in body.items() if v is not None}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._given
+        for name, (allowed, why) in (refused or {}).items():
+            self.only(name, allowed, why)
 
     def get(self, name: str) -> Any:
         """The value as it came; None where it was left out."""
@@ -64,7 +68,7 @@ class Fields:
 
     def only(self, name: str, allowed: Sequence[Any], why: str) -> None:
         """Refuses a field that asks for what is not done here."""
-        if name in self and not any(_is_same(self.get(name), each) for each in allowed):
+        if name in self._given and not any(_is_same(self.get(name), each) for each in allowed):
             raise Refused(f"{name} {why} (got {self.get(name)!r:.80})", field=name)
 
     def biases(self, name: str, vocab_size: int, most: int) -> dict[int, float]:

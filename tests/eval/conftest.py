@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,19 @@ def _library_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(registry._MADE_HERE, "code-stdlib", made)
         yield
+
+
+@pytest.fixture
+def told(capsys) -> Callable[..., tuple[int, list[str], str]]:
+    """Runs a command of eval; returns its status, the lines of stdout, and stderr."""
+
+    def run(command: Any, *options: str) -> tuple[int, list[str], str]:
+        capsys.readouterr()
+        status = command.main(list(options))
+        captured = capsys.readouterr()
+        return status, captured.out.splitlines(), captured.err
+
+    return run
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -38,16 +39,10 @@ def test_random_prompts_are_the_same_however_many_there_are():
 
 
 @pytest.fixture
-def bench(questions, chat_folder, capsys):
+def bench(questions, chat_folder, told):
     """Runs on the questions with a chat model; returns status, lines and errors."""
-
-    def go(*more: str) -> tuple[int, list[str], str]:
-        asked = ["--model", chat_folder, "--questions", str(questions), "--threads", "1"]
-        status = bench_step.main([*asked, "--max-new-tokens", "8", "--limit", "1", *more])
-        captured = capsys.readouterr()
-        return status, captured.out.splitlines(), captured.err
-
-    return go
+    asked = ["--model", chat_folder, "--questions", str(questions), "--threads", "1"]
+    return partial(told, bench_step, *asked, "--max-new-tokens", "8", "--limit", "1")
 
 
 def test_the_whole_bench(bench):
@@ -168,31 +163,6 @@ def test_a_kept_curve_stays_as_it_is(bench, measuring):
     assert kept.read_text() == before
     plain = CostCurve.from_dict(json.loads(before)["values"]["0"]).seconds(1)
     assert json.loads(lines[-1])["curve"]["ms"]["1"] == round(1000 * plain, 4)
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (["--methods", "selfspec"], "--methods must include 'stock'"),
-        (["--methods", "stock", "selfspecs"], "unknown method 'selfspecs'; did you mean"),
-        (["--methods", "stock", "assisted"], "must have --assistant-model (got none)"),
-        (["--knob", "max_node=3"], "unknown knob 'max_node'; did you mean 'max_nodes'?"),
-        (["--task", "qa2"], "unknown task 'qa2'; did you mean 'qa'?"),
-        (["--offset", "77", "--every", "80"], "must leave a question to measure"),
-    ],
-)
-def test_what_can_not_be_run_is_one_line(bench, options, told):
-    status, lines, error = bench(*options)
-    assert status == 2
-    assert set(lines) <= {"loading the model"}
-    assert error.startswith("error: ")
-    assert told in error
-    assert error.count("\n") == 1
-
-
-def test_questions_are_asked_for(chat_folder, capsys):
-    assert bench_step.main(["--model", chat_folder]) == 2
-    assert "pass --questions PATH" in capsys.readouterr().err
 
 
 def test_a_chain_model_has_no_curve(bench, tmp_path, chat_folder):

@@ -88,18 +88,3 @@ def test_the_command(folder, questions, capsys, monkeypatch):
     assert sum("| 1.00 | – | 100 |" in line for line in lines) == 2
     figures = json.loads(last)["figures"]["3MB"]["methods"]["streamed"]
     assert figures["tokens_per_second"] == 4.0
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        ["--methods", "magic"],
-        ["--methods", "streamed draft model"],
-        ["--rounds", "0"],
-        ["--knob", "a=1"],
-    ],
-)
-def test_wrong_options_are_one_line(folder, questions, capsys, wrong):
-    options = ["--model", str(folder), "--questions", str(questions)]
-    assert bench_streamed.main([*options, *wrong]) == 2
-    assert capsys.readouterr().err.startswith("error: ")

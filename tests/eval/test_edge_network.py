@@ -85,11 +85,3 @@ def test_the_command(capsys, monkeypatch, tmp_path):
     assert page.read_text().count("<svg") == 2 * len(figures)
     drawn = tmp_path / "drawn" / "edge-figure-6-weights-are-read.svg"
     assert drawn.read_text().startswith('<svg xmlns="http://www.w3.org/2000/svg"')
-
-
-@pytest.mark.parametrize(
-    ("options", "message"), [(["--draws", "0"], "--draws"), (["--out", "no/where.html"], "--out")]
-)
-def test_what_can_not_be_is_one_line_before_any_work(capsys, options, message):
-    assert edge_network.main(options) == 2
-    assert capsys.readouterr().err.startswith(f"error: {message} must be")

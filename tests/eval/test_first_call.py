@@ -54,17 +54,3 @@ def test_the_order_changes_and_the_first_round_does_not_count(calls, chat_folder
     assert told["ratios"] == [1.5, 1.1, 1.6]
     assert calls[0].knobs == {"top_k": 4}
     assert calls[0].prompt_ids
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--rounds", "0"], "--rounds must be >= 1 (got 0)"),
-        (["--knob", "max_nodes=0", "--rounds", "1"], "max_nodes must be >= 1 (got 0)"),
-    ],
-)
-def test_what_can_not_be_measured_is_one_line(options, message, chat_folder, capsys):
-    assert first_call.main(["--model", chat_folder, *options]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1

@@ -90,19 +90,6 @@ def test_all_ways_of_attention_agree(capsys) -> None:
         assert row["difference"] < (1e-5 if row["dtype"] == "float32" else 0.03)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--width", "0"], "--width must be >= 1 (got 0)"),
-        (["--columns", "8", "0"], "--columns must be >= 1 (got 0)"),
-        (["--out", "no/where.json"], "--out must be a file"),
-    ],
-)
-def test_what_can_not_be_is_one_line_before_any_work(capsys, options, message) -> None:
-    assert hetero.main(options) == 2
-    assert capsys.readouterr().err.startswith(f"error: {message}")
-
-
 def test_trees_are_deep_and_wide() -> None:
     assert layers.tree_parents(1) == [-1]
     assert all(0 <= parent < node for node, parent in enumerate(layers.tree_parents(64)) if node)

@@ -118,11 +118,6 @@ def test_the_command(capsys, chat_folder):
     assert all(row["is_allowed"] for row in rows)
 
 
-def test_an_unknown_knob_is_one_line(capsys, chat_folder):
-    assert kv_memory.main(["--model", chat_folder, "--knob", "depth=3"]) == 2
-    assert "unknown knob 'depth'" in capsys.readouterr().err
-
-
 def test_windowed_layers_are_counted_too():
     found = compare(new_model("gemma3"), 20, 20, max_nodes=4)
     assert found.stock.held < 39 * found.stock.column

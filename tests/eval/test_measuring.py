@@ -45,11 +45,6 @@ def test_a_later_run_starts_with_what_an_earlier_one_kept(questions, chat_folder
     assert "--remember must come with one width" in capsys.readouterr().err
 
 
-def test_what_can_not_be_run_is_one_line(chat_folder, capsys):
-    assert tokens_per_step.main(["--model", chat_folder]) == 2
-    assert "--questions must name Spec-Bench's question.jsonl" in capsys.readouterr().err
-
-
 def test_ablation_measures_each_set_once(questions, chat_folder, capsys, tmp_path):
     out = tmp_path / "rows.jsonl"
     options = ["--model", chat_folder, "--questions", str(questions), "--max-nodes", "4", "8"]

@@ -61,8 +61,3 @@ def test_all_methods_write_the_forced_answers(plain_folder, capsys, monkeypatch,
     assert overall["with a prediction"]["tokens_per_step"] > 4
     if hide:
         assert overall["selfspec"]["tokens_per_step"] < 4
-
-
-def test_a_number_of_classes_below_one_is_refused(capsys):
-    assert predict.main(["--classes", "0"]) == 2
-    assert "--classes must be >= 1 (got 0)" in capsys.readouterr().err

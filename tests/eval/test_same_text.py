@@ -10,7 +10,7 @@ import torch
 
 from eval import same_text
 from eval.benches.questions import Question
-from eval.methods.sameness import Parting, first_difference, parting
+from eval.methods.sameness import Parting, parting
 from eval.same_text import Texts, beside_a_longer_one, compare
 from selfspec import SelfSpec
 from tests.fakes import PAD, VOCAB, WildSource, new_model, prompt, tiny_model
@@ -33,33 +33,10 @@ def test_a_gap_in_steps_of_the_dtype(dtype, ulps):
     assert parted([2, 1, 0], dtype) == Parting(1, 0.25, ulps)
 
 
-def test_the_same_text_has_no_gap():
-    assert parted([2, 0, 1]) is None
-
-
 @pytest.mark.parametrize("ids", [[2, 0], [2, 0, 1, 1]])
 def test_a_text_of_another_length_is_no_rounding(ids):
     at = min(len(ids), 3)
     assert parted(ids) == Parting(at, math.inf, math.inf)
-
-
-def test_a_tie_is_no_gap():
-    tie = parting([0], [1], lambda _: torch.tensor([1.5, 1.5]), torch.bfloat16)
-    assert tie == Parting(0, 0.0, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "place"),
-    [
-        ([1, 2], [1, 2], None),
-        ([1, 2], [1, 3], 1),
-        ([1], [1, 3], 1),
-        ([1, 3], [1], 1),
-        ([], [], None),
-    ],
-)
-def test_the_first_difference(one, other, place):
-    assert first_difference(one, other) == place
 
 
 def test_the_prompt_is_padded_beside_a_longer_text():
@@ -105,15 +82,10 @@ def test_a_wrong_text_is_found():
         assert text.batched is None
 
 
-def run(capsys, *options: str) -> tuple[int, list[str], str]:
-    status = same_text.main(["--max-new-tokens", "8", *options])
-    captured = capsys.readouterr()
-    return status, captured.out.splitlines(), captured.err
-
-
-def test_the_command(questions, chat_folder, capsys):
+def test_the_command(questions, chat_folder, told):
     options = ["--model", chat_folder, "--questions", str(questions), "--limit", "2"]
-    status, lines, _ = run(capsys, *options, "--dtypes", "float32", "bfloat16")
+    options += ["--max-new-tokens", "8", "--dtypes", "float32", "bfloat16"]
+    status, lines, _ = told(same_text, *options)
     result = json.loads(lines[-1])
     assert status == 0
     assert list(result["dtypes"]) == ["float32", "bfloat16"]
@@ -137,18 +109,11 @@ def test_differences_are_summed_up():
     }
 
 
-def test_why_nothing_was_drafted_is_told(capsys, chat_folder, monkeypatch):
+def test_why_nothing_was_drafted_is_told(told, chat_folder, monkeypatch):
     monkeypatch.setattr(
         same_text, "load_model", lambda *_, **__: new_model("mamba", vocab_size=320)
     )
-    status, lines, _ = run(
-        capsys, "--model", chat_folder, "--text", "random", "--limit", "1", "--dtypes", "float32"
-    )
+    options = ["--model", chat_folder, "--text", "random", "--limit", "1", "--dtypes", "float32"]
+    status, lines, _ = told(same_text, *options, "--max-new-tokens", "8")
     assert status == 0
     assert "disabled_reason" in json.loads(lines[-1])["dtypes"]["float32"]
-
-
-def test_what_can_not_be_run_is_one_line(chat_folder, capsys):
-    status, _, error = run(capsys, "--model", chat_folder)
-    assert status == 2
-    assert error.startswith("error: --questions must name")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from selfspec.serving import asked
 from tests.serving.conftest import NAME, Served
 from tests.serving.test_serving_app import MESSAGES
+from tests.strategies import any_json
 
 CHAT, COMPLETION = "chat/completions", "completions"
 PLAIN: dict[str, Any] = {"model": NAME, "max_tokens": 1, "temperature": 0}
@@ -34,83 +35,69 @@ def refused(served: Served, path: str, body: Any, *, status: int = 400) -> dict[
     return error
 
 
-EITHER: list[tuple[str, Any]] = [
-    *(("max_tokens", value) for value in (0, -1, "x", 1.5, True, 10**12, [], {}, 513)),
-    *(("n", value) for value in (0, -1, 17, "two", 1.0)),
-    *(("seed", value) for value in (-1, 2**64, 1.5, "x", True)),
-    *(("stop", value) for value in ([], "", [""], ["a"] * 5, ["x"] * 3000, "y" * 33, 7, [7])),
-    *(("temperature", value) for value in (-0.1, 2.1, "hot", 1e-9, 10**400, [0.5], True)),
-    *(("top_p", value) for value in (-0.1, 1.1, "x")),
-    *(("top_k", value) for value in (-1, 1.5, 10**9)),
-    *(("min_p", value) for value in (-0.1, 1.1)),
-    *(("repetition_penalty", value) for value in (0, -1, 1000, "x")),
-    *(("frequency_penalty", value) for value in (0.5, -1, "x", True)),
-    *(("presence_penalty", value) for value in (0.5, [])),
-    *(("stream", value) for value in ("yes", 1, [])),
-    *(("stream_options", value) for value in ({"include_usage": True}, [], "x")),
-    *(("user", value) for value in (7, ["x"])),
-    *(("logprobs", value) for value in (True, 1, "x")),
-    *(
-        ("logit_bias", value)
-        for value in (
-            {"x": 1},
-            {"-1": 1},
-            {"999999": 1},
-            {"1": 101},
-            {"1": "x"},
-            [1],
-            "x",
-            {"١": 1},
-        )
+IMAGE = {"type": "image_url", "image_url": "file:///etc"}
+USER = {"role": "user", "content": "x"}
+EITHER: dict[str, tuple[Any, ...]] = {
+    "max_tokens": (0, -1, "x", 1.5, True, 10**12, [], {}, 513),
+    "n": (0, -1, 17, "two", 1.0),
+    "seed": (-1, 2**64, 1.5, "x", True),
+    "stop": ([], "", [""], ["a"] * 5, ["x"] * 3000, "y" * 33, 7, [7]),
+    "temperature": (-0.1, 2.1, "hot", 1e-9, 10**400, [0.5], True),
+    "top_p": (-0.1, 1.1, "x"),
+    "top_k": (-1, 1.5, 10**9),
+    "min_p": (-0.1, 1.1),
+    "repetition_penalty": (0, -1, 1000, "x"),
+    "frequency_penalty": (0.5, -1, "x", True),
+    "presence_penalty": (0.5, []),
+    "stream": ("yes", 1, []),
+    "stream_options": ({"include_usage": True}, [], "x"),
+    "user": (7, ["x"]),
+    "logprobs": (True, 1, "x"),
+    "logit_bias": ({"x": 1}, {"-1": 1}, {"999999": 1}, {"1": 101}, {"1": "x"}, [1], "x", {"١": 1}),
+    "prediction": ("x", {}, [], {"type": "content"}, {"type": "content", "content": 7}, IMAGE),
+    "nonsense": (1,),
+}
+OF_CHATS: dict[str, tuple[Any, ...]] = {
+    "messages": (
+        *(None, [], "x", {}, [7], [{}], [{"role": "user"}]),
+        *([{**USER, "role": "wizard"}], [{**USER, "role": ["user"]}], [{**USER, "content": 7}]),
+        *([{**USER, "content": [IMAGE]}], [{**USER, "tool_calls": []}]),
+        [{**USER, "content": "\ud800"}],
     ),
-    *(
-        ("prediction", value)
-        for value in ("x", {}, {"type": "content"}, {"type": "x", "content": "y"}, [])
+    "max_completion_tokens": (2, 0),
+    "tools": ([{"type": "function"}], "x"),
+    "tool_choice": ("auto",),
+    "functions": ([{}],),
+    "response_format": ({"type": "json_object"},),
+    "modalities": (["audio"],),
+    "audio": ({"voice": "x"},),
+    "store": (True,),
+    "metadata": ("x",),
+    "top_logprobs": (3,),
+    "reasoning_effort": ("high",),
+    "prompt": ("x",),
+}
+OF_COMPLETIONS: dict[str, tuple[Any, ...]] = {
+    "prompt": (
+        *(None, [], 7, {}, [[]], [[7], "x", {}], "", ["x"] * 17),
+        *([-1], [10**9], [[10**30]], [True], "\ud800", [1.5]),
     ),
-    ("prediction", {"type": "content", "content": 7}),
-    ("nonsense", 1),
-]
-OF_CHATS: list[tuple[str, Any]] = [
-    *(("messages", value) for value in (None, [], "x", {}, [7], [{}], [{"role": "user"}])),
-    ("messages", [{"role": "wizard", "content": "x"}]),
-    ("messages", [{"role": ["user"], "content": "x"}]),
-    ("messages", [{"role": "user", "content": 7}]),
-    (
-        "messages",
-        [{"role": "user", "content": [{"type": "image_url", "image_url": "file:///etc"}]}],
-    ),
-    ("messages", [{"role": "user", "content": "x", "tool_calls": []}]),
-    ("messages", [{"role": "user", "content": "\ud800"}]),
-    ("max_completion_tokens", 2),
-    ("max_completion_tokens", 0),
-    *(("tools", value) for value in ([{"type": "function"}], "x")),
-    ("tool_choice", "auto"),
-    ("functions", [{}]),
-    ("response_format", {"type": "json_object"}),
-    ("modalities", ["audio"]),
-    ("audio", {"voice": "x"}),
-    ("store", True),
-    ("metadata", "x"),
-    ("top_logprobs", 3),
-    ("reasoning_effort", "high"),
-    ("prompt", "x"),
-]
-OF_COMPLETIONS: list[tuple[str, Any]] = [
-    *(("prompt", value) for value in (None, [], 7, {}, [[]], [[7], "x", {}], "", ["x"] * 17)),
-    *(("prompt", value) for value in ([-1], [10**9], [[10**30]], [True], "\ud800", [1.5])),
-    ("echo", True),
-    ("suffix", "x"),
-    ("best_of", 3),
-    ("messages", MESSAGES),
-]
+    "echo": (True,),
+    "suffix": ("x",),
+    "best_of": (3,),
+    "messages": (MESSAGES,),
+}
+OF = {CHAT: (EITHER, OF_CHATS), COMPLETION: (EITHER, OF_COMPLETIONS)}
 
 
 @pytest.mark.parametrize(
     ("path", "name", "value"),
     [
-        *((path, *pair) for pair in EITHER for path in (CHAT, COMPLETION)),
-        *((CHAT, *pair) for pair in OF_CHATS),
-        *((COMPLETION, *pair) for pair in OF_COMPLETIONS),
+        (path, name, value)
+        for path, fields in OF.items()
+        for each in fields
+        for name, values in each.items()
+        for value in values
     ],
 )
 def test_each_field_has_a_rule(served: Served, path: str, name: str, value: Any) -> None:
@@ -186,29 +173,19 @@ def test_bodies_that_are_too_long_or_of_another_kind(served: Served) -> None:
     assert response.status_code == 415
 
 
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
-    max_leaves=5,
-)
-
-
 @settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(
     path=st.sampled_from(list(OF_PATH)),
     odd=st.dictionaries(
-        st.sampled_from(sorted({*asked._OF_CHATS, *asked._OF_COMPLETIONS})), JSON, max_size=2
+        st.sampled_from(sorted({*asked._OF_CHATS, *asked._OF_COMPLETIONS})), any_json, max_size=2
     ),
 )
 def test_whatever_comes_there_is_an_answer(served: Served, path: str, odd: dict[str, Any]) -> None:
     """A text, or a refusal that names one of the fields; never a fault of the server."""
-    data = json.dumps({**OF_PATH[path], **odd}, allow_nan=False).encode()
+    data = json.dumps({**OF_PATH[path], **odd}).encode()
     headers = {"content-type": "application/json"}
     response = served.client.post(f"/v1/{path}", content=data, headers=headers)
     if response.status_code != 200:
         assert response.status_code in (400, 404), response.text
-        assert response.json()["error"]["param"] in odd
+        error = response.json()["error"]
+        assert error["param"] in odd or "must be JSON" in error["message"]

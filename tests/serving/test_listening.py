@@ -6,11 +6,9 @@ import asyncio
 import http.client
 import json
 import signal
-import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from time import monotonic, sleep
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,24 +16,11 @@ from starlette.middleware.cors import CORSMiddleware
 
 from selfspec.serving import Gate, Listening, Rules, application
 from tests.serving.conftest import NAME, Served
+from tests.waiting import PATIENCE, free_port, wait_until
 
-PATIENCE = 30  # Seconds, before a test that waits gives up.
 ENDLESS = 20_000  # Tokens.
 KEY = "a secret"
 PAGE = "https://chat.example.org"
-
-
-def wait_until(done: Callable[[], Any]) -> None:
-    end = monotonic() + PATIENCE
-    while not done():
-        assert monotonic() < end, "waited in vain"
-        sleep(0.01)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Reply(NamedTuple):

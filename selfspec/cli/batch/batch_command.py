@@ -11,17 +11,15 @@ import typer
 from rich.console import Console
 
 from selfspec.building.progress import Bars
-from selfspec.cli.batch.answering import Answerer, Outcome
+from selfspec.cli.batch.answerer import Answerer, Outcome
 from selfspec.cli.batch.batch_files import Appended, BatchFiles, Errors, Progress
 from selfspec.cli.fleet.fleet_options import FleetOptions
-from selfspec.cli.shared.log import Verbose
+from selfspec.cli.shared.messages import Verbose
 from selfspec.cli.shared.opened import checked
 from selfspec.cli.shared.options import (
-    CacheFolder,
-    DraftModelName,
+    DraftOptions,
     Knobs,
     MaxNewTokens,
-    RememberFolder,
     RunOptions,
     Sampling,
     unfolds,
@@ -34,6 +32,7 @@ def batch(
     loading: RunOptions,
     sampling: Sampling,
     knobs: Knobs,
+    drafts: DraftOptions,
     workers: FleetOptions,
     prompts: Annotated[
         Path, typer.Argument(metavar="INPUT", help="A file with one prompt a line, in JSON.")
@@ -45,9 +44,6 @@ def batch(
             help="Append the answers to this file. If it is there, the run goes on where it was.",
         ),
     ],
-    cache: CacheFolder = None,
-    remember: RememberFolder = None,
-    draft_model: DraftModelName = None,
     max_new_tokens: MaxNewTokens = 256,
     max_rows: Annotated[
         int, typer.Option(min=1, help="The most texts that are written at the same time.")
@@ -55,15 +51,13 @@ def batch(
     verbose: Verbose = False,
 ) -> None:
     """Answer a file of prompts, line by line; what was done is not done again."""
-    config = checked(loading, knobs, draft_model)
+    config = checked(loading, knobs, drafts)
     files = BatchFiles(prompts, answers)
     files.check()
     if loading.max_memory is not None:
         amount_in_bytes(loading.max_memory, whole=1)
     workers.check(loading.device)
-    answerer = Answerer(
-        loading, sampling, config, cache, remember, draft_model, max_new_tokens, max_rows
-    )
+    answerer = Answerer(loading, sampling, config, drafts, max_new_tokens, max_rows)
     with files.locked():
         progress = files.progress()
         if len(progress.done) == progress.total:

@@ -70,8 +70,10 @@ class BatchFiles(NamedTuple):
 
         answers = self.answers.resolve()
         path = answers.with_name(f".{answers.name}.lock")
-        with suppress(OSError):
+        try:
             path.touch()
+        except OSError as error:
+            raise _unwritable("OUTPUT", self.answers, error) from error
         holder = _holder(path)  # An attempt to lock the file may empty it.
         lock = FileLock(path)
         try:
@@ -121,13 +123,17 @@ class BatchFiles(NamedTuple):
                     f"OUTPUT must belong to INPUT ({_named(self.answers)} holds an answer to "
                     f"another line {number}); name another file, or delete that one"
                 )
+        if not progress.total:
+            raise CliError(
+                f"INPUT must have a prompt at least (got {_named(self.prompts)}, which is empty)"
+            )
         if not rest_is_ours:
             raise self._foreign(len(known) + 1)
         self._cut_off(len(rest))
         return progress
 
     def _answered(self) -> tuple[dict[int, str], bytes]:
-        """The checksum of each line that was answered, and what stands behind the last answer."""
+        """The checksum of each line that was answered, and the bytes behind the last answer."""
         known: dict[int, str] = {}
         if not self.answers.exists():
             return known, b""

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from selfspec.errors import CliError, unknown_name
@@ -110,10 +111,11 @@ def read_line(number: int, data: bytes) -> Line:
     asked = value["body"] if in_body else value
     if not isinstance(asked, Mapping):
         raise CliError(f"body must be a table (got {_shown(asked)})")
-    if in_body:
-        for name in asked:
-            if name not in (*_SETTINGS, *_IGNORED):
-                raise CliError(unknown_name("field of body", str(name), (*_SETTINGS, *_IGNORED)))
+    known = (*_SETTINGS, *_IGNORED)
+    for name in asked:
+        # Beside a prompt there may be fields of one's own, but hardly one like "temprature".
+        if name not in known and (in_body or get_close_matches(name, _SETTINGS, cutoff=0.85)):
+            raise CliError(unknown_name("field" + " of body" * in_body, name, known))
     seed = _seed(asked)
     return Line(
         number, checksum(data), _name(value), _prompt(asked), in_body, seed, _arguments(asked)

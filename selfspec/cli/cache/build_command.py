@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,14 +14,12 @@ from typer import Abort, Argument, Option
 from selfspec.building.recipe import Recipe
 from selfspec.cli.cache.recipe_options import RecipeOptions, recipe_of
 from selfspec.cli.fleet.fleet_options import FleetOptions, fleet
-from selfspec.cli.shared.log import Verbose
+from selfspec.cli.shared.messages import Verbose, working
 from selfspec.cli.shared.options import ModelOptions, unfolds
-from selfspec.cli.shared.waiting import working
 from selfspec.errors import CliError
 from selfspec.machine.amounts import amount_in_bytes
 
 if TYPE_CHECKING:
-    from selfspec.building.builder import Builder
     from selfspec.building.progress import Bars
     from selfspec.building.shards import CallWorkers
     from selfspec.fleet import Work
@@ -72,7 +70,9 @@ def build(
         "keep_work": keep_work,
     }
     _check_fleet(fleet_options, asked, loading, workers)
-    print(_summary(output, _built(asked, loading, fleet_options, how, output)))
+    with ExitStack() as stack:
+        contents = _Build(asked, loading, fleet_options, how).run(output, stack)
+    print(_summary(output, contents))
 
 
 def _check_fleet(
@@ -95,21 +95,41 @@ def _check_fleet(
         )
 
 
-def _built(
-    recipe: Recipe,
-    loading: ModelOptions,
-    fleet_options: FleetOptions,
-    how: dict[str, Any],
-    output: Path,
-) -> CacheContents:
-    """Builds the cache; Ctrl-C leaves what is done by then for the next start."""
-    with ExitStack() as stack:
-        with working(f"Loading the tokenizer of {loading.model or 'the embedded model'}"):
-            tokenizer = _tokenizer(stack, recipe, loading, how, output)
-        spread = None
-        if fleet_options.ray is not None:
-            spread = stack.enter_context(_spread(recipe, loading, fleet_options, how["max_memory"]))
-        builder, bars = _prepared(recipe, tokenizer, loading, spread, how)
+@dataclass(frozen=True)
+class _Build:
+    """A build as it was asked for."""
+
+    recipe: Recipe
+    loading: ModelOptions
+    fleet_options: FleetOptions
+    how: dict[str, Any]  # the arguments of `BuildOptions`
+
+    def run(self, output: Path, stack: ExitStack) -> CacheContents:
+        """Builds the cache; Ctrl-C leaves what is done by then for the next start."""
+        with working(f"Loading the tokenizer of {self._model_name}"):
+            # Faults that show without a model are told first.
+            from selfspec.building.inputs import find_inputs
+            from selfspec.store import check_target
+
+            find_inputs(self.recipe)
+            check_target(output, overwrite=self.how["overwrite"])
+            from selfspec.building.builder import Builder, BuildOptions
+            from selfspec.building.progress import Bars
+            from selfspec.cli.shared.model_loading import load_tokenizer, quiet
+
+            stack.enter_context(quiet())
+            tokenizer = load_tokenizer(self.loading)
+        spread = None if self.fleet_options.ray is None else stack.enter_context(self._spread())
+        bars = Bars(Console(stderr=True))
+        builder = Builder(
+            self.recipe,
+            tokenizer,
+            lambda: self._model(tokenizer, bars, spread is not None),
+            bars,
+            BuildOptions(**self.how),
+            model_name=self.loading.model,
+            call_workers=spread,
+        )
         stack.enter_context(bars)
         try:
             return builder.run(output)
@@ -117,84 +137,48 @@ def _built(
             bars.say("interrupted; run the same command again to go on")
             raise Abort from error
 
+    @property
+    def _model_name(self) -> str:
+        return self.loading.model or "the embedded model"
 
-def _tokenizer(
-    stack: ExitStack, recipe: Recipe, loading: ModelOptions, how: dict[str, Any], output: Path
-) -> Any:
-    """The tokenizer. Faults that show without a model are told here."""
-    from selfspec.building.inputs import find_inputs
-    from selfspec.store import check_target
+    def _model(self, tokenizer: Any, bars: Bars, is_spread: bool) -> Any:
+        """The model, or only its sizes where workers read."""
+        from selfspec.cli.shared.model_loading import load_model, load_shape
 
-    find_inputs(recipe)
-    check_target(output, overwrite=how["overwrite"])
-    from selfspec.cli.shared.model_loading import load_tokenizer, quiet
+        if is_spread:
+            return load_shape(self.loading)
+        bars.say(f"Loading {self._model_name} ...")
+        return load_model(self.loading, tokenizer).model
 
-    stack.enter_context(quiet())
-    return load_tokenizer(loading)
+    @contextmanager
+    def _spread(self) -> Iterator[CallWorkers]:
+        """Workers that read and count for a build. GPUs are asked for if a model reads."""
+        device = self.loading.device if self.recipe.wants_lut else "cpu"
+        with fleet(self.fleet_options, device, self._worker) as workers:
 
+            def spread(task: str, jobs: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+                for (_, job), result in workers.in_order((task, job) for job in jobs):
+                    yield job, result
 
-def _prepared(
-    recipe: Recipe,
-    tokenizer: Any,
-    loading: ModelOptions,
-    spread: CallWorkers | None,
-    how: dict[str, Any],
-) -> tuple[Builder, Bars]:
-    """What builds, and its bars."""
-    from selfspec.building.builder import Builder, BuildOptions
-    from selfspec.building.progress import Bars
-    from selfspec.cli.shared.model_loading import load_model, load_shape
+            yield spread
 
-    bars = Bars(Console(stderr=True))
+    @contextmanager
+    def _worker(self) -> Iterator[Work]:
+        """In a worker: what does its part of a build."""
+        from selfspec.building.build_worker import BuildWorker
+        from selfspec.cli.shared.model_loading import load_model, load_tokenizer, quiet
 
-    def load() -> Any:
-        if spread is not None:
-            return load_shape(loading)
-        bars.say(f"Loading {loading.model or 'the embedded model'} ...")
-        return load_model(loading, tokenizer).model
-
-    builder = Builder(
-        recipe,
-        tokenizer,
-        load,
-        bars,
-        BuildOptions(**how),
-        model_name=loading.model,
-        call_workers=spread,
-    )
-    return builder, bars
-
-
-@contextmanager
-def _spread(
-    recipe: Recipe, loading: ModelOptions, options: FleetOptions, max_memory: int
-) -> Iterator[CallWorkers]:
-    """Workers that read and count for a build. GPUs are asked for if a model reads."""
-    device = loading.device if recipe.wants_lut else "cpu"
-    with fleet(options, device, partial(_hands, recipe, loading, max_memory)) as workers:
-
-        def spread(task: str, jobs: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-            for (_, job), result in workers.in_order((task, job) for job in jobs):
-                yield job, result
-
-        yield spread
-
-
-@contextmanager
-def _hands(recipe: Recipe, loading: ModelOptions, max_memory: int) -> Iterator[Work]:
-    """In a worker: what does its part of a build."""
-    from selfspec.building.build_worker import BuildWorker
-    from selfspec.cli.shared.model_loading import load_model, load_tokenizer, quiet
-
-    with quiet():
-        tokenizer = load_tokenizer(loading)
-        worker = BuildWorker(
-            recipe,
-            tokenizer,
-            lambda: load_model(loading, tokenizer).model,
-            max_memory=max_memory,
-        )
-        yield lambda jobs: [(number, getattr(worker, task)(job)) for number, (task, job) in jobs]
+        with quiet():
+            tokenizer = load_tokenizer(self.loading)
+            worker = BuildWorker(
+                self.recipe,
+                tokenizer,
+                lambda: load_model(self.loading, tokenizer).model,
+                max_memory=self.how["max_memory"],
+            )
+            yield lambda jobs: [
+                (number, getattr(worker, task)(job)) for number, (task, job) in jobs
+            ]
 
 
 def _summary(output: Path, contents: CacheContents) -> str:

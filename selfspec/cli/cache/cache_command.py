@@ -9,9 +9,9 @@ import typer
 
 from selfspec.cli.cache.build_command import build
 from selfspec.cli.shared.group import Commands
-from selfspec.cli.shared.log import Verbose
+from selfspec.cli.shared.messages import Verbose, working
 from selfspec.cli.shared.paint import harmless
-from selfspec.cli.shared.waiting import working
+from selfspec.cli.shared.text_files import read_text
 from selfspec.errors import CliError, one_line
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def inspect(
     """Show what is in a cache: its origin, counts, sizes, top entries, coverage of a text."""
     if text is not None and tokenizer is None:
         raise CliError("--text needs --tokenizer: a cache knows token ids, not text")
-    known = read_text(text) if text is not None else None
+    known = None if text is None else read_text(text, "--text")
     with working(f"Reading {folder}"):
         from selfspec.store import load_cache, locate, read_card
 
@@ -66,7 +66,8 @@ def inspect(
     _print_card(path, read_card(path)[0])
     _print_top(contents, reader, top)
     if known is not None:
-        _print_coverage(contents, reader(known, add_special_tokens=False)["input_ids"])
+        ids = reader(known, add_special_tokens=False, verbose=False)["input_ids"]
+        _print_coverage(contents, ids)
 
 
 @cache.command()
@@ -96,14 +97,14 @@ def merge(
         "max_continuations": max_continuations,
         "max_bytes": amount_in_bytes(max_size, name="--max-size"),
     }
-    with working(f"Merging {len(folders)} caches"):
+    with working(f"Merging into {output}"):
         from selfspec.cli.cache.merging import merged
         from selfspec.store import check_target, save_cache
 
         check_target(output, overwrite=overwrite)
         parts = _sound(folders)
         save_cache(output, merged(parts, **pruning), overwrite=overwrite)
-    print(f"{len(parts)} caches merged into {output}")
+    print(f"{len(parts)} caches are merged in {output}")
 
 
 @cache.command()
@@ -119,17 +120,6 @@ def verify(
         verdict = "ok" if file.problem is None else f"DAMAGED: {one_line(file.problem)}"
         print(f"{file.name}: {verdict}")
     raise typer.Exit(0 if report.ok else _DAMAGED)
-
-
-def read_text(path: Path) -> str:
-    """The text of a file that must be UTF-8."""
-    try:
-        return path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise CliError(f"--text must be UTF-8 text (got byte {error.start} wrong)") from error
-    except OSError as error:
-        message = f"--text must be readable (got {str(path)!r}: {error.strerror})"
-        raise CliError(message) from error
 
 
 def _sound(folders: list[Path]) -> list[CacheContents]:
@@ -159,14 +149,9 @@ def _tokenizer(name: str | None) -> Any:
         return None
     from transformers import AutoTokenizer
 
-    from selfspec.cli.shared.model_loading import quiet
+    from selfspec.cli.shared.model_loading import attempt
 
-    try:
-        with quiet():
-            return AutoTokenizer.from_pretrained(name)
-    except (ImportError, OSError, ValueError) as error:
-        message = f"--tokenizer must name a tokenizer (got {name!r}: {one_line(error)})"
-        raise CliError(message) from error
+    return attempt(name, "tokenizer", lambda: AutoTokenizer.from_pretrained(name))
 
 
 def _print_card(folder: Path, card: Card) -> None:

@@ -17,7 +17,7 @@ class Coverage:
 
     Attributes:
         what: The table, and how many tokens it looks at.
-        num_positions: Positions that have so many tokens before them.
+        num_positions: Positions with as many tokens before them as the table looks at.
         num_found: Those of them at which the table has something recorded.
         num_named: Those at which the next token is among what is recorded.
     """

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from selfspec.cli.shared.live_text import LiveText
-from selfspec.cli.shared.prefix import shared_length
 from selfspec.cli.shared.writer import Writer
 from selfspec.errors import CliError, one_line
 from selfspec.plugin import SelfSpec
@@ -59,7 +59,9 @@ class Conversation:
         live = LiveText(self._writer.tokenizer, ids, self._show)
         answer = Answer(len(ids), num_reused)
         try:
-            output = self._writer.write(ids, self._spec, live=live, kv=kv, max_new_tokens=budget)
+            output = self._writer.write(
+                ids, self._spec, streamer=live, kv=kv, max_new_tokens=budget
+            )
         except KeyboardInterrupt:
             answer = answer._replace(interrupted=True)
         else:
@@ -83,7 +85,7 @@ class Conversation:
 
     def _budget(self, num_prompt_tokens: int) -> int:
         """The number of tokens that the answer may have."""
-        limit = self._writer.max_positions
+        limit = self._writer.loaded.max_positions
         wanted = self._writer.max_new_tokens
         if limit is None:
             return wanted
@@ -94,14 +96,15 @@ class Conversation:
             )
         return min(wanted, limit - num_prompt_tokens)
 
-    def _take_kv(self, ids: Sequence[int]) -> tuple[Any, int]:
+    def _take_kv(self, ids: list[int]) -> tuple[Any, int]:
         """The KV cropped to the tokens it shares with `ids`, or None if it can't be cropped.
 
         The conversation forgets it, since a call that is interrupted leaves it unusable.
         """
         kv, kv_ids = self._kv, self._kv_ids
         self.forget_kv()
-        num_shared = shared_length(kv_ids, ids[:-1])  # At least one token must be read.
+        pairs = zip(kv_ids, ids[:-1], strict=False)  # At least one token must be read.
+        num_shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         surplus = len(kv_ids) - num_shared
         if not num_shared or (surplus and not _can_crop(kv)):
             return None, 0

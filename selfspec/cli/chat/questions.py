@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from selfspec.cli.chat.typed_ahead import TypedAhead
 
@@ -15,20 +15,8 @@ if TYPE_CHECKING:
 PROMPT = "> "
 
 
-class Questions(Protocol):
-    """Where a chat's questions come from."""
-
-    def __call__(self) -> str:
-        """The next question; raises `EOFError` after the last one."""
-        ...
-
-    def kept(self) -> AbstractContextManager[None]:
-        """Inside, what is typed is not shown, and becomes the start of the next question."""
-        ...
-
-
-def question_reader(echo: Callable[[str], object]) -> Questions:
-    """Asks for one question after the other.
+def question_reader(echo: Callable[[str], object]) -> _Terminal | _Pipe:
+    """Called, it gives the next question; raises `EOFError` after the last one.
 
     At a terminal Enter sends, Alt-Enter or Ctrl-J adds a line, a pasted text is one question
     however many lines it has, and the up key brings back earlier questions. From a pipe each line
@@ -51,6 +39,7 @@ class _Pipe:
         return line
 
     def kept(self) -> AbstractContextManager[None]:
+        """What is not read yet waits in the pipe."""
         return nullcontext()
 
 
@@ -72,6 +61,7 @@ class _Terminal:
         return self._session.prompt(default=self._typed_ahead.take())
 
     def kept(self) -> AbstractContextManager[None]:
+        """Inside, what is typed is not shown, and becomes the start of the next question."""
         return self._typed_ahead.kept()
 
 

@@ -1,4 +1,4 @@
-"""`selfspec chat`: a conversation in the terminal."""
+"""What a chat shows in the terminal: questions, answers as they come, commands, and its end."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from selfspec.cli.chat.conversation import Answer, Conversation
 from selfspec.cli.chat.questions import question_reader
 from selfspec.cli.chat.wrapping import WordWrap
 from selfspec.cli.shared.live_text import OWN
+from selfspec.cli.shared.messages import working
 from selfspec.cli.shared.paint import Painter
-from selfspec.cli.shared.waiting import waiting
 from selfspec.cli.shared.writer import Writer
 from selfspec.config import SpecConfig
 from selfspec.errors import CliError, unknown_name
@@ -75,7 +75,7 @@ class Chat:
             return
         try:
             with self._read.kept(), self._spinner:
-                self._spinner.enter_context(waiting("Reading"))
+                self._spinner.enter_context(working("Reading", only_spinner=True))
                 self._last = self.conversation.ask(line)
         except CliError as error:
             self._note(f"error: {error}")

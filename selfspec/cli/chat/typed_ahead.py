@@ -57,6 +57,6 @@ def _waiting(terminal: int) -> bytes:
 
 
 def _plain(data: bytes) -> str:
-    """The text of it, with the ends of lines that Python has."""
+    """What was typed as text, with the ends of lines that Python has."""
     text = data.decode("utf-8", errors="ignore").replace("\r\n", "\n").replace("\r", "\n")
     return _NO_TEXT.sub("", text)

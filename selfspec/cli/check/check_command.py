@@ -6,28 +6,28 @@ import gc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from selfspec.cli.generate.generate_command import check_output
-from selfspec.cli.shared.log import Verbose
+from selfspec.cli.shared.messages import Verbose, working
 from selfspec.cli.shared.opened import loaded
 from selfspec.cli.shared.options import (
     EXPERTS,
     CacheFolder,
     DeviceName,
+    DraftOptions,
     RunOptions,
     Sampling,
     checked_config,
     unfolds,
 )
-from selfspec.cli.shared.waiting import working
+from selfspec.cli.shared.text_files import check_output
 from selfspec.errors import CliError
 
 if TYPE_CHECKING:
+    from selfspec.cli.check.check_measuring import Measured
     from selfspec.cli.check.check_prompts import Question
-    from selfspec.cli.check.measuring import Measured
     from selfspec.config import SpecConfig
 
 _SHARE = 0.8  # of the free memory, which weights may take
@@ -96,7 +96,7 @@ def check(
     from selfspec.cli.shared.model_loading import check_options
 
     loading = RunOptions(model=model, device=device, dtype=dtype)
-    check_options(loading)
+    check_options(loading, "MODEL")
     check_output(output)
     config = checked_config(forward=forward)
     questions = questions_of(prompts)
@@ -105,7 +105,7 @@ def check(
         _measured(
             replace(loading, dtype=each),
             Sampling(temperature=temperature, seed=0),
-            cache,
+            DraftOptions(cache=cache),
             questions,
             config,
             seconds / len(dtypes),
@@ -124,7 +124,7 @@ def check(
 def _measured(
     loading: RunOptions,
     sampling: Sampling,
-    cache: str | None,
+    drafts: DraftOptions,
     questions: list[Question],
     config: SpecConfig,
     seconds: float,
@@ -133,10 +133,10 @@ def _measured(
     """Of one precision; its model is gone afterwards."""
     from selfspec import detach
 
-    with loaded(loading, sampling, 1, cache) as writer:
-        from selfspec.cli.check.measuring import measure_model
+    with loaded(loading, sampling, 1, drafts) as writer:
+        from selfspec.cli.check.check_measuring import measure_model
 
-        limit = writer.max_positions
+        limit = writer.loaded.max_positions
         context = context if limit is None else min(context, limit // 2)
         with working("Measuring") as say:
             found = measure_model(
@@ -152,7 +152,7 @@ def _precisions(loading: RunOptions) -> tuple[list[str], list[str]]:
     if loading.dtype != "auto":
         return [loading.dtype], []
     with working("Looking at the model and the memory"):
-        number, free = _num_parameters(loading), _free_memory(loading.device)
+        number, free = _num_parameters_and_free_memory(loading)
     sizes = {dtype: number * _BYTES[dtype] for dtype in ("bfloat16", "float32")}
     fits = [dtype for dtype, size in sizes.items() if size <= _SHARE * free]
     if not fits:
@@ -170,21 +170,8 @@ def _too_large(sizes: dict[str, int], fits: list[str], free: float) -> Iterator[
             yield f"{dtype} is left out: it takes {size / 1e9:.1f} GB of {free / 1e9:.1f} GB free."
 
 
-def _num_parameters(loading: RunOptions) -> int:
-    from selfspec.cli.shared.model_loading import load_shape, quiet
-
-    with quiet():
-        shape: Any = load_shape(loading)
-    return int(shape.num_parameters())
-
-
-def _free_memory(device: str) -> float:
-    import torch
-
+def _num_parameters_and_free_memory(loading: RunOptions) -> tuple[int, int]:
+    from selfspec.cli.shared.model_loading import device_of, load_shape
     from selfspec.machine.free_memory import free_memory
 
-    if device == "auto" and torch.cuda.is_available():
-        device = "cuda"
-    if device.startswith("cuda"):
-        return float(torch.cuda.mem_get_info(device)[0])
-    return free_memory()
+    return int(load_shape(loading).num_parameters()), free_memory(device_of(loading.device))

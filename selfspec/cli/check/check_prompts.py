@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from selfspec.cli.shared.prompts_file import read_prompts
+from selfspec.cli.shared.text_files import read_prompts
 
 _PASSAGE = """\
 The harbour of Lindal was built twice. The first quay, of oak, was finished in 1871 and lasted for \

@@ -11,9 +11,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from selfspec.cli.check.check_measuring import Answered, Measured
 from selfspec.cli.check.curve_plot import curve_plot
-from selfspec.cli.check.measuring import Answered, Measured
-from selfspec.errors import CliError
+from selfspec.cli.shared.text_files import write_text
 
 _GAIN = 1.03  # Less than that is no gain: times vary by more.
 _DEAR = 1.5  # plain steps for a step of four nodes
@@ -76,10 +76,7 @@ def write_json(path: Path, name: str, found: Sequence[Measured], left_out: Seque
         "left_out": list(left_out),
         "precisions": [_as_json(each) for each in found],
     }
-    try:
-        path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise CliError(f"--output must be writable (got {str(path)!r}: {error})") from error
+    write_text(path, "--output", json.dumps(values, indent=1) + "\n")
 
 
 def _best(found: Sequence[Measured]) -> Measured:
@@ -94,7 +91,7 @@ def _gains(best: Measured) -> bool:
 
 
 def _because(best: Measured) -> str:
-    """What stands in the way of a gain."""
+    """Why there is no gain."""
     if best.stats.disabled_reason:
         return f"the model is not drafted for: {best.stats.disabled_reason}"
     per_step = best.stats.tokens_per_step
@@ -159,7 +156,7 @@ def _remarks(best: Measured) -> list[str]:
             f"The machine was busy: two plain runs of one prompt differ by {best.variation:.0%}, "
             "and no figure here is surer than that. Run it again."
         )
-    if best.stats.packed_bytes:
+    if best.stats.packed_bytes and best.speed_up > (best.stats.speed_up or 1.0):
         size = best.stats.packed_bytes / 1e6
         lines.append(
             f"What drafts alone don't bring comes from packed weights, which take {size:.0f} MB of "

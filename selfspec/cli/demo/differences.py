@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 from selfspec.cli.demo.timing import Timed
-from selfspec.cli.shared.prefix import first_difference
 from selfspec.cli.shared.writer import Writer
 
-# Two widths of a forward may well differ by so many roundings in the dtype of the logits.
+# Logits of two widths of a forward may differ by this number of roundings in their dtype.
 _ROUNDINGS = 4
 
 
@@ -35,8 +35,9 @@ def differences(timed: Sequence[Timed], shown: Sequence[Sequence[int]]) -> list[
     for snippet, (runs, live_ids) in enumerate(zip(timed, shown, strict=True)):
         expected = runs.stock[0].new_ids
         for got in (live_ids, *(run.new_ids for run in runs.drafted)):
-            position = first_difference(expected, got)
-            if position is not None:
+            if list(got) != expected:
+                pairs = enumerate(zip_longest(expected, got))
+                position = next(index for index, (one, other) in pairs if one != other)
                 found.append(Difference(snippet, position, expected, list(got)))
                 break
     return found

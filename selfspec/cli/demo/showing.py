@@ -15,8 +15,8 @@ from selfspec.cli.demo.tables import Summary, origins_table, summarise, times_ta
 from selfspec.cli.demo.timing import Timed, measure, warm_up
 from selfspec.cli.demo.tree_view import best_step, draw
 from selfspec.cli.shared.live_text import LiveText
+from selfspec.cli.shared.messages import working
 from selfspec.cli.shared.paint import Painter
-from selfspec.cli.shared.waiting import working
 from selfspec.cli.shared.writer import Writer
 from selfspec.config import SpecConfig
 from selfspec.records import DraftTree
@@ -64,7 +64,7 @@ class Demo:
             self.painter.write(snippet.prompt, "dim")
             self.writer.reseed()
             live = LiveText(self.writer.tokenizer, ids, self.painter.show)
-            output = self.writer.write(ids, spec, live=live)
+            output = self.writer.write(ids, spec, streamer=live)
             shown.append(output.sequences[0, len(ids) :].tolist())
             self.painter.show("" if live.text.endswith("\n") else "\n")
         self.console.rule(style="dim")
@@ -102,7 +102,7 @@ class Demo:
         self._say(f"Times: {many}, stock and selfspec in turns, nothing drawn meanwhile.")
         self.console.print(times_table(rows))
         self._warn(rows[-1][1])
-        start = "with nothing" if self.writer.cache is None else "with the cache"
+        start = "with nothing" if self.writer.start.cache is None else "with the cache"
         self._say(
             f"selfspec starts {start} at the first snippet and learns from one to the next.\n"
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option, echo
 
-from selfspec.cli.shared.waiting import working
+from selfspec.cli.shared.messages import working
 from selfspec.errors import CliError
 
 if TYPE_CHECKING:

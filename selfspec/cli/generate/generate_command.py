@@ -3,56 +3,108 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
 
 from selfspec.cli.shared.live_text import LiveText
+from selfspec.cli.shared.messages import Verbose, working
+from selfspec.cli.shared.opened import checked, loaded
+from selfspec.cli.shared.options import (
+    DraftOptions,
+    Knobs,
+    MaxNewTokens,
+    RunOptions,
+    Sampling,
+    unfolds,
+)
 from selfspec.cli.shared.paint import harmless
-from selfspec.cli.shared.waiting import waiting
-from selfspec.cli.shared.writer import Writer
-from selfspec.errors import CliError
+from selfspec.cli.shared.text_files import check_output, read_text
+from selfspec.errors import CliError, SelfSpecError
 
 if TYPE_CHECKING:
+    from selfspec.cli.shared.writer import Writer
     from selfspec.plugin import SelfSpec
 
 
-def read_prompt(name: str) -> str:
-    """The text of a file, or for ``-`` all of stdin; it must be UTF-8 and not empty."""
+@unfolds
+def generate(
+    loading: RunOptions,
+    sampling: Sampling,
+    knobs: Knobs,
+    drafts: DraftOptions,
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="The file with the prompt; - is stdin.")
+    ] = "-",
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write to this file, not to stdout.", show_default=False),
+    ] = None,
+    prediction: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A file that says roughly what will come, such as the text to be edited. The "
+            "nearer it is, the fewer steps it takes.",
+            show_default=False,
+        ),
+    ] = None,
+    max_new_tokens: MaxNewTokens = 256,
+    full: Annotated[bool, typer.Option("--full", help="Write the prompt too.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Print statistics on stderr.")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Continue a text: prompt in, continuation out."""
+    config = checked(loading, knobs, drafts)
+    check_output(output)
+    expected = None if prediction is None else read_text(prediction, "--prediction")
+    prompt = _read_prompt(file)
+    with loaded(loading, sampling, max_new_tokens, drafts) as writer:
+        spec = writer.new_spec(config)
+        try:
+            _write(writer, spec, prompt, expected, output, full=full)
+        except (BrokenPipeError, SelfSpecError):  # A reader that leaves has what it wants.
+            raise
+        except OSError as error:
+            name = "stdout" if output is None else "--output"
+            got = "" if output is None else f"{str(output)!r}: "
+            raise CliError(f"{name} must be writable (got {got}{error.strerror})") from error
+    if stats:
+        # A text that goes to stdout may end in the middle of the line.
+        start = "\n" if output is None and not sys.stdout.isatty() else ""
+        typer.echo(f"{start}{spec.stats}", err=True)
+
+
+def _read_prompt(name: str) -> str:
+    """The text of a file, or for ``-`` all of stdin."""
     if name == "-" and sys.stdin.isatty():
         print("Type the prompt; end it with Ctrl-D on a line of its own.", file=sys.stderr)
-    prompt = _read(None if name == "-" else Path(name), "FILE", "the prompt")
+    path = None if name == "-" else Path(name)
+    prompt = read_text(path, "FILE", "; a text itself goes through a pipe")
     if not prompt:
         where = "stdin" if name == "-" else repr(name)
         raise CliError(f"the prompt must not be empty (got nothing from {where}); write some text")
     return prompt
 
 
-def read_prediction(path: Path | None) -> str | None:
-    """The text of the file, which must be UTF-8; None if no file is named."""
-    return None if path is None else _read(path, "--prediction", "--prediction")
-
-
-def check_output(path: Path | None, option: str = "--output") -> None:
-    """Refuses an output that can't be a file, before the model is loaded. Writes nothing."""
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise CliError(f"{option} must be a file in a folder that exists (got {str(path)!r})")
-
-
-def write_continuation(
+def _write(
     writer: Writer,
     spec: SelfSpec,
     prompt: str,
-    *,
+    prediction: str | None,
     output: Path | None,
+    *,
     full: bool,
-    prediction: str | None = None,
 ) -> None:
     """Streams the continuation; with `full` the prompt comes first."""
     ids = writer.encode(prompt)
-    expected = writer.encode_prediction(prediction)
-    with _opened(output) as sink, ExitStack() as spinner:
+    with ExitStack() as stack:
+        sink: TextIO = sys.stdout
+        if output is not None:
+            sink = stack.enter_context(output.open("w", encoding="utf-8", newline=""))
+        spinner = stack.enter_context(ExitStack())
 
         def show(piece: str, _origin: str = "") -> None:
             spinner.close()
@@ -61,34 +113,8 @@ def write_continuation(
 
         if full:
             show(prompt)
-        spinner.enter_context(waiting("Reading the prompt"))
+        spinner.enter_context(working("Reading the prompt", only_spinner=True))
         live = LiveText(writer.tokenizer, ids, show)
-        writer.write(ids, spec, live=live, prediction=expected)
+        writer.write(ids, spec, streamer=live, prediction=writer.encode_prediction(prediction))
         if sink.isatty() and not live.text.endswith("\n"):
             show("\n")
-
-
-def _read(path: Path | None, argument: str, what: str) -> str:
-    """The text of a file, or of stdin."""
-    try:
-        data = sys.stdin.buffer.read() if path is None else path.read_bytes()
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise CliError(f"{what} must be UTF-8 text (got byte {error.start} wrong)") from error
-    except OSError as error:
-        raise CliError(
-            f"{argument} must be readable (got {str(path)!r}: {error.strerror})"
-        ) from error
-
-
-@contextmanager
-def _opened(output: Path | None) -> Iterator[TextIO]:
-    if output is None:
-        yield sys.stdout
-        return
-    try:
-        sink = output.open("w", encoding="utf-8", newline="")
-    except OSError as error:
-        raise CliError(f"--output must be writable (got {str(output)!r}: {error})") from error
-    with sink:
-        yield sink

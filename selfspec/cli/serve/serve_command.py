@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from selfspec.cli.shared.log import Verbose
+from selfspec.cli.shared.messages import Verbose, working
 from selfspec.cli.shared.opened import checked, checked_tokenizer
 from selfspec.cli.shared.options import (
-    CacheFolder,
     DeviceName,
-    DraftModelName,
+    DraftOptions,
     DtypeName,
     Knobs,
     ModelOptions,
-    RememberFolder,
     unfolds,
 )
-from selfspec.cli.shared.waiting import working
-from selfspec.errors import CliError, ConfigError
+from selfspec.errors import CliError
 from selfspec.machine.amounts import amount_in_bytes
 
 if TYPE_CHECKING:
     from selfspec import SpecConfig
     from selfspec.serving import Answering
-
-T = TypeVar("T")
 
 _WILDCARDS = ("0.0.0.0", "::", "")  # Addresses that mean all of this machine's.
 
@@ -114,10 +108,7 @@ class Load:
         """What keys and values may take; None: it depends on what is free."""
         if self.max_kv_memory is None:
             return None
-        try:
-            return amount_in_bytes(self.max_kv_memory)
-        except ConfigError as error:
-            raise CliError(str(error).replace("max_memory", "--max-kv-memory", 1)) from error
+        return amount_in_bytes(self.max_kv_memory, name="--max-kv-memory")
 
 
 @unfolds
@@ -128,6 +119,7 @@ def serve(
     access: Access,
     load: Load,
     knobs: Knobs,
+    drafts: DraftOptions,
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
     name: Annotated[
@@ -137,60 +129,42 @@ def serve(
             show_default=False,
         ),
     ] = None,
-    cache: CacheFolder = None,
-    remember: RememberFolder = None,
-    draft_model: DraftModelName = None,
     verbose: Verbose = False,
 ) -> None:
     """Serve a model over HTTP, by the protocol of OpenAI, to many clients at once."""
-    from selfspec.cli.shared.model_loading import source_of
-
-    source_of(model, "MODEL")
     loading = ModelOptions(model=model, device=device, dtype=dtype)
-    config = checked(loading, knobs, draft_model)
+    config = checked(loading, knobs, drafts, "MODEL")
     _check_access(access)
     _ = load.kv_bytes  # Refuses what is no amount before anything is loaded.
     with working(f"Loading {model}"):
         _check_extra()
-        opened = _Opened(loading, load, config, cache, remember, draft_model)
         # In a thread that ends: its threads of OpenMP would stay beside those of the answers.
-        answering = _aside(opened.answering)
+        with ThreadPoolExecutor(1) as thread:
+            answering = thread.submit(_answering, loading, load, config, drafts).result()
         answering.start()
     _serve(answering, model if name is None else name, access)
 
 
-@dataclass(frozen=True)
-class _Opened:
-    """All that decides about answers."""
+def _answering(
+    loading: ModelOptions, load: Load, config: SpecConfig, drafts: DraftOptions
+) -> Answering:
+    """Loads everything; nothing is answered yet."""
+    from selfspec.cli.shared.model_loading import load_draft_model, load_model
+    from selfspec.cli.shared.writer import Start
+    from selfspec.machine.free_memory import free_memory
+    from selfspec.serving import Answering
 
-    loading: ModelOptions
-    load: Load
-    config: SpecConfig
-    cache: str | None
-    remember: str | None
-    draft_model: str | None
-
-    def answering(self) -> Answering:
-        """Loads everything; nothing is answered yet."""
-        from selfspec.cli.shared.model_loading import load_draft_model, load_model, quiet
-        from selfspec.cli.shared.writer import new_spec
-        from selfspec.machine.free_memory import free_memory
-        from selfspec.serving import Answering
-
-        tokenizer, held = checked_tokenizer(self.loading, self.cache, self.remember)
-        with quiet():
-            model = load_model(self.loading, tokenizer).model
-            name = self.draft_model
-            small = None if name is None else load_draft_model(name, self.loading)
-        spec = new_spec(self.config, tokenizer, held, remember=self.remember, draft_model=small)
-        return Answering(
-            model,
-            tokenizer,
-            spec,
-            max_rows=self.load.max_rows,
-            max_memory=self.load.kv_bytes or free_memory(model.device) // 2,
-            max_waiting=self.load.max_waiting,
-        )
+    tokenizer, held = checked_tokenizer(loading, drafts)
+    model = load_model(loading, tokenizer).model
+    start = Start(held, drafts.remember, load_draft_model(drafts.draft_model, loading))
+    return Answering(
+        model,
+        tokenizer,
+        start.new_spec(config, tokenizer),
+        max_rows=load.max_rows,
+        max_memory=load.kv_bytes or free_memory(model.device) // 2,
+        max_waiting=load.max_waiting,
+    )
 
 
 def _serve(answering: Answering, name: str, access: Access) -> None:
@@ -224,11 +198,6 @@ def _warning(access: Access) -> str:
 
 def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-def _aside(work: Callable[[], T]) -> T:
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(work).result()
 
 
 def _check_extra() -> None:

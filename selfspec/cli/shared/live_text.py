@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from selfspec.cli.shared.words import Words
 from selfspec.records import Evidence, StepRecord, sources_of
 
 OWN = "model"  # The model's own next token, which nobody drafted.
@@ -24,22 +23,6 @@ def origins(record: StepRecord) -> list[str]:
     return drafted + [OWN] * (len(record.committed_ids) - len(drafted))
 
 
-class Live(Protocol):
-    """What follows a running call: a streamer, and a listener to what came of each step."""
-
-    def put(self, value: Any) -> None:
-        """Takes the prompt, then one token of the only row."""
-        ...
-
-    def hear(self, record: StepRecord) -> None:
-        """Takes what came of a step."""
-        ...
-
-    def end(self) -> None:
-        """Nothing more will come."""
-        ...
-
-
 class LiveText:
     """A streamer and a listener in one; `show(piece, origin)` gets the text.
 
@@ -53,6 +36,8 @@ class LiveText:
         prompt_ids: Sequence[int],
         show: Callable[[str, str], object],
     ) -> None:
+        from selfspec.batch.words import Words
+
         self.text = ""
         self._words = Words(tokenizer, prompt_ids)
         self._show = show

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from selfspec.building.limits import max_positions
 from selfspec.cli.shared.options import ModelOptions, RunOptions
 from selfspec.errors import CliError, SelfSpecError, one_line, unknown_name
 
@@ -30,6 +31,20 @@ class Loaded:
     def is_embedded(self) -> bool:
         """Is it the small model that comes with selfspec?"""
         return Path(self.model.name_or_path) == TINY
+
+    @property
+    def max_positions(self) -> int | None:
+        """The number of positions that the model has; None if its config doesn't say."""
+        return max_positions(self.model)
+
+    def check_length(self, num_ids: int, max_new_tokens: int, which: str = "") -> None:
+        """Refuses a prompt that leaves no room for its answer."""
+        limit = self.max_positions
+        if limit is not None and num_ids + max_new_tokens > limit:
+            raise CliError(
+                f"prompt{which} and new tokens must fit into the model's {limit} positions (got "
+                f"{num_ids} + {max_new_tokens}); shorten the prompt, or lower --max-new-tokens"
+            )
 
     def __str__(self) -> str:
         size = self.model.num_parameters() / 1e6
@@ -59,11 +74,9 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def check_options(options: ModelOptions, draft_model: str | None = None) -> None:
+def check_options(options: ModelOptions, option: str = "--model") -> None:
     """Refuses wrong options, as far as that is possible without importing torch."""
-    source_of(options.model)
-    if draft_model is not None:
-        source_of(draft_model, "--draft-model")
+    source_of(options.model, option)
     if options.dtype not in DTYPES:
         raise CliError(unknown_name("dtype", options.dtype, DTYPES))
 
@@ -92,11 +105,11 @@ def load_model(
 ) -> Loaded:
     """Loads the model, in the dtype and onto the device that the options name.
 
-    Within a memory, room for so many texts of so many tokens is set aside.
+    Within a memory, room for `max_texts` texts of `max_length` tokens is set aside.
     """
     from selfspec import load_streamed
 
-    device = _device(options.device)
+    device = device_of(options.device)
     dtype = _dtype(options)
     source = source_of(options.model)
 
@@ -130,9 +143,11 @@ def load_shape(options: ModelOptions) -> Any:
     return attempt(source, "model", load)
 
 
-def load_draft_model(name: str, options: ModelOptions) -> Any:
-    """Loads the small model, in the dtype and onto the device that the options name."""
-    source, device = source_of(name, "--draft-model"), _device(options.device)
+def load_draft_model(name: str | None, options: ModelOptions) -> Any:
+    """Loads the small model in the options' dtype and onto their device; None if none is named."""
+    if name is None:
+        return None
+    source, device = source_of(name, "--draft-model"), device_of(options.device)
     dtype = _dtype(ModelOptions(model=name, dtype=options.dtype))
     return attempt(source, "draft model", lambda: _whole_model(source, dtype, device))
 
@@ -169,7 +184,8 @@ def attempt(source: str, what: str, load: Callable[[], T]) -> T:
     from safetensors import SafetensorError
 
     try:
-        return load()
+        with quiet():
+            return load()
     except SelfSpecError:
         raise
     except (ImportError, OSError, RuntimeError, ValueError, SafetensorError) as error:
@@ -185,7 +201,7 @@ def _check_complete(info: dict[str, Any]) -> None:
         raise ValueError(f"its files lack the weights {missing[0]!r}{more}")
 
 
-def _device(name: str) -> Any:
+def device_of(name: str) -> Any:
     """The device, on which torch must be able to put a tensor."""
     import torch
 

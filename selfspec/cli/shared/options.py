@@ -21,10 +21,12 @@ from selfspec.config import SpecConfig
 
 _MEMORY = "Devices, memory and what is kept"
 EXPERTS = "For experts"
-_DRAFTING = "For experts: how drafts are made (changes the speed, not the quality of the text)"
+_DRAFTING = "For experts: how drafts are made (this changes the speed alone)"
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
-MaxNewTokens = Annotated[int, Option(min=1, help="Stop after this number of new tokens.")]
+MaxNewTokens = Annotated[
+    int, Option(min=1, metavar="NUMBER", help="Stop after this number of new tokens.")
+]
 
 DeviceName = Annotated[
     str,
@@ -48,30 +50,6 @@ CacheFolder = Annotated[
         "--cache",
         help="Start with what this cache holds, a folder or a Hub id; 'selfspec cache build' makes "
         "one. It must be built for the model's tokenizer.",
-        rich_help_panel=_MEMORY,
-        show_default=False,
-    ),
-]
-
-RememberFolder = Annotated[
-    str | None,
-    Option(
-        "--remember",
-        metavar="FOLDER",
-        help="Start with what earlier runs learned, and keep there what this one learns: pieces "
-        "of its texts, for this model's tokenizer, readable by you alone. Default: keep nothing.",
-        rich_help_panel=_MEMORY,
-        show_default=False,
-    ),
-]
-
-DraftModelName = Annotated[
-    str | None,
-    Option(
-        "--draft-model",
-        metavar="NAME",
-        help="Folder or Hub id of a small model with the same tokenizer, which drafts too where "
-        "that pays. Default: none.",
         rich_help_panel=_MEMORY,
         show_default=False,
     ),
@@ -124,6 +102,34 @@ class ChatOptions(RunOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DraftOptions:
+    """Where drafts come from beside the text itself, and what is kept of it."""
+
+    cache: CacheFolder = None
+    remember: Annotated[
+        str | None,
+        Option(
+            metavar="FOLDER",
+            help="Start with what earlier runs learned, and keep there what this one learns: "
+            "pieces of its texts, for this model's tokenizer, readable by you alone. Default: keep "
+            "nothing.",
+            rich_help_panel=_MEMORY,
+            show_default=False,
+        ),
+    ] = None
+    draft_model: Annotated[
+        str | None,
+        Option(
+            metavar="NAME",
+            help="Folder or Hub id of a small model with the same tokenizer, which drafts too "
+            "where that pays. Default: none.",
+            rich_help_panel=_MEMORY,
+            show_default=False,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sampling:
     """How the next token is chosen."""
 
@@ -131,6 +137,7 @@ class Sampling:
         float | None,
         Option(
             min=0.0,
+            metavar="NUMBER",
             help="0: always the likeliest token. Higher: more varied text. Default: what the "
             "model's own generation config says.",
             show_default=False,

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from selfspec.building.limits import max_positions
-from selfspec.cli.shared.live_text import Live
 from selfspec.cli.shared.model_loading import Loaded
 from selfspec.cli.shared.options import Sampling
 from selfspec.errors import CliError
@@ -19,21 +17,21 @@ if TYPE_CHECKING:
     from selfspec.store import CacheContents
 
 
-def new_spec(
-    config: SpecConfig,
-    tokenizer: Any,
-    cache: CacheContents | None = None,
-    *,
-    remember: str | None = None,
-    draft_model: Any = None,
-) -> SelfSpec:
-    """A new `SelfSpec`, which starts with what the cache and the remembered folder hold."""
-    from selfspec import SelfSpec
+class Start(NamedTuple):
+    """What every `SelfSpec` of a command starts with."""
 
-    options: dict[str, Any] = {"remember": remember, "draft_model": draft_model}
-    if cache is None:
-        return SelfSpec(config, tokenizer=tokenizer, **options)
-    return SelfSpec.from_contents(cache, config=config, **options)
+    cache: CacheContents | None = None
+    remember: str | None = None
+    draft_model: Any = None
+
+    def new_spec(self, config: SpecConfig, tokenizer: Any) -> SelfSpec:
+        """A new `SelfSpec`, which knows what the cache and the remembered folder hold."""
+        from selfspec import SelfSpec
+
+        options: dict[str, Any] = {"remember": self.remember, "draft_model": self.draft_model}
+        if self.cache is None:
+            return SelfSpec(config, tokenizer=tokenizer, **options)
+        return SelfSpec.from_contents(self.cache, config=config, **options)
 
 
 @dataclass
@@ -43,9 +41,7 @@ class Writer:
     loaded: Loaded
     sampling: Sampling
     max_new_tokens: int
-    cache: CacheContents | None = None
-    remember: str | None = None
-    draft_model: Any = None
+    start: Start = field(default_factory=Start)
     seed: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -70,11 +66,6 @@ class Writer:
         return self.loaded.tokenizer
 
     @property
-    def max_positions(self) -> int | None:
-        """The number of positions that the model has; None if its config doesn't say."""
-        return max_positions(self.model)
-
-    @property
     def samples(self) -> bool:
         """Is the next token drawn, not the likeliest one?"""
         temperature = self.sampling.temperature
@@ -97,21 +88,20 @@ class Writer:
         return f"sampling at temperature {temperature}, seed {self.seed}"
 
     def new_spec(self, config: SpecConfig) -> SelfSpec:
-        """A new `SelfSpec`, which starts with what the cache and the remembered folder hold."""
-        return new_spec(
-            config, self.tokenizer, self.cache, remember=self.remember, draft_model=self.draft_model
-        )
+        """A new `SelfSpec` with the command's own start."""
+        return self.start.new_spec(config, self.tokenizer)
 
     def origins(self, config: SpecConfig) -> list[str]:
         """Where drafted tokens can come from.
 
         A corpus is only in a cache. The n-grams that the context keeps come only from branches.
         """
-        has_corpus = self.cache is not None and self.cache.corpus is not None
+        cache = self.start.cache
+        has_corpus = cache is not None and cache.corpus is not None
         origins = [name for name in config.sources if name != "corpus" or has_corpus]
         if "context" in origins and config.num_branches:
             origins.insert(origins.index("context") + 1, "grams")
-        return origins if self.draft_model is None else [*origins, DRAFT_MODEL]
+        return origins if self.start.draft_model is None else [*origins, DRAFT_MODEL]
 
     def reseed(self) -> None:
         """Makes the next draws the same as those after the start."""
@@ -124,12 +114,7 @@ class Writer:
         ids: list[int] = self.tokenizer(prompt)["input_ids"] if prompt else []
         if not ids:
             raise CliError("the prompt must not be empty (got no tokens); write some text")
-        limit, total = self.max_positions, len(ids) + self.max_new_tokens
-        if limit is not None and total > limit:
-            raise CliError(
-                f"prompt and --max-new-tokens must fit into the model's {limit} positions "
-                f"(got {len(ids)} + {self.max_new_tokens}); shorten one of them"
-            )
+        self.loaded.check_length(len(ids), self.max_new_tokens)
         return ids
 
     def encode_prediction(self, text: str | None) -> list[int] | None:
@@ -144,23 +129,27 @@ class Writer:
         ids: Sequence[int],
         spec: SelfSpec | None,
         *,
-        live: Live | None = None,
+        streamer: Any = None,
         kv: Any = None,
         max_new_tokens: int | None = None,
         prediction: Sequence[int] | None = None,
     ) -> Any:
-        """Calls `generate()` with `ids`; without a `spec` it is the stock one."""
+        """Calls `generate()` with `ids`; without a `spec` it is the stock one.
+
+        A streamer that has a method `hear` gets the record of each step, too.
+        """
         import torch
 
         input_ids = torch.tensor([list(ids)], device=self.model.device)
-        hearing = spec.listening(live.hear) if spec and live else nullcontext()
+        hear = getattr(streamer, "hear", None)
+        hearing = spec.listening(hear) if spec and hear else nullcontext()
         with hearing:
             return self.model.generate(
                 input_ids=input_ids,
                 attention_mask=torch.ones_like(input_ids),
                 assistant=spec,
                 prediction=prediction,
-                streamer=live,
+                streamer=streamer,
                 past_key_values=kv,
                 return_dict_in_generate=True,
                 max_new_tokens=max_new_tokens or self.max_new_tokens,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,13 +15,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from selfspec.building.limits import max_positions
 from selfspec.building.progress import Bars
-from selfspec.cli.generate.generate_command import check_output
-from selfspec.cli.shared.log import Verbose
+from selfspec.cli.shared.messages import Verbose, working
 from selfspec.cli.shared.options import MaxNewTokens, RunOptions, unfolds
-from selfspec.cli.shared.prompts_file import encoded_prompts, read_prompts
-from selfspec.cli.shared.waiting import working
+from selfspec.cli.shared.text_files import check_output, encoded_prompts, read_prompts
 from selfspec.errors import CliError
 
 if TYPE_CHECKING:
@@ -86,7 +83,8 @@ def tune(
     prompts = read_prompts(data, "--data")
     with _opened(loading, out) as (loaded, contents):
         ids = encoded_prompts(prompts, loaded.tokenizer)
-        _check_lengths(ids, max_positions(loaded.model), max_new_tokens)
+        for number, prompt in enumerate(ids, start=1):
+            loaded.check_length(len(prompt), max_new_tokens, f" {number} of --data")
         curve = _measured_costs(loaded.model, ids, max_new_tokens)
         grown, shaped, fits = _counted(loaded.model, ids, contents, curve, max_new_tokens)
     from selfspec.fitting import best_fit
@@ -108,41 +106,25 @@ def tune(
 @contextmanager
 def _opened(loading: RunOptions, out: Path) -> Iterator[tuple[Loaded, CacheContents]]:
     """The model, and what the folder holds so far; a folder that can't be used is told first."""
-    with ExitStack() as stack:
-        with working(f"Loading {loading.model or 'the embedded model'}"):
-            model, contents = _loaded(stack, loading, out)
+    with working(f"Loading {loading.model or 'the embedded model'}"):
+        from selfspec.cli.shared.model_loading import load_model, load_tokenizer, quiet
+        from selfspec.store import (
+            CacheContents,
+            check_target,
+            check_tokenizer,
+            load_cache,
+            tokenizer_info,
+        )
+
+        target = check_target(out, overwrite=True)
+        tokenizer = load_tokenizer(loading)
+        contents = CacheContents(tokenizer=tokenizer_info(tokenizer))
+        if target.is_dir() and any(target.iterdir()):
+            contents = load_cache(target)
+            check_tokenizer("--out", contents.tokenizer, tokenizer_info(tokenizer))
+        model = load_model(loading, tokenizer)
+    with quiet():
         yield model, contents
-
-
-def _loaded(stack: ExitStack, loading: RunOptions, out: Path) -> tuple[Loaded, CacheContents]:
-    from selfspec.cli.shared.model_loading import load_model, load_tokenizer, quiet
-    from selfspec.store import (
-        CacheContents,
-        check_target,
-        check_tokenizer,
-        load_cache,
-        tokenizer_info,
-    )
-
-    target = check_target(out, overwrite=True)
-    stack.enter_context(quiet())
-    tokenizer = load_tokenizer(loading)
-    contents = CacheContents(tokenizer=tokenizer_info(tokenizer))
-    if target.is_dir() and any(target.iterdir()):
-        contents = load_cache(target)
-        check_tokenizer("--out", contents.tokenizer, tokenizer_info(tokenizer))
-    model = load_model(loading, tokenizer)
-    return model, contents
-
-
-def _check_lengths(ids: Sequence[Sequence[int]], limit: int | None, max_new_tokens: int) -> None:
-    """Refuses a prompt that leaves no room for its answer."""
-    for number, prompt in enumerate(ids, start=1):
-        if limit is not None and len(prompt) + max_new_tokens > limit:
-            raise CliError(
-                f"a prompt and --max-new-tokens must fit into the model's {limit} positions (got "
-                f"{len(prompt)} + {max_new_tokens} for prompt {number}); shorten one of them"
-            )
 
 
 def _measured_costs(model: Any, ids: Sequence[Sequence[int]], max_new_tokens: int) -> CostCurve:

@@ -9,14 +9,15 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
+from selfspec.cli.shared.text_files import write_text
 from selfspec.draft.fitted import FittedTree
-from selfspec.errors import CliError
 from selfspec.fitting import AcceptanceCounts, Fit
 
 _WIDTHS = (8, 16, 32, 64)
 _DEEPEST, _LAST_RANK = 12, 12  # What a map shows.
 _CELL, _GAP, _ROW = 46, 16, 44  # In pixels: a cell of a map, the leaves of a tree, its levels.
 _STYLE = (
+    ":root{color-scheme:light dark}svg{fill:currentColor}"
     "body{font:15px/1.5 system-ui,sans-serif;max-width:1000px;margin:2rem auto;padding:0 1rem}"
     "svg{max-width:100%;height:auto;display:block;font:11px system-ui,sans-serif}"
     "table{border-collapse:collapse}td,th{padding:.2rem .6rem;text-align:right}"
@@ -45,10 +46,7 @@ def write_report(
         f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>A fitted tree</title>'
         f"<style>{_STYLE}</style>{''.join(parts)}</html>\n"
     )
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise CliError(f"--report must be writable (got {str(path)!r}: {error})") from error
+    write_text(path, "--report", page)
 
 
 def picture_of_tree(tree: FittedTree) -> str:

@@ -100,10 +100,11 @@ def test_bad_lines_are_told_and_the_rest_goes_on(batch, tmp_path):
         {"prompt": "x", "temperature": "hot"},
         {"custom_id": "a", "body": {"prompt": "x", "n_best": 2}},
         {"messages": [{"role": "user"}]},
+        {"prompt": "x", "temprature": 0},
     )
     result = batch(given, tmp_path / "out.jsonl")
     assert result.exit_code == 1
-    assert "7 of 8 lines have no answer; see" in result.stderr
+    assert "8 of 9 lines have no answer; see" in result.stderr
     assert [answer["line"] for answer in read(tmp_path / "out.jsonl")] == [3]
     errors = {each["line"]: each["error"] for each in read(tmp_path / "out.errors.jsonl")}
     said = {
@@ -114,6 +115,7 @@ def test_bad_lines_are_told_and_the_rest_goes_on(batch, tmp_path):
         6: "temperature must be a number >= 0 (got 'hot')",
         7: "unknown field of body 'n_best'",
         8: "list of messages with role and content",
+        9: "unknown field 'temprature'; did you mean 'temperature'?",
     }
     assert errors.keys() == said.keys()
     for line, part in said.items():
@@ -122,19 +124,27 @@ def test_bad_lines_are_told_and_the_rest_goes_on(batch, tmp_path):
 
 def test_files_that_can_not_be(fails, tmp_path, chat_folder):
     given = write(tmp_path / "in.jsonl", {"prompt": "x"})
-    other = write(tmp_path / "notes.txt", "my notes")
+    other = tmp_path / "notes.txt"
+    other.write_text('{"line": my own, with no end of a line')
+    errors = write(tmp_path / "mine.errors.jsonl", "something else")
     old = write(tmp_path / "old.jsonl", {"line": 1, "input": "0" * 12})
     wrong = {
         (tmp_path / "none.jsonl", tmp_path / "out.jsonl"): "INPUT must be a file",
         (given, tmp_path / "none" / "out.jsonl"): "OUTPUT must be a plain file in a folder that",
         (given, given): "OUTPUT must be another file than INPUT",
-        (given, other): "OUTPUT must be new, or from an earlier run",
+        (given, other): "whose line 1 is no answer to this INPUT",
+        (
+            given,
+            tmp_path / "mine.jsonl",
+        ): "mine.errors.jsonl', which holds something else); move",
         (given, old): "holds an answer to another line 1",
+        (write(tmp_path / "empty.jsonl", ""), tmp_path / "o.jsonl"): "INPUT must have a prompt",
+        (given, Path("/proc/out.jsonl")): "OUTPUT must be writable (got '/proc/out.jsonl'",
     }
-    before = other.read_bytes(), old.read_bytes()
+    before = [path.read_bytes() for path in (other, old, errors)]
     for files, said in wrong.items():
         assert said in fails("batch", *files, "--model", chat_folder)
-    assert before == (other.read_bytes(), old.read_bytes())
+    assert before == [path.read_bytes() for path in (other, old, errors)]
     line = fails("batch", given, tmp_path / "out.jsonl", "--max-memory", "lots")
     assert "max_memory must be a number of bytes" in line
 
@@ -169,19 +179,6 @@ def test_lines_are_read_before_the_model_is(batch, tmp_path):
     assert "(got 'turns'); write the turns as messages" in turns
     assert "(got 'text'); rename it to 'prompt'" in text
     assert not (tmp_path / "out.jsonl").exists()
-
-
-def test_foreign_files_stay_as_they_are(fails, tmp_path, chat_folder):
-    given = write(tmp_path / "in.jsonl", {"prompt": "x"})
-    notes = tmp_path / "notes.jsonl"
-    notes.write_text('{"line": my own, with no end of a line')
-    errors = write(tmp_path / "mine.errors.jsonl", "something else")
-    before = notes.read_bytes(), errors.read_bytes()
-    line = fails("batch", given, notes, "--model", chat_folder)
-    assert "whose line 1 is no answer to this INPUT" in line
-    line = fails("batch", given, tmp_path / "mine.jsonl", "--model", chat_folder)
-    assert "mine.errors.jsonl', which holds something else); move it" in line
-    assert before == (notes.read_bytes(), errors.read_bytes())
 
 
 def test_an_output_that_is_no_plain_file(fails, tmp_path, chat_folder):

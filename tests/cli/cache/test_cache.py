@@ -4,7 +4,6 @@ import shutil
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
@@ -37,11 +36,6 @@ def real(plain_folder, tmp_path):
     held = contents(tokenizer=tokenizer_info(tokenizer), corpus=count_grams(ids, 3), about={"n": 3})
     save_cache(tmp_path / "real", held)
     return tmp_path / "real", tokenizer
-
-
-def test_help(run):
-    assert all(name in run("cache", "--help").stdout for name in ("build", "inspect", "merge"))
-    assert "--max-size" in run("cache", "merge", "--help").stdout
 
 
 class TestVerify:
@@ -84,10 +78,14 @@ class TestInspect:
         out = run("cache", "inspect", real[0], "--tokenizer", plain_folder).stdout
         assert "' the'" in out or "'the'" in out or "' lazy'" in out or "'self'" in out
 
-    def test_coverage_of_a_text(self, run, real, plain_folder, tmp_path):
+    def test_coverage_of_a_text(self, run, real, tmp_path):
         (tmp_path / "text").write_text(LINES[1])
-        asked = ("--tokenizer", plain_folder, "--text", tmp_path / "text")
-        out = run("cache", "inspect", real[0], *asked).stdout
+        real[1].model_max_length = 4  # The text may be longer than the model can read at once.
+        real[1].save_pretrained(tmp_path / "short")
+        asked = ("--tokenizer", tmp_path / "short", "--text", tmp_path / "text")
+        result = run("cache", "inspect", real[0], *asked)
+        assert result.stderr == f"Reading {real[0]} ...\n"
+        out = result.stdout
         assert "corpus, 3 before  100.0% found, 100.0% named" in out
 
     def test_what_a_card_says_is_not_obeyed(self, run, tmp_path):
@@ -101,7 +99,8 @@ class TestInspect:
         assert "--text must be readable" in fails(*asked, "--text", tmp_path / "nowhere")
         (tmp_path / "bytes").write_bytes(b"\xff")
         assert "--text must be UTF-8 text" in fails(*asked, "--text", tmp_path / "bytes")
-        assert "must name a tokenizer" in fails("cache", "inspect", folder, "--tokenizer", tmp_path)
+        line = fails("cache", "inspect", folder, "--tokenizer", tmp_path)
+        assert f"the tokenizer of '{tmp_path}' can't be loaded" in line
         assert "must hold a cache.json" in fails("cache", "inspect", tmp_path / "nowhere")
         flip_byte(folder / "lut.safetensors")
         assert "must have the sha256" in fails("cache", "inspect", folder)
@@ -247,27 +246,17 @@ class TestOption:
         assert "corpus" in warm.stderr
         assert "corpus" not in cold.stderr
 
-    @pytest.mark.parametrize("command", ["demo", "generate", "chat"])
-    def test_another_tokenizers_cache_is_refused(self, fails, chat_folder, folder, command):
-        line = fails(command, "--model", chat_folder, "--cache", folder, stdin=PROMPT)
+    def test_another_tokenizers_cache_and_a_damaged_one_are_refused(
+        self, fails, chat_folder, folder
+    ):
+        asked = ("demo", "--model", chat_folder, "--cache", folder)
+        line = fails(*asked)
         assert "--cache was built for tokenizer 5a5a5a5a… (owner/toy), this model uses" in line
-
-    @pytest.mark.parametrize("command", ["demo", "generate", "chat"])
-    def test_a_damaged_cache_is_refused(self, fails, chat_folder, folder, command):
         flip_byte(folder / "corpus.safetensors")
-        line = fails(command, "--model", chat_folder, "--cache", folder, stdin=PROMPT)
-        assert "corpus.safetensors of cache" in line
+        assert "corpus.safetensors of cache" in fails(*asked)
 
-    def test_a_demo_and_a_chat_with_one(self, run, real, chat_folder):
+    def test_a_demo_with_one(self, run, real, chat_folder):
         few = ("--model", chat_folder, "--cache", real[0], "--max-new-tokens", "8")
         out = run("demo", *few, "--prompt", PROMPT).stdout
         assert "selfspec starts with the cache at the first snippet" in out
         assert "1 of 1 are stock generate()'s" in out
-        assert run("chat", *few, stdin="hello\n").exit_code == 0
-
-
-def test_ids_come_as_plain_numbers():
-    """numpy's own would be printed as such."""
-    for _, entries in top_entries(contents(), 3):
-        for entry in entries:
-            assert not any(isinstance(id_, np.generic) for id_ in (*entry.before, *entry.after))

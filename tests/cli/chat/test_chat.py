@@ -65,18 +65,16 @@ def contents(conversation):
 
 
 def test_two_turns_are_stocks_and_the_second_starts_from_the_kv_of_the_first(chat, stock_answers):
-    result = chat(*QUESTIONS[:2], "/stats")
+    result = chat(*QUESTIONS[:2], "/stats", args=["--system", "be a fox"])
     assert result.exit_code == 0
-    for question, answer in zip(QUESTIONS, stock_answers(*QUESTIONS[:2]), strict=False):
+    answers = stock_answers(*QUESTIONS[:2], system="be a fox")
+    for question, answer in zip(QUESTIONS, answers, strict=False):
         assert f"> {question}\n{harmless(answer)}\n" in result.stdout
+    assert "(16 tokens, " in result.stdout
+    assert "cut at 16)" in result.stdout
     assert "0 of the last" not in result.stdout
     assert "prompt tokens reused" in result.stdout
     assert "\x1b" not in result.stdout
-
-
-def test_the_system_message_comes_first(chat, stock_answers):
-    result = chat(QUESTIONS[0], args=["--system", "be a fox"])
-    assert harmless(stock_answers(QUESTIONS[0], system="be a fox")[0]) in result.stdout
 
 
 def test_with_and_without_reuse_the_same_text(writer, stock_answers):
@@ -174,41 +172,26 @@ def test_sampled_answers_are_the_seeds(loaded):
     assert texts[0] == texts[1]
 
 
-def test_an_answer_that_was_cut_says_so(chat):
-    assert "(16 tokens, " in chat(QUESTIONS[0]).stdout
-    assert "cut at 16)" in chat(QUESTIONS[0]).stdout
-
-
 def test_a_full_context_is_an_error_that_leaves_the_chat_running(conversation):
     with pytest.raises(CliError, match=r"512 positions \(got \d+ tokens\); /reset starts over"):
         conversation.ask("dog " * 600)
     assert conversation.messages == []
+    answer = conversation.ask("!" * 502)  # with the template's tokens 504 of 512
+    assert (answer.num_prompt_tokens, answer.cut_at in (None, 8)) == (504, True)
+    conversation.reset()
     assert not conversation.ask("dog").interrupted
 
 
-def test_the_last_tokens_of_the_context_are_used(conversation):
-    answer = conversation.ask("!" * 502)  # with the template's tokens 504 of 512
-    assert answer.num_prompt_tokens == 504
-    assert answer.cut_at in (None, 8)
-
-
-def test_commands(chat):
-    out = chat("/stats", "/help", "/res", QUESTIONS[0], "/reset", "/stats", "/exit", "dog").stdout
+def test_commands(chat, stock_answers):
+    asked = ("", "/stats", "/help", "/res", QUESTIONS[1], "/reset", QUESTIONS[0], "/stats")
+    out = chat(*asked, "/exit", "dog").stdout
+    assert f"> {QUESTIONS[0]}\n{harmless(stock_answers(QUESTIONS[0])[0])}\n" in out
     assert "No answer yet." in out
     assert "/reset" in out
     assert "error: unknown command '/res'; did you mean '/reset'?" in out
     assert "The conversation starts over." in out
     assert "tokens per step" in out
     assert "> dog" not in out
-
-
-def test_after_a_reset_the_answer_is_the_first_one_again(chat, stock_answers):
-    out = chat(QUESTIONS[1], "/reset", QUESTIONS[0]).stdout
-    assert f"> {QUESTIONS[0]}\n{harmless(stock_answers(QUESTIONS[0])[0])}\n" in out
-
-
-def test_empty_lines_are_passed_over(chat):
-    assert chat("", "   ", "/exit").exit_code == 0
 
 
 class Keyboard:
@@ -266,16 +249,13 @@ def test_a_terminal_gets_whole_words_and_keeps_the_text(writer, monkeypatch):
     assert lines[3:5] == ["", "    x = 1"]
 
 
-def test_the_embedded_model_is_refused_at_once(fails):
-    line = fails("chat")
-    assert "the embedded model has none" in line
-    assert "selfspec generate" in line
-
-
 def test_a_model_without_a_template_is_refused(fails, plain_folder):
-    line = fails("chat", "--model", plain_folder)
-    assert f"'{plain_folder}' has none" in line
-    assert "selfspec generate" in line
+    """The embedded one at once."""
+    named = ("--model", plain_folder)
+    for args, which in (((), "the embedded model"), (named, repr(plain_folder))):
+        line = fails("chat", *args)
+        assert f"{which} has none" in line
+        assert "selfspec generate" in line
 
 
 def test_a_template_that_takes_no_system_message(writer):

@@ -29,7 +29,7 @@ def keyboard(monkeypatch):
         ("grüße", "grüße"),
         ("\x1b[200~def f():\r\treturn\x1b[201~", "def f():\n\treturn"),
         ("\x1b[A\x1bOP\x04\x7f", ""),
-        ("", ""),
+        ("y" * 3000 + "z" * 3000, "y" * 3000 + "z" * 3000),  # more than the system keeps in a line
     ],
 )
 def test_it_is_kept_for_the_next_question(keyboard, pasted, kept):
@@ -40,11 +40,3 @@ def test_it_is_kept_for_the_next_question(keyboard, pasted, kept):
     assert typed.take() == ""
     os.write(keyboard, b"x")
     assert os.read(keyboard, 1) == b"x"  # This is the first character that the screen shows.
-
-
-def test_more_than_the_system_keeps_in_a_line(keyboard):
-    typed = TypedAhead()
-    with typed.kept():
-        os.write(keyboard, b"y" * 4000)
-        os.write(keyboard, b"z" * 4000)
-    assert len(typed.take()) == 8000

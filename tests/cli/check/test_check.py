@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 
 from selfspec.cli.check import check_command as check_module
+from selfspec.cli.check.check_measuring import Answered, Measured
 from selfspec.cli.check.check_report import python_lines, verdict
-from selfspec.cli.check.measuring import Answered, Measured
+from selfspec.cli.shared.options import RunOptions
 from selfspec.cost import CostCurve
+from selfspec.machine import free_memory
 from selfspec.stats import GenerationStats
 from tests.fakes import new_model
 from tests.tiny import make_tokenizer
@@ -69,10 +71,11 @@ def test_a_model_without_trees_has_no_picture(run, prompts, tmp_path):
 
 
 def test_what_does_not_fit_is_left_out_or_refused(run, fails, chat_folder, prompts, monkeypatch):
+    number, _ = check_module._num_parameters_and_free_memory(RunOptions(model=chat_folder))
     free = {"bytes": 0.0}
-    monkeypatch.setattr(check_module, "_free_memory", lambda _device: free["bytes"])
+    monkeypatch.setattr(free_memory, "free_memory", lambda _device: free["bytes"])
     assert "MODEL must fit into memory" in fails("check", chat_folder)
-    free["bytes"] = 3.5 * check_module._num_parameters(check_module.RunOptions(model=chat_folder))
+    free["bytes"] = 3.5 * number
     said = run("check", chat_folder, "--prompts", prompts, "--seconds", "1").stdout
     assert "float32 is left out: it takes " in said
     assert "float32, plain" not in said

@@ -14,15 +14,13 @@ from selfspec import DraftTree, SpecConfig, StepRecord
 from selfspec.cli.demo import timing as timing
 from selfspec.cli.demo.differences import Difference, differences, explain
 from selfspec.cli.demo.showing import Demo
-from selfspec.cli.demo.snippets import SNIPPETS, Snippet, named
+from selfspec.cli.demo.snippets import SNIPPETS, Snippet
 from selfspec.cli.demo.tables import Summary, summarise
 from selfspec.cli.demo.timing import Run, Timed, measure
 from selfspec.cli.shared.live_text import OWN
 from selfspec.cli.shared.options import Sampling
 from selfspec.cli.shared.paint import harmless
-from selfspec.cli.shared.writer import Writer
 from selfspec.records import Evidence
-from tests.tiny import make_tokenizer
 
 FEW = ("--max-new-tokens", "16")
 TWO = ("--prompt", "the quick brown", "--prompt", "def read(")
@@ -34,8 +32,15 @@ def demo(run, plain_folder):
 
 
 def test_texts_are_stocks_and_the_table_says_how_they_came(demo, stock_text, plain_folder):
-    result = demo(*TWO)
+    """Without a terminal it is plain text in 80 columns."""
+    result = demo(*TWO, "--tree")
     assert result.exit_code == 0
+    assert "The step with the longest accepted path" in result.stdout
+    assert "└── " in result.stdout
+    assert "\x1b" not in result.stdout
+    tables = result.stdout[result.stdout.index("snippet") :]
+    assert max(map(len, tables.splitlines())) <= 80
+    assert "…" not in tables
     for prompt in TWO[1::2]:
         assert prompt + harmless(stock_text(prompt, 16)) in result.stdout
     assert "Same text: 2 of 2 are stock generate()'s, token for token." in result.stdout
@@ -51,31 +56,13 @@ def test_texts_are_stocks_and_the_table_says_how_they_came(demo, stock_text, pla
     ] == doing
 
 
-def test_without_a_terminal_it_is_plain_text_in_80_columns(demo):
-    out = demo(*TWO, "--tree").stdout
-    assert "\x1b" not in out
-    tables = out[out.index("snippet") :]
-    assert max(map(len, tables.splitlines())) <= 80
-    assert "…" not in tables
-
-
-def test_its_own_snippets_are_the_default(demo):
-    out = demo().stdout
-    assert all(snippet.name in out for snippet in SNIPPETS)
-    assert f"Same text: {len(SNIPPETS)} of {len(SNIPPETS)}" in out
-
-
-def test_it_ends_with_the_command_for_another_model(run, demo):
-    assert "'selfspec check' measures several" in demo(*TWO).stdout
+def test_its_own_snippets_are_the_default_and_it_ends_with_the_command_for_another_model(run, demo):
+    assert "'selfspec check' measures several" in demo(*TWO, "--rounds", "1").stdout
     said = " ".join(run("demo", *FEW, "--rounds", "1").stdout.split())
+    assert all(snippet.name in said for snippet in SNIPPETS)
+    assert f"Same text: {len(SNIPPETS)} of {len(SNIPPETS)}" in said
     assert "sampling at temperature 0.5, seed 1" in said
     assert said.endswith("measure yours in a minute with 'selfspec check your/model'.")
-
-
-def test_the_tree(demo):
-    out = demo(*TWO, "--tree").stdout
-    assert "The step with the longest accepted path" in out
-    assert "└── " in out
 
 
 def test_a_deep_tree_is_not_cut_off_in_a_pipe(writer):
@@ -93,14 +80,6 @@ def test_no_tree_where_nothing_is_drafted(demo):
     result = demo(*TWO, "--tree", "--sources", "")
     assert result.exit_code == 0
     assert "No tree to draw: nothing was drafted." in result.stdout
-
-
-def test_plain_decoding_is_said_once(demo, monkeypatch):
-    monkeypatch.setattr("selfspec.plugin.call.plain_reason", lambda *_: "it is Sunday")
-    result = demo(*TWO)
-    assert result.exit_code == 0
-    said = "warning: LlamaForCausalLM is not drafted for as asked: it is Sunday"
-    assert result.stderr.splitlines().count(said) == 1
 
 
 def test_sampling_is_the_same_text_too(demo):
@@ -122,15 +101,9 @@ def test_the_models_own_generation_config_is_the_default(run, plain_folder, tmp_
     assert ", greedy" in out.replace("\n", " ")
 
 
-@pytest.mark.parametrize("prompt", ["", " "])
-def test_an_empty_prompt(fails, run, plain_folder, prompt):
-    if prompt:
-        assert run("demo", "--model", plain_folder, *FEW, "--prompt", prompt).exit_code == 0
-    else:
-        assert "must not be empty" in fails("demo", "--model", plain_folder, "--prompt", prompt)
+def wrong_fourth_token(monkeypatch):
+    """Every drafted text differs from stock's."""
 
-
-def test_another_text_is_told_and_fails(demo, monkeypatch):
     def other(writer, ids, spec):
         run = own_run(writer, ids, spec)
         if spec is not None:
@@ -139,6 +112,10 @@ def test_another_text_is_told_and_fails(demo, monkeypatch):
 
     own_run = timing._run
     monkeypatch.setattr(timing, "_run", other)
+
+
+def test_another_text_is_told_and_fails(demo, monkeypatch):
+    wrong_fourth_token(monkeypatch)
     result = demo(*TWO)
     assert result.exit_code == 1
     assert "NOT the same text: the quick brown: token 4 differs: stock" in result.stdout
@@ -148,14 +125,7 @@ def test_another_text_is_told_and_fails(demo, monkeypatch):
 
 
 def test_in_half_precision_another_text_is_told_and_allowed(demo, monkeypatch):
-    def other(writer, ids, spec):
-        run = own_run(writer, ids, spec)
-        if spec is not None and ids[0] == first:
-            run.new_ids[3] = (run.new_ids[3] + 1) % 300
-        return run
-
-    own_run, first = timing._run, make_tokenizer()(TWO[1])["input_ids"][0]
-    monkeypatch.setattr(timing, "_run", other)
+    wrong_fourth_token(monkeypatch)
     result = demo(*TWO, "--dtype", "bfloat16")
     assert result.exit_code == 0
     assert "of 2 are stock generate()'s" in result.stdout
@@ -190,18 +160,12 @@ def test_a_near_tie_is_called_one(writer):
     writer.model.to(torch.float32)
     assert explain(writer, prompt, Difference(0, 0, [first], [second])).is_allowed
     assert not explain(writer, prompt, Difference(0, 0, [first], [lowest])).is_allowed
-
-
-def test_the_end_of_a_text_has_no_logit(writer):
-    line, is_allowed = explain(writer, writer.encode("the"), Difference(0, 1, [7, 8], [7]))
-    assert not is_allowed
+    line, is_allowed = explain(writer, prompt, Difference(0, 1, [7, 8], [7]))
+    assert not is_allowed, "the end of a text has no logit"
     assert line.startswith("token 2 differs: stock ")
     assert line.endswith("selfspec the end")
-
-
-def test_a_sampled_difference_has_no_ties(loaded):
-    writer = Writer(loaded, Sampling(temperature=1.0, seed=0), 4)
-    line, is_allowed = explain(writer, writer.encode("the"), Difference(0, 0, [7], [8]))
+    writer.sampling = Sampling(temperature=1.0, seed=0)
+    line, is_allowed = explain(writer, prompt, Difference(0, 0, [7], [8]))
     assert "logits" not in line
     assert not is_allowed
 
@@ -214,15 +178,10 @@ def coloured(writer, **settings):
 
 
 def test_a_terminal_gets_colours_and_a_legend(writer):
+    assert "drafted by" not in coloured(writer, no_color=True)
     out = coloured(writer, color_system="standard")
     assert "drafted by \x1b[36mlut\x1b[0m  \x1b[96mlut2\x1b[0m  \x1b[32mcontext\x1b[0m" in out
     assert "plain: the model's own" in out
-
-
-def test_no_color_gets_no_legend(writer):
-    out = coloured(writer, no_color=True)
-    assert "drafted by" not in out
-    assert "\x1b[36m" not in out
 
 
 def test_rounds_start_cold_and_take_turns(writer, monkeypatch):
@@ -302,9 +261,3 @@ def test_the_spec_of_the_screen_is_not_the_one_that_is_timed(writer, monkeypatch
     Demo(writer, SpecConfig(), [Snippet("one", "the quick")], 2, console).run(with_tree=False)
     warming, shown, *timed = made
     assert [spec.total_stats.num_calls for spec in (warming, shown, *timed)] == [1, 1, 1, 1]
-
-
-def test_own_prompts_are_called_by_their_first_line():
-    assert named([]) is SNIPPETS
-    long = named(["\n  import a_module_with_a_long_name\nrest"])
-    assert long == (Snippet("import a_module_wit…", "\n  import a_module_with_a_long_name\nrest"),)

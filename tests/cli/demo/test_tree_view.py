@@ -52,10 +52,6 @@ def test_nothing_accepted_hangs_the_models_own_under_the_root():
     assert drawn(record(num_accepted=0))[-1] == "└── => '!'  the model's own next"
 
 
-def test_a_row_that_stopped_has_no_next():
-    assert not any("=>" in line for line in drawn(record(with_own=False)))
-
-
 def test_the_best_step_has_the_longest_accepted_path():
     steps = [record(1), record(2), record(0)]
     assert best_step(steps) is steps[1]

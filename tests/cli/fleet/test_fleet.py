@@ -23,6 +23,7 @@ from selfspec.building.progress import Bar
 from selfspec.errors import BuildError, FleetError
 from selfspec.fleet import Fleet, Lost, Share, cluster, divided
 from tests.tiny import LINES
+from tests.waiting import free_port
 
 ray = pytest.importorskip("ray", reason="needs the extra: pip install ray")
 pytestmark = pytest.mark.long
@@ -204,6 +205,13 @@ def pids_of_workers() -> list[int]:
     return [each.pid for each in children if each.name().startswith("ray::Worker")]
 
 
+@pytest.fixture
+def given(tmp_path) -> Path:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"prompt": "x"}\n')
+    return path
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -214,10 +222,10 @@ def pids_of_workers() -> list[int]:
         (("--ray", "local", "--device", "cuda:1"), "--device must be auto, cpu or cuda"),
     ],
 )
-def test_mistakes_are_answered_in_a_line(options, said, fails, chat_folder, tmp_path) -> None:
-    given = tmp_path / "in.jsonl"
-    given.write_text('{"prompt": "x"}\n')
-    options = [each.format(closed=closed_port()) for each in options]
+def test_mistakes_are_answered_in_a_line(
+    options, said, fails, chat_folder, tmp_path, given
+) -> None:
+    options = [each.format(closed=free_port()) for each in options]
     for command in (
         ("batch", given, tmp_path / "out.jsonl"),
         ("cache", "build", tmp_path / "cache", "--data", given),
@@ -226,9 +234,7 @@ def test_mistakes_are_answered_in_a_line(options, said, fails, chat_folder, tmp_
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_an_address_at_which_something_else_listens(fails, tmp_path, chat_folder) -> None:
-    given = tmp_path / "in.jsonl"
-    given.write_text('{"prompt": "x"}\n')
+def test_an_address_at_which_something_else_listens(fails, tmp_path, chat_folder, given) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         thread = threading.Thread(target=answer_as_a_web_server, args=(server,))
@@ -244,21 +250,15 @@ def answer_as_a_web_server(server: socket.socket) -> None:
         connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
-def closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def test_what_a_build_can_not_do_there(fails, tmp_path) -> None:
     build = ("cache", "build", tmp_path / "cache", "--data", tmp_path, "--ray", "local")
     assert "--workers can't be used with --ray" in fails(*build, "--workers", "2")
     assert "--learn-from must be text" in fails(*build, "--learn-from", "generations")
 
 
-def test_without_the_extra_the_command_names_it(fails, tmp_path, chat_folder, monkeypatch) -> None:
+def test_without_the_extra_the_command_names_it(
+    fails, tmp_path, chat_folder, monkeypatch, given
+) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    given = tmp_path / "in.jsonl"
-    given.write_text('{"prompt": "x"}\n')
     said = fails("batch", given, tmp_path / "out.jsonl", "--model", chat_folder, "--ray", "local")
     assert "--ray needs the package ray: pip install ray" in said

@@ -29,35 +29,19 @@ def test_stdin_to_stdout_is_the_continuation_alone(generate, stock_text, plain_f
     assert result.stderr == f"Loading {plain_folder} ...\n"
 
 
-def test_a_dash_is_stdin(generate, stock_text):
-    assert generate("-").stdout == stock_text(PROMPT, 24)
-
-
-def test_a_file(generate, stock_text, tmp_path):
+def test_from_a_file_to_a_file_with_the_prompt_in_front(generate, stock_text, tmp_path):
     (tmp_path / "prompt.txt").write_text("the quick brown")
-    assert generate(tmp_path / "prompt.txt").stdout == stock_text("the quick brown", 24)
-
-
-def test_full_has_the_prompt_in_front(generate, stock_text):
-    assert generate("--full").stdout == PROMPT + stock_text(PROMPT, 24)
-
-
-def test_output_goes_to_a_file(generate, stock_text, tmp_path):
-    result = generate("--output", tmp_path / "out.txt")
+    result = generate(tmp_path / "prompt.txt", "--full", "--output", tmp_path / "out.txt")
     assert result.stdout == ""
-    assert (tmp_path / "out.txt").read_bytes().decode() == stock_text(PROMPT, 24)
+    text = "the quick brown" + stock_text("the quick brown", 24)
+    assert (tmp_path / "out.txt").read_bytes().decode() == text
 
 
-def test_stats_begin_a_line_of_their_own(generate):
+def test_stats_begin_a_line_of_their_own(generate, stock_text):
     """The text, which is in front of it at a terminal, may end in the middle of a line."""
-    result = generate("--stats")
-    assert "\n\n24 new tokens in" in result.stderr
-
-
-def test_stats_go_to_stderr(generate, stock_text):
-    result = generate("--stats")
+    result = generate("-", "--stats")
     assert result.stdout == stock_text(PROMPT, 24)
-    assert "24 new tokens in" in result.stderr
+    assert "\n\n24 new tokens in" in result.stderr
 
 
 def test_sampling_is_stocks_with_the_same_seed(generate, stock_text):
@@ -84,12 +68,16 @@ def test_strict_refuses_plain_decoding(fails, plain_folder, monkeypatch):
     assert "it is Sunday" in line
 
 
-@pytest.mark.parametrize(
-    ("stdin", "said"),
-    [("", "the prompt must not be empty"), (b"ab\xff", "must be UTF-8 text (got byte 2 wrong)")],
-)
-def test_wrong_prompts(fails, plain_folder, stdin, said):
-    assert said in fails("generate", "--model", plain_folder, stdin=stdin)
+def test_wrong_prompts_and_predictions(fails, plain_folder, tmp_path):
+    wrong = tmp_path / "latin.txt"
+    wrong.write_bytes(b"ab\xff")
+    command = ("generate", "--model", plain_folder)
+    assert "the prompt must not be empty (got nothing from stdin)" in fails(*command, stdin="")
+    assert "FILE must be UTF-8 text (got byte 2 wrong)" in fails(*command, stdin=b"ab\xff")
+    line = fails(*command, "def main():")
+    assert line.endswith("No such file or directory); a text itself goes through a pipe\n")
+    line = fails(*command, "--prediction", wrong, stdin=PROMPT)
+    assert "--prediction must be UTF-8 text (got byte 2 wrong)" in line
 
 
 def test_a_prediction_saves_steps_and_changes_no_text(generate, stock_text, tmp_path):
@@ -110,20 +98,23 @@ def test_a_draft_model_saves_steps_and_changes_no_text(generate, fails, stock_te
     assert "--draft-model must be a folder that exists" in line
 
 
-def test_wrong_predictions(fails, plain_folder, tmp_path):
-    command = ("generate", "--model", plain_folder, "--prediction")
-    line = fails(*command, tmp_path / "nowhere.txt", stdin=PROMPT)
-    assert "--prediction must be readable" in line
-    assert "nowhere.txt': No such file" in line
-    (tmp_path / "latin.txt").write_bytes(b"ab\xff")
-    line = fails(*command, tmp_path / "latin.txt", stdin=PROMPT)
-    assert "--prediction must be UTF-8 text (got byte 2 wrong)" in line
-
-
 def test_wrong_outputs(fails, plain_folder, tmp_path):
     for path in (tmp_path, tmp_path / "nowhere" / "out.txt"):
         line = fails("generate", "--model", plain_folder, "--output", path, stdin=PROMPT)
         assert "--output must be a file in a folder that exists" in line
+
+
+def test_a_disk_that_is_full(plain_folder):
+    command = [sys.executable, "-m", "selfspec.cli", "generate", "--model", plain_folder, *FEW]
+    with open("/dev/full", "w") as full:
+        for more, name in ((["--output", "/dev/full"], "--output"), ([], "stdout")):
+            done = subprocess.run(
+                [*command, *more], input=b"the", stdout=full, stderr=subprocess.PIPE, check=False
+            )
+            last = done.stderr.decode().splitlines()[-1]
+            assert last.startswith(f"error: {name} must be writable (got ")
+            assert last.endswith("No space left on device)")
+            assert done.returncode == 2
 
 
 @pytest.mark.long
@@ -153,8 +144,7 @@ def test_what_a_run_learned_the_next_one_knows(generate, stock_text, tmp_path):
     assert warm < cold
 
 
-@pytest.mark.parametrize("command", ["generate", "chat"])
-def test_what_another_tokenizer_learned_is_refused(fails, chat_folder, tmp_path, command):
+def test_what_another_tokenizer_learned_is_refused(fails, chat_folder, tmp_path):
     MemoryFolder(tmp_path / "kept").update(lambda _: contents(corpus=None))
-    line = fails(command, "--model", chat_folder, "--remember", tmp_path / "kept", stdin=PROMPT)
+    line = fails("generate", "--model", chat_folder, "--remember", tmp_path / "kept", stdin=PROMPT)
     assert "was learned with 5a5a5a5a… (owner/toy), this model uses" in line

@@ -66,7 +66,7 @@ def test_the_same_text_drafted_and_plain(writer):
     texts = []
     for spec in (None, SelfSpec(), SelfSpec(sources=())):
         live = LiveText(writer.tokenizer, ids, lambda *_: None)
-        output = writer.write(ids, spec, live=live)
+        output = writer.write(ids, spec, streamer=live)
         texts.append(live.text)
     new_ids = output.sequences[0, len(ids) :]
     assert set(texts) == {writer.tokenizer.decode(new_ids, skip_special_tokens=True)}

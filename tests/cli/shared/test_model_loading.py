@@ -11,15 +11,14 @@ from transformers.utils import logging
 from selfspec.cli.shared import model_loading as loading
 from selfspec.cli.shared.model_loading import load_model, load_tokenizer, quiet
 from selfspec.cli.shared.options import ModelOptions, RunOptions
-from selfspec.errors import CliError, one_line
+from selfspec.errors import CliError
 from selfspec.run.streamed import is_streamed
 from tests.streamed import least_memory, saved_model
 
 
 def load(folder, **options):
     options = RunOptions(model=None if folder is None else str(folder), **options)
-    with quiet():
-        return load_model(options, load_tokenizer(options))
+    return load_model(options, load_tokenizer(options))
 
 
 @pytest.fixture
@@ -39,11 +38,9 @@ def test_auto_is_as_the_model_was_saved(plain_folder, tmp_path):
     assert load(tmp_path, device="cpu").model.dtype == torch.bfloat16
 
 
-def test_the_embedded_model_is_float32_though_it_was_saved_in_half():
+def test_dtypes_that_are_not_the_files(plain_folder):
+    """The embedded model is saved in half precision, and is float32."""
     assert load(None).model.dtype == torch.float32
-
-
-def test_a_named_dtype_is_taken(plain_folder):
     assert load(plain_folder, device="cpu", dtype="bfloat16").model.dtype == torch.bfloat16
 
 
@@ -72,32 +69,18 @@ def test_weights_that_are_not_there_are_not_made_up(broken):
         load(broken)
 
 
-def test_a_torn_file(broken):
-    (broken / "model.safetensors").write_bytes(b"torn")
-    with pytest.raises(CliError, match=r"the model of '.*' can't be loaded"):
+@pytest.mark.parametrize(
+    ("name", "contents", "said"),
+    [
+        ("model.safetensors", "torn", r"the model of '.*' can't be loaded"),
+        ("config.json", json.dumps({"name": "nothing known"}), "can't be loaded"),
+        ("config.json", json.dumps({"model_type": "vit"}), r"model of '.*' can't be .*(vit|ViT)"),
+    ],
+)
+def test_files_that_are_no_model(broken, name, contents, said):
+    (broken / name).write_text(contents)
+    with pytest.raises(CliError, match=said):
         load(broken)
-
-
-def test_no_weights_at_all(broken):
-    (broken / "model.safetensors").unlink()
-    with pytest.raises(CliError, match=r"the model of '.*' can't be loaded"):
-        load(broken)
-
-
-def test_a_config_of_something_else(broken):
-    (broken / "config.json").write_text(json.dumps({"name": "nothing known"}))
-    with pytest.raises(CliError, match=r"can't be loaded"):
-        load(broken)
-
-
-def test_a_model_that_writes_no_text(broken):
-    (broken / "config.json").write_text(json.dumps({"model_type": "vit"}))
-    with pytest.raises(CliError, match=r"the model of '.*' can't be loaded: .*vit|ViT"):
-        load(broken)
-
-
-def test_one_line_of_a_long_message():
-    assert one_line("  not\n  found\n\nTry this:\n  …") == "not found"
 
 
 @pytest.fixture

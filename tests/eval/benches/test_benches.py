@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from eval.benches.entries import Entry, joined
 from eval.benches.questions import read_questions
 from eval.benches.registry import BENCHES, Slice, load_bench, select, spread
 from eval.benches.stdlib import stdlib_questions
@@ -179,10 +178,3 @@ def test_the_library_gives_the_same_questions_every_time():
     one, other = stdlib_questions(), stdlib_questions()
     assert one == other
     assert len(one) == 120
-
-
-def test_lists_in_sentences():
-    assert joined(["a"]) == "a"
-    assert joined([]) == ""
-    with pytest.raises(EvalError, match=r"'a' is missing \(got nothing\)"):
-        Entry({}, "here", ("a",)).text("a")

@@ -9,12 +9,11 @@ import torch
 from eval.benches.dialogue import Prompter, padded
 from eval.benches.questions import Question
 from eval.errors import EvalError
-from eval.methods import published
 from eval.methods.diaa import DiaaSource, RecordedProbabilities
 from eval.methods.fixed_tree import NUM_DRAFTED, fixed_shape
 from eval.methods.method import Resources
 from eval.methods.published import FIXED_NODES, PUBLISHED
-from eval.methods.registry import METHODS, new_method
+from eval.methods.registry import new_method
 from eval.methods.sameness import MAX_ULPS, Verdict, compare
 from eval.methods.self_draft import RandomStarts
 from selfspec import SelfSpec, SpecConfig
@@ -39,6 +38,11 @@ def test_a_published_method_gives_stocks_text(name, temperature):
     assert torch.equal(method.answer(tiny_model(), ids(), **asked), expected)
     assert method.stats is not None
     assert method.stats.disabled_reason is None
+    assert method.spec.config.budget == "fixed"
+    first = method.stats.num_steps
+    method.forget()
+    method.answer(tiny_model(), ids(), **asked)
+    assert method.stats.num_steps == first
 
 
 def paths_of(tree) -> set[tuple[int, ...]]:
@@ -70,11 +74,6 @@ def test_where_nothing_is_counted_nothing_is_learned_but_tables():
         method.answer(tiny_model(), ids(), **ASKED)
         memory = method.spec.memory(tiny_model().config.vocab_size)
         assert memory.calibration.rows() == [], name
-
-
-@pytest.mark.parametrize("name", sorted(PUBLISHED))
-def test_no_published_method_measures_what_a_forward_costs(name):
-    assert new_method(name, Resources()).spec.config.budget == "fixed"
 
 
 def test_each_method_has_its_own_sources_and_width():
@@ -138,16 +137,6 @@ def test_branches_as_self_draft_starts_them_draft_nothing_until_they_are_filled(
     assert any(record.accepted_nodes() for record in records)
 
 
-@pytest.mark.parametrize("name", sorted(PUBLISHED))
-def test_what_a_published_method_learned_it_forgets(name):
-    method = new_method(name, Resources())
-    method.answer(tiny_model(), ids(), **ASKED)
-    first = method.stats.num_steps
-    method.forget()
-    method.answer(tiny_model(), ids(), **ASKED)
-    assert method.stats.num_steps == first
-
-
 def test_a_published_method_starts_with_the_cache():
     """Known beforehand: what `new_spec` gives has a LUT already."""
     model = tiny_model()
@@ -162,10 +151,6 @@ def test_a_published_method_starts_with_the_cache():
         method.answer(model, ids_, **ASKED)
         steps[state] = method.stats.num_steps
     assert steps["prebuilt"] < steps["cold"]
-
-
-def test_the_registry_has_them_all():
-    assert set(published.PUBLISHED) <= set(METHODS)
 
 
 QUESTION = Question(1, "qa", ("first", "second"), "go on:")
@@ -183,6 +168,8 @@ def test_a_chat_template_is_used_where_there_is_one():
     text = tokenizer.decode(chat.prompt_ids(QUESTION, ["yes"]))
     assert text == "<|user|>first<|assistant|>yes<|eos|><|user|>second<|assistant|>"
     assert Prompter(tokenizer, "plain").format == "plain"
+    with pytest.raises(EvalError, match=r"unknown prompt format 'x'"):
+        Prompter(tokenizer, "x")
     assert chat.text(tokenizer("yes<|eos|>")["input_ids"]) == "yes"
 
 
@@ -241,8 +228,3 @@ def test_gaps_are_told_in_ulps_of_the_larger_logit(dtype, logits, ulps):
     model = Scripted(logits, dtype)
     found = compare(model, [[1]], [[0, 5]], [[1, 5]], greedy=True)
     assert found == Verdict("near-tie" if ulps <= MAX_ULPS else "different", 0, ulps)
-
-
-def test_formats_are_named():
-    with pytest.raises(EvalError, match=r"unknown prompt format 'x'"):
-        Prompter(make_tokenizer(), "x")

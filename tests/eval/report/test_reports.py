@@ -17,10 +17,10 @@ from eval.report.compare import compared, differences
 from eval.report.pages import markdown, page
 from eval.report.pictures import _bins, method_colors, pictures
 from eval.report.rows import ROWS, Answer, Numbers, Record, RowFile
-from eval.report.steps import bound, curve_table, stages_table
+from eval.report.steps import curve_table, stages_table
 from eval.report.summary import brief, summary, trust
 from eval.report.svg import Scale, ticks
-from eval.report.tables import Table, steps_table, winners
+from eval.report.tables import Table, steps_table
 from eval.runs import progress
 from selfspec.cost import CostCurve
 
@@ -197,14 +197,6 @@ def test_the_stages_of_a_step_have_shares():
     assert stages_table(summary(made)) is None
 
 
-def test_the_bound_is_the_best_width_of_a_perfect_drafter():
-    curve = CostCurve({1: 0.01, 8: 0.02, 16: 0.08})
-    assert bound(curve, 16) == (4.0, 8)
-    assert bound(curve, 1) == (1.0, 1)
-    assert bound(curve, 4) == (pytest.approx(4 * 0.01 / curve.seconds(4)), 4)
-    assert bound(CostCurve({1: 0.01, 64: 0.01}), 16) == (16.0, 16)
-
-
 def test_the_curve_and_its_bound():
     told = curve_table(CostCurve({1: 0.01, 8: 0.02, 64: 0.08}), 100, 8).markdown()
     assert "A forward behind 100 tokens" in told
@@ -262,12 +254,6 @@ def test_a_busy_machine_is_told_in_plain_words():
     assert "vary by 35% from round to round: the machine was busy" in trust(
         {"stock_variation": 0.35}
     )
-
-
-def test_nobody_wins_where_selfspec_took_no_part():
-    found = summary(record())
-    del found["methods"]["selfspec"]
-    assert winners(found) == []
 
 
 def test_the_page_is_whole_and_has_every_picture():

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from selfspec.cli.check.check_prompts import Question
 from selfspec.cli.demo.timing import warm_up
-from selfspec.cli.shared.prompts_file import encoded_prompts
+from selfspec.cli.shared.text_files import encoded_prompts
 from selfspec.cli.shared.writer import Writer
 from selfspec.config import SpecConfig
 from selfspec.errors import CliError
-from selfspec.records import StepRecord
 from selfspec.stats import GenerationStats
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ Say = Callable[[str], None]
 
 _CURVE_SHARE = 0.2  # of the time, for what a step costs by its width
 _LEAST_TOKENS, _MOST_TOKENS = 16, 96  # of an answer
+_ENDLESS = 1 << 30  # positions, where a model's config names no limit
 _REPEATS = 5  # turns of each number of threads
 _MUCH = 1.1  # Another number of threads has to be faster than that to be named.
 
@@ -116,7 +116,13 @@ def measure_model(
     about: dict[str, Any] = {}
     curve = None
     if spec.ability(writer.model).attention is not None:
-        about, curve = _curve(writer.model, config, context, _CURVE_SHARE * seconds)
+        from selfspec.run.prepared import profile
+
+        at_most = _CURVE_SHARE * seconds
+        about, curve = profile(
+            writer.model, config, num_columns=context, num_rows=1, max_seconds=at_most
+        )
+        about = {**about, "context": context}
     threads = _threads(writer.model)
     found = Measured(writer.dtype, about, curve, threads)
     asked = _fitting(writer, questions)
@@ -125,7 +131,7 @@ def measure_model(
     step = min(threads.values())
     for index, (question, prompt) in enumerate(asked):
         left = max(end - perf_counter(), 0.0) / (len(asked) - index)
-        room = _MOST_TOKENS if writer.max_positions is None else writer.max_positions - len(prompt)
+        room = (writer.loaded.max_positions or _ENDLESS) - len(prompt)
         num_new = min(max(int(left / (3 * step)), _LEAST_TOKENS), _MOST_TOKENS, room)
         say(f"{writer.dtype}: {question.kind}, {num_new} tokens, plain and with drafts")
         _ask(found, writer, spec, question, prompt, num_new)
@@ -136,12 +142,12 @@ def measure_model(
 
 def _fitting(writer: Writer, questions: Sequence[Question]) -> list[tuple[Question, list[int]]]:
     """The questions with their ids. Those that leave no room for an answer are left out."""
-    limit = writer.max_positions
+    limit = writer.loaded.max_positions or _ENDLESS
     ids = encoded_prompts([each.prompt for each in questions], writer.tokenizer)
     found = [
         (question, prompt)
         for question, prompt in zip(questions, ids, strict=True)
-        if limit is None or len(prompt) + _LEAST_TOKENS <= limit
+        if len(prompt) + _LEAST_TOKENS <= limit
     ]
     if not found:
         raise CliError(
@@ -181,7 +187,9 @@ def _answer(
     prediction = None if spec is None else writer.encode_prediction(question.prediction)
     writer.reseed()
     start = perf_counter()
-    output = writer.write(prompt, spec, live=watch, max_new_tokens=num_new, prediction=prediction)
+    output = writer.write(
+        prompt, spec, streamer=watch, max_new_tokens=num_new, prediction=prediction
+    )
     new_ids = output.sequences[0, len(prompt) :].tolist()  # This waits for the device.
     ended = perf_counter()
     first = watch.first or ended
@@ -189,7 +197,7 @@ def _answer(
 
 
 class _Watch:
-    """Looks at the clock when the first new token comes; before it comes the prompt."""
+    """A streamer that looks at the clock when the first token comes, behind the prompt."""
 
     def __init__(self) -> None:
         self.first: float | None = None
@@ -200,20 +208,8 @@ class _Watch:
         if self._num_put == 2:
             self.first = perf_counter()
 
-    def hear(self, _record: StepRecord) -> None:
-        """Records are not looked at."""
-
     def end(self) -> None:
         """Nothing is held back."""
-
-
-def _curve(
-    model: Any, config: SpecConfig, context: int, max_seconds: float
-) -> tuple[dict[str, Any], CostCurve]:
-    from selfspec.run.prepared import profile
-
-    about, curve = profile(model, config, num_columns=context, num_rows=1, max_seconds=max_seconds)
-    return {**about, "context": context}, curve
 
 
 def _threads(model: Any) -> dict[int, float]:

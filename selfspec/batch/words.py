@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+__all__ = ["Words"]
+
 _BROKEN = "\ufffd"  # Decoders write this for a character whose bytes are incomplete.
 _SEED = 8  # Tokens of the prompt in front, since some decoders strip the space of a first word.
 
@@ -21,9 +23,9 @@ class Words:
         self._start = 0  # Decoding starts here; ids up to `_end` are only context.
         self._end = len(self._ids)
 
-    def add(self, token_id: int) -> str:
-        """The text that this token completes, often none; decodes a few tokens twice."""
-        self._ids.append(token_id)
+    def add(self, *token_ids: int) -> str:
+        """The text that these tokens complete, often none; decodes a few tokens twice."""
+        self._ids += token_ids
         text = self._fresh_text()
         return "" if text.endswith(_BROKEN) else self._take(text)
 

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from selfspec.cli.batch.batch_lines import Line, read_line
 from selfspec.cli.fleet.fleet_options import FleetOptions, fleet
 from selfspec.cli.shared.opened import loaded
-from selfspec.cli.shared.options import RunOptions, Sampling
+from selfspec.cli.shared.options import DraftOptions, RunOptions, Sampling
 from selfspec.config import SpecConfig
-from selfspec.errors import CliError, SelfSpecError, one_line
+from selfspec.errors import SelfSpecError, one_line
 from selfspec.machine.amounts import amount_in_bytes
 
 if TYPE_CHECKING:
     from selfspec.batch.session import Session
     from selfspec.cli.shared.writer import Writer
 
-# Under --max-memory, texts of so many tokens have room in each row, if layers have to be streamed.
+# Under --max-memory each row has room for this number of tokens, if layers have to be streamed.
 _TOKENS_A_ROW = 512
 # Shares beside the rows': one for a prompt that is being read, one for dividing the rows anew.
 _OTHER_SHARES = 2
@@ -46,17 +46,15 @@ class Answerer:
     loading: RunOptions
     sampling: Sampling
     config: SpecConfig
-    cache: str | None
-    remember: str | None
-    draft_model: str | None
+    drafts: DraftOptions
     max_new_tokens: int
     max_rows: int
 
     @contextmanager
     def alone(self) -> Iterator[Answers]:
         """Answers in this process."""
-        with self._table() as table:
-            yield table.answers
+        with self._batch() as batch:
+            yield batch.answers
 
     @contextmanager
     def in_fleet(self, options: FleetOptions) -> Iterator[Answers]:
@@ -67,20 +65,18 @@ class Answerer:
     @contextmanager
     def _opened(self) -> Iterator[Any]:
         """In a worker: what answers lines. What was learned is kept at the end."""
-        with self._table() as table:
-            yield table.work
-            if self.remember is not None:
-                table.spec.save_memory()
+        with self._batch() as batch:
+            yield batch.work
+            if self.drafts.remember is not None:
+                batch.spec.save_memory()
 
     @contextmanager
-    def _table(self) -> Iterator[_Table]:
+    def _batch(self) -> Iterator[_Batch]:
         with loaded(
             self.loading,
             self.sampling,
             self.max_new_tokens,
-            self.cache,
-            remember=self.remember,
-            draft_model=self.draft_model,
+            self.drafts,
             max_length=_TOKENS_A_ROW,
             max_texts=self.max_rows + _OTHER_SHARES,
         ) as writer:
@@ -97,7 +93,7 @@ class Answerer:
                 max_memory=memory,
                 scheduler=ShortestFirst(),  # Nobody waits for a certain line of a file.
             )
-            yield _Table(writer, session, spec)
+            yield _Batch(writer, session, spec)
 
 
 def _outcome(number: int, result: Any) -> Outcome:
@@ -119,7 +115,7 @@ def _memory_of_texts(writer: Writer, max_memory: str | None, max_rows: int) -> i
     return max(amount_in_bytes(max_memory, weights + set_aside) - weights, set_aside)
 
 
-class _Table:
+class _Batch:
     """One model, and the lines that wait or are being answered."""
 
     def __init__(self, writer: Writer, session: Session, spec: Any) -> None:
@@ -165,14 +161,6 @@ class _Table:
             **self._writer.choice(),
             **line.arguments,
         }
-        self._check_length(len(ids), arguments["max_new_tokens"])
+        self._writer.loaded.check_length(len(ids), arguments["max_new_tokens"])
         seed = self._writer.seed + line.number - 1 if line.seed is None else line.seed
         self._session.submit(line.number, ids, seed, arguments)
-
-    def _check_length(self, num_ids: int, max_new_tokens: int) -> None:
-        limit = self._writer.max_positions
-        if limit is not None and num_ids + max_new_tokens > limit:
-            raise CliError(
-                f"prompt and answer must fit into the model's {limit} positions (got {num_ids} + "
-                f"{max_new_tokens} tokens); shorten one of them"
-            )

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from selfspec.cli.shared.words import Words
+from selfspec.batch.words import Words
 from tests.tiny import make_tokenizer
 
 TOKENIZER = make_tokenizer()

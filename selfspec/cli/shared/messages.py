@@ -1,16 +1,37 @@
-"""What the library logs, as lines on stderr: its warnings always, the rest with --verbose."""
+"""What a command says on stderr: what it is doing, and what the library logs."""
 
 from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
+from rich.console import Console
+from rich.text import Text
 from typer import Option
 
 from selfspec.errors import one_line
 
 _LOGGER = logging.getLogger("selfspec")
+
+
+@contextmanager
+def working(what: str, *, only_spinner: bool = False) -> Iterator[Callable[[str], None]]:
+    """Shows `what` beside a spinner until it is done; without a terminal it prints a plain line.
+
+    Yields a function that replaces the words beside the spinner. Without a terminal the first
+    line stands for all of them, and with `only_spinner` there is none at all.
+    """
+    console = Console(stderr=True)
+    if console.is_interactive:
+        with console.status(Text(f"{what} ...")) as status:
+            yield lambda text: status.update(Text(f"{text} ..."))
+        return
+    if not only_spinner:
+        console.print(f"{what} ...", markup=False, highlight=False, soft_wrap=True)
+    yield lambda _text: None
 
 
 class _Lines(logging.Handler):
