@@ -47,8 +47,8 @@ def loaded(
 
             tokenizer, held = checked_tokenizer(loading, cache, remember, chats=chats)
             stack.enter_context(quiet())
-            model = load_model(loading, tokenizer, max_length, max_texts)
             small = None if draft_model is None else load_draft_model(draft_model, loading)
+            model = load_model(loading, tokenizer, max_length, max_texts, small)
             writer = Writer(model, sampling, max_new_tokens, held, remember, small)
         yield writer
 
