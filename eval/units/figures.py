@@ -36,7 +36,7 @@ def timed_widths(
     """A row for each width, that of sequential decoding first: milliseconds of a forward."""
     for width in (1, *widths):
         read = Read.of(model, prompt_ids, width)
-        ways = _ways(read, units, width) if width > 1 else {_WAYS[0]: _alone(read, units)}
+        ways = _ways(read, units, width)
         largest = read.logits.abs().max()
         wrong = max(float((way(read.nodes) - read.logits).abs().max()) for way in ways.values())
         seconds = seconds_of(ways, read.nodes, rounds)
@@ -50,10 +50,12 @@ def _alone(read: Read, units: Pair) -> SharedModel:
 
 def _ways(read: Read, units: Pair, width: int) -> dict[str, Callable[..., torch.Tensor]]:
     """The split by columns is found under contention; that by rows by each unit's own time."""
+    if width == 1:
+        return {_WAYS[0]: _alone(read, units)}
     layer = read.layers[len(read.layers) // 2]
     share = mean(profiled(layer, units, width, together=False).values())
     shares = profiled(layer, units, width, together=True)
-    made = (
+    made: tuple[Callable[..., torch.Tensor], ...] = (
         _alone(read, units),
         SharedModel.by_rows(read, units, share),
         SharedModel.by_columns(read, units, shares),

@@ -65,7 +65,9 @@ class Read(NamedTuple):
 class SharedModel:
     """The layers and the head, shared by `way`: by columns, by rows, or by one unit alone."""
 
-    def __init__(self, read: Read, units: Pair, way: Callable[[Layer], _Part], share: float):
+    def __init__(
+        self, read: Read, units: Pair, way: Callable[[Layer], _Part], share: float
+    ) -> None:
         self._parts = [way(layer) for layer in read.layers]
         self._head = pieces([read.head], units, share)
         self._normed = read.layers[0].normed
