@@ -23,9 +23,9 @@ from selfspec.run.probe import attention_types
 
 __all__ = ["compared", "rules_table"]
 
-_MOST = 64  # Nodes of a tree that only a threshold ends.
+_MOST = 32  # Nodes of a tree that only a threshold ends.
 _STARTS = (0.1, 0.01, 0.001)
-_FACTORS = (0.1, 0.3, 0.5, 0.7, 0.9)
+_FACTORS = (0.1, 0.5, 0.9)
 
 
 def compared(
@@ -54,9 +54,9 @@ def _rules(widths: Sequence[int]) -> dict[str, Rule]:
     swept = [(start, 0.5) for start in _STARTS]
     swept += [(0.01, factor) for factor in _FACTORS if factor != 0.5]
     for start, factor in swept:
-        for as_written, whose in ((True, "as written"), (False, "ours")):
-            name = f"threshold {whose}, from {start:g}, times {factor:g}"
-            rules[name] = Rule(_MOST, fallback=Fallback(as_written, start, factor))
+        fallback = Fallback(as_written=True, value=start, factor=factor)
+        rules[f"threshold from {start:g}, times {factor:g}"] = Rule(_MOST, fallback=fallback)
+    rules["threshold as selfspec has it"] = Rule(_MOST, fallback=Fallback(as_written=False))
     return rules
 
 
