@@ -82,7 +82,7 @@ def draft_model_bytes(model: Any, num_tokens: int, num_texts: int = 1) -> int:
 
     On a CPU its layers may be packed, which takes its weights once more at most.
     """
-    weights = sum(each.numel() * each.dtype.itemsize for each in model.parameters())
+    weights: int = sum(each.numel() * each.dtype.itemsize for each in model.parameters())
     copies = weights if model.device.type == "cpu" else 0
     config = model.config.get_text_config(decoder=True)
     return weights + copies + text_bytes(config, num_tokens, model.dtype.itemsize, num_texts)
