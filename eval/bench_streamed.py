@@ -4,7 +4,7 @@
 
 Questions of Spec-Bench are answered greedily within each budget of memory: by accelerate's disk
 offload, and by streamed weights alone, with prompt lookup, with selfspec, and with the draft model
-of --draft-model beside selfspec's sources, which comes on top of the budget. Each method runs in a
+of --draft-model beside selfspec's sources, which is a part of the budget. Each method runs in a
 process of its own, which starts with nothing of the model in the page cache and drops its files
 from there again and again, as a machine without room for them does. The methods take turns in going
 first, round by round. Needs Linux. The last line is one JSON object.

@@ -1,4 +1,4 @@
-"""One decoder layer shared by two unequal units, after Ghidorah's HCMP.
+"""A decoder layer, or a whole model, shared by two unequal units, after Ghidorah's HCMP.
 
     python -m eval.hetero --columns 512 4096 --width 16 --out hetero.json
 
@@ -16,7 +16,17 @@ matrices.
     python -m eval.hetero --attention --columns 512 4096 --width 16 64
 
 times attention alone, on one unit: under one mask, in two parts, and with the tree as a naive
-sparse product, as in Ghidorah's figure 10(b). The last line is one JSON object.
+sparse product, as in Ghidorah's figure 10(b).
+
+    python -m eval.hetero --model PATH --columns 256 --width 4 8 16 32 64
+
+times a whole Llama behind a text of so many tokens: on one unit, on two that are split by rows as
+Megatron-LM does it, and on two that are split by columns (figure 9).
+
+    python -m eval.hetero --boundary --columns 256 1024 4096 --width 64
+
+times attention alone, on two units, with all of the text on the first one and with a boundary that
+was found by trying (figure 10(a)). The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -25,19 +35,22 @@ import argparse
 import itertools
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from eval.errors import EvalError, exit_status
+from eval.models.loading import load_model
 from eval.models.shapes import SHAPES, GrownShape, named_shape
 from eval.options import described
+from eval.report.tables import Table
 from eval.units.attention import DTYPES, Case, attention_table, timed_attention
+from eval.units.figures import boundary_table, timed_boundaries, timed_widths, widths_table
 from eval.units.layer import Layer
-from eval.units.unit import busy_core, cores_for, two_units
+from eval.units.unit import Pair, busy_core, cores_for, two_units
 from eval.units.ways import timed_ways, ways_table
 from selfspec.machine.user_files import replace_text
 
@@ -45,6 +58,7 @@ __all__ = ["main"]
 
 # Rounding is far below this; a part that is missing or joined wrongly is above it.
 _SAME = 1e-4
+_Timed = Callable[[GrownShape, argparse.Namespace], Iterator[dict[str, Any]]]
 _LEAST = {"width": 1, "columns": 1, "rounds": 1, "load": 0}
 
 
@@ -58,8 +72,9 @@ def _run(options: argparse.Namespace) -> int:
     _check(options)
     torch.set_num_threads(1)
     shape = named_shape(options.shape)
-    rows = list((_attention if options.attention else _shared)(shape, options))
-    table = (attention_table if options.attention else ways_table)(rows)
+    timed, table_of = _what(options)
+    rows = list(timed(shape, options))
+    table = table_of(rows)
     print(table.markdown(), end="\n\n")
     asked = {name: value for name, value in vars(options).items() if name != "out"}
     told = json.dumps({"bench": "hetero", **asked, "rows": rows})
@@ -70,11 +85,47 @@ def _run(options: argparse.Namespace) -> int:
     return int(is_wrong)
 
 
-def _shared(shape: GrownShape, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """All ways to share a layer, for each size."""
+def _what(options: argparse.Namespace) -> tuple[_Timed, Callable[..., Table]]:
+    """What is timed, and the table of it."""
+    if options.attention:
+        return _attention, attention_table
+    if options.boundary:
+        return _boundaries, boundary_table
+    return (_widths, widths_table) if options.model else (_shared, ways_table)
+
+
+def _widths(_shape: GrownShape, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A whole model, for each size."""
+    model = load_model(options.model, dtype="float32", device="cpu")
+    with _units(options) as units, torch.inference_mode():
+        for columns in options.columns:
+            _say(f"profiling and timing: the model behind {columns} tokens")
+            dice, num_ids = torch.Generator().manual_seed(0), model.config.vocab_size
+            prompt_ids = torch.randint(num_ids, (1, columns), generator=dice)
+            rows = timed_widths(model, prompt_ids, units, options.width, options.rounds)
+            yield from ({"columns": columns, **row} for row in rows)
+
+
+def _boundaries(shape: GrownShape, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Attention on two units, for each size."""
+    with _units(options) as units, torch.inference_mode():
+        for columns, width in itertools.product(options.columns, options.width):
+            _say(f"timing: {columns} committed tokens, {width} nodes")
+            yield timed_boundaries(shape, units, columns, width, options.rounds)
+
+
+@contextmanager
+def _units(options: argparse.Namespace) -> Iterator[Pair]:
+    """Both units, the second one slowed."""
     core = min(cores_for(options.units)[1])
     slowed = busy_core(core, options.load) if options.units == "cpu" else nullcontext()
-    with slowed, two_units(options.units) as units, torch.inference_mode():
+    with slowed, two_units(options.units) as units:
+        yield units
+
+
+def _shared(shape: GrownShape, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """All ways to share a layer, for each size."""
+    with _units(options) as units, torch.inference_mode():
         for columns, width in itertools.product(options.columns, options.width):
             _say(f"profiling and timing: {columns} committed tokens, {width} nodes")
             layer = Layer.random(shape, columns, width)
@@ -100,6 +151,8 @@ def _check(options: argparse.Namespace) -> None:
         for value in given if isinstance(given, list) else [given]:
             if value < least:
                 raise EvalError(f"--{name} must be >= {least} (got {value})")
+    if options.model and options.units != "cpu":
+        raise EvalError("--units must be cpu for a whole model (got cuda)")
     if options.units == "cuda" and not torch.cuda.is_available():
         raise EvalError("--units must be cpu where there is no CUDA device (got cuda)")
     if options.out and not options.out.parent.is_dir():
@@ -110,6 +163,8 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = described("hetero", __doc__)
     add = parser.add_argument
     add("--attention", action="store_true", help="time attention alone, on one unit")
+    add("--boundary", action="store_true", help="time attention by the boundary of both units")
+    add("--model", metavar="PATH", help="time a whole Llama instead of one layer")
     add("--shape", default="1b", help=f"of the layer: {', '.join(SHAPES)}; default: 1b")
     add("--width", type=int, nargs="+", default=[16], metavar="N", help="nodes; default: 16")
     add("--columns", type=int, nargs="+", default=[512], metavar="N", help="committed tokens")

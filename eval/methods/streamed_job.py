@@ -89,16 +89,17 @@ def _run(job: Job) -> Result:
         torch.set_num_threads(job.threads)
     with ExitStack() as stack:
         memory = stack.enter_context(_Memory(sorted(Path(job.model).glob("*.safetensors"))))
-        model = _load(job, stack)
+        small = _draft_model(job) if job.method == SMALL else None
+        model = _load(job, small, stack)
         # All methods write the same number of tokens, whatever half precision makes of the text.
         model.generation_config.eos_token_id = None
-        return _answer(job, model, memory)
+        return _answer(job, model, _method(job, small), memory)
 
 
-def _load(job: Job, stack: ExitStack) -> Any:
+def _load(job: Job, small: Any, stack: ExitStack) -> Any:
     if job.method != ACCELERATE:
         options = {"max_memory": job.max_memory, "max_length": job.max_length}
-        return load_streamed(job.model, dtype=job.dtype, **options)
+        return load_streamed(job.model, dtype=job.dtype, draft_model=small, **options)
     folder = stack.enter_context(tempfile.TemporaryDirectory())
     return transformers.AutoModelForCausalLM.from_pretrained(
         job.model,
@@ -109,8 +110,7 @@ def _load(job: Job, stack: ExitStack) -> Any:
     ).eval()
 
 
-def _answer(job: Job, model: Any, memory: _Memory) -> Result:
-    method = _method(job)
+def _answer(job: Job, model: Any, method: Method, memory: _Memory) -> Result:
     if isinstance(method, SelfSpecMethod):
         method.spec.ability(model)  # is tried out once, and not part of an answer
     before, seconds, texts = _read(model), 0.0, []
@@ -153,9 +153,8 @@ def _counted_forwards(model: Any) -> Iterator[Callable[[], int]]:
         handle.remove()
 
 
-def _method(job: Job) -> Method:
+def _method(job: Job, small: Any) -> Method:
     if job.method in (OURS, SMALL):
-        small = _draft_model(job) if job.method == SMALL else None
         return SelfSpecMethod(job.method, SelfSpec(**job.knobs, draft_model=small))
     arguments = {"prompt_lookup_num_tokens": _LOOKUP_TOKENS} if job.method == LOOKUP else {}
     return Method(job.method, arguments)

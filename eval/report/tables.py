@@ -7,6 +7,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from eval.methods.names import OURS, STOCK
+from eval.methods.reported import REPORTED
 from eval.report.statistics import OVERALL
 
 __all__ = [
@@ -61,6 +62,10 @@ def methods_table(summary: Summary) -> Table:
         "queries of a step, nodes and branches. Same text: answers equal to stock's, near-ties and "
         "different ones behind them."
     )
+    if (reported := REPORTED.get(summary["settings"].get("study"))) is not None:
+        head.append(reported.head)
+        rows = [[*row, reported.figures.get(row[0], _NONE)] for row in rows]
+        note = f"{note} {reported.note}"
     return Table("All questions", *_told(head, rows), note)
 
 

@@ -1,15 +1,17 @@
 """A decoder layer over the nodes of a tree, whose work two units share.
 
 Linear layers are split by columns of their outcome. The first unit attends to the committed text,
-which needs no mask, the second one to the tree; the two are joined by their log-sum-exp. Positions
-are left out: rotating them takes no time beside the products.
+which needs no mask, the second one to the tree, and to the end of the text if a boundary says so;
+the parts are joined by their log-sum-exp. `ByRows` is the way of Megatron-LM: every second linear
+layer is split by rows, and what both units give is added. A layer of random weights has no
+positions: rotating them takes no time beside the products.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -20,7 +22,7 @@ from eval.units.unit import Pair, Task, Unit
 from selfspec.run.layout import ancestors
 from selfspec.run.two_parts import dense_part
 
-__all__ = ["KINDS", "Layer", "Shared", "tree_parents"]
+__all__ = ["KINDS", "ByRows", "Layer", "Shared", "pieces", "tree_mask", "tree_parents"]
 
 KINDS = ("qkv", "out", "gate_up", "down")  # the linear layers; a share is found for each
 _STEP = 16  # A share is rounded to so many columns.
@@ -46,6 +48,8 @@ class Layer:
     weights: Mapping[str, tuple[torch.Tensor, ...]]  # by kind: matrices (columns, inputs)
     text: tuple[torch.Tensor, torch.Tensor]  # (1, heads of keys, columns, D)
     mask: torch.Tensor  # (1, 1, group * W, W): additive
+    rotation: tuple[torch.Tensor, torch.Tensor] | None = None  # cosines and sines, (W, D)
+    eps: float = 1e-6  # of the norms
 
     @classmethod
     def random(cls, shape: GrownShape, num_columns: int, width: int) -> Layer:
@@ -64,10 +68,29 @@ class Layer:
             "down": (matrix(hidden, inner),),
         }
         text = torch.randn(2, 1, kv_heads, num_columns, dim, generator=generator)
-        sees = torch.from_numpy(ancestors([tree_parents(width)], width).copy())
-        mask = torch.zeros(sees.shape).masked_fill(~sees, torch.finfo(torch.float32).min)
-        return cls(
-            shape, weights, (text[0], text[1]), mask[None].repeat(1, 1, heads // kv_heads, 1)
+        mask = tree_mask(width).repeat(1, 1, heads // kv_heads, 1)
+        return cls(shape, weights, (text[0], text[1]), mask)
+
+    def part(self, heads: slice, inner: slice) -> Layer:
+        """The layer with these heads of keys, what belongs to them, and that much of the MLP."""
+        shape, (qkv,), (out,) = self.shape, self.weights["qkv"], self.weights["out"]
+        dim, group = shape.head_dim, shape.num_attention_heads // shape.num_key_value_heads
+        queries = slice(group * dim * heads.start, group * dim * heads.stop)
+        keys = slice(dim * heads.start, dim * heads.stop)
+        sizes = [shape.num_attention_heads * dim, *2 * [shape.num_key_value_heads * dim]]
+        rows = zip(qkv.split(sizes), (queries, keys, keys), strict=True)
+        number = heads.stop - heads.start
+        changed = {"num_attention_heads": group * number, "num_key_value_heads": number}
+        return replace(
+            self,
+            shape=replace(shape, **changed),
+            weights={
+                "qkv": (torch.cat([matrix[each] for matrix, each in rows]),),
+                "out": (out[:, queries].contiguous(),),
+                "gate_up": tuple(matrix[inner] for matrix in self.weights["gate_up"]),
+                "down": (self.weights["down"][0][:, inner].contiguous(),),
+            },
+            text=(self.text[0][:, heads], self.text[1][:, heads]),
         )
 
     def heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -76,6 +99,8 @@ class Layer:
         heads = qkv.view(width, -1, shape.head_dim).transpose(0, 1)[None]
         kv_heads = shape.num_key_value_heads
         query, key, value = heads.split([shape.num_attention_heads, kv_heads, kv_heads], dim=1)
+        if self.rotation is not None:
+            query, key = (_rotated(each, *self.rotation) for each in (query, key))
         return query.reshape(1, kv_heads, -1, shape.head_dim), key, value
 
     def rows(self, outcome: torch.Tensor, width: int) -> torch.Tensor:
@@ -85,14 +110,27 @@ class Layer:
 
     def plain(self, x: torch.Tensor) -> torch.Tensor:
         """What the layer gives (W, hidden), by masked attention and whole matrices."""
-        (qkv,), (out,), (gate, up), (down,) = (self.weights[kind] for kind in KINDS)
-        query, *tree = self.heads(linear(_normed(x), qkv))
+        x = x + self.attend(x)
+        return x + self.mlp(x)
+
+    def attend(self, x: torch.Tensor) -> torch.Tensor:
+        """What attention adds, by these heads."""
+        (qkv,), (out,) = self.weights["qkv"], self.weights["out"]
+        query, *tree = self.heads(linear(self.normed(x), qkv))
         key, value = (torch.cat(both, dim=2) for both in zip(self.text, tree, strict=True))
         mask = pad(self.mask, (self.text[0].shape[2], 0))
         attended = scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        x = x + linear(self.rows(attended, len(x)), out)
-        normed = _normed(x)
-        return x + linear(silu(linear(normed, gate)) * linear(normed, up), down)
+        return linear(self.rows(attended, len(x)), out)
+
+    def mlp(self, x: torch.Tensor) -> torch.Tensor:
+        """What the MLP adds, by what is here of its inside."""
+        (gate, up), (down,) = self.weights["gate_up"], self.weights["down"]
+        normed = self.normed(x)
+        return linear(silu(linear(normed, gate)) * linear(normed, up), down)
+
+    def normed(self, x: torch.Tensor) -> torch.Tensor:
+        """Divided by its root mean square; a norm's own weights are part of the next matrix."""
+        return x * x.square().mean(-1, keepdim=True).add(self.eps).rsqrt()
 
 
 class _Piece(NamedTuple):
@@ -117,22 +155,30 @@ class _Piece(NamedTuple):
 
 
 class Shared:
-    """A layer whose work two units share; `shares` says how much of each kind the first one has."""
+    """A layer whose work two units share; `shares` says how much of each kind the first one has.
 
-    def __init__(self, layer: Layer, units: Pair, shares: Mapping[str, float]) -> None:
+    The second unit attends to the tree and to the text from the column `boundary` on; None: the
+    first one attends to all of the text.
+    """
+
+    def __init__(
+        self, layer: Layer, units: Pair, shares: Mapping[str, float], boundary: int | None = None
+    ) -> None:
         self._layer = layer
         self._units = units
-        self._pieces = {kind: _pieces(layer, units, kind, shares[kind]) for kind in KINDS}
+        self._pieces = {kind: pieces(layer.weights[kind], units, shares[kind]) for kind in KINDS}
         # A unit that has no column of any layer takes no part in attention either.
         self._alone = {1.0: units.first, 0.0: units.second}.get(sum(shares.values()) / len(KINDS))
         self._dense_device = (self._alone or units.first).device
-        self._text = [part.to(self._dense_device) for part in layer.text]
+        self._text = [part[:, :, :boundary].to(self._dense_device) for part in layer.text]
+        rest = [] if boundary is None else [part[:, :, boundary:] for part in layer.text]
+        self._rest = rest if rest and rest[0].shape[2] else []
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """What the layer gives (W, hidden)."""
-        qkv = self._linear("qkv", _normed(x))
-        x = x + self._linear("out", self._layer.rows(self._attended(qkv), len(x)))
-        return x + self._linear("down", self._linear("gate_up", _normed(x)))
+        qkv = self._linear("qkv", self._layer.normed(x))
+        x = x + self._linear("out", self._layer.rows(self.attended(qkv), len(x)))
+        return x + self._linear("down", self._linear("gate_up", self._layer.normed(x)))
 
     def tasks(self, kind: str, x: torch.Tensor) -> tuple[Task | None, Task | None]:
         """Both units' parts of a linear layer."""
@@ -142,7 +188,8 @@ class Shared:
     def _linear(self, kind: str, x: torch.Tensor) -> torch.Tensor:
         return torch.cat(self._units.run(*self.tasks(kind, x)), dim=-1)
 
-    def _attended(self, qkv: torch.Tensor) -> torch.Tensor:
+    def attended(self, qkv: torch.Tensor) -> torch.Tensor:
+        """Attention alone, from what `qkv` gave: joined heads."""
         query, key, value = self._layer.heads(qkv)
         scale = query.shape[-1] ** -0.5
 
@@ -152,32 +199,64 @@ class Shared:
 
         def sparse() -> Tensors:
             scores = query @ key.mT * scale + self._layer.mask
-            return scores.softmax(-1) @ value, scores.logsumexp(-1)
+            tree = scores.softmax(-1) @ value, scores.logsumexp(-1)
+            return _joined(dense_part(query, *self._rest, scale), tree) if self._rest else tree
 
-        def both() -> torch.Tensor:
+        def both() -> Tensors:
             return _joined(dense(), sparse())
 
         if self._alone is None:
-            return _joined(*self._units.run(dense, sparse))
+            return _joined(*self._units.run(dense, sparse))[0]
         first, second = (both if unit is self._alone else None for unit in self._units)
-        outcome: torch.Tensor
-        (outcome,) = self._units.run(first, second)
-        return outcome
+        ((outcome, _),) = self._units.run(first, second)
+        return outcome  # type: ignore[no-any-return]
 
 
-def _joined(dense: Tensors, sparse: Tensors) -> torch.Tensor:
-    """Both parts, weighted by their log-sum-exp."""
-    weight = torch.sigmoid(dense[1] - sparse[1])[..., None]
-    return torch.lerp(sparse[0], dense[0], weight)
+class ByRows:
+    """A layer that is split as Megatron-LM splits it: `share` of all heads and of the MLP's inside.
+
+    Each unit has the first matrix of a pair by columns and the second one by rows. Both outcomes
+    have all columns and are added.
+    """
+
+    def __init__(self, layer: Layer, units: Pair, share: float) -> None:
+        shape, self._units = layer.shape, units
+        heads, inner = shape.num_key_value_heads, shape.intermediate_size
+        head = min(max(round(share * heads), 1), heads - 1)
+        middle = min(max(round(share * inner / _STEP), 1) * _STEP, inner - _STEP)
+        self._parts = (
+            layer.part(slice(0, head), slice(0, middle)),
+            layer.part(slice(head, heads), slice(middle, inner)),
+        )
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """What the layer gives (W, hidden)."""
+        first, second = self._parts
+        x = x + sum(self._units.run(lambda: first.attend(x), lambda: second.attend(x)))
+        y = x  # The parts of the MLP read it while the sum is made.
+        return y + sum(self._units.run(lambda: first.mlp(y), lambda: second.mlp(y)))
 
 
-def _pieces(layer: Layer, units: Pair, kind: str, share: float) -> tuple[_Piece, _Piece]:
+def tree_mask(width: int) -> torch.Tensor:
+    """Additive (1, 1, W, W): a node of `tree_parents` sees itself and those above it."""
+    sees = torch.from_numpy(ancestors([tree_parents(width)], width).copy())
+    return torch.zeros(sees.shape).masked_fill(~sees, torch.finfo(torch.float32).min)[None]
+
+
+def _rotated(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    """Heads (1, H, W, D) turned to their positions, as Llama does it."""
+    first, second = heads.chunk(2, dim=-1)
+    return heads * cosines + torch.cat((-second, first), dim=-1) * sines
+
+
+def _joined(first: Tensors, second: Tensors) -> Tensors:
+    """Both parts of attention, weighted by their log-sum-exp, and the log-sum-exp of both."""
+    weight = torch.sigmoid(first[1] - second[1])[..., None]
+    return torch.lerp(second[0], first[0], weight), torch.logaddexp(first[1], second[1])
+
+
+def pieces(matrices: Tensors, units: Pair, share: float) -> tuple[_Piece, _Piece]:
     """The first columns for the first unit, and the others for the second one."""
-    matrices = layer.weights[kind]
     number = round(share * len(matrices[0]) / _STEP) * _STEP
     first, second = zip(*(matrix.tensor_split([number]) for matrix in matrices), strict=True)
     return _Piece.on(units.first, first), _Piece.on(units.second, second)
-
-
-def _normed(x: torch.Tensor) -> torch.Tensor:
-    return x * x.square().mean(-1, keepdim=True).add(1e-6).rsqrt()

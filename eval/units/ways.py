@@ -16,7 +16,7 @@ from eval.units.layer import KINDS, Layer, Shared
 from eval.units.shares import even, profiled
 from eval.units.unit import Pair
 
-__all__ = ["timed_ways", "ways_table"]
+__all__ = ["seconds_of", "timed_ways", "ways_table"]
 
 _WARM_UP = 2
 _ALONE = ("first unit alone", "second unit alone")
@@ -47,7 +47,7 @@ def timed_ways(layer: Layer, units: Pair, width: int, rounds: int) -> list[dict[
         name: float((way(x) - expected).abs().max() / expected.abs().max())
         for name, way in ways.items()
     }
-    seconds = _seconds(ways, x, rounds)
+    seconds = seconds_of(ways, x, rounds)
     best = min(seconds[name] for name in _ALONE)
     return [
         {
@@ -72,7 +72,7 @@ def _by_threads(layer: Layer, x: torch.Tensor) -> torch.Tensor:
         torch.set_num_threads(1)
 
 
-def _seconds(ways: Mapping[str, _Way], x: torch.Tensor, rounds: int) -> dict[str, float]:
+def seconds_of(ways: Mapping[str, _Way], x: torch.Tensor, rounds: int) -> dict[str, float]:
     """The median time of each way; which one begins changes from round to round."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     names = list(ways)

@@ -21,6 +21,8 @@ _WITHOUT_EVERY = 32
 _TRY_EVERY = 32
 # A forward that is far off counts as this many times the mean at most.
 _FAR = 1.5
+# Of a token's time, what a draft model saves at best is taken to be this share.
+_HOPED = 0.5
 # A forward over more tokens catches up with the text and tells nothing of what a level costs.
 _LEVEL = 16
 
@@ -46,6 +48,7 @@ class Pacing:
         self._ledger = Ledger()
         self._share = _mean(_PRIOR_SHARE)  # Of promised tokens that were accepted.
         self._forward: MeanRatio | None = None  # Seconds of a forward over a level.
+        self._prompt: MeanRatio | None = None  # Seconds for each token of a prompt.
         self._token: MeanRatio | None = None  # Seconds for each token, all told.
         self._token_without: MeanRatio | None = None  # The same in steps without a draft model.
         self._num_steps = 0
@@ -68,6 +71,20 @@ class Pacing:
         if self._forward is None or self._token is None or self._num_unread >= _TRY_EVERY:
             return True
         return self._share.value * promised * self._token.value > self._forward.value
+
+    def pays_to_begin(self, num_tokens: int, num_left: float) -> bool:
+        """May what is left to write bring back the time that a prompt of so many tokens takes?
+
+        The first prompt is read in any case: it shows what reading takes.
+        """
+        if self._prompt is None or self._token_without is None:
+            return True
+        return self._prompt.value * num_tokens < _HOPED * self._token_without.value * num_left
+
+    def observe_prompt(self, seconds: float, num_tokens: int) -> None:
+        """Takes in what reading a prompt took; to read it is the price of having a draft model."""
+        self._prompt = self._prompt or MeanRatio(seconds / num_tokens, weight=_PRIOR, fade=1.0)
+        self._prompt.observe(seconds, num_tokens)
 
     def observe_forward(self, seconds: float, num_tokens: int) -> float:
         """Takes in what a draft model's forward over `num_tokens` took.

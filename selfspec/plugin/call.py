@@ -246,7 +246,8 @@ class Call:
         for index, ids in enumerate(prompt.texts):
             cursor = None
             if self.draft_model is not None:
-                cursor = DraftModelCursor(self.draft_model.open(), ids, decoder.budget)
+                text = self.draft_model.open()
+                cursor = DraftModelCursor(text, ids, decoder.budget, self.reach)
             expected = self.predictions[index]
             rows.append(Row.open(index, ids, memory, decoder.config, expected, cursor))
         return rows

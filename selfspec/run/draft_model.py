@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,10 @@ class DraftText:
         held = 0 if self._kv is None else self._kv.lengths[0] + 1
         return float("inf") if longest is None else longest - held
 
+    def pays_to_begin(self, num_tokens: int, num_left: float) -> bool:
+        """Is reading a prompt of so many tokens worth its time, with so many still to write?"""
+        return self._draft_model.pacing.pays_to_begin(num_tokens, num_left)
+
     @torch.no_grad()
     def extend(self, token_ids: Sequence[int]) -> Likely:
         """Reads further tokens of the text, one at least; returns what is likely behind them.
@@ -128,7 +133,10 @@ class DraftText:
         Forgets all nodes.
         """
         if self._kv is None:
-            return self._begin(token_ids)
+            start = perf_counter()
+            likely = self._begin(token_ids)
+            self._draft_model.pacing.observe_prompt(perf_counter() - start, len(token_ids))
+            return likely
         self.keep([0])
         for first in range(0, len(token_ids), _CHUNK):
             part = token_ids[first : first + _CHUNK]

@@ -72,3 +72,12 @@ def test_a_slow_moment_is_not_held_against_it():
 
 def test_without_a_draft_model_nothing_is_read():
     assert not MeasuredBudget(CostCurve({1: 1.0})).pays_to_read([1.0])
+
+
+def test_a_prompt_pays_if_half_the_time_of_what_is_left_is_more():
+    pacing = Pacing()
+    assert pacing.pays_to_begin(1000, 1)  # Nothing is known yet.
+    pacing.may_read(PLAIN)
+    pacing.observe_prompt(10 * PLAIN, 100)
+    assert pacing.pays_to_begin(100, 21)
+    assert not pacing.pays_to_begin(100, 19)

@@ -13,7 +13,7 @@ from eval import hetero
 from eval.models.shapes import GrownShape
 from eval.units import layer as layers
 from eval.units import shares
-from eval.units.layer import KINDS, Layer, Shared
+from eval.units.layer import KINDS, ByRows, Layer, Shared
 from eval.units.unit import two_units
 
 SMALL = GrownShape(
@@ -44,6 +44,44 @@ def test_a_shared_layer_is_the_plain_layer(share: float) -> None:
     with two_units("cpu") as units:
         found = Shared(layer, units, dict.fromkeys(KINDS, share))(x)
     torch.testing.assert_close(found, layer.plain(x), rtol=1e-5, atol=1e-5)
+
+
+@needs_cores
+@pytest.mark.parametrize("boundary", [1, 7, 20])
+def test_wherever_the_boundary_of_attention_is(boundary: int) -> None:
+    layer = Layer.random(SMALL, num_columns=20, width=6)
+    x = torch.randn(6, SMALL.hidden_size)
+    with two_units("cpu") as units:
+        found = Shared(layer, units, dict.fromkeys(KINDS, 0.5), boundary)(x)
+    torch.testing.assert_close(found, layer.plain(x), rtol=1e-5, atol=1e-5)
+
+
+@needs_cores
+def test_a_layer_split_by_rows_is_the_plain_layer() -> None:
+    layer = Layer.random(SMALL, num_columns=20, width=6)
+    x = torch.randn(6, SMALL.hidden_size)
+    with two_units("cpu") as units:
+        found = ByRows(layer, units, 0.3)(x)
+    torch.testing.assert_close(found, layer.plain(x), rtol=1e-5, atol=1e-5)
+
+
+@needs_cores
+def test_a_whole_model_on_two_units(capsys, chat_folder) -> None:
+    """All ways give the model's own logits."""
+    options = ["--model", chat_folder, "--columns", "20", "--width", "4", "16", "--rounds", "1"]
+    assert hetero.main(options) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert [row["width"] for row in rows] == [1, 4, 16]
+    assert set(rows[1]["ms"]) == {"one unit", "by rows", "by columns"}
+    assert max(row["difference"] for row in rows) < 1e-4
+
+
+@needs_cores
+def test_attention_by_its_boundary(capsys) -> None:
+    options = ["--boundary", "--columns", "20", "--width", "6", "--rounds", "1"]
+    assert hetero.main(options) == 0
+    (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert row["dynamic"] <= row["static"]
 
 
 @needs_cores

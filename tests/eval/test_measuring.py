@@ -29,6 +29,17 @@ def test_tokens_per_step(questions, chat_folder, capsys, temperature):
     assert 1 < nodes <= 8
 
 
+def test_rules_of_a_draft_model_that_is_the_model_itself(questions, chat_folder, capsys):
+    options = ["--model", chat_folder, "--questions", str(questions), "--max-nodes", "3"]
+    options += ["--max-new-tokens", "9", "--limit", "2", "--rules"]
+    assert tokens_per_step.main(options) == 2
+    assert "--rules must come with --draft-model" in capsys.readouterr().err
+    found = run(tokens_per_step, capsys, *options, "--draft-model", chat_folder)["rules"]
+    chain = found["chain, 3 nodes"]
+    assert chain["num_first"] == chain["num_steps"] == 4
+    assert {rule["num_tokens"] for rule in found.values()} == {16}
+
+
 def test_widths_are_compared_at_full_width(questions, chat_folder):
     options = ["--model", chat_folder, "--questions", str(questions)]
     parsed = tokens_per_step._options(options)

@@ -34,6 +34,7 @@ REFUSED = [
     ("hetero", "--width 0", "--width must be >= 1 (got 0)"),
     ("hetero", "--columns 8 0", "--columns must be >= 1 (got 0)"),
     ("hetero", "--out no/where.json", "--out must be a file"),
+    ("hetero", "--model any --units cuda", "--units must be cpu"),
     ("kv_memory", "--model {model} --knob depth=3", "unknown knob 'depth'"),
     ("load_server", "--clients 0", "--clients must be >= 1"),
     ("predict", "--classes 0", "--classes must be >= 1 (got 0)"),

@@ -101,11 +101,16 @@ def load_tokenizer(options: ModelOptions) -> Any:
 
 
 def load_model(
-    options: ModelOptions, tokenizer: Any, max_length: int = 2048, max_texts: int = 1
+    options: ModelOptions,
+    tokenizer: Any,
+    max_length: int = 2048,
+    max_texts: int = 1,
+    draft_model: Any = None,
 ) -> Loaded:
     """Loads the model, in the dtype and onto the device that the options name.
 
-    Within a memory, room for `max_texts` texts of `max_length` tokens is set aside.
+    Within a memory, room for `max_texts` texts of `max_length` tokens is set aside, and for a draft
+    model.
     """
     from selfspec import load_streamed
 
@@ -120,6 +125,7 @@ def load_model(
                 max_memory=amount,
                 max_length=max_length,
                 max_texts=max_texts,
+                draft_model=draft_model,
                 dtype=dtype,
                 device=device,
             )

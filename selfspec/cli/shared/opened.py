@@ -47,8 +47,9 @@ def loaded(
         from selfspec.cli.shared.writer import Start, Writer
 
         tokenizer, held = checked_tokenizer(loading, drafts, chats=chats)
-        model = load_model(loading, tokenizer, max_length, max_texts)
-        start = Start(held, drafts.remember, load_draft_model(drafts.draft_model, loading))
+        small = load_draft_model(drafts.draft_model, loading)
+        model = load_model(loading, tokenizer, max_length, max_texts, small)
+        start = Start(held, drafts.remember, small)
         writer = Writer(model, sampling, max_new_tokens, start)
     with quiet():
         yield writer

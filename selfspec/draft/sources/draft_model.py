@@ -36,6 +36,10 @@ class ModelText(Protocol):
         """How many tokens the model can still read."""
         ...
 
+    def pays_to_begin(self, num_tokens: int, num_left: float) -> bool:
+        """Is reading a prompt of so many tokens worth its time, with so many still to write?"""
+        ...
+
     def extend(self, token_ids: Sequence[int]) -> Likely:
         """Reads further tokens of the text; returns what is likely behind them."""
         ...
@@ -77,11 +81,19 @@ class DraftModelCursor:
     """The tree of one row as its draft model sees it.
 
     Reads nothing until it is asked: neither the prompt, nor what was committed while it rested.
+    `num_left` is how many tokens may still be written; if they are too few, nothing is read.
     """
 
-    def __init__(self, text: ModelText, prompt_ids: Sequence[int], pace: Pace) -> None:
+    def __init__(
+        self,
+        text: ModelText,
+        prompt_ids: Sequence[int],
+        pace: Pace,
+        num_left: float = float("inf"),
+    ) -> None:
         self._text = text
         self._pace = pace
+        self._num_left = num_left
         self._unread = list(prompt_ids)  # The committed tokens that the model has yet to read.
         self._root = Node(self._unread[-1] if self._unread else 0)
         self._num_read = 1
@@ -110,6 +122,9 @@ class DraftModelCursor:
         """Reads the first node, and others in the same forward, if that pays; the best first."""
         if not self._can_read(states[0]):
             return
+        begins = self._has_prompt or self._text.pays_to_begin(len(self._unread), self._num_left)
+        if not begins:
+            return
         chosen = [
             (node, score)
             for node, score in zip(states, scores, strict=True)
@@ -125,6 +140,7 @@ class DraftModelCursor:
 
     def observe(self, record: StepRecord) -> None:
         """Keeps of what was read all that became text."""
+        self._num_left -= len(record.committed_ids)
         node, path = self._root, [0]
         for token in record.committed_ids if node.number is not None else ():
             child = node.children.get(token)

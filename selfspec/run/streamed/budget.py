@@ -14,6 +14,7 @@ __all__ = [
     "NUM_BUFFERS",
     "Sizes",
     "choose_streamed",
+    "draft_model_bytes",
     "forward_bytes",
     "kv_bytes",
     "text_bytes",
@@ -28,8 +29,8 @@ class Sizes(NamedTuple):
 
     That is the resident weights, the buffers of the streamed ones, and for a text of `max_length`
     tokens its KV and the widest forward over it, which reads it as a prompt. A tree's
-    forward and its logits fit where the prompt's was. Not counted are Python and torch themselves,
-    tables of some ten megabytes, and a draft model.
+    forward and its logits fit where the prompt's was. A draft model that is named counts too. Not
+    counted are Python and torch themselves, and tables of some ten megabytes.
     """
 
     fixed: int  # whatever happens: weights outside of the layers, and room for the text
@@ -41,6 +42,10 @@ class Sizes(NamedTuple):
     def whole(self) -> int:
         """Everything resident."""
         return self.fixed + sum(self.layers)
+
+    def beside(self, num_bytes: int) -> Sizes:
+        """The same with so many bytes taken by something else."""
+        return self._replace(fixed=self.fixed + num_bytes)
 
     def with_streamed(self, streamed: Collection[int]) -> int:
         """What the model takes with these layers streamed."""
@@ -70,6 +75,17 @@ def text_bytes(config: Any, num_tokens: int, itemsize: int, num_texts: int = 1) 
     """What texts of `num_tokens` tokens each take: their KV, and the forward that reads one."""
     sizes = (config, num_tokens, itemsize)
     return num_texts * kv_bytes(*sizes) + forward_bytes(*sizes)
+
+
+def draft_model_bytes(model: Any, num_tokens: int, num_texts: int = 1) -> int:
+    """What a draft model takes beside: weights, the KV of its texts, and one text's forward.
+
+    On a CPU its layers may be packed, which takes its weights once more at most.
+    """
+    weights: int = sum(each.numel() * each.dtype.itemsize for each in model.parameters())
+    copies = weights if model.device.type == "cpu" else 0
+    config = model.config.get_text_config(decoder=True)
+    return weights + copies + text_bytes(config, num_tokens, model.dtype.itemsize, num_texts)
 
 
 def kv_bytes(config: Any, num_tokens: int, itemsize: int) -> int:

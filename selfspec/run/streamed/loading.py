@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from selfspec.errors import ConfigError, UnsupportedError, WeightsError
 from selfspec.machine.amounts import amount_in_bytes
-from selfspec.run.streamed.budget import Sizes, choose_streamed, text_bytes
+from selfspec.run.streamed.budget import Sizes, choose_streamed, draft_model_bytes, text_bytes
 from selfspec.run.streamed.buffers import new_buffers
 from selfspec.run.streamed.checkpoint import Piece, find_files, open_shards, pieces_of
 from selfspec.run.streamed.files import Shard
@@ -35,6 +35,7 @@ def load_streamed(
     max_memory: int | str,
     max_length: int = 2048,
     max_texts: int = 1,
+    draft_model: Any = None,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "cpu",
 ) -> Any:
@@ -54,6 +55,8 @@ def load_streamed(
             for its KV, and for a forward that reads it at once. Longer texts work too, and take
             more memory.
         max_texts: The KV of so many such texts is set aside, which are decoded at the same time.
+        draft_model: The small model that will draft for this one. What it takes is a part of
+            `max_memory`, so that fewer layers of this model are resident.
         dtype: ``"auto"`` is the checkpoint's own. Any other is converted to while reading.
         device: Where the model computes. On a CUDA device, streamed layers come from pinned
             memory if that holds them.
@@ -75,6 +78,8 @@ def load_streamed(
         layers = _Layers.of(model, pieces)
         sizes = layers.sizes(model, max_length, max_texts)
         budget = amount_in_bytes(max_memory, sizes.whole)
+        if draft_model is not None:
+            sizes = sizes.beside(draft_model_bytes(draft_model, max_length, max_texts))
         streamed = choose_streamed(sizes, layers.may_stream, budget)
         _load(model, pieces, {n for i in streamed for n in layers.weights[i]}, device)
         if streamed:

@@ -19,6 +19,9 @@ class CountingText:
     def __init__(self) -> None:
         self.log: list[object] = []
 
+    def pays_to_begin(self, num_tokens: int, num_left: float) -> bool:
+        return num_tokens < num_left
+
     def extend(self, token_ids: Sequence[int]) -> Likely:
         self.log.append(("extend", list(token_ids)))
         return self.behind(token_ids[-1])
@@ -101,6 +104,17 @@ def test_while_it_rests_the_text_piles_up():
     tree = grown(cursor, 30, 4)
     assert text.log == [("extend", [10, 20, 30])]
     assert tree.tokens == [30, 31, 32]  # Their children would take another forward.
+
+
+def test_a_prompt_is_read_only_if_what_is_left_to_write_is_worth_it():
+    text = CountingText()
+    cursor = DraftModelCursor(text, [7, 8, 10], Pace(), num_left=3)
+    tree = grown(cursor, 10, 4)
+    assert len(tree) == 1
+    cursor.observe(StepRecord(row=0, tree=tree, path=[0], committed_ids=[20]))
+    assert text.log == []
+    grown(DraftModelCursor(text, [7, 8, 10], Pace(), num_left=4), 10, 4)
+    assert text.log[0] == ("extend", [7, 8, 10])
 
 
 def test_a_model_without_positions_left_says_nothing():

@@ -14,6 +14,7 @@ from eval.benches.questions import Question
 from eval.command import main
 from eval.errors import EvalError
 from eval.methods import method as methods
+from eval.methods.reported import REPORTED
 from eval.methods.studies import STUDIES, named_study, variants_of
 from eval.report.rows import ROWS, read_record
 from eval.runs import contest, run
@@ -400,6 +401,8 @@ def test_a_study_is_a_run_of_variants(study, tmp_path, capsys):
     assert main([*options, "--max-nodes", "4"]) == 0
     out = capsys.readouterr().out
     assert "- study: what LUTs and dynamic trees are worth (after DIAA, table 3)" in out
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert re.search(r"^\| LUT, static tree \|.*\| -15 % \|$", report, re.MULTILINE)
     last = summary_of(out)
     named = ["all", "no LUTs", "no overlap", "DIAA", "DIAA, rows replaced whole"]
     named += ["LUT, static tree", "neither"]
@@ -480,6 +483,8 @@ def test_every_study_names_methods_and_knobs_that_there_are(name, tmp_path):
     )
     check_methods(asked)
     json.dumps(asked.settings())
+    if name in REPORTED:
+        assert set(REPORTED[name].figures) <= set(study.variants)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eval.methods.storages import StorageLog
-from selfspec import ConfigError
+from selfspec import ConfigError, load_streamed
 from selfspec.machine.amounts import amount_in_bytes
 from selfspec.run.streamed.budget import (
     NUM_BUFFERS,
     Sizes,
     choose_streamed,
+    draft_model_bytes,
     forward_bytes,
     kv_bytes,
 )
@@ -103,6 +105,23 @@ def test_a_forward_holds_no_more_than_was_reckoned(name):
     with StorageLog() as log, torch.no_grad():
         model(**inputs, use_cache=False, logits_to_keep=1)
     assert log.peak() <= forward_bytes(model.config, 100, 4) <= 3 * log.peak()
+
+
+@pytest.mark.parametrize("max_memory", ["60%", "90%"])
+def test_a_draft_model_is_part_of_the_budget(tmp_path, max_memory):
+    """What it takes is missing for layers: so many fewer are resident."""
+    model, small = new_model("llama", num_hidden_layers=40), new_model("llama")
+    model.save_pretrained(tmp_path)
+    layer = sum(weight.nbytes for weight in model.model.layers[0].parameters())
+    options = {"max_memory": max_memory, "max_length": 1}
+    alone = load_streamed(str(tmp_path), **options)
+    beside = load_streamed(str(tmp_path), draft_model=small, **options)
+    more = num_streamed(beside) - num_streamed(alone)
+    assert more == pytest.approx(draft_model_bytes(small, 1) / layer, abs=1)
+
+
+def num_streamed(model: Any) -> int:
+    return list(model.hf_device_map.values()).count("disk")
 
 
 def test_the_kv_of_a_config_that_says_little():
