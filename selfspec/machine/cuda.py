@@ -109,11 +109,13 @@ class CudaDevice:
         """In the first run, libraries make their handles and choose their kernels."""
         stream, main = _stream(self._device, "capture"), torch.cuda.current_stream(self._device)
         stream.wait_stream(main)
-        with torch.cuda.stream(stream):
-            work()
-            with NothingWaits(self._device.type):
+        try:
+            with torch.cuda.stream(stream):
                 work()
-        main.wait_stream(stream)
+                with NothingWaits(self._device.type):
+                    work()
+        finally:  # What was queued before an error still writes keys and values.
+            main.wait_stream(stream)
 
     def _record(self, graph: torch.cuda.CUDAGraph, work: Callable[[], None]) -> None:
         main = torch.cuda.current_stream(self._device)

@@ -89,8 +89,8 @@ class DraftModel:
         logits = logits[:, : self._num_named].float()
         top = logits.topk(self._top_k)
         chances = (top.values - logits.logsumexp(-1, keepdim=True)).exp().nan_to_num(0.0)
-        # One copy, since each waits for the device; a double holds every id.
-        named = torch.stack([top.indices.double(), chances.double()]).tolist()
+        # One copy, since each waits for the device; a float holds every id below 2**24.
+        named = torch.stack([top.indices.float(), chances]).tolist()
         return [
             list(zip(map(int, ids), shares, strict=True))
             for ids, shares in zip(*named, strict=True)

@@ -21,6 +21,7 @@ except ImportError:  # An older version has one way to run experts.
 __all__ = ["decode_mode"]
 
 _NAME = "selfspec_by_number"
+_STOCKS = "batched_mm"  # What stock decodes with.
 _FEW = 4  # Copies are made of at most one in so many experts.
 
 
@@ -32,10 +33,19 @@ def decode_mode(model: Any) -> Iterator[None]:
     with getattr(model, "_optimize_model_for_decode", nullcontext)():
         now: dict[str, Any] = ask()
         if now != before and moe is not None:
-            moe.ExpertsInterface.register(_NAME, _by_number)
+            _offer_our_way()
             ours = {part: way if way == before[part] else _NAME for part, way in now.items()}
             model.set_experts_implementation(ours)
         yield
+
+
+def _offer_our_way() -> None:
+    """Gives our way its name, under which other kinds of experts, such as in FP8, keep stock's."""
+    moe.ExpertsInterface.register(_NAME, _by_number)
+    for interface in moe.ExpertsInterface.__subclasses__():
+        ways = interface()
+        if _NAME not in ways and _STOCKS in ways:
+            interface.register(_NAME, ways[_STOCKS])
 
 
 def _by_number(

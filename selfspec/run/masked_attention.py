@@ -39,7 +39,7 @@ def masked_attention(
     scale: float | None,
 ) -> torch.Tensor:
     """The outcome (B, H, N, D)."""
-    if mask is None or dropout or not _has_kernel(query, key, value):
+    if mask is None or dropout or not _has_kernel(query, key, value, mask):
         return scaled_dot_product_attention(
             query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale
         )
@@ -52,8 +52,11 @@ def masked_attention(
 
 
 def mask_for_kernel(mask: torch.Tensor) -> torch.Tensor:
-    """A mask (..., columns) as the kernel needs it: in memory that it can read, and finite."""
-    if not is_on_card(mask.device):
+    """A mask (..., columns) as the kernel needs it: in memory that it can read, and finite.
+
+    A mask of truths, as models make their own, is left to torch.
+    """
+    if mask.dtype == torch.bool or not is_on_card(mask.device):
         return mask
     columns = mask.shape[-1]
     wide = mask.new_empty(*mask.shape[:-1], -(-columns // _ALIGNED) * _ALIGNED)
@@ -98,14 +101,16 @@ def _attend(
     return kernel(query, key, value, bias, needs_sums, scale=scale)
 
 
-def _has_kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+def _has_kernel(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor
+) -> bool:
     """Can the kernel compute this? Its own check is a part of the choice that is left out."""
     if not is_on_card(query.device):
         return False
     tensors, size = (query, key, value), query.element_size()
     return (
         query.dtype in (torch.float32, torch.float16, torch.bfloat16)
-        and key.dtype == value.dtype == query.dtype
+        and key.dtype == value.dtype == mask.dtype == query.dtype
         and query.shape[-1] == key.shape[-1]
         and all(part.shape[-1] * size % _BYTES == 0 for part in tensors)
         and all(part.stride(-1) == 1 and part.data_ptr() % _BYTES == 0 for part in tensors)

@@ -68,7 +68,8 @@ def highest_ratios(scores: torch.Tensor, noises: torch.Tensor) -> torch.Tensor:
     That token is drawn as `torch.multinomial` would draw it. Waits for nothing.
     """
     ratios = scores.softmax(-1) / noises
-    return torch.stack([each.double() for each in ratios.max(-1)])
+    # A float holds every id below 2**24, and not every device has doubles.
+    return torch.stack([each.float() for each in ratios.max(-1)])
 
 
 class _Exponentials:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from transformers.integrations import moe
+from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS
 
 from selfspec.run import experts
 from selfspec.run.experts import decode_mode
@@ -58,6 +59,17 @@ def test_many_tokens_are_sorted_where_there_is_a_kernel(
     assert set(ways) == {way if sorts else "batched_mm"}
     assert torch.allclose(found, expected, atol=1e-5)
     assert set(model.get_experts_implementation().values()) == {"grouped_mm"}
+
+
+def test_experts_in_fp8_keep_stocks_way() -> None:
+    """They are told their way by its name, too, but by a table of their own."""
+    model = new_model("qwen3-moe")
+    switching(model)
+    with decode_mode(model):
+        (name,) = model.get_experts_implementation().values()
+        ways = ALL_FP8_EXPERTS_FUNCTIONS
+        assert name != "batched_mm"
+        assert ways.get_interface(name, None) is ways["batched_mm"]
 
 
 def test_a_model_of_one_way_keeps_it(ways: Counter[str]) -> None:

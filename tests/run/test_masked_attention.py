@@ -79,3 +79,13 @@ def test_what_the_kernel_has_no_place_for_goes_to_torch(monkeypatch: pytest.Monk
         masked_attention.masked_attention(*given, mask.to(given[0].dtype), dropout=0.0, scale=None)
     assert not parts
     assert grouped_attention.masked_attention is masked_attention.masked_attention
+
+
+def test_masks_of_truths_go_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a model makes itself for a chain."""
+    parts = use_kernel(monkeypatch)
+    query, key, value, mask = inputs(1, 4, 3, 64, torch.float32)
+    sees = mask_for_kernel(mask == 0)
+    found = masked_attention.masked_attention(query, key, value, sees, dropout=0.0, scale=None)
+    assert torch.equal(found, scaled_dot_product_attention(query, key, value, attn_mask=mask == 0))
+    assert not parts

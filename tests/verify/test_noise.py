@@ -308,3 +308,9 @@ def test_only_the_likeliest_are_looked_at() -> None:
             made = Listening((1, 8192), torch.default_generator)
             assert noise.pick_from(few, made, 0) is not None
     assert 20 <= len(asked) <= 20 * 20
+
+
+def test_a_device_without_doubles_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "double", None)
+    _, tokens = noise.highest_ratios(torch.tensor([[0.0, 3.0, 1.0]]), torch.ones(1, 3))
+    assert tokens.tolist() == [1]

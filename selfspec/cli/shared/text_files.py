@@ -11,6 +11,8 @@ from typing import Any
 from selfspec.cli.batch.batch_lines import read_line
 from selfspec.errors import CliError
 
+_MARK = "\ufeff"  # Some editors begin a file with it.
+
 
 def check_output(path: Path | None, option: str = "--output") -> None:
     """Refuses an output that can't be a file, before the model is loaded. Writes nothing."""
@@ -44,7 +46,8 @@ def read_prompts(path: Path, option: str) -> list[Any]:
 
     They are texts, lists of messages, or tuples with one question.
     """
-    lines = read_text(path, option).split("\n")  # Other ends of lines may stand in a text.
+    text = read_text(path, option).removeprefix(_MARK)
+    lines = text.split("\n")  # Other ends of lines may stand in a text.
     prompts = [
         _prompt(number, line, option) for number, line in enumerate(lines, start=1) if line.strip()
     ]
