@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerationMixin
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget, FixedBudget, MeasuredBudget, ThresholdBudget
@@ -39,9 +39,6 @@ from selfspec.verify.choosers import BatchChooser, Chooser, GreedyChooser, Proce
 from selfspec.verify.tape import NoiseTape
 from selfspec.verify.transcript import Streamer, Transcript
 from selfspec.verify.verifier import RowText, Verifier, row_texts
-
-# Does this transformers mark a cache that the caller has made?
-_SAYS_WHOSE = "_is_user_defined" in GenerationMixin._prepare_cache_for_generation.__code__.co_names
 
 
 class SelfSpecOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
@@ -144,7 +141,7 @@ class Call:
     @property
     def needs_cache(self) -> bool:
         """May anybody see the KV cache behind the call?"""
-        return self.gives_cache_back or not _SAYS_WHOSE
+        return self.gives_cache_back or not _says_whose(self.model)
 
     def texts(self, ability: Ability, device: Device) -> dict[int, RowText]:
         """The text of each row, and what decides on its tokens by the rules of this call."""
@@ -275,3 +272,9 @@ class Call:
         )
         output.stats = self.stats
         return output
+
+
+def _says_whose(model: Any) -> bool:
+    """Is a cache of the caller's marked? Older transformers don't do so, nor may a model's code."""
+    prepare = getattr(model, "_prepare_cache_for_generation", None)
+    return "_is_user_defined" in getattr(getattr(prepare, "__code__", None), "co_names", ())

@@ -10,7 +10,7 @@ import torch
 from transformers import DynamicCache
 
 from selfspec import SelfSpec
-from tests.fakes import prompt, tiny_model
+from tests.fakes import new_model, prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
     MODES,
@@ -51,6 +51,16 @@ def test_a_cache_that_was_handed_in_is_filled_in_place(
     )
     ours, stock = (x["past_key_values"] for x in (both.our_extras, both.stock_extras))
     assert_same_kv(ours, stock)
+
+
+def test_a_cache_that_nothing_marks_is_filled_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a model takes in caches by code of its own."""
+    model = new_model()
+    monkeypatch.setattr(model, "_prepare_cache_for_generation", lambda *_, **__: None)
+    both = run_both(
+        model, prompt(), fresh=lambda: {"past_key_values": cache_of(model, "bare")}, **GREEDY
+    )
+    assert_same_kv(both.our_extras["past_key_values"], both.stock_extras["past_key_values"])
 
 
 @pytest.mark.parametrize("kind", ["bare", "configured"])
