@@ -135,6 +135,7 @@ def test_no_memory_for_a_capture_is_an_error(at: str, cuda: list[str]):
 
     with pytest.raises(torch.OutOfMemoryError, match="on purpose"):
         device.capture(work)
+    assert "main.wait_stream capturing" in cuda  # What was queued before may still write.
 
 
 def test_all_instances_of_a_device_share_its_streams(monkeypatch: pytest.MonkeyPatch):
