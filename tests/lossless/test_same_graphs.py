@@ -96,6 +96,14 @@ def test_attention_by_the_kernel_that_is_called_directly(
     assert forward == "eager" or max(parts) >= 4
 
 
+def test_chains_bring_masks_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of truths, for which the kernel that is called directly has no place."""
+    use_kernel(monkeypatch)
+    monkeypatch.setattr("selfspec.run.probe._try_tree", lambda *_: (None, "no trees today"))
+    both = run_both(new_model(), prompt(3), drafts=False, **GREEDY)
+    assert "chains" in str(both.stats.disabled_reason)
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "penalty": {**GREEDY, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3},
     "min-p": {"do_sample": True, "temperature": 1.2, "min_p": 0.05},
