@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +51,18 @@ class Card:
         """The bytes of the file, which are the same for the same card."""
         kinds = sorted(name.split(".")[0] for name in self.files)
         try:
-            data = {"format_version": FORMAT_VERSION, "kinds": kinds, **asdict(self)}
+            data = {"format_version": FORMAT_VERSION, "kinds": kinds, **self._as_dict()}
             data["checksum"] = checksum(data)
             text = json.dumps(data, indent=2, sort_keys=True, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise CacheCardError(f"about must be what JSON can say (got: {error})") from error
         return f"{text}\n".encode("ascii")
+
+    def _as_dict(self) -> dict[str, Any]:
+        """The fields. `dataclasses.asdict` would copy `about`, and can't copy every dictionary."""
+        files = {name: vars(entry) for name, entry in self.files.items()}
+        mine = {"tokenizer": vars(self.tokenizer), "about": dict(self.about), "files": files}
+        return {**vars(self), **mine}
 
 
 def checksum(fields: Mapping[str, Any]) -> str:

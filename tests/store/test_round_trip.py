@@ -3,6 +3,7 @@
 import json
 import os
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +104,11 @@ def test_an_empty_cache_is_a_card_alone(tmp_path):
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["cache.json"]
     assert plain(load_cache(tmp_path / "cache")) == (OWNER, {}, None, None, None, {})
     assert load_cache(tmp_path / "cache").num_ids == 0
+
+
+def test_about_may_hold_dictionaries_of_any_kind(tmp_path):
+    save_cache(tmp_path / "cache", contents(about={"words": Counter("aab")}))
+    assert load_cache(tmp_path / "cache").about == {"words": {"a": 2, "b": 1}}
 
 
 @pytest.mark.parametrize("about", [{"when": {1, 2}}, {"share": float("nan")}])
