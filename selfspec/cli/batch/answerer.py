@@ -104,15 +104,22 @@ def _outcome(number: int, result: Any) -> Outcome:
 
 
 def _memory_of_texts(writer: Writer, max_memory: str | None, max_rows: int) -> int | None:
-    """What the keys and values of all texts may take: what the model leaves of `--max-memory`."""
+    """What the keys and values of all texts may take: what the models leave of `--max-memory`."""
     if max_memory is None:
         return None
     from selfspec.run.rows_backend import kv_bytes_per_token
 
-    weights: int = sum(p.numel() * p.element_size() for p in writer.model.parameters())
+    weights, small = _weight_bytes(writer.model), writer.start.draft_model
     num_tokens = _TOKENS_A_ROW * (max_rows + _OTHER_SHARES)
     set_aside = num_tokens * kv_bytes_per_token(writer.model)
-    return max(amount_in_bytes(max_memory, weights + set_aside) - weights, set_aside)
+    left = amount_in_bytes(max_memory, weights + set_aside) - weights
+    if small is not None:  # It keeps the texts' keys and values, too.
+        left -= _weight_bytes(small) + num_tokens * kv_bytes_per_token(small)
+    return max(left, set_aside)
+
+
+def _weight_bytes(model: Any) -> int:
+    return sum(each.numel() * each.element_size() for each in model.parameters())
 
 
 class _Batch:

@@ -10,11 +10,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from selfspec.cli.batch.answerer import _memory_of_texts
 from selfspec.cli.batch.batch_files import Appended, BatchFiles
+from selfspec.cli.shared.writer import Start
 from selfspec.errors import CliError
 
 FEW = ("--max-new-tokens", "6", "--max-rows", "3")
@@ -214,6 +217,15 @@ def test_within_a_memory(batch, tmp_path, stock_text):
     assert result.exit_code == 0, result.stderr
     for answer in read(tmp_path / "out.jsonl"):
         assert answer["text"] == stock_text(PROMPTS[answer["line"] - 1], 6)
+
+
+def test_a_draft_model_takes_its_part_of_the_memory(loaded):
+    alone, beside = (
+        _memory_of_texts(SimpleNamespace(model=loaded.model, start=start), "1GB", 3)
+        for start in (Start(), Start(draft_model=loaded.model))
+    )
+    weights = sum(each.numel() * each.element_size() for each in loaded.model.parameters())
+    assert beside < alone - weights
 
 
 @pytest.mark.slow
