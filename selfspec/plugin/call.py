@@ -277,4 +277,5 @@ class Call:
 def _says_whose(model: Any) -> bool:
     """Is a cache of the caller's marked? Older transformers don't do so, nor may a model's code."""
     prepare = getattr(model, "_prepare_cache_for_generation", None)
-    return "_is_user_defined" in getattr(getattr(prepare, "__code__", None), "co_names", ())
+    names: tuple[str, ...] = getattr(getattr(prepare, "__code__", None), "co_names", ())
+    return "_is_user_defined" in names

@@ -119,7 +119,8 @@ def _memory_of_texts(writer: Writer, max_memory: str | None, max_rows: int) -> i
 
 
 def _weight_bytes(model: Any) -> int:
-    return sum(each.numel() * each.element_size() for each in model.parameters())
+    num_bytes: int = sum(each.numel() * each.element_size() for each in model.parameters())
+    return num_bytes
 
 
 class _Batch:
