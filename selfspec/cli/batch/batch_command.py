@@ -41,16 +41,17 @@ def batch(
         Path,
         typer.Argument(
             metavar="OUTPUT",
-            help="Append the answers to this file. If it is there, the run goes on where it was.",
+            help="Append the answers to this file. If it exists, the run is continued.",
         ),
     ],
     max_new_tokens: MaxNewTokens = 256,
     max_rows: Annotated[
-        int, typer.Option(min=1, help="The most texts that are written at the same time.")
+        int,
+        typer.Option(min=1, help="The largest number of texts that are written at the same time."),
     ] = 8,
     verbose: Verbose = False,
 ) -> None:
-    """Answer a file of prompts, line by line; what was done is not done again."""
+    """Answer a file of prompts. A run that was stopped continues where it was."""
     config = checked(loading, knobs, drafts)
     files = BatchFiles(prompts, answers)
     files.check()

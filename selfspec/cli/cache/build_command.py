@@ -34,20 +34,22 @@ def build(
     output: Annotated[Path, Argument(help="The cache folder to make.")],
     recipe: Annotated[
         Path | None,
-        Option(help="TOML file with the keys below; options replace its keys.", show_default=False),
+        Option(
+            help="TOML file with the keys below; options override its keys.", show_default=False
+        ),
     ] = None,
     workers: Annotated[
         int, Option(min=1, help="Processes that tokenize. More: faster where templates are slow.")
     ] = 1,
     max_memory: Annotated[
         str,
-        Option(help="For counting n-grams; the model is on top. More: fewer runs to merge."),
+        Option(help="Memory for counting n-grams, without the model. More: fewer parts to merge."),
     ] = "1GB",
     restart: Annotated[
-        bool, Option("--restart", help="Begin anew, and drop what an interrupted build left.")
+        bool, Option("--restart", help="Begin anew, and delete what an interrupted build left.")
     ] = False,
     overwrite: Annotated[
-        bool, Option("--overwrite", help="Replace the cache folder that is there.")
+        bool, Option("--overwrite", help="Replace a cache folder that exists already.")
     ] = False,
     keep_work: Annotated[
         bool, Option("--keep-work", help="Keep the work folder, with the model's answers in it.")

@@ -47,9 +47,9 @@ def inspect(
     ] = None,
     text: Annotated[
         Path | None,
-        typer.Option(help="Say how much of this text file is known; needs --tokenizer."),
+        typer.Option(help="Text file; show how much of it the cache knows. Needs --tokenizer."),
     ] = None,
-    top: Annotated[int, typer.Option(min=0, help="Entries shown of each table.")] = 5,
+    top: Annotated[int, typer.Option(min=0, help="Entries to show for each table.")] = 5,
     verbose: Verbose = False,
 ) -> None:
     """Show what is in a cache: its origin, counts, sizes, top entries, coverage of a text."""
@@ -76,20 +76,18 @@ def merge(
     folders: Annotated[list[Path], typer.Argument(help="Cache folders of one tokenizer.")],
     overwrite: Overwrite = False,
     min_count: Annotated[
-        int, typer.Option(min=1, help="Drop n-grams that came less often. More: a smaller file.")
+        int, typer.Option(min=1, help="Drop n-grams with a lower count. More: a smaller file.")
     ] = 1,
     max_continuations: Annotated[
-        int, typer.Option(min=1, help="Continuations kept for a prefix. More: a larger file.")
+        int, typer.Option(min=1, help="Continuations kept for each prefix. More: a larger file.")
     ] = 8,
     max_size: Annotated[
         str,
-        typer.Option(
-            help="The largest n-gram file; a higher minimum count is taken until it fits."
-        ),
+        typer.Option(help="The largest n-gram file; the minimum count is raised until it fits."),
     ] = "64MB",
     verbose: Verbose = False,
 ) -> None:
-    """Merge caches: counts add up, and where two have a LUT row the later folder's is kept."""
+    """Merge caches. Counts add up; of two LUT rows with one key, the later folder's is kept."""
     from selfspec.machine.amounts import amount_in_bytes
 
     pruning = {

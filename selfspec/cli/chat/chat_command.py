@@ -26,7 +26,7 @@ def chat(
     knobs: Knobs,
     drafts: DraftOptions,
     system: Annotated[
-        str | None, typer.Option(help="The system message, in front of the conversation.")
+        str | None, typer.Option(help="The system message at the start of the conversation.")
     ] = None,
     max_new_tokens: MaxNewTokens = 512,
     show_drafts: Annotated[

@@ -65,7 +65,10 @@ def check(
         float, typer.Option(min=0.0, help="0: always the likeliest token. Higher: more varied.")
     ] = 0.0,
     seconds: Annotated[
-        int, typer.Option(min=1, help="How long to measure. More: longer answers, surer figures.")
+        int,
+        typer.Option(
+            min=1, help="How long to measure. More: longer answers, more reliable figures."
+        ),
     ] = 60,
     output: Annotated[
         Path | None,
@@ -79,7 +82,8 @@ def check(
         int,
         typer.Option(
             min=1,
-            help="Tokens of text in front of the steps whose cost is shown by their width.",
+            help="Length of the text, in tokens, at which the cost of a step by its width is "
+            "shown.",
             rich_help_panel=EXPERTS,
         ),
     ] = 512,

@@ -28,7 +28,10 @@ def demo(
     cache: CacheFolder = None,
     prompt: Annotated[
         list[str] | None,
-        typer.Option(help="Continue this text; can be given again. Default: three of Python."),
+        typer.Option(
+            help="Text to continue; can be given several times. Default: three pieces of "
+            "Python code."
+        ),
     ] = None,
     max_new_tokens: MaxNewTokens = 48,
     rounds: Annotated[
@@ -42,7 +45,7 @@ def demo(
     ] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Watch drafts being accepted, then see the same text timed against stock generate().
+    """Watch drafts being accepted, then see the same texts timed against plain generate().
 
     The embedded model samples at temperature 0.5 with seed 1 by default.
     """

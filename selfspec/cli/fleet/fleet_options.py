@@ -29,8 +29,8 @@ class FleetOptions:
             metavar="ADDRESS",
             help="Spread the work over workers on Ray, each with a model of its own. local: on "
             "this machine. auto: on all machines of the Ray to which this one belongs. host:port: "
-            "the same by the address of its head. Needs Ray (pip install ray). Default: this "
-            "process alone.",
+            "on all machines of the Ray with this head node. Needs Ray (pip install ray). "
+            "Default: work in this process.",
             show_default=False,
         ),
     ] = None
@@ -39,7 +39,7 @@ class FleetOptions:
         Option(
             min=1,
             help="With --ray: how many workers. Default: one for each GPU, or one for each machine "
-            "where there is no GPU.",
+            "if there is no GPU.",
             show_default=False,
         ),
     ] = None

@@ -46,8 +46,8 @@ def generate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A file that says roughly what will come, such as the text to be edited. The "
-            "nearer it is, the fewer steps it takes.",
+            help="A file that says roughly what the answer will be, such as the text to be edited. "
+            "The closer it is, the fewer steps are needed.",
             show_default=False,
         ),
     ] = None,
@@ -56,7 +56,7 @@ def generate(
     stats: Annotated[bool, typer.Option("--stats", help="Print statistics on stderr.")] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Continue a text: prompt in, continuation out."""
+    """Continue the text of a file or of stdin."""
     config = checked(loading, knobs, drafts)
     check_output(output)
     expected = None if prediction is None else read_text(prediction, "--prediction")

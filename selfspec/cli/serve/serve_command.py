@@ -42,7 +42,7 @@ class Access:
         str | None,
         typer.Option(
             envvar="SELFSPEC_API_KEY",
-            help="Answer only requests that bring this key. Better set in the environment, since "
+            help="Answer only requests with this key. Set it in the environment if you can, since "
             "other users of the machine may see a command's options. Default: no key.",
             show_default=False,
         ),
@@ -51,16 +51,16 @@ class Access:
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="A name by which clients may call the server, beside localhost and IP addresses; "
-            "can be given again.",
+            help="A host name that requests may use, beside localhost and IP addresses; can be "
+            "given several times.",
         ),
     ] = None
     allow_origin: Annotated[
         list[str] | None,
         typer.Option(
             metavar="ORIGIN",
-            help="A site whose pages may ask, such as https://chat.example.org; can be given "
-            "again. Default: none.",
+            help="A web site whose pages may send requests, such as https://chat.example.org; can "
+            "be given several times. Default: none.",
         ),
     ] = None
 
@@ -88,17 +88,21 @@ class Load:
     max_rows: Annotated[
         int,
         typer.Option(
-            min=1, help="The most texts that are written at the same time; others wait their turn."
+            min=1,
+            help="The largest number of texts that are written at the same time; others wait.",
         ),
     ] = 16
     max_waiting: Annotated[
-        int, typer.Option(min=0, help="The most texts that wait; more are refused with 503.")
+        int,
+        typer.Option(
+            min=0, help="The largest number of texts that wait; further ones are refused with 503."
+        ),
     ] = 256
     max_kv_memory: Annotated[
         str | None,
         typer.Option(
-            help="What the keys and values of all texts may take, such as 4GB. Default: half of "
-            "the memory that is free once the model is loaded.",
+            help="Memory for the keys and values of all texts, such as 4GB. Default: half of the "
+            "memory that is free once the model is loaded.",
             show_default=False,
         ),
     ] = None
@@ -125,13 +129,13 @@ def serve(
     name: Annotated[
         str | None,
         typer.Option(
-            help="The name of the model in requests. Default: MODEL in the same words.",
+            help="The name of the model in requests. Default: MODEL as given.",
             show_default=False,
         ),
     ] = None,
     verbose: Verbose = False,
 ) -> None:
-    """Serve a model over HTTP, by the protocol of OpenAI, to many clients at once."""
+    """Serve a model over HTTP, with OpenAI's protocol, to many clients at once."""
     loading = ModelOptions(model=model, device=device, dtype=dtype)
     config = checked(loading, knobs, drafts, "MODEL")
     _check_access(access)

@@ -21,7 +21,7 @@ from selfspec.config import SpecConfig
 
 _MEMORY = "Devices, memory and what is kept"
 EXPERTS = "For experts"
-_DRAFTING = "For experts: how drafts are made (this changes the speed alone)"
+_DRAFTING = "For experts: how drafts are made (this changes the speed only)"
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 MaxNewTokens = Annotated[
@@ -39,8 +39,9 @@ DeviceName = Annotated[
 DtypeName = Annotated[
     str,
     Option(
-        help="float32, bfloat16 or float16. auto: as the model was saved. In half precision "
-        "near-ties may fall differently than with stock generate()."
+        help="float32, bfloat16 or float16. auto: as the model was saved. In half precision the "
+        "text may differ from that of plain generate() where two tokens are almost equally "
+        "likely."
     ),
 ]
 
@@ -48,8 +49,8 @@ CacheFolder = Annotated[
     str | None,
     Option(
         "--cache",
-        help="Start with what this cache holds, a folder or a Hub id; 'selfspec cache build' makes "
-        "one. It must be built for the model's tokenizer.",
+        help="Start with this cache, a folder or a Hub id. 'selfspec cache build' makes one. It "
+        "must be built for the model's tokenizer.",
         rich_help_panel=_MEMORY,
         show_default=False,
     ),
@@ -79,8 +80,9 @@ class RunOptions(ModelOptions):
     max_memory: Annotated[
         str | None,
         Option(
-            help="Keep the model within this memory, such as 2GB, 500MB or 25% of what it takes: "
-            "layers that do not fit are read from disk in each step. Default: no limit.",
+            help="Memory for the model and a draft model, such as 2GB, 500MB or 25% of what the "
+            "model takes. Layers that do not fit are read from disk in each step. Default: no "
+            "limit.",
             rich_help_panel=_MEMORY,
             show_default=False,
         ),
@@ -95,7 +97,7 @@ class ChatOptions(RunOptions):
         str | None,
         Option(
             help="Folder or Hub id of a chat model, such as HuggingFaceTB/SmolLM2-135M-Instruct. "
-            "It has to be named.",
+            "Required.",
             show_default=False,
         ),
     ] = None
@@ -110,9 +112,9 @@ class DraftOptions:
         str | None,
         Option(
             metavar="FOLDER",
-            help="Start with what earlier runs learned, and keep there what this one learns: "
-            "pieces of its texts, for this model's tokenizer, readable by you alone. Default: keep "
-            "nothing.",
+            help="Start with what earlier runs learned, and add what this run learns. The folder "
+            "holds pieces of texts, belongs to the model's tokenizer, and only you can read it. "
+            "Default: keep nothing.",
             rich_help_panel=_MEMORY,
             show_default=False,
         ),
@@ -121,8 +123,8 @@ class DraftOptions:
         str | None,
         Option(
             metavar="NAME",
-            help="Folder or Hub id of a small model with the same tokenizer, which drafts too "
-            "where that pays. Default: none.",
+            help="Folder or Hub id of a small model with the same tokenizer. It drafts too where "
+            "that pays. Default: none.",
             rich_help_panel=_MEMORY,
             show_default=False,
         ),
@@ -155,28 +157,29 @@ class Sampling:
 # What each knob of `SpecConfig` does, in the words of a command's help.
 _KNOBS = {
     "max_nodes": "The most nodes of a draft tree, and so the width of a step. 1 is plain decoding.",
-    "budget": "measured: as many nodes as pay on this machine. fixed: always all of them. "
-    "threshold: only the likely ones. fitted: the shape that 'selfspec tune' put into the cache.",
-    "max_depth": "The longest draft, in tokens. More: a long copy takes one step. Less: broader "
+    "budget": "measured: as many nodes as pay on this machine. fixed: as many as there are guesses "
+    "for. threshold: only the likely ones. fitted: the shape that 'selfspec tune' put into the "
+    "cache.",
+    "max_depth": "The longest draft, in tokens. More: one step can copy more text. Less: broader "
     "trees.",
-    "top_k": "Candidates kept for each token (this is not the sampler's top-k). More: rarer ones "
+    "top_k": "Candidates kept for each token (this is not the top-k of sampling). More: rarer ones "
     "have a chance, and the tables take more memory.",
     "depth_decay": "δ, a factor on the score for each deeper level. Lower: wide, shallow trees.",
     "width_decay": "α, a factor on the score for each rank among siblings. Lower: narrow, deep "
     "trees.",
     "threshold": "τ, the lowest score of a node. Higher: less waste, shorter drafts. 0: no limit.",
-    "update_interval": "Steps that keep the shape of a tree. More: cheaper drafting. 1: better "
+    "update_interval": "Steps for which a tree keeps its shape. More: cheaper drafting. 1: better "
     "guesses.",
     "sources": "Sources of drafts, separated by commas. Fewer: less work. Empty: plain decoding.",
-    "num_branches": "Rows of guesses that each forward computes along, to learn n-grams from. "
-    "More: wider forwards. 0: none.",
-    "branch_length": "Tokens of such a row. More: longer n-grams, and wider forwards.",
-    "learning": "session: learn from call to call. request: learn within each call alone. frozen: "
+    "num_branches": "Branches: short rows of guesses that each forward computes beside the tree, "
+    "to find phrases. More: wider forwards. 0: none.",
+    "branch_length": "Tokens of a branch. More: longer phrases, and wider forwards.",
+    "learning": "session: learn from call to call. request: learn only within each call. frozen: "
     "learn nothing.",
-    "forward": "How the model is run. auto: captured graphs on CUDA, packed weights on a CPU "
-    "where they are faster. eager, packed or graph: only so.",
-    "overlap": "On CUDA, learn while the next draft is made, or do one after the other.",
-    "strict": "Refuse what can't be drafted for, or decode it plainly and say why.",
+    "forward": "How the model is run. auto: captured graphs on CUDA, and packed weights on a CPU "
+    "if they are faster. eager, packed or graph: this way, if possible.",
+    "overlap": "On CUDA, update tables and KV while the CPU works, or do one after the other.",
+    "strict": "Refuse a call that can't be drafted for, or decode it plainly and say why.",
 }
 
 

@@ -49,8 +49,8 @@ def tune(
         Path,
         typer.Option(
             metavar="FOLDER",
-            help="The cache folder to put the tree into: a new one, or one to add it to, which the "
-            "drafts then start with.",
+            help="The cache folder for the tree. If it exists, drafts start with what it holds, "
+            "and the tree is added to it.",
             show_default=False,
         ),
     ],
@@ -60,8 +60,8 @@ def tune(
         typer.Option(
             min=2,
             max=64,
-            help="Keep the tree of this width, such as for use on another device. Default: the "
-            "width with the most tokens a second here.",
+            help="Keep the tree of this width, for example for another device. Default: the width "
+            "with the most tokens a second here.",
             show_default=False,
         ),
     ] = None,
@@ -69,7 +69,7 @@ def tune(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write a page with pictures: trees, and how often candidates came true.",
+            help="Write a page with pictures: trees, and how often candidates were right.",
             show_default=False,
         ),
     ] = None,
