@@ -19,6 +19,8 @@ _FADE = 0.97
 _WITHOUT_EVERY = 32
 # After this many steps in which nothing seemed to pay, one forward is tried.
 _TRY_EVERY = 32
+# After this many calls whose prompt seemed too dear, one is read: the first may have been slow.
+_READ_EVERY = 16
 # A forward that is far off counts as this many times the mean at most.
 _FAR = 1.5
 # Of a token's time, what a draft model saves at best is taken to be this share.
@@ -53,6 +55,7 @@ class Pacing:
         self._token_without: MeanRatio | None = None  # The same in steps without a draft model.
         self._num_steps = 0
         self._num_unread = 0  # Steps since the last forward.
+        self._num_refused = 0  # Prompts since the last one that was read.
 
     def may_read(self, plain_seconds: float) -> bool:
         """Shall this step ask the draft model? Asked once in each step that looks for drafts.
@@ -75,11 +78,14 @@ class Pacing:
     def pays_to_begin(self, num_tokens: int, num_left: float) -> bool:
         """May what is left to write bring back the time that a prompt of so many tokens takes?
 
-        The first prompt is read in any case: it shows what reading takes.
+        Asked once for each prompt. The first one is read in any case: it shows what reading takes.
         """
         if self._prompt is None or self._token_without is None:
             return True
-        return self._prompt.value * num_tokens < _HOPED * self._token_without.value * num_left
+        pays = self._prompt.value * num_tokens < _HOPED * self._token_without.value * num_left
+        is_due = self._num_refused >= _READ_EVERY
+        self._num_refused = 0 if pays or is_due else self._num_refused + 1
+        return pays or is_due
 
     def observe_prompt(self, seconds: float, num_tokens: int) -> None:
         """Takes in what reading a prompt took; to read it is the price of having a draft model."""

@@ -81,3 +81,13 @@ def test_a_prompt_pays_if_half_the_time_of_what_is_left_is_more():
     pacing.observe_prompt(10 * PLAIN, 100)
     assert pacing.pays_to_begin(100, 21)
     assert not pacing.pays_to_begin(100, 19)
+
+
+def test_a_prompt_that_was_slow_to_read_is_not_the_last_one():
+    pacing = Pacing()
+    pacing.may_read(PLAIN)
+    pacing.observe_prompt(1000 * PLAIN, 100)
+    read = [pacing.pays_to_begin(100, 256) for _ in range(20)]
+    assert read.count(True) == 1
+    pacing.observe_prompt(PLAIN, 10_000)
+    assert pacing.pays_to_begin(100, 256)

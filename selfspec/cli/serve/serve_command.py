@@ -211,8 +211,7 @@ def _check_extra() -> None:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise CliError(
-            "serving needs the packages fastapi, uvicorn and prometheus-client: "
-            "pip install 'selfspec[serve]'"
+            "serving needs more packages: pip install fastapi prometheus-client uvicorn"
         ) from error
 
 
