@@ -98,6 +98,7 @@ class DraftModelCursor:
         self._root = Node(self._unread[-1] if self._unread else 0)
         self._num_read = 1
         self._has_prompt = False
+        self._begins: bool | None = None  # Is the prompt worth reading? Asked once.
 
     def root(self) -> Node:
         """The last committed token."""
@@ -122,8 +123,9 @@ class DraftModelCursor:
         """Reads the first node, and others in the same forward, if that pays; the best first."""
         if not self._can_read(states[0]):
             return
-        begins = self._has_prompt or self._text.pays_to_begin(len(self._unread), self._num_left)
-        if not begins:
+        if self._begins is None:
+            self._begins = self._text.pays_to_begin(len(self._unread), self._num_left)
+        if not self._begins:
             return
         chosen = [
             (node, score)
