@@ -6,6 +6,7 @@ import ipaddress
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -140,8 +141,8 @@ def serve(
     config = checked(loading, knobs, drafts, "MODEL")
     _check_access(access)
     _ = load.kv_bytes  # Refuses what is no amount before anything is loaded.
+    _check_extra()
     with working(f"Loading {model}"):
-        _check_extra()
         # In a thread that ends: its threads of OpenMP would stay beside those of the answers.
         with ThreadPoolExecutor(1) as thread:
             answering = thread.submit(_answering, loading, load, config, drafts).result()
@@ -205,14 +206,8 @@ def _in_url(host: str) -> str:
 
 
 def _check_extra() -> None:
-    try:
-        import fastapi  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise CliError(
-            "serving needs more packages: pip install fastapi prometheus-client uvicorn"
-        ) from error
+    if any(find_spec(name) is None for name in ("fastapi", "prometheus_client", "uvicorn")):
+        raise CliError("serving needs more packages: pip install fastapi prometheus-client uvicorn")
 
 
 def _check_access(access: Access) -> None:
