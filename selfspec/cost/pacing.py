@@ -76,7 +76,7 @@ class Pacing:
         return self._share.value * promised * self._token.value > self._forward.value
 
     def pays_to_begin(self, num_tokens: int, num_left: float) -> bool:
-        """May what is left to write bring back the time that a prompt of so many tokens takes?
+        """May what is left to write bring back the time that a prompt of this many tokens takes?
 
         Asked once for each prompt. The first one is read in any case: it shows what reading takes.
         """

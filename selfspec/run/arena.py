@@ -17,7 +17,7 @@ from selfspec.machine.device import upload
 
 __all__ = ["Arena", "ArenaLayer", "ColumnMove", "Geometry", "Member", "move_columns"]
 
-_FEW_MOVES = 3  # Up to so many single copies cost less than one copy by index.
+_FEW_MOVES = 3  # Up to this many single copies cost less than one copy by index.
 
 ColumnMove = tuple[int, int, int]  # row, column from, column to
 Member = tuple[int, str]  # a layer's index, and "keys" or "values"

@@ -17,7 +17,7 @@ from selfspec.run.arena import Arena, ArenaLayer, ColumnMove, Geometry, Member, 
 
 __all__ = ["Columns", "TreeLayer"]
 
-# A larger arena is split into parts of so many bytes, which are filled one after the other.
+# A larger arena is split into parts of this many bytes, which are filled one after the other.
 _SMALL_ARENA = 16 << 20
 _MAX_PARTS = 12  # Each part needs a few more copies in each step.
 
@@ -115,7 +115,7 @@ class Columns:
 
     @contextmanager
     def behind(self, num_nodes: int) -> Iterator[None]:
-        """Inside, a tree goes on behind so many of its nodes, which were read before."""
+        """Inside, a tree goes on behind this many of its nodes, which were read before."""
         self.front += num_nodes
         try:
             yield

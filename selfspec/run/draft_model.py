@@ -28,8 +28,8 @@ from selfspec.run.tree_kv import TreeKV
 
 __all__ = ["DraftModel", "DraftText"]
 
-_CHUNK = 512  # At most so many tokens are read in one forward.
-_ROOM = 256  # The KV starts with so many slots behind the prompt.
+_CHUNK = 512  # At most this many tokens are read in one forward.
+_ROOM = 256  # The KV starts with this many slots behind the prompt.
 
 
 class DraftModel:
@@ -72,7 +72,7 @@ class DraftModel:
 
     @contextmanager
     def forward(self, num_tokens: int) -> Iterator[None]:
-        """Inside, one forward is run over so many tokens; weights are packed first if that pays."""
+        """Inside, one forward is run over `num_tokens` tokens; packs weights first if that pays."""
         self.num_forwards += 1
         if self._packing is None:
             yield
@@ -123,7 +123,7 @@ class DraftText:
         return float("inf") if longest is None else longest - held
 
     def pays_to_begin(self, num_tokens: int, num_left: float) -> bool:
-        """Is reading a prompt of so many tokens worth its time, with so many still to write?"""
+        """Is a prompt of `num_tokens` tokens worth reading, with `num_left` still to write?"""
         return self._draft_model.pacing.pays_to_begin(num_tokens, num_left)
 
     @torch.no_grad()

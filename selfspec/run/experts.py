@@ -22,7 +22,7 @@ __all__ = ["decode_mode"]
 
 _NAME = "selfspec_by_number"
 _STOCKS = "batched_mm"  # What stock decodes with.
-_FEW = 4  # Copies are made of at most one in so many experts.
+_FEW = 4  # Copies are made of at most one in this many experts.
 
 
 @contextmanager

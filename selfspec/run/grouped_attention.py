@@ -30,7 +30,7 @@ __all__ = ["grouped_attention"]
 
 _NAME = "sdpa"
 _HALVES = (torch.bfloat16, torch.float16)
-_TASK = 32  # On a CPU, one thread works on so many queries of a head at a time.
+_TASK = 32  # On a CPU, one thread works on this many queries of a head at a time.
 # Arguments that only stock's own code understands.
 _STOCK_ONLY = ("position_bias", "cache", "softcap")
 
@@ -85,7 +85,7 @@ class _Asked(NamedTuple):
         return sdpa_attention_forward(*self[:5], **options)[0]  # type: ignore[no-any-return]
 
     def joined_queries(self, number: int) -> torch.Tensor:
-        """(B, heads / number, number * Q, D): the queries of so many heads at a time as one's."""
+        """(B, heads / number, number * Q, D): the queries of this many heads at a time as one's."""
         rows, num_heads, width, dim = self.query.shape
         return self.query.reshape(rows, num_heads // number, number * width, dim)
 

@@ -20,9 +20,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 __all__ = ["is_on_card", "mask_for_kernel", "masked_attention"]
 
-_ALIGNED = 8  # The kernel reads so many numbers of a mask at once.
+_ALIGNED = 8  # The kernel reads this many numbers of a mask at once.
 _BYTES = 16
-_QUERIES = 64  # A block of threads works on so many.
+_QUERIES = 64  # A block of threads works on this many.
 _LEAST_PART = 512  # The keys of a part, at least: joining takes time, too.
 _LEAST_PARTS = 4
 # Hidden enough: no score is near it, and a part that is hidden whole has a finite log-sum-exp.

@@ -40,8 +40,8 @@ __all__ = ["Forwards", "Prepared", "may_pack", "profile"]
 
 _log = logging.getLogger("selfspec")
 
-# A backend starts with so many KV slots behind the prompt, if the text may become that long. Fixed
-# slots start with more, since adding some voids what was captured.
+# A backend starts with this many KV slots behind the prompt, if the text may become that long.
+# Fixed slots start with more, since adding some voids what was captured.
 _MIN_ROOM = 256
 _MIN_STATIC_ROOM = 4096
 # Attention in two parts is tried once this many tokens were decoded with the model.
@@ -205,7 +205,7 @@ class Forwards:
             return known.pacings.setdefault(draft_model, Pacing())
 
     def count(self, model: Any, num_tokens: int) -> None:
-        """Takes in that so many tokens were decoded with a model."""
+        """Takes in how many tokens were decoded with a model."""
         known = self._of(model)
         with self._lock:
             known.num_tokens += num_tokens

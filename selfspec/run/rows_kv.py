@@ -20,7 +20,7 @@ __all__ = ["RowsKV", "bytes_per_token"]
 # Columns are handed out in multiples of this where there is room, so that rows of about the same
 # length do not divide the block anew each time.
 _MULTIPLE = 64
-_LARGE = 1 << 20  # Without a limit, arenas are split as those of so many tokens.
+_LARGE = 1 << 20  # Without a limit, arenas are split as those of this many tokens.
 
 
 def bytes_per_token(cache: Cache) -> tuple[int, int]:
@@ -83,7 +83,7 @@ class RowsKV(Columns):
         return each * sum(self.lengths)
 
     def fits(self, needs: Sequence[int]) -> bool:
-        """Can rows be here together that may come to need so many columns each?"""
+        """Can rows be here together that may come to need this many columns each?"""
         if len(needs) > self._max_rows:
             return False
         return self._max_tokens is None or len(needs) * max(needs) <= self._max_tokens
@@ -144,7 +144,7 @@ class RowsKV(Columns):
     def _block(
         self, index: int, num_tokens: int, shape: tuple[int, int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """An arena's block for so many tokens, the old one if that will do, and its new view."""
+        """An arena's block for this many tokens, the old one if that will do, and its new view."""
         block, geometry = self._blocks[index], self._arenas[index].geometry
         num_rows, columns = shape
         _, heads, dim = geometry.shape

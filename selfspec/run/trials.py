@@ -34,7 +34,7 @@ _LIKE_PLAIN = 16
 # Other hidden tokens may change an outcome by this share of what seeing them would change. Experts
 # sort their tokens, so the hidden ones affect their rounding. A mask that leaks changes more.
 _HIDDEN = 0.1
-_PROMPT = 3  # The prompt of a trial has so many tokens.
+_PROMPT = 3  # The prompt of a trial has this many tokens.
 
 
 class _Text(NamedTuple):

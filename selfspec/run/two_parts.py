@@ -22,7 +22,7 @@ __all__ = ["Parts", "Splits", "TwoParts", "dense_part", "in_two_parts"]
 
 _PAYS = 0.9  # Two parts are chosen only if they cut the time by at least 10 %.
 _ROUNDS = 3
-_REPEATS = 4  # On CUDA, so many at once show more than the time to launch one.
+_REPEATS = 4  # On CUDA, this many at once show more than the time to launch one.
 _LEAST_COLUMNS = 512  # Behind a shorter text, attention is a small part of a forward.
 _SAME = 0.02  # Rounding is far below this share of an outcome's length, a wrong kernel above it.
 

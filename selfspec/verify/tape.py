@@ -14,7 +14,7 @@ from selfspec.verify.shortlist import Shortlist
 
 __all__ = ["NoiseTape"]
 
-# Noise is read so many steps ahead of the text at most, and so many numbers, since it takes memory.
+# Noise is read at most this many steps ahead of the text, and this many numbers: it takes memory.
 _FARTHEST = 16
 _MOST_NUMBERS = 1 << 22
 

@@ -37,7 +37,7 @@ class RowStops(NamedTuple):
     criteria: Sequence[Callable[[torch.Tensor, Any], torch.Tensor]] = ()
 
     def hit(self, token: int, length: int, ids: Callable[[], torch.Tensor]) -> bool:
-        """Does a row of so many tokens end with `token`? Asks for its `ids` (1, L) if need be."""
+        """Does a row of this many tokens end with `token`? Asks for its `ids` (1, L) if need be."""
         if token in self.eos_ids or length >= self.max_length:
             return True
         return any(bool(criterion(ids(), None).any()) for criterion in self.criteria)

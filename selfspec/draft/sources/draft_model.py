@@ -18,7 +18,7 @@ from selfspec.records import DRAFT_MODEL, Candidate, Evidence, Likely, StepRecor
 
 __all__ = ["DraftModelCursor", "ModelText", "Pace"]
 
-# At most so many nodes are read in one forward.
+# At most this many nodes are read in one forward.
 _LEVEL = 4
 # From so likely on, candidates are kept apart more finely than by halves.
 _SURE = (0.75, 0.9, 0.97)
@@ -37,7 +37,7 @@ class ModelText(Protocol):
         ...
 
     def pays_to_begin(self, num_tokens: int, num_left: float) -> bool:
-        """Is reading a prompt of so many tokens worth its time, with so many still to write?"""
+        """Is a prompt of `num_tokens` tokens worth reading, with `num_left` still to write?"""
         ...
 
     def extend(self, token_ids: Sequence[int]) -> Likely:
@@ -61,7 +61,7 @@ class Pace(Protocol):
         ...
 
     def observe_reading(self, seconds: float, num_tokens: int) -> None:
-        """Learns what a forward over so many tokens took."""
+        """Learns what a forward over this many tokens took."""
         ...
 
 

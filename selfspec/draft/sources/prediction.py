@@ -17,15 +17,15 @@ from selfspec.records import Candidate, Evidence, StepRecord
 
 __all__ = ["Prediction", "PredictionCursor", "Whereabouts"]
 
-# When so many tokens in a row agree, the text is taken to go on from there.
+# When this many tokens in a row agree, the text is taken to go on from there.
 _SURE = 4
-# To meet the prediction again near where it was left says as much as so many tokens of agreement.
+# To meet the prediction again near where it was left says as much as this many tokens of agreement.
 _HEAD_START = 2
 # A change may lead to where the prediction was left, or to one of the next positions.
 _NUM_WAYS_ON = 3
 # The occurrences of a token that are looked at, nearest first, and the matches that are kept.
 _NUM_AHEAD, _NUM_BEHIND, _MAX_MATCHES = 4, 2, 4
-# So many tokens of a change are remembered.
+# This many tokens of a change are remembered.
 _LONGEST_CHANGE = 6
 # Runs of agreement count as the same evidence from one of these lengths to the next.
 _RUNS = (1, 2, 3, 4, 6, 9, 17)

@@ -24,7 +24,7 @@ from selfspec.run.layout import Layout, Window, in_window
 
 __all__ = ["InputShape", "InputWriter", "StepState", "static_layout"]
 
-_WORD = 64  # An int64 has bits for so many nodes.
+_WORD = 64  # An int64 has bits for this many nodes.
 
 
 class InputShape(NamedTuple):

@@ -30,7 +30,7 @@ class Products(NamedTuple):
     head: Mapping[int, float]
 
     def of_prompt(self, num_tokens: int, num_rows: int) -> float:
-        """The seconds of a forward over prompts of so many tokens in all."""
+        """The seconds of a forward over prompts of this many tokens in all."""
         return seconds_for(self.layers, num_tokens) + seconds_for(self.head, num_rows)
 
     def of_token(self, num_rows: int, max_nodes: int) -> float:

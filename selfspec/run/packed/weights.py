@@ -140,7 +140,7 @@ class Packing:
         return self._weights.stand_ins.put(self._slots)
 
     def before_prompt(self, num_tokens: int, num_rows: int) -> None:
-        """Counts a forward over prompts with so many tokens; packs before it if that pays."""
+        """Counts a forward over prompts with this many tokens; packs before it if that pays."""
         if not self._is_settled:
             with self._weights.lock:
                 self._weights.work.prompts[num_rows] += num_tokens

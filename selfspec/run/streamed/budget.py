@@ -44,7 +44,7 @@ class Sizes(NamedTuple):
         return self.fixed + sum(self.layers)
 
     def beside(self, num_bytes: int) -> Sizes:
-        """The same with so many bytes taken by something else."""
+        """The same with this many bytes taken by something else."""
         return self._replace(fixed=self.fixed + num_bytes)
 
     def with_streamed(self, streamed: Collection[int]) -> int:
@@ -116,7 +116,7 @@ def forward_bytes(config: Any, num_tokens: int, itemsize: int) -> int:
 
 
 def _spread(items: Sequence[int], number: int) -> tuple[int, ...]:
-    """So many of the items, evenly, the last one among them.
+    """This many of the items, evenly, the last one among them.
 
     >>> _spread(range(10), 4)
     (2, 4, 7, 9)

@@ -20,7 +20,7 @@ from selfspec.errors import WeightsError
 __all__ = ["BLOCK", "Shard", "StoredTensor", "aligned_buffer", "bytes_of", "pinned_bytes"]
 
 BLOCK = 4096  # Direct reads begin and end at multiples of this many bytes, also in memory.
-_CHUNK = 1 << 25  # One read takes at most so many bytes.
+_CHUNK = 1 << 25  # One read takes at most this many bytes.
 _LONGEST_HEADER = 100_000_000  # What the safetensors library accepts.
 _DTYPES = {
     "BOOL": torch.bool,

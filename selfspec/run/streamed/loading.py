@@ -51,10 +51,10 @@ def load_streamed(
         max_memory: What weights, buffers, KV and forwards may take together: bytes, or text such
             as ``"2GB"``, ``"500MiB"`` or ``"25%"``, a share of what the whole model takes.
             If all fits, nothing is streamed.
-        max_length: Of `max_memory`, room for a prompt and answer of so many tokens is set aside:
+        max_length: Of `max_memory`, room for a prompt and answer of this many tokens is set aside:
             for its KV, and for a forward that reads it at once. Longer texts work too, and take
             more memory.
-        max_texts: The KV of so many such texts is set aside, which are decoded at the same time.
+        max_texts: The KV of this many such texts is set aside, which are decoded at the same time.
         draft_model: The small model that will draft for this one. What it takes is a part of
             `max_memory`, so that fewer layers of this model are resident.
         dtype: ``"auto"`` is the checkpoint's own. Any other is converted to while reading.
@@ -150,7 +150,7 @@ class _Layers(NamedTuple):
         return cls(decoder, names, list(found), weights, images, alone)
 
     def sizes(self, model: Any, max_length: int, max_texts: int) -> Sizes:
-        """What all parts take, in bytes, with room for so many texts of so many tokens."""
+        """What all parts take, in bytes, with room for this many texts of this many tokens."""
         config = model.config.get_text_config(decoder=True)
         reserve = text_bytes(config, max_length, model.dtype.itemsize, max_texts)
         layers = [_num_bytes(module) for module in self.modules]
