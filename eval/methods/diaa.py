@@ -1,9 +1,10 @@
-"""DIAA as its paper has it: rows that add and replace, exact probabilities, its tree's own numbers.
+"""DIAA as its paper has it: exact probabilities, its tree's own decays and threshold.
 
 The paper's figure 6 shows how a row changes: a token that is not there is added, and where the row
-is full it replaces the least likely entry. Its text does not say which tokens of a node that is
-meant for. Here the model's first choice may replace; its other choices are added while there is
-room; entries that are there get the new probability.
+is full it replaces the least informative entry. Its text does not say which tokens of a verified
+node that is meant for. If it is all K of them, the row is what the model said last: `DiaaSource`.
+If it is the model's first choice alone, the others are added only while there is room:
+`MergingSource`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from selfspec.draft.calibration import Calibration, Kinds
 from selfspec.draft.sources import LutSource
 from selfspec.records import Candidate, Evidence, StepRecord, TopK
 
-__all__ = ["DIAA_KNOBS", "DiaaSource", "RecordedProbabilities"]
+__all__ = ["DIAA_KNOBS", "DiaaSource", "MergingSource", "RecordedProbabilities"]
 
 # The decays and the threshold are those of the paper's figure 7, K is that of its experiments.
 DIAA_KNOBS: dict[str, Any] = {
@@ -45,17 +46,11 @@ class RecordedProbabilities(Calibration):
 
 
 class DiaaSource(LutSource):
-    """The LUT pair, one entry at a time."""
+    """The LUT pair, with probabilities as they were recorded."""
 
     def copy(self) -> DiaaSource:
         """Never asked for: measured in one session."""
         raise NotImplementedError
-
-    def learn(self, token_ids: Sequence[int] | NDArray[Any], top: TopK) -> None:
-        """Each token's newest top-K, one after the other."""
-        with self.rows.lock:
-            for token, ids, chances in zip(token_ids, top.ids, top.probabilities, strict=True):
-                self._merge(int(token), ids, chances)
 
     def next_tokens(self, token: int) -> list[Candidate]:
         """The row of a token, likeliest first, with what the p-LUT holds."""
@@ -67,6 +62,16 @@ class DiaaSource(LutSource):
             (candidate, Evidence(self.name, rank=rank, probability_bin=parts))
             for rank, (candidate, parts) in enumerate(held, start=1)
         ]
+
+
+class MergingSource(DiaaSource):
+    """Its rows change one entry at a time, and keep what they held before."""
+
+    def learn(self, token_ids: Sequence[int] | NDArray[Any], top: TopK) -> None:
+        """Each token's newest top-K, one after the other."""
+        with self.rows.lock:
+            for token, ids, chances in zip(token_ids, top.ids, top.probabilities, strict=True):
+                self._merge(int(token), ids, chances)
 
     def _merge(self, token: int, new_ids: NDArray[Any], new_chances: NDArray[Any]) -> None:
         ids, chances = self.rows.token_ids[token], self.rows.probabilities[token]

@@ -1,8 +1,9 @@
 """Methods after published ones, as settings of one engine, so that only the drafts differ.
 
     lut-static        Token Recycling: one LUT, a tree of 80 drafted nodes that keeps its shape
-    diaa              DIAA: rows that add and replace, a tree with its decays and its threshold
-    lut-tree          DIAA with our tables: rows are replaced whole, no threshold
+    diaa              DIAA: recorded probabilities, a tree with its decays and its threshold
+    diaa-merging      DIAA read otherwise: only a node's first choice may replace an entry
+    lut-tree          DIAA with our coarse probabilities and no threshold
     self-draft        Self-Draft: branches of random tokens, a filling phase, n-grams and a corpus
     suffix-branches   Self-Draft with our context: suffix matching in place of n-grams
     switch            SAM decoding with Token Recycling: longest match, else a LUT tree
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from eval.methods.diaa import DIAA_KNOBS, DiaaSource, RecordedProbabilities
+from eval.methods.diaa import DIAA_KNOBS, DiaaSource, MergingSource, RecordedProbabilities
 from eval.methods.fixed_tree import NUM_DRAFTED, NUM_RANKS, fixed_shape
 from eval.methods.method import Maker, Method, Resources, SelfSpecMethod
 from eval.methods.self_draft import Filling, FreshFirst, GramSource, RandomStarts
@@ -59,14 +60,22 @@ class _FixedTree(_Uncounted):
 class _Diaa(SelfSpec):
     """A `SelfSpec` whose one source are DIAA's tables; a loaded cache fills them."""
 
+    tables: type[DiaaSource] = DiaaSource
+
     def _new_memory(self, vocab_size: int) -> Memory:
         memory = super()._new_memory(vocab_size)
         (loaded,) = memory.sources
         assert isinstance(loaded, LutSource)
-        source = DiaaSource(vocab_size, memory.top_k)
+        source = self.tables(vocab_size, memory.top_k)
         source.restore(loaded.arrays())
         memory.sources, memory.calibration = [source], RecordedProbabilities()
         return memory
+
+
+class _DiaaMerging(_Diaa):
+    """DIAA's tables, read otherwise."""
+
+    tables = MergingSource
 
 
 class _SelfDraft(SelfSpec):
@@ -121,6 +130,7 @@ PUBLISHED: dict[str, Maker] = {
         width_decay=1.0,
     ),
     "diaa": _maker("diaa", _Diaa, **DIAA_KNOBS),
+    "diaa-merging": _maker("diaa-merging", _DiaaMerging, **DIAA_KNOBS),
     "lut-tree": _maker("lut-tree", _Uncounted, **{**DIAA_KNOBS, "threshold": 0.0}),
     "self-draft": _maker(
         "self-draft",

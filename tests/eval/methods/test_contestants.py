@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch
 from eval.benches.dialogue import Prompter, padded
 from eval.benches.questions import Question
 from eval.errors import EvalError
-from eval.methods.diaa import DiaaSource, RecordedProbabilities
+from eval.methods.diaa import DiaaSource, MergingSource, RecordedProbabilities
 from eval.methods.fixed_tree import NUM_DRAFTED, fixed_shape
 from eval.methods.method import Resources
 from eval.methods.published import FIXED_NODES, PUBLISHED
@@ -69,7 +71,7 @@ def test_the_static_tree_has_80_nodes_below_its_root_whatever_is_asked():
 
 
 def test_where_nothing_is_counted_nothing_is_learned_but_tables():
-    for name in ("diaa", "lut-static", "lut-tree", "self-draft", "suffix-branches"):
+    for name in ("diaa", "diaa-merging", "lut-static", "lut-tree", "self-draft", "suffix-branches"):
         method = new_method(name, Resources())
         method.answer(tiny_model(), ids(), **ASKED)
         memory = method.spec.memory(tiny_model().config.vocab_size)
@@ -99,13 +101,21 @@ def top(*entries: tuple[int, float]) -> TopK:
     return TopK(np.array([ids], np.int32), np.array([chances], np.float16))
 
 
-def test_a_row_of_diaa_adds_and_replaces_its_least_likely_entry():
+def row_of(source: DiaaSource) -> list[tuple[int, float]]:
+    pairs = source.next_tokens(3)
+    return [(token, RecordedProbabilities().probability((kind,))) for token, kind in pairs]
+
+
+def test_a_row_of_diaa_is_what_the_model_said_last_with_its_probabilities():
     source = DiaaSource(10, 2)
+    source.learn([3], top((5, 0.5), (-1, 0)))
+    source.learn([3], top((6, 0.75), (7, 0.125)))
+    assert row_of(source) == [(6, 0.75), (7, 0.125)]
 
-    def row() -> list[tuple[int, float]]:
-        pairs = source.next_tokens(3)
-        return [(token, RecordedProbabilities().probability((kind,))) for token, kind in pairs]
 
+def test_a_row_of_diaa_read_otherwise_replaces_its_least_likely_entry():
+    source = MergingSource(10, 2)
+    row = partial(row_of, source)
     source.learn([3], top((5, 0.5), (-1, 0)))
     assert row() == [(5, 0.5)]
     source.learn([3], top((6, 0.75), (7, 0.25)))  # The row is full behind 6.
