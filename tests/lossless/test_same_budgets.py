@@ -146,7 +146,7 @@ def test_the_default_budget_loses_little_where_costs_are_not_even(
     plain = curve.seconds(1)
     first_try = curve.seconds(max(widths)) - plain
     would_have_taken = 4 * (NUM_NEW - 1) * plain
-    # Losses are counted by the mean of the rows, but a call lasts as long as its slowest row.
+    # The ledger counts the mean of the rows, but a call lasts as long as its slowest row.
     behind = plain if call.num_rows > 1 else 0.0
     assert spec.total_stats.step_seconds <= 1.02 * would_have_taken + plain + first_try + behind
 
