@@ -249,7 +249,8 @@ class MeasuredStep(Step):
 
         A slow moment of the machine slows plain steps too, and counts as this far.
         """
-        budget, curve, num_tokens = self._budget, self._budget.curve, _num_tokens(records)
+        budget, curve = self._budget, self._budget.curve
+        num_tokens = sum(len(record.committed_ids) for record in records)
         curve.refine(took.width, took.rest)
         plain, usual = curve.seconds(1), curve.seconds(took.width)
         rest = min(max(took.rest, usual / _FAR), usual * _FAR)
@@ -268,10 +269,6 @@ class MeasuredStep(Step):
             promised = sum(record.tree.scores) - 1
             budget.ledger.observe_drafts(promised, record.num_accepted)
             budget.branches.observe(record.num_branch_queries, record.num_from_branches)
-
-
-def _num_tokens(records: Sequence[StepRecord]) -> int:
-    return sum(len(record.committed_ids) for record in records)
 
 
 def _num_named(record: StepRecord) -> int:

@@ -21,7 +21,6 @@ from selfspec.errors import UnsupportedError
 from selfspec.machine.device import Device
 from selfspec.plugin.rules import (
     for_rows,
-    has_eos_rule,
     looks_at_rows,
     plain_reason,
     row_stops,
@@ -140,8 +139,13 @@ class Call:
 
     @property
     def needs_cache(self) -> bool:
-        """May anybody see the KV cache behind the call?"""
-        return self.gives_cache_back or not _says_whose(self.model)
+        """May anybody see the KV cache behind the call?
+
+        Older transformers don't mark a cache of the caller's, nor may a model's own code.
+        """
+        prepare = getattr(self.model, "_prepare_cache_for_generation", None)
+        names: tuple[str, ...] = getattr(getattr(prepare, "__code__", None), "co_names", ())
+        return self.gives_cache_back or "_is_user_defined" not in names
 
     def texts(self, ability: Ability, device: Device) -> dict[int, RowText]:
         """The text of each row, and what decides on its tokens by the rules of this call."""
@@ -150,20 +154,11 @@ class Call:
             self.input_ids,
             pad_token_id=None if pad is None else int(pad),
             max_length=self.generation_config.max_length,
-            pads_done_rows=has_eos_rule(self.stopping_criteria),
+            # Stock's own test for filling rows that stopped.
+            pads_done_rows=any(hasattr(each, "eos_token_id") for each in self.stopping_criteria),
             streamer=self.streamer,
         )
         return row_texts(self._chooser(ability, device), transcript)
-
-    def _budget(self, prepared: Prepared, backend: Backend, num_rows: int) -> Budget:
-        """What decides how wide the steps of a batch are."""
-        if self.config.budget == "threshold":
-            return ThresholdBudget()
-        if self.config.budget in ("fixed", "fitted"):
-            return FixedBudget()
-        pacing = None if self.draft_model is None else self.draft_model.pacing
-        curve = prepared.costs.curve(self.model, backend, num_rows, prepared.packing)
-        return MeasuredBudget(curve, pacing, prepared.ledger)
 
     def _chooser(self, ability: Ability, device: Device) -> Chooser:
         """Rows walk their trees alone unless something asks for them to move together."""
@@ -223,7 +218,12 @@ class Call:
         num_rows: int,
     ) -> Decoder:
         """What decodes a batch of up to `num_rows` rows; it has none of them yet."""
-        config, budget = prepared.config, self._budget(prepared, backend, num_rows)
+        config = prepared.config
+        budget: Budget = ThresholdBudget() if config.budget == "threshold" else FixedBudget()
+        if config.budget == "measured":
+            pacing = None if self.draft_model is None else self.draft_model.pacing
+            curve = prepared.costs.curve(self.model, backend, num_rows, prepared.packing)
+            budget = MeasuredBudget(curve, pacing, prepared.ledger)
         if prepared.ability.mode == "chain":
             config = config.changed(top_k=1, num_branches=0)
         return Decoder(
@@ -272,10 +272,3 @@ class Call:
         )
         output.stats = self.stats
         return output
-
-
-def _says_whose(model: Any) -> bool:
-    """Is a cache of the caller's marked? Older transformers don't do so, nor may a model's code."""
-    prepare = getattr(model, "_prepare_cache_for_generation", None)
-    names: tuple[str, ...] = getattr(getattr(prepare, "__code__", None), "co_names", ())
-    return "_is_user_defined" in names

@@ -102,20 +102,18 @@ class PromptTap:
         def keep_last(_module: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
             if threading.get_ident() != owner:
                 return None
-            self._keep(args[0])
-            return (args[0][:, -1:], *args[1:])
+            hidden = args[0]
+            number = _NUM_TEACHING.get(hidden.device.type, _NUM_TEACHING["other"])
+            held = [] if self.hidden is None else [self.hidden]
+            # A copy, since a view would keep the whole prompt's.
+            self.hidden = torch.cat([*held, hidden[:, -number:]], dim=1)[:, -number:]
+            return (hidden[:, -1:], *args[1:])
 
         handle = self._head.register_forward_pre_hook(keep_last)
         try:
             yield {**model_kwargs, "logits_to_keep": 0}
         finally:
             handle.remove()
-
-    def _keep(self, hidden: torch.Tensor) -> None:
-        """Adds what came last, in a copy: a view would keep the whole prompt's."""
-        number = _NUM_TEACHING.get(hidden.device.type, _NUM_TEACHING["other"])
-        held = [] if self.hidden is None else [self.hidden]
-        self.hidden = torch.cat([*held, hidden[:, -number:]], dim=1)[:, -number:]
 
 
 def teach(memory: Memory, prompt: Prompt, head: Any) -> None:
@@ -128,19 +126,17 @@ def teach(memory: Memory, prompt: Prompt, head: Any) -> None:
     length = 0 if hidden is None else min(hidden.shape[1], ids.shape[1])
     if hidden is None or length == 0:
         return
-    scale = _scale(head, hidden[:, -1:], prompt.logits)
+    # A model such as Cohere or Granite scales what its head puts out.
+    raw = head(hidden[:, -1:])[:, 0].float()
+    scale = float((raw * prompt.logits.float()).sum() / (raw * raw).sum().clamp(min=1e-12))
     pairs = last_pairs(ids.cpu(), None if visible is None else visible.cpu(), length)
     hidden = hidden[:, -length:].reshape(-1, hidden.shape[-1])
-    indices = _last_of_each(pairs)
+    # Where each pair came last, without those that end in padding.
+    last = {(above, token): i for i, (above, token) in enumerate(pairs.tolist()) if token >= 0}
+    indices = torch.tensor(sorted(last.values()), dtype=torch.long)
     for part in torch.split(indices, max(_CHUNK_ELEMENTS // prompt.logits.shape[-1], 1)):
         logits = head(hidden[part.to(hidden.device)]) * scale
         memory.observe_pairs(pairs[part].numpy(), top_k_of(logits, memory.top_k))
-
-
-def _scale(head: Any, last_hidden: torch.Tensor, last_logits: torch.Tensor) -> float:
-    """The factor by which a model such as Cohere or Granite scales its head's output."""
-    raw = head(last_hidden)[:, 0].float()
-    return float((raw * last_logits.float()).sum() / (raw * raw).sum().clamp(min=1e-12))
 
 
 def last_pairs(input_ids: torch.Tensor, visible: torch.Tensor | None, length: int) -> torch.Tensor:
@@ -149,10 +145,3 @@ def last_pairs(input_ids: torch.Tensor, visible: torch.Tensor | None, length: in
     if visible is not None:
         ids[:, 1:].masked_fill_(~visible[:, -input_ids.shape[1] :], -1)
     return torch.stack([ids[:, -length - 1 : -1], ids[:, -length:]], dim=-1).reshape(-1, 2)
-
-
-def _last_of_each(pairs: torch.Tensor) -> torch.Tensor:
-    """The index of each pair's last occurrence, without pairs that end in padding."""
-    tokens = map(tuple, pairs.tolist())
-    last = {pair: index for index, pair in enumerate(tokens) if pair[1] >= 0}
-    return torch.tensor(sorted(last.values()), dtype=torch.long)

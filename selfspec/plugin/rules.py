@@ -129,7 +129,8 @@ def plain_reason(
             "models do, and a draft can't be taken back from it"
         )
     if type(cache) is not DynamicCache or cache.offloading:
-        return f"a KV cache of type {_cache_name(cache)} can't take a draft back"
+        offloaded = "offloaded " if getattr(cache, "offloading", False) else ""
+        return f"a KV cache of type {offloaded}{type(cache).__name__} can't take a draft back"
     if generation_config.return_dict_in_generate:
         for name in ("output_attentions", "output_hidden_states"):
             if getattr(generation_config, name):
@@ -193,11 +194,6 @@ def looks_at_rows(processors: Sequence[Any]) -> bool:
     return all(type(p) in _ROW_PROCESSORS or getattr(p, "looks_at_rows", False) for p in processors)
 
 
-def has_eos_rule(criteria: Sequence[Any]) -> bool:
-    """Stock's own test for filling rows that stopped with the pad token."""
-    return any(hasattr(criterion, "eos_token_id") for criterion in criteria)
-
-
 def row_stops(criteria: Any) -> RowStops | None:
     """The stopping rules where all of them look at one row alone; else None."""
     eos_ids: frozenset[int] = frozenset()
@@ -212,9 +208,3 @@ def row_stops(criteria: Any) -> RowStops | None:
     if criteria.max_length is None or (others and not eos_ids):
         return None  # without an end token, stock lets a row that stopped go on writing
     return RowStops(criteria.max_length, eos_ids, others)
-
-
-def _cache_name(cache: Any) -> str:
-    if getattr(cache, "offloading", False):
-        return f"offloaded {type(cache).__name__}"
-    return type(cache).__name__
