@@ -37,8 +37,10 @@ class PromptReader:
 
     def __init__(self, call: Call) -> None:
         self._call = call
-        self._tap = PromptTap(call.model, listens=call.config.learning != "frozen")
         self._num_read = 0
+        learns = call.config.learning != "frozen"
+        self._head: Any = call.model.get_output_embeddings() if learns else None
+        self.hidden: torch.Tensor | None = None  # (B, N, D): what entered it for the last tokens
 
     @property
     def num_left(self) -> int:
@@ -55,7 +57,7 @@ class PromptReader:
         read_from = perf_counter()
         call.stats.seconds["prepare"] += read_from - start  # type: ignore[assignment]
         kwargs = dict(call.model_kwargs)
-        with self._tap.open(kwargs) as asked:
+        with self.listening(kwargs) as asked:
             if end - self._num_read == length:
                 outputs = call.model._prefill(call.input_ids, call.generation_config, asked)
             else:
@@ -66,7 +68,7 @@ class PromptReader:
             return None
         kwargs = call.model._update_model_kwargs_for_generation(outputs, kwargs)
         logits = outputs.logits[:, -1].clone()  # A view would keep the whole prompt's.
-        return Prompt(call.input_ids, kwargs, logits, self._tap.hidden)
+        return Prompt(call.input_ids, kwargs, logits, self.hidden)
 
     def _forward(self, end: int, kwargs: dict[str, Any]) -> Any:
         """The model over some columns of the prompt, with those in front of them in its KV."""
@@ -80,17 +82,9 @@ class PromptReader:
         )
         return model(**inputs, return_dict=True)
 
-
-class PromptTap:
-    """Keeps the hidden states of the last tokens, as they enter the output head."""
-
-    def __init__(self, model: Any, *, listens: bool = True) -> None:
-        self._head: Any = model.get_output_embeddings() if listens else None
-        self.hidden: torch.Tensor | None = None  # (B, N, D)
-
     @contextmanager
-    def open(self, model_kwargs: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yields the arguments for the prompt's forward; hidden states are collected inside.
+    def listening(self, model_kwargs: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yields the arguments for the prompt's forward; keeps what enters the output head inside.
 
         Only this thread's forwards count, since others may run the same model meanwhile.
         """
