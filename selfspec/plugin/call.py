@@ -154,7 +154,7 @@ class Call:
             self.input_ids,
             pad_token_id=None if pad is None else int(pad),
             max_length=self.generation_config.max_length,
-            # Stock's own test for filling rows that stopped.
+            # Stock's own test for filling up rows that stopped.
             pads_done_rows=any(hasattr(each, "eos_token_id") for each in self.stopping_criteria),
             streamer=self.streamer,
         )
@@ -162,14 +162,13 @@ class Call:
 
     def _chooser(self, ability: Ability, device: Device) -> Chooser:
         """Rows walk their trees alone unless something asks for them to move together."""
-        stops = row_stops(self.stopping_criteria)
-        num_rows, samples = len(self.input_ids), bool(self.generation_config.do_sample)
-        is_chain, several = ability.mode == "chain", num_rows > 1
-        if stops is None or is_chain or self._together_reason(ability, several=several):
-            scores, logits = self._recorded
-            return BatchChooser(
-                self.logits_processor, self.stopping_criteria, samples, scores, logits
-            )
+        stops, config = row_stops(self.stopping_criteria), self.generation_config
+        num_rows, samples = len(self.input_ids), bool(config.do_sample)
+        if stops is None or self.together_reason(ability, several=num_rows > 1):
+            kept = (config.output_scores, config.output_logits)
+            keeps_scores, keeps_logits = (bool(config.return_dict_in_generate and x) for x in kept)
+            processors, criteria = self.logits_processor, self.stopping_criteria
+            return BatchChooser(processors, criteria, samples, keeps_scores, keeps_logits)
         if not self.logits_processor and not samples:
             return GreedyChooser(stops, device)
         tape = NoiseTape(num_rows, self.generator) if samples else None
@@ -177,25 +176,17 @@ class Call:
         warpers = [split_warpers(of_row) for of_row in processors]
         return ProcessedChooser(stops, warpers, tape, device)
 
-    def alone_reason(self, ability: Ability) -> str | None:
-        """Why other prompts in the same forwards could change what this call does; else None."""
+    def together_reason(self, ability: Ability, *, several: bool) -> str | None:
+        """What makes a row depend on others; None where each walks its tree by itself.
+
+        `several`: whether there are others in its forwards, of this call or of another.
+        """
+        config = self.generation_config
         if ability.mode != "tree":
             return ability.reason or "the model can't verify trees"
         if row_stops(self.stopping_criteria) is None:
             return "its stopping criteria look at more than their own row"
-        return self._together_reason(ability, several=True)
-
-    @property
-    def _recorded(self) -> tuple[bool, bool]:
-        """Are scores, and logits, to be given back?"""
-        config = self.generation_config
-        asked = (config.output_scores, config.output_logits)
-        scores, logits = (bool(config.return_dict_in_generate and each) for each in asked)
-        return scores, logits
-
-    def _together_reason(self, ability: Ability, *, several: bool) -> str | None:
-        """What makes rows depend on each other; None where each walks its tree by itself."""
-        if any(self._recorded):
+        if config.return_dict_in_generate and (config.output_scores or config.output_logits):
             return "its scores or logits are recorded"
         if not several:
             return None

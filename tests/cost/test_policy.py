@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 
 import pytest
@@ -37,13 +38,6 @@ def record(num_accepted: int = 0, **counted: int) -> StepRecord:
     return StepRecord(row=0, tree=tree, path=path, committed_ids=[2] * len(path), **counted)
 
 
-def copied(tree: DraftTree) -> DraftTree:
-    twin = DraftTree.of_root(tree.tokens[0])
-    for node in range(1, len(tree)):
-        twin.add(tree.parents[node], tree.tokens[node], tree.scores[node])
-    return twin
-
-
 @given(trees(max_nodes=8), st.integers(1, 9))
 def test_a_cut_tree_is_the_one_that_was_grown_so_far(tree, num_nodes):
     expected = DraftTree.of_root(tree.tokens[0])
@@ -56,7 +50,7 @@ def test_a_cut_tree_is_the_one_that_was_grown_so_far(tree, num_nodes):
 
 @given(st.lists(trees(max_nodes=8), min_size=1, max_size=3), CURVES)
 def test_all_rows_are_cut_to_the_width_that_pays(batch, curve):
-    cut = [copied(tree) for tree in batch]
+    cut = copy.deepcopy(batch)
     step = MeasuredBudget(curve).step(8)
     step.fit(cut)
     worth = [[0.01 + score for score in tree.scores[1 : step.max_nodes]] for tree in batch]
@@ -89,14 +83,6 @@ def test_drafting_rests_where_it_brings_nothing_and_comes_back():
 
     assert sum([looks(0) for _ in range(100)][-50:]) < 10
     assert sum([looks(3) for _ in range(100)][-50:]) > 45
-
-
-def test_steps_refine_the_curve():
-    curve = CostCurve({1: 1.0, 8: 2.0})
-    budget = MeasuredBudget(curve)
-    for _ in range(100):
-        budget.step(8).observe(Took(8, 0.0, 4.0), [record(1)])
-    assert curve.seconds(8) > 3
 
 
 def test_a_row_alone_stops_growing_where_nothing_wider_pays():
@@ -218,15 +204,6 @@ def test_the_threshold_falls_while_drafts_are_right_and_rises_after_a_miss():
     for _ in range(30):
         budget.step(8).observe(TOOK, [record(3)])
     assert takes(budget, 1e-5)
-
-
-def test_a_step_that_found_no_drafts_moves_no_threshold():
-    budget = ThresholdBudget()
-    bare = StepRecord(row=0, tree=DraftTree.of_root(1), path=[0], committed_ids=[2])
-    for _ in range(20):
-        budget.step(8).observe(TOOK, [bare])
-    assert takes(budget, 0.02)
-    assert not takes(budget, 0.005)
 
 
 def test_the_branch_that_was_right_longest_is_judged():

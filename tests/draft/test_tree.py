@@ -198,16 +198,6 @@ def test_update_interval_keeps_the_shape_and_refills_its_tokens():
     assert paths_of(anew) == [(6,), (7,)]  # grown by score again: (6, 8) is under τ
 
 
-def test_a_missing_rank_is_skipped_with_all_below_it():
-    table = {0: [(1, 0.9), (2, 0.8)], 1: [(3, 0.9)], 2: [(4, 0.9)], 5: [(6, 0.9)], 6: [(7, 0.5)]}
-    cursor = ScriptedCursor(table)
-    trees = grower(cursor, update_interval=2)
-    first = trees.grow(0, 5)
-    assert paths_of(first) == [(1,), (1, 3), (2,), (2, 4)]
-    cursor.observe(told(first, 5))
-    assert paths_of(trees.grow(5, 5)) == [(6,), (6, 7)]
-
-
 def test_a_kept_shape_obeys_a_smaller_budget():
     cursor = ScriptedCursor({0: [(1, 0.9), (2, 0.8)], 1: [(3, 0.9)]})
     trees = grower(cursor, update_interval=5)
