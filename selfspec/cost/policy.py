@@ -137,20 +137,16 @@ class BranchWorth:
     """Tokens for each query of a branch: a fading mean that starts from a prior."""
 
     def __init__(self) -> None:
-        self._worth = MeanRatio(_PRIOR_WORTH, weight=_PRIOR_QUERIES, fade=_BRANCH_FADE)
+        self.worth = MeanRatio(_PRIOR_WORTH, weight=_PRIOR_QUERIES, fade=_BRANCH_FADE)
         self._num_left_out = 0
 
     def pay(self, num_queries: int, tokens_instead: float) -> bool:
         """Do some queries bring more than their time brings without them? Asked once a step."""
-        if self._worth.value * num_queries > tokens_instead or self._num_left_out >= _TRY_BRANCHES:
+        if self.worth.value * num_queries > tokens_instead or self._num_left_out >= _TRY_BRANCHES:
             self._num_left_out = 0
             return True
         self._num_left_out += 1
         return False
-
-    def observe(self, num_queries: int, num_tokens: int) -> None:
-        """Takes in a row's queries of a step, and its tokens that branches had foreseen."""
-        self._worth.observe(num_tokens, num_queries)
 
 
 class MeasuredBudget(Budget):
@@ -267,8 +263,8 @@ class MeasuredStep(Step):
             )
         for record in records:
             promised = sum(record.tree.scores) - 1
-            budget.ledger.observe_drafts(promised, record.num_accepted)
-            budget.branches.observe(record.num_branch_queries, record.num_from_branches)
+            budget.ledger.kept.observe(record.num_accepted, promised)
+            budget.branches.worth.observe(record.num_from_branches, record.num_branch_queries)
 
 
 def _num_named(record: StepRecord) -> int:

@@ -33,8 +33,6 @@ States = dict[int, Any]
 # An unseen best child is guessed to have at least this share of its parent's score.
 _LEAST_HOPE = 0.5
 
-_NO_LEVEL_CURSORS: Mapping[int, LevelCursor] = {}
-
 # A child that waits for its turn: negative score, age, parent, rank among its siblings from 0.
 _Waiting = tuple[float, int, int, int]
 
@@ -43,7 +41,7 @@ def merge_candidates(
     cursors: Sequence[Cursor],
     states: States,
     probability: Probability,
-    level_cursors: Mapping[int, LevelCursor] = _NO_LEVEL_CURSORS,
+    level_cursors: Mapping[int, LevelCursor],
 ) -> Siblings:
     """Asks each cursor for the children of one node and merges those that name the same token.
 
@@ -140,13 +138,13 @@ class TreeGrower:
     ) -> None:
         self._shape = []
         waiting: list[_Waiting] = []
-        self._expand(tree, 0, waiting)
+        self._push(tree, waiting, 0, 0, self._look(tree, 0, waiting))
         num_nodes = 1
         while waiting and num_nodes < max_nodes:
             negative_score, _, parent, rank = heapq.heappop(waiting)
             siblings = tree.looked_at[parent]
             if siblings is None:  # Only a promise waited: the node's children come now.
-                self._expand(tree, parent, waiting)
+                self._push(tree, waiting, parent, 0, self._look(tree, parent, waiting))
                 continue
             if pays is not None and not pays(-negative_score):
                 return
@@ -171,9 +169,6 @@ class TreeGrower:
                 score = self._score(tree, parent, rank, siblings)
                 evidence = siblings.evidence[rank]
                 here[kept] = tree.add(parent, siblings.tokens[rank], score, evidence)
-
-    def _expand(self, tree: DraftTree, node: int, waiting: list[_Waiting]) -> None:
-        self._push(tree, waiting, node, 0, self._look(tree, node, waiting))
 
     def _look(self, tree: DraftTree, node: int, waiting: Sequence[_Waiting] = ()) -> Siblings:
         states = self._states[node] = self._states_at(tree, node)

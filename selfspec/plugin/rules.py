@@ -116,7 +116,10 @@ def plain_reason(
 
     `reach`: how many tokens beyond the prompt the deepest draft may stand.
     """
-    if _adds_hidden_tokens(model):
+    # A PEFT wrapper may put virtual tokens in front of the prompt.
+    override = vars(model).get("prepare_inputs_for_generation")
+    adapter = getattr(getattr(override, "__self__", None), "active_peft_config", None)
+    if getattr(adapter, "is_prompt_learning", False):
         return "prompt learning puts tokens into the KV cache that generate() does not count"
     if reason := rope_reason(model.config, reach, model_kwargs):
         return reason
@@ -139,13 +142,6 @@ def plain_reason(
         if name not in _FOLLOWED_KWARGS and value is not None and value != {}:
             return f"the model argument {name!r} can't be followed along a draft"
     return None
-
-
-def _adds_hidden_tokens(model: Any) -> bool:
-    """Does a PEFT wrapper hand the model virtual tokens in front of the prompt?"""
-    override = vars(model).get("prepare_inputs_for_generation")
-    adapter = getattr(getattr(override, "__self__", None), "active_peft_config", None)
-    return bool(getattr(adapter, "is_prompt_learning", False))
 
 
 def for_rows(processors: Any, num_rows: int) -> list[Any]:

@@ -138,7 +138,7 @@ def test_equal_scores_are_taken_by_age():
 
 def test_two_sources_that_name_a_token_reinforce_it():
     cursors = [ScriptedCursor({0: [(1, 0.5), (2, 0.6)]}), ScriptedCursor({0: [(3, 0.1), (1, 0.4)]})]
-    siblings = merge_candidates(cursors, {0: 0, 1: 0}, probability_of)
+    siblings = merge_candidates(cursors, {0: 0, 1: 0}, probability_of, {})
     assert siblings.tokens == [1, 2, 3]
     assert siblings.probabilities == pytest.approx([1 - 0.5 * 0.6, 0.6, 0.1])
     assert [len(kinds) for kinds in siblings.evidence] == [2, 1, 1]

@@ -194,26 +194,19 @@ def head_calls(model: PreTrainedModel) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_chunks_teach_the_same_and_bound_what_is_held(name, monkeypatch):
-    model, batch = tiny_model(name), prompt(3)
+@pytest.mark.parametrize(("chunk", "most"), [(5 * VOCAB + 1, 5 * VOCAB), (1, VOCAB)])
+def test_chunks_teach_the_same_and_bound_what_is_held(name, chunk, most, monkeypatch):
+    model, batch = tiny_model(name), prompt()
     whole, _ = taught(model, batch)
-    monkeypatch.setattr(prompt_module, "_CHUNK_ELEMENTS", 5 * VOCAB + 1)
+    monkeypatch.setattr(prompt_module, "_CHUNK_ELEMENTS", chunk)
     with head_calls(model) as sizes:
         parts, _ = taught(model, batch)
-    assert max(sizes) == 5 * VOCAB  # the prompt's own forward has a token of each row: 3
-    assert len(sizes) > 5
+    assert max(sizes) == most
+    assert len(sizes) > 3
     assert parts.rows.keys() == whole.rows.keys()
     for pair, (ids, probabilities) in parts.rows.items():
         assert ids == whole.rows[pair][0]
         np.testing.assert_allclose(probabilities, whole.rows[pair][1], rtol=4e-3, atol=1e-6)
-
-
-def test_a_vocabulary_wider_than_a_chunk_goes_token_by_token(monkeypatch):
-    monkeypatch.setattr(prompt_module, "_CHUNK_ELEMENTS", 1)
-    with head_calls(tiny_model()) as sizes:
-        listener, _ = taught(tiny_model(), prompt())
-    assert max(sizes) == VOCAB
-    assert listener.num_told == len(listener.rows)
 
 
 def test_a_continued_conversation_teaches_what_was_read_now():

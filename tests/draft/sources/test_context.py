@@ -169,11 +169,3 @@ def test_an_old_long_match_outlives_many_short_ones():
     best = candidates_of(cursor, cursor.root())[0]
     assert best.token == 77
     assert matches_at(cursor)[-1][1] == 7
-
-
-def test_rows_share_nothing():
-    source = ContextSource(8)
-    first, second = source.open([1, 2, 1], learns=True), source.open([1, 3, 1], learns=True)
-    first.observe(committed([2, 1]))
-    assert [c.token for c in candidates_of(second, second.root())] == [3]
-    assert matches_at(source.copy().open([1], learns=True)) == []
