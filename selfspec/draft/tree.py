@@ -24,7 +24,7 @@ from selfspec.draft.luck import NoiseTrust
 from selfspec.draft.sources import Cursor, LevelCursor
 from selfspec.records import Candidate, DraftTree, Evidence, NoiseAhead, Siblings
 
-__all__ = ["TreeGrower", "merge_candidates"]
+__all__ = ["TreeGrower"]
 
 Probability = Callable[[tuple[Evidence, ...]], float]
 # The state of each cursor at a node, by the index of the cursor.

@@ -78,13 +78,3 @@ def test_no_node_is_refused_while_equal_ones_behind_it_could_pay(scores, curve, 
         if not took:
             break
         taken.append(score)
-
-
-@pytest.mark.parametrize("max_nodes", [8, 9, 30])
-def test_growth_goes_through_a_stretch_that_does_not_pay(max_nodes):
-    """From 2 to 8 a tree costs three times a single node, and beyond that a lot."""
-    curve = CostCurve({1: 1.0, 2: 3.0, 8: 3.0, 9: 20.0})
-    search = grown(WidthSearch(curve, max_nodes), [0.35] * 29)
-    assert search.best.width == search.num_nodes == 8
-    search = grown(WidthSearch(curve, 3), [0.35] * 29)
-    assert search.best.width == search.num_nodes == 1

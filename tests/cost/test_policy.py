@@ -18,7 +18,6 @@ from selfspec.cost import (
     Took,
     best_width,
 )
-from selfspec.cost.policy import AdaptiveThreshold
 from selfspec.records import DraftTree, StepRecord
 from tests.strategies import trees
 
@@ -160,13 +159,13 @@ def test_trees_beside_branches_are_as_wide_as_pays_there(num_rows):
 
 
 def test_the_paper_s_rule():
-    threshold = AdaptiveThreshold(0.08)
-    threshold.observe(4, 4, 0.3)
-    assert threshold.value == pytest.approx(0.04)
-    threshold.observe(4, 1, 0.25)
-    assert threshold.value == pytest.approx(0.04 / 0.25**0.75)
-    threshold.observe(0, 0, 1.0)
-    assert threshold.value == pytest.approx(0.04 / 0.25**0.75)
+    budget = ThresholdBudget(0.08)
+    budget.observe(4, 4, 0.3)
+    assert budget.threshold == pytest.approx(0.04)
+    budget.observe(4, 1, 0.25)
+    assert budget.threshold == pytest.approx(0.04 / 0.25**0.75)
+    budget.observe(0, 0, 1.0)
+    assert budget.threshold == pytest.approx(0.04 / 0.25**0.75)
 
 
 @given(
@@ -174,15 +173,15 @@ def test_the_paper_s_rule():
     st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8), st.floats(0, 1)), max_size=60),
 )
 def test_it_stays_between_0_and_1(start, paths):
-    threshold = AdaptiveThreshold(start)
+    budget = ThresholdBudget(start)
     for num_drafted, num_correct, confidence in paths:
-        before = threshold.value
-        threshold.observe(num_drafted, min(num_correct, num_drafted), confidence)
-        assert 0 < threshold.value < 1
+        before = budget.threshold
+        budget.observe(num_drafted, min(num_correct, num_drafted), confidence)
+        assert 0 < budget.threshold < 1
         if 0 < num_drafted <= num_correct:
-            assert threshold.value <= before
+            assert budget.threshold <= before
         else:
-            assert threshold.value >= before
+            assert budget.threshold >= before
 
 
 def takes(budget: ThresholdBudget, score: float) -> bool:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
-from selfspec.draft.tree import TreeGrower, merge_candidates
+from selfspec.draft.tree import TreeGrower
 from selfspec.records import DraftTree, StepRecord
 from tests.oracles import GrowthOracle
 from tests.strategies import ALPHABET, ScriptedCursor, probability_of, tables
@@ -134,22 +134,6 @@ def test_equal_scores_are_taken_by_age():
     tree = grower(ScriptedCursor(table)).grow(0, 6)
     assert tree.scores[1:] == [1.0] * 5
     assert paths_of(tree) == [(1,), (2,), (1, 3), (2, 4), (1, 3, 2)]
-
-
-def test_two_sources_that_name_a_token_reinforce_it():
-    cursors = [ScriptedCursor({0: [(1, 0.5), (2, 0.6)]}), ScriptedCursor({0: [(3, 0.1), (1, 0.4)]})]
-    siblings = merge_candidates(cursors, {0: 0, 1: 0}, probability_of, {})
-    assert siblings.tokens == [1, 2, 3]
-    assert siblings.probabilities == pytest.approx([1 - 0.5 * 0.6, 0.6, 0.1])
-    assert [len(kinds) for kinds in siblings.evidence] == [2, 1, 1]
-
-
-def test_below_a_token_only_those_are_asked_who_named_or_follow_it():
-    names = ScriptedCursor({0: [(1, 0.9)], 1: [(2, 0.9)]})
-    stays = ScriptedCursor({0: [(4, 0.1)], 1: [(3, 0.9)]})
-    follows = ScriptedCursor({0: [(4, 0.1)], 1: [(3, 0.9)]}, follows=True)
-    assert paths_of(grower(names, stays).grow(0, 3)) == [(1,), (1, 2)]
-    assert (1, 3) in paths_of(grower(names, follows).grow(0, 4))
 
 
 def test_joint_evidence_is_in_the_order_of_the_sources():
