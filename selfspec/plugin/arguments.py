@@ -40,7 +40,8 @@ def for_drafts(model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     tokenizer = ready.pop("tokenizer", None)
     if tokenizer is None:
         return ready
-    if _is_text(prediction := ready.get("prediction")):
+    prediction: Any = ready.get("prediction")
+    if _is_text(prediction):
         texts = [prediction] if isinstance(prediction, str) else list(prediction)
         ids = tokenizer(texts, add_special_tokens=False)["input_ids"]  # An answer begins with none.
         ready["prediction"] = ids[0] if isinstance(prediction, str) else ids
