@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -22,7 +22,7 @@ from selfspec.config import SpecConfig
 from selfspec.draft.fitted import FittedTree
 from selfspec.draft.luck import NoiseTrust
 from selfspec.draft.sources import Cursor, LevelCursor
-from selfspec.records import Candidate, DraftTree, Evidence, NoiseAhead, Siblings
+from selfspec.records import DraftTree, Evidence, NoiseAhead, Siblings
 
 __all__ = ["TreeGrower"]
 
@@ -50,8 +50,10 @@ def merge_candidates(
     evidence: dict[int, tuple[Evidence, ...]] = {}
     for index, state in states.items():
         candidates = cursors[index].expand(state)
-        if index in level_cursors:
-            candidates = _with_unnamed(candidates, level_cursors[index].unnamed(state), evidence)
+        unnamed = level_cursors[index].unnamed(state) if index in level_cursors else None
+        if unnamed is not None:
+            named = {token for token, _ in candidates}
+            candidates = [*candidates, *((each, unnamed) for each in evidence if each not in named)]
         for token, kind in candidates:
             evidence[token] = (*evidence[token], kind) if token in evidence else (kind,)
     ranked = [(probability(kinds), token, kinds) for token, kinds in evidence.items()]
@@ -61,16 +63,6 @@ def merge_candidates(
         [sureness for sureness, _, _ in ranked],
         [kinds for _, _, kinds in ranked],
     )
-
-
-def _with_unnamed(
-    candidates: list[Candidate], unnamed: Evidence | None, others: Iterable[int]
-) -> list[Candidate]:
-    """Adds the tokens that others have named, and the cursor has not."""
-    if unnamed is None:
-        return candidates
-    named = {token for token, _ in candidates}
-    return [*candidates, *((token, unnamed) for token in others if token not in named)]
 
 
 class TreeGrower:
