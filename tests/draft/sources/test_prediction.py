@@ -30,10 +30,6 @@ def first_trust(cursor: PredictionCursor) -> int:
     return candidates_of(cursor, cursor.root())[0].evidence.match_length
 
 
-def test_it_stands_at_the_beginning():
-    assert named(cursor_behind(LONG, [])) == [100]
-
-
 def test_equal_text_is_followed_to_the_end_with_growing_trust():
     trust = [first_trust(cursor_behind(LONG, LONG[:end])) for end in range(len(LONG))]
     assert trust == sorted(trust)
