@@ -118,30 +118,25 @@ class Decoder:
         return left
 
     def _draft(self, step: Step) -> tuple[list[DraftTree], Sequence[DraftTree | Queries]]:
-        """A tree for each row, and what each row asks: its tree, and branches if they pay."""
+        """A tree for each row, and what each row asks: its tree, and branches if they pay.
+
+        A tree is no deeper than the row's text may still grow. A row that only waits for the others
+        gets the pads that are sure to come.
+        """
         texts = [self.verifier.texts[row.index] for row in self.rows]
-        of_rows = list(zip(self.rows, texts, strict=True))
-        trees = [self._grow(row, text, step) for row, text in of_rows]
-        # What stands beyond the end of a text, or in one that has stopped, is not worth asking.
-        depths = [0 if text.is_done else text.max_depth for text in texts]
-        branches = [row.branches for row in self.rows]
-        rides = step.fit(
-            trees, [each.num_queries(depth) for each, depth in zip(branches, depths, strict=True)]
-        )
+        trees, depths, num_queries = [], [], []
+        for row, text in zip(self.rows, texts, strict=True):
+            limits = (1 if text.is_padded else step.max_nodes, text.max_depth, step.search())
+            trees.append(row.grower.grow(row.last_token, *limits, text.noise_ahead))
+            # What stands beyond the end of a text, or in one that has stopped, is not worth asking.
+            depths.append(0 if text.is_done else text.max_depth)
+            num_queries.append(row.branches.num_queries(depths[-1]))
+        rides = step.fit(trees, num_queries)
         _add_pads(trees, texts)
         if not rides:
             return trees, trees
-        asked = zip(branches, trees, depths, strict=True)
-        return trees, [each.ride(tree, depth) for each, tree, depth in asked]
-
-    def _grow(self, row: Row, text: RowText, step: Step) -> DraftTree:
-        """A tree that is no deeper than the row's text may still grow.
-
-        A row that only waits for the others gets the pads that are sure to come.
-        """
-        max_nodes = 1 if text.is_padded else step.max_nodes
-        limits = (max_nodes, text.max_depth, step.search())
-        return row.grower.grow(row.last_token, *limits, text.noise_ahead)
+        asked = zip(self.rows, trees, depths, strict=True)
+        return trees, [row.branches.ride(tree, depth) for row, tree, depth in asked]
 
     def _verify(
         self, rows: list[Row], trees: list[DraftTree], logits: torch.Tensor

@@ -191,7 +191,11 @@ class StepRecord:
     def lesson(self) -> Lesson | None:
         """What is to be learned, put in order once; None where nobody learns."""
         if self._lesson is None and self.top is not None:
-            self._lesson = self._arranged(self.top)
+            tree, on_path = self.tree, set(self.path)
+            order = [node for node in range(len(tree)) if node not in on_path] + self.path
+            tokens = [*tree.tokens, -1]  # The root's parent, -1, is the last one.
+            pairs = [(tokens[tree.parents[node]], tokens[node]) for node in order]
+            self._lesson = Lesson(np.array(pairs, np.int64), self.top.at(order))
         return self._lesson
 
     @property
@@ -202,11 +206,3 @@ class StepRecord:
     def accepted_nodes(self) -> list[int]:
         """The drafted nodes whose tokens were committed, in order."""
         return self.path[1 : 1 + self.num_accepted]
-
-    def _arranged(self, top: TopK) -> Lesson:
-        tree = self.tree
-        on_path = set(self.path)
-        order = [node for node in range(len(tree)) if node not in on_path] + self.path
-        tokens = [*tree.tokens, -1]  # The root's parent, -1, is the last one.
-        pairs = [(tokens[tree.parents[node]], tokens[node]) for node in order]
-        return Lesson(np.array(pairs, np.int64), top.at(order))

@@ -131,25 +131,16 @@ def test_every_knob_is_documented():
         assert f"\n        {field.name}: " in SpecConfig.__doc__
 
 
-@pytest.mark.parametrize("name", ["turned", "compiled"])
-def test_old_ways_to_run_forwards_warn_and_go_on(name):
-    with pytest.warns(DeprecationWarning, match="is now the same as forward='auto'"):
-        assert SpecConfig(forward=name).forward == "auto"
-    with pytest.warns(DeprecationWarning, match="forward"):
-        assert SpecConfig().changed(forward=name).forward == "auto"
-
-
-@pytest.mark.parametrize("value", ["stock", "free"])
-def test_the_old_knob_of_rounding_warns_and_does_nothing(value):
-    for new in (SpecConfig, SpecConfig.of, SpecConfig().changed):
-        with pytest.warns(DeprecationWarning, match="rounding has no effect any more"):
-            assert new(rounding=value) == SpecConfig()
-
-
-@pytest.mark.parametrize("new", [SpecConfig, SpecConfig.of, SpecConfig().changed, SelfSpec])
-@pytest.mark.parametrize("knobs", [{"rounding": "free"}, {"forward": "turned"}])
-def test_an_old_knob_warns_of_the_line_that_sets_it(new, knobs):
+@pytest.mark.parametrize(
+    "new",
+    [SpecConfig, SpecConfig.of, SpecConfig().changed, lambda **knobs: SelfSpec(**knobs).config],
+)
+@pytest.mark.parametrize(
+    "name", ["rounding=stock", "rounding=free", "forward=turned", "forward=compiled"]
+)
+def test_what_was_a_knob_or_value_warns_of_the_line_that_sets_it_and_does_nothing(new, name):
     """Python shows a deprecation only if the line is the user's own."""
-    with pytest.warns(DeprecationWarning, match="rounding|forward") as said:
-        new(**knobs)
+    rules = "rounding has no effect any more|is now the same as forward='auto'"
+    with pytest.warns(DeprecationWarning, match=rules) as said:
+        assert new(**dict([name.split("=")])) == SpecConfig()
     assert {warning.filename for warning in said} == {__file__}

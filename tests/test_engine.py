@@ -140,19 +140,6 @@ def test_an_omniscient_chain_is_counted_exactly():
     assert set(run.stats.seconds) == {"draft", "layout", "forward", "verify", "commit", "learn"}
 
 
-def test_hostile_drafts_cost_steps_and_no_text():
-    run = Run(MODEL, [[1, 2]], [hostile(MODEL)], max_length=12)
-    assert run.decode() == plain_text(run)
-    assert run.stats.accepted_lengths == {0: 9}
-    assert run.stats.tokens_per_step == 1.0
-
-
-def test_no_drafts_mean_plain_steps():
-    run = Run(MODEL, [[1, 2]], [], max_length=12)
-    assert run.decode() == plain_text(run)
-    assert run.backend.widths == [1] * 9
-
-
 def test_a_backend_may_ask_for_narrower_trees():
     run = Run(MODEL, [[1, 2]], [omniscient(MODEL)], max_length=2 + 1 + 3 + 1 + 6)
     run.backend.max_widths = iter([3, 1, 100])

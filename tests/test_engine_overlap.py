@@ -67,15 +67,8 @@ def test_a_greedy_step_waits_once_for_ids_and_once_for_tables():
 
 def test_who_does_not_learn_asks_for_no_tables():
     log: list[str] = []
-    run = Run(
-        MODEL,
-        [[1, 2]],
-        [omniscient(MODEL)],
-        max_length=12,
-        device=RecordingDevice(log),
-        learns=False,
-    )
-    run.decode()
+    device = RecordingDevice(log)
+    Run(MODEL, [[1, 2]], [omniscient(MODEL)], 12, device=device, learns=False).decode()
     assert "fetch beside" not in log
 
 

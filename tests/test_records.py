@@ -4,12 +4,11 @@ import json
 from collections import Counter
 from dataclasses import fields
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.records import DraftTree, Evidence, StepRecord, TopK
+from selfspec.records import DraftTree, Evidence, StepRecord
 from selfspec.stats import GenerationStats
 from tests.strategies import tree_of, trees
 
@@ -23,18 +22,6 @@ def test_a_tree_built_by_add_holds_its_invariants(tree):
     for node in range(1, len(tree)):
         assert tree.children[tree.parents[node]][tree.tokens[node]] == node
         assert tree.depths[node] == tree.depths[tree.parents[node]] + 1
-
-
-def test_the_drawn_tree():
-    tree = DraftTree.of_root(10)
-    cat, dog = tree.add(0, 11, 0.6), tree.add(0, 12, 0.3)
-    sat = tree.add(cat, 13, 0.2, (LUT,))
-    assert (cat, dog, sat) == (1, 2, 3)
-    assert tree.parents == [-1, 0, 0, 1]
-    assert tree.depths == [0, 1, 1, 2]
-    assert tree.children == [{11: 1, 12: 2}, {13: 3}, {}, {}]
-    assert tree.evidence[sat] == (LUT,)
-    assert len(tree) == 4
 
 
 @pytest.mark.parametrize(
@@ -56,13 +43,6 @@ def test_check_sees_a_broken_tree(name, index, value):
     getattr(tree, name)[index] = value
     with pytest.raises(AssertionError):
         tree.check()
-
-
-def test_top_k_at_some_places_of_a_row():
-    ids = np.arange(2 * 3 * 2).reshape(2, 3, 2)
-    part = TopK(ids, ids / 100).at((1, slice(2)))
-    assert part.ids.tolist() == [[6, 7], [8, 9]]
-    assert part.probabilities.tolist() == [[0.06, 0.07], [0.08, 0.09]]
 
 
 @pytest.mark.parametrize(
@@ -108,20 +88,6 @@ def test_json_has_all_that_is_counted():
 
 
 steps = st.lists(st.sampled_from([(), (1,), (2,), (2, 3)]), max_size=6)
-
-
-@given(steps, steps)
-def test_adding_counts_as_one_would_have_counted_all(first, second):
-    parts = []
-    for accepted in (first, second):
-        stats = GenerationStats(num_calls=1, seconds=Counter(forward=1.0))
-        for nodes in accepted:
-            stats.count_step(step(*nodes))
-        parts.append(stats)
-    whole = GenerationStats(num_calls=2, seconds=Counter(forward=2.0))
-    for nodes in [*first, *second]:
-        whole.count_step(step(*nodes))
-    assert parts[0] + parts[1] == whole
 
 
 LATEST = ("disabled_reason", "forward", "eager_reason", "table_bytes", "packed_bytes")

@@ -24,7 +24,7 @@ from selfspec.verify.choosers import Visit
 from selfspec.verify.shortlist import Shortlist
 from selfspec.verify.tape import NoiseTape
 from selfspec.verify.transcript import RowStops, Transcript
-from selfspec.verify.verifier import RowText, Verifier, row_texts
+from selfspec.verify.verifier import Verifier, row_texts
 
 __all__ = ["Answer", "Host", "Machine", "answered"]
 
@@ -155,10 +155,10 @@ class _Replay(Decoder):
     text: RecordedText
     machine: Machine
 
-    def _grow(self, row: Row, text: RowText, step: Step) -> DraftTree:
+    def _draft(self, step: Step) -> Any:
         if step.max_nodes > 1:
             self.machine.look()
-        return super()._grow(row, text, step)
+        return super()._draft(step)
 
     def _fetch_tops(self, logits: torch.Tensor, memory: Memory) -> Any:
         num_before = self.stats.num_new_tokens

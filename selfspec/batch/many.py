@@ -10,7 +10,7 @@ from selfspec.batch.prompts import Prompt, encoded
 from selfspec.batch.schedule import Scheduler
 from selfspec.batch.session import Session
 from selfspec.batch.ticket import Answer
-from selfspec.errors import AttachError
+from selfspec.plugin.attach import check_assistant
 from selfspec.plugin.spec import SelfSpec
 
 
@@ -50,8 +50,8 @@ def generate_many(
         UnsupportedError: A prompt, or what is asked of `generate()`, can't be served, or a prompt
             does not fit into `max_memory`. Answers that are complete were yielded before.
     """
-    if assistant is not None and not isinstance(assistant, SelfSpec):
-        raise AttachError(f"assistant must be a SelfSpec (got {assistant!r:.80})")
+    if assistant is not None:
+        check_assistant(assistant)
     session = Session(
         model,
         tokenizer,

@@ -18,8 +18,7 @@ from selfspec.plugin.spec import SelfSpec
 from selfspec.run.model import device_of
 from selfspec.run.prepared import Prepared
 from selfspec.run.prompt import Prompt
-from selfspec.run.rows_backend import RowsBackend, kv_bytes_per_token
-from selfspec.run.tree_kv import foreign_layer
+from selfspec.run.rows_backend import RowsBackend
 from selfspec.stats import GenerationStats
 from selfspec.verify.verifier import Verifier
 
@@ -32,17 +31,6 @@ class Limits(NamedTuple):
 
     max_tokens: int | None  # of all rows together, with answers and drafts; None: any number
     max_prompt: int | None
-
-    @classmethod
-    def of_rows(cls, backend: RowsBackend) -> Limits:
-        """What fits into the rows' share, and into that of a prompt that is being read."""
-        return cls(backend.max_tokens, backend.max_prompt)
-
-    @classmethod
-    def of_one(cls, model: Any, max_bytes: int) -> Limits:
-        """What fits if a text is alone; runs a forward over one token to find out."""
-        most = max_bytes // kv_bytes_per_token(model)
-        return cls(most, most)
 
     def check(self, ticket: Ticket) -> None:
         """Refuses a prompt that would not fit if it were the only one."""
@@ -60,12 +48,6 @@ class Limits(NamedTuple):
 
 
 NO_LIMITS = Limits(None, None)
-
-
-def holds_kv(ticket: Ticket) -> bool:
-    """Does a call keep all keys and values? A recurrent or windowed state takes little room."""
-    cache = ticket.call.model_kwargs.get("past_key_values")
-    return hasattr(cache, "layers") and foreign_layer(cache) is None
 
 
 class Rows:
@@ -168,7 +150,10 @@ class Rows:
         """The rows that have ended, which leave, with their new tokens."""
         self._let_go()
         indices, self._left = self._left, []
-        return [(self._tickets.pop(index), self._text_of(index)) for index in indices]
+        tickets = [self._tickets.pop(index) for index in indices]
+        texts = [self._verifier.texts.pop(index).transcript for index in indices]
+        new = [text.sequences()[0, text.prompt_length :].tolist() for text in texts]
+        return list(zip(tickets, new, strict=True))
 
     def _let_go(self) -> None:
         """Lets all rows that have stopped leave the forwards; `ended` gives them back."""
@@ -176,11 +161,6 @@ class Rows:
             left = [row.index for row in self._decoder.drop_done_rows()]
             self._has_changed |= bool(left)
             self._left += left
-
-    def _text_of(self, index: int) -> list[int]:
-        text = self._verifier.texts.pop(index).transcript
-        ids: list[int] = text.sequences()[0, text.prompt_length :].tolist()
-        return ids
 
 
 def config_for_rows(config: SpecConfig, model: Any) -> tuple[SpecConfig, str | None]:

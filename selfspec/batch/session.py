@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from selfspec.batch.pace import ReadingPace
-from selfspec.batch.rows import NO_LIMITS, Limits, Rows, config_for_rows, holds_kv
+from selfspec.batch.rows import NO_LIMITS, Limits, Rows, config_for_rows
 from selfspec.batch.schedule import ArrivalOrder, Scheduler
 from selfspec.batch.ticket import Answer, Hear, Ticket
 from selfspec.batch.waiting import Waiting
@@ -27,6 +27,8 @@ from selfspec.machine.amounts import amount_in_bytes
 from selfspec.plugin.prompt import PromptReader
 from selfspec.plugin.spec import SelfSpec
 from selfspec.run.prepared import Prepared
+from selfspec.run.rows_backend import kv_bytes_per_token
+from selfspec.run.tree_kv import foreign_layer
 
 _LOOK_AHEAD = 256  # The most prompts that wait, if the reader asks how many are wanted.
 _SHORT_REST = 1.25  # A rest that is little longer than a part is read with it.
@@ -160,13 +162,12 @@ class Session:
         reading = self._reading
         if reading is not None and reading.ticket.index == index:
             self._reading = None
-            self._spec.count(reading.ticket.call)
-            return True
-        ticket = self._rows.drop(index)
-        if ticket is None:
-            return False
-        self._spec.count(ticket.call)
-        return True
+            ticket: Ticket | None = reading.ticket
+        else:
+            ticket = self._rows.drop(index)
+        if ticket is not None:
+            self._spec.count(ticket.call)
+        return ticket is not None
 
     def work(self) -> list[Answer]:
         """Steps until an answer is complete, or nothing is left to do; returns those that are."""
@@ -260,14 +261,14 @@ class Session:
 
     def _ended(self, prepared: Prepared) -> list[Answer]:
         """The answers of the rows that have ended, which leave the batch."""
-        return [self._end(ticket, ids, prepared) for ticket, ids in self._rows.ended()]
-
-    def _end(self, ticket: Ticket, ids: list[int], prepared: Prepared) -> Answer:
-        call = ticket.call
-        call.note(prepared, self._rows.open(prepared))
-        call.stats.eager_reason = self._eager_reason or call.stats.eager_reason
-        self._spec.finish(call, drafted=True, is_last=not len(self._rows))
-        return ticket.answer(ids, call.stats, self._tokenizer)
+        answers = []
+        for ticket, ids in self._rows.ended():
+            call = ticket.call
+            call.note(prepared, self._rows.open(prepared))
+            call.stats.eager_reason = self._eager_reason or call.stats.eager_reason
+            self._spec.finish(call, drafted=True, is_last=not len(self._rows))
+            answers.append(ticket.answer(ids, call.stats, self._tokenizer))
+        return answers
 
     def _answer_alone(self, ticket: Ticket) -> list[Answer]:
         self._rows.close()  # Its own KV takes the memory of the batch's.
@@ -284,14 +285,18 @@ class Session:
             return NO_LIMITS
         if not ticket.is_alone:
             return self._limits_of_rows()
-        if not holds_kv(ticket):
+        # A recurrent or windowed state takes little room.
+        cache = ticket.call.model_kwargs.get("past_key_values")
+        if not hasattr(cache, "layers") or foreign_layer(cache) is not None:
             return NO_LIMITS
-        if self._limits_alone is None:
-            self._limits_alone = Limits.of_one(self._model, self._max_bytes)
+        if self._limits_alone is None:  # To find out takes a forward over one token.
+            most = self._max_bytes // kv_bytes_per_token(self._model)
+            self._limits_alone = Limits(most, most)
         return self._limits_alone
 
     def _limits_of_rows(self) -> Limits:
         if self._limits is None:
             with self._prepared() as prepared:
-                self._limits = Limits.of_rows(self._rows.open(prepared))
+                backend = self._rows.open(prepared)
+                self._limits = Limits(backend.max_tokens, backend.max_prompt)
         return self._limits

@@ -81,7 +81,8 @@ class Ticket:
             seed = int(torch.randint(2**63 - 1, ())) if seed is None else seed
             generator = torch.Generator(call.input_ids.device).manual_seed(seed)
             call = replace(call, generator=generator)
-        reason = call.plain_reason(spec.forwards) or call.alone_reason(spec.ability(model))
+        reason = call.plain_reason(spec.forwards)
+        reason = reason or call.together_reason(spec.ability(model), several=True)
         return cls(index, list(ids), seed, arguments, call, reason)
 
     @property

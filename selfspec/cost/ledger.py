@@ -41,18 +41,18 @@ class MeanRatio:
 class Ledger:
     """Counts the seconds that drafts have saved against plain steps; negative if they lost.
 
-    Also how many drafts were accepted of those that their scores promised.
+    `kept` is how many drafts were accepted of those that their scores promised.
     """
 
     def __init__(self) -> None:
         self._seconds = 0.0
         self._saved = 0.0
-        self._kept = MeanRatio(1.0, weight=_PRIOR, fade=_FADE)
+        self.kept = MeanRatio(1.0, weight=_PRIOR, fade=_FADE)
 
     @property
     def trust(self) -> float:
         """How much of what scores promise comes true."""
-        return min(self._kept.value, 1.0)
+        return min(self.kept.value, 1.0)
 
     def room(self, plain_seconds: float) -> float:
         """What the next step may lose, in seconds; `plain_seconds` is what a plain step takes."""
@@ -63,7 +63,3 @@ class Ledger:
         """Takes in what a step took, and what it saved against plain steps for its tokens."""
         self._seconds += seconds
         self._saved += saved
-
-    def observe_drafts(self, promised: float, num_accepted: int) -> None:
-        """Takes in how many drafts were accepted, and how many their scores had promised."""
-        self._kept.observe(num_accepted, promised)

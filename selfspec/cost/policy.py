@@ -78,16 +78,24 @@ class FixedBudget(Budget):
     """Always all that is allowed, and a draft model reads whatever node is wanted."""
 
 
-class AdaptiveThreshold:
-    """The threshold α, under which no node is drafted.
+class ThresholdBudget(Budget):
+    """EdgeLLM's policy: what is likely enough is drafted, whatever it costs; serves one call.
 
-    After a path that was accepted whole α ← α / 2; otherwise
-    α ← α / Tc^((N_all - N_correct) / N_all), with Tc the path's cumulative confidence, the product
-    of its probabilities. Stays in [1e-6, 0.99].
+    No node is drafted under a threshold α. After a path that was accepted whole α ← α / 2;
+    otherwise α ← α / Tc^((N_all - N_correct) / N_all), with Tc the path's cumulative confidence,
+    the product of its probabilities. Stays in [1e-6, 0.99].
     """
 
-    def __init__(self, start: float = 0.01) -> None:
-        self.value = _between_bounds(start)
+    def __init__(self, threshold: float = 0.01) -> None:
+        self.threshold = _between_bounds(threshold)
+
+    def step(self, allowed: int) -> Step:
+        """All that are allowed, as long as they are likely enough."""
+        return ThresholdStep(allowed, self)
+
+    def pays_to_read(self, scores: Sequence[float]) -> bool:
+        """A draft model reads as long as a node is above the threshold."""
+        return max(scores) >= self.threshold
 
     def observe(self, num_drafted: int, num_correct: int, confidence: float) -> None:
         """Takes in a verified path: its length, how much of it was right, and its score."""
@@ -95,62 +103,44 @@ class AdaptiveThreshold:
             return
         wrong = (num_drafted - num_correct) / num_drafted
         factor = max(confidence, _LEAST) ** -wrong if wrong else 0.5
-        self.value = _between_bounds(self.value * factor)
+        self.threshold = _between_bounds(self.threshold * factor)
 
 
 class ThresholdStep(Step):
     """Drafts one token at least, however unlikely: only what was drafted moves the threshold."""
 
-    def __init__(self, max_nodes: int, threshold: AdaptiveThreshold) -> None:
+    def __init__(self, max_nodes: int, budget: ThresholdBudget) -> None:
         super().__init__(max_nodes)
-        self._threshold = threshold
+        self._budget = budget
 
     def search(self) -> Callable[[float], bool]:
         """The first node may be taken in any case, others while they are above the threshold."""
         first = iter([True])
-        return lambda score: next(first, False) or score >= self._threshold.value
+        return lambda score: next(first, False) or score >= self._budget.threshold
 
     def observe(self, took: Took, records: Sequence[StepRecord]) -> None:
         """Moves the threshold by how far each tree's best branch was right."""
         for record in records:
-            leaf = _leaf_below(record.tree, record.path[-1])
-            num_right = len(record.path) - 1
-            self._threshold.observe(record.tree.depths[leaf], num_right, record.tree.scores[leaf])
-
-
-class ThresholdBudget(Budget):
-    """EdgeLLM's policy: what is likely enough is drafted, whatever it costs; serves one call."""
-
-    def __init__(self) -> None:
-        self._threshold = AdaptiveThreshold()
-
-    def step(self, allowed: int) -> Step:
-        """All that are allowed, as long as they are likely enough."""
-        return ThresholdStep(allowed, self._threshold)
-
-    def pays_to_read(self, scores: Sequence[float]) -> bool:
-        """A draft model reads as long as a node is above the threshold."""
-        return max(scores) >= self._threshold.value
+            tree, leaf = record.tree, record.path[-1]
+            while tree.children[leaf]:  # The child that was added first is the likeliest.
+                leaf = min(tree.children[leaf].values())
+            self._budget.observe(tree.depths[leaf], len(record.path) - 1, tree.scores[leaf])
 
 
 class BranchWorth:
     """Tokens for each query of a branch: a fading mean that starts from a prior."""
 
     def __init__(self) -> None:
-        self._worth = MeanRatio(_PRIOR_WORTH, weight=_PRIOR_QUERIES, fade=_BRANCH_FADE)
+        self.worth = MeanRatio(_PRIOR_WORTH, weight=_PRIOR_QUERIES, fade=_BRANCH_FADE)
         self._num_left_out = 0
 
     def pay(self, num_queries: int, tokens_instead: float) -> bool:
         """Do some queries bring more than their time brings without them? Asked once a step."""
-        if self._worth.value * num_queries > tokens_instead or self._num_left_out >= _TRY_BRANCHES:
+        if self.worth.value * num_queries > tokens_instead or self._num_left_out >= _TRY_BRANCHES:
             self._num_left_out = 0
             return True
         self._num_left_out += 1
         return False
-
-    def observe(self, num_queries: int, num_tokens: int) -> None:
-        """Takes in a row's queries of a step, and its tokens that branches had foreseen."""
-        self._worth.observe(num_tokens, num_queries)
 
 
 class MeasuredBudget(Budget):
@@ -249,7 +239,8 @@ class MeasuredStep(Step):
 
         A slow moment of the machine slows plain steps too, and counts as this far.
         """
-        budget, curve, num_tokens = self._budget, self._budget.curve, _num_tokens(records)
+        budget, curve = self._budget, self._budget.curve
+        num_tokens = sum(len(record.committed_ids) for record in records)
         curve.refine(took.width, took.rest)
         plain, usual = curve.seconds(1), curve.seconds(took.width)
         rest = min(max(took.rest, usual / _FAR), usual * _FAR)
@@ -266,25 +257,14 @@ class MeasuredStep(Step):
             )
         for record in records:
             promised = sum(record.tree.scores) - 1
-            budget.ledger.observe_drafts(promised, record.num_accepted)
-            budget.branches.observe(record.num_branch_queries, record.num_from_branches)
-
-
-def _num_tokens(records: Sequence[StepRecord]) -> int:
-    return sum(len(record.committed_ids) for record in records)
+            budget.ledger.kept.observe(record.num_accepted, promised)
+            budget.branches.worth.observe(record.num_from_branches, record.num_branch_queries)
 
 
 def _num_named(record: StepRecord) -> int:
     """How many accepted tokens a draft model named."""
     named = (sources_of(record.tree.evidence[node]) for node in record.accepted_nodes())
     return sum(DRAFT_MODEL in sources for sources in named)
-
-
-def _leaf_below(tree: DraftTree, node: int) -> int:
-    """The end of the likeliest branch through a node: always the child that was added first."""
-    while tree.children[node]:
-        node = min(tree.children[node].values())
-    return node
 
 
 def _between_bounds(threshold: float) -> float:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from selfspec.draft.luck import NoiseTrust
-from selfspec.records import DRAFT_MODEL, DraftTree, Evidence, StepRecord
+from selfspec.records import DRAFT_MODEL, Evidence, Siblings, StepRecord
 
 __all__ = ["Calibration", "Kinds", "combine", "prior"]
 
@@ -89,7 +89,9 @@ class Calibration:
         """Counts the candidates below each accepted node: only there is the truth known."""
         with self._lock:
             for node, token in zip(record.path, record.committed_ids, strict=False):
-                self._observe_siblings(record.tree, node, token)
+                if (siblings := record.tree.looked_at[node]) is not None:
+                    self.trust.observe(siblings, token)
+                    self._observe_siblings(siblings, token)
 
     def copy(self) -> Calibration:
         """A copy that learns for one request alone."""
@@ -116,18 +118,11 @@ class Calibration:
             for parts, hits, trials in rows:
                 self._count(tuple(Evidence(*part) for part in parts), hits, trials)
 
-    def _observe_siblings(self, tree: DraftTree, node: int, token: int) -> None:
-        siblings = tree.looked_at[node]
-        if siblings is None:
-            return
-        self.trust.observe(siblings, token)
-        rates = self._rates
+    def _observe_siblings(self, siblings: Siblings, token: int) -> None:
         for candidate, kinds in zip(siblings.tokens, siblings.evidence, strict=True):
-            hits, trials = rates.get(kinds) or self._first_rate(kinds)
+            rate = self._rates.get(kinds)
+            hits, trials = rate or (self._chances[kinds] * _PRIOR_WEIGHT, _PRIOR_WEIGHT)
             self._count(kinds, hits * _FADE + (candidate == token), trials * _FADE + 1)
-
-    def _first_rate(self, kinds: Kinds) -> _Rate:
-        return self._chances[kinds] * _PRIOR_WEIGHT, _PRIOR_WEIGHT
 
     def _count(self, kinds: Kinds, hits: float, trials: float) -> None:
         self._rates[kinds] = (hits, trials)

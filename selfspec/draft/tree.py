@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -22,9 +22,9 @@ from selfspec.config import SpecConfig
 from selfspec.draft.fitted import FittedTree
 from selfspec.draft.luck import NoiseTrust
 from selfspec.draft.sources import Cursor, LevelCursor
-from selfspec.records import Candidate, DraftTree, Evidence, NoiseAhead, Siblings
+from selfspec.records import DraftTree, Evidence, NoiseAhead, Siblings
 
-__all__ = ["TreeGrower", "merge_candidates"]
+__all__ = ["TreeGrower"]
 
 Probability = Callable[[tuple[Evidence, ...]], float]
 # The state of each cursor at a node, by the index of the cursor.
@@ -32,8 +32,6 @@ States = dict[int, Any]
 
 # An unseen best child is guessed to have at least this share of its parent's score.
 _LEAST_HOPE = 0.5
-
-_NO_LEVEL_CURSORS: Mapping[int, LevelCursor] = {}
 
 # A child that waits for its turn: negative score, age, parent, rank among its siblings from 0.
 _Waiting = tuple[float, int, int, int]
@@ -43,7 +41,7 @@ def merge_candidates(
     cursors: Sequence[Cursor],
     states: States,
     probability: Probability,
-    level_cursors: Mapping[int, LevelCursor] = _NO_LEVEL_CURSORS,
+    level_cursors: Mapping[int, LevelCursor],
 ) -> Siblings:
     """Asks each cursor for the children of one node and merges those that name the same token.
 
@@ -52,8 +50,10 @@ def merge_candidates(
     evidence: dict[int, tuple[Evidence, ...]] = {}
     for index, state in states.items():
         candidates = cursors[index].expand(state)
-        if index in level_cursors:
-            candidates = _with_unnamed(candidates, level_cursors[index].unnamed(state), evidence)
+        unnamed = level_cursors[index].unnamed(state) if index in level_cursors else None
+        if unnamed is not None:
+            named = {token for token, _ in candidates}
+            candidates = [*candidates, *((each, unnamed) for each in evidence if each not in named)]
         for token, kind in candidates:
             evidence[token] = (*evidence[token], kind) if token in evidence else (kind,)
     ranked = [(probability(kinds), token, kinds) for token, kinds in evidence.items()]
@@ -63,16 +63,6 @@ def merge_candidates(
         [sureness for sureness, _, _ in ranked],
         [kinds for _, _, kinds in ranked],
     )
-
-
-def _with_unnamed(
-    candidates: list[Candidate], unnamed: Evidence | None, others: Iterable[int]
-) -> list[Candidate]:
-    """Adds the tokens that others have named, and the cursor has not."""
-    if unnamed is None:
-        return candidates
-    named = {token for token, _ in candidates}
-    return [*candidates, *((token, unnamed) for token in others if token not in named)]
 
 
 class TreeGrower:
@@ -140,13 +130,13 @@ class TreeGrower:
     ) -> None:
         self._shape = []
         waiting: list[_Waiting] = []
-        self._expand(tree, 0, waiting)
+        self._push(tree, waiting, 0, 0, self._look(tree, 0, waiting))
         num_nodes = 1
         while waiting and num_nodes < max_nodes:
             negative_score, _, parent, rank = heapq.heappop(waiting)
             siblings = tree.looked_at[parent]
             if siblings is None:  # Only a promise waited: the node's children come now.
-                self._expand(tree, parent, waiting)
+                self._push(tree, waiting, parent, 0, self._look(tree, parent, waiting))
                 continue
             if pays is not None and not pays(-negative_score):
                 return
@@ -171,9 +161,6 @@ class TreeGrower:
                 score = self._score(tree, parent, rank, siblings)
                 evidence = siblings.evidence[rank]
                 here[kept] = tree.add(parent, siblings.tokens[rank], score, evidence)
-
-    def _expand(self, tree: DraftTree, node: int, waiting: list[_Waiting]) -> None:
-        self._push(tree, waiting, node, 0, self._look(tree, node, waiting))
 
     def _look(self, tree: DraftTree, node: int, waiting: Sequence[_Waiting] = ()) -> Siblings:
         states = self._states[node] = self._states_at(tree, node)

@@ -2,19 +2,23 @@
 
 transformers hands such a loop neither the tokenizer nor the assistant model. What needs them is
 replaced before, in this one place: for `attach`, for the Hub's `generate()`, and for each of many
-prompts.
+prompts. What the loop gets as `prediction=` becomes a `Prediction` for each row.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers.generation.stopping_criteria import StoppingCriteriaList, StopStringCriteria
 
+from selfspec.draft.sources.prediction import Prediction
 from selfspec.errors import UnsupportedError
-from selfspec.plugin.prediction import encoded_prediction
+
+_IDS_OR_TEXT = (
+    "prediction must be token ids or text, one for all rows or a list with one for each row"
+)
 
 
 def for_drafts(model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,8 +40,11 @@ def for_drafts(model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     tokenizer = ready.pop("tokenizer", None)
     if tokenizer is None:
         return ready
-    if ready.get("prediction") is not None:
-        ready["prediction"] = encoded_prediction(ready["prediction"], tokenizer)
+    prediction: Any = ready.get("prediction")
+    if _is_text(prediction):
+        texts = [prediction] if isinstance(prediction, str) else list(prediction)
+        ids = tokenizer(texts, add_special_tokens=False)["input_ids"]  # An answer begins with none.
+        ready["prediction"] = ids[0] if isinstance(prediction, str) else ids
     if strings := setting(model, arguments, "stop_strings"):
         ready["stop_strings"] = None  # A keyword goes before what any config says.
         given = ready.get("stopping_criteria") or ()
@@ -78,3 +85,67 @@ def argument_of_generate(name: str) -> Any:
     """
     frame = sys._getframe(2)
     return frame.f_locals.get(name) if frame.f_code.co_name == "generate" else None
+
+
+def predictions_of(
+    given: Any, num_rows: int, num_return_sequences: int, model_config: Any
+) -> list[Prediction | None]:
+    """What each row of a batch may draft from; None where its prediction is empty or not given.
+
+    The sequences that are returned for one prompt share its prediction.
+    """
+    if given is None:
+        return [None] * num_rows
+    if _is_text(given):
+        raise UnsupportedError(
+            "prediction as text needs tokenizer= in the same call, and assistant= on an attached "
+            f"model (got {given!r:.40}); add what is missing, or pass token ids"
+        )
+    rows = _rows_of(given)
+    num_prompts = num_rows // num_return_sequences
+    if len(rows) not in (1, num_prompts):
+        raise UnsupportedError(
+            f"prediction must be one for all prompts or one for each of the {num_prompts} "
+            f"(got {len(rows)})"
+        )
+    vocab_size = model_config.get_text_config(decoder=True).vocab_size
+    predictions = [_prediction(row, vocab_size) for row in rows]
+    if len(rows) == 1:
+        return predictions * num_rows
+    return [each for each in predictions for _ in range(num_return_sequences)]
+
+
+def _is_text(given: Any) -> bool:
+    if isinstance(given, (list, tuple)):
+        return bool(given) and all(isinstance(each, str) for each in given)
+    return isinstance(given, str)
+
+
+def _rows_of(given: Any) -> list[Sequence[int]]:
+    """The ids as a list of rows; ids that are not in rows are the only one."""
+    plain = _plain(given)
+    if not isinstance(plain, list):
+        raise UnsupportedError(f"{_IDS_OR_TEXT} (got {given!r:.40})")
+    rows = [_plain(each) for each in plain]
+    return rows if rows and isinstance(rows[0], list) else [rows]
+
+
+def _plain(value: Any) -> Any:
+    """A tensor, an array or a tuple as a list; anything else as it is."""
+    if isinstance(value, tuple):
+        return list(value)
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _prediction(row: Any, vocab_size: int) -> Prediction | None:
+    if not isinstance(row, list):
+        raise UnsupportedError(f"{_IDS_OR_TEXT} (got {row!r:.40} among rows of ids)")
+    for token in row:
+        if isinstance(token, bool) or not isinstance(token, int):
+            raise UnsupportedError(f"{_IDS_OR_TEXT} (got {token!r:.40} among the ids)")
+        if not 0 <= token < vocab_size:
+            raise UnsupportedError(
+                f"prediction must hold ids of the model's {vocab_size} tokens (got {token}); "
+                "encode it with the model's tokenizer"
+            )
+    return Prediction(row) if row else None

@@ -1,22 +1,24 @@
-"""`attach`: lets one model's `generate()` draft, and `detach` undoes it."""
+"""`attach`: lets one model's `generate()` draft, and `detach` undoes it.
+
+Code that knows nothing of selfspec calls a model that has a default assistant. So what that can't
+serve is no error: it goes to transformers as it came.
+"""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import types
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from transformers.generation.utils import GenerationMixin
 
 from selfspec.errors import AttachError, UnsupportedError
-from selfspec.plugin.arguments import for_drafts, unpassable
-from selfspec.plugin.default import (
-    DefaultAssistant,
-    has_own_generate,
-    named,
-    reason_to_step_aside,
-)
+from selfspec.plugin.arguments import for_drafts, setting, unpassable
+from selfspec.plugin.rules import unservable
 from selfspec.plugin.spec import SelfSpec
 from selfspec.stats import GenerationStats
 
@@ -25,6 +27,19 @@ M = TypeVar("M")
 _BEFORE = "_methods_before_attach"
 # Where it keeps the `DefaultAssistant`.
 _DEFAULT = "_default_assistant"
+
+
+class DefaultAssistant:
+    """Holds the `SelfSpec` of a model. Copies of the model share it; pickled ones have none."""
+
+    def __init__(self, spec: SelfSpec | None = None) -> None:
+        self.spec = spec
+
+    def __deepcopy__(self, _memo: Any) -> DefaultAssistant:
+        return self
+
+    def __reduce__(self) -> tuple[type[DefaultAssistant], tuple[()]]:
+        return DefaultAssistant, ()
 
 
 def attach(model: M, assistant: SelfSpec | None = None) -> M:
@@ -45,9 +60,9 @@ def attach(model: M, assistant: SelfSpec | None = None) -> M:
     target = _inside(model)
     if isinstance(target, type) or not callable(getattr(target, "generate", None)):
         raise AttachError(f"attach needs a model instance with generate() (got {model!r:.80})")
-    if assistant is not None:
-        _check_kind(assistant)
     own = vars(target)
+    if assistant is not None:
+        check_assistant(assistant)
     if not _is_attached(target):
         own[_BEFORE] = {name: own.get(name) for name in _STAND_INS}
         # Bound methods and no closures, so that a deep copy of the model is attached to itself.
@@ -98,20 +113,68 @@ def _generate(model: Any, *args: Any, **kwargs: Any) -> Any:
     if assistant is None:
         _refuse_undrafted(model, kwargs)
         return stock(*args, **kwargs)
-    _check_kind(assistant)
+    check_assistant(assistant)
     if kwargs.pop("custom_generate", None) is not None:
         raise UnsupportedError(
             "assistant= and custom_generate= exclude each other; pass one of them"
         )
-    if not has_own_generate(model):
-        args, kwargs = (), named(args, kwargs)
-    if not is_named and (reason := reason_to_step_aside(model, assistant, kwargs)):
+    if args and not _has_own_generate(model):
+        args, kwargs = (), _named(args, kwargs)
+    if not is_named and (reason := _reason_to_step_aside(model, assistant, kwargs)):
         assistant.warn(model, GenerationStats(disabled_reason=reason))
         kwargs.pop("prediction", None)  # It decides nothing, and stock doesn't know it.
         return stock(*args, **kwargs)
     # transformers hands a loop no streamer.
     loop = functools.partial(assistant, streamer=kwargs.get("streamer"))
     return stock(*args, custom_generate=loop, **for_drafts(model, kwargs))
+
+
+def _has_own_generate(model: Any) -> bool:
+    """Does the class bring a `generate()` that may do with our loop what it likes?
+
+    That of a PEFT wrapper is known: it passes everything on to the model inside.
+    """
+    is_wrapper = hasattr(model, "get_base_model")
+    return not is_wrapper and type(model).generate is not GenerationMixin.generate
+
+
+def _named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments of a `generate()` call by their names."""
+    bound = inspect.signature(GenerationMixin.generate).bind(None, *args, **kwargs).arguments
+    del bound["self"]
+    others = bound.pop("kwargs", {})
+    return {**bound, **others}
+
+
+def _reason_to_step_aside(model: Any, spec: SelfSpec, arguments: Mapping[str, Any]) -> str | None:
+    """Why the default assistant leaves a call to stock; None where it drafts.
+
+    What the loop itself decodes plainly, such as a static KV cache, is no such reason. A strict
+    assistant never steps aside.
+    """
+    if spec.config.strict:
+        return None
+    if _has_own_generate(model):
+        return f"{type(model).__name__} has a generate() of its own"
+    rule = unservable(model, functools.partial(setting, model, arguments))
+    if rule := rule or unpassable(model, arguments):
+        return rule.partition(";")[0]
+    if arguments.get("assistant_model") is not None:
+        return "assistant_model= names another assistant"
+    if arguments.get("synced_gpus") or _num_processes() > 1:
+        return "several processes may have to run their forwards in step"
+    # Without any prompt, stock makes one of the first token.
+    ids = (arguments.get(name) for name in ("inputs", "input_ids"))
+    has_ids = arguments.get("inputs_embeds") is None or any(each is not None for each in ids)
+    if spec.draft_model is not None and not has_ids:
+        return "a draft model must be given the prompt as token ids"
+    return None
+
+
+def _num_processes() -> int:
+    distributed = torch.distributed
+    there = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_world_size() if there else 1
 
 
 def _refuse_undrafted(model: Any, kwargs: dict[str, Any]) -> None:
@@ -139,6 +202,7 @@ def _generate_batch(model: Any, *args: Any, assistant: Any = None, **kwargs: Any
 _STAND_INS = {"generate": _generate, "generate_batch": _generate_batch}
 
 
-def _check_kind(assistant: Any) -> None:
+def check_assistant(assistant: Any) -> None:
+    """Refuses what is no `SelfSpec`."""
     if not isinstance(assistant, SelfSpec):
         raise AttachError(f"assistant must be a SelfSpec (got {assistant!r:.80})")

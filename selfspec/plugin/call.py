@@ -21,7 +21,6 @@ from selfspec.errors import UnsupportedError
 from selfspec.machine.device import Device
 from selfspec.plugin.rules import (
     for_rows,
-    has_eos_rule,
     looks_at_rows,
     plain_reason,
     row_stops,
@@ -140,8 +139,13 @@ class Call:
 
     @property
     def needs_cache(self) -> bool:
-        """May anybody see the KV cache behind the call?"""
-        return self.gives_cache_back or not _says_whose(self.model)
+        """May anybody see the KV cache behind the call?
+
+        Older transformers don't mark a cache of the caller's, nor may a model's own code.
+        """
+        prepare = getattr(self.model, "_prepare_cache_for_generation", None)
+        names: tuple[str, ...] = getattr(getattr(prepare, "__code__", None), "co_names", ())
+        return self.gives_cache_back or "_is_user_defined" not in names
 
     def texts(self, ability: Ability, device: Device) -> dict[int, RowText]:
         """The text of each row, and what decides on its tokens by the rules of this call."""
@@ -150,31 +154,21 @@ class Call:
             self.input_ids,
             pad_token_id=None if pad is None else int(pad),
             max_length=self.generation_config.max_length,
-            pads_done_rows=has_eos_rule(self.stopping_criteria),
+            # Stock's own test for filling up rows that stopped.
+            pads_done_rows=any(hasattr(each, "eos_token_id") for each in self.stopping_criteria),
             streamer=self.streamer,
         )
         return row_texts(self._chooser(ability, device), transcript)
 
-    def _budget(self, prepared: Prepared, backend: Backend, num_rows: int) -> Budget:
-        """What decides how wide the steps of a batch are."""
-        if self.config.budget == "threshold":
-            return ThresholdBudget()
-        if self.config.budget in ("fixed", "fitted"):
-            return FixedBudget()
-        pacing = None if self.draft_model is None else self.draft_model.pacing
-        curve = prepared.costs.curve(self.model, backend, num_rows, prepared.packing)
-        return MeasuredBudget(curve, pacing, prepared.ledger)
-
     def _chooser(self, ability: Ability, device: Device) -> Chooser:
         """Rows walk their trees alone unless something asks for them to move together."""
-        stops = row_stops(self.stopping_criteria)
-        num_rows, samples = len(self.input_ids), bool(self.generation_config.do_sample)
-        is_chain, several = ability.mode == "chain", num_rows > 1
-        if stops is None or is_chain or self._together_reason(ability, several=several):
-            scores, logits = self._recorded
-            return BatchChooser(
-                self.logits_processor, self.stopping_criteria, samples, scores, logits
-            )
+        stops, config = row_stops(self.stopping_criteria), self.generation_config
+        num_rows, samples = len(self.input_ids), bool(config.do_sample)
+        if stops is None or self.together_reason(ability, several=num_rows > 1):
+            kept = (config.output_scores, config.output_logits)
+            keeps_scores, keeps_logits = (bool(config.return_dict_in_generate and x) for x in kept)
+            processors, criteria = self.logits_processor, self.stopping_criteria
+            return BatchChooser(processors, criteria, samples, keeps_scores, keeps_logits)
         if not self.logits_processor and not samples:
             return GreedyChooser(stops, device)
         tape = NoiseTape(num_rows, self.generator) if samples else None
@@ -182,25 +176,17 @@ class Call:
         warpers = [split_warpers(of_row) for of_row in processors]
         return ProcessedChooser(stops, warpers, tape, device)
 
-    def alone_reason(self, ability: Ability) -> str | None:
-        """Why other prompts in the same forwards could change what this call does; else None."""
+    def together_reason(self, ability: Ability, *, several: bool) -> str | None:
+        """What makes a row depend on others; None where each walks its tree by itself.
+
+        `several`: whether there are others in its forwards, of this call or of another.
+        """
+        config = self.generation_config
         if ability.mode != "tree":
             return ability.reason or "the model can't verify trees"
         if row_stops(self.stopping_criteria) is None:
             return "its stopping criteria look at more than their own row"
-        return self._together_reason(ability, several=True)
-
-    @property
-    def _recorded(self) -> tuple[bool, bool]:
-        """Are scores, and logits, to be given back?"""
-        config = self.generation_config
-        asked = (config.output_scores, config.output_logits)
-        scores, logits = (bool(config.return_dict_in_generate and each) for each in asked)
-        return scores, logits
-
-    def _together_reason(self, ability: Ability, *, several: bool) -> str | None:
-        """What makes rows depend on each other; None where each walks its tree by itself."""
-        if any(self._recorded):
+        if config.return_dict_in_generate and (config.output_scores or config.output_logits):
             return "its scores or logits are recorded"
         if not several:
             return None
@@ -223,7 +209,12 @@ class Call:
         num_rows: int,
     ) -> Decoder:
         """What decodes a batch of up to `num_rows` rows; it has none of them yet."""
-        config, budget = prepared.config, self._budget(prepared, backend, num_rows)
+        config = prepared.config
+        budget: Budget = ThresholdBudget() if config.budget == "threshold" else FixedBudget()
+        if config.budget == "measured":
+            pacing = None if self.draft_model is None else self.draft_model.pacing
+            curve = prepared.costs.curve(self.model, backend, num_rows, prepared.packing)
+            budget = MeasuredBudget(curve, pacing, prepared.ledger)
         if prepared.ability.mode == "chain":
             config = config.changed(top_k=1, num_branches=0)
         return Decoder(
@@ -272,10 +263,3 @@ class Call:
         )
         output.stats = self.stats
         return output
-
-
-def _says_whose(model: Any) -> bool:
-    """Is a cache of the caller's marked? Older transformers don't do so, nor may a model's code."""
-    prepare = getattr(model, "_prepare_cache_for_generation", None)
-    names: tuple[str, ...] = getattr(getattr(prepare, "__code__", None), "co_names", ())
-    return "_is_user_defined" in names

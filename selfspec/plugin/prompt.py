@@ -37,8 +37,10 @@ class PromptReader:
 
     def __init__(self, call: Call) -> None:
         self._call = call
-        self._tap = PromptTap(call.model, listens=call.config.learning != "frozen")
         self._num_read = 0
+        learns = call.config.learning != "frozen"
+        self._head: Any = call.model.get_output_embeddings() if learns else None
+        self.hidden: torch.Tensor | None = None  # (B, N, D): what entered it for the last tokens
 
     @property
     def num_left(self) -> int:
@@ -55,7 +57,7 @@ class PromptReader:
         read_from = perf_counter()
         call.stats.seconds["prepare"] += read_from - start  # type: ignore[assignment]
         kwargs = dict(call.model_kwargs)
-        with self._tap.open(kwargs) as asked:
+        with self.listening(kwargs) as asked:
             if end - self._num_read == length:
                 outputs = call.model._prefill(call.input_ids, call.generation_config, asked)
             else:
@@ -66,7 +68,7 @@ class PromptReader:
             return None
         kwargs = call.model._update_model_kwargs_for_generation(outputs, kwargs)
         logits = outputs.logits[:, -1].clone()  # A view would keep the whole prompt's.
-        return Prompt(call.input_ids, kwargs, logits, self._tap.hidden)
+        return Prompt(call.input_ids, kwargs, logits, self.hidden)
 
     def _forward(self, end: int, kwargs: dict[str, Any]) -> Any:
         """The model over some columns of the prompt, with those in front of them in its KV."""
@@ -80,17 +82,9 @@ class PromptReader:
         )
         return model(**inputs, return_dict=True)
 
-
-class PromptTap:
-    """Keeps the hidden states of the last tokens, as they enter the output head."""
-
-    def __init__(self, model: Any, *, listens: bool = True) -> None:
-        self._head: Any = model.get_output_embeddings() if listens else None
-        self.hidden: torch.Tensor | None = None  # (B, N, D)
-
     @contextmanager
-    def open(self, model_kwargs: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yields the arguments for the prompt's forward; hidden states are collected inside.
+    def listening(self, model_kwargs: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yields the arguments for the prompt's forward; keeps what enters the output head inside.
 
         Only this thread's forwards count, since others may run the same model meanwhile.
         """
@@ -102,20 +96,18 @@ class PromptTap:
         def keep_last(_module: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
             if threading.get_ident() != owner:
                 return None
-            self._keep(args[0])
-            return (args[0][:, -1:], *args[1:])
+            hidden = args[0]
+            number = _NUM_TEACHING.get(hidden.device.type, _NUM_TEACHING["other"])
+            held = [] if self.hidden is None else [self.hidden]
+            # A copy, since a view would keep the whole prompt's.
+            self.hidden = torch.cat([*held, hidden[:, -number:]], dim=1)[:, -number:]
+            return (hidden[:, -1:], *args[1:])
 
         handle = self._head.register_forward_pre_hook(keep_last)
         try:
             yield {**model_kwargs, "logits_to_keep": 0}
         finally:
             handle.remove()
-
-    def _keep(self, hidden: torch.Tensor) -> None:
-        """Adds what came last, in a copy: a view would keep the whole prompt's."""
-        number = _NUM_TEACHING.get(hidden.device.type, _NUM_TEACHING["other"])
-        held = [] if self.hidden is None else [self.hidden]
-        self.hidden = torch.cat([*held, hidden[:, -number:]], dim=1)[:, -number:]
 
 
 def teach(memory: Memory, prompt: Prompt, head: Any) -> None:
@@ -128,19 +120,17 @@ def teach(memory: Memory, prompt: Prompt, head: Any) -> None:
     length = 0 if hidden is None else min(hidden.shape[1], ids.shape[1])
     if hidden is None or length == 0:
         return
-    scale = _scale(head, hidden[:, -1:], prompt.logits)
+    # A model such as Cohere or Granite scales what its head puts out.
+    raw = head(hidden[:, -1:])[:, 0].float()
+    scale = float((raw * prompt.logits.float()).sum() / (raw * raw).sum().clamp(min=1e-12))
     pairs = last_pairs(ids.cpu(), None if visible is None else visible.cpu(), length)
     hidden = hidden[:, -length:].reshape(-1, hidden.shape[-1])
-    indices = _last_of_each(pairs)
+    # Where each pair came last, without those that end in padding.
+    last = {(above, token): i for i, (above, token) in enumerate(pairs.tolist()) if token >= 0}
+    indices = torch.tensor(sorted(last.values()), dtype=torch.long)
     for part in torch.split(indices, max(_CHUNK_ELEMENTS // prompt.logits.shape[-1], 1)):
         logits = head(hidden[part.to(hidden.device)]) * scale
         memory.observe_pairs(pairs[part].numpy(), top_k_of(logits, memory.top_k))
-
-
-def _scale(head: Any, last_hidden: torch.Tensor, last_logits: torch.Tensor) -> float:
-    """The factor by which a model such as Cohere or Granite scales its head's output."""
-    raw = head(last_hidden)[:, 0].float()
-    return float((raw * last_logits.float()).sum() / (raw * raw).sum().clamp(min=1e-12))
 
 
 def last_pairs(input_ids: torch.Tensor, visible: torch.Tensor | None, length: int) -> torch.Tensor:
@@ -149,10 +139,3 @@ def last_pairs(input_ids: torch.Tensor, visible: torch.Tensor | None, length: in
     if visible is not None:
         ids[:, 1:].masked_fill_(~visible[:, -input_ids.shape[1] :], -1)
     return torch.stack([ids[:, -length - 1 : -1], ids[:, -length:]], dim=-1).reshape(-1, 2)
-
-
-def _last_of_each(pairs: torch.Tensor) -> torch.Tensor:
-    """The index of each pair's last occurrence, without pairs that end in padding."""
-    tokens = map(tuple, pairs.tolist())
-    last = {pair: index for index, pair in enumerate(tokens) if pair[1] >= 0}
-    return torch.tensor(sorted(last.values()), dtype=torch.long)

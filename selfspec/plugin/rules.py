@@ -116,7 +116,10 @@ def plain_reason(
 
     `reach`: how many tokens beyond the prompt the deepest draft may stand.
     """
-    if _adds_hidden_tokens(model):
+    # A PEFT wrapper may put virtual tokens in front of the prompt.
+    override = vars(model).get("prepare_inputs_for_generation")
+    adapter = getattr(getattr(override, "__self__", None), "active_peft_config", None)
+    if getattr(adapter, "is_prompt_learning", False):
         return "prompt learning puts tokens into the KV cache that generate() does not count"
     if reason := rope_reason(model.config, reach, model_kwargs):
         return reason
@@ -129,7 +132,8 @@ def plain_reason(
             "models do, and a draft can't be taken back from it"
         )
     if type(cache) is not DynamicCache or cache.offloading:
-        return f"a KV cache of type {_cache_name(cache)} can't take a draft back"
+        offloaded = "offloaded " if getattr(cache, "offloading", False) else ""
+        return f"a KV cache of type {offloaded}{type(cache).__name__} can't take a draft back"
     if generation_config.return_dict_in_generate:
         for name in ("output_attentions", "output_hidden_states"):
             if getattr(generation_config, name):
@@ -138,13 +142,6 @@ def plain_reason(
         if name not in _FOLLOWED_KWARGS and value is not None and value != {}:
             return f"the model argument {name!r} can't be followed along a draft"
     return None
-
-
-def _adds_hidden_tokens(model: Any) -> bool:
-    """Does a PEFT wrapper hand the model virtual tokens in front of the prompt?"""
-    override = vars(model).get("prepare_inputs_for_generation")
-    adapter = getattr(getattr(override, "__self__", None), "active_peft_config", None)
-    return bool(getattr(adapter, "is_prompt_learning", False))
 
 
 def for_rows(processors: Any, num_rows: int) -> list[Any]:
@@ -193,11 +190,6 @@ def looks_at_rows(processors: Sequence[Any]) -> bool:
     return all(type(p) in _ROW_PROCESSORS or getattr(p, "looks_at_rows", False) for p in processors)
 
 
-def has_eos_rule(criteria: Sequence[Any]) -> bool:
-    """Stock's own test for filling rows that stopped with the pad token."""
-    return any(hasattr(criterion, "eos_token_id") for criterion in criteria)
-
-
 def row_stops(criteria: Any) -> RowStops | None:
     """The stopping rules where all of them look at one row alone; else None."""
     eos_ids: frozenset[int] = frozenset()
@@ -212,9 +204,3 @@ def row_stops(criteria: Any) -> RowStops | None:
     if criteria.max_length is None or (others and not eos_ids):
         return None  # without an end token, stock lets a row that stopped go on writing
     return RowStops(criteria.max_length, eos_ids, others)
-
-
-def _cache_name(cache: Any) -> str:
-    if getattr(cache, "offloading", False):
-        return f"offloaded {type(cache).__name__}"
-    return type(cache).__name__

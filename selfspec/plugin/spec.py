@@ -19,11 +19,10 @@ from selfspec.draft.sources import Source
 from selfspec.engine import first_tokens
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.machine.device import device_for
-from selfspec.plugin.arguments import argument_of_generate
+from selfspec.plugin.arguments import argument_of_generate, predictions_of
 from selfspec.plugin.call import Call
 from selfspec.plugin.draft_model import check_draft_model, new_draft_model
 from selfspec.plugin.persist import Persistent, check_sources, fitted_for, new_memory
-from selfspec.plugin.prediction import predictions_of
 from selfspec.plugin.prompt import PromptReader, teach
 from selfspec.plugin.remember import Remembered
 from selfspec.plugin.rules import unservable
@@ -195,7 +194,8 @@ class SelfSpec(Persistent):
         with self._lock:
             if self._memory is None:
                 self._vocab_size = vocab_size
-                self._memory = self._new_memory(vocab_size)
+                held = (self._loaded, self._remembered, self._extra_sources)
+                self._memory = new_memory(self.config, *held, vocab_size)
             if vocab_size != self._vocab_size:
                 raise VocabularyError(
                     f"this SelfSpec has learned on a vocabulary of {self._vocab_size} tokens and "
@@ -286,7 +286,3 @@ class SelfSpec(Persistent):
             if reason is not None and reason not in known:
                 known.add(reason)
                 _log.warning("%s is not %s as asked: %s", type(model).__name__, what, reason)
-
-    def _new_memory(self, vocab_size: int) -> Memory:
-        held = (self._loaded, self._remembered, self._extra_sources)
-        return new_memory(self.config, *held, vocab_size)

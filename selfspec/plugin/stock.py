@@ -111,7 +111,9 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         if self._row is None or self._memory is None or not committed:
             return
         self._num_read = len(ids)
-        path = _path_of(self._tree, committed)
+        path = [0]  # The root and the nodes of the accepted drafts; the last token is the model's.
+        for token in committed[:-1]:
+            path.append(self._tree.children[path[-1]][token])
         record = StepRecord(row=0, tree=self._tree, path=path, committed_ids=committed)
         if self._memory.learns:
             self._memory.calibration.observe(record)
@@ -148,11 +150,3 @@ def _best_chain(tree: DraftTree) -> list[int]:
         token, node = next(iter(tree.children[node].items()))
         chain.append(token)
     return chain
-
-
-def _path_of(tree: DraftTree, committed: list[int]) -> list[int]:
-    """The root and the nodes of the accepted drafts; the last token is the model's own."""
-    path = [0]
-    for token in committed[:-1]:
-        path.append(tree.children[path[-1]][token])
-    return path

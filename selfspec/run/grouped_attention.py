@@ -206,7 +206,10 @@ _this_thread = _ThisThread()
 
 
 def _is_ours() -> bool:
-    """Puts our attention in place of stock's, for good; False if other code has replaced that."""
+    """Puts our attention in place of stock's, for good; False if other code has replaced that.
+
+    By `register`, so that one that is registered later replaces ours, too.
+    """
     if ALL_ATTENTION_FUNCTIONS[_NAME] is sdpa_attention_forward:
-        ALL_ATTENTION_FUNCTIONS[_NAME] = _attend
+        ALL_ATTENTION_FUNCTIONS.register(_NAME, _attend)
     return ALL_ATTENTION_FUNCTIONS[_NAME] is _attend

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selfspec.cost import Choice, CostCurve, SteppedCurve, WidthSearch, best_width
+from selfspec.cost import CostCurve, SteppedCurve, WidthSearch, best_width
 from tests.oracles import token_rates
 
 probabilities = st.one_of(st.sampled_from([0.0, 0.5, 1.0]), st.floats(0, 1))
@@ -46,23 +46,6 @@ def test_the_best_width_is_the_best_of_all(scores, curve, max_nodes, beside):
     assert len(clearly_less) == choice.width - 1
 
 
-def test_no_draft_and_no_row_mean_plain_decoding():
-    assert best_width([[0.0] * 8], FLAT, 9) == Choice(1, 1.0, 0.5)
-    assert best_width([[]], FLAT, 16) == Choice(1, 1.0, 0.5)
-    assert best_width([[], []], FLAT, 16) == Choice(1, 2.0, 1.0)
-    assert best_width([], FLAT, 16) == Choice(1, 0.0, 0.0)
-    assert best_width([[1.0] * 8], FLAT, 1).width == 1
-
-
-def test_a_worked_example():
-    """T = 1, 1.1, 1.2, 1.3: tokens a second 1, 1.727, 2.083, 2.077."""
-    curve = CostCurve({1: 1.0, 4: 1.3})
-    choice = best_width([[0.9, 0.6, 0.2]], curve, 16)
-    assert choice.width == 3
-    assert choice.tokens == pytest.approx(2.5)
-    assert choice.rate == pytest.approx(2.5 / 1.2)
-
-
 # -- found while growing -----------------------------------------------------------------------
 
 
@@ -95,20 +78,3 @@ def test_no_node_is_refused_while_equal_ones_behind_it_could_pay(scores, curve, 
         if not took:
             break
         taken.append(score)
-
-
-@pytest.mark.parametrize("max_nodes", [8, 9, 30])
-def test_growth_goes_through_a_stretch_that_does_not_pay(max_nodes):
-    """From 2 to 8 a tree costs three times a single node, and beyond that a lot."""
-    curve = CostCurve({1: 1.0, 2: 3.0, 8: 3.0, 9: 20.0})
-    search = grown(WidthSearch(curve, max_nodes), [0.35] * 29)
-    assert search.best.width == search.num_nodes == 8
-    search = grown(WidthSearch(curve, 3), [0.35] * 29)
-    assert search.best.width == search.num_nodes == 1
-
-
-def test_nothing_is_taken_beyond_the_limit():
-    assert grown(WidthSearch(FLAT, 4), [1.0] * 9).num_nodes == 4
-    search = WidthSearch(FLAT, 1)
-    assert not search.take(1.0)
-    assert search.best == Choice(1, 1.0, 0.5)

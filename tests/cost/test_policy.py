@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 
 import pytest
@@ -17,7 +18,6 @@ from selfspec.cost import (
     Took,
     best_width,
 )
-from selfspec.cost.policy import AdaptiveThreshold
 from selfspec.records import DraftTree, StepRecord
 from tests.strategies import trees
 
@@ -37,13 +37,6 @@ def record(num_accepted: int = 0, **counted: int) -> StepRecord:
     return StepRecord(row=0, tree=tree, path=path, committed_ids=[2] * len(path), **counted)
 
 
-def copied(tree: DraftTree) -> DraftTree:
-    twin = DraftTree.of_root(tree.tokens[0])
-    for node in range(1, len(tree)):
-        twin.add(tree.parents[node], tree.tokens[node], tree.scores[node])
-    return twin
-
-
 @given(trees(max_nodes=8), st.integers(1, 9))
 def test_a_cut_tree_is_the_one_that_was_grown_so_far(tree, num_nodes):
     expected = DraftTree.of_root(tree.tokens[0])
@@ -56,7 +49,7 @@ def test_a_cut_tree_is_the_one_that_was_grown_so_far(tree, num_nodes):
 
 @given(st.lists(trees(max_nodes=8), min_size=1, max_size=3), CURVES)
 def test_all_rows_are_cut_to_the_width_that_pays(batch, curve):
-    cut = [copied(tree) for tree in batch]
+    cut = copy.deepcopy(batch)
     step = MeasuredBudget(curve).step(8)
     step.fit(cut)
     worth = [[0.01 + score for score in tree.scores[1 : step.max_nodes]] for tree in batch]
@@ -89,14 +82,6 @@ def test_drafting_rests_where_it_brings_nothing_and_comes_back():
 
     assert sum([looks(0) for _ in range(100)][-50:]) < 10
     assert sum([looks(3) for _ in range(100)][-50:]) > 45
-
-
-def test_steps_refine_the_curve():
-    curve = CostCurve({1: 1.0, 8: 2.0})
-    budget = MeasuredBudget(curve)
-    for _ in range(100):
-        budget.step(8).observe(Took(8, 0.0, 4.0), [record(1)])
-    assert curve.seconds(8) > 3
 
 
 def test_a_row_alone_stops_growing_where_nothing_wider_pays():
@@ -174,13 +159,13 @@ def test_trees_beside_branches_are_as_wide_as_pays_there(num_rows):
 
 
 def test_the_paper_s_rule():
-    threshold = AdaptiveThreshold(0.08)
-    threshold.observe(4, 4, 0.3)
-    assert threshold.value == pytest.approx(0.04)
-    threshold.observe(4, 1, 0.25)
-    assert threshold.value == pytest.approx(0.04 / 0.25**0.75)
-    threshold.observe(0, 0, 1.0)
-    assert threshold.value == pytest.approx(0.04 / 0.25**0.75)
+    budget = ThresholdBudget(0.08)
+    budget.observe(4, 4, 0.3)
+    assert budget.threshold == pytest.approx(0.04)
+    budget.observe(4, 1, 0.25)
+    assert budget.threshold == pytest.approx(0.04 / 0.25**0.75)
+    budget.observe(0, 0, 1.0)
+    assert budget.threshold == pytest.approx(0.04 / 0.25**0.75)
 
 
 @given(
@@ -188,15 +173,15 @@ def test_the_paper_s_rule():
     st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8), st.floats(0, 1)), max_size=60),
 )
 def test_it_stays_between_0_and_1(start, paths):
-    threshold = AdaptiveThreshold(start)
+    budget = ThresholdBudget(start)
     for num_drafted, num_correct, confidence in paths:
-        before = threshold.value
-        threshold.observe(num_drafted, min(num_correct, num_drafted), confidence)
-        assert 0 < threshold.value < 1
+        before = budget.threshold
+        budget.observe(num_drafted, min(num_correct, num_drafted), confidence)
+        assert 0 < budget.threshold < 1
         if 0 < num_drafted <= num_correct:
-            assert threshold.value <= before
+            assert budget.threshold <= before
         else:
-            assert threshold.value >= before
+            assert budget.threshold >= before
 
 
 def takes(budget: ThresholdBudget, score: float) -> bool:
@@ -218,15 +203,6 @@ def test_the_threshold_falls_while_drafts_are_right_and_rises_after_a_miss():
     for _ in range(30):
         budget.step(8).observe(TOOK, [record(3)])
     assert takes(budget, 1e-5)
-
-
-def test_a_step_that_found_no_drafts_moves_no_threshold():
-    budget = ThresholdBudget()
-    bare = StepRecord(row=0, tree=DraftTree.of_root(1), path=[0], committed_ids=[2])
-    for _ in range(20):
-        budget.step(8).observe(TOOK, [bare])
-    assert takes(budget, 0.02)
-    assert not takes(budget, 0.005)
 
 
 def test_the_branch_that_was_right_longest_is_judged():

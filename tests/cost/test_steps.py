@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.cost import STEPS, CostCurve, SteppedCurve, best_width, stepped
+from selfspec.cost import STEPS, CostCurve, SteppedCurve, stepped
 
 POINTS = {1: 1.0, 2: 1.1, 4: 1.2, 8: 2.0, 16: 3.0, 32: 3.2, 64: 8.0}
 
@@ -39,14 +39,3 @@ def test_a_real_step_refines_the_step_that_it_took():
         curve.refine(11, 6.0)
         other.refine(16, 6.0)
     assert curve.as_dict() == other.as_dict()
-
-
-def test_a_kept_curve_comes_back_with_its_steps():
-    curve = SteppedCurve.from_dict(CostCurve(POINTS).as_dict())
-    assert curve.seconds(3) == pytest.approx(POINTS[4])
-
-
-def test_a_tree_fills_the_step_that_it_pays_for():
-    curve = SteppedCurve(POINTS)
-    assert best_width([[0.5] * 63], curve, 64).width == 32
-    assert best_width([[0.5] * 9], curve, 64).width == 8

@@ -6,8 +6,6 @@ import threading
 import time
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from selfspec.draft.calibration import Calibration, combine, prior
 from selfspec.records import DraftTree, Evidence, Siblings, StepRecord
@@ -28,7 +26,7 @@ def test_before_anything_is_counted_the_prior_holds():
     calibration = Calibration()
     for evidence in (KIND, OTHER):
         assert calibration.probability((evidence,)) == prior(evidence)
-    assert Calibration(lambda evidence: 0.25).probability((KIND,)) == 0.25
+    assert Calibration(lambda evidence: 0.25).copy().probability((KIND,)) == 0.25
 
 
 def test_the_prior_reads_recorded_probabilities_and_match_lengths():
@@ -80,23 +78,6 @@ def test_old_trials_fade():
     assert calibration.probability((KIND,)) > 0.8
 
 
-@given(st.lists(st.booleans(), max_size=50))
-def test_a_rate_is_always_a_probability(hits):
-    calibration = Calibration()
-    for hit in hits:
-        calibration.observe(record(hit, KIND))
-        assert 0 < calibration.probability((KIND,)) < 1
-
-
-def test_joint_evidence_starts_as_if_its_parts_were_independent():
-    calibration = Calibration()
-    for _ in range(5):
-        calibration.observe(record(True, KIND))
-    parts = [calibration.probability((kind,)) for kind in (KIND, OTHER)]
-    assert parts[0] > prior(KIND)
-    assert calibration.probability((KIND, OTHER)) == pytest.approx(combine(parts))
-
-
 def test_joint_evidence_is_counted_as_a_kind_of_its_own():
     """What two sources know is not independent: how far they reinforce each other is counted."""
     calibration = Calibration()
@@ -134,10 +115,6 @@ def test_a_copy_is_independent():
     assert twin.probability((KIND,)) == before
     twin.observe(record(False, KIND))
     assert calibration.probability((KIND,)) == before > twin.probability((KIND,))
-
-
-def test_a_copy_keeps_the_prior():
-    assert Calibration(lambda evidence: 0.25).copy().probability((KIND,)) == 0.25
 
 
 class YieldingRates(dict):
@@ -192,13 +169,6 @@ def test_two_threads_lose_no_trial():
     for thread in threads:
         thread.join()
     assert together.probability((KIND,)) == alone.probability((KIND,))
-
-
-@given(st.lists(st.floats(0, 1), max_size=5))
-def test_sources_that_agree_reinforce_each_other(probabilities):
-    combined = combine(probabilities)
-    assert 0 <= combined <= 1
-    assert combined >= max(probabilities, default=0) - 1e-12
 
 
 def test_combining_is_one_minus_the_chance_that_all_are_wrong():

@@ -46,13 +46,6 @@ def test_no_candidates_no_luck() -> None:
     assert NoiseTrust().weighed(siblings([]), float).tokens == []
 
 
-def test_tables_that_know_the_probabilities_earn_full_trust() -> None:
-    trust = NoiseTrust()
-    draws(trust, 300, sure=1.0, kinds=TABLES)
-    lucky = trust.weighed(siblings([0.5, 0.4]), {0: 1.0, 1: 0.1}.__getitem__)
-    assert lucky.probabilities[0] > 0.8
-
-
 def test_what_knows_nothing_earns_none_and_others_keep_theirs() -> None:
     trust = NoiseTrust()
     draws(trust, 300, sure=1.0, kinds=TABLES)

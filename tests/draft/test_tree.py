@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
-from selfspec.draft.tree import TreeGrower, merge_candidates
+from selfspec.draft.tree import TreeGrower
 from selfspec.records import DraftTree, StepRecord
 from tests.oracles import GrowthOracle
 from tests.strategies import ALPHABET, ScriptedCursor, probability_of, tables
@@ -136,22 +136,6 @@ def test_equal_scores_are_taken_by_age():
     assert paths_of(tree) == [(1,), (2,), (1, 3), (2, 4), (1, 3, 2)]
 
 
-def test_two_sources_that_name_a_token_reinforce_it():
-    cursors = [ScriptedCursor({0: [(1, 0.5), (2, 0.6)]}), ScriptedCursor({0: [(3, 0.1), (1, 0.4)]})]
-    siblings = merge_candidates(cursors, {0: 0, 1: 0}, probability_of)
-    assert siblings.tokens == [1, 2, 3]
-    assert siblings.probabilities == pytest.approx([1 - 0.5 * 0.6, 0.6, 0.1])
-    assert [len(kinds) for kinds in siblings.evidence] == [2, 1, 1]
-
-
-def test_below_a_token_only_those_are_asked_who_named_or_follow_it():
-    names = ScriptedCursor({0: [(1, 0.9)], 1: [(2, 0.9)]})
-    stays = ScriptedCursor({0: [(4, 0.1)], 1: [(3, 0.9)]})
-    follows = ScriptedCursor({0: [(4, 0.1)], 1: [(3, 0.9)]}, follows=True)
-    assert paths_of(grower(names, stays).grow(0, 3)) == [(1,), (1, 2)]
-    assert (1, 3) in paths_of(grower(names, follows).grow(0, 4))
-
-
 def test_joint_evidence_is_in_the_order_of_the_sources():
     """Whoever named the nodes above: else it would be counted under several keys."""
     follows = ScriptedCursor({0: [(1, 0.5)], 2: [(3, 0.5)]}, follows=True, name="follows")
@@ -196,16 +180,6 @@ def test_update_interval_keeps_the_shape_and_refills_its_tokens():
         assert refilled.scores[1:] == pytest.approx([0.4, 0.04, 0.3])
     anew = trees.grow(5, 4)
     assert paths_of(anew) == [(6,), (7,)]  # grown by score again: (6, 8) is under τ
-
-
-def test_a_missing_rank_is_skipped_with_all_below_it():
-    table = {0: [(1, 0.9), (2, 0.8)], 1: [(3, 0.9)], 2: [(4, 0.9)], 5: [(6, 0.9)], 6: [(7, 0.5)]}
-    cursor = ScriptedCursor(table)
-    trees = grower(cursor, update_interval=2)
-    first = trees.grow(0, 5)
-    assert paths_of(first) == [(1,), (1, 3), (2,), (2, 4)]
-    cursor.observe(told(first, 5))
-    assert paths_of(trees.grow(5, 5)) == [(6,), (6, 7)]
 
 
 def test_a_kept_shape_obeys_a_smaller_budget():

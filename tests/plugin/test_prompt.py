@@ -6,17 +6,19 @@ import itertools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
 
+from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.memory import Memory
 from selfspec.engine import top_k_of
 from selfspec.plugin import prompt as prompt_module
-from selfspec.plugin.prompt import PromptTap, teach
+from selfspec.plugin.prompt import PromptReader, teach
 from selfspec.records import TopK
 from selfspec.run.prompt import Prompt
 from tests.fakes import VOCAB, prompt, tiny_model
@@ -55,22 +57,30 @@ def forward(model: PreTrainedModel, batch: dict[str, torch.Tensor], **kwargs) ->
         return model(**batch, position_ids=positions(batch["attention_mask"]), **kwargs).logits
 
 
-def tapped(
+def reader_of(model: PreTrainedModel, *, listens: bool = True) -> PromptReader:
+    config = SpecConfig(learning="session" if listens else "frozen")
+    return PromptReader(SimpleNamespace(model=model, config=config))  # type: ignore[arg-type]
+
+
+def taught(
     model: PreTrainedModel, batch: dict[str, torch.Tensor], *, listens: bool = True
 ) -> tuple[Listener, torch.Tensor]:
-    """Reads the prompt through a tap, as a call does; returns what was heard, and the logits."""
-    tap = PromptTap(model, listens=listens)
-    with tap.open({"logits_to_keep": 1}) as kwargs:
+    """Reads the prompt through a reader, as a call does; returns what was heard, and the logits."""
+    reader = reader_of(model, listens=listens)
+    with reader.listening({"logits_to_keep": 1}) as kwargs:
         logits = forward(model, batch, **kwargs)
-    return heard(model, batch, tap, logits), logits
+    return heard(model, batch, reader, logits), logits
 
 
 def heard(
-    model: PreTrainedModel, batch: dict[str, torch.Tensor], tap: PromptTap, logits: torch.Tensor
+    model: PreTrainedModel,
+    batch: dict[str, torch.Tensor],
+    reader: PromptReader,
+    logits: torch.Tensor,
 ) -> Listener:
-    """What a prompt teaches that was read with a tap."""
+    """What a prompt teaches that was read."""
     listener, mask = Listener(), torch.nn.functional.pad(batch["attention_mask"], (0, 1), value=1)
-    prompt = Prompt(batch["input_ids"], {"attention_mask": mask}, logits[:, -1], tap.hidden)
+    prompt = Prompt(batch["input_ids"], {"attention_mask": mask}, logits[:, -1], reader.hidden)
     memory = Memory([listener], Calibration(), top_k=K)  # type: ignore[list-item]
     with torch.no_grad():
         teach(memory, prompt, model.get_output_embeddings())
@@ -108,7 +118,7 @@ def hooks(model: PreTrainedModel) -> int:
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_every_token_of_the_prompt_teaches_its_top_k(name, num_rows):
     model, batch = tiny_model(name), prompt(num_rows)
-    listener, _ = tapped(model, batch)
+    listener, _ = taught(model, batch)
     truth = taught_by_a_full_forward(model, batch)
     assert listener.rows.keys() == truth.keys()
     for pair, (ids, probabilities) in listener.rows.items():
@@ -122,7 +132,7 @@ def test_every_token_of_the_prompt_teaches_its_top_k(name, num_rows):
 def test_the_last_logits_are_stocks_to_the_bit(name, num_rows):
     model, batch = tiny_model(name), prompt(num_rows)
     stock = forward(model, batch, logits_to_keep=1)
-    _, logits = tapped(model, batch)
+    _, logits = taught(model, batch)
     assert logits.shape == stock.shape
     assert torch.equal(logits, stock)
 
@@ -130,28 +140,28 @@ def test_the_last_logits_are_stocks_to_the_bit(name, num_rows):
 def test_the_hook_is_gone_afterwards_and_after_an_error_too():
     model = tiny_model()
     before = hooks(model)
-    tapped(model, prompt())
+    taught(model, prompt())
     assert hooks(model) == before
-    with pytest.raises(KeyboardInterrupt), PromptTap(model).open({"logits_to_keep": 1}):
+    with pytest.raises(KeyboardInterrupt), reader_of(model).listening({"logits_to_keep": 1}):
         raise KeyboardInterrupt
     assert hooks(model) == before
 
 
-def test_a_tap_that_does_not_listen_changes_nothing():
+def test_a_reader_that_does_not_listen_changes_nothing():
     model, batch = tiny_model(), prompt()
-    tap = PromptTap(model, listens=False)
+    reader = reader_of(model, listens=False)
     arguments = {"logits_to_keep": 1}
-    with tap.open(arguments) as kwargs:
+    with reader.listening(arguments) as kwargs:
         assert kwargs is arguments
         assert hooks(model) == 0
-    listener, logits = tapped(model, batch, listens=False)
+    listener, logits = taught(model, batch, listens=False)
     assert listener.rows == {}
     assert logits.shape[1] == 1
 
 
 @pytest.mark.parametrize("arguments", [{}, {"logits_to_keep": 0}, {"logits_to_keep": 3}])
 def test_a_call_that_keeps_other_logits_is_left_alone(arguments):
-    with PromptTap(tiny_model()).open(arguments) as kwargs:
+    with reader_of(tiny_model()).listening(arguments) as kwargs:
         assert kwargs is arguments
         assert hooks(tiny_model()) == 0
 
@@ -160,14 +170,14 @@ def test_another_threads_forward_passes_by():
     """It gets all its logits, and teaches nobody."""
     model, batch, other = tiny_model(), prompt(seed=1), prompt(seed=2)
     whole, elsewhere = forward(model, other), []
-    tap = PromptTap(model)
-    with tap.open({"logits_to_keep": 1}) as kwargs:
+    reader = reader_of(model)
+    with reader.listening({"logits_to_keep": 1}) as kwargs:
         thread = threading.Thread(target=lambda: elsewhere.append(forward(model, other)))
         thread.start()
         thread.join()
         logits = forward(model, batch, **kwargs)
     assert torch.equal(elsewhere[0], whole)
-    listener = heard(model, batch, tap, logits)
+    listener = heard(model, batch, reader, logits)
     assert listener.rows.keys() == pairs_of(batch["input_ids"])
 
 
@@ -184,26 +194,19 @@ def head_calls(model: PreTrainedModel) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_chunks_teach_the_same_and_bound_what_is_held(name, monkeypatch):
-    model, batch = tiny_model(name), prompt(3)
-    whole, _ = tapped(model, batch)
-    monkeypatch.setattr(prompt_module, "_CHUNK_ELEMENTS", 5 * VOCAB + 1)
+@pytest.mark.parametrize(("chunk", "most"), [(5 * VOCAB + 1, 5 * VOCAB), (1, VOCAB)])
+def test_chunks_teach_the_same_and_bound_what_is_held(name, chunk, most, monkeypatch):
+    model, batch = tiny_model(name), prompt()
+    whole, _ = taught(model, batch)
+    monkeypatch.setattr(prompt_module, "_CHUNK_ELEMENTS", chunk)
     with head_calls(model) as sizes:
-        parts, _ = tapped(model, batch)
-    assert max(sizes) == 5 * VOCAB  # the prompt's own forward has a token of each row: 3
-    assert len(sizes) > 5
+        parts, _ = taught(model, batch)
+    assert max(sizes) == most
+    assert len(sizes) > 3
     assert parts.rows.keys() == whole.rows.keys()
     for pair, (ids, probabilities) in parts.rows.items():
         assert ids == whole.rows[pair][0]
         np.testing.assert_allclose(probabilities, whole.rows[pair][1], rtol=4e-3, atol=1e-6)
-
-
-def test_a_vocabulary_wider_than_a_chunk_goes_token_by_token(monkeypatch):
-    monkeypatch.setattr(prompt_module, "_CHUNK_ELEMENTS", 1)
-    with head_calls(tiny_model()) as sizes:
-        listener, _ = tapped(tiny_model(), prompt())
-    assert max(sizes) == VOCAB
-    assert listener.num_told == len(listener.rows)
 
 
 def test_a_continued_conversation_teaches_what_was_read_now():
@@ -212,10 +215,10 @@ def test_a_continued_conversation_teaches_what_was_read_now():
     ids = batch["input_ids"]
     with torch.no_grad():
         past = model(ids[:, :10]).past_key_values
-        tap = PromptTap(model)
-        with tap.open({"logits_to_keep": 1}) as kwargs:
+        reader = reader_of(model)
+        with reader.listening({"logits_to_keep": 1}) as kwargs:
             logits = model(ids[:, 10:], past_key_values=past, **kwargs).logits
-    listener = heard(model, batch, tap, logits)
+    listener = heard(model, batch, reader, logits)
     assert listener.rows.keys() == set(itertools.pairwise(ids[0, 9:].tolist()))
     truth = taught_by_a_full_forward(model, batch)
     assert all(listener.rows[pair][0] == truth[pair].ids.tolist() for pair in listener.rows)
@@ -224,11 +227,11 @@ def test_a_continued_conversation_teaches_what_was_read_now():
 def test_a_prompt_read_in_pieces_is_taught_whole():
     model, batch = tiny_model(), prompt()
     ids = batch["input_ids"]
-    tap = PromptTap(model)
-    with torch.no_grad(), tap.open({"logits_to_keep": 1}) as kwargs:
+    reader = reader_of(model)
+    with torch.no_grad(), reader.listening({"logits_to_keep": 1}) as kwargs:
         past = model(ids[:, :6], **kwargs).past_key_values
         logits = model(ids[:, 6:], past_key_values=past, **kwargs).logits
-    listener = heard(model, batch, tap, logits)
+    listener = heard(model, batch, reader, logits)
     truth = taught_by_a_full_forward(model, batch)
     assert {pair: ids for pair, (ids, _) in listener.rows.items()} == {
         pair: top.ids.tolist() for pair, top in truth.items()

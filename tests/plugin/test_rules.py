@@ -19,7 +19,6 @@ from transformers.generation import stopping_criteria as sc
 from selfspec.plugin import rules
 from selfspec.plugin.rules import (
     for_rows,
-    has_eos_rule,
     looks_at_rows,
     plain_reason,
     row_stops,
@@ -261,8 +260,3 @@ class CustomStop(sc.StoppingCriteria):
 )
 def test_other_stops_make_rows_move_together(criteria):
     assert row_stops(StoppingCriteriaList(criteria)) is None
-
-
-def test_the_eos_rule_is_stocks():
-    assert has_eos_rule([SHORT, EOS])
-    assert not has_eos_rule([SHORT])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -224,13 +224,16 @@ def test_what_torch_compiles_is_stocks(asked):
     assert not asked
 
 
-@pytest.fixture
-def put_in_place() -> Any:
-    def put(attention: Callable[..., Any]) -> None:
-        ALL_ATTENTION_FUNCTIONS["sdpa"] = attention
-
-    yield put
-    del ALL_ATTENTION_FUNCTIONS["sdpa"]
+@pytest.fixture(params=["set", "registered"])
+def put_in_place(request: Any) -> Any:
+    """Replaces attention in one mapping, or for all models."""
+    before, is_set = ALL_ATTENTION_FUNCTIONS["sdpa"], request.param == "set"
+    put = ALL_ATTENTION_FUNCTIONS.__setitem__ if is_set else ALL_ATTENTION_FUNCTIONS.register
+    yield partial(put, "sdpa")
+    if is_set:
+        del ALL_ATTENTION_FUNCTIONS["sdpa"]
+    else:
+        ALL_ATTENTION_FUNCTIONS.register("sdpa", before)
 
 
 def test_an_attention_of_somebody_elses_is_left_alone(asked, put_in_place):

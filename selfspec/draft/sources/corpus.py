@@ -181,19 +181,15 @@ class CorpusSource:
         """The candidates behind all prefixes that end here: longest first, then frequency."""
         candidates: dict[int, Evidence] = {}
         for length in range(len(prefixes), 0, -1):
-            if prefixes[length - 1] >= 0 and len(candidates) < self._top_k:
-                self._add_next(candidates, prefixes, length)
+            if prefixes[length - 1] < 0 or len(candidates) == self._top_k:
+                continue
+            limit = self._top_k + len(candidates)  # Some may be named already.
+            total, following = self.tables.continuations(length, prefixes[length - 1], limit)
+            for token, count in following:
+                is_new = token not in candidates and token < self._vocab_size
+                if is_new and len(candidates) < self._top_k:
+                    candidates[token] = _evidence(length, count, total)
         return list(candidates.items())
-
-    def _add_next(self, candidates: dict[int, Evidence], prefixes: Prefixes, length: int) -> None:
-        """Adds what one prefix names beside those already named, up to the top K of all."""
-        limit = self._top_k + len(candidates)
-        total, following = self.tables.continuations(length, prefixes[length - 1], limit)
-        for token, count in following:
-            if token not in candidates and token < self._vocab_size:
-                candidates[token] = _evidence(length, count, total)
-                if len(candidates) == self._top_k:
-                    return
 
 
 class CorpusCursor:

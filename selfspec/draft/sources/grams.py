@@ -36,9 +36,6 @@ class GramQueues:
         self._max_grams = max_grams
         self._queues: OrderedDict[int, OrderedDict[Tail, None]] = OrderedDict()
 
-    def __len__(self) -> int:
-        return sum(map(len, self._queues.values()))
-
     def add(self, gram: Sequence[int]) -> None:
         """Makes an n-gram of two tokens or more the freshest of its key; O(1).
 

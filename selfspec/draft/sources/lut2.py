@@ -69,7 +69,8 @@ class Lut2Source:
 
     def next_tokens(self, pair: Pair) -> list[Candidate]:
         """The candidates behind two tokens; none where another pair has the slot."""
-        key, slot = self._slot_of(*pair)
+        key = pair[0] * self._vocab_size + pair[1]
+        slot = (key * _SPREAD & _WORD) >> self._shift
         with self._rows.lock:
             return self._rows.read(slot) if self._flat_keys[slot] == key else []
 
@@ -86,11 +87,6 @@ class Lut2Source:
         """Puts back what `arrays` gave, recorded with whatever K."""
         top = self._rows.fitted(TopK(arrays["ids"], arrays["probabilities"]))
         self.observe_pairs(arrays["pairs"].astype(np.int64), top)
-
-    def _slot_of(self, above: int, token: int) -> tuple[int, int]:
-        """The key of a pair, and its slot."""
-        key = above * self._vocab_size + token
-        return key, (key * _SPREAD & _WORD) >> self._shift
 
     def _hold_keys(self, keys: NDArray[np.int64]) -> None:
         self._keys = keys

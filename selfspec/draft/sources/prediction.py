@@ -55,10 +55,6 @@ class Prediction:
         for position, token in enumerate(self.token_ids, start=1):
             self._behind.setdefault(token, []).append(position)
 
-    def start(self) -> Whereabouts:
-        """In front of the first token, which is expected with some trust."""
-        return Whereabouts(((0, _HEAD_START),), 0, ())
-
     def step(self, stand: Whereabouts, token: int) -> Whereabouts:
         """Where the text stands one token later; O(log n) in the length of the prediction."""
         ids = self.token_ids
@@ -88,7 +84,8 @@ class PredictionCursor:
 
     def __init__(self, prediction: Prediction) -> None:
         self._prediction = prediction
-        self._stand = prediction.start()
+        # In front of the first token, which is expected with some trust.
+        self._stand = Whereabouts(((0, _HEAD_START),), 0, ())
         # The token that came last between an expected one and the tokens written instead so far.
         self._changes: dict[tuple[int, tuple[int, ...]], int] = {}
 

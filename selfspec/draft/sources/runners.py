@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.draft.sources.bins import MANTISSA_BITS, evidence_table
+from selfspec.draft.sources.rows import MANTISSA_BITS, evidence_table
 from selfspec.records import Candidate, StepRecord, TopK
 
 __all__ = ["RunnersCursor", "RunnersSource"]

@@ -114,29 +114,12 @@ def test_a_copied_span_costs_a_cursor_step_a_token(monkeypatch):
     assert copied == span
 
 
-def test_nothing_is_guessed_beyond_the_end():
-    """A copied span ends where the text does: a draft is no evidence for itself."""
-    cursor = cursor_behind([5, 6, 7, 5, 6])
-    state = cursor.root()
-    tokens = []
-    while candidates := copies(cursor, state):
-        tokens.append(candidates[0].token)
-        state = candidates[0].state
-    assert tokens == [7, 5, 6]
-    assert cursor.token_ids == [5, 6, 7, 5, 6]
-
-
 def test_behind_a_token_that_others_named_stands_what_the_text_said_there():
     cursor = cursor_behind([5, 6, 7, 8, 6, 9, 5])
     place = cursor.follow(cursor.root(), 8)
     assert matches_at(cursor, place) == [(4, 1)]
     assert [c.token for c in copies(cursor, place)] == [6]
     assert candidates_of(cursor, cursor.follow(cursor.root(), 99)) == []
-
-
-def test_an_unseen_end_has_no_candidates():
-    assert candidates_of(cursor_behind([]), cursor_behind([]).root()) == []
-    assert matches_at(cursor_behind([1, 2, 3])) == []
 
 
 def branch_record(*grams: tuple[int, ...]) -> StepRecord:
@@ -166,13 +149,6 @@ def test_what_a_match_and_a_gram_both_name_is_named_once():
     assert {c.token for c in candidates_of(cursor, only.state)} == {3, 61}
 
 
-def test_the_text_is_found_by_its_matches_and_takes_no_room_in_the_queues():
-    cursor = cursor_behind([1, 2, 3, 4])
-    cursor.observe(committed([1]))
-    assert len(cursor.grams) == 0
-    assert [c.token for c in candidates_of(cursor, cursor.root())] == [2]
-
-
 def test_no_more_than_top_k_candidates():
     cursor = cursor_behind([1, 2, 1, 3, 1, 4, 1], top_k=2)
     assert [c.token for c in copies(cursor)] == [4, 3]
@@ -193,11 +169,3 @@ def test_an_old_long_match_outlives_many_short_ones():
     best = candidates_of(cursor, cursor.root())[0]
     assert best.token == 77
     assert matches_at(cursor)[-1][1] == 7
-
-
-def test_rows_share_nothing():
-    source = ContextSource(8)
-    first, second = source.open([1, 2, 1], learns=True), source.open([1, 3, 1], learns=True)
-    first.observe(committed([2, 1]))
-    assert [c.token for c in candidates_of(second, second.root())] == [3]
-    assert matches_at(source.copy().open([1], learns=True)) == []

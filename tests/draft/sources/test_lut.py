@@ -27,12 +27,6 @@ def held(source: LutSource, token: int) -> list[int]:
     return [token for token, _ in source.next_tokens(token)]
 
 
-def test_an_unknown_token_has_no_candidates():
-    source = LutSource(10, 3)
-    assert source.next_tokens(4) == []
-    assert source.open([1, 4], learns=True).expand(4) == []
-
-
 def test_learning_replaces_a_row_whole():
     source = LutSource(10, 2)
     source.learn([4], top([(5, 0.9), (6, 0.1)]))
@@ -117,18 +111,11 @@ def test_a_cursor_stands_behind_what_was_committed():
     assert LutSource(10, 1).open([], learns=True).expand(None) == []
 
 
-def test_a_frozen_cursor_learns_nothing_and_still_moves():
+@pytest.mark.parametrize(("learns", "learned"), [(False, True), (True, False)])
+def test_a_frozen_cursor_and_a_step_without_logits_teach_nothing(learns, learned):
     source = LutSource(10, 1)
-    cursor = source.open([1], learns=False)
-    cursor.observe(step([0, 1], [2, 9]))
-    assert int((source.rows.token_ids >= 0).sum()) == 0
-    assert cursor.root() == 9
-
-
-def test_a_step_without_logits_teaches_nothing():
-    source = LutSource(10, 1)
-    cursor = source.open([1], learns=True)
-    cursor.observe(step([0], [9], learned=False))
+    cursor = source.open([1], learns=learns)
+    cursor.observe(step([0, 1], [2, 9], learned=learned))
     assert int((source.rows.token_ids >= 0).sum()) == 0
     assert cursor.root() == 9
 

@@ -120,14 +120,6 @@ def test_arrays_come_back_as_they_were(pairs):
     assert order == sorted(order)
 
 
-def test_rows_of_another_k_are_cut_or_filled_up():
-    arrays = taught((1, 2)).arrays()
-    wide, narrow = Lut2Source(V, 4), Lut2Source(V, 1)
-    wide.restore(arrays)
-    narrow.restore(arrays)
-    assert (held(wide, (1, 2)), held(narrow, (1, 2))) == ([0, 1], [0])
-
-
 def test_a_copy_is_independent_both_ways():
     source = taught((1, 2))
     twin = source.copy()

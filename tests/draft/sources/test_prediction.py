@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,10 +30,6 @@ def first_trust(cursor: PredictionCursor) -> int:
     return candidates_of(cursor, cursor.root())[0].evidence.match_length
 
 
-def test_it_stands_at_the_beginning():
-    assert named(cursor_behind(LONG, [])) == [100]
-
-
 def test_equal_text_is_followed_to_the_end_with_growing_trust():
     trust = [first_trust(cursor_behind(LONG, LONG[:end])) for end in range(len(LONG))]
     assert trust == sorted(trust)
@@ -47,26 +44,21 @@ def test_behind_a_deviation_there_are_several_ways_on():
     assert named(cursor_behind(LONG, [*LONG[:10], 5])) == [110, 111, 112]
 
 
-def test_a_replaced_token():
-    text = [*LONG[:10], 5, *LONG[11:]]
-    for end in range(12, len(LONG)):
-        assert named(cursor_behind(LONG, text[:end]))[0] == LONG[end]
-    assert first_trust(cursor_behind(LONG, text[:12])) == 3, "more than a match anywhere says"
+REPLACED = [*LONG[:10], 5, *LONG[11:]]
+INSERTED = [*LONG[:10], 5, 6, 7, 8, 9, 5, 6, 7, 8, 9, *LONG[10:]]
+DELETED = [*LONG[:10], *LONG[30:]]
 
 
-def test_inserted_tokens():
-    text = [*LONG[:10], 5, 6, 7, 8, 9, 5, 6, 7, 8, 9, *LONG[10:]]
-    for end in range(21, len(text)):
+@pytest.mark.parametrize(("text", "found"), [(REPLACED, 12), (INSERTED, 21), (DELETED, 11)])
+def test_behind_a_change_the_text_is_found_again(text, found):
+    for end in range(found, len(text)):
         assert named(cursor_behind(LONG, text[:end]))[0] == text[end]
 
 
-def test_deleted_tokens():
-    """The first token behind the gap leads to the second, and soon with trust."""
-    text = [*LONG[:10], *LONG[30:]]
-    for end in range(11, len(text)):
-        assert named(cursor_behind(LONG, text[:end]))[0] == text[end]
-    assert first_trust(cursor_behind(LONG, text[:11])) == 1
-    assert named(cursor_behind(LONG, text[:14])) == [134], "nobody waits at the gap any more"
+def test_trust_behind_a_change_grows():
+    assert first_trust(cursor_behind(LONG, REPLACED[:12])) == 3, "more than a match anywhere says"
+    assert first_trust(cursor_behind(LONG, DELETED[:11])) == 1
+    assert named(cursor_behind(LONG, DELETED[:14])) == [134], "nobody waits at the gap any more"
 
 
 def test_nonsense_in_front():

@@ -56,10 +56,3 @@ def test_a_step_without_logits_leaves_none():
     cursor = told([[5, 6, 7]], [0], [5])
     cursor.observe(StepRecord(row=0, tree=DraftTree.of_root(5), path=[0], committed_ids=[6]))
     assert candidates_of(cursor, cursor.root()) == []
-
-
-def test_rows_and_calls_share_nothing():
-    source = RunnersSource()
-    assert source.copy().open([1], learns=True).root() == ()
-    source.observe_pairs([1], TopK(np.array([[2]]), np.array([[0.5]])))
-    assert source.open([1], learns=True).root() == ()

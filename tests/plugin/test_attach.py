@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 from typing import Any
 
 import pytest
@@ -95,7 +96,8 @@ def test_what_the_models_own_config_asks_for_is_stocks() -> None:
 
 def test_processes_that_may_have_to_keep_step_are_stocks(monkeypatch: Any, caplog: Any) -> None:
     """Ranks that share a model wait for each other in every forward, and would draft apart."""
-    monkeypatch.setattr("selfspec.plugin.default._num_processes", lambda: 2)
+    module = sys.modules["selfspec.plugin.attach"]  # Its name in the package is the function's.
+    monkeypatch.setattr(module, "_num_processes", lambda: 2)
     spec = SelfSpec()
     run(attach(new_model(), spec), prompt(), **GREEDY)
     assert spec.total_stats.num_calls == 0
