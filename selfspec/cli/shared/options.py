@@ -20,7 +20,6 @@ from typer import Option
 from selfspec.config import SpecConfig
 
 _MEMORY = "Devices, memory and what is kept"
-EXPERTS = "For experts"
 _DRAFTING = "For experts: how drafts are made (this changes the speed only)"
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
