@@ -42,6 +42,7 @@ class Line:
     in_body: bool  # Is it in OpenAI's form? Then its answer is, too.
     seed: int | None = None
     arguments: dict[str, Any] = field(default_factory=dict)  # of `generate()`
+    length_setting: str = "--max-new-tokens"  # what says how long the answer may be
 
     def answered(self, answer: Answer, model_name: str) -> str:
         """The line of the output file."""
@@ -116,9 +117,15 @@ def read_line(number: int, data: bytes) -> Line:
         # Beside a prompt there may be fields of one's own, but hardly one like "temprature".
         if name not in known and (in_body or get_close_matches(name, _SETTINGS, cutoff=0.85)):
             raise CliError(unknown_name("field" + " of body" * in_body, name, known))
-    seed = _seed(asked)
     return Line(
-        number, checksum(data), _name(value), _prompt(asked), in_body, seed, _arguments(asked)
+        number,
+        checksum(data),
+        _name(value),
+        _prompt(asked),
+        in_body,
+        _seed(asked),
+        _arguments(asked),
+        *[name for name in reversed(_COUNTS) if asked.get(name) is not None][:1],
     )
 
 

@@ -14,9 +14,7 @@ from selfspec.cli.shared.opened import loaded
 from selfspec.cli.shared.options import (
     CacheFolder,
     DeviceName,
-    DraftOptions,
-    RunOptions,
-    Sampling,
+    WriteOptions,
     unfolds,
 )
 from selfspec.cli.shared.text_files import check_output
@@ -81,15 +79,16 @@ def check(
     from selfspec.cli.check.check_prompts import questions_of
     from selfspec.cli.shared.model_loading import check_options
 
-    loading = RunOptions(model=model, device=device, dtype=dtype)
-    check_options(loading, "MODEL")
+    asked = WriteOptions(
+        model=model, device=device, dtype=dtype, temperature=temperature, seed=0, cache=cache
+    )
+    check_options(asked, "MODEL")
     check_output(output)
     questions = questions_of(prompts)
-    dtypes, left_out = _precisions(loading)
-    sampling, drafts = Sampling(temperature=temperature, seed=0), DraftOptions(cache=cache)
+    dtypes, left_out = _precisions(asked)
     found = []
     for each in dtypes:
-        with loaded(replace(loading, dtype=each), sampling, 1, drafts) as writer:
+        with loaded(replace(asked, dtype=each), 1) as writer:
             found.append(_measured(writer, questions, seconds / len(dtypes)))
         del writer
         gc.collect()  # Its model is gone before the next one comes.
@@ -111,12 +110,12 @@ def _measured(writer: Writer, questions: list[Question], seconds: float) -> Meas
     return found
 
 
-def _precisions(loading: RunOptions) -> tuple[list[str], list[str]]:
+def _precisions(asked: WriteOptions) -> tuple[list[str], list[str]]:
     """The precisions whose weights fit into memory, and what is said about the others."""
-    if loading.dtype != "auto":
-        return [loading.dtype], []
+    if asked.dtype != "auto":
+        return [asked.dtype], []
     with working("Looking at the model and the memory"):
-        number, free = _num_parameters_and_free_memory(loading)
+        number, free = _num_parameters_and_free_memory(asked)
     sizes = {dtype: number * _BYTES[dtype] for dtype in ("bfloat16", "float32")}
     fits = [dtype for dtype, size in sizes.items() if size <= _SHARE * free]
     if not fits:
@@ -133,8 +132,8 @@ def _precisions(loading: RunOptions) -> tuple[list[str], list[str]]:
     return fits, left_out
 
 
-def _num_parameters_and_free_memory(loading: RunOptions) -> tuple[int, int]:
+def _num_parameters_and_free_memory(asked: WriteOptions) -> tuple[int, int]:
     from selfspec.cli.shared.model_loading import device_of, load_shape
     from selfspec.machine.free_memory import free_memory
 
-    return int(load_shape(loading).num_parameters()), free_memory(device_of(loading.device))
+    return int(load_shape(asked).num_parameters()), free_memory(device_of(asked.device))

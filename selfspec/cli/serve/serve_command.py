@@ -5,22 +5,15 @@ from __future__ import annotations
 import ipaddress
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from selfspec.cli.shared.messages import Verbose, working
-from selfspec.cli.shared.opened import checked, checked_tokenizer
-from selfspec.cli.shared.options import (
-    DeviceName,
-    DraftOptions,
-    DtypeName,
-    Knobs,
-    ModelOptions,
-    unfolds,
-)
+from selfspec.cli.shared.opened import checked, memory_of_texts, opened
+from selfspec.cli.shared.options import DraftOptions, Knobs, unfolds
 from selfspec.errors import CliError
 from selfspec.machine.amounts import amount_in_bytes
 
@@ -29,6 +22,15 @@ if TYPE_CHECKING:
     from selfspec.serving import Answering
 
 _WILDCARDS = ("0.0.0.0", "::", "")  # Addresses that mean all of this machine's.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions(DraftOptions):
+    """The same for a model that must be named."""
+
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="Folder or Hub id of a language model.")
+    ] = field()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +105,7 @@ class Load:
         str | None,
         typer.Option(
             help="Memory for the keys and values of all texts, such as 4GB. Default: half of the "
-            "memory that is free once the model is loaded.",
+            "memory that is free once the model is loaded, or what --max-memory leaves.",
             show_default=False,
         ),
     ] = None
@@ -118,15 +120,10 @@ class Load:
 
 @unfolds
 def serve(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Folder or Hub id of a language model.")
-    ],
+    asked: ServeOptions,
     access: Access,
     load: Load,
     knobs: Knobs,
-    drafts: DraftOptions,
-    device: DeviceName = "auto",
-    dtype: DtypeName = "auto",
     name: Annotated[
         str | None,
         typer.Option(
@@ -137,37 +134,32 @@ def serve(
     verbose: Verbose = False,
 ) -> None:
     """Serve a model over HTTP, with OpenAI's protocol, to many clients at once."""
-    loading = ModelOptions(model=model, device=device, dtype=dtype)
-    config = checked(loading, knobs, drafts, "MODEL")
+    config = checked(asked, knobs, "MODEL")
     _check_access(access)
     _ = load.kv_bytes  # Refuses what is no amount before anything is loaded.
     _check_extra()
-    with working(f"Loading {model}"):
+    with working(f"Loading {asked.model}"):
         # In a thread that ends: its threads of OpenMP would stay beside those of the answers.
         with ThreadPoolExecutor(1) as thread:
-            answering = thread.submit(_answering, loading, load, config, drafts).result()
+            answering = thread.submit(_answering, asked, load, config).result()
         answering.start()
-    _serve(answering, model if name is None else name, access)
+    _serve(answering, str(asked.model) if name is None else name, access)
 
 
-def _answering(
-    loading: ModelOptions, load: Load, config: SpecConfig, drafts: DraftOptions
-) -> Answering:
+def _answering(asked: DraftOptions, load: Load, config: SpecConfig) -> Answering:
     """Loads everything; nothing is answered yet."""
-    from selfspec.cli.shared.model_loading import load_draft_model, load_model
-    from selfspec.cli.shared.writer import Start
     from selfspec.machine.free_memory import free_memory
     from selfspec.serving import Answering
 
-    tokenizer, held = checked_tokenizer(loading, drafts)
-    model = load_model(loading, tokenizer).model
-    start = Start(held, drafts.remember, load_draft_model(drafts.draft_model, loading))
+    loaded, start = opened(asked, num_texts=load.max_rows)
+    model = loaded.model
+    left = memory_of_texts(model, start.draft_model, asked.max_memory, load.max_rows)
     return Answering(
         model,
-        tokenizer,
-        start.new_spec(config, tokenizer),
+        loaded.tokenizer,
+        start.new_spec(config, loaded.tokenizer),
         max_rows=load.max_rows,
-        max_memory=load.kv_bytes or free_memory(model.device) // 2,
+        max_memory=load.kv_bytes or left or free_memory(model.device) // 2,
         max_waiting=load.max_waiting,
     )
 

@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from io import StringIO
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from rich.console import Console
 from transformers import MistralConfig, MistralForCausalLM
 
 from selfspec import SelfSpec, SpecConfig
+from selfspec.cli.chat import terminal
 from selfspec.cli.chat.conversation import Answer, Conversation
 from selfspec.cli.chat.terminal import Chat
 from selfspec.cli.shared.live_text import OWN
@@ -194,40 +196,29 @@ def test_commands(chat, stock_answers):
     assert "> dog" not in out
 
 
-class Keyboard:
+@pytest.fixture
+def keyboard(monkeypatch):
     """Stands in for a terminal: says each thing, raises each exception, then is at its end."""
 
-    def __init__(self, *things):
-        self.things = list(things)
+    def says(*things):
+        read = Mock(side_effect=[*things, EOFError])
+        monkeypatch.setattr(terminal, "question_reader", lambda _echo: nullcontext(read))
 
-    def __call__(self):
-        thing = self.things.pop(0) if self.things else EOFError()
-        if isinstance(thing, BaseException):
-            raise thing
-        return thing
-
-    def kept(self):
-        return nullcontext()
+    return says
 
 
-def test_ctrl_c_at_the_prompt_stays_and_ctrl_d_leaves(writer, capsys):
-    chat = Chat(writer, SpecConfig())
-    chat._read = Keyboard(KeyboardInterrupt(), "/help")
-    chat.run()
+def test_ctrl_c_at_the_prompt_stays_and_ctrl_d_leaves(writer, keyboard, capsys):
+    keyboard(KeyboardInterrupt, "/help")
+    Chat(writer, SpecConfig()).run()
     out = capsys.readouterr().out
     assert "(Ctrl-D or /exit leaves)" in out
     assert "/stats" in out
 
 
-def test_a_stopped_answer_says_so(writer, monkeypatch, capsys):
-    chat = Chat(writer, SpecConfig())
-    chat._read = Keyboard(QUESTIONS[0])
-
-    def interrupted(*_args, **_kwargs):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(writer.model, "generate", interrupted)
-    chat.run()
+def test_a_stopped_answer_says_so(writer, keyboard, monkeypatch, capsys):
+    keyboard(QUESTIONS[0])
+    monkeypatch.setattr(writer.model, "generate", Mock(side_effect=KeyboardInterrupt))
+    Chat(writer, SpecConfig()).run()
     assert "(stopped; the conversation goes on from here)" in capsys.readouterr().out
 
 

@@ -73,9 +73,9 @@ def stock(chat_folder: str) -> Iterator[Any]:
 def client(chat_folder: str) -> Iterator[Any]:
     """Of the command's own server, but for its signals."""
     access = serve.Access(host="127.0.0.1", port=free_port(), api_key=KEY)
-    loading = serve.ModelOptions(model=chat_folder, dtype="float32")
+    asked = serve.ServeOptions(model=chat_folder, dtype="float32")
     config = SpecConfig(max_nodes=8, budget="fixed")
-    answering = serve._answering(loading, serve.Load(), config, serve.DraftOptions())
+    answering = serve._answering(asked, serve.Load(), config)
     answering.start()
     servers: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
