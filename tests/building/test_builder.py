@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -146,18 +145,18 @@ def test_an_interrupted_count_reads_on_and_not_again(tmp_path, build, lines, mon
     assert started[0][1]["done"] == 6
 
 
-@pytest.mark.parametrize("max_memory", [pytest.param(1, marks=pytest.mark.slow), 3_000, 10**8])
-def test_memory_and_workers_change_no_byte(tmp_path, build, lines, max_memory):
+@pytest.mark.parametrize("max_memory", [3_000, 10**8])
+def test_memory_changes_no_byte(tmp_path, build, lines, max_memory):
     keys = {"data": str(lines), "form": "paragraph"}
     whole = build(tmp_path / "one", **keys)
-    options = BuildOptions(max_memory=max_memory, workers=1 + (max_memory == 1))
+    options = BuildOptions(max_memory=max_memory)
     assert build(tmp_path / "other", options=options, **keys) == whole
 
 
 @pytest.mark.parametrize("moves", [None, 3, 7, 9])
 def test_parts_done_by_others_change_no_byte(tmp_path, build, lines, moves, monkeypatch):
     """And where they were interrupted, a build goes on alone."""
-    monkeypatch.setattr("selfspec.building.shards._DOCUMENTS", 2)
+    monkeypatch.setattr("selfspec.building.builder._SHARD_DOCUMENTS", 2)
     keys = {"data": str(lines), "form": "paragraph", "warmup_tokens": 150}
     whole = build(tmp_path / "one", **keys)
     if moves is None:
@@ -277,42 +276,3 @@ def test_kill_9_in_the_middle_and_going_on(tmp_path, lines, build):
     journal = json.loads((tmp_path / "cache.building" / "journal.json").read_text())
     assert 0 < journal["progress"]["counting"]["documents"] < 9
     assert build(tmp_path / "cache", **keys) == whole
-
-
-@pytest.mark.slow
-def test_workers_end_with_a_build_that_is_killed(tmp_path):
-    """A worker without its parent is nobody's."""
-    code = (
-        "import os, signal, sys\n"
-        "from selfspec.building.tokens import Encoder, encode_all\n"
-        "if __name__ == '__main__':\n"
-        "    from tests.tiny import make_tokenizer\n"
-        "    encoder = Encoder(make_tokenizer(), chat_template=False)\n"
-        "    stream = encode_all(iter(['a'] * 10_000), encoder, 2)\n"
-        "    next(stream)\n"
-        "    import multiprocessing\n"
-        "    print(*[p.pid for p in multiprocessing.active_children()], flush=True)\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    script = tmp_path / "killed.py"
-    script.write_text(code)
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    ended = subprocess.run(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment
-    )
-    workers = [int(pid) for pid in ended.stdout.split()]
-    assert workers
-    for pid in workers:
-        while alive(pid):
-            time.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return (
-        Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z" if sys.platform == "linux" else True
-    )

@@ -63,7 +63,7 @@ def _run(files: BatchFiles, progress: Progress, answerer: Answerer, workers: Fle
     """Answers what is left; returns how many lines have no answer in the end."""
     with closing(Errors(files.errors)) as errors:
         for number, why in progress.unreadable.items():
-            errors.add(number, why)
+            errors.note(number, why)
         if progress.unreadable:
             count = f"{errors.number} of {progress.total} lines can't be read"
             typer.echo(f"{count}; see {files.errors}.", err=True)
@@ -90,7 +90,7 @@ def _write(
         bar = stack.enter_context(bars).stage("Answers", total, done=num_known)
         for outcome in outcomes:
             if outcome.answer is None:
-                errors.add(outcome.number, outcome.error or "")
+                errors.note(outcome.number, outcome.error or "")
             else:
                 written.add(outcome.answer)
             bar.advance(1, tokens=outcome.num_tokens)

@@ -21,7 +21,7 @@ from selfspec.machine.amounts import amount_in_bytes
 
 if TYPE_CHECKING:
     from selfspec.building.progress import Bars
-    from selfspec.building.shards import CallWorkers
+    from selfspec.building.warmup import CallWorkers
     from selfspec.fleet import Work
     from selfspec.store import CacheContents
 
@@ -38,9 +38,6 @@ def build(
             help="TOML file with the keys below; options override its keys.", show_default=False
         ),
     ] = None,
-    workers: Annotated[
-        int, Option(min=1, help="Processes that tokenize. More: faster where templates are slow.")
-    ] = 1,
     max_memory: Annotated[
         str,
         Option(help="Memory for counting n-grams, without the model. More: fewer parts to merge."),
@@ -65,31 +62,21 @@ def build(
     asked = recipe_of(recipe, options)
     check_options(loading)
     how = {
-        "workers": workers,
         "max_memory": amount_in_bytes(max_memory, name="--max-memory"),
         "restart": restart,
         "overwrite": overwrite,
         "keep_work": keep_work,
     }
-    _check_fleet(fleet_options, asked, loading, workers)
+    _check_fleet(fleet_options, asked, loading)
     with ExitStack() as stack:
         contents = _Build(asked, loading, fleet_options, how).run(output, stack)
     print(_summary(output, contents))
 
 
-def _check_fleet(
-    options: FleetOptions, recipe: Recipe, loading: ModelOptions, workers: int
-) -> None:
+def _check_fleet(options: FleetOptions, recipe: Recipe, loading: ModelOptions) -> None:
     """Refuses what workers on Ray can't do for a build."""
     options.check(loading.device)
-    if options.ray is None:
-        return
-    if workers > 1:
-        raise CliError(
-            f"--workers can't be used with --ray, whose workers tokenize (got {workers}); "
-            "pass --num-workers instead"
-        )
-    if recipe.generates:
+    if options.ray is not None and recipe.generates:
         raise CliError(
             "--learn-from must be text with --ray (got 'generations', where the model learns from "
             "each answer for the next one); answer the prompts with 'selfspec batch --ray', and "
