@@ -11,7 +11,7 @@ from rich.text import Text
 from selfspec import __version__
 from selfspec.cli.demo.differences import Difference, differences, explain
 from selfspec.cli.demo.snippets import Snippet
-from selfspec.cli.demo.tables import Summary, origins_table, summarise, times_table
+from selfspec.cli.demo.tables import Row, origins_table, summarise, times_table
 from selfspec.cli.demo.timing import Timed, measure, warm_up
 from selfspec.cli.demo.tree_view import best_step, draw
 from selfspec.cli.shared.live_text import LiveText
@@ -101,7 +101,7 @@ class Demo:
         many = "one round" if self.rounds == 1 else f"median of {self.rounds} rounds"
         self._say(f"Times: {many}, stock and selfspec in turns, nothing drawn meanwhile.")
         self.console.print(times_table(rows))
-        self._warn(rows[-1][1])
+        self._warn(rows[-1])
         start = "with nothing" if self.writer.start.cache is None else "with the cache"
         self._say(
             f"selfspec starts {start} at the first snippet and learns from one to the next.\n"
@@ -109,7 +109,7 @@ class Demo:
         self._say("Where the tokens came from:")
         self.console.print(origins_table(rows, self.writer.origins(self.config)))
 
-    def _warn(self, total: Summary) -> None:
+    def _warn(self, total: Row) -> None:
         """Says when the times are too unsteady to be quoted."""
         if self.rounds == 1:
             self._say("One round can't show how much the times vary: more --rounds can.", "yellow")

@@ -15,7 +15,7 @@ from selfspec.cli.demo import timing as timing
 from selfspec.cli.demo.differences import Difference, differences, explain
 from selfspec.cli.demo.showing import Demo
 from selfspec.cli.demo.snippets import SNIPPETS, Snippet
-from selfspec.cli.demo.tables import Summary, summarise
+from selfspec.cli.demo.tables import Row, summarise
 from selfspec.cli.demo.timing import Run, Timed, measure
 from selfspec.cli.shared.live_text import OWN
 from selfspec.cli.shared.options import Sampling
@@ -207,16 +207,16 @@ def rounds_of(stock, drafted) -> Timed:
 
 
 def test_a_row_has_the_median_speed_up_and_how_far_the_rounds_differ():
-    (_, one), (_, other), (name, total) = summarise(
+    one, other, total = summarise(
         ["one", "other"],
         [rounds_of([2, 2, 36], [1, 1, 2]), rounds_of([4, 4, 4], [4, 2, 2])],
     )
     assert (one.speed_ups, one.spread) == ([2, 2, 18], "2.00 to 18.00")
     assert (other.speed_ups, other.spread) == ([1, 2, 2], "1.00 to 2.00")
-    assert (name, total.speed_ups) == ("all", [6 / 5, 6 / 3, 40 / 4])
+    assert (total.name, total.speed_ups) == ("all", [6 / 5, 6 / 3, 40 / 4])
     assert total.is_unsteady
-    assert not Summary.of(rounds_of([2, 2.1], [1, 1])).is_unsteady
-    assert Summary.of(rounds_of([2], [1])).spread == "-"
+    assert not Row("", [rounds_of([2, 2.1], [1, 1])]).is_unsteady
+    assert Row("", [rounds_of([2], [1])]).spread == "-"
 
 
 @pytest.mark.parametrize(
