@@ -34,9 +34,7 @@ def build(
     output: Annotated[Path, Argument(help="The cache folder to make.")],
     recipe: Annotated[
         Path | None,
-        Option(
-            help="TOML file with the keys below; options override its keys.", show_default=False
-        ),
+        Option(help="TOML file with the keys below; options override its keys."),
     ] = None,
     max_memory: Annotated[
         str,

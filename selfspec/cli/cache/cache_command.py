@@ -40,10 +40,7 @@ def inspect(
     folder: Annotated[str, typer.Argument(help="A cache folder or a Hub id.")],
     tokenizer: Annotated[
         str | None,
-        typer.Option(
-            help="Folder or Hub id of the tokenizer, to show text for token ids.",
-            show_default=False,
-        ),
+        typer.Option(help="Folder or Hub id of the tokenizer, to show text for token ids."),
     ] = None,
     text: Annotated[
         Path | None,

@@ -22,7 +22,6 @@ class ChatOptions(WriteOptions):
         typer.Option(
             help="Folder or Hub id of a chat model, such as HuggingFaceTB/SmolLM2-135M-Instruct. "
             "Required.",
-            show_default=False,
         ),
     ] = None
 

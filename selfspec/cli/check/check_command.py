@@ -37,7 +37,6 @@ def check(
             metavar="MODEL",
             help="Folder or Hub id of a causal language model. Default: the small one that comes "
             "with selfspec.",
-            show_default=False,
         ),
     ] = None,
     prompts: Annotated[
@@ -46,7 +45,6 @@ def check(
             metavar="FILE",
             help="Your own prompts, one a line in JSON: as 'selfspec batch' reads them, or "
             '{"turns": ["...", ...]}. Default: five of different kinds.',
-            show_default=False,
         ),
     ] = None,
     dtype: Annotated[
@@ -67,9 +65,7 @@ def check(
     ] = 60,
     output: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Write all figures to this JSON file too.", show_default=False
-        ),
+        typer.Option(metavar="FILE", help="Write all figures to this JSON file too."),
     ] = None,
     device: DeviceName = "auto",
     cache: CacheFolder = None,

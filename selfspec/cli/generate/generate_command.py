@@ -31,7 +31,7 @@ def generate(
     ] = "-",
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write to this file, not to stdout.", show_default=False),
+        typer.Option(metavar="FILE", help="Write to this file, not to stdout."),
     ] = None,
     prediction: Annotated[
         Path | None,
@@ -39,7 +39,6 @@ def generate(
             metavar="FILE",
             help="A file that says roughly what the answer will be, such as the text to be edited. "
             "The closer it is, the fewer steps are needed.",
-            show_default=False,
         ),
     ] = None,
     max_new_tokens: MaxNewTokens = 256,

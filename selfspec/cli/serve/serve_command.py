@@ -47,7 +47,6 @@ class Access:
             envvar="SELFSPEC_API_KEY",
             help="Answer only requests with this key. Set it in the environment if you can, since "
             "other users of the machine may see a command's options. Default: no key.",
-            show_default=False,
         ),
     ] = None
     allow_host: Annotated[
@@ -106,7 +105,6 @@ class Load:
         typer.Option(
             help="Memory for the keys and values of all texts, such as 4GB. Default: half of the "
             "memory that is free once the model is loaded, or what --max-memory leaves.",
-            show_default=False,
         ),
     ] = None
 
@@ -126,10 +124,7 @@ def serve(
     knobs: Knobs,
     name: Annotated[
         str | None,
-        typer.Option(
-            help="The name of the model in requests. Default: MODEL as given.",
-            show_default=False,
-        ),
+        typer.Option(help="The name of the model in requests. Default: MODEL as given."),
     ] = None,
     verbose: Verbose = False,
 ) -> None:

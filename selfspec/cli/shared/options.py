@@ -51,7 +51,6 @@ CacheFolder = Annotated[
         help="Start with this cache, a folder or a Hub id. 'selfspec cache build' makes one. It "
         "must be built for the model's tokenizer.",
         rich_help_panel=_MEMORY,
-        show_default=False,
     ),
 ]
 
@@ -65,7 +64,6 @@ class ModelOptions:
         Option(
             help="Folder or Hub id of a causal language model. Default: a small model that comes "
             "with selfspec and continues Python code.",
-            show_default=False,
         ),
     ] = None
     device: DeviceName = "auto"
@@ -83,7 +81,6 @@ class RunOptions(ModelOptions):
             "model takes. Layers that do not fit are read from disk in each step. Default: no "
             "limit.",
             rich_help_panel=_MEMORY,
-            show_default=False,
         ),
     ] = None
 
@@ -101,7 +98,6 @@ class DraftOptions(RunOptions):
             "holds pieces of texts, belongs to the model's tokenizer, and only you can read it. "
             "Default: keep nothing.",
             rich_help_panel=_MEMORY,
-            show_default=False,
         ),
     ] = None
     draft_model: Annotated[
@@ -111,7 +107,6 @@ class DraftOptions(RunOptions):
             help="Folder or Hub id of a small model with the same tokenizer. It drafts too where "
             "that pays. Default: none.",
             rich_help_panel=_MEMORY,
-            show_default=False,
         ),
     ] = None
 
@@ -127,14 +122,12 @@ class Sampling:
             metavar="NUMBER",
             help="0: always the likeliest token. Higher: more varied text. Default: what the "
             "model's own generation config says.",
-            show_default=False,
         ),
     ] = None
     seed: Annotated[
         int | None,
         Option(
             help="For sampling: the same seed gives the same text. Default: a new one each time.",
-            show_default=False,
         ),
     ] = None
 

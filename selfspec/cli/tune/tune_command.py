@@ -42,7 +42,6 @@ def tune(
             metavar="FILE",
             help="Prompts like those to come, one a line in JSON: as 'selfspec batch' reads them, "
             'or {"turns": ["...", ...]}. Some dozen are enough.',
-            show_default=False,
         ),
     ],
     out: Annotated[
@@ -51,7 +50,6 @@ def tune(
             metavar="FOLDER",
             help="The cache folder for the tree. If it exists, drafts start with what it holds, "
             "and the tree is added to it.",
-            show_default=False,
         ),
     ],
     max_new_tokens: MaxNewTokens = 128,
@@ -62,7 +60,6 @@ def tune(
             max=64,
             help="Keep the tree of this width, for example for another device. Default: the width "
             "with the most tokens a second here.",
-            show_default=False,
         ),
     ] = None,
     report: Annotated[
@@ -70,7 +67,6 @@ def tune(
         typer.Option(
             metavar="FILE",
             help="Write a page with pictures: trees, and how often candidates were right.",
-            show_default=False,
         ),
     ] = None,
     verbose: Verbose = False,
