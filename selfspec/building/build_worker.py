@@ -20,19 +20,10 @@ from selfspec.store import tokenizer_info
 
 
 class BuildWorker:
-    """One model, loaded when it is first needed, and one tokenizer.
-
-    Args:
-        max_memory: Bytes for counting n-grams, without the tokenizer and the model.
-    """
+    """One model, loaded when it is first needed, and one tokenizer."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        tokenizer: Any,
-        load_model: Callable[[], Any],
-        *,
-        max_memory: int,
+        self, recipe: Recipe, tokenizer: Any, load_model: Callable[[], Any], *, max_memory: int
     ) -> None:
         self._recipe = recipe
         self._tokenizer = tokenizer

@@ -34,21 +34,13 @@ _SHARD_DOCUMENTS, _SHARD_CHARACTERS = 1 << 14, 1 << 22
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions:
-    """How to build. None of these options changes a byte of the cache.
+    """How to build. None of these options changes a byte of the cache."""
 
-    Args:
-        max_memory: Bytes for counting n-grams, without the tokenizer and the model.
-        restart: Deletes what an earlier start left, in place of going on from there.
-        overwrite: Replaces a cache folder that exists already.
-        keep_work: Leaves the work folder, with the generations in it.
-        save_seconds: How often the warm-up writes down what was learned.
-    """
-
-    max_memory: int = 1_000_000_000
-    restart: bool = False
-    overwrite: bool = False
-    keep_work: bool = False
-    save_seconds: float = 10.0
+    max_memory: int = 1_000_000_000  # bytes for counting n-grams, without tokenizer and model
+    restart: bool = False  # Delete what an earlier start left, in place of going on from there.
+    overwrite: bool = False  # Replace a cache folder that exists already.
+    keep_work: bool = False  # Leave the work folder, with the generations in it.
+    save_seconds: float = 10.0  # how often the warm-up writes down what was learned
 
 
 class Builder:

@@ -60,10 +60,6 @@ KEYS = {
 }
 
 
-def _texts(value: Any) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """What to read, what to build from it, and how much of it to keep; `KEYS` explains each."""
@@ -176,7 +172,8 @@ class Recipe:
                 self._check_text(name, getattr(self, name))
         if not isinstance(self.data_files, (str, list, tuple)):
             raise BuildError(f"data_files must be a list of globs (got {self.data_files!r})")
-        object.__setattr__(self, "data_files", _texts(self.data_files))
+        globs = [self.data_files] if isinstance(self.data_files, str) else self.data_files
+        object.__setattr__(self, "data_files", tuple(globs))
         for glob in self.data_files:
             self._check_text("data_files", glob)
         if not isinstance(self.roles, Mapping):
@@ -244,7 +241,5 @@ def _tomllib() -> Any:
     try:
         import tomli
     except ImportError as error:
-        raise BuildError(
-            "reading a recipe on Python 3.10 needs tomli: pip install tomli"
-        ) from error
+        raise BuildError("a recipe needs tomli on Python 3.10: pip install tomli") from error
     return tomli

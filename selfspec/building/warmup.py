@@ -42,10 +42,8 @@ class Window(NamedTuple):
 class Warmup:
     """One build's reading: how many tokens were read, and where to go on.
 
-    Args:
-        save_seconds: How often what was learned is written down, and so how much work a killed
-            process loses. It changes no byte of the cache.
-        prefix: What every window stands behind. Nothing is learned from it.
+    All windows stand behind the tokens of `prefix`, of which nothing is learned. A killed process
+    loses what was learned in the last `save_seconds`.
     """
 
     def __init__(

@@ -68,19 +68,13 @@ class Line:
 
     def _response(self, answer: Answer, model_name: str) -> dict[str, Any]:
         is_text = isinstance(self.prompt, str)
-        said = {"text": answer.text}
         message = {"message": {"role": "assistant", "content": answer.text}}
+        said = {"text": answer.text} if is_text else message
         num_prompt, num_new = answer.num_prompt_tokens, len(answer.ids)
         body = {
             "object": "text_completion" if is_text else "chat.completion",
             "model": model_name,
-            "choices": [
-                {
-                    "index": 0,
-                    **(said if is_text else message),
-                    "finish_reason": answer.finish_reason,
-                }
-            ],
+            "choices": [{"index": 0, **said, "finish_reason": answer.finish_reason}],
             "usage": {
                 "prompt_tokens": num_prompt,
                 "completion_tokens": num_new,
@@ -105,7 +99,8 @@ def read_line(number: int, data: bytes) -> Line:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError.
-        raise CliError(f"{_RULE} (got {_shown_bytes(data)})") from error
+        start = data[:200].decode(errors="replace")  # A line may be as long as it likes.
+        raise CliError(f"{_RULE} (got {_shown(start)})") from error
     if not isinstance(value, Mapping):
         raise CliError(f"{_RULE} (got {_shown(value)})")
     in_body = "body" in value
@@ -169,10 +164,10 @@ def _arguments(asked: Mapping[str, Any]) -> dict[str, Any]:
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 raise CliError(f"{name} must be a whole number >= 1 (got {_shown(number)})")
             arguments["max_new_tokens"] = number
-    if (temperature := _real(asked, "temperature", 0)) is not None:
+    if (temperature := _real(asked, "temperature")) is not None:
         arguments["do_sample"] = temperature > 0
         arguments |= {"temperature": temperature} if temperature else {}
-    if (top_p := _real(asked, "top_p", 0)) is not None:
+    if (top_p := _real(asked, "top_p")) is not None:
         arguments["top_p"] = top_p
     if (stop := asked.get("stop")) is not None:
         strings = [stop] if isinstance(stop, str) else stop
@@ -183,14 +178,13 @@ def _arguments(asked: Mapping[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def _real(asked: Mapping[str, Any], name: str, least: float) -> float | None:
+def _real(asked: Mapping[str, Any], name: str) -> float | None:
     value = asked.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise CliError(f"{name} must be a number >= {least} (got {_shown(value)})")
-    if not least <= value <= _LARGEST:
-        raise CliError(f"{name} must be a number >= {least} (got {_shown(value)})")
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= _LARGEST:
+        raise CliError(f"{name} must be a number >= 0 (got {_shown(value)})")
     return float(value)
 
 
@@ -209,8 +203,3 @@ def _shown(value: Any) -> str:
     except RecursionError:
         text = f"a {type(value).__name__} that is nested too deeply"
     return text[:80] + "…" * (len(text) > 80)
-
-
-def _shown_bytes(data: bytes) -> str:
-    """The start of a line that may be as long as it likes."""
-    return _shown(data[:200].decode(errors="replace"))

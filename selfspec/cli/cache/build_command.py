@@ -65,21 +65,16 @@ def build(
         "overwrite": overwrite,
         "keep_work": keep_work,
     }
-    _check_fleet(fleet_options, asked, loading)
-    with ExitStack() as stack:
-        contents = _Build(asked, loading, fleet_options, how).run(output, stack)
-    print(_summary(output, contents))
-
-
-def _check_fleet(options: FleetOptions, recipe: Recipe, loading: ModelOptions) -> None:
-    """Refuses what workers on Ray can't do for a build."""
-    options.check(loading.device)
-    if options.ray is not None and recipe.generates:
+    fleet_options.check(loading.device)
+    if fleet_options.ray is not None and asked.generates:
         raise CliError(
             "--learn-from must be text with --ray (got 'generations', where the model learns from "
             "each answer for the next one); answer the prompts with 'selfspec batch --ray', and "
             "build from its answers"
         )
+    with ExitStack() as stack:
+        contents = _Build(asked, loading, fleet_options, how).run(output, stack)
+    print(_summary(output, contents))
 
 
 @dataclass(frozen=True)

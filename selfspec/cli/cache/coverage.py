@@ -13,19 +13,12 @@ _ALL = 1 << 30  # More than a prefix can have continuations.
 
 @dataclass
 class Coverage:
-    """How often one table could help, over the positions of a text.
+    """How often one table could help, over the positions of a text."""
 
-    Attributes:
-        what: The table, and how many tokens it looks at.
-        num_positions: Positions with as many tokens before them as the table looks at.
-        num_found: Those of them at which the table has something recorded.
-        num_named: Those at which the next token is among what is recorded.
-    """
-
-    what: str
-    num_positions: int = 0
-    num_found: int = 0
-    num_named: int = 0
+    what: str  # the table, and how many tokens it looks at
+    num_positions: int = 0  # with as many tokens before them as the table looks at
+    num_found: int = 0  # of those: where the table has something recorded
+    num_named: int = 0  # where the next token is among what is recorded
 
     def count(self, named: Iterable[int], token: int) -> None:
         """Counts one position, with the tokens that are recorded there and the one that came."""
