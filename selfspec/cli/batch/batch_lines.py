@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from selfspec.building.limits import choice_of
 from selfspec.errors import CliError, unknown_name
 
 if TYPE_CHECKING:
@@ -165,8 +166,7 @@ def _arguments(asked: Mapping[str, Any]) -> dict[str, Any]:
                 raise CliError(f"{name} must be a whole number >= 1 (got {_shown(number)})")
             arguments["max_new_tokens"] = number
     if (temperature := _real(asked, "temperature")) is not None:
-        arguments["do_sample"] = temperature > 0
-        arguments |= {"temperature": temperature} if temperature else {}
+        arguments |= choice_of(temperature)
     if (top_p := _real(asked, "top_p")) is not None:
         arguments["top_p"] = top_p
     if (stop := asked.get("stop")) is not None:

@@ -15,7 +15,7 @@ from selfspec.cli.shared.messages import working
 from selfspec.cli.shared.paint import Painter
 from selfspec.cli.shared.writer import Writer
 from selfspec.config import SpecConfig
-from selfspec.errors import CliError, unknown_name
+from selfspec.errors import SelfSpecError, unknown_name
 
 _COMMANDS = {
     "/stats": "tokens per step and where they came from, over all answers",
@@ -77,7 +77,7 @@ class Chat:
             with self._spinner:
                 self._spinner.enter_context(working("Reading", only_spinner=True))
                 self._last = self.conversation.ask(line)
-        except CliError as error:
+        except SelfSpecError as error:
             self._note(f"error: {error}")
             return
         self._wrap.end()

@@ -18,7 +18,7 @@ from selfspec.cli.shared.model_loading import Loaded
 from selfspec.cli.shared.options import Sampling
 from selfspec.cli.shared.paint import harmless
 from selfspec.cli.shared.writer import Writer
-from selfspec.errors import CliError
+from selfspec.errors import CliError, UnsupportedError
 
 FEW = ("--max-new-tokens", "16")
 QUESTIONS = ("the quick brown fox", "read a file", "dog")
@@ -252,5 +252,5 @@ def test_a_model_without_a_template_is_refused(fails, plain_folder):
 def test_a_template_that_takes_no_system_message(writer):
     template = "{{ raise_exception('System role not supported') }}"
     writer.tokenizer.chat_template = template
-    with pytest.raises(CliError, match="refuses these messages: System role not supported"):
+    with pytest.raises(UnsupportedError, match=r"template takes \(got: System role not supp"):
         Conversation(writer, SelfSpec(), ignore, system="be kind")
