@@ -82,13 +82,6 @@ def test_no_tree_where_nothing_is_drafted(demo):
     assert "No tree to draw: nothing was drafted." in result.stdout
 
 
-def test_sampling_is_the_same_text_too(demo):
-    out = demo(*TWO, "--temperature", "0.8", "--seed", "5", "--rounds", "2").stdout
-    assert "sampling at temperature 0.8, seed 5" in out
-    assert "Same text: 2 of 2" in out
-    assert "median of 2 rounds" in out
-
-
 def test_the_models_own_generation_config_is_the_default(run, plain_folder, tmp_path):
     folder = tmp_path / "sampling"
     shutil.copytree(plain_folder, folder)
@@ -247,17 +240,3 @@ def test_origins_add_up_to_all_tokens(writer):
 def test_origins_are_those_that_there_can_be(writer, num_branches, named):
     config = SpecConfig(sources=("lut", "context", "corpus"), num_branches=num_branches)
     assert writer.origins(config) == ["lut", "context", *named]
-
-
-def test_the_spec_of_the_screen_is_not_the_one_that_is_timed(writer, monkeypatch):
-    made, new_spec = [], writer.new_spec
-
-    def noted(config):
-        made.append(new_spec(config))
-        return made[-1]
-
-    monkeypatch.setattr(writer, "new_spec", noted)
-    console = Console(file=StringIO())
-    Demo(writer, SpecConfig(), [Snippet("one", "the quick")], 2, console).run(with_tree=False)
-    warming, shown, *timed = made
-    assert [spec.total_stats.num_calls for spec in (warming, shown, *timed)] == [1, 1, 1, 1]

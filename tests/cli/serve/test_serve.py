@@ -126,20 +126,6 @@ def test_several_clients_at_once(client: Any, chat_folder: str) -> None:
         assert [future.result(PATIENCE) for future in futures] == alone
 
 
-def test_a_prediction_and_the_models(client: Any, chat_folder: str) -> None:
-    text = chat(client, chat_folder)
-    answer = client.chat.completions.create(
-        model=chat_folder,
-        messages=MESSAGES,
-        max_tokens=24,
-        temperature=0,
-        prediction={"type": "content", "content": text},
-    )
-    assert answer.choices[0].message.content == text
-    assert answer.usage.completion_tokens_details.accepted_prediction_tokens > 0
-    assert [model.id for model in client.models.list()] == [chat_folder]
-
-
 def test_refusals_are_errors_of_the_client(client: Any, chat_folder: str) -> None:
     with pytest.raises(openai.NotFoundError, match="the one that this server answers with"):
         chat(client, "no/such-model")
