@@ -154,6 +154,9 @@ class TestMerge:
         flip_byte(folder / "corpus.safetensors")
         assert "must have the sha256" in fails("cache", "merge", out, folder)
         assert not out.exists()
+        (folder / "notes.txt").write_text("mine")
+        line = fails("cache", "merge", folder, folder, "--overwrite")
+        assert "what is overwritten must be a cache folder with no other files" in line
 
     def test_the_same_cache_twice(self, fails, folder, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)

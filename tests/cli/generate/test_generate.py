@@ -4,10 +4,12 @@ import gc
 import re
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from selfspec.cli.shared.writer import Writer
 from selfspec.store import MemoryFolder
 from tests.caches import contents
 
@@ -115,6 +117,12 @@ def test_a_disk_that_is_full(plain_folder):
             assert last.startswith(f"error: {name} must be writable (got ")
             assert last.endswith("No space left on device)")
             assert done.returncode == 2
+
+
+def test_an_error_of_the_model_is_not_told_as_one_of_stdout(generate, monkeypatch):
+    monkeypatch.setattr(Writer, "write", Mock(side_effect=OSError(5, "Input/output error")))
+    with pytest.raises(OSError, match="Input/output error"):
+        generate()
 
 
 @pytest.mark.long

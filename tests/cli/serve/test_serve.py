@@ -162,6 +162,15 @@ def test_options_that_can_not_be(fails, chat_folder: str, wrong: tuple[str, ...]
     assert said in fails("serve", chat_folder, "--port", free_port(), *wrong)
 
 
+def test_within_a_memory(fails, chat_folder: str) -> None:
+    """Keys and values get what the model leaves."""
+    asked = serve.ServeOptions(model=chat_folder, dtype="float32", max_memory="3MB")
+    answering = serve._answering(asked, serve.Load(max_rows=3), SpecConfig())
+    weights = sum(4 * each.numel() for each in answering.model.parameters())
+    assert answering.max_memory == 3_000_000 - weights
+    assert "must be a number of bytes" in fails("serve", chat_folder, "--max-memory", "lots")
+
+
 def test_a_wide_address_is_warned_of() -> None:
     assert not serve.Access().is_wide
     assert not serve.Access(host="127.0.0.1").is_wide
