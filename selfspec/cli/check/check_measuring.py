@@ -190,10 +190,9 @@ def _answer(
     watch = _Watch()
     writer.reseed()
     start = perf_counter()
-    output = writer.write(
+    new_ids = writer.new_ids(
         prompt, spec, streamer=watch, max_new_tokens=num_new, prediction=prediction
     )
-    new_ids = output.sequences[0, len(prompt) :].tolist()  # This waits for the device.
     ended = perf_counter()
     first = watch.first or ended
     return Answered(len(prompt), new_ids, first - start, ended - first)

@@ -64,8 +64,7 @@ class Demo:
             self.painter.write(snippet.prompt, "dim")
             self.writer.reseed()
             live = LiveText(self.writer.tokenizer, ids, self.painter.show)
-            output = self.writer.write(ids, spec, streamer=live)
-            shown.append(output.sequences[0, len(ids) :].tolist())
+            shown.append(self.writer.new_ids(ids, spec, streamer=live))
             self.painter.show("" if live.text.endswith("\n") else "\n")
         self.console.rule(style="dim")
         return shown

@@ -141,6 +141,12 @@ class Writer:
                 **self.choice(),
             )
 
+    def new_ids(self, ids: Sequence[int], spec: SelfSpec | None, **options: Any) -> list[int]:
+        """What `write` writes behind the prompt; waits for the device."""
+        output = self.write(ids, spec, **options)
+        new_ids: list[int] = output.sequences[0, len(ids) :].tolist()
+        return new_ids
+
     def choice(self) -> dict[str, Any]:
         """How the next token is chosen, as arguments of `generate()`."""
         temperature = self.sampling.temperature
