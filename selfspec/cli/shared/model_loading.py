@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from selfspec.building.limits import max_positions
 from selfspec.cli.shared.options import ModelOptions, RunOptions
 from selfspec.errors import CliError, SelfSpecError, one_line, unknown_name
+from selfspec.machine.amounts import amount_in_bytes
 
 TINY = Path(__file__).parents[2] / "models" / "tiny"
 _DEVICE_RULE = "--device must be one that torch can use here"
@@ -81,6 +82,8 @@ def check_options(options: ModelOptions, option: str = "--model") -> None:
     source_of(options.model, option)
     if options.dtype not in DTYPES:
         raise CliError(unknown_name("dtype", options.dtype, DTYPES))
+    if isinstance(options, RunOptions) and options.max_memory is not None:
+        amount_in_bytes(options.max_memory, whole=1, name="--max-memory")
 
 
 def check_template(name: str | None, template: str | None) -> None:

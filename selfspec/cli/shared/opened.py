@@ -28,8 +28,6 @@ def checked(asked: DraftOptions, knobs: Knobs, option: str = "--model") -> SpecC
     check_options(asked, option)
     if asked.draft_model is not None:
         source_of(asked.draft_model, "--draft-model")
-    if asked.max_memory is not None:
-        amount_in_bytes(asked.max_memory, whole=1, name="--max-memory")
     return knobs.config()
 
 
