@@ -46,24 +46,25 @@ def loaded(
         yield writer
 
 
-def opened(asked: DraftOptions, *, chats: bool = False, num_texts: int = 0) -> tuple[Loaded, Start]:
+def opened(
+    asked: DraftOptions,
+    *,
+    chats: bool = False,
+    num_texts: int = 0,
+    cache_option: str = "--cache",
+) -> tuple[Loaded, Start]:
     """The model, and what drafts start with.
 
-    Under `--max-memory` room is set aside for `num_texts` texts, or for a long one.
+    Under `--max-memory` room is set aside for `num_texts` texts, or for a long one. Tokenizer and
+    caches are quick to read, so their faults are told before the model is read.
     """
-    from selfspec.cli.shared.model_loading import load_draft_model, load_model
+    from selfspec.cli.shared.model_loading import (
+        check_template,
+        load_draft_model,
+        load_model,
+        load_tokenizer,
+    )
     from selfspec.cli.shared.writer import Start
-
-    # Tokenizer and caches are quick to read, so their faults are told before the model is read.
-    tokenizer, held = _checked_tokenizer(asked, chats)
-    small = load_draft_model(asked.draft_model, asked)
-    room = (TOKENS_A_TEXT, num_texts + OTHER_TEXTS) if num_texts else (2048, 1)
-    return load_model(asked, tokenizer, *room, small), Start(held, asked.remember, small)
-
-
-def _checked_tokenizer(asked: DraftOptions, chats: bool) -> tuple[Any, Any]:
-    """The tokenizer, and what the cache holds; refuses those that don't fit each other."""
-    from selfspec.cli.shared.model_loading import check_template, load_tokenizer
     from selfspec.store import MemoryFolder, check_tokenizer, load_cache, tokenizer_info
 
     held = None if asked.cache is None else load_cache(asked.cache)
@@ -72,10 +73,12 @@ def _checked_tokenizer(asked: DraftOptions, chats: bool) -> tuple[Any, Any]:
     if chats:
         check_template(asked.model, tokenizer.chat_template)
     if held is not None:
-        check_tokenizer("--cache", held.tokenizer, tokenizer_info(tokenizer))
+        check_tokenizer(cache_option, held.tokenizer, tokenizer_info(tokenizer))
     if kept is not None:
         kept.check_tokenizer(tokenizer_info(tokenizer))
-    return tokenizer, held
+    small = load_draft_model(asked.draft_model, asked)
+    room = (TOKENS_A_TEXT, num_texts + OTHER_TEXTS) if num_texts else (2048, 1)
+    return load_model(asked, tokenizer, *room, small), Start(held, asked.remember, small)
 
 
 def memory_of_texts(

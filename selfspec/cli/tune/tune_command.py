@@ -17,7 +17,8 @@ from rich.table import Table
 
 from selfspec.building.progress import Bars
 from selfspec.cli.shared.messages import Verbose, working
-from selfspec.cli.shared.options import MaxNewTokens, RunOptions, unfolds
+from selfspec.cli.shared.opened import opened
+from selfspec.cli.shared.options import DraftOptions, MaxNewTokens, RunOptions, unfolds
 from selfspec.cli.shared.text_files import check_output, encoded_prompts, read_prompts
 from selfspec.errors import CliError
 
@@ -103,24 +104,14 @@ def tune(
 def _opened(loading: RunOptions, out: Path) -> Iterator[tuple[Loaded, CacheContents]]:
     """The model, and what the folder holds so far; a folder that can't be used is told first."""
     with working(f"Loading {loading.model or 'the embedded model'}"):
-        from selfspec.cli.shared.model_loading import load_model, load_tokenizer, quiet
-        from selfspec.store import (
-            CacheContents,
-            check_target,
-            check_tokenizer,
-            load_cache,
-            tokenizer_info,
-        )
+        from selfspec.cli.shared.model_loading import quiet
+        from selfspec.store import CacheContents, check_target, tokenizer_info
 
         target = check_target(out, overwrite=True)
-        tokenizer = load_tokenizer(loading)
-        contents = CacheContents(tokenizer=tokenizer_info(tokenizer))
-        if target.is_dir() and any(target.iterdir()):
-            contents = load_cache(target)
-            check_tokenizer("--out", contents.tokenizer, tokenizer_info(tokenizer))
-        model = load_model(loading, tokenizer)
+        held = str(target) if target.is_dir() and any(target.iterdir()) else None
+        loaded, start = opened(DraftOptions(**vars(loading), cache=held), cache_option="--out")
     with quiet():
-        yield model, contents
+        yield loaded, start.cache or CacheContents(tokenizer=tokenizer_info(loaded.tokenizer))
 
 
 def _measured_costs(model: Any, ids: Sequence[Sequence[int]], max_new_tokens: int) -> CostCurve:
