@@ -81,14 +81,6 @@ def test_a_cache_of_own_answers(tmp_path, build, dialogue):
     assert about["model"]
 
 
-@pytest.mark.parametrize(
-    ("build_", "kept"), [("ngrams", "corpus.safetensors"), ("lut", "lut.safetensors")]
-)
-def test_one_kind_alone(tmp_path, build, lines, build_, kept):
-    files = build(tmp_path / "cache", data=str(lines), form="paragraph", build=build_)
-    assert set(files) == {"cache.json", kept}
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Killed])
 @pytest.mark.parametrize("moves", [1, 2, 5, 8, 9])
 def test_counting_interrupted_at_any_document(tmp_path, build, lines, moves, error):

@@ -162,18 +162,6 @@ def test_ctrl_c_keeps_what_was_shown_and_the_next_turn_is_right(writer, stock_te
     assert contents(conversation)[-1] == expected
 
 
-def test_sampled_answers_are_the_seeds(loaded):
-    texts = []
-    for _ in range(2):
-        conversation = Conversation(
-            Writer(loaded, Sampling(temperature=1.5, seed=3), 12), SelfSpec(), ignore
-        )
-        for question in QUESTIONS:
-            conversation.ask(question)
-        texts.append(contents(conversation))
-    assert texts[0] == texts[1]
-
-
 def test_a_full_context_is_an_error_that_leaves_the_chat_running(conversation):
     with pytest.raises(CliError, match=r"512 positions \(got \d+ tokens\); /reset starts over"):
         conversation.ask("dog " * 600)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -116,12 +115,6 @@ def test_no_gain_has_a_reason(found, why):
     said = verdict([found])
     assert said.startswith("No gain here (")
     assert why in said
-
-
-def test_a_model_that_is_not_drafted_for_says_why():
-    found = replace(measured(1.2), curve=None)
-    found.stats.disable("recurrent")
-    assert "because the model is not drafted for: recurrent" in verdict([found])
 
 
 def test_answers_of_different_lengths_are_compared_by_their_tokens():

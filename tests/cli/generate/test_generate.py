@@ -64,12 +64,6 @@ def test_plain_decoding_writes_the_same_and_says_why(generate, stock_text, monke
     assert result.stderr.count("not drafted for as asked: it is Sunday") == 1
 
 
-def test_strict_refuses_plain_decoding(fails, plain_folder, monkeypatch):
-    monkeypatch.setattr("selfspec.plugin.call.plain_reason", lambda *_: "it is Sunday")
-    line = fails("generate", "--model", plain_folder, *FEW, "--strict", stdin=PROMPT)
-    assert "it is Sunday" in line
-
-
 def test_wrong_prompts_and_predictions(fails, plain_folder, tmp_path):
     wrong = tmp_path / "latin.txt"
     wrong.write_bytes(b"ab\xff")
