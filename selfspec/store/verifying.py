@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,26 +47,22 @@ def verify_cache(folder: str | Path) -> CacheReport:
     folder = Path(folder).expanduser()
     card, data = read_card(folder)
     held: dict[str, Any] = {}
-    reports = []
-    for name in sorted(card.files):
-        problem = _attempt(partial(_check_file, folder, card, name, held))
-        reports.append(FileReport(name, card.files[name].size, problem))
-    whole = len(held) == len(card.files)
-    problem = _attempt(lambda: _check_card(folder, card, held)) if whole else None
-    reports.append(FileReport(CARD_FILE, len(data), problem))
-    return CacheReport(folder, card, tuple(reports))
+    problems: dict[str, CacheError] = {}
+    for name in [*sorted(card.files), CARD_FILE]:
+        try:
+            if name in card.files:
+                held[name] = _checked_file(folder, card, name)
+            elif not problems:
+                _check_card(folder, card, held)
+        except CacheError as error:
+            problems[name] = error
+    sizes = {name: card.files[name].size for name in sorted(card.files)} | {CARD_FILE: len(data)}
+    files = [FileReport(name, size, problems.get(name)) for name, size in sizes.items()]
+    return CacheReport(folder, card, tuple(files))
 
 
-def _attempt(check: Callable[[], None]) -> CacheError | None:
-    try:
-        check()
-    except CacheError as error:
-        return error
-    return None
-
-
-def _check_file(folder: Path, card: Card, name: str, held: dict[str, Any]) -> None:
-    """Checks a file and what it holds, and adds that to `held`."""
+def _checked_file(folder: Path, card: Card, name: str) -> Any:
+    """What a file holds, every entry of it checked."""
     found = read_file(folder, card, name, _EVERY_TIME)
     try:
         if name == LUT_FILE:
@@ -80,7 +74,7 @@ def _check_file(folder: Path, card: Card, name: str, held: dict[str, Any]) -> No
         raise CacheFormatError(
             f"{name} of cache {str(folder)!r} is no sound table: {error}"
         ) from error
-    held[name] = found
+    return found
 
 
 def _check_card(folder: Path, card: Card, held: dict[str, Any]) -> None:
