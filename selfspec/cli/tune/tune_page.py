@@ -85,15 +85,12 @@ def _cell(rate: float) -> str:
 
 def _levels(counts: AcceptanceCounts) -> Iterator[tuple[int, list[float]]]:
     """The trials of each level that has some, and the rate of each rank."""
-    num_ranks = 1 + max((path[-1] for path in counts.hits), default=0)
+    trials, hits = counts.by_depth()
+    num_ranks = 1 + max((rank for _, rank in hits), default=0)
     for depth in range(_DEEPEST):
-        trials = sum(number for path, number in counts.trials.items() if len(path) == depth)
-        if not trials:
+        if not trials[depth]:
             return
-        hits = [0] * num_ranks
-        for path, number in counts.hits.items():
-            hits[path[-1]] += number if len(path) == depth + 1 else 0
-        yield trials, [hit / trials for hit in hits]
+        yield trials[depth], [hits[depth, rank] / trials[depth] for rank in range(num_ranks)]
 
 
 def _positions(tree: FittedTree) -> tuple[list[float], list[int]]:
