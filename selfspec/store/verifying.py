@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,46 +18,32 @@ from selfspec.store.tables import check_values
 _EVERY_TIME = Memo(None)
 
 
-@dataclass(frozen=True)
-class FileReport:
-    """The verdict on one file; `problem` is None if it is sound."""
-
-    name: str
-    size: int
-    problem: CacheError | None = None
-
-
-@dataclass(frozen=True)
-class CacheReport:
-    """The verdicts on all files of a folder, the card's last."""
-
-    folder: Path
-    card: Card
-    files: tuple[FileReport, ...]
+class Verdicts(dict[str, CacheError | None]):
+    """The problem of each file of a folder, the card's last; None for a file that is sound."""
 
     @property
     def ok(self) -> bool:
         """Is every file as it was written?"""
-        return all(file.problem is None for file in self.files)
+        return not any(self.values())
 
 
-def verify_cache(folder: str | Path) -> CacheReport:
+def verify_cache(folder: str | Path) -> Verdicts:
     """Reads every file in full, even those known to be sound. Raises if there is no card."""
     folder = Path(folder).expanduser()
-    card, data = read_card(folder)
+    card, _ = read_card(folder)
     held: dict[str, Any] = {}
-    problems: dict[str, CacheError] = {}
+    verdicts = Verdicts()
     for name in [*sorted(card.files), CARD_FILE]:
+        problem = None
         try:
             if name in card.files:
                 held[name] = _checked_file(folder, card, name)
-            elif not problems:
+            elif verdicts.ok:
                 _check_card(folder, card, held)
         except CacheError as error:
-            problems[name] = error
-    sizes = {name: card.files[name].size for name in sorted(card.files)} | {CARD_FILE: len(data)}
-    files = [FileReport(name, size, problems.get(name)) for name, size in sizes.items()]
-    return CacheReport(folder, card, tuple(files))
+            problem = error
+        verdicts[name] = problem
+    return verdicts
 
 
 def _checked_file(folder: Path, card: Card, name: str) -> Any:

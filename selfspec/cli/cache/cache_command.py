@@ -110,11 +110,10 @@ def verify(
     with working(f"Checking {folder}"):
         from selfspec.store import verify_cache
 
-        report = verify_cache(folder)
-    for file in report.files:
-        verdict = "ok" if file.problem is None else f"DAMAGED: {one_line(file.problem)}"
-        print(f"{file.name}: {verdict}")
-    raise typer.Exit(0 if report.ok else _DAMAGED)
+        verdicts = verify_cache(folder)
+    for name, problem in verdicts.items():
+        print(f"{name}: {'ok' if problem is None else f'DAMAGED: {one_line(problem)}'}")
+    raise typer.Exit(0 if verdicts.ok else _DAMAGED)
 
 
 def _sound(folders: list[Path]) -> list[CacheContents]:
@@ -134,9 +133,9 @@ def _check(folder: Path) -> None:
     """Refuses a cache whose tables aren't sound. What follows reads every entry of them."""
     from selfspec.store import verify_cache
 
-    for file in verify_cache(folder).files:
-        if file.problem is not None:
-            raise file.problem
+    for problem in verify_cache(folder).values():
+        if problem is not None:
+            raise problem
 
 
 def _tokenizer(name: str | None) -> Any:
