@@ -121,26 +121,27 @@ class Demo:
 
     def _compare(self, found: Sequence[Difference]) -> bool:
         total = len(self.snippets)
-        explained = [
-            (difference, explain(self.writer, self.prompts[difference.snippet], difference))
-            for difference in found
-        ]
-        wrong = [each for each in explained if not each[1].is_allowed]
-        if not wrong:
+        explained = [self._explained(each) for each in found]
+        is_same = all(is_allowed for *_, is_allowed in explained)
+        if is_same:
             same = f"{total - len(found)} of {total} are stock generate()'s, token for token."
             self._say(f"Same text: {same}", "yellow" if found else "bold green")
-        if found and not wrong:
+        if found and is_same:
             self._say(
                 f"In {self.writer.dtype} a wider forward rounds differently, so texts may part at "
                 "near-ties:"
             )
-        for difference, (line, is_allowed) in explained:
-            name = self.snippets[difference.snippet].name
+        for name, line, is_allowed in explained:
             if is_allowed:
                 self._say(f"  {name}: {line}")
             else:
                 self._say(f"NOT the same text: {name}: {line}", "bold red")
-        return not wrong
+        return is_same
+
+    def _explained(self, difference: Difference) -> tuple[str, str, bool]:
+        """The snippet, a line on where it differs, and whether that is allowed."""
+        index = difference.snippet
+        return self.snippets[index].name, *explain(self.writer, self.prompts[index], difference)
 
     def _outlook(self) -> str:
         """What all this means for a model of the reader's own, and the command that says it."""

@@ -151,8 +151,8 @@ def test_a_near_tie_is_called_one(writer):
     assert line.endswith(", not a near-tie in bfloat16")
     assert is_allowed
     writer.model.to(torch.float32)
-    assert explain(writer, prompt, Difference(0, 0, [first], [second])).is_allowed
-    assert not explain(writer, prompt, Difference(0, 0, [first], [lowest])).is_allowed
+    assert explain(writer, prompt, Difference(0, 0, [first], [second]))[1]
+    assert not explain(writer, prompt, Difference(0, 0, [first], [lowest]))[1]
     line, is_allowed = explain(writer, prompt, Difference(0, 1, [7, 8], [7]))
     assert not is_allowed, "the end of a text has no logit"
     assert line.startswith("token 2 differs: stock ")
