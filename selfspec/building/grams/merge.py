@@ -77,12 +77,9 @@ def _owners(
 ) -> list[Array]:
     """For each child or continuation of each table, the index of the prefix it belongs to."""
     return [
-        np.repeat(own, _sizes(part[offsets])) for own, part in zip(indices, arrays, strict=True)
+        np.repeat(own, np.diff(part[offsets].astype(np.int64)))
+        for own, part in zip(indices, arrays, strict=True)
     ]
-
-
-def _sizes(offsets: Array) -> Array:
-    return offsets[1:].astype(np.int64) - offsets[:-1]
 
 
 def _add_up(

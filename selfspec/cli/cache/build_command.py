@@ -88,7 +88,7 @@ class _Build:
 
     def run(self, output: Path, stack: ExitStack) -> CacheContents:
         """Builds the cache; Ctrl-C leaves what is done by then for the next start."""
-        with working(f"Loading the tokenizer of {self._model_name}"):
+        with working(f"Loading the tokenizer of {self.loading.title}"):
             # Faults that show without a model are told first.
             from selfspec.building.inputs import find_inputs
             from selfspec.store import check_target
@@ -119,17 +119,13 @@ class _Build:
             bars.say("interrupted; run the same command again to go on")
             raise Abort from error
 
-    @property
-    def _model_name(self) -> str:
-        return self.loading.model or "the embedded model"
-
     def _model(self, tokenizer: Any, bars: Bars, is_spread: bool) -> Any:
         """The model, or only its sizes where workers read."""
         from selfspec.cli.shared.model_loading import load_model, load_shape
 
         if is_spread:
             return load_shape(self.loading)
-        bars.say(f"Loading {self._model_name} ...")
+        bars.say(f"Loading {self.loading.title} ...")
         return load_model(self.loading, tokenizer).model
 
     @contextmanager

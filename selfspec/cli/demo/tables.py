@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from statistics import median
 
 from rich import box
@@ -82,11 +83,10 @@ def times_table(rows: Sequence[Row]) -> Table:
 def origins_table(rows: Sequence[Row], sources: Iterable[str]) -> Table:
     """The share of the tokens that each source drafted, and the model's own."""
     names = {**labels(sources), OWN: "model's own"}
-    return _table(rows, [_origin_column(*item) for item in names.items()])
-
-
-def _origin_column(origin: str, label: str) -> Column:
-    return label, style_of(origin), lambda row: row.share(origin)
+    return _table(
+        rows,
+        [(label, style_of(name), partial(Row.share, origin=name)) for name, label in names.items()],
+    )
 
 
 def _table(rows: Sequence[Row], columns: Sequence[Column]) -> Table:

@@ -133,12 +133,12 @@ def serve(
     _check_access(access)
     _ = load.kv_bytes  # Refuses what is no amount before anything is loaded.
     _check_extra()
-    with working(f"Loading {asked.model}"):
+    with working(f"Loading {asked.title}"):
         # In a thread that ends: its threads of OpenMP would stay beside those of the answers.
         with ThreadPoolExecutor(1) as thread:
             answering = thread.submit(_answering, asked, load, config).result()
         answering.start()
-    _serve(answering, str(asked.model) if name is None else name, access)
+    _serve(answering, asked.title if name is None else name, access)
 
 
 def _answering(asked: DraftOptions, load: Load, config: SpecConfig) -> Answering:
@@ -172,7 +172,8 @@ def _serve(answering: Answering, name: str, access: Access) -> None:
         methods = ["GET", "POST"]
         app = CORSMiddleware(app, origins, allow_methods=methods, allow_headers=["*"])
     gate = Gate(app, hosts=access.hosts, origins=origins, api_key=access.api_key)
-    where = f"http://{_in_url(access.host)}:{access.port}"
+    host = f"[{access.host}]" if ":" in access.host else access.host
+    where = f"http://{host}:{access.port}"
     typer.echo(f"{name} answers at {where}/v1, statistics: {where}/selfspec/stats", err=True)
     if access.is_wide:
         typer.echo(_warning(access), err=True)
@@ -186,10 +187,6 @@ def _warning(access: Access) -> str:
         else "the key and all texts travel unencrypted; put a proxy with TLS in front"
     )
     return f"warning: --host {access.host} lets other machines in, and {who}"
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _check_extra() -> None:

@@ -36,7 +36,7 @@ def loaded(
     asked: WriteOptions, max_new_tokens: int, *, chats: bool = False, num_texts: int = 0
 ) -> Iterator[Writer]:
     """The model, loaded and ready to write; transformers' own messages are off meanwhile."""
-    with working(f"Loading {asked.model or 'the embedded model'}"):
+    with working(f"Loading {asked.title}"):
         from selfspec.cli.shared.model_loading import quiet
         from selfspec.cli.shared.writer import Writer
 

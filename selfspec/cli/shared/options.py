@@ -69,6 +69,11 @@ class ModelOptions:
     device: DeviceName = "auto"
     dtype: DtypeName = "auto"
 
+    @property
+    def title(self) -> str:
+        """What the model is called while it is loaded."""
+        return self.model or "the embedded model"
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(ModelOptions):

@@ -103,7 +103,7 @@ def tune(
 @contextmanager
 def _opened(loading: RunOptions, out: Path) -> Iterator[tuple[Loaded, CacheContents]]:
     """The model, and what the folder holds so far; a folder that can't be used is told first."""
-    with working(f"Loading {loading.model or 'the embedded model'}"):
+    with working(f"Loading {loading.title}"):
         from selfspec.cli.shared.model_loading import quiet
         from selfspec.store import CacheContents, check_target, tokenizer_info
 
