@@ -83,10 +83,8 @@ def times_table(rows: Sequence[Row]) -> Table:
 def origins_table(rows: Sequence[Row], sources: Iterable[str]) -> Table:
     """The share of the tokens that each source drafted, and the model's own."""
     names = {**labels(sources), OWN: "model's own"}
-    return _table(
-        rows,
-        [(label, style_of(name), partial(Row.share, origin=name)) for name, label in names.items()],
-    )
+    columns = [(label, style_of(o), partial(Row.share, origin=o)) for o, label in names.items()]
+    return _table(rows, columns)
 
 
 def _table(rows: Sequence[Row], columns: Sequence[Column]) -> Table:

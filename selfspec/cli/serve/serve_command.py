@@ -7,7 +7,7 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -160,17 +160,12 @@ def _answering(asked: DraftOptions, load: Load, config: SpecConfig) -> Answering
 
 
 def _serve(answering: Answering, name: str, access: Access) -> None:
-    from starlette.middleware.cors import CORSMiddleware
-
     from selfspec.building.limits import max_positions, vocab_size
     from selfspec.serving import Gate, Listening, Rules, application
 
     model = answering.model
-    app: Any = application(answering, Rules(name, vocab_size(model), max_positions(model)))
+    app = application(answering, Rules(name, vocab_size(model), max_positions(model)))
     origins = access.allow_origin or []
-    if origins:
-        methods = ["GET", "POST"]
-        app = CORSMiddleware(app, origins, allow_methods=methods, allow_headers=["*"])
     gate = Gate(app, hosts=access.hosts, origins=origins, api_key=access.api_key)
     host = f"[{access.host}]" if ":" in access.host else access.host
     where = f"http://{host}:{access.port}"
