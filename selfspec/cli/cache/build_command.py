@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from selfspec.store import CacheContents
 
 
+Overwrite = Annotated[
+    bool, Option("--overwrite", help="Replace a cache folder that exists already.")
+]
+
+
 @unfolds
 def build(
     loading: ModelOptions,
@@ -43,9 +48,7 @@ def build(
     restart: Annotated[
         bool, Option("--restart", help="Begin anew, and delete what an interrupted build left.")
     ] = False,
-    overwrite: Annotated[
-        bool, Option("--overwrite", help="Replace a cache folder that exists already.")
-    ] = False,
+    overwrite: Overwrite = False,
     keep_work: Annotated[
         bool, Option("--keep-work", help="Keep the work folder, with the model's answers in it.")
     ] = False,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from selfspec.cli.cache.build_command import build
+from selfspec.cli.cache.build_command import Overwrite, build
 from selfspec.cli.shared.group import Commands
 from selfspec.cli.shared.messages import Verbose, working
 from selfspec.cli.shared.paint import harmless
@@ -22,10 +22,6 @@ _DAMAGED = 2
 
 cache = typer.Typer(name="cache", cls=Commands)
 cache.command()(build)
-
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace a cache folder that exists already.")
-]
 
 
 @cache.callback(invoke_without_command=True)
