@@ -27,7 +27,6 @@ class Fit(NamedTuple):
     """The best tree of one width, and what it is worth here."""
 
     tree: FittedTree
-    expected_by_rank: float  # Tokens a step of the greedy tree, by depth and rank alone.
     seconds: float  # What a forward of this width costs.
 
     @property
@@ -74,16 +73,13 @@ class TreeSearch:
 
     def fit(self, width: int, curve: CostCurve) -> Fit:
         """The best tree of `width` >= 2 nodes, or of fewer where no more candidates came true."""
-        by_rank = best_tree(self._by_rank, width - 1)
-        tree = fitted(best_tree(self._by_place, width - 1))
-        return Fit(tree, 1 + sum(by_rank.values()), curve.seconds(tree.width))
+        tree = fitted(best_tree(self._rates, width - 1))
+        return Fit(tree, curve.seconds(tree.width))
 
-    def _by_rank(self, path: Path) -> Sequence[float]:
-        return self._levels[len(path)] if len(path) < len(self._levels) else ()
-
-    def _by_place(self, path: Path) -> Sequence[float]:
+    def _rates(self, path: Path) -> Sequence[float]:
         if path not in self._known:
-            self._known[path] = self._counts.rates_behind(path, self._by_rank(path))
+            level = self._levels[len(path)] if len(path) < len(self._levels) else ()
+            self._known[path] = self._counts.rates_behind(path, level)
         return self._known[path]
 
 

@@ -167,15 +167,14 @@ def _of_width(fits: Sequence[Fit], width: int) -> Fit:
 def _table(fits: Sequence[Fit], chosen: Fit, curve: CostCurve) -> Table:
     """A line for some widths and for the chosen one."""
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for title in ("width", "by depth and rank", "tokens a step", "ms", "tokens a second", ""):
+    for title in ("width", "tokens a step", "ms", "tokens a second", ""):
         table.add_column(title, justify="right")
     plain = curve.seconds(1)
-    table.add_row("1", "1.00", "1.00", f"{1000 * plain:.1f}", f"{1 / plain:.1f}", "plain")
+    table.add_row("1", "1.00", f"{1000 * plain:.1f}", f"{1 / plain:.1f}", "plain")
     for fit in fits:
         if fit.tree.width in _SHOWN or fit is chosen:
             table.add_row(
                 str(fit.tree.width),
-                f"{fit.expected_by_rank:.2f}",
                 f"{fit.tree.expected:.2f}",
                 f"{1000 * fit.seconds:.1f}",
                 f"{fit.rate:.1f}",
