@@ -8,10 +8,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from selfspec.building.counting import CountedShard
 from selfspec.building.documents import Document
 from selfspec.building.grams import GramCounter
 from selfspec.building.recipe import Recipe
-from selfspec.building.shards import CountedShard
 from selfspec.building.tokens import Encoder, encode_all, prefix_of
 from selfspec.building.warmup import Reader, Window
 from selfspec.config import SpecConfig
@@ -20,19 +20,10 @@ from selfspec.store import tokenizer_info
 
 
 class BuildWorker:
-    """One model, loaded when it is first needed, and one tokenizer.
-
-    Args:
-        max_memory: Bytes for counting n-grams, without the tokenizer and the model.
-    """
+    """One model, loaded when it is first needed, and one tokenizer."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        tokenizer: Any,
-        load_model: Callable[[], Any],
-        *,
-        max_memory: int,
+        self, recipe: Recipe, tokenizer: Any, load_model: Callable[[], Any], *, max_memory: int
     ) -> None:
         self._recipe = recipe
         self._tokenizer = tokenizer
@@ -50,7 +41,7 @@ class BuildWorker:
                 max_memory=self._max_memory,
             )
             tokens = empty = 0
-            for ids in encode_all(documents, encoder, 1):
+            for ids in encode_all(documents, encoder):
                 empty += ids is None
                 if ids is not None:
                     counter.add(ids)

@@ -13,41 +13,34 @@ from pathlib import Path
 from typing import Any
 
 from selfspec.building.counting import Counting
-from selfspec.building.documents import read_documents
+from selfspec.building.documents import in_parts, read_documents
 from selfspec.building.generations import Generations, read_answers
 from selfspec.building.inputs import find_inputs, num_documents
 from selfspec.building.limits import vocab_size
 from selfspec.building.progress import Bars
 from selfspec.building.recipe import Recipe
-from selfspec.building.shards import CallWorkers, shards_of
 from selfspec.building.tokens import Encoder, Ids, each_token, encode_all, prefix_of
-from selfspec.building.warmup import Warmup
+from selfspec.building.warmup import CallWorkers, Warmup
 from selfspec.building.work_folder import WorkFolder, open_work_folder
 from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.errors import BuildError
 from selfspec.plugin.spec import SelfSpec
 from selfspec.store import CacheContents, check_target, save_cache, tokenizer_info
 
+# What a worker counts at once holds some million tokens. More: fewer runs to merge, but more that
+# a worker's end costs.
+_SHARD_DOCUMENTS, _SHARD_CHARACTERS = 1 << 14, 1 << 22
+
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions:
-    """How to build. None of these options changes a byte of the cache.
+    """How to build. None of these options changes a byte of the cache."""
 
-    Args:
-        workers: Processes that tokenize.
-        max_memory: Bytes for counting n-grams, without the tokenizer and the model.
-        restart: Deletes what an earlier start left, in place of going on from there.
-        overwrite: Replaces a cache folder that exists already.
-        keep_work: Leaves the work folder, with the generations in it.
-        save_seconds: How often the warm-up writes down what was learned.
-    """
-
-    workers: int = 1
-    max_memory: int = 1_000_000_000
-    restart: bool = False
-    overwrite: bool = False
-    keep_work: bool = False
-    save_seconds: float = 10.0
+    max_memory: int = 1_000_000_000  # bytes for counting n-grams, without tokenizer and model
+    restart: bool = False  # Delete what an earlier start left, in place of going on from there.
+    overwrite: bool = False  # Replace a cache folder that exists already.
+    keep_work: bool = False  # Leave the work folder, with the generations in it.
+    save_seconds: float = 10.0  # how often the warm-up writes down what was learned
 
 
 class Builder:
@@ -156,7 +149,8 @@ class Builder:
         total = self._counts["answers"] if self._recipe.generates else self._total
         bar = self._bars.stage("counting", total, done=stage.documents, tokens=stage.tokens)
         if not stage.finished and self._call_workers is not None:
-            shards = shards_of(read_documents(self._recipe, self._inputs, stage.documents))
+            documents = read_documents(self._recipe, self._inputs, stage.documents)
+            shards = in_parts(documents, _SHARD_DOCUMENTS, _SHARD_CHARACTERS)
             stage.merge((each for _, each in self._call_workers("count", shards)), bar)
         elif not stage.finished:
             stage.run(self._to_count(work, stage.documents), bar)
@@ -166,8 +160,8 @@ class Builder:
         tables = stage.tables(bar)
         bar.end()
         self._min_counts = list(tables.min_counts)
-        documents = stage.documents - stage.empty
-        self._counts |= {"documents": documents, "tokens": stage.tokens, "left_out": stage.empty}
+        counted = stage.documents - stage.empty
+        self._counts |= {"documents": counted, "tokens": stage.tokens, "left_out": stage.empty}
         return tables
 
     def _to_count(self, work: WorkFolder, skip: int) -> Iterator[Ids | None]:
@@ -180,8 +174,7 @@ class Builder:
         if self._recipe.reads_vocabulary:
             return each_token(self._tokenizer, skip)
         documents = read_documents(self._recipe, self._inputs, skip)
-        encoder = Encoder.of(self._recipe, self._tokenizer)
-        return encode_all(documents, encoder, self._options.workers)
+        return encode_all(documents, Encoder.of(self._recipe, self._tokenizer))
 
     @cached_property
     def _total(self) -> int | None:

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from selfspec.building.grams import GramCounter
 from selfspec.building.progress import Bar
 from selfspec.building.recipe import Recipe
-from selfspec.building.shards import CountedShard
 from selfspec.building.tokens import Ids
 from selfspec.building.work_folder import WorkFolder
 from selfspec.draft.sources.corpus import CorpusTables
 
 STAGE = "counting"
+
+
+class CountedShard(NamedTuple):
+    """The n-grams of some documents that follow each other, as a `BuildWorker` counted them."""
+
+    documents: int
+    tokens: int
+    empty: int  # Documents in which nothing was found.
+    runs: list[bytes]  # Files as `GramCounter` writes them.
 
 
 class Counting:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from selfspec.building.learned import Learned
-from selfspec.building.limits import max_positions, vocab_size
+from selfspec.building.limits import choice_of, max_positions, vocab_size
 from selfspec.building.progress import Bar
 from selfspec.building.recipe import Recipe
 from selfspec.building.tokens import Ids
@@ -96,15 +96,9 @@ class Generations:
                 custom_generate=self._spec,
                 max_new_tokens=self._recipe.max_new_tokens,
                 pad_token_id=pad,
-                **self._choice(),
+                **choice_of(self._recipe.temperature),
             )
         return [self._cut(row) for row in output[:, width:].tolist()]
-
-    def _choice(self) -> dict[str, Any]:
-        temperature = self._recipe.temperature
-        return (
-            {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
-        )
 
     def _pad_id(self) -> int:
         for id_ in (self._tokenizer.pad_token_id, *self._end_ids()):

@@ -17,7 +17,7 @@ from selfspec.errors import BuildError
 
 PACKED: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
-PIECE = 1 << 20  # The most characters of a document; longer text is cut at the end of a line.
+PIECE = 1 << 20  # Characters. Longer text is cut into several documents at ends of lines.
 _BROKEN = (EOFError, OSError, lzma.LZMAError, zlib.error)
 
 
@@ -39,16 +39,8 @@ def read_plain(path: Path, form: str) -> Iterator[str]:
 
 
 def _pieces(stream: TextIO) -> Iterator[str]:
-    rest = ""
-    while chunk := stream.read(PIECE):
-        text = rest + chunk
-        cut = text.rfind("\n") + 1 or len(text)
-        if len(text) < PIECE:
-            cut = len(text)
-        yield text[:cut]
-        rest = text[cut:]
-    if rest:
-        yield rest
+    while piece := stream.read(PIECE):
+        yield piece + stream.readline(PIECE - 1)
 
 
 def _lines(stream: TextIO) -> Iterator[str]:

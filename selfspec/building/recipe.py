@@ -21,50 +21,48 @@ _PLACEHOLDER = "FILL-IN"
 _VOCABULARY = "vocabulary"
 _MAX_PREFIX = 8
 _LEAST_SIZE = 10_000
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)
+# What each key of a recipe means, in parts. The command's help says the same.
+KEYS = {
+    "Data (what is read)": {
+        "name": "Name on the cache's card. Default: that of the data.",
+        "data": "A Hub id, a file, a folder, or json, csv, parquet, arrow or text with "
+        "--data-files; vocabulary: no data, the model reads each of its tokens.",
+        "data_files": "Glob of the files to read; can be given again. Default: all of them.",
+        "config_name": "Configuration of a Hub data set that has several.",
+        "revision": "Branch, tag or commit of a Hub data set. A commit never changes.",
+        "split": "Split of a Hub data set. Default: train.",
+        "column": "Column that holds the text. Default: text.",
+        "messages": "Column that holds conversations, to be read instead of a text column.",
+        "roles": "Who speaks, as data=template, such as human=user; can be given again.",
+        "form": f"A document in a plain text file: {', '.join(FORMS)}. Default: all of it.",
+        "chat_template": "Put conversations and prompts through the tokenizer's template. "
+        "Default: yes.",
+        "licence": "Licence of the data, for the card.",
+        "max_documents": "Read at most this number of documents. More: rarer n-grams, more time.",
+    },
+    "Tables (what is kept)": {
+        "build": f"{', '.join(BUILDS)}. ngrams from text needs no model. Default: both.",
+        "learn_from": f"{', '.join(LEARN_FROM)}: the model's answers, or the data. Default: text.",
+        "max_prefix": "Longest prefix of an n-gram, 1 to 8. More: surer drafts. Default: 4.",
+        "min_count": "Drop n-grams with a lower count. More: a smaller file. Default: 2.",
+        "max_continuations": "Continuations kept for each prefix. More: a larger file. Default: 8.",
+        "max_size": "Largest n-gram file; min_count is raised until it fits. Default: 64MB.",
+    },
+    "The model's reading and writing": {
+        "warmup_tokens": "Tokens that the model reads for the LUTs; 0: all. Default: 1000000.",
+        "window": "Tokens read at once. More: more context. Default: 256.",
+        "batch": "Windows or prompts at once. More: faster, more memory. Default: 8.",
+        "max_prompt_tokens": "Leave out longer prompts. Default: 1024.",
+        "max_new_tokens": "The longest answer, in tokens. More: more text. Default: 256.",
+        "temperature": "0: likeliest answers. Higher: more varied ones. Default: 0.",
+        "seed": "For sampling: same seed, same answers. Default: 0.",
+    },
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What to read, what to build from it, and how much of it to keep.
-
-    Args:
-        name: What the cache is called on its card.
-        data: Where the texts come from: a Hub id, a file, a folder, or one of the builders of
-            `datasets` (``"json"``, ``"csv"``, ``"parquet"``, ``"text"``) with `data_files`.
-            ``"vocabulary"`` needs no data: the model reads each of its tokens once.
-        data_files: Globs that narrow a folder or a Hub id, or name a builder's files.
-        config_name: The configuration of a Hub data set; None where it has but one.
-        revision: Its branch, tag or commit. A commit makes the build repeatable.
-        split: The split to read.
-        column: The column that holds the text.
-        messages: The column that holds conversations; it is read instead of `column`.
-        roles: The data's names of speakers, each with the template's name; common ones are known.
-        form: What one document is in a plain text file: all of it, a line, or a paragraph.
-        chat_template: Conversations are put through the tokenizer's chat template, and prompts
-            too. False: their contents stand one below the other.
-        licence: The licence of the data, for the card.
-        max_documents: Reads no further. More: rarer n-grams, and a longer build.
-        build: ``"ngrams"``, ``"lut"``, or ``"both"``.
-        learn_from: ``"text"``: the documents themselves. ``"generations"``: what the model
-            answers to them.
-        max_prefix: Tokens of the longest n-gram prefix, 1 to 8. Higher: surer drafts where text
-            repeats, a larger file.
-        min_count: Drops what came less often. Higher: a smaller file, fewer rare drafts.
-        max_continuations: Continuations kept for a prefix. Higher: broader trees, a larger file.
-        max_size: Of the n-gram file, such as ``"64MB"``; `min_count` is raised until it fits.
-        warmup_tokens: Tokens of text that the model reads for the LUTs. More: fuller rows, and
-            the time of a forward over each of them. 0: all.
-        window: Tokens that the model reads at once. Higher: more context, more memory.
-        batch: Windows or prompts in one forward. Higher: faster, more memory.
-        max_prompt_tokens: Longer prompts are left out.
-        max_new_tokens: Where an answer is cut.
-        temperature: 0: the model's likeliest answers. Higher: more varied ones.
-        seed: For sampling, and of no effect at temperature 0.
-    """
+    """What to read, what to build from it, and how much of it to keep; `KEYS` explains each."""
 
     name: str
     data: str
@@ -174,7 +172,8 @@ class Recipe:
                 self._check_text(name, getattr(self, name))
         if not isinstance(self.data_files, (str, list, tuple)):
             raise BuildError(f"data_files must be a list of globs (got {self.data_files!r})")
-        object.__setattr__(self, "data_files", _texts(self.data_files))
+        globs = [self.data_files] if isinstance(self.data_files, str) else self.data_files
+        object.__setattr__(self, "data_files", tuple(globs))
         for glob in self.data_files:
             self._check_text("data_files", glob)
         if not isinstance(self.roles, Mapping):
@@ -242,7 +241,5 @@ def _tomllib() -> Any:
     try:
         import tomli
     except ImportError as error:
-        raise BuildError(
-            "reading a recipe on Python 3.10 needs tomli: pip install tomli"
-        ) from error
+        raise BuildError("a recipe needs tomli on Python 3.10: pip install tomli") from error
     return tomli

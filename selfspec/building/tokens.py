@@ -1,19 +1,8 @@
-"""Turns documents into token ids, with chat templates, in one process or several.
-
-The ids come in the order of the documents and are the same for any number of workers.
-"""
+"""Turns documents into token ids, with chat templates, in the order of the documents."""
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from multiprocessing import get_context, parent_process
 from typing import Any
 
 import numpy as np
@@ -21,18 +10,17 @@ from numpy.typing import NDArray
 
 from selfspec.building.documents import Document, Message, in_parts
 from selfspec.building.recipe import Recipe
-from selfspec.errors import BuildError
 from selfspec.store import tokenizer_info
 
 Ids = NDArray[np.uint32]
 
-_CHUNK_DOCUMENTS = 256
-_CHUNK_CHARACTERS = 1 << 20
+# What is tokenized at once. The tokenizer uses all cores for that.
+_PART_DOCUMENTS, _PART_CHARACTERS = 256, 1 << 20
 _NEUTRAL = "Hello"
 
 
 class Encoder:
-    """A tokenizer with a recipe's settings. It is sent to worker processes by pickle.
+    """A tokenizer with a recipe's settings.
 
     Args:
         chat_template: Puts conversations through the tokenizer's template.
@@ -93,23 +81,10 @@ class Encoder:
         return text  # type: ignore[no-any-return]
 
 
-def encode_all(
-    documents: Iterable[Document], encoder: Encoder, workers: int
-) -> Iterator[Ids | None]:
-    """The ids of each document in order; each worker gets a few chunks ahead."""
-    chunks = in_parts(documents, _CHUNK_DOCUMENTS, _CHUNK_CHARACTERS)
-    if workers == 1:
-        for chunk in chunks:
-            yield from encoder.encode(chunk)
-        return
-    with _pool(encoder, workers) as pool:
-        pending: deque[Future[list[Ids | None]]] = deque()
-        for chunk in chunks:
-            pending.append(pool.submit(_encode, chunk))
-            if len(pending) > 2 * workers:
-                yield from pending.popleft().result()
-        while pending:
-            yield from pending.popleft().result()
+def encode_all(documents: Iterable[Document], encoder: Encoder) -> Iterator[Ids | None]:
+    """The ids of each document in order."""
+    for part in in_parts(documents, _PART_DOCUMENTS, _PART_CHARACTERS):
+        yield from encoder.encode(part)
 
 
 def _before_the_answer(messages: list[Message]) -> list[Message]:
@@ -135,43 +110,3 @@ def prefix_of(recipe: Recipe, tokenizer: Any) -> Sequence[int]:
     encoder = Encoder(tokenizer, chat_template=recipe.chat_template, prompts=True)
     (ids,) = encoder.encode([_NEUTRAL if recipe.chat_template else "\n"])
     return () if ids is None else ids.tolist()
-
-
-@contextmanager
-def _pool(encoder: Encoder, workers: int) -> Iterator[ProcessPoolExecutor]:
-    # Workers are spawned, because a fork of a process with torch's threads may hang.
-    context = get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(encoder,))
-    try:
-        yield pool
-    except BrokenProcessPool as error:
-        raise BuildError(
-            f"a worker process ended, maybe for lack of memory (got workers {workers}); "
-            "go on with fewer --workers"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-_encoder: Encoder | None = None  # Set in a worker process, which serves one build.
-
-
-def _begin(encoder: Encoder) -> None:
-    """Prepares a worker: it ignores Ctrl-C, which the parent handles, and ends with the parent."""
-    global _encoder
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _encoder = encoder
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _encode(chunk: list[Document]) -> list[Ids | None]:
-    assert _encoder is not None
-    return _encoder.encode(chunk)

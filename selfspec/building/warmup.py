@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -16,7 +16,6 @@ from selfspec.building.learned import Learned
 from selfspec.building.limits import max_positions, vocab_size
 from selfspec.building.progress import Bar
 from selfspec.building.recipe import Recipe
-from selfspec.building.shards import CallWorkers
 from selfspec.building.tokens import Ids
 from selfspec.building.work_folder import WorkFolder
 from selfspec.engine import top_k_of
@@ -26,6 +25,10 @@ from selfspec.run.packed import PackedWeights, Packing
 
 STAGE = "warmup"
 _MAX_LOGITS = 1 << 28  # Elements of one forward's output, to bound its memory.
+
+# Calls a method of `BuildWorker`, which is named first, with each of the jobs. Gives each job with
+# its result in the order of the jobs, whoever did it.
+CallWorkers = Callable[[str, Iterable[Any]], Iterator[tuple[Any, Any]]]
 
 
 class Window(NamedTuple):
@@ -39,10 +42,8 @@ class Window(NamedTuple):
 class Warmup:
     """One build's reading: how many tokens were read, and where to go on.
 
-    Args:
-        save_seconds: How often what was learned is written down, and so how much work a killed
-            process loses. It changes no byte of the cache.
-        prefix: What every window stands behind. Nothing is learned from it.
+    All windows stand behind the tokens of `prefix`, of which nothing is learned. A killed process
+    loses what was learned in the last `save_seconds`.
     """
 
     def __init__(

@@ -10,13 +10,13 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from selfspec.errors import BuildError
-from selfspec.machine.user_files import replace_text, replacing
+from selfspec.machine.user_files import replacing
 
 _FORMAT = 1
 
@@ -77,28 +77,46 @@ def open_work_folder(
     output: Path, identity: Mapping[str, Any], *, restart: bool
 ) -> Iterator[WorkFolder]:
     """The work folder of a cache folder, made or found again, locked for other processes."""
-    from filelock import FileLock, Timeout
-
     folder = output.parent / f"{output.name}.building"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / "lock", timeout=0)
-        lock.acquire()
-    except Timeout as error:
-        raise BuildError(
-            f"{str(output)!r} is being built by {_owner(folder)}; wait for it, or build elsewhere"
-        ) from error
-    except OSError as error:
-        raise BuildError(
-            f"output must be in a folder that can be written (got {str(output)!r}: "
-            f"{error.strerror})"
-        ) from error
-    try:
+
+    def refused(holder: str) -> BuildError:
+        return BuildError(
+            f"{str(output)!r} is being built by {holder}; wait for it, or build elsewhere"
+        )
+
+    with ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(folder / "lock", refused))
+        except OSError as error:
+            raise BuildError(
+                f"output must be in a folder that can be written (got {str(output)!r}: "
+                f"{error.strerror})"
+            ) from error
         if restart:
             _clear(folder)
-        replace_text(folder / "owner", f"process {os.getpid()} on {platform.node()}")
         # A later process will compare with what JSON makes of it.
         yield WorkFolder(folder, json.loads(json.dumps(identity)))
+
+
+@contextmanager
+def locked(path: Path, refused: Callable[[str], Exception]) -> Iterator[None]:
+    """Keeps other processes out; raises what `refused` makes of the name of the one that is in."""
+    from filelock import FileLock, Timeout
+
+    path.touch()
+    holder = ""
+    with suppress(OSError):  # An attempt to lock the file may empty it.
+        holder = path.read_text(encoding="utf-8", errors="replace")[:80]
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise refused(holder or "another process") from error
+    try:
+        with suppress(OSError):
+            path.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
+        yield
     finally:
         lock.release()
 
@@ -109,13 +127,6 @@ def _clear(folder: Path) -> None:
             shutil.rmtree(path)
         elif path.name != "lock":
             path.unlink()
-
-
-def _owner(folder: Path) -> str:
-    try:
-        return (folder / "owner").read_text(encoding="utf-8")
-    except OSError:  # It holds the lock and has not written its name yet.
-        return "another process"
 
 
 def _short(value: Any) -> str:

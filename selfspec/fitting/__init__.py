@@ -4,7 +4,7 @@ Knows ranks and chances; nothing of tokens, models or files.
 """
 
 from selfspec.fitting.counts import AcceptanceCounts, Path
-from selfspec.fitting.search import Fit, TreeSearch, best_fit, best_tree, fitted, refined
+from selfspec.fitting.search import Fit, TreeSearch, best_fit, best_tree, fitted
 
 __all__ = [
     "AcceptanceCounts",
@@ -14,5 +14,4 @@ __all__ = [
     "best_fit",
     "best_tree",
     "fitted",
-    "refined",
 ]

@@ -47,7 +47,7 @@ class AcceptanceCounts:
 
         A level with few trials leans on the one above, and one without has the same rates.
         """
-        trials, hits = self._by_depth()
+        trials, hits = self.by_depth()
         width = 1 + max((path[-1] for path in self.hits), default=-1)
         levels: list[list[float]] = []
         above = [0.0] * width
@@ -67,7 +67,7 @@ class AcceptanceCounts:
         hits = (self.hits.get((*path, rank), 0) for rank in range(len(level)))
         return [(hit + _TRUST * rate) / total for hit, rate in zip(hits, level, strict=True)]
 
-    def _by_depth(self) -> tuple[Counter[int], Counter[tuple[int, int]]]:
+    def by_depth(self) -> tuple[Counter[int], Counter[tuple[int, int]]]:
         """Trials by the depth of the parent, and hits by that depth and the rank."""
         trials: Counter[int] = Counter()
         hits: Counter[tuple[int, int]] = Counter()

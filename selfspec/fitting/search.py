@@ -1,20 +1,18 @@
-"""The tree with the best expected acceptance for each width, after Ghidorah's ARCA.
+"""The tree with the best expected acceptance for each width, as Ghidorah's ARCA looks for it.
 
 A node is accepted if all candidates on the way to it come true, so its chance is the product of
-their rates, and a tree is expected to yield 1 + the sum of its nodes' chances in tokens a step.
+their rates, and a tree is expected to yield 1 + the sum of its nodes' chances in tokens a step. A
+child is never likelier than its parent. So the likeliest nodes are a tree by themselves, and adding
+the likeliest next finds the best one.
 
-The paper first takes rates by depth and rank alone and adds the likeliest node next (`best_tree`),
-then swaps nodes by what was counted of each single place (`refined`). A child is never likelier
-than its parent. So the likeliest nodes are a tree by themselves, and adding the likeliest next
-finds the best one. For the same reason swaps of leaves reach the best tree by the second kind of
-rates: if no node outside is likelier than the least likely leaf, none is likelier than any node
-inside. Swaps of other nodes of one level, which the paper makes too, can add nothing then.
+The paper takes rates by depth and rank alone for that, and then swaps nodes by what was counted of
+each single place. A tree that grows by the rates of the places is the one that such swaps reach.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from selfspec.cost import CostCurve
@@ -29,7 +27,6 @@ class Fit(NamedTuple):
     """The best tree of one width, and what it is worth here."""
 
     tree: FittedTree
-    expected_by_rank: float  # Tokens a step of the greedy tree, by depth and rank alone.
     seconds: float  # What a forward of this width costs.
 
     @property
@@ -55,33 +52,6 @@ def best_tree(rates: Rates, num_nodes: int) -> dict[Path, float]:
     return tree
 
 
-def refined(tree: Iterable[Path], rates: Rates) -> dict[Path, float]:
-    """Swaps a tree's least likely leaf for the likeliest node outside, while that is likelier."""
-    kept: dict[Path, float] = {}
-    for path in sorted(tree, key=len):
-        kept[path] = kept.get(path[:-1], 1.0) * rates(path[:-1])[path[-1]]
-    outside = [
-        (-chance, path)
-        for parent, above in [((), 1.0), *kept.items()]
-        for path, chance in _children(parent, above, rates)
-        if path not in kept
-    ]
-    heapq.heapify(outside)
-    while kept and outside:
-        negative, path = heapq.heappop(outside)
-        if len(path) > 1 and path[:-1] not in kept:
-            continue  # Its parent was swapped for something likelier and won't come back.
-        inner = {path[:-1] for path in kept}
-        leaf = min((chance, path) for path, chance in kept.items() if path not in inner)
-        if -negative <= leaf[0]:
-            break
-        del kept[leaf[1]]
-        kept[path] = -negative
-        for child, chance in _children(path, -negative, rates):
-            heapq.heappush(outside, (-chance, child))
-    return kept
-
-
 def fitted(tree: Mapping[Path, float]) -> FittedTree:
     """The tree with its places in order: the likeliest first, and each behind its parent."""
     order = sorted(tree, key=lambda path: (-tree[path], len(path), path))
@@ -103,16 +73,13 @@ class TreeSearch:
 
     def fit(self, width: int, curve: CostCurve) -> Fit:
         """The best tree of `width` >= 2 nodes, or of fewer where no more candidates came true."""
-        greedy = best_tree(self._by_rank, width - 1)
-        tree = fitted(refined(greedy, self._by_place))
-        return Fit(tree, 1 + sum(greedy.values()), curve.seconds(tree.width))
+        tree = fitted(best_tree(self._rates, width - 1))
+        return Fit(tree, curve.seconds(tree.width))
 
-    def _by_rank(self, path: Path) -> Sequence[float]:
-        return self._levels[len(path)] if len(path) < len(self._levels) else ()
-
-    def _by_place(self, path: Path) -> Sequence[float]:
+    def _rates(self, path: Path) -> Sequence[float]:
         if path not in self._known:
-            self._known[path] = self._counts.rates_behind(path, self._by_rank(path))
+            level = self._levels[len(path)] if len(path) < len(self._levels) else ()
+            self._known[path] = self._counts.rates_behind(path, level)
         return self._known[path]
 
 

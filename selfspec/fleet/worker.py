@@ -28,12 +28,9 @@ class Reply(NamedTuple):
 
 
 class Worker:
-    """Does jobs in a process of its own.
+    """Does jobs in a process of its own, in which `opened` makes what does them.
 
-    Args:
-        opened: Makes what works, in the worker's process; its end is the worker's.
-        folder: The folder in which the command runs, so that names of files mean the same here.
-        level: What is logged from there on.
+    `folder` is where the command runs, so that names of files mean the same here.
     """
 
     def __init__(

@@ -11,7 +11,6 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from queue import SimpleQueue
@@ -29,23 +28,11 @@ _log = logging.getLogger("selfspec")
 
 # New tokens of a text, its answer, or why there is none.
 News = list[int] | Answer | Exception
-_Hear = Callable[[News], None]
+Hear = Callable[[News], object]
 
 
 def _stopping() -> Refused:
     return Refused("the server is being stopped", status=503, code="stopping")
-
-
-@dataclass
-class _Client:
-    """Who waits for a text, and in which event loop."""
-
-    loop: asyncio.AbstractEventLoop
-    hear: _Hear
-
-    def tell(self, news: News) -> None:
-        """Hands news over; the loop calls `hear`."""
-        self.loop.call_soon_threadsafe(self.hear, news)
 
 
 class Answering:
@@ -72,7 +59,7 @@ class Answering:
         self._max_rows = max_rows
         self._max_open = max_rows + max_waiting
         self._indices = count()
-        self._clients: dict[int, _Client] = {}
+        self._clients: dict[int, Hear] = {}  # Each hands news over to its event loop.
         self._gone: set[int] = set()
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self.is_stopping = False  # Then new requests are refused.
@@ -125,9 +112,10 @@ class Answering:
         """The call of a prompt; may be called in any thread that ends soon."""
         return self._session.ticket(next(self._indices), ids, seed, arguments)
 
-    def submit(self, ticket: Ticket, hear: _Hear) -> None:
+    def submit(self, ticket: Ticket, hear: Hear) -> None:
         """Lets a ticket wait for its answer. `hear` gets its tokens, and at last the answer."""
-        self._clients[ticket.index] = _Client(asyncio.get_running_loop(), hear)
+        tell = asyncio.get_running_loop().call_soon_threadsafe
+        self._clients[ticket.index] = lambda news: tell(hear, news)
         self._inbox.put(partial(self._add, ticket))
 
     def cancel(self, index: int) -> None:
@@ -208,11 +196,11 @@ class Answering:
         return True
 
     def _tell(self, index: int, news: News) -> None:
-        client = self._clients.get(index)
-        if client is not None:
+        tell = self._clients.get(index)
+        if tell is not None:
             if not isinstance(news, list):
                 self._clients.pop(index, None)
-            client.tell(news)
+            tell(news)
 
     def _add(self, ticket: Ticket) -> None:
         if ticket.index in self._gone:

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 from time import perf_counter
 from typing import Any
 
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from selfspec.errors import SelfSpecError
@@ -37,8 +38,6 @@ def application(answering: Answering, rules: Rules) -> FastAPI:
     app.add_api_route("/selfspec/stats", routes.stats, methods=["GET"])
     app.add_exception_handler(Refused, _refused)
     app.add_exception_handler(HTTPException, _no_route)
-    app.add_exception_handler(404, _no_route)
-    app.add_exception_handler(405, _no_route)
     app.add_exception_handler(Exception, _failed)
     return app
 

@@ -10,6 +10,7 @@ import ipaddress
 from collections.abc import Sequence
 from typing import Any
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse
 
 from selfspec.serving.refusal import Refused
@@ -23,7 +24,7 @@ class Gate:
     A page of another site can make a browser send requests here. Such a request names the page as
     its `Origin`, or this server by a name that the page's owner lets point here, as its `Host`. So
     a `Host` has to be an IP address, ``localhost``, or one of `hosts`, and an `Origin` has to be
-    one of `origins`.
+    one of `origins`, whose pages may then read the answers.
     """
 
     def __init__(
@@ -34,6 +35,9 @@ class Gate:
         origins: Sequence[str] = (),
         api_key: str | None = None,
     ) -> None:
+        if origins:
+            methods = ["GET", "POST"]
+            app = CORSMiddleware(app, origins, allow_methods=methods, allow_headers=["*"])
         self._app = app
         self._hosts = {"localhost", *(host.lower() for host in hosts)}
         self._origins = frozenset(origin.lower() for origin in origins)

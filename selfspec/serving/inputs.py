@@ -45,11 +45,7 @@ def _content(where: str, given: Any, field: str | None = None) -> str:
     parts = given if isinstance(given, list) else [{"type": "text", "text": given}]
     texts = []
     for part in parts:
-        if (
-            not isinstance(part, dict)
-            or part.get("type") != "text"
-            or set(part) != {"type", "text"}
-        ):
+        if not isinstance(part, dict) or set(part) != {"type", "text"} or part["type"] != "text":
             rule = "must be text, or a list of parts with type: 'text', and text"
             raise Refused(f"{where} {rule} (got {part!r:.80})", field=field or where)
         try:
@@ -62,32 +58,26 @@ def _content(where: str, given: Any, field: str | None = None) -> str:
 def prompts_of(fields: Fields, vocab_size: int) -> list[Any]:
     given = fields.get("prompt")
     rule = f"text, token ids, or a list of 1 to {MAX_CHOICES} of these"
-    if isinstance(given, str):
-        return [checked_text("prompt", given)]
-    if not isinstance(given, list) or not given:
+    prompts = given if isinstance(given, list) and not _are_ids(given) else [given]
+    if not prompts:
         raise fields.refuse("prompt", rule)
-    if _are_ids(given):
-        return [_checked_ids(given, vocab_size)]
-    if len(given) > MAX_CHOICES:
-        raise Refused(f"prompt must be {rule} (got {len(given)})", field="prompt")
-    return [_prompt(fields, each, rule, vocab_size) for each in given]
+    if len(prompts) > MAX_CHOICES:
+        raise Refused(f"prompt must be {rule} (got {len(prompts)})", field="prompt")
+    return [_prompt(fields, each, rule, vocab_size) for each in prompts]
 
 
 def _prompt(fields: Fields, given: Any, rule: str, vocab_size: int) -> Any:
     if isinstance(given, str):
         return checked_text("prompt", given)
-    if isinstance(given, list) and given and _are_ids(given):
-        return _checked_ids(given, vocab_size)
-    raise fields.refuse("prompt", rule)
-
-
-def _are_ids(given: list[Any]) -> bool:
-    return all(isinstance(each, int) and not isinstance(each, bool) for each in given)
-
-
-def _checked_ids(ids: list[int], vocab_size: int) -> list[int]:
-    for each in ids:
+    if not isinstance(given, list) or not _are_ids(given):
+        raise fields.refuse("prompt", rule)
+    for each in given:
         if not 0 <= each < vocab_size:
             rule = f"prompt must hold ids of the model's {vocab_size} tokens"
             raise Refused(f"{rule} (got {each!r:.40})", field="prompt")
-    return ids
+    return given
+
+
+def _are_ids(given: list[Any]) -> bool:
+    """Whole numbers, one at least."""
+    return bool(given) and all(type(each) is int for each in given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter as Counts
 from collections import deque
 from time import perf_counter
 from typing import Any
@@ -20,7 +21,7 @@ class Meters:
     def __init__(self, answering: Answering) -> None:
         self._answering = answering
         self._recent: deque[tuple[float, int]] = deque()  # When tokens had come, and how many.
-        self._by_status: dict[str, int] = {}
+        self._by_status: Counts[str] = Counts()
         self.num_cancelled = 0
         self._registry = CollectorRegistry()
         own: Any = {"registry": self._registry}
@@ -60,7 +61,7 @@ class Meters:
     def request(self, route: str, status: int) -> None:
         """Counts a request that ended."""
         self._requests.labels(route, str(status)).inc()
-        self._by_status[str(status)] = self._by_status.get(str(status), 0) + 1
+        self._by_status[str(status)] += 1
 
     def cancelled(self) -> None:
         """Counts a request whose client had gone."""

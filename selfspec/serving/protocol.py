@@ -6,7 +6,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from selfspec.serving.asked import Asked, Rules, read_chat, read_completion
@@ -30,18 +30,16 @@ CHAT = Kind(read_chat, "chatcmpl", "chat.completion", "chat.completion.chunk", T
 COMPLETION = Kind(read_completion, "cmpl", "text_completion", "text_completion", False)
 
 
-@dataclass
 class Form:
     """The answer to one request."""
 
-    kind: Kind
-    model: str
-    id: str = field(init=False)
-    created: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.id = f"{self.kind.prefix}-{uuid.uuid4().hex}"
-        self.created = int(time.time())
+    def __init__(self, kind: Kind, model: str) -> None:
+        self.kind = kind
+        self._same = {
+            "id": f"{kind.prefix}-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": model,
+        }
 
     def whole(self, choices: list[Piece], usage: Usage) -> dict[str, Any]:
         """All choices at once."""
@@ -59,19 +57,16 @@ class Form:
 
     def chunks(self, piece: Piece) -> list[dict[str, Any]]:
         """A chunk for some text, and one for the end."""
-        found = []
-        if piece.text:
-            found.append(self._chunk(self._choice(piece._replace(finish_reason=None))))
-        if piece.finish_reason is not None:
-            found.append(self._chunk(self._choice(piece._replace(text=""))))
-        return found
+        text, end = piece._replace(finish_reason=None), piece._replace(text="")
+        parts = [text] * bool(text.text) + [end] * (end.finish_reason is not None)
+        return [self._chunk(self._choice(part)) for part in parts]
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:
         """The last chunk, if the client asked for it."""
         return {**self._head(self.kind.chunk), "choices": [], "usage": _usage(usage)}
 
     def _head(self, name: str) -> dict[str, Any]:
-        return {"id": self.id, "object": name, "created": self.created, "model": self.model}
+        return {"object": name, **self._same}
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         rest = {"logprobs": None, "finish_reason": None}

@@ -19,11 +19,5 @@ class Refused(Exception):
     def as_json(self) -> dict[str, Any]:
         """The body of the answer."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return {
-            "error": {
-                "message": str(self),
-                "type": kind,
-                "param": self.field,
-                "code": self.code,
-            }
-        }
+        error = {"message": str(self), "type": kind, "param": self.field, "code": self.code}
+        return {"error": error}

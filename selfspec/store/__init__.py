@@ -19,15 +19,13 @@ from selfspec.store.memory_folder import MemoryFolder
 from selfspec.store.news import news, on_top
 from selfspec.store.saving import check_target, save_cache
 from selfspec.store.tables import KEY_OF, check_values, flat_keys
-from selfspec.store.verifying import CacheReport, FileReport, verify_cache
+from selfspec.store.verifying import verify_cache
 
 __all__ = [
     "KEY_OF",
     "Arrays",
     "CacheContents",
-    "CacheReport",
     "Card",
-    "FileReport",
     "MemoryFolder",
     "TokenizerInfo",
     "check_target",

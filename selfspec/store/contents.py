@@ -34,25 +34,15 @@ class TokenizerInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheContents:
-    """All that a cache folder keeps.
+    """All that a cache folder keeps."""
 
-    Attributes:
-        tokenizer: The tokenizer that the ids belong to.
-        tables: The arrays of each LUT, by the name of its source: ``"lut"`` and ``"lut2"``.
-        corpus: The n-gram tables.
-        calibration: The rates that `Calibration.rows` returned.
-        fitted: The tree that `selfspec tune` has fitted.
-        about: The origin, for people to read: corpus, licence, command. It must be valid JSON.
-        num_ids: As the card says it; None as long as nobody has counted.
-    """
-
-    tokenizer: TokenizerInfo
-    tables: Mapping[str, Arrays] = field(default_factory=dict)
+    tokenizer: TokenizerInfo  # Whose ids these are.
+    tables: Mapping[str, Arrays] = field(default_factory=dict)  # by source: "lut" and "lut2"
     corpus: CorpusTables | None = None
-    calibration: list[list[Any]] | None = None
-    fitted: FittedTree | None = None
-    about: Mapping[str, Any] = field(default_factory=dict)
-    num_ids: int | None = None
+    calibration: list[list[Any]] | None = None  # the rates that `Calibration.rows` returned
+    fitted: FittedTree | None = None  # the tree that `selfspec tune` has fitted
+    about: Mapping[str, Any] = field(default_factory=dict)  # for people to read; valid JSON
+    num_ids: int | None = None  # as the card says it; None as long as nobody has counted
 
     def count_ids(self) -> int:
         """1 + the largest token id in any table; costs one pass over everything.

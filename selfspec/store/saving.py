@@ -66,7 +66,7 @@ def check_target(folder: str | os.PathLike[str], *, overwrite: bool = False) -> 
     if strange or (names and CARD_FILE not in names):
         got = f"with {strange[0]!r} in it" if strange else f"without {CARD_FILE}"
         raise CacheExistsError(
-            f"overwrite=True must name a cache folder with no other files (got {str(target)!r} "
+            f"what is overwritten must be a cache folder with no other files (got {str(target)!r} "
             f"{got}); name another folder"
         )
     return target

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,54 +18,36 @@ from selfspec.store.tables import check_values
 _EVERY_TIME = Memo(None)
 
 
-@dataclass(frozen=True)
-class FileReport:
-    """The verdict on one file; `problem` is None if it is sound."""
-
-    name: str
-    size: int
-    problem: CacheError | None = None
-
-
-@dataclass(frozen=True)
-class CacheReport:
-    """The verdicts on all files of a folder, the card's last."""
-
-    folder: Path
-    card: Card
-    files: tuple[FileReport, ...]
+class Verdicts(dict[str, CacheError | None]):
+    """The problem of each file of a folder, the card's last; None for a file that is sound."""
 
     @property
     def ok(self) -> bool:
         """Is every file as it was written?"""
-        return all(file.problem is None for file in self.files)
+        return not any(self.values())
 
 
-def verify_cache(folder: str | Path) -> CacheReport:
+def verify_cache(folder: str | Path) -> Verdicts:
     """Reads every file in full, even those known to be sound. Raises if there is no card."""
     folder = Path(folder).expanduser()
-    card, data = read_card(folder)
+    card, _ = read_card(folder)
     held: dict[str, Any] = {}
-    reports = []
-    for name in sorted(card.files):
-        problem = _attempt(partial(_check_file, folder, card, name, held))
-        reports.append(FileReport(name, card.files[name].size, problem))
-    whole = len(held) == len(card.files)
-    problem = _attempt(lambda: _check_card(folder, card, held)) if whole else None
-    reports.append(FileReport(CARD_FILE, len(data), problem))
-    return CacheReport(folder, card, tuple(reports))
+    verdicts = Verdicts()
+    for name in [*sorted(card.files), CARD_FILE]:
+        problem = None
+        try:
+            if name in card.files:
+                held[name] = _checked_file(folder, card, name)
+            elif verdicts.ok:
+                _check_card(folder, card, held)
+        except CacheError as error:
+            problem = error
+        verdicts[name] = problem
+    return verdicts
 
 
-def _attempt(check: Callable[[], None]) -> CacheError | None:
-    try:
-        check()
-    except CacheError as error:
-        return error
-    return None
-
-
-def _check_file(folder: Path, card: Card, name: str, held: dict[str, Any]) -> None:
-    """Checks a file and what it holds, and adds that to `held`."""
+def _checked_file(folder: Path, card: Card, name: str) -> Any:
+    """What a file holds, every entry of it checked."""
     found = read_file(folder, card, name, _EVERY_TIME)
     try:
         if name == LUT_FILE:
@@ -80,7 +59,7 @@ def _check_file(folder: Path, card: Card, name: str, held: dict[str, Any]) -> No
         raise CacheFormatError(
             f"{name} of cache {str(folder)!r} is no sound table: {error}"
         ) from error
-    held[name] = found
+    return found
 
 
 def _check_card(folder: Path, card: Card, held: dict[str, Any]) -> None:

@@ -7,9 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -33,19 +30,6 @@ def card(files):
     return json.loads(files["cache.json"])
 
 
-def continuations(corpus) -> dict[tuple[int, ...], Counter[int]]:
-    """What stands in the tables behind each prefix of one token."""
-    arrays = corpus.arrays()
-    starts = arrays["next.1"].tolist()
-    tokens, counts = arrays["next_token.1"].tolist(), arrays["next_count.1"].tolist()
-    return {
-        prefix: Counter(dict(zip(tokens[start:end], counts[start:end], strict=True)))
-        for prefix, start, end in zip(
-            arrays["token.1"].tolist(), starts[:-1], starts[1:], strict=True
-        )
-    }
-
-
 def test_a_cache_of_both_kinds(tmp_path, build, lines, texts, tokenizer):
     files = build(tmp_path / "cache", data=str(lines), form="paragraph", licence="CC0")
     assert set(files) == {"cache.json", "corpus.safetensors", "lut.safetensors"}
@@ -60,13 +44,14 @@ def test_a_cache_of_both_kinds(tmp_path, build, lines, texts, tokenizer):
 
 
 def test_the_ngrams_are_those_of_the_documents(tmp_path, build, lines, texts, tokenizer):
-    build(tmp_path / "cache", data=str(lines), **PARAGRAPHS, min_count=1, max_continuations=99)
-    expected: dict[int, Counter[int]] = {}
+    build(tmp_path / "cache", data=str(lines), **PARAGRAPHS)
+    counter = GramCounter(tmp_path / "runs", vocab_size=len(tokenizer))
     for text in texts:
-        ids = tokenizer(text)["input_ids"]
-        for token, following in pairwise(ids):
-            expected.setdefault(token, Counter())[following] += 1
-    assert continuations(load_cache(tmp_path / "cache").corpus) == expected
+        counter.add(tokenizer(text)["input_ids"])
+    found, expected = load_cache(tmp_path / "cache").corpus.arrays(), counter.tables().arrays()
+    assert {name: array.tolist() for name, array in found.items()} == {
+        name: array.tolist() for name, array in expected.items()
+    }
 
 
 def test_a_cache_of_own_answers(tmp_path, build, dialogue):
@@ -80,14 +65,6 @@ def test_a_cache_of_own_answers(tmp_path, build, dialogue):
     about = card(files)["about"]
     assert (about["prompts"], about["answers"], about["documents"]) == (6, 6, 6)
     assert about["model"]
-
-
-@pytest.mark.parametrize(
-    ("build_", "kept"), [("ngrams", "corpus.safetensors"), ("lut", "lut.safetensors")]
-)
-def test_one_kind_alone(tmp_path, build, lines, build_, kept):
-    files = build(tmp_path / "cache", data=str(lines), form="paragraph", build=build_)
-    assert set(files) == {"cache.json", kept}
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Killed])
@@ -146,18 +123,18 @@ def test_an_interrupted_count_reads_on_and_not_again(tmp_path, build, lines, mon
     assert started[0][1]["done"] == 6
 
 
-@pytest.mark.parametrize("max_memory", [pytest.param(1, marks=pytest.mark.slow), 3_000, 10**8])
-def test_memory_and_workers_change_no_byte(tmp_path, build, lines, max_memory):
+@pytest.mark.parametrize("max_memory", [3_000, 10**8])
+def test_memory_changes_no_byte(tmp_path, build, lines, max_memory):
     keys = {"data": str(lines), "form": "paragraph"}
     whole = build(tmp_path / "one", **keys)
-    options = BuildOptions(max_memory=max_memory, workers=1 + (max_memory == 1))
+    options = BuildOptions(max_memory=max_memory)
     assert build(tmp_path / "other", options=options, **keys) == whole
 
 
 @pytest.mark.parametrize("moves", [None, 3, 7, 9])
 def test_parts_done_by_others_change_no_byte(tmp_path, build, lines, moves, monkeypatch):
     """And where they were interrupted, a build goes on alone."""
-    monkeypatch.setattr("selfspec.building.shards._DOCUMENTS", 2)
+    monkeypatch.setattr("selfspec.building.builder._SHARD_DOCUMENTS", 2)
     keys = {"data": str(lines), "form": "paragraph", "warmup_tokens": 150}
     whole = build(tmp_path / "one", **keys)
     if moves is None:
@@ -277,42 +254,3 @@ def test_kill_9_in_the_middle_and_going_on(tmp_path, lines, build):
     journal = json.loads((tmp_path / "cache.building" / "journal.json").read_text())
     assert 0 < journal["progress"]["counting"]["documents"] < 9
     assert build(tmp_path / "cache", **keys) == whole
-
-
-@pytest.mark.slow
-def test_workers_end_with_a_build_that_is_killed(tmp_path):
-    """A worker without its parent is nobody's."""
-    code = (
-        "import os, signal, sys\n"
-        "from selfspec.building.tokens import Encoder, encode_all\n"
-        "if __name__ == '__main__':\n"
-        "    from tests.tiny import make_tokenizer\n"
-        "    encoder = Encoder(make_tokenizer(), chat_template=False)\n"
-        "    stream = encode_all(iter(['a'] * 10_000), encoder, 2)\n"
-        "    next(stream)\n"
-        "    import multiprocessing\n"
-        "    print(*[p.pid for p in multiprocessing.active_children()], flush=True)\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    script = tmp_path / "killed.py"
-    script.write_text(code)
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    ended = subprocess.run(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment
-    )
-    workers = [int(pid) for pid in ended.stdout.split()]
-    assert workers
-    for pid in workers:
-        while alive(pid):
-            time.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return (
-        Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z" if sys.platform == "linux" else True
-    )

@@ -46,19 +46,6 @@ def test_what_a_recipe_refuses(keys, message):
     assert message in said(**keys)
 
 
-def test_a_recipe_is_frozen_and_knows_its_stages():
-    recipe = Recipe.of(**GOOD)
-    with pytest.raises(AttributeError):
-        recipe.min_count = 5
-    assert recipe.wants_ngrams
-    assert recipe.wants_lut
-    assert not recipe.generates
-    assert recipe.max_bytes == 64_000_000
-    assert not Recipe.of(**GOOD, build="lut").wants_ngrams
-    assert not Recipe.of(**GOOD, build="ngrams").wants_lut
-    assert Recipe.of(**GOOD, learn_from="generations").generates
-
-
 def test_changed_keys_make_the_same_recipe():
     recipe = Recipe.of(**GOOD, data_files="*.txt", roles={"me": "user"}, max_size="1MB", seed=3)
     keys = recipe.changed_keys()

@@ -1,11 +1,10 @@
-"""Token ids in the order of the documents, whatever the number of workers."""
+"""Token ids in the order of the documents."""
 
 import numpy as np
 import pytest
 
 from selfspec.building import tokens
 from selfspec.building.tokens import Encoder, encode_all
-from selfspec.errors import BuildError
 
 ASK = {"role": "user", "content": "say a"}
 ANSWER = {"role": "assistant", "content": "a"}
@@ -63,43 +62,15 @@ def test_special_tokens_come_once(tokenizer, monkeypatch):
     assert asked == [(["x"], True), (["<|user|>say a"], False)]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_any_number_of_workers_gives_the_same(tokenizer, texts, workers, monkeypatch):
-    monkeypatch.setattr(tokens, "_CHUNK_DOCUMENTS", 2)
-    documents = [*texts, None, [ASK, ANSWER], "x" * 99] * 2
+def test_documents_come_in_their_order_a_few_at_a_time(tokenizer, texts, monkeypatch):
+    monkeypatch.setattr(tokens, "_PART_DOCUMENTS", 2)
+    documents = [*texts, None, [ASK, ANSWER], "x" * 99]
     encoder = Encoder(tokenizer, chat_template=True)
-    expected = encoder.encode(documents)
-    got = list(encode_all(iter(documents), encoder, workers))
-    assert len(got) == len(expected)
-    for one, other in zip(got, expected, strict=True):
+    left = iter(documents)
+    stream = encode_all(left, encoder)
+    got = [next(stream)]
+    assert next(left) == documents[2]
+    expected = encoder.encode([*documents[:2], *documents[3:]])
+    for one, other in zip([*got, *stream], expected, strict=True):
         assert (one is None) == (other is None)
         assert one is None or np.array_equal(one, other)
-
-
-def test_only_some_chunks_are_read_ahead(tokenizer, monkeypatch):
-    monkeypatch.setattr(tokens, "_CHUNK_DOCUMENTS", 1)
-    read = []
-
-    def documents():
-        for number in range(1000):
-            read.append(number)
-            yield str(number)
-
-    stream = encode_all(documents(), Encoder(tokenizer, chat_template=True), 2)
-    next(stream)
-    assert len(read) < 10
-    stream.close()
-
-
-class Killed:
-    """Ends the process that unpacks it, as the system does where memory runs out."""
-
-    def __reduce__(self):
-        import os
-
-        return os._exit, (9,)
-
-
-def test_a_worker_that_is_killed_is_said():
-    with pytest.raises(BuildError, match=r"a worker process ended.*--workers"):
-        list(encode_all(["x"], Killed(), 2))

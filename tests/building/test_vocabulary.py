@@ -11,7 +11,6 @@ from selfspec.building.recipe import Recipe
 from selfspec.building.tokens import each_token, prefix_of
 from selfspec.errors import BuildError
 from selfspec.store import load_cache
-from tests.building.conftest import StoppingBars
 
 KEYS = {"data": "vocabulary", "build": "lut", "window": 1, "batch": 7, "warmup_tokens": 0}
 
@@ -42,13 +41,6 @@ def test_the_table_holds_what_the_model_says_as_in_an_answer(
     about = json.loads(files["cache.json"])["about"]
     assert about["tokens_read"] == size
     assert "--data vocabulary" in about["command"]
-
-
-def test_an_interrupted_build_ends_the_same(tmp_path, build):
-    whole = build(tmp_path / "whole", **KEYS)
-    with pytest.raises(KeyboardInterrupt):
-        build(tmp_path / "parts", StoppingBars(2), **KEYS)
-    assert build(tmp_path / "parts", **KEYS) == whole
 
 
 def test_the_limit_takes_the_most_frequent(tmp_path, build):

@@ -12,7 +12,6 @@ from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
 import pytest
-from starlette.middleware.cors import CORSMiddleware
 
 from selfspec.serving import Gate, Listening, Rules, application
 from tests.serving.conftest import NAME, Served
@@ -78,8 +77,6 @@ def listening(
     served.answering.start()
     app: Any = application(served.answering, Rules(NAME, served.rules.vocab_size, None))
     port = free_port()
-    origins = (gate or {}).get("origins", [])
-    app = CORSMiddleware(app, origins, allow_methods=["POST"], allow_headers=["*"])
     server = Listening(Gate(app, **(gate or {})), served.answering, host="127.0.0.1", port=port)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
     thread.start()

@@ -28,12 +28,12 @@ def refused(folder, error, match) -> None:
         load_cache(folder)
     assert type(raised.value) is error
     try:
-        report = verify_cache(folder)
+        verdicts = verify_cache(folder)
     except CacheError as problem:
         problems = [problem]
     else:
-        problems = [file.problem for file in report.files if file.problem is not None]
-        assert not report.ok
+        problems = [problem for problem in verdicts.values() if problem is not None]
+        assert not verdicts.ok
     assert [type(problem) for problem in problems] == [error]
 
 

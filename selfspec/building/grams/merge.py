@@ -76,13 +76,8 @@ def _owners(
     indices: Sequence[Array], arrays: Sequence[dict[str, Array]], offsets: str
 ) -> list[Array]:
     """For each child or continuation of each table, the index of the prefix it belongs to."""
-    return [
-        np.repeat(own, _sizes(part[offsets])) for own, part in zip(indices, arrays, strict=True)
-    ]
-
-
-def _sizes(offsets: Array) -> Array:
-    return offsets[1:].astype(np.int64) - offsets[:-1]
+    spans = [part[offsets].astype(np.int64) for part in arrays]
+    return [np.repeat(own, span[1:] - span[:-1]) for own, span in zip(indices, spans, strict=True)]
 
 
 def _add_up(

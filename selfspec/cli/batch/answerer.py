@@ -10,20 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from selfspec.cli.batch.batch_lines import Line, read_line
 from selfspec.cli.fleet.fleet_options import FleetOptions, fleet
-from selfspec.cli.shared.opened import loaded
-from selfspec.cli.shared.options import DraftOptions, RunOptions, Sampling
+from selfspec.cli.shared.opened import loaded, memory_of_texts
+from selfspec.cli.shared.options import WriteOptions
 from selfspec.config import SpecConfig
 from selfspec.errors import SelfSpecError, one_line
-from selfspec.machine.amounts import amount_in_bytes
 
 if TYPE_CHECKING:
     from selfspec.batch.session import Session
     from selfspec.cli.shared.writer import Writer
-
-# Under --max-memory each row has room for this number of tokens, if layers have to be streamed.
-_TOKENS_A_ROW = 512
-# Shares beside the rows': one for a prompt that is being read, one for dividing the rows anew.
-_OTHER_SHARES = 2
 
 
 class Outcome(NamedTuple):
@@ -43,10 +37,8 @@ Answers = Callable[[Iterable[tuple[int, bytes]]], Iterator[Outcome]]
 class Answerer:
     """All that decides about answers. It is sent to workers, and each of them loads the model."""
 
-    loading: RunOptions
-    sampling: Sampling
+    asked: WriteOptions
     config: SpecConfig
-    drafts: DraftOptions
     max_new_tokens: int
     max_rows: int
 
@@ -59,7 +51,7 @@ class Answerer:
     @contextmanager
     def in_fleet(self, options: FleetOptions) -> Iterator[Answers]:
         """Answers in workers, each of which writes as many texts at once as one process would."""
-        with fleet(options, self.loading.device, self._opened, jobs_each=self.max_rows) as workers:
+        with fleet(options, self.asked.device, self._opened, jobs_each=self.max_rows) as workers:
             yield lambda lines: (_outcome(*each) for each in workers.results(lines))
 
     @contextmanager
@@ -67,30 +59,23 @@ class Answerer:
         """In a worker: what answers lines. What was learned is kept at the end."""
         with self._batch() as batch:
             yield batch.work
-            if self.drafts.remember is not None:
+            if self.asked.remember is not None:
                 batch.spec.save_memory()
 
     @contextmanager
     def _batch(self) -> Iterator[_Batch]:
-        with loaded(
-            self.loading,
-            self.sampling,
-            self.max_new_tokens,
-            self.drafts,
-            max_length=_TOKENS_A_ROW,
-            max_texts=self.max_rows + _OTHER_SHARES,
-        ) as writer:
+        with loaded(self.asked, self.max_new_tokens, num_texts=self.max_rows) as writer:
             from selfspec.batch.schedule import ShortestFirst
             from selfspec.batch.session import Session
 
             spec = writer.new_spec(self.config)
-            memory = _memory_of_texts(writer, self.loading.max_memory, self.max_rows)
+            small, most = writer.start.draft_model, self.asked.max_memory
             session = Session(
                 writer.model,
                 writer.tokenizer,
                 spec,
                 max_rows=self.max_rows,
-                max_memory=memory,
+                max_memory=memory_of_texts(writer.model, small, most, self.max_rows),
                 scheduler=ShortestFirst(),  # Nobody waits for a certain line of a file.
             )
             yield _Batch(writer, session, spec)
@@ -101,26 +86,6 @@ def _outcome(number: int, result: Any) -> Outcome:
     if isinstance(result, Outcome):
         return result
     return Outcome(number, None, f"{result.num_workers} workers ended while they wrote the answer")
-
-
-def _memory_of_texts(writer: Writer, max_memory: str | None, max_rows: int) -> int | None:
-    """What the keys and values of all texts may take: what the models leave of `--max-memory`."""
-    if max_memory is None:
-        return None
-    from selfspec.run.rows_backend import kv_bytes_per_token
-
-    weights, small = _weight_bytes(writer.model), writer.start.draft_model
-    num_tokens = _TOKENS_A_ROW * (max_rows + _OTHER_SHARES)
-    set_aside = num_tokens * kv_bytes_per_token(writer.model)
-    left = amount_in_bytes(max_memory, weights + set_aside) - weights
-    if small is not None:  # It keeps the texts' keys and values, too.
-        left -= _weight_bytes(small) + num_tokens * kv_bytes_per_token(small)
-    return max(left, set_aside)
-
-
-def _weight_bytes(model: Any) -> int:
-    num_bytes: int = sum(each.numel() * each.element_size() for each in model.parameters())
-    return num_bytes
 
 
 class _Batch:
@@ -169,6 +134,8 @@ class _Batch:
             **self._writer.choice(),
             **line.arguments,
         }
-        self._writer.loaded.check_length(len(ids), arguments["max_new_tokens"])
+        self._writer.loaded.check_length(
+            len(ids), arguments["max_new_tokens"], setting=line.length_setting
+        )
         seed = self._writer.seed + line.number - 1 if line.seed is None else line.seed
         self._session.submit(line.number, ids, seed, arguments)

@@ -16,23 +16,13 @@ from selfspec.cli.batch.batch_files import Appended, BatchFiles, Errors, Progres
 from selfspec.cli.fleet.fleet_options import FleetOptions
 from selfspec.cli.shared.messages import Verbose
 from selfspec.cli.shared.opened import checked
-from selfspec.cli.shared.options import (
-    DraftOptions,
-    Knobs,
-    MaxNewTokens,
-    RunOptions,
-    Sampling,
-    unfolds,
-)
-from selfspec.machine.amounts import amount_in_bytes
+from selfspec.cli.shared.options import Knobs, MaxNewTokens, WriteOptions, unfolds
 
 
 @unfolds
 def batch(
-    loading: RunOptions,
-    sampling: Sampling,
+    asked: WriteOptions,
     knobs: Knobs,
-    drafts: DraftOptions,
     workers: FleetOptions,
     prompts: Annotated[
         Path, typer.Argument(metavar="INPUT", help="A file with one prompt a line, in JSON.")
@@ -52,13 +42,11 @@ def batch(
     verbose: Verbose = False,
 ) -> None:
     """Answer a file of prompts. A run that was stopped continues where it was."""
-    config = checked(loading, knobs, drafts)
+    config = checked(asked, knobs)
     files = BatchFiles(prompts, answers)
     files.check()
-    if loading.max_memory is not None:
-        amount_in_bytes(loading.max_memory, whole=1)
-    workers.check(loading.device)
-    answerer = Answerer(loading, sampling, config, drafts, max_new_tokens, max_rows)
+    workers.check(asked.device)
+    answerer = Answerer(asked, config, max_new_tokens, max_rows)
     with files.locked():
         progress = files.progress()
         if len(progress.done) == progress.total:
@@ -75,7 +63,7 @@ def _run(files: BatchFiles, progress: Progress, answerer: Answerer, workers: Fle
     """Answers what is left; returns how many lines have no answer in the end."""
     with closing(Errors(files.errors)) as errors:
         for number, why in progress.unreadable.items():
-            errors.add(number, why)
+            errors.note(number, why)
         if progress.unreadable:
             count = f"{errors.number} of {progress.total} lines can't be read"
             typer.echo(f"{count}; see {files.errors}.", err=True)
@@ -102,7 +90,7 @@ def _write(
         bar = stack.enter_context(bars).stage("Answers", total, done=num_known)
         for outcome in outcomes:
             if outcome.answer is None:
-                errors.add(outcome.number, outcome.error or "")
+                errors.note(outcome.number, outcome.error or "")
             else:
                 written.add(outcome.answer)
             bar.advance(1, tokens=outcome.num_tokens)

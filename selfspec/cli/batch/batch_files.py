@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from selfspec.building.work_folder import locked
 from selfspec.cli.batch.batch_lines import checksum, read_line
 from selfspec.errors import CliError
 
 # Each line that we write begins so; the number of the line follows, and its checksum.
 _START = b'{"line": '
+_ERRORS = "The file of errors beside OUTPUT"
 
 
 class Progress(NamedTuple):
@@ -66,31 +67,21 @@ class BatchFiles(NamedTuple):
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keeps other runs from this output; refuses one that another run is writing."""
-        from filelock import FileLock, Timeout
-
         answers = self.answers.resolve()
-        path = answers.with_name(f".{answers.name}.lock")
-        try:
-            path.touch()
-        except OSError as error:
-            raise _unwritable("OUTPUT", self.answers, error) from error
-        holder = _holder(path)  # An attempt to lock the file may empty it.
-        lock = FileLock(path)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout as error:
-            raise CliError(
+
+        def refused(holder: str) -> CliError:
+            return CliError(
                 f"OUTPUT must not be written by two runs at once (got {_named(self.answers)}, "
                 f"which {holder} is writing); wait for it, or name another file"
-            ) from error
-        except OSError as error:
-            raise _unwritable("OUTPUT", self.answers, error) from error
-        try:
-            with suppress(OSError):
-                path.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
+            )
+
+        with ExitStack() as stack:
+            try:
+                path = answers.with_name(f".{answers.name}.lock")
+                stack.enter_context(locked(path, refused))
+            except OSError as error:
+                raise _unwritable("OUTPUT", self.answers, error) from error
             yield
-        finally:
-            lock.release()
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
         """The lines of the input that are not empty, with their numbers."""
@@ -167,11 +158,13 @@ class Appended:
     """A file that lines are appended to, each of which is on its way to the disk at once."""
 
     def __init__(self, path: Path, name: str = "OUTPUT") -> None:
+        self.number = 0
         self._path, self._name = path, name
         self._stream: BinaryIO | None = None
 
     def add(self, line: str) -> None:
         """Appends a line; the file is made with the first one."""
+        self.number += 1
         try:
             if self._stream is None:
                 self._stream = self._path.open("ab")
@@ -187,25 +180,19 @@ class Appended:
                 self._stream.close()
 
 
-class Errors:
+class Errors(Appended):
     """The file of lines that could not be answered; it is there only if there are any."""
 
     def __init__(self, path: Path) -> None:
-        self.number = 0
-        self._lines = Appended(path, "The file of errors beside OUTPUT")
+        super().__init__(path, _ERRORS)
         try:
             path.unlink(missing_ok=True)  # Lines that failed in an earlier run are tried again.
         except OSError as error:
-            raise _unwritable("The file of errors beside OUTPUT", path, error) from error
+            raise _unwritable(_ERRORS, path, error) from error
 
-    def add(self, line: int, message: str) -> None:
-        """Notes why a line could not be answered."""
-        self.number += 1
-        self._lines.add(json.dumps({"line": line, "error": message}) + "\n")
-
-    def close(self) -> None:
-        """Nothing more will come."""
-        self._lines.close()
+    def note(self, line: int, message: str) -> None:
+        """Says why a line could not be answered."""
+        self.add(json.dumps({"line": line, "error": message}) + "\n")
 
 
 def _try(number: int, data: bytes, unreadable: dict[int, str]) -> None:
@@ -230,7 +217,7 @@ def _check_ours(errors: Path) -> None:
         with errors.open("rb") as stream:
             foreign = not all(_is_error(data) for data in stream)
     except OSError as error:
-        raise _unwritable("The file of errors beside OUTPUT", errors, error) from error
+        raise _unwritable(_ERRORS, errors, error) from error
     if foreign:
         raise CliError(
             f"the file of errors beside OUTPUT must be new, or from an earlier run (got "
@@ -245,14 +232,6 @@ def _is_error(data: bytes) -> bool:
     except (ValueError, RecursionError):
         return not data.endswith(b"\n") and data.startswith(_START)
     return isinstance(value, dict) and set(value) == {"line", "error"}
-
-
-def _holder(path: Path) -> str:
-    """Who has locked a file, as far as it says so."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")[:80] or "another process"
-    except OSError:
-        return "another process"
 
 
 def _unwritable(name: str, path: Path, error: OSError) -> CliError:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from selfspec.building.limits import choice_of
 from selfspec.errors import CliError, unknown_name
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Line:
     in_body: bool  # Is it in OpenAI's form? Then its answer is, too.
     seed: int | None = None
     arguments: dict[str, Any] = field(default_factory=dict)  # of `generate()`
+    length_setting: str = "--max-new-tokens"  # what says how long the answer may be
 
     def answered(self, answer: Answer, model_name: str) -> str:
         """The line of the output file."""
@@ -67,19 +69,13 @@ class Line:
 
     def _response(self, answer: Answer, model_name: str) -> dict[str, Any]:
         is_text = isinstance(self.prompt, str)
-        said = {"text": answer.text}
         message = {"message": {"role": "assistant", "content": answer.text}}
+        said = {"text": answer.text} if is_text else message
         num_prompt, num_new = answer.num_prompt_tokens, len(answer.ids)
         body = {
             "object": "text_completion" if is_text else "chat.completion",
             "model": model_name,
-            "choices": [
-                {
-                    "index": 0,
-                    **(said if is_text else message),
-                    "finish_reason": answer.finish_reason,
-                }
-            ],
+            "choices": [{"index": 0, **said, "finish_reason": answer.finish_reason}],
             "usage": {
                 "prompt_tokens": num_prompt,
                 "completion_tokens": num_new,
@@ -104,7 +100,8 @@ def read_line(number: int, data: bytes) -> Line:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError.
-        raise CliError(f"{_RULE} (got {_shown_bytes(data)})") from error
+        start = data[:200].decode(errors="replace")  # A line may be as long as it likes.
+        raise CliError(f"{_RULE} (got {_shown(start)})") from error
     if not isinstance(value, Mapping):
         raise CliError(f"{_RULE} (got {_shown(value)})")
     in_body = "body" in value
@@ -116,9 +113,15 @@ def read_line(number: int, data: bytes) -> Line:
         # Beside a prompt there may be fields of one's own, but hardly one like "temprature".
         if name not in known and (in_body or get_close_matches(name, _SETTINGS, cutoff=0.85)):
             raise CliError(unknown_name("field" + " of body" * in_body, name, known))
-    seed = _seed(asked)
     return Line(
-        number, checksum(data), _name(value), _prompt(asked), in_body, seed, _arguments(asked)
+        number,
+        checksum(data),
+        _name(value),
+        _prompt(asked),
+        in_body,
+        _seed(asked),
+        _arguments(asked),
+        *[name for name in reversed(_COUNTS) if asked.get(name) is not None][:1],
     )
 
 
@@ -162,10 +165,9 @@ def _arguments(asked: Mapping[str, Any]) -> dict[str, Any]:
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 raise CliError(f"{name} must be a whole number >= 1 (got {_shown(number)})")
             arguments["max_new_tokens"] = number
-    if (temperature := _real(asked, "temperature", 0)) is not None:
-        arguments["do_sample"] = temperature > 0
-        arguments |= {"temperature": temperature} if temperature else {}
-    if (top_p := _real(asked, "top_p", 0)) is not None:
+    if (temperature := _real(asked, "temperature")) is not None:
+        arguments |= choice_of(temperature)
+    if (top_p := _real(asked, "top_p")) is not None:
         arguments["top_p"] = top_p
     if (stop := asked.get("stop")) is not None:
         strings = [stop] if isinstance(stop, str) else stop
@@ -176,14 +178,13 @@ def _arguments(asked: Mapping[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def _real(asked: Mapping[str, Any], name: str, least: float) -> float | None:
+def _real(asked: Mapping[str, Any], name: str) -> float | None:
     value = asked.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise CliError(f"{name} must be a number >= {least} (got {_shown(value)})")
-    if not least <= value <= _LARGEST:
-        raise CliError(f"{name} must be a number >= {least} (got {_shown(value)})")
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= _LARGEST:
+        raise CliError(f"{name} must be a number >= 0 (got {_shown(value)})")
     return float(value)
 
 
@@ -202,8 +203,3 @@ def _shown(value: Any) -> str:
     except RecursionError:
         text = f"a {type(value).__name__} that is nested too deeply"
     return text[:80] + "…" * (len(text) > 80)
-
-
-def _shown_bytes(data: bytes) -> str:
-    """The start of a line that may be as long as it likes."""
-    return _shown(data[:200].decode(errors="replace"))

@@ -21,9 +21,14 @@ from selfspec.machine.amounts import amount_in_bytes
 
 if TYPE_CHECKING:
     from selfspec.building.progress import Bars
-    from selfspec.building.shards import CallWorkers
+    from selfspec.building.warmup import CallWorkers
     from selfspec.fleet import Work
     from selfspec.store import CacheContents
+
+
+Overwrite = Annotated[
+    bool, Option("--overwrite", help="Replace a cache folder that exists already.")
+]
 
 
 @unfolds
@@ -34,13 +39,8 @@ def build(
     output: Annotated[Path, Argument(help="The cache folder to make.")],
     recipe: Annotated[
         Path | None,
-        Option(
-            help="TOML file with the keys below; options override its keys.", show_default=False
-        ),
+        Option(help="TOML file with the keys below; options override its keys."),
     ] = None,
-    workers: Annotated[
-        int, Option(min=1, help="Processes that tokenize. More: faster where templates are slow.")
-    ] = 1,
     max_memory: Annotated[
         str,
         Option(help="Memory for counting n-grams, without the model. More: fewer parts to merge."),
@@ -48,9 +48,7 @@ def build(
     restart: Annotated[
         bool, Option("--restart", help="Begin anew, and delete what an interrupted build left.")
     ] = False,
-    overwrite: Annotated[
-        bool, Option("--overwrite", help="Replace a cache folder that exists already.")
-    ] = False,
+    overwrite: Overwrite = False,
     keep_work: Annotated[
         bool, Option("--keep-work", help="Keep the work folder, with the model's answers in it.")
     ] = False,
@@ -65,36 +63,21 @@ def build(
     asked = recipe_of(recipe, options)
     check_options(loading)
     how = {
-        "workers": workers,
         "max_memory": amount_in_bytes(max_memory, name="--max-memory"),
         "restart": restart,
         "overwrite": overwrite,
         "keep_work": keep_work,
     }
-    _check_fleet(fleet_options, asked, loading, workers)
-    with ExitStack() as stack:
-        contents = _Build(asked, loading, fleet_options, how).run(output, stack)
-    print(_summary(output, contents))
-
-
-def _check_fleet(
-    options: FleetOptions, recipe: Recipe, loading: ModelOptions, workers: int
-) -> None:
-    """Refuses what workers on Ray can't do for a build."""
-    options.check(loading.device)
-    if options.ray is None:
-        return
-    if workers > 1:
-        raise CliError(
-            f"--workers can't be used with --ray, whose workers tokenize (got {workers}); "
-            "pass --num-workers instead"
-        )
-    if recipe.generates:
+    fleet_options.check(loading.device)
+    if fleet_options.ray is not None and asked.generates:
         raise CliError(
             "--learn-from must be text with --ray (got 'generations', where the model learns from "
             "each answer for the next one); answer the prompts with 'selfspec batch --ray', and "
             "build from its answers"
         )
+    with ExitStack() as stack:
+        contents = _Build(asked, loading, fleet_options, how).run(output, stack)
+    print(_summary(output, contents))
 
 
 @dataclass(frozen=True)
@@ -108,7 +91,7 @@ class _Build:
 
     def run(self, output: Path, stack: ExitStack) -> CacheContents:
         """Builds the cache; Ctrl-C leaves what is done by then for the next start."""
-        with working(f"Loading the tokenizer of {self._model_name}"):
+        with working(f"Loading the tokenizer of {self.loading.title}"):
             # Faults that show without a model are told first.
             from selfspec.building.inputs import find_inputs
             from selfspec.store import check_target
@@ -139,17 +122,13 @@ class _Build:
             bars.say("interrupted; run the same command again to go on")
             raise Abort from error
 
-    @property
-    def _model_name(self) -> str:
-        return self.loading.model or "the embedded model"
-
     def _model(self, tokenizer: Any, bars: Bars, is_spread: bool) -> Any:
         """The model, or only its sizes where workers read."""
         from selfspec.cli.shared.model_loading import load_model, load_shape
 
         if is_spread:
             return load_shape(self.loading)
-        bars.say(f"Loading {self._model_name} ...")
+        bars.say(f"Loading {self.loading.title} ...")
         return load_model(self.loading, tokenizer).model
 
     @contextmanager

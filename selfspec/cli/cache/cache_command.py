@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from selfspec.cli.cache.build_command import build
+from selfspec.cli.cache.build_command import Overwrite, build
 from selfspec.cli.shared.group import Commands
 from selfspec.cli.shared.messages import Verbose, working
 from selfspec.cli.shared.paint import harmless
@@ -23,10 +23,6 @@ _DAMAGED = 2
 cache = typer.Typer(name="cache", cls=Commands)
 cache.command()(build)
 
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace a cache folder that exists already.")
-]
-
 
 @cache.callback(invoke_without_command=True)
 def commands(context: typer.Context) -> None:
@@ -40,10 +36,7 @@ def inspect(
     folder: Annotated[str, typer.Argument(help="A cache folder or a Hub id.")],
     tokenizer: Annotated[
         str | None,
-        typer.Option(
-            help="Folder or Hub id of the tokenizer, to show text for token ids.",
-            show_default=False,
-        ),
+        typer.Option(help="Folder or Hub id of the tokenizer, to show text for token ids."),
     ] = None,
     text: Annotated[
         Path | None,
@@ -113,11 +106,10 @@ def verify(
     with working(f"Checking {folder}"):
         from selfspec.store import verify_cache
 
-        report = verify_cache(folder)
-    for file in report.files:
-        verdict = "ok" if file.problem is None else f"DAMAGED: {one_line(file.problem)}"
-        print(f"{file.name}: {verdict}")
-    raise typer.Exit(0 if report.ok else _DAMAGED)
+        verdicts = verify_cache(folder)
+    for name, problem in verdicts.items():
+        print(f"{name}: {'ok' if problem is None else f'DAMAGED: {one_line(problem)}'}")
+    raise typer.Exit(0 if verdicts.ok else _DAMAGED)
 
 
 def _sound(folders: list[Path]) -> list[CacheContents]:
@@ -137,9 +129,9 @@ def _check(folder: Path) -> None:
     """Refuses a cache whose tables aren't sound. What follows reads every entry of them."""
     from selfspec.store import verify_cache
 
-    for file in verify_cache(folder).files:
-        if file.problem is not None:
-            raise file.problem
+    for problem in verify_cache(folder).values():
+        if problem is not None:
+            raise problem
 
 
 def _tokenizer(name: str | None) -> Any:

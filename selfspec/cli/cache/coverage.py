@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from selfspec.draft.sources.corpus import CorpusTables
@@ -13,19 +13,12 @@ _ALL = 1 << 30  # More than a prefix can have continuations.
 
 @dataclass
 class Coverage:
-    """How often one table could help, over the positions of a text.
+    """How often one table could help, over the positions of a text."""
 
-    Attributes:
-        what: The table, and how many tokens it looks at.
-        num_positions: Positions with as many tokens before them as the table looks at.
-        num_found: Those of them at which the table has something recorded.
-        num_named: Those at which the next token is among what is recorded.
-    """
-
-    what: str
-    num_positions: int = 0
-    num_found: int = 0
-    num_named: int = 0
+    what: str  # the table, and how many tokens it looks at
+    num_positions: int = 0  # with as many tokens before them as the table looks at
+    num_found: int = 0  # of those: where the table has something recorded
+    num_named: int = 0  # where the next token is among what is recorded
 
     def count(self, named: Iterable[int], token: int) -> None:
         """Counts one position, with the tokens that are recorded there and the one that came."""
@@ -40,8 +33,7 @@ def coverage(contents: CacheContents, token_ids: Sequence[int]) -> list[Coverage
     lines = [] if contents.corpus is None else _of_corpus(contents.corpus, token_ids)
     for order, source in enumerate(KEY_OF, start=1):
         if source in contents.tables:
-            look_up = _rows(KEY_OF[source], contents.tables[source])
-            lines.append(_of_rows(source, order, look_up, token_ids))
+            lines.append(_of_rows(source, order, contents.tables[source], token_ids))
     return lines
 
 
@@ -66,22 +58,10 @@ def _named(tables: CorpusTables, length: int, indices: Sequence[int]) -> list[in
     return [token for token, _ in following]
 
 
-LookUp = Callable[[tuple[int, ...]], list[int]]
-
-
-def _rows(key: str, arrays: Arrays) -> LookUp:
-    keys = arrays[key].reshape(len(arrays[key]), -1).tolist()
-    row_of = {tuple(each): row for row, each in enumerate(keys)}
-
-    def look_up(tokens: tuple[int, ...]) -> list[int]:
-        row = row_of.get(tokens)
-        return [] if row is None else arrays["ids"][row].tolist()
-
-    return look_up
-
-
-def _of_rows(source: str, order: int, look_up: LookUp, token_ids: Sequence[int]) -> Coverage:
+def _of_rows(source: str, order: int, arrays: Arrays, token_ids: Sequence[int]) -> Coverage:
+    keys = arrays[KEY_OF[source]].reshape(-1, order).tolist()
+    rows = dict(zip(map(tuple, keys), arrays["ids"].tolist(), strict=True))
     line = Coverage(source)
     for end in range(order, len(token_ids)):
-        line.count(look_up(tuple(token_ids[end - order : end])), token_ids[end])
+        line.count(rows.get(tuple(token_ids[end - order : end]), ()), token_ids[end])
     return line

@@ -14,9 +14,7 @@ from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.errors import CliError
 from selfspec.store import KEY_OF, Arrays, CacheContents, Card, flat_keys
 from selfspec.store.card import CORPUS_FILE
-from selfspec.store.files import FileEntry
 
-Files = Mapping[str, FileEntry]
 Rates = list[list[Any]]
 
 
@@ -29,7 +27,9 @@ def check_different(folders: Sequence[Path], cards: Mapping[Path, Card]) -> None
         got = f"(got {str(one)!r} and {str(other)!r})"
         if one.resolve() == other.resolve():
             raise CliError(f"FOLDERS must name each cache once {got}: this is the same folder")
-        if _holds_the_same(cards[one].files, cards[other].files):
+        files, others = cards[one].files, cards[other].files
+        corpus = files.get(CORPUS_FILE)
+        if files == others or (corpus and corpus == others.get(CORPUS_FILE)):
             raise CliError(f"FOLDERS must name each cache once {got}: they hold the same counts")
 
 
@@ -42,10 +42,6 @@ def check_one_tokenizer(cards: Mapping[Path, Card]) -> None:
                 f"FOLDERS must belong to one tokenizer (got {str(first)!r} of {owner} and "
                 f"{str(folder)!r} of {tokenizer}); build them anew for one of the two"
             )
-
-
-def _holds_the_same(one: Files, other: Files) -> bool:
-    return one == other or (CORPUS_FILE in one and one[CORPUS_FILE] == other.get(CORPUS_FILE))
 
 
 def merged(parts: Sequence[CacheContents], **pruning: int) -> CacheContents:

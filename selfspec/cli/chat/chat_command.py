@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -9,22 +10,26 @@ import typer
 from selfspec.cli.shared.messages import Verbose
 from selfspec.cli.shared.model_loading import check_template
 from selfspec.cli.shared.opened import checked, loaded
-from selfspec.cli.shared.options import (
-    ChatOptions,
-    DraftOptions,
-    Knobs,
-    MaxNewTokens,
-    Sampling,
-    unfolds,
-)
+from selfspec.cli.shared.options import Knobs, MaxNewTokens, WriteOptions, unfolds
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions(WriteOptions):
+    """The same for a model that must be named, since the embedded one can't chat."""
+
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder or Hub id of a chat model, such as HuggingFaceTB/SmolLM2-135M-Instruct. "
+            "Required.",
+        ),
+    ] = None
 
 
 @unfolds
 def chat(
-    loading: ChatOptions,
-    sampling: Sampling,
+    asked: ChatOptions,
     knobs: Knobs,
-    drafts: DraftOptions,
     system: Annotated[
         str | None, typer.Option(help="The system message at the start of the conversation.")
     ] = None,
@@ -35,10 +40,10 @@ def chat(
     verbose: Verbose = False,
 ) -> None:
     """Talk with a chat model in the terminal."""
-    if loading.model is None:
+    if asked.model is None:
         check_template(None, None)
-    config = checked(loading, knobs, drafts)
-    with loaded(loading, sampling, max_new_tokens, drafts, chats=True) as writer:
+    config = checked(asked, knobs)
+    with loaded(asked, max_new_tokens, chats=True) as writer:
         from selfspec.cli.chat.terminal import Chat
 
         Chat(writer, config, system=system, show_drafts=show_drafts).run()

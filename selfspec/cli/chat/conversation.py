@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
+from selfspec.batch.prompts import encoded
 from selfspec.cli.shared.live_text import LiveText
 from selfspec.cli.shared.writer import Writer
-from selfspec.errors import CliError, one_line
+from selfspec.errors import CliError
 from selfspec.plugin import SelfSpec
 
 
@@ -37,7 +38,7 @@ class Conversation:
         self._show = show
         self._opening = [{"role": "system", "content": system}] if system else []
         # A template that takes no system message refuses here, before the first question.
-        self._prompt_ids([*self._opening, {"role": "user", "content": "?"}])
+        encoded([*self._opening, {"role": "user", "content": "?"}], writer.tokenizer)
         self.reset()
 
     def reset(self) -> None:
@@ -53,7 +54,7 @@ class Conversation:
     def ask(self, text: str) -> Answer:
         """Streams the answer and keeps it. Ctrl-C ends it; what was shown by then is kept."""
         messages = [*self.messages, {"role": "user", "content": text}]
-        ids = self._prompt_ids(messages)
+        ids = encoded(messages, self._writer.tokenizer)
         budget = self._budget(len(ids))
         kv, num_reused = self._take_kv(ids)
         live = LiveText(self._writer.tokenizer, ids, self._show)
@@ -70,18 +71,6 @@ class Conversation:
             answer = answer._replace(cut_at=self._cut_at(new_ids, budget))
         self.messages = [*messages, {"role": "assistant", "content": live.text}]
         return answer
-
-    def _prompt_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        from jinja2 import TemplateError
-
-        try:
-            ids = self._writer.tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, return_dict=False
-            )
-        except TemplateError as error:
-            message = f"the model's chat template refuses these messages: {one_line(error)}"
-            raise CliError(message) from error
-        return list(ids)
 
     def _budget(self, num_prompt_tokens: int) -> int:
         """The number of tokens that the answer may have."""

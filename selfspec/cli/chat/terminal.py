@@ -15,7 +15,7 @@ from selfspec.cli.shared.messages import working
 from selfspec.cli.shared.paint import Painter
 from selfspec.cli.shared.writer import Writer
 from selfspec.config import SpecConfig
-from selfspec.errors import CliError, unknown_name
+from selfspec.errors import SelfSpecError, unknown_name
 
 _COMMANDS = {
     "/stats": "tokens per step and where they came from, over all answers",
@@ -41,7 +41,6 @@ class Chat:
         self._painter = Painter(self._console)
         self._wrap = WordWrap(self._painter.show, lambda: self._console.width)
         self._spinner = ExitStack()
-        self._read = question_reader(self._painter.show)
         self._show_drafts = show_drafts
         self._writer = writer
         self._spec = writer.new_spec(config)
@@ -51,18 +50,19 @@ class Chat:
     def run(self) -> None:
         """Answers until Ctrl-D, the end of stdin, or `/exit`."""
         self._introduce()
-        while True:
-            try:
-                line = self._read().strip()
-                if line == "/exit":
+        with question_reader(self._painter.show) as read:
+            while True:
+                try:
+                    line = read().strip()
+                    if line == "/exit":
+                        return
+                    if line:
+                        self._handle(line)
+                except EOFError:
+                    self._console.print()
                     return
-                if line:
-                    self._handle(line)
-            except EOFError:
-                self._console.print()
-                return
-            except KeyboardInterrupt:
-                self._note("\n(Ctrl-D or /exit leaves)")
+                except KeyboardInterrupt:
+                    self._note("\n(Ctrl-D or /exit leaves)")
 
     def _introduce(self) -> None:
         self._note(f"{self._writer.loaded}, {self._writer}. /help lists commands.")
@@ -74,10 +74,10 @@ class Chat:
             self._obey(line)
             return
         try:
-            with self._read.kept(), self._spinner:
+            with self._spinner:
                 self._spinner.enter_context(working("Reading", only_spinner=True))
                 self._last = self.conversation.ask(line)
-        except CliError as error:
+        except SelfSpecError as error:
             self._note(f"error: {error}")
             return
         self._wrap.end()

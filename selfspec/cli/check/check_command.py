@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,13 +12,9 @@ import typer
 from selfspec.cli.shared.messages import Verbose, working
 from selfspec.cli.shared.opened import loaded
 from selfspec.cli.shared.options import (
-    EXPERTS,
     CacheFolder,
     DeviceName,
-    DraftOptions,
-    RunOptions,
-    Sampling,
-    checked_config,
+    WriteOptions,
     unfolds,
 )
 from selfspec.cli.shared.text_files import check_output
@@ -28,7 +23,7 @@ from selfspec.errors import CliError
 if TYPE_CHECKING:
     from selfspec.cli.check.check_measuring import Measured
     from selfspec.cli.check.check_prompts import Question
-    from selfspec.config import SpecConfig
+    from selfspec.cli.shared.writer import Writer
 
 _SHARE = 0.8  # of the free memory, which weights may take
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -42,7 +37,6 @@ def check(
             metavar="MODEL",
             help="Folder or Hub id of a causal language model. Default: the small one that comes "
             "with selfspec.",
-            show_default=False,
         ),
     ] = None,
     prompts: Annotated[
@@ -51,7 +45,6 @@ def check(
             metavar="FILE",
             help="Your own prompts, one a line in JSON: as 'selfspec batch' reads them, or "
             '{"turns": ["...", ...]}. Default: five of different kinds.',
-            show_default=False,
         ),
     ] = None,
     dtype: Annotated[
@@ -72,51 +65,29 @@ def check(
     ] = 60,
     output: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Write all figures to this JSON file too.", show_default=False
-        ),
+        typer.Option(metavar="FILE", help="Write all figures to this JSON file too."),
     ] = None,
     device: DeviceName = "auto",
     cache: CacheFolder = None,
-    context: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Length of the text, in tokens, at which the cost of a step by its width is "
-            "shown.",
-            rich_help_panel=EXPERTS,
-        ),
-    ] = 512,
-    forward: Annotated[
-        str,
-        typer.Option(
-            help="How the model is run: auto, eager, packed or graph.", rich_help_panel=EXPERTS
-        ),
-    ] = "auto",
     verbose: Verbose = False,
 ) -> None:
     """Measure how much faster a model is with drafts on this machine, and say what to use."""
     from selfspec.cli.check.check_prompts import questions_of
     from selfspec.cli.shared.model_loading import check_options
 
-    loading = RunOptions(model=model, device=device, dtype=dtype)
-    check_options(loading, "MODEL")
+    asked = WriteOptions(
+        model=model, device=device, dtype=dtype, temperature=temperature, seed=0, cache=cache
+    )
+    check_options(asked, "MODEL")
     check_output(output)
-    config = checked_config(forward=forward)
     questions = questions_of(prompts)
-    dtypes, left_out = _precisions(loading)
-    found = [
-        _measured(
-            replace(loading, dtype=each),
-            Sampling(temperature=temperature, seed=0),
-            DraftOptions(cache=cache),
-            questions,
-            config,
-            seconds / len(dtypes),
-            context,
-        )
-        for each in dtypes
-    ]
+    dtypes, left_out = _precisions(asked)
+    found = []
+    for each in dtypes:
+        with loaded(replace(asked, dtype=each), 1) as writer:
+            found.append(_measured(writer, questions, seconds / len(dtypes)))
+        del writer
+        gc.collect()  # Its model is gone before the next one comes.
     from selfspec.cli.check.check_report import print_report, write_json
 
     name = model or "your/model"
@@ -125,38 +96,22 @@ def check(
         write_json(output, name, found, left_out)
 
 
-def _measured(
-    loading: RunOptions,
-    sampling: Sampling,
-    drafts: DraftOptions,
-    questions: list[Question],
-    config: SpecConfig,
-    seconds: float,
-    context: int,
-) -> Measured:
-    """Of one precision; its model is gone afterwards."""
+def _measured(writer: Writer, questions: list[Question], seconds: float) -> Measured:
     from selfspec import detach
+    from selfspec.cli.check.check_measuring import measure_model
 
-    with loaded(loading, sampling, 1, drafts) as writer:
-        from selfspec.cli.check.check_measuring import measure_model
-
-        limit = writer.loaded.max_positions
-        context = context if limit is None else min(context, limit // 2)
-        with working("Measuring") as say:
-            found = measure_model(
-                writer, questions, config, seconds=seconds, context=context, say=say
-            )
-        detach(writer.model)
-    gc.collect()
+    with working("Measuring") as say:
+        found = measure_model(writer, questions, seconds=seconds, say=say)
+    detach(writer.model)
     return found
 
 
-def _precisions(loading: RunOptions) -> tuple[list[str], list[str]]:
+def _precisions(asked: WriteOptions) -> tuple[list[str], list[str]]:
     """The precisions whose weights fit into memory, and what is said about the others."""
-    if loading.dtype != "auto":
-        return [loading.dtype], []
+    if asked.dtype != "auto":
+        return [asked.dtype], []
     with working("Looking at the model and the memory"):
-        number, free = _num_parameters_and_free_memory(loading)
+        number, free = _num_parameters_and_free_memory(asked)
     sizes = {dtype: number * _BYTES[dtype] for dtype in ("bfloat16", "float32")}
     fits = [dtype for dtype, size in sizes.items() if size <= _SHARE * free]
     if not fits:
@@ -165,17 +120,16 @@ def _precisions(loading: RunOptions) -> tuple[list[str], list[str]]:
             f"(got {free / 1e9:.1f} GB free); 'selfspec generate --max-memory' reads layers from "
             "disk"
         )
-    return fits, list(_too_large(sizes, fits, free))
+    left_out = [
+        f"{dtype} is left out: it takes {size / 1e9:.1f} GB of {free / 1e9:.1f} GB free."
+        for dtype, size in sizes.items()
+        if dtype not in fits
+    ]
+    return fits, left_out
 
 
-def _too_large(sizes: dict[str, int], fits: list[str], free: float) -> Iterator[str]:
-    for dtype, size in sizes.items():
-        if dtype not in fits:
-            yield f"{dtype} is left out: it takes {size / 1e9:.1f} GB of {free / 1e9:.1f} GB free."
-
-
-def _num_parameters_and_free_memory(loading: RunOptions) -> tuple[int, int]:
+def _num_parameters_and_free_memory(asked: WriteOptions) -> tuple[int, int]:
     from selfspec.cli.shared.model_loading import device_of, load_shape
     from selfspec.machine.free_memory import free_memory
 
-    return int(load_shape(loading).num_parameters()), free_memory(device_of(loading.device))
+    return int(load_shape(asked).num_parameters()), free_memory(device_of(asked.device))

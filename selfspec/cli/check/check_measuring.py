@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ Say = Callable[[str], None]
 
 _CURVE_SHARE = 0.2  # of the time, for what a step costs by its width
 _LEAST_TOKENS, _MOST_TOKENS = 16, 96  # of an answer
+_CONTEXT = 512  # tokens before a step whose cost is measured
 _ENDLESS = 1 << 30  # positions, where a model's config names no limit
 _REPEATS = 5  # turns of each number of threads
 _MUCH = 1.1  # Another number of threads has to be faster than that to be named.
@@ -44,17 +45,34 @@ class Answered:
         return self.prompt_seconds + self.answer_seconds
 
     @property
-    def seconds_a_token(self) -> float:
-        """Of the answer behind its first token."""
-        return self.answer_seconds / max(len(self.new_ids) - 1, 1)
-
-    def speed_up(self, drafted: Answered) -> float:
-        """How many times faster the other one is; its answer counts as if it were as long."""
-        rest = drafted.seconds_a_token * max(len(self.new_ids) - 1, 1)
-        return self.seconds / (drafted.prompt_seconds + rest)
+    def num_timed(self) -> int:
+        """The tokens behind the first one; 1 for an answer without any."""
+        return max(len(self.new_ids) - 1, 1)
 
 
-@dataclass
+@dataclass(frozen=True)
+class Compared:
+    """One prompt, answered plainly and with drafts."""
+
+    kind: str
+    plain: Answered  # of two runs the faster one
+    drafted: Answered
+    variation: float  # how much longer the slower plain run took, as a share
+    entropy: float  # of the plain answer, in bits a token
+
+    @property
+    def drafted_seconds(self) -> float:
+        """With drafts, if that answer were as long as the plain one."""
+        share = self.plain.num_timed / self.drafted.num_timed
+        return self.drafted.prompt_seconds + share * self.drafted.answer_seconds
+
+    @property
+    def speed_up(self) -> float:
+        """How many times faster it was with drafts."""
+        return self.plain.seconds / self.drafted_seconds
+
+
+@dataclass(frozen=True)
 class Measured:
     """All that was found out about a model in one precision."""
 
@@ -62,93 +80,85 @@ class Measured:
     about: dict[str, Any]  # what the curve depends on
     curve: CostCurve | None  # None: this model can't verify trees
     threads: dict[int, float]  # seconds of a plain step by the number of threads
-    kinds: list[str] = field(default_factory=list)
-    plain: list[Answered] = field(default_factory=list)  # of two runs the faster one
-    drafted: list[Answered] = field(default_factory=list)
-    entropies: list[float] = field(default_factory=list)  # in bits a token, of each plain answer
-    variations: list[float] = field(default_factory=list)  # of two plain runs, 0 for equal ones
-    stats: GenerationStats = field(default_factory=GenerationStats)
+    prompts: list[Compared]
+    stats: GenerationStats
 
     @property
     def variation(self) -> float:
         """How far two plain runs of one prompt usually lie apart."""
-        return median(self.variations)
+        return median(each.variation for each in self.prompts)
 
     @property
-    def speed_ups(self) -> list[float]:
-        """Of each prompt."""
-        pairs = zip(self.plain, self.drafted, strict=True)
-        return [plain.speed_up(drafted) for plain, drafted in pairs]
+    def plain_seconds(self) -> float:
+        """Of all prompts and plain answers."""
+        return sum(each.plain.seconds for each in self.prompts)
 
     @property
     def speed_up(self) -> float:
         """Of all prompts together."""
-        pairs = list(zip(self.plain, self.drafted, strict=True))
-        drafted = sum(plain.seconds / plain.speed_up(other) for plain, other in pairs)
-        return sum(plain.seconds for plain, _ in pairs) / drafted
+        return self.plain_seconds / sum(each.drafted_seconds for each in self.prompts)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all plain answers."""
+        return sum(len(each.plain.new_ids) for each in self.prompts)
 
     @property
     def entropy(self) -> float:
         """The mean over all tokens, in bits."""
-        weights = [len(each.new_ids) for each in self.plain]
-        return sum(map(float.__mul__, self.entropies, map(float, weights))) / max(sum(weights), 1)
+        bits = sum(each.entropy * len(each.plain.new_ids) for each in self.prompts)
+        return bits / max(self.num_tokens, 1)
 
     @property
     def seconds_a_token(self) -> float:
         """Of all prompts and answers, in the faster of the two ways."""
-        tokens = sum(len(each.new_ids) for each in self.plain)
-        return sum(each.seconds for each in self.plain) / tokens / max(self.speed_up, 1.0)
+        return self.plain_seconds / self.num_tokens / max(self.speed_up, 1.0)
 
 
 def measure_model(
-    writer: Writer,
-    questions: Sequence[Question],
-    config: SpecConfig,
-    *,
-    seconds: float,
-    context: int,
-    say: Say,
+    writer: Writer, questions: Sequence[Question], *, seconds: float, say: Say
 ) -> Measured:
     """Takes about that many seconds, and longer where single steps take long."""
     end = perf_counter() + seconds
+    spec = writer.new_spec(SpecConfig())
     say(f"{writer.dtype}: what a step costs by its width")
-    spec = writer.new_spec(config)
-    about: dict[str, Any] = {}
-    curve = None
-    if spec.ability(writer.model).attention is not None:
-        from selfspec.run.prepared import profile
-
-        at_most = _CURVE_SHARE * seconds
-        about, curve = profile(
-            writer.model, config, num_columns=context, num_rows=1, max_seconds=at_most
-        )
-        about = {**about, "context": context}
+    about, curve = _curve(writer, spec, _CURVE_SHARE * seconds)
     threads = _threads(writer.model)
-    found = Measured(writer.dtype, about, curve, threads)
     asked = _fitting(writer, questions)
     say(f"{writer.dtype}: warming up")
-    warm_up(writer, asked[0][1], config)
+    warm_up(writer, asked[0][1], spec.config)
     step = min(threads.values())
-    for index, (question, prompt) in enumerate(asked):
+    prompts = []
+    for index, (question, ids) in enumerate(asked):
         left = max(end - perf_counter(), 0.0) / (len(asked) - index)
-        room = (writer.loaded.max_positions or _ENDLESS) - len(prompt)
+        room = (writer.loaded.max_positions or _ENDLESS) - len(ids)
         num_new = min(max(int(left / (3 * step)), _LEAST_TOKENS), _MOST_TOKENS, room)
         say(f"{writer.dtype}: {question.kind}, {num_new} tokens, plain and with drafts")
-        _ask(found, writer, spec, question, prompt, num_new)
-        found.entropies.append(_entropy(writer.model, prompt, found.plain[-1].new_ids))
-    found.stats = spec.total_stats
-    return found
+        prompts.append(_compared(writer, spec, question, ids, num_new))
+    return Measured(writer.dtype, about, curve, threads, prompts, spec.total_stats)
+
+
+def _curve(
+    writer: Writer, spec: SelfSpec, max_seconds: float
+) -> tuple[dict[str, Any], CostCurve | None]:
+    """What a step costs by its width behind a text, and what that depends on."""
+    if spec.ability(writer.model).attention is None:
+        return {}, None
+    from selfspec.run.prepared import profile
+
+    context = min(_CONTEXT, (writer.loaded.max_positions or _ENDLESS) // 2)
+    about, curve = profile(
+        writer.model, spec.config, num_columns=context, num_rows=1, max_seconds=max_seconds
+    )
+    return {**about, "context": context}, curve
 
 
 def _fitting(writer: Writer, questions: Sequence[Question]) -> list[tuple[Question, list[int]]]:
     """The questions with their ids. Those that leave no room for an answer are left out."""
     limit = writer.loaded.max_positions or _ENDLESS
     ids = encoded_prompts([each.prompt for each in questions], writer.tokenizer)
-    found = [
-        (question, prompt)
-        for question, prompt in zip(questions, ids, strict=True)
-        if len(prompt) + _LEAST_TOKENS <= limit
-    ]
+    pairs = zip(questions, ids, strict=True)
+    found = [(each, prompt) for each, prompt in pairs if len(prompt) + _LEAST_TOKENS <= limit]
     if not found:
         raise CliError(
             f"a prompt must leave room for {_LEAST_TOKENS} tokens in the model's {limit} positions "
@@ -157,40 +167,32 @@ def _fitting(writer: Writer, questions: Sequence[Question]) -> list[tuple[Questi
     return found
 
 
-def _ask(
-    found: Measured,
-    writer: Writer,
-    spec: SelfSpec,
-    question: Question,
-    prompt: Sequence[int],
-    num_new: int,
-) -> None:
+def _compared(
+    writer: Writer, spec: SelfSpec, question: Question, ids: Sequence[int], num_new: int
+) -> Compared:
     """Plainly, with drafts, and plainly once more: a busy moment shows where the two differ."""
-    first, drafted, last = (
-        _answer(writer, assistant, question, prompt, num_new) for assistant in (None, spec, None)
-    )
+    prediction = writer.encode_prediction(question.prediction)
+    first = _answer(writer, None, ids, num_new, None)
+    drafted = _answer(writer, spec, ids, num_new, prediction)
+    last = _answer(writer, None, ids, num_new, None)
     plain, slower = sorted((first, last), key=lambda each: each.seconds)
-    found.kinds.append(question.kind)
-    found.plain.append(plain)
-    found.drafted.append(drafted)
-    found.variations.append(slower.seconds / plain.seconds - 1)
+    entropy = _entropy(writer.model, ids, plain.new_ids)
+    return Compared(question.kind, plain, drafted, slower.seconds / plain.seconds - 1, entropy)
 
 
 def _answer(
     writer: Writer,
     spec: SelfSpec | None,
-    question: Question,
     prompt: Sequence[int],
     num_new: int,
+    prediction: list[int] | None,
 ) -> Answered:
     watch = _Watch()
-    prediction = None if spec is None else writer.encode_prediction(question.prediction)
     writer.reseed()
     start = perf_counter()
-    output = writer.write(
+    new_ids = writer.new_ids(
         prompt, spec, streamer=watch, max_new_tokens=num_new, prediction=prediction
     )
-    new_ids = output.sequences[0, len(prompt) :].tolist()  # This waits for the device.
     ended = perf_counter()
     first = watch.first or ended
     return Answered(len(prompt), new_ids, first - start, ended - first)

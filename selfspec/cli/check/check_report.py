@@ -12,14 +12,15 @@ from rich.console import Console
 from rich.table import Table
 
 from selfspec.cli.check.check_measuring import Answered, Measured
-from selfspec.cli.check.curve_plot import curve_plot
 from selfspec.cli.shared.text_files import write_text
+from selfspec.cost import CostCurve
 
 _GAIN = 1.03  # Less than that is no gain: times vary by more.
 _DEAR = 1.5  # plain steps for a step of four nodes
 _FEW = 1.15  # tokens a step
 _LONG = 0.5  # of the time, for reading prompts
 _BUSY = 0.2  # Plain runs of one prompt that differ by more than this are reported.
+_LONGEST = 50  # The longest bar of a picture, in characters.
 
 
 def print_report(name: str, found: Sequence[Measured], left_out: Sequence[str]) -> None:
@@ -30,7 +31,8 @@ def print_report(name: str, found: Sequence[Measured], left_out: Sequence[str]) 
     console.print(_kinds(found))
     if best.curve is not None:
         console.print(f"Cost of a step in plain steps, by its width in tokens ({best.dtype}):")
-        console.print(curve_plot(best.curve), markup=False, soft_wrap=True)
+        for line in bars(best.curve):
+            console.print(line, markup=False, soft_wrap=True)
         console.print()
     for line in left_out:
         console.print(line, markup=False)
@@ -41,16 +43,23 @@ def print_report(name: str, found: Sequence[Measured], left_out: Sequence[str]) 
         console.print(line, markup=False)
 
 
+def bars(curve: CostCurve) -> list[str]:
+    """A bar for each width of a step, as long as that step is dear."""
+    costs = {width: curve.relative(width) for width in curve.widths}
+    scale = _LONGEST / max(costs.values())
+    return [f"{width:4} {cost:6.2f} {'█' * round(scale * cost)}" for width, cost in costs.items()]
+
+
 def verdict(found: Sequence[Measured]) -> str:
     """One or two sentences: is it faster, in which precision, and if not, why not?"""
     best = _best(found)
+    speed_ups = [each.speed_up for each in best.prompts]
     if _gains(best):
-        low, high = min(best.speed_ups), max(best.speed_ups)
         return (
             f"{best.speed_up:.2f}x faster with selfspec, in {best.dtype} (single prompts: "
-            f"{low:.2f}x to {high:.2f}x)."
+            f"{min(speed_ups):.2f}x to {max(speed_ups):.2f}x)."
         )
-    most = max(best.speed_ups)
+    most = max(speed_ups)
     but = f" Single prompts gain up to {most:.2f}x." if most >= 1.1 else ""
     return f"No gain here ({best.speed_up:.2f}x in {best.dtype}), because {_because(best)}.{but}"
 
@@ -102,8 +111,8 @@ def _because(best: Measured) -> str:
         )
     if per_step < _FEW:
         return f"these answers are hard to guess: a step brought {per_step:.2f} tokens"
-    reading = sum(each.prompt_seconds for each in best.plain)
-    if reading > _LONG * sum(each.seconds for each in best.plain):
+    reading = sum(each.plain.prompt_seconds for each in best.prompts)
+    if reading > _LONG * best.plain_seconds:
         return "most of the time goes into reading the prompts, which drafts don't shorten"
     return "drafts cost about as much as they save"
 
@@ -114,34 +123,31 @@ def _rates(found: Sequence[Measured]) -> Table:
     for title in ("prompt", "answer", "tokens a step", "speed-up", "by drafts alone"):
         table.add_column(title, justify="right")
     for each in found:
-        per_step = f"{each.stats.tokens_per_step:.2f}"
-        table.add_row(f"{each.dtype}, plain", *_rate_cells(each.plain), "1.00", "", "")
-        alone = "?" if each.stats.speed_up is None else f"{each.stats.speed_up:.2f}x"
-        cells = (*_rate_cells(each.drafted), per_step, f"{each.speed_up:.2f}x", alone)
-        table.add_row(f"{each.dtype}, selfspec", *cells)
+        stats = each.stats
+        alone = "?" if stats.speed_up is None else f"{stats.speed_up:.2f}x"
+        cells = (f"{stats.tokens_per_step:.2f}", f"{each.speed_up:.2f}x", alone)
+        plain = _rate_cells([one.plain for one in each.prompts])
+        drafted = _rate_cells([one.drafted for one in each.prompts])
+        table.add_row(f"{each.dtype}, plain", *plain, "1.00", "", "")
+        table.add_row(f"{each.dtype}, selfspec", *drafted, *cells)
     return table
 
 
 def _rate_cells(answers: Sequence[Answered]) -> tuple[str, str]:
     prompt = sum(each.num_prompt for each in answers) / sum(e.prompt_seconds for e in answers)
-    return f"{prompt:.0f}", f"{_answer_rate(answers):.1f}"
-
-
-def _answer_rate(answers: Sequence[Answered]) -> float:
     tokens = sum(len(each.new_ids) - 1 for each in answers)
-    return tokens / max(sum(each.answer_seconds for each in answers), 1e-9)
+    return f"{prompt:.0f}", f"{tokens / max(sum(e.answer_seconds for e in answers), 1e-9):.1f}"
 
 
 def _kinds(found: Sequence[Measured]) -> Table:
     """The speed-up of each prompt, and how undecided the model was."""
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("speed-up of")
-    for each in found:
-        table.add_column(each.dtype, justify="right")
-    table.add_column("bits a token", justify="right")
-    for index, kind in enumerate(found[0].kinds):
-        cells = [f"{each.speed_ups[index]:.2f}x" for each in found]
-        table.add_row(kind, *cells, f"{found[0].entropies[index]:.2f}")
+    for title in (*(each.dtype for each in found), "bits a token"):
+        table.add_column(title, justify="right")
+    for prompts in zip(*(each.prompts for each in found), strict=True):
+        cells = [f"{each.speed_up:.2f}x" for each in prompts]
+        table.add_row(prompts[0].kind, *cells, f"{prompts[0].entropy:.2f}")
     table.caption = (
         "Bits a token: the entropy of the model's own choices. The fewer, the easier to guess."
     )
@@ -188,15 +194,13 @@ def _as_json(found: Measured) -> dict[str, Any]:
         "seconds": [] if found.curve is None else [*map(found.curve.seconds, found.curve.widths)],
         "prompts": [
             {
-                "kind": kind,
-                "entropy": entropy,
-                "speed_up": plain.speed_up(drafted),
-                "plain": _answer_as_json(plain),
-                "drafted": _answer_as_json(drafted),
+                "kind": each.kind,
+                "entropy": each.entropy,
+                "speed_up": each.speed_up,
+                "plain": _answer_as_json(each.plain),
+                "drafted": _answer_as_json(each.drafted),
             }
-            for kind, entropy, plain, drafted in zip(
-                found.kinds, found.entropies, found.plain, found.drafted, strict=True
-            )
+            for each in found.prompts
         ],
     }
 

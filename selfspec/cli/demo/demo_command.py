@@ -11,11 +11,11 @@ from selfspec.cli.shared.messages import Verbose
 from selfspec.cli.shared.opened import checked, loaded
 from selfspec.cli.shared.options import (
     CacheFolder,
-    DraftOptions,
     Knobs,
     MaxNewTokens,
     RunOptions,
     Sampling,
+    WriteOptions,
     unfolds,
 )
 
@@ -49,9 +49,10 @@ def demo(
 
     The embedded model samples at temperature 0.5 with seed 1 by default.
     """
-    drafts = DraftOptions(cache=cache)
-    config = checked(loading, knobs, drafts)
-    with loaded(loading, sampling_of(loading, sampling), max_new_tokens, drafts) as writer:
+    chosen = sampling_of(loading, sampling)
+    asked = WriteOptions(**vars(loading), **vars(chosen), cache=cache)
+    config = checked(asked, knobs)
+    with loaded(asked, max_new_tokens) as writer:
         from selfspec.cli.demo.showing import Demo
 
         same = Demo(writer, config, named(prompt or []), rounds).run(with_tree=tree)

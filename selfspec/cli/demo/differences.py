@@ -22,13 +22,6 @@ class Difference(NamedTuple):
     got: list[int]
 
 
-class Explanation(NamedTuple):
-    """One line on a difference, and whether the promise of the same text allows it."""
-
-    line: str
-    is_allowed: bool
-
-
 def differences(timed: Sequence[Timed], shown: Sequence[Sequence[int]]) -> list[Difference]:
     """At most one difference a snippet, of the text `shown` live and of all that were timed."""
     found = []
@@ -43,8 +36,8 @@ def differences(timed: Sequence[Timed], shown: Sequence[Sequence[int]]) -> list[
     return found
 
 
-def explain(writer: Writer, prompt_ids: Sequence[int], difference: Difference) -> Explanation:
-    """Says at which token the texts part, and how near the logits of both tokens are there.
+def explain(writer: Writer, prompt_ids: Sequence[int], difference: Difference) -> tuple[str, bool]:
+    """A line on where the texts part, and whether the promise of the same text allows it.
 
     In half precision any difference is allowed: what a text is drawn from stays the same, and a
     single near-tie decides how it goes on. In float32 only a near-tie is.
@@ -55,9 +48,9 @@ def explain(writer: Writer, prompt_ids: Sequence[int], difference: Difference) -
     line = f"token {position + 1} differs: stock {texts[0]}, selfspec {texts[1]}"
     ids = [i for i in pair if i is not None]
     if writer.samples or len(ids) < 2:
-        return Explanation(line, writer.in_half_precision)
+        return line, writer.in_half_precision
     nearness, is_tie = _nearness(writer, [*prompt_ids, *expected[:position]], ids)
-    return Explanation(f"{line}; {nearness}", is_tie or writer.in_half_precision)
+    return f"{line}; {nearness}", is_tie or writer.in_half_precision
 
 
 def _nearness(writer: Writer, ids: Sequence[int], pair: Sequence[int]) -> tuple[str, bool]:

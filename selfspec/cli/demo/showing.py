@@ -11,7 +11,7 @@ from rich.text import Text
 from selfspec import __version__
 from selfspec.cli.demo.differences import Difference, differences, explain
 from selfspec.cli.demo.snippets import Snippet
-from selfspec.cli.demo.tables import Summary, origins_table, summarise, times_table
+from selfspec.cli.demo.tables import Row, origins_table, summarise, times_table
 from selfspec.cli.demo.timing import Timed, measure, warm_up
 from selfspec.cli.demo.tree_view import best_step, draw
 from selfspec.cli.shared.live_text import LiveText
@@ -64,8 +64,7 @@ class Demo:
             self.painter.write(snippet.prompt, "dim")
             self.writer.reseed()
             live = LiveText(self.writer.tokenizer, ids, self.painter.show)
-            output = self.writer.write(ids, spec, streamer=live)
-            shown.append(output.sequences[0, len(ids) :].tolist())
+            shown.append(self.writer.new_ids(ids, spec, streamer=live))
             self.painter.show("" if live.text.endswith("\n") else "\n")
         self.console.rule(style="dim")
         return shown
@@ -101,7 +100,7 @@ class Demo:
         many = "one round" if self.rounds == 1 else f"median of {self.rounds} rounds"
         self._say(f"Times: {many}, stock and selfspec in turns, nothing drawn meanwhile.")
         self.console.print(times_table(rows))
-        self._warn(rows[-1][1])
+        self._warn(rows[-1])
         start = "with nothing" if self.writer.start.cache is None else "with the cache"
         self._say(
             f"selfspec starts {start} at the first snippet and learns from one to the next.\n"
@@ -109,7 +108,7 @@ class Demo:
         self._say("Where the tokens came from:")
         self.console.print(origins_table(rows, self.writer.origins(self.config)))
 
-    def _warn(self, total: Summary) -> None:
+    def _warn(self, total: Row) -> None:
         """Says when the times are too unsteady to be quoted."""
         if self.rounds == 1:
             self._say("One round can't show how much the times vary: more --rounds can.", "yellow")
@@ -122,26 +121,27 @@ class Demo:
 
     def _compare(self, found: Sequence[Difference]) -> bool:
         total = len(self.snippets)
-        explained = [
-            (difference, explain(self.writer, self.prompts[difference.snippet], difference))
-            for difference in found
-        ]
-        wrong = [each for each in explained if not each[1].is_allowed]
-        if not wrong:
+        explained = [self._explained(each) for each in found]
+        is_same = all(is_allowed for *_, is_allowed in explained)
+        if is_same:
             same = f"{total - len(found)} of {total} are stock generate()'s, token for token."
             self._say(f"Same text: {same}", "yellow" if found else "bold green")
-        if found and not wrong:
+        if found and is_same:
             self._say(
                 f"In {self.writer.dtype} a wider forward rounds differently, so texts may part at "
                 "near-ties:"
             )
-        for difference, (line, is_allowed) in explained:
-            name = self.snippets[difference.snippet].name
+        for name, line, is_allowed in explained:
             if is_allowed:
                 self._say(f"  {name}: {line}")
             else:
                 self._say(f"NOT the same text: {name}: {line}", "bold red")
-        return not wrong
+        return is_same
+
+    def _explained(self, difference: Difference) -> tuple[str, str, bool]:
+        """The snippet, a line on where it differs, and whether that is allowed."""
+        index = difference.snippet
+        return self.snippets[index].name, *explain(self.writer, self.prompts[index], difference)
 
     def _outlook(self) -> str:
         """What all this means for a model of the reader's own, and the command that says it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -79,13 +80,9 @@ def measure(
 def _run(writer: Writer, ids: Sequence[int], spec: SelfSpec | None) -> Run:
     """Times one call. Its records are only collected meanwhile, and nothing is drawn."""
     writer.reseed()
-    start = perf_counter()
-    if spec is None:
-        output = writer.write(ids, None)
-        new_ids = output.sequences[0, len(ids) :].tolist()  # This waits for the device.
-        return Run(new_ids, perf_counter() - start)
     records: list[StepRecord] = []
-    with spec.listening(records.append):
-        output = writer.write(ids, spec)
-    new_ids = output.sequences[0, len(ids) :].tolist()
-    return Run(new_ids, perf_counter() - start, spec.stats, records)
+    start = perf_counter()
+    with spec.listening(records.append) if spec else nullcontext():
+        new_ids = writer.new_ids(ids, spec)
+    stats = spec.stats if spec else GenerationStats()
+    return Run(new_ids, perf_counter() - start, stats, records)

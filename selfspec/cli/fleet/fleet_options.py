@@ -31,7 +31,6 @@ class FleetOptions:
             "this machine. auto: on all machines of the Ray to which this one belongs. host:port: "
             "on all machines of the Ray with this head node. Needs Ray (pip install ray). "
             "Default: work in this process.",
-            show_default=False,
         ),
     ] = None
     num_workers: Annotated[
@@ -40,7 +39,6 @@ class FleetOptions:
             min=1,
             help="With --ray: how many workers. Default: one for each GPU, or one for each machine "
             "if there is no GPU.",
-            show_default=False,
         ),
     ] = None
 

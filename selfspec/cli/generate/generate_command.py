@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -12,17 +12,10 @@ import typer
 from selfspec.cli.shared.live_text import LiveText
 from selfspec.cli.shared.messages import Verbose, working
 from selfspec.cli.shared.opened import checked, loaded
-from selfspec.cli.shared.options import (
-    DraftOptions,
-    Knobs,
-    MaxNewTokens,
-    RunOptions,
-    Sampling,
-    unfolds,
-)
+from selfspec.cli.shared.options import Knobs, MaxNewTokens, WriteOptions, unfolds
 from selfspec.cli.shared.paint import harmless
-from selfspec.cli.shared.text_files import check_output, read_text
-from selfspec.errors import CliError, SelfSpecError
+from selfspec.cli.shared.text_files import check_output, read_text, writing
+from selfspec.errors import CliError
 
 if TYPE_CHECKING:
     from selfspec.cli.shared.writer import Writer
@@ -31,16 +24,14 @@ if TYPE_CHECKING:
 
 @unfolds
 def generate(
-    loading: RunOptions,
-    sampling: Sampling,
+    asked: WriteOptions,
     knobs: Knobs,
-    drafts: DraftOptions,
     file: Annotated[
         str, typer.Argument(metavar="FILE", help="The file with the prompt; - is stdin.")
     ] = "-",
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write to this file, not to stdout.", show_default=False),
+        typer.Option(metavar="FILE", help="Write to this file, not to stdout."),
     ] = None,
     prediction: Annotated[
         Path | None,
@@ -48,7 +39,6 @@ def generate(
             metavar="FILE",
             help="A file that says roughly what the answer will be, such as the text to be edited. "
             "The closer it is, the fewer steps are needed.",
-            show_default=False,
         ),
     ] = None,
     max_new_tokens: MaxNewTokens = 256,
@@ -57,20 +47,13 @@ def generate(
     verbose: Verbose = False,
 ) -> None:
     """Continue the text of a file or of stdin."""
-    config = checked(loading, knobs, drafts)
+    config = checked(asked, knobs)
     check_output(output)
     expected = None if prediction is None else read_text(prediction, "--prediction")
     prompt = _read_prompt(file)
-    with loaded(loading, sampling, max_new_tokens, drafts) as writer:
+    with loaded(asked, max_new_tokens) as writer:
         spec = writer.new_spec(config)
-        try:
-            _write(writer, spec, prompt, expected, output, full=full)
-        except (BrokenPipeError, SelfSpecError):  # A reader that leaves has what it wants.
-            raise
-        except OSError as error:
-            name = "stdout" if output is None else "--output"
-            got = "" if output is None else f"{str(output)!r}: "
-            raise CliError(f"{name} must be writable (got {got}{error.strerror})") from error
+        _write(writer, spec, prompt, expected, output, full=full)
     if stats:
         # A text that goes to stdout may end in the middle of the line.
         start = "\n" if output is None and not sys.stdout.isatty() else ""
@@ -103,13 +86,16 @@ def _write(
     with ExitStack() as stack:
         sink: TextIO = sys.stdout
         if output is not None:
-            sink = stack.enter_context(output.open("w", encoding="utf-8", newline=""))
+            with writing(output):
+                sink = output.open("w", encoding="utf-8", newline="")
+            stack.callback(_close, sink)
         spinner = stack.enter_context(ExitStack())
 
         def show(piece: str, _origin: str = "") -> None:
             spinner.close()
-            sink.write(harmless(piece) if sink.isatty() else piece)
-            sink.flush()
+            with writing(output):
+                sink.write(harmless(piece) if sink.isatty() else piece)
+                sink.flush()
 
         if full:
             show(prompt)
@@ -118,3 +104,8 @@ def _write(
         writer.write(ids, spec, streamer=live, prediction=writer.encode_prediction(prediction))
         if sink.isatty() and not live.text.endswith("\n"):
             show("\n")
+
+
+def _close(sink: TextIO) -> None:
+    with suppress(OSError):  # It was told when the text was written.
+        sink.close()

@@ -5,22 +5,15 @@ from __future__ import annotations
 import ipaddress
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from selfspec.cli.shared.messages import Verbose, working
-from selfspec.cli.shared.opened import checked, checked_tokenizer
-from selfspec.cli.shared.options import (
-    DeviceName,
-    DraftOptions,
-    DtypeName,
-    Knobs,
-    ModelOptions,
-    unfolds,
-)
+from selfspec.cli.shared.opened import checked, memory_of_texts, opened
+from selfspec.cli.shared.options import DraftOptions, Knobs, unfolds
 from selfspec.errors import CliError
 from selfspec.machine.amounts import amount_in_bytes
 
@@ -29,6 +22,15 @@ if TYPE_CHECKING:
     from selfspec.serving import Answering
 
 _WILDCARDS = ("0.0.0.0", "::", "")  # Addresses that mean all of this machine's.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions(DraftOptions):
+    """The same for a model that must be named."""
+
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="Folder or Hub id of a language model.")
+    ] = field()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,6 @@ class Access:
             envvar="SELFSPEC_API_KEY",
             help="Answer only requests with this key. Set it in the environment if you can, since "
             "other users of the machine may see a command's options. Default: no key.",
-            show_default=False,
         ),
     ] = None
     allow_host: Annotated[
@@ -103,8 +104,7 @@ class Load:
         str | None,
         typer.Option(
             help="Memory for the keys and values of all texts, such as 4GB. Default: half of the "
-            "memory that is free once the model is loaded.",
-            show_default=False,
+            "memory that is free once the model is loaded, or what --max-memory leaves.",
         ),
     ] = None
 
@@ -118,74 +118,57 @@ class Load:
 
 @unfolds
 def serve(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Folder or Hub id of a language model.")
-    ],
+    asked: ServeOptions,
     access: Access,
     load: Load,
     knobs: Knobs,
-    drafts: DraftOptions,
-    device: DeviceName = "auto",
-    dtype: DtypeName = "auto",
     name: Annotated[
         str | None,
-        typer.Option(
-            help="The name of the model in requests. Default: MODEL as given.",
-            show_default=False,
-        ),
+        typer.Option(help="The name of the model in requests. Default: MODEL as given."),
     ] = None,
     verbose: Verbose = False,
 ) -> None:
     """Serve a model over HTTP, with OpenAI's protocol, to many clients at once."""
-    loading = ModelOptions(model=model, device=device, dtype=dtype)
-    config = checked(loading, knobs, drafts, "MODEL")
+    config = checked(asked, knobs, "MODEL")
     _check_access(access)
     _ = load.kv_bytes  # Refuses what is no amount before anything is loaded.
     _check_extra()
-    with working(f"Loading {model}"):
+    with working(f"Loading {asked.title}"):
         # In a thread that ends: its threads of OpenMP would stay beside those of the answers.
         with ThreadPoolExecutor(1) as thread:
-            answering = thread.submit(_answering, loading, load, config, drafts).result()
+            answering = thread.submit(_answering, asked, load, config).result()
         answering.start()
-    _serve(answering, model if name is None else name, access)
+    _serve(answering, asked.title if name is None else name, access)
 
 
-def _answering(
-    loading: ModelOptions, load: Load, config: SpecConfig, drafts: DraftOptions
-) -> Answering:
+def _answering(asked: DraftOptions, load: Load, config: SpecConfig) -> Answering:
     """Loads everything; nothing is answered yet."""
-    from selfspec.cli.shared.model_loading import load_draft_model, load_model
-    from selfspec.cli.shared.writer import Start
     from selfspec.machine.free_memory import free_memory
     from selfspec.serving import Answering
 
-    tokenizer, held = checked_tokenizer(loading, drafts)
-    model = load_model(loading, tokenizer).model
-    start = Start(held, drafts.remember, load_draft_model(drafts.draft_model, loading))
+    loaded, start = opened(asked, num_texts=load.max_rows)
+    model = loaded.model
+    left = memory_of_texts(model, start.draft_model, asked.max_memory, load.max_rows)
     return Answering(
         model,
-        tokenizer,
-        start.new_spec(config, tokenizer),
+        loaded.tokenizer,
+        start.new_spec(config, loaded.tokenizer),
         max_rows=load.max_rows,
-        max_memory=load.kv_bytes or free_memory(model.device) // 2,
+        max_memory=load.kv_bytes or left or free_memory(model.device) // 2,
         max_waiting=load.max_waiting,
     )
 
 
 def _serve(answering: Answering, name: str, access: Access) -> None:
-    from starlette.middleware.cors import CORSMiddleware
-
     from selfspec.building.limits import max_positions, vocab_size
     from selfspec.serving import Gate, Listening, Rules, application
 
     model = answering.model
-    app: Any = application(answering, Rules(name, vocab_size(model), max_positions(model)))
+    app = application(answering, Rules(name, vocab_size(model), max_positions(model)))
     origins = access.allow_origin or []
-    if origins:
-        methods = ["GET", "POST"]
-        app = CORSMiddleware(app, origins, allow_methods=methods, allow_headers=["*"])
     gate = Gate(app, hosts=access.hosts, origins=origins, api_key=access.api_key)
-    where = f"http://{_in_url(access.host)}:{access.port}"
+    host = f"[{access.host}]" if ":" in access.host else access.host
+    where = f"http://{host}:{access.port}"
     typer.echo(f"{name} answers at {where}/v1, statistics: {where}/selfspec/stats", err=True)
     if access.is_wide:
         typer.echo(_warning(access), err=True)
@@ -199,10 +182,6 @@ def _warning(access: Access) -> str:
         else "the key and all texts travel unencrypted; put a proxy with TLS in front"
     )
     return f"warning: --host {access.host} lets other machines in, and {who}"
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _check_extra() -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from selfspec.building.limits import max_positions
 from selfspec.cli.shared.options import ModelOptions, RunOptions
 from selfspec.errors import CliError, SelfSpecError, one_line, unknown_name
+from selfspec.machine.amounts import amount_in_bytes
 
 TINY = Path(__file__).parents[2] / "models" / "tiny"
 _DEVICE_RULE = "--device must be one that torch can use here"
@@ -37,13 +38,15 @@ class Loaded:
         """The number of positions that the model has; None if its config doesn't say."""
         return max_positions(self.model)
 
-    def check_length(self, num_ids: int, max_new_tokens: int, which: str = "") -> None:
-        """Refuses a prompt that leaves no room for its answer."""
+    def check_length(
+        self, num_ids: int, max_new_tokens: int, which: str = "", setting: str = "--max-new-tokens"
+    ) -> None:
+        """Refuses a prompt that leaves no room for its answer, whose length `setting` names."""
         limit = self.max_positions
         if limit is not None and num_ids + max_new_tokens > limit:
             raise CliError(
                 f"prompt{which} and new tokens must fit into the model's {limit} positions (got "
-                f"{num_ids} + {max_new_tokens}); shorten the prompt, or lower --max-new-tokens"
+                f"{num_ids} + {max_new_tokens}); shorten the prompt, or lower {setting}"
             )
 
     def __str__(self) -> str:
@@ -79,6 +82,8 @@ def check_options(options: ModelOptions, option: str = "--model") -> None:
     source_of(options.model, option)
     if options.dtype not in DTYPES:
         raise CliError(unknown_name("dtype", options.dtype, DTYPES))
+    if isinstance(options, RunOptions) and options.max_memory is not None:
+        amount_in_bytes(options.max_memory, whole=1, name="--max-memory")
 
 
 def check_template(name: str | None, template: str | None) -> None:

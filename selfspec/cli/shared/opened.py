@@ -7,71 +7,96 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from selfspec.cli.shared.messages import working
-from selfspec.cli.shared.options import DraftOptions, Knobs, ModelOptions, RunOptions, Sampling
+from selfspec.cli.shared.options import DraftOptions, Knobs, WriteOptions
 from selfspec.config import SpecConfig
+from selfspec.machine.amounts import amount_in_bytes
 
 if TYPE_CHECKING:
-    from selfspec.cli.shared.writer import Writer
-    from selfspec.store import CacheContents
+    from selfspec.cli.shared.model_loading import Loaded
+    from selfspec.cli.shared.writer import Start, Writer
+
+# Under --max-memory each of many texts has room for this number of tokens, if layers have to be
+# streamed. Two more have room beside them: one that is being read, and one for dividing rows anew.
+TOKENS_A_TEXT = 512
+OTHER_TEXTS = 2
 
 
-def checked(
-    loading: ModelOptions, knobs: Knobs, drafts: DraftOptions, option: str = "--model"
-) -> SpecConfig:
+def checked(asked: DraftOptions, knobs: Knobs, option: str = "--model") -> SpecConfig:
     """The knobs. Every option is checked that can be checked before torch is imported."""
     from selfspec.cli.shared.model_loading import check_options, source_of
 
-    check_options(loading, option)
-    if drafts.draft_model is not None:
-        source_of(drafts.draft_model, "--draft-model")
+    check_options(asked, option)
+    if asked.draft_model is not None:
+        source_of(asked.draft_model, "--draft-model")
     return knobs.config()
 
 
 @contextmanager
 def loaded(
-    loading: RunOptions,
-    sampling: Sampling,
-    max_new_tokens: int,
-    drafts: DraftOptions,
-    *,
-    chats: bool = False,
-    max_length: int = 2048,
-    max_texts: int = 1,
+    asked: WriteOptions, max_new_tokens: int, *, chats: bool = False, num_texts: int = 0
 ) -> Iterator[Writer]:
-    """The model, loaded and ready to write; transformers' own messages are off meanwhile.
+    """The model, loaded and ready to write; transformers' own messages are off meanwhile."""
+    with working(f"Loading {asked.title}"):
+        from selfspec.cli.shared.model_loading import quiet
+        from selfspec.cli.shared.writer import Writer
 
-    Under `--max-memory` room for `max_texts` texts of `max_length` tokens is set aside.
-    """
-    with working(f"Loading {loading.model or 'the embedded model'}"):
-        from selfspec.cli.shared.model_loading import load_draft_model, load_model, quiet
-        from selfspec.cli.shared.writer import Start, Writer
-
-        tokenizer, held = checked_tokenizer(loading, drafts, chats=chats)
-        small = load_draft_model(drafts.draft_model, loading)
-        model = load_model(loading, tokenizer, max_length, max_texts, small)
-        start = Start(held, drafts.remember, small)
-        writer = Writer(model, sampling, max_new_tokens, start)
+        model, start = opened(asked, chats=chats, num_texts=num_texts)
+        writer = Writer(model, asked, max_new_tokens, start)
     with quiet():
         yield writer
 
 
-def checked_tokenizer(
-    loading: ModelOptions, drafts: DraftOptions, *, chats: bool = False
-) -> tuple[Any, CacheContents | None]:
-    """The tokenizer, and what the cache holds, both of which are read before the model.
+def opened(
+    asked: DraftOptions,
+    *,
+    chats: bool = False,
+    num_texts: int = 0,
+    cache_option: str = "--cache",
+) -> tuple[Loaded, Start]:
+    """The model, and what drafts start with.
 
-    They are quick to read, so their faults are told first, also that they don't fit each other.
+    Under `--max-memory` room is set aside for `num_texts` texts, or for a long one. Tokenizer and
+    caches are quick to read, so their faults are told before the model is read.
     """
-    from selfspec.cli.shared.model_loading import check_template, load_tokenizer
+    from selfspec.cli.shared.model_loading import (
+        check_template,
+        load_draft_model,
+        load_model,
+        load_tokenizer,
+    )
+    from selfspec.cli.shared.writer import Start
     from selfspec.store import MemoryFolder, check_tokenizer, load_cache, tokenizer_info
 
-    held = None if drafts.cache is None else load_cache(drafts.cache)
-    kept = None if drafts.remember is None else MemoryFolder(drafts.remember)
-    tokenizer = load_tokenizer(loading)
+    held = None if asked.cache is None else load_cache(asked.cache)
+    kept = None if asked.remember is None else MemoryFolder(asked.remember)
+    tokenizer = load_tokenizer(asked)
     if chats:
-        check_template(loading.model, tokenizer.chat_template)
+        check_template(asked.model, tokenizer.chat_template)
     if held is not None:
-        check_tokenizer("--cache", held.tokenizer, tokenizer_info(tokenizer))
+        check_tokenizer(cache_option, held.tokenizer, tokenizer_info(tokenizer))
     if kept is not None:
         kept.check_tokenizer(tokenizer_info(tokenizer))
-    return tokenizer, held
+    small = load_draft_model(asked.draft_model, asked)
+    room = (TOKENS_A_TEXT, num_texts + OTHER_TEXTS) if num_texts else (2048, 1)
+    return load_model(asked, tokenizer, *room, small), Start(held, asked.remember, small)
+
+
+def memory_of_texts(
+    model: Any, draft_model: Any, max_memory: str | None, num_texts: int
+) -> int | None:
+    """What the keys and values of all texts may take: what the models leave of `--max-memory`."""
+    if max_memory is None:
+        return None
+    from selfspec.run.rows_backend import kv_bytes_per_token
+
+    num_tokens = TOKENS_A_TEXT * (num_texts + OTHER_TEXTS)
+    weights, set_aside = _weight_bytes(model), num_tokens * kv_bytes_per_token(model)
+    left = amount_in_bytes(max_memory, weights + set_aside) - weights
+    if draft_model is not None:  # It keeps the texts' keys and values, too.
+        left -= _weight_bytes(draft_model) + num_tokens * kv_bytes_per_token(draft_model)
+    return max(left, set_aside)
+
+
+def _weight_bytes(model: Any) -> int:
+    num_bytes: int = sum(each.numel() * each.element_size() for each in model.parameters())
+    return num_bytes

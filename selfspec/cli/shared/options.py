@@ -20,9 +20,8 @@ from typer import Option
 from selfspec.config import SpecConfig
 
 _MEMORY = "Devices, memory and what is kept"
-EXPERTS = "For experts"
 _DRAFTING = "For experts: how drafts are made (this changes the speed only)"
-_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+_KEYWORD, _NEEDED = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
 
 MaxNewTokens = Annotated[
     int, Option(min=1, metavar="NUMBER", help="Stop after this number of new tokens.")
@@ -52,7 +51,6 @@ CacheFolder = Annotated[
         help="Start with this cache, a folder or a Hub id. 'selfspec cache build' makes one. It "
         "must be built for the model's tokenizer.",
         rich_help_panel=_MEMORY,
-        show_default=False,
     ),
 ]
 
@@ -66,11 +64,15 @@ class ModelOptions:
         Option(
             help="Folder or Hub id of a causal language model. Default: a small model that comes "
             "with selfspec and continues Python code.",
-            show_default=False,
         ),
     ] = None
     device: DeviceName = "auto"
     dtype: DtypeName = "auto"
+
+    @property
+    def title(self) -> str:
+        """What the model is called while it is loaded."""
+        return self.model or "the embedded model"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,28 +86,13 @@ class RunOptions(ModelOptions):
             "model takes. Layers that do not fit are read from disk in each step. Default: no "
             "limit.",
             rich_help_panel=_MEMORY,
-            show_default=False,
         ),
     ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatOptions(RunOptions):
-    """The same for a model that must be named, since the embedded one can't chat."""
-
-    model: Annotated[
-        str | None,
-        Option(
-            help="Folder or Hub id of a chat model, such as HuggingFaceTB/SmolLM2-135M-Instruct. "
-            "Required.",
-            show_default=False,
-        ),
-    ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class DraftOptions:
-    """Where drafts come from beside the text itself, and what is kept of it."""
+class DraftOptions(RunOptions):
+    """The same with where drafts come from beside the text itself, and what is kept of it."""
 
     cache: CacheFolder = None
     remember: Annotated[
@@ -116,7 +103,6 @@ class DraftOptions:
             "holds pieces of texts, belongs to the model's tokenizer, and only you can read it. "
             "Default: keep nothing.",
             rich_help_panel=_MEMORY,
-            show_default=False,
         ),
     ] = None
     draft_model: Annotated[
@@ -126,7 +112,6 @@ class DraftOptions:
             help="Folder or Hub id of a small model with the same tokenizer. It drafts too where "
             "that pays. Default: none.",
             rich_help_panel=_MEMORY,
-            show_default=False,
         ),
     ] = None
 
@@ -142,40 +127,37 @@ class Sampling:
             metavar="NUMBER",
             help="0: always the likeliest token. Higher: more varied text. Default: what the "
             "model's own generation config says.",
-            show_default=False,
         ),
     ] = None
     seed: Annotated[
         int | None,
         Option(
             help="For sampling: the same seed gives the same text. Default: a new one each time.",
-            show_default=False,
         ),
     ] = None
 
 
-# What each knob of `SpecConfig` does, in the words of a command's help.
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions(Sampling, DraftOptions):
+    """All that decides which text is written, and what is drafted for it."""
+
+
+# What each knob of `SpecConfig` does, in a line of a command's help.
 _KNOBS = {
-    "max_nodes": "The most nodes of a draft tree, and so the width of a step. 1 is plain decoding.",
+    "max_nodes": "The most nodes of a draft tree. 1 is plain decoding.",
     "budget": "measured: as many nodes as pay on this machine. fixed: as many as there are guesses "
     "for. threshold: only the likely ones. fitted: the shape that 'selfspec tune' put into the "
     "cache.",
-    "max_depth": "The longest draft, in tokens. More: one step can copy more text. Less: broader "
-    "trees.",
-    "top_k": "Candidates kept for each token (this is not the top-k of sampling). More: rarer ones "
-    "have a chance, and the tables take more memory.",
+    "max_depth": "The longest draft, in tokens. Less: broader trees.",
+    "top_k": "Candidates kept for each token (this is not the top-k of sampling).",
     "depth_decay": "δ, a factor on the score for each deeper level. Lower: wide, shallow trees.",
-    "width_decay": "α, a factor on the score for each rank among siblings. Lower: narrow, deep "
-    "trees.",
-    "threshold": "τ, the lowest score of a node. Higher: less waste, shorter drafts. 0: no limit.",
-    "update_interval": "Steps for which a tree keeps its shape. More: cheaper drafting. 1: better "
-    "guesses.",
-    "sources": "Sources of drafts, separated by commas. Fewer: less work. Empty: plain decoding.",
-    "num_branches": "Branches: short rows of guesses that each forward computes beside the tree, "
-    "to find phrases. More: wider forwards. 0: none.",
-    "branch_length": "Tokens of a branch. More: longer phrases, and wider forwards.",
-    "learning": "session: learn from call to call. request: learn only within each call. frozen: "
-    "learn nothing.",
+    "width_decay": "α, a factor on the score for each rank among siblings. Lower: deep trees.",
+    "threshold": "τ, the lowest score of a node. Higher: shorter drafts. 0: no limit.",
+    "update_interval": "Steps for which a tree keeps its shape. More: cheaper, worse guesses.",
+    "sources": "Sources of drafts, separated by commas. Empty: plain decoding.",
+    "num_branches": "Rows of guesses that each forward computes beside the tree. 0: none.",
+    "branch_length": "Tokens of such a row.",
+    "learning": "session: learn from call to call. request: within a call. frozen: not at all.",
     "forward": "How the model is run. auto: captured graphs on CUDA, and packed weights on a CPU "
     "if they are faster. eager, packed or graph: this way, if possible.",
     "overlap": "On CUDA, update tables and KV while the CPU works, or do one after the other.",
@@ -245,7 +227,7 @@ def unfolds(command: Callable[..., None]) -> Callable[..., None]:
     functools.update_wrapper(unfolded_command, command)
     del unfolded_command.__wrapped__  # type: ignore[attr-defined]
     # typer wants parameters without a default first.
-    parameters.sort(key=lambda p: p.default is not inspect.Parameter.empty)
+    parameters.sort(key=lambda p: p.default is not _NEEDED)
     unfolded_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     unfolded_command.__annotations__ = {p.name: p.annotation for p in parameters}
     return unfolded_command
@@ -256,6 +238,11 @@ def _options(record: Any) -> list[inspect.Parameter]:
         return record.options()  # type: ignore[no-any-return]
     hints = get_type_hints(record, include_extras=True)
     return [
-        inspect.Parameter(f.name, _KEYWORD, default=f.default, annotation=hints[f.name])
-        for f in dataclasses.fields(record)
+        inspect.Parameter(
+            each.name,
+            _KEYWORD,
+            default=_NEEDED if each.default is dataclasses.MISSING else each.default,
+            annotation=hints[each.name],
+        )
+        for each in dataclasses.fields(record)
     ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,22 @@ def check_output(path: Path | None, option: str = "--output") -> None:
         raise CliError(f"{option} must be a file in a folder that exists (got {str(path)!r})")
 
 
-def write_text(path: Path, option: str, text: str) -> None:
-    """Writes an output; a full disk is one line."""
+@contextmanager
+def writing(path: Path | None, option: str = "--output") -> Iterator[None]:
+    """Inside, a file or stdout is written; a full disk is one line. A reader may leave."""
     try:
-        path.write_text(text, encoding="utf-8")
+        yield
+    except BrokenPipeError:
+        raise
     except OSError as error:
-        raise CliError(f"{option} must be writable (got {str(path)!r}: {error})") from error
+        name, got = ("stdout", "") if path is None else (option, f"{str(path)!r}: ")
+        raise CliError(f"{name} must be writable (got {got}{error.strerror})") from error
+
+
+def write_text(path: Path, option: str, text: str) -> None:
+    """Writes an output as a whole."""
+    with writing(path, option):
+        path.write_text(text, encoding="utf-8")
 
 
 def read_text(path: Path | None, option: str, fix: str = "") -> str:

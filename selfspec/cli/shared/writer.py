@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from selfspec.building.limits import choice_of
 from selfspec.cli.shared.model_loading import Loaded
 from selfspec.cli.shared.options import Sampling
 from selfspec.errors import CliError
@@ -34,36 +34,24 @@ class Start(NamedTuple):
         return SelfSpec.from_contents(self.cache, config=config, **options)
 
 
-@dataclass
 class Writer:
     """One model with the settings of one command."""
 
-    loaded: Loaded
-    sampling: Sampling
-    max_new_tokens: int
-    start: Start = field(default_factory=Start)
-    seed: int = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, loaded: Loaded, sampling: Sampling, max_new_tokens: int, start: Start | None = None
+    ) -> None:
         import torch
 
         from selfspec import attach
 
-        attach(self.loaded.model)
-        given = self.sampling.seed
+        self.loaded, self.model, self.tokenizer = loaded, loaded.model, loaded.tokenizer
+        attach(self.model)
+        self.sampling = sampling
+        self.max_new_tokens = max_new_tokens
+        self.start = start or Start()
         # Without a given seed one is drawn, since torch starts every process with the same one.
-        self.seed = torch.seed() % 2**32 if given is None else given
+        self.seed = torch.seed() % 2**32 if sampling.seed is None else sampling.seed
         self.reseed()
-
-    @property
-    def model(self) -> Any:
-        """The model, attached."""
-        return self.loaded.model
-
-    @property
-    def tokenizer(self) -> Any:
-        """The model's tokenizer."""
-        return self.loaded.tokenizer
 
     @property
     def samples(self) -> bool:
@@ -119,10 +107,7 @@ class Writer:
 
     def encode_prediction(self, text: str | None) -> list[int] | None:
         """The ids of what the answer will probably look like, however long it is."""
-        if text is None:
-            return None
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
+        return None if text is None else self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def write(
         self,
@@ -156,11 +141,13 @@ class Writer:
                 **self.choice(),
             )
 
+    def new_ids(self, ids: Sequence[int], spec: SelfSpec | None, **options: Any) -> list[int]:
+        """What `write` writes behind the prompt; waits for the device."""
+        output = self.write(ids, spec, **options)
+        new_ids: list[int] = output.sequences[0, len(ids) :].tolist()
+        return new_ids
+
     def choice(self) -> dict[str, Any]:
         """How the next token is chosen, as arguments of `generate()`."""
         temperature = self.sampling.temperature
-        if temperature is None:
-            return {}
-        return (
-            {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
-        )
+        return {} if temperature is None else choice_of(temperature)

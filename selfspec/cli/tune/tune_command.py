@@ -17,7 +17,8 @@ from rich.table import Table
 
 from selfspec.building.progress import Bars
 from selfspec.cli.shared.messages import Verbose, working
-from selfspec.cli.shared.options import MaxNewTokens, RunOptions, unfolds
+from selfspec.cli.shared.opened import opened
+from selfspec.cli.shared.options import DraftOptions, MaxNewTokens, RunOptions, unfolds
 from selfspec.cli.shared.text_files import check_output, encoded_prompts, read_prompts
 from selfspec.errors import CliError
 
@@ -42,7 +43,6 @@ def tune(
             metavar="FILE",
             help="Prompts like those to come, one a line in JSON: as 'selfspec batch' reads them, "
             'or {"turns": ["...", ...]}. Some dozen are enough.',
-            show_default=False,
         ),
     ],
     out: Annotated[
@@ -51,7 +51,6 @@ def tune(
             metavar="FOLDER",
             help="The cache folder for the tree. If it exists, drafts start with what it holds, "
             "and the tree is added to it.",
-            show_default=False,
         ),
     ],
     max_new_tokens: MaxNewTokens = 128,
@@ -62,7 +61,6 @@ def tune(
             max=64,
             help="Keep the tree of this width, for example for another device. Default: the width "
             "with the most tokens a second here.",
-            show_default=False,
         ),
     ] = None,
     report: Annotated[
@@ -70,7 +68,6 @@ def tune(
         typer.Option(
             metavar="FILE",
             help="Write a page with pictures: trees, and how often candidates were right.",
-            show_default=False,
         ),
     ] = None,
     verbose: Verbose = False,
@@ -106,25 +103,15 @@ def tune(
 @contextmanager
 def _opened(loading: RunOptions, out: Path) -> Iterator[tuple[Loaded, CacheContents]]:
     """The model, and what the folder holds so far; a folder that can't be used is told first."""
-    with working(f"Loading {loading.model or 'the embedded model'}"):
-        from selfspec.cli.shared.model_loading import load_model, load_tokenizer, quiet
-        from selfspec.store import (
-            CacheContents,
-            check_target,
-            check_tokenizer,
-            load_cache,
-            tokenizer_info,
-        )
+    with working(f"Loading {loading.title}"):
+        from selfspec.cli.shared.model_loading import quiet
+        from selfspec.store import CacheContents, check_target, tokenizer_info
 
         target = check_target(out, overwrite=True)
-        tokenizer = load_tokenizer(loading)
-        contents = CacheContents(tokenizer=tokenizer_info(tokenizer))
-        if target.is_dir() and any(target.iterdir()):
-            contents = load_cache(target)
-            check_tokenizer("--out", contents.tokenizer, tokenizer_info(tokenizer))
-        model = load_model(loading, tokenizer)
+        held = str(target) if target.is_dir() and any(target.iterdir()) else None
+        loaded, start = opened(DraftOptions(**vars(loading), cache=held), cache_option="--out")
     with quiet():
-        yield model, contents
+        yield loaded, start.cache or CacheContents(tokenizer=tokenizer_info(loaded.tokenizer))
 
 
 def _measured_costs(model: Any, ids: Sequence[Sequence[int]], max_new_tokens: int) -> CostCurve:
@@ -180,15 +167,14 @@ def _of_width(fits: Sequence[Fit], width: int) -> Fit:
 def _table(fits: Sequence[Fit], chosen: Fit, curve: CostCurve) -> Table:
     """A line for some widths and for the chosen one."""
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for title in ("width", "by depth and rank", "tokens a step", "ms", "tokens a second", ""):
+    for title in ("width", "tokens a step", "ms", "tokens a second", ""):
         table.add_column(title, justify="right")
     plain = curve.seconds(1)
-    table.add_row("1", "1.00", "1.00", f"{1000 * plain:.1f}", f"{1 / plain:.1f}", "plain")
+    table.add_row("1", "1.00", f"{1000 * plain:.1f}", f"{1 / plain:.1f}", "plain")
     for fit in fits:
         if fit.tree.width in _SHOWN or fit is chosen:
             table.add_row(
                 str(fit.tree.width),
-                f"{fit.expected_by_rank:.2f}",
                 f"{fit.tree.expected:.2f}",
                 f"{1000 * fit.seconds:.1f}",
                 f"{fit.rate:.1f}",

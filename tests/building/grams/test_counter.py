@@ -91,11 +91,6 @@ def test_more_runs_than_are_merged_at_once(tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(counter.runs)
 
 
-def test_no_gram_crosses_documents(tmp_path):
-    tables = counted(tmp_path, [[0], [1], [], [2, 3]]).tables(min_count=1)
-    assert_tables(tables, expected_arrays([[2, 3]], 4, [1] * 4))
-
-
 def test_asking_twice_and_going_on(tmp_path):
     counter = counted(tmp_path, [[0, 1, 2]])
     assert_tables(counter.tables(min_count=1), expected_arrays([[0, 1, 2]], 4, [1] * 4))
@@ -147,11 +142,6 @@ def test_pruning_does_not_depend_on_what_came_first(tmp_path, memory):
     tables = counter.tables(max_bytes=12_288)
     assert tables.min_counts == expected.min_counts
     assert_tables(tables, expected.arrays())
-
-
-def test_totals_count_what_was_pruned(tmp_path):
-    tables = counted(tmp_path, [[0, 1], [0, 1], [0, 2], [0]], max_prefix=1).tables()
-    assert tables.continuations(1, 0, 8) == (3, [(1, 2)])
 
 
 # -- runs that are there already ---------------------------------------------------------------
@@ -245,12 +235,6 @@ def test_tokens_beyond_the_vocabulary_are_refused(tmp_path, odd):
     with pytest.raises(ValueError, match=rf"token ids must be 0 to 3 \(got {odd}\)"):
         counter.add([0, odd, 1])
     assert counter.flush() is None
-
-
-def test_the_highest_token_of_a_small_dtype(tmp_path):
-    counter = GramCounter(tmp_path, vocab_size=1 << 16, max_prefix=1)
-    counter.add(np.array([65535, 65535], np.uint16))
-    assert counter.tables(min_count=1).arrays()["token.1"].tolist() == [65535]
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from selfspec.cli.batch.answerer import _memory_of_texts
 from selfspec.cli.batch.batch_files import Appended, BatchFiles
-from selfspec.cli.shared.writer import Start
+from selfspec.cli.shared.opened import memory_of_texts
 from selfspec.errors import CliError
 
 FEW = ("--max-new-tokens", "6", "--max-rows", "3")
@@ -104,10 +102,11 @@ def test_bad_lines_are_told_and_the_rest_goes_on(batch, tmp_path):
         {"custom_id": "a", "body": {"prompt": "x", "n_best": 2}},
         {"messages": [{"role": "user"}]},
         {"prompt": "x", "temprature": 0},
+        {"prompt": "x", "max_tokens": 9000},
     )
     result = batch(given, tmp_path / "out.jsonl")
     assert result.exit_code == 1
-    assert "8 of 9 lines have no answer; see" in result.stderr
+    assert "9 of 10 lines have no answer; see" in result.stderr
     assert [answer["line"] for answer in read(tmp_path / "out.jsonl")] == [3]
     errors = {each["line"]: each["error"] for each in read(tmp_path / "out.errors.jsonl")}
     said = {
@@ -119,6 +118,7 @@ def test_bad_lines_are_told_and_the_rest_goes_on(batch, tmp_path):
         7: "unknown field of body 'n_best'",
         8: "list of messages with role and content",
         9: "unknown field 'temprature'; did you mean 'temperature'?",
+        10: "+ 9000); shorten the prompt, or lower max_tokens",
     }
     assert errors.keys() == said.keys()
     for line, part in said.items():
@@ -149,7 +149,7 @@ def test_files_that_can_not_be(fails, tmp_path, chat_folder):
         assert said in fails("batch", *files, "--model", chat_folder)
     assert before == [path.read_bytes() for path in (other, old, errors)]
     line = fails("batch", given, tmp_path / "out.jsonl", "--max-memory", "lots")
-    assert "max_memory must be a number of bytes" in line
+    assert "--max-memory must be a number of bytes" in line
 
 
 def test_hostile_lines_end_no_run(batch, tmp_path):
@@ -220,11 +220,9 @@ def test_within_a_memory(batch, tmp_path, stock_text):
 
 
 def test_a_draft_model_takes_its_part_of_the_memory(loaded):
-    alone, beside = (
-        _memory_of_texts(SimpleNamespace(model=loaded.model, start=start), "1GB", 3)
-        for start in (Start(), Start(draft_model=loaded.model))
-    )
-    weights = sum(each.numel() * each.element_size() for each in loaded.model.parameters())
+    model = loaded.model
+    alone, beside = (memory_of_texts(model, small, "1GB", 3) for small in (None, model))
+    weights = sum(each.numel() * each.element_size() for each in model.parameters())
     assert beside < alone - weights
 
 

@@ -55,9 +55,6 @@ class TestVerify:
         assert [line.split(": ")[1] for line in lines] == ["ok", "ok", "ok", "DAMAGED", "ok"]
         assert "lut.safetensors: DAMAGED: lut.safetensors of cache" in lines[3]
 
-    def test_no_cache_at_all(self, fails, tmp_path):
-        assert "must hold a cache.json" in fails("cache", "verify", tmp_path)
-
 
 class TestInspect:
     def test_it_tells_what_is_in_it(self, run, folder):
@@ -154,6 +151,9 @@ class TestMerge:
         flip_byte(folder / "corpus.safetensors")
         assert "must have the sha256" in fails("cache", "merge", out, folder)
         assert not out.exists()
+        (folder / "notes.txt").write_text("mine")
+        line = fails("cache", "merge", folder, folder, "--overwrite")
+        assert "what is overwritten must be a cache folder with no other files" in line
 
     def test_the_same_cache_twice(self, fails, folder, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
@@ -254,9 +254,3 @@ class TestOption:
         assert "--cache was built for tokenizer 5a5a5a5a… (owner/toy), this model uses" in line
         flip_byte(folder / "corpus.safetensors")
         assert "corpus.safetensors of cache" in fails(*asked)
-
-    def test_a_demo_with_one(self, run, real, chat_folder):
-        few = ("--model", chat_folder, "--cache", real[0], "--max-new-tokens", "8")
-        out = run("demo", *few, "--prompt", PROMPT).stdout
-        assert "selfspec starts with the cache at the first snippet" in out
-        assert "1 of 1 are stock generate()'s" in out

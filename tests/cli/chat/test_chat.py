@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from io import StringIO
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from rich.console import Console
 from transformers import MistralConfig, MistralForCausalLM
 
 from selfspec import SelfSpec, SpecConfig
+from selfspec.cli.chat import terminal
 from selfspec.cli.chat.conversation import Answer, Conversation
 from selfspec.cli.chat.terminal import Chat
 from selfspec.cli.shared.live_text import OWN
@@ -16,7 +18,7 @@ from selfspec.cli.shared.model_loading import Loaded
 from selfspec.cli.shared.options import Sampling
 from selfspec.cli.shared.paint import harmless
 from selfspec.cli.shared.writer import Writer
-from selfspec.errors import CliError
+from selfspec.errors import CliError, UnsupportedError
 
 FEW = ("--max-new-tokens", "16")
 QUESTIONS = ("the quick brown fox", "read a file", "dog")
@@ -160,18 +162,6 @@ def test_ctrl_c_keeps_what_was_shown_and_the_next_turn_is_right(writer, stock_te
     assert contents(conversation)[-1] == expected
 
 
-def test_sampled_answers_are_the_seeds(loaded):
-    texts = []
-    for _ in range(2):
-        conversation = Conversation(
-            Writer(loaded, Sampling(temperature=1.5, seed=3), 12), SelfSpec(), ignore
-        )
-        for question in QUESTIONS:
-            conversation.ask(question)
-        texts.append(contents(conversation))
-    assert texts[0] == texts[1]
-
-
 def test_a_full_context_is_an_error_that_leaves_the_chat_running(conversation):
     with pytest.raises(CliError, match=r"512 positions \(got \d+ tokens\); /reset starts over"):
         conversation.ask("dog " * 600)
@@ -194,40 +184,29 @@ def test_commands(chat, stock_answers):
     assert "> dog" not in out
 
 
-class Keyboard:
+@pytest.fixture
+def keyboard(monkeypatch):
     """Stands in for a terminal: says each thing, raises each exception, then is at its end."""
 
-    def __init__(self, *things):
-        self.things = list(things)
+    def says(*things):
+        read = Mock(side_effect=[*things, EOFError])
+        monkeypatch.setattr(terminal, "question_reader", lambda _echo: nullcontext(read))
 
-    def __call__(self):
-        thing = self.things.pop(0) if self.things else EOFError()
-        if isinstance(thing, BaseException):
-            raise thing
-        return thing
-
-    def kept(self):
-        return nullcontext()
+    return says
 
 
-def test_ctrl_c_at_the_prompt_stays_and_ctrl_d_leaves(writer, capsys):
-    chat = Chat(writer, SpecConfig())
-    chat._read = Keyboard(KeyboardInterrupt(), "/help")
-    chat.run()
+def test_ctrl_c_at_the_prompt_stays_and_ctrl_d_leaves(writer, keyboard, capsys):
+    keyboard(KeyboardInterrupt, "/help")
+    Chat(writer, SpecConfig()).run()
     out = capsys.readouterr().out
     assert "(Ctrl-D or /exit leaves)" in out
     assert "/stats" in out
 
 
-def test_a_stopped_answer_says_so(writer, monkeypatch, capsys):
-    chat = Chat(writer, SpecConfig())
-    chat._read = Keyboard(QUESTIONS[0])
-
-    def interrupted(*_args, **_kwargs):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(writer.model, "generate", interrupted)
-    chat.run()
+def test_a_stopped_answer_says_so(writer, keyboard, monkeypatch, capsys):
+    keyboard(QUESTIONS[0])
+    monkeypatch.setattr(writer.model, "generate", Mock(side_effect=KeyboardInterrupt))
+    Chat(writer, SpecConfig()).run()
     assert "(stopped; the conversation goes on from here)" in capsys.readouterr().out
 
 
@@ -261,5 +240,5 @@ def test_a_model_without_a_template_is_refused(fails, plain_folder):
 def test_a_template_that_takes_no_system_message(writer):
     template = "{{ raise_exception('System role not supported') }}"
     writer.tokenizer.chat_template = template
-    with pytest.raises(CliError, match="refuses these messages: System role not supported"):
+    with pytest.raises(UnsupportedError, match=r"template takes \(got: System role not supp"):
         Conversation(writer, SelfSpec(), ignore, system="be kind")

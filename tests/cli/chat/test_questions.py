@@ -1,14 +1,17 @@
 """Questions typed or pasted at a terminal, and lines from a pipe."""
 
 import io
+import os
 import sys
+from contextlib import nullcontext
 
 import pytest
 from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from selfspec.cli.chat.questions import question_reader
+from selfspec.cli.chat import questions
+from selfspec.cli.chat.questions import question_reader, silent_terminal, typed_ahead
 
 UP = "\x1b[A"
 
@@ -19,19 +22,22 @@ def typed(monkeypatch):
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
 
-    def questions(*keys: str) -> list[str]:
+    monkeypatch.setattr(questions, "silent_terminal", nullcontext)
+    monkeypatch.setattr(questions, "typed_ahead", str)
+
+    def typed_questions(*keys: str) -> list[str]:
         with (
             create_pipe_input() as terminal,
             create_app_session(input=terminal, output=DummyOutput()),
+            question_reader(pytest.fail) as read,
         ):
-            read = question_reader(pytest.fail)
             found = []
             for text in keys:
                 terminal.send_text(text)
                 found.append(read())
             return found
 
-    return questions
+    return typed_questions
 
 
 def test_enter_sends(typed):
@@ -61,8 +67,45 @@ def test_ctrl_c_and_ctrl_d_are_told_apart(typed):
 def test_a_pipe_gives_its_lines_and_echoes_them(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo"))
     echoed = []
-    read = question_reader(echoed.append)
-    assert [read(), read()] == ["one\n", "two"]
-    assert echoed == ["> one\n", "> two\n"]
-    with pytest.raises(EOFError):
-        read()
+    with question_reader(echoed.append) as read:
+        assert [read(), read()] == ["one\n", "two"]
+        assert echoed == ["> one\n", "> two\n"]
+        with pytest.raises(EOFError):
+            read()
+
+
+@pytest.fixture
+def keyboard(monkeypatch):
+    """The end of a terminal at which keys come in, with its screen."""
+    pytest.importorskip("pty", reason="Windows has no terminals of this kind")
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        yield ours
+    os.close(ours)
+
+
+@pytest.mark.parametrize(
+    ("pasted", "kept"),
+    [
+        ("two\rlines\r", "two\nlines\n"),
+        ("grüße", "grüße"),
+        ("\x1b[200~def f():\r\treturn\x1b[201~", "def f():\n\treturn"),
+        ("\x1b[A\x1bOP\x04\x7f", ""),
+        ("y" * 3000 + "z" * 3000, "y" * 3000 + "z" * 3000),  # more than the system keeps in a line
+    ],
+)
+def test_what_is_typed_during_an_answer_is_kept_and_not_shown(keyboard, pasted, kept):
+    with silent_terminal():
+        os.write(keyboard, pasted.encode())
+        assert typed_ahead() == kept
+        assert typed_ahead() == ""
+    os.write(keyboard, b"x")
+    assert os.read(keyboard, 1) == b"x"  # This is the first character that the screen shows.
+
+
+def test_enter_just_before_a_prompt_is_no_new_line(keyboard):
+    """A prompt tells it from Ctrl-J by its code, which an ordinary terminal changes."""
+    with silent_terminal():
+        os.write(keyboard, b"why?\r")
+        assert os.read(sys.stdin.fileno(), 9) == b"why?\r"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
 from selfspec.cli.check import check_command as check_module
-from selfspec.cli.check.check_measuring import Answered, Measured
-from selfspec.cli.check.check_report import python_lines, verdict
+from selfspec.cli.check.check_measuring import Answered, Compared, Measured
+from selfspec.cli.check.check_report import bars, python_lines, verdict
 from selfspec.cli.shared.options import RunOptions
 from selfspec.cost import CostCurve
 from selfspec.machine import free_memory
@@ -83,7 +82,6 @@ def test_what_does_not_fit_is_left_out_or_refused(run, fails, chat_folder, promp
 
 def test_what_is_wrong_is_one_line(fails, chat_folder, tmp_path):
     assert "--prompts must be readable" in fails("check", chat_folder, "--prompts", tmp_path)
-    assert "did you mean 'eager'" in fails("check", chat_folder, "--forward", "egaer")
     assert "unknown dtype 'int8'" in fails("check", chat_folder, "--dtype", "int8")
 
 
@@ -91,8 +89,7 @@ def measured(speed_up: float, tokens_per_step: float = 1.5, **more) -> Measured:
     plain, drafted = (Answered(9, [1] * 11, 0.0, seconds) for seconds in (speed_up, 1.0))
     stats = GenerationStats(num_new_tokens=round(100 * tokens_per_step), num_steps=100)
     values = {"dtype": "float32", "about": {}, "curve": CURVE, "threads": {2: 0.02}, **more}
-    ones = {"kinds": ["a"], "plain": [plain], "drafted": [drafted], "entropies": [1.0]}
-    return Measured(**values, **ones, variations=[0.0], stats=stats)
+    return Measured(**values, prompts=[Compared("a", plain, drafted, 0.0, 1.0)], stats=stats)
 
 
 def test_a_gain_is_told_with_the_lines_that_bring_it():
@@ -120,12 +117,10 @@ def test_no_gain_has_a_reason(found, why):
     assert why in said
 
 
-def test_a_model_that_is_not_drafted_for_says_why():
-    found = replace(measured(1.2), curve=None)
-    found.stats.disable("recurrent")
-    assert "because the model is not drafted for: recurrent" in verdict([found])
-
-
 def test_answers_of_different_lengths_are_compared_by_their_tokens():
     plain, drafted = Answered(9, [1] * 11, 1.0, 10.0), Answered(9, [1] * 6, 1.0, 2.0)
-    assert plain.speed_up(drafted) == pytest.approx(11 / 5)
+    assert Compared("a", plain, drafted, 0.0, 1.0).speed_up == pytest.approx(11 / 5)
+
+
+def test_bars_are_to_scale():
+    assert bars(CURVE)[::2] == ["   1   1.00 " + "█" * 20, "  64   2.50 " + "█" * 50]

@@ -57,11 +57,6 @@ def test_the_best_step_has_the_longest_accepted_path():
     assert best_step(steps) is steps[1]
 
 
-def test_steps_without_drafts_have_no_best():
-    bare = StepRecord(row=0, tree=DraftTree.of_root(5), path=[0], committed_ids=[6])
-    assert best_step([bare]) is None
-
-
 @pytest.mark.parametrize(("text", "seen"), [(" ", "' '"), ("\n", "'\\n'"), ("x", "'x'")])
 def test_whitespace_is_readable(text, seen):
     assert readable(TOKENIZER, ids_of(text)[0]) == seen

@@ -180,7 +180,7 @@ def test_forty_prompts_and_a_worker_killed(
 def test_a_cache_is_that_of_one_process(
     local_ray, run, plain_folder, tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr("selfspec.building.shards._DOCUMENTS", 3)
+    monkeypatch.setattr("selfspec.building.builder._SHARD_DOCUMENTS", 3)
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(f"{LINES[n % 3]}number {n}\n" for n in range(20)))
     options = ("--data", texts, "--form", "paragraph", "--window", "16", "--batch", "2")
@@ -252,7 +252,6 @@ def answer_as_a_web_server(server: socket.socket) -> None:
 
 def test_what_a_build_can_not_do_there(fails, tmp_path) -> None:
     build = ("cache", "build", tmp_path / "cache", "--data", tmp_path, "--ray", "local")
-    assert "--workers can't be used with --ray" in fails(*build, "--workers", "2")
     assert "--learn-from must be text" in fails(*build, "--learn-from", "generations")
 
 

@@ -4,10 +4,12 @@ import gc
 import re
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from selfspec.cli.shared.writer import Writer
 from selfspec.store import MemoryFolder
 from tests.caches import contents
 
@@ -62,12 +64,6 @@ def test_plain_decoding_writes_the_same_and_says_why(generate, stock_text, monke
     assert result.stderr.count("not drafted for as asked: it is Sunday") == 1
 
 
-def test_strict_refuses_plain_decoding(fails, plain_folder, monkeypatch):
-    monkeypatch.setattr("selfspec.plugin.call.plain_reason", lambda *_: "it is Sunday")
-    line = fails("generate", "--model", plain_folder, *FEW, "--strict", stdin=PROMPT)
-    assert "it is Sunday" in line
-
-
 def test_wrong_prompts_and_predictions(fails, plain_folder, tmp_path):
     wrong = tmp_path / "latin.txt"
     wrong.write_bytes(b"ab\xff")
@@ -115,6 +111,12 @@ def test_a_disk_that_is_full(plain_folder):
             assert last.startswith(f"error: {name} must be writable (got ")
             assert last.endswith("No space left on device)")
             assert done.returncode == 2
+
+
+def test_an_error_of_the_model_is_not_told_as_one_of_stdout(generate, monkeypatch):
+    monkeypatch.setattr(Writer, "write", Mock(side_effect=OSError(5, "Input/output error")))
+    with pytest.raises(OSError, match="Input/output error"):
+        generate()
 
 
 @pytest.mark.long

@@ -73,9 +73,9 @@ def stock(chat_folder: str) -> Iterator[Any]:
 def client(chat_folder: str) -> Iterator[Any]:
     """Of the command's own server, but for its signals."""
     access = serve.Access(host="127.0.0.1", port=free_port(), api_key=KEY)
-    loading = serve.ModelOptions(model=chat_folder, dtype="float32")
+    asked = serve.ServeOptions(model=chat_folder, dtype="float32")
     config = SpecConfig(max_nodes=8, budget="fixed")
-    answering = serve._answering(loading, serve.Load(), config, serve.DraftOptions())
+    answering = serve._answering(asked, serve.Load(), config)
     answering.start()
     servers: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -126,20 +126,6 @@ def test_several_clients_at_once(client: Any, chat_folder: str) -> None:
         assert [future.result(PATIENCE) for future in futures] == alone
 
 
-def test_a_prediction_and_the_models(client: Any, chat_folder: str) -> None:
-    text = chat(client, chat_folder)
-    answer = client.chat.completions.create(
-        model=chat_folder,
-        messages=MESSAGES,
-        max_tokens=24,
-        temperature=0,
-        prediction={"type": "content", "content": text},
-    )
-    assert answer.choices[0].message.content == text
-    assert answer.usage.completion_tokens_details.accepted_prediction_tokens > 0
-    assert [model.id for model in client.models.list()] == [chat_folder]
-
-
 def test_refusals_are_errors_of_the_client(client: Any, chat_folder: str) -> None:
     with pytest.raises(openai.NotFoundError, match="the one that this server answers with"):
         chat(client, "no/such-model")
@@ -174,6 +160,15 @@ def test_a_port_in_use(fails, chat_folder: str) -> None:
 )
 def test_options_that_can_not_be(fails, chat_folder: str, wrong: tuple[str, ...], said) -> None:
     assert said in fails("serve", chat_folder, "--port", free_port(), *wrong)
+
+
+def test_within_a_memory(fails, chat_folder: str) -> None:
+    """Keys and values get what the model leaves."""
+    asked = serve.ServeOptions(model=chat_folder, dtype="float32", max_memory="3MB")
+    answering = serve._answering(asked, serve.Load(max_rows=3), SpecConfig())
+    weights = sum(4 * each.numel() for each in answering.model.parameters())
+    assert answering.max_memory == 3_000_000 - weights
+    assert "must be a number of bytes" in fails("serve", chat_folder, "--max-memory", "lots")
 
 
 def test_a_wide_address_is_warned_of() -> None:

@@ -108,4 +108,4 @@ def test_generate_within_a_budget(run, fails, deep_folder):
     assert "streamed forwards" in streamed.stderr
     line = fails(*options, "--max-memory", "1KB", stdin="the fox")
     assert f"max_memory must be at least {least} for this model" in line
-    assert "max_memory must be a number" in fails(*options, "--max-memory", "big", stdin="a")
+    assert "--max-memory must be a number" in fails(*options, "--max-memory", "big", stdin="a")
