@@ -17,8 +17,6 @@ from eval.errors import EvalError, exit_status
 from eval.methods.studies import named_study, variants_of
 from eval.options import parsed_knobs, parser
 
-__all__ = ["main"]
-
 _INTERRUPTED = 130
 
 

@@ -7,27 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from eval.errors import EvalError, exit_status
 from eval.methods.names import DESCRIPTIONS
 from eval.methods.studies import STUDIES
-
-__all__ = [
-    "add_drafting",
-    "add_knob",
-    "add_methods",
-    "add_model",
-    "add_questions",
-    "add_required_model",
-    "add_run_options",
-    "checked_knobs",
-    "described",
-    "drafting_knobs",
-    "parsed_knobs",
-    "parser",
-]
 
 _RUN = """\
 Answers the questions of a bench with several decoding methods, question by question in turns, and
@@ -80,13 +66,37 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def described(command: str, description: str | None) -> argparse.ArgumentParser:
-    """The parser of a command of its own, whose description keeps its lines."""
-    return argparse.ArgumentParser(
-        prog=f"python -m eval.{command}",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def command(
+    name: str,
+    description: str | None,
+    add_options: Callable[[argparse.ArgumentParser], None],
+    run: Callable[[argparse.Namespace], int],
+) -> Callable[[Sequence[str] | None], int]:
+    """The `main` of a command of its own, whose description keeps its lines.
+
+    What the user got wrong is one line and exit status 2.
+    """
+
+    def main(argv: Sequence[str] | None = None) -> int:
+        parser = argparse.ArgumentParser(
+            prog=f"python -m eval.{name}",
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        add_options(parser)
+        options = parser.parse_args(argv)
+        return exit_status(lambda: run(options))
+
+    return main
+
+
+def check_at_least(options: Any, least: float, *names: str) -> None:
+    """Refuses an option that is below its least value; one that was not given is left alone."""
+    for name in names:
+        given = getattr(options, name)
+        for value in given if isinstance(given, list) else [given]:
+            if value is not None and not value >= least:
+                raise EvalError(f"--{name.replace('_', '-')} must be >= {least} (got {value})")
 
 
 def drafting_knobs(options: argparse.Namespace) -> dict[str, Any]:

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eval.benches.prompts import load_questions
-from eval.errors import EvalError, exit_status
-from eval.models.loading import load_model, load_tokenizer, quieten
-from eval.options import add_knob, add_questions, add_required_model, described, parsed_knobs
+from eval.errors import EvalError
+from eval.models.loading import load_asked, load_tokenizer
+from eval.options import add_knob, add_questions, add_required_model, command, parsed_knobs
 from eval.report.tables import Table
 from eval.runs.clocked import Answer, Host, Machine, answered
 from eval.runs.recorded import RecordedText, read_texts, record, write_texts
@@ -84,26 +84,23 @@ class Gained(NamedTuple):
         return {name: round(value, 3) for name, value in self._asdict().items()}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def _run(options: argparse.Namespace) -> int:
     """Records answers, or prints a table of what budgets make of them."""
-    options = _options(argv)
-    return exit_status(lambda: _record(options) if options.record else _run(options))
+    return _record(options) if options.record else _compare(options)
 
 
 def _record(options: argparse.Namespace) -> int:
     if options.model is None:
         raise EvalError("--record needs --model (got none)")
-    quieten()
     prompts = load_questions(options, load_tokenizer(options.model))
-    model = load_model(options.model, dtype=options.dtype, device=options.device)
     asked = {"temperature": options.temperature, "max_nodes": options.record_nodes}
-    texts = record(model, prompts, max_new_tokens=options.record_tokens, **asked)
+    texts = record(load_asked(options), prompts, max_new_tokens=options.record_tokens, **asked)
     number = write_texts(options.texts, texts)
     print(json.dumps({"bench": "simulate", "recorded": number, **asked}))
     return 0
 
 
-def _run(options: argparse.Namespace) -> int:
+def _compare(options: argparse.Namespace) -> int:
     texts = _spread(read_texts(options.texts))
     knobs = parsed_knobs(options.knob)
     told: dict[str, Any] = {}
@@ -192,8 +189,7 @@ def _asked(text: str) -> tuple[int, int]:
     return number, length
 
 
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = described("simulate", __doc__)
+def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("texts", type=Path, metavar="FILE", help="recorded answers")
     add("--answers", nargs="+", type=_asked, default=[(4, 64), (8, 128)], metavar="NxTOKENS")
@@ -210,8 +206,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     group.add_argument("--record-nodes", type=int, default=32, metavar="N")
     for action in parser._actions:
         action.required = action.dest == "texts"
-    return parser.parse_args(argv)
 
+
+main = command("simulate", __doc__, _add_options, _run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -22,8 +22,6 @@ from eval.models.tiny_corpus import CorpusError, build_corpus, stdlib_folder
 from eval.models.tiny_model import MAX_POSITIONS, build_model
 from eval.models.training import Options, OptionsError, Trainer, train, write_folder
 
-__all__ = ["main"]
-
 
 def run(options: Options) -> None:
     """From sources to folder."""

@@ -21,8 +21,6 @@ from typing import NamedTuple
 
 from eval.models.tiny_corpus import list_sources, read_source, stdlib_folder
 
-__all__ = ["Edit", "stdlib_edits"]
-
 _LEAST_LINES, _MOST_LINES = 20, 45  # of a class
 _LEAST_USES = 5  # of the name that is changed
 

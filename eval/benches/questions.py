@@ -10,17 +10,6 @@ from eval.benches.entries import Entry, read_entries
 from eval.errors import EvalError
 from selfspec.errors import unknown_name
 
-__all__ = [
-    "FIELDS",
-    "MT_CATEGORIES",
-    "Question",
-    "check_ids",
-    "every_nth",
-    "of_task",
-    "question_of",
-    "read_questions",
-]
-
 FIELDS = ("question_id", "category", "turns")
 # Spec-Bench files MT-Bench's eight categories under one task
 MT_CATEGORIES = frozenset(

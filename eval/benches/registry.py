@@ -28,8 +28,6 @@ from eval.benches.stdlib import stdlib_questions
 from eval.errors import EvalError
 from selfspec.errors import unknown_name
 
-__all__ = ["BENCHES", "Bench", "Loaded", "Slice", "limited", "load_bench", "select", "spread"]
-
 
 class Hub(NamedTuple):
     """What `datasets` calls a bench."""

@@ -13,8 +13,6 @@ from typing import NamedTuple, Protocol
 
 from selfspec.records import DraftTree, Likely
 
-__all__ = ["Counted", "Fallback", "Reader", "Rule", "drafted"]
-
 
 class Reader(Protocol):
     """A text as a draft model has read it; nodes are numbered in the order they are read."""

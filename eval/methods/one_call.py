@@ -13,8 +13,6 @@ import sys
 from time import perf_counter
 from typing import Any, NamedTuple
 
-__all__ = ["Job", "Result", "main"]
-
 
 class Job(NamedTuple):
     """What to call, with what. Numbers that are None are left as they are."""

@@ -26,8 +26,6 @@ from selfspec.draft.calibration import Calibration
 from selfspec.draft.memory import Memory
 from selfspec.draft.sources import LutSource
 
-__all__ = ["FIXED_NODES", "PUBLISHED", "Uncalibrated"]
-
 FIXED_NODES = NUM_DRAFTED + 1  # with the root
 
 

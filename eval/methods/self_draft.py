@@ -20,8 +20,6 @@ from selfspec.draft.sources.branches import Branches
 from selfspec.draft.sources.grams import GRAM_LENGTH, GramQueues, Tail
 from selfspec.records import Candidate, Evidence, Gram, StepRecord, TopK
 
-__all__ = ["Filling", "FreshFirst", "GramSource", "RandomStarts"]
-
 _NUM_RANDOM = 3
 # No chance is known of an n-gram. These let a fresh one be drafted whole before a stale one begins.
 _FRESHEST, _NEXT = 0.95, 0.7

@@ -32,8 +32,6 @@ from eval.methods.timing import num_new_tokens, timed
 from selfspec import SelfSpec, load_streamed
 from selfspec.run.streamed import traffic
 
-__all__ = ["METHODS", "Job", "Result", "main"]
-
 ACCELERATE, ALONE, LOOKUP, OURS, SMALL = METHODS = (
     "accelerate",
     "streamed",

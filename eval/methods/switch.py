@@ -18,8 +18,6 @@ from selfspec.draft.sources.context import ContextCursor
 from selfspec.draft.sources.lut import LutCursor
 from selfspec.records import Candidate, Evidence, StepRecord, TopK
 
-__all__ = ["SwitchSource"]
-
 _LEAST_MATCH = 5
 
 

@@ -32,8 +32,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from eval.models.axes import PARTS, Axis, attention_axes, axes_of
 from eval.models.shapes import GrowError, GrownShape, named_shape
 
-__all__ = ["disturb", "fit", "grow", "num_parameters"]
-
 # Powers of two, exact in every dtype and inside float16: what the lane of `_mute_new_rows` carries
 # (its square has to fit into eps * d) and what a muted row has there.
 LANE = 2.0**-12

@@ -30,9 +30,6 @@ from transformers import LlamaConfig
 
 from eval.errors import EvalError
 
-__all__ = ["SHAPES", "GrowError", "GrownShape", "known", "named_shape"]
-
-
 INNER_MULTIPLE = 64  # Matrix products are slow at inner widths that are no multiple of this.
 
 

@@ -22,19 +22,6 @@ from eval.models import tiny_card
 from eval.models.tiny_corpus import Corpus, all_windows, windows
 from eval.models.tiny_model import MAX_POSITIONS, MasterAdamW, wrap_tokenizer
 
-__all__ = [
-    "WARM_UP",
-    "Ledger",
-    "Options",
-    "OptionsError",
-    "Trainer",
-    "next_length",
-    "progress",
-    "rate_factor",
-    "train",
-    "write_folder",
-]
-
 WARM_UP = 0.02  # of the budget
 
 

@@ -15,8 +15,6 @@ from eval.report.speed_up import costs, ratios
 from eval.report.statistics import OVERALL, figures
 from eval.report.tables import Table
 
-__all__ = ["compared", "differences"]
-
 _NONE = "–"
 
 

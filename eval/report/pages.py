@@ -27,8 +27,6 @@ from eval.report.tables import (
 )
 from selfspec.machine.user_files import replace_text
 
-__all__ = ["markdown", "page", "write_pictures", "write_report"]
-
 Summary = Mapping[str, Any]
 
 

@@ -14,8 +14,6 @@ from eval.report.statistics import OVERALL, pooled
 from eval.report.svg import Colors
 from selfspec.cost import CostCurve
 
-__all__ = ["Picture", "pictures"]
-
 _METHOD_COLORS = {
     "stock": "#8a919a",
     "stock-static": "#57606a",

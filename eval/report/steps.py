@@ -9,8 +9,6 @@ from eval.report.statistics import OVERALL
 from eval.report.tables import Table
 from selfspec.cost import WIDTHS, CostCurve
 
-__all__ = ["Bound", "bound", "bounds", "curve_table", "host_table", "stages_table"]
-
 
 class Bound(NamedTuple):
     """How much faster than plain decoding drafts can be here, and at which width."""

@@ -9,8 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-__all__ = ["LETTER", "Canvas", "Colors", "Scale", "ticks"]
-
 Colors = Mapping[str, str]
 
 LETTER = 6.4  # mean width of a letter, in pixels

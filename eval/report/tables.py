@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from string import Formatter
 from typing import Any, NamedTuple
 
 from eval.methods.names import OURS, STOCK
 from eval.methods.reported import REPORTED
 from eval.report.statistics import OVERALL
 
-__all__ = [
-    "Table",
-    "details_table",
-    "methods_table",
-    "steps_table",
-    "tasks_table",
-    "verdict",
-    "winners",
-]
-
 _NONE = "–"
 _EVEN = 0.01  # differences of 1 % are none
 
 Summary = Mapping[str, Any]
+
+
+class _Cells(Formatter):
+    """What there is nothing to say of is a dash, and ``!m`` turns bytes into MB."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        return _NONE if value is None else format(value, format_spec)
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        return value / 1e6 if conversion == "m" else super().convert_field(value, conversion)
+
+
+_CELLS = _Cells()
 
 
 class Table(NamedTuple):
@@ -33,6 +37,18 @@ class Table(NamedTuple):
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        title: str,
+        columns: Mapping[str, str],
+        rows: Iterable[Mapping[str, Any]],
+        note: str = "",
+    ) -> Table:
+        """Of records: the format of a column, such as ``{seconds:.2f}``, names what it shows."""
+        cells = [[_CELLS.vformat(form, (), row) for form in columns.values()] for row in rows]
+        return cls(title, list(columns), cells, note)
 
     def markdown(self) -> str:
         """With the title as a heading."""

@@ -14,8 +14,6 @@ from eval.methods.studies import Variant
 from eval.options import drafting_knobs
 from eval.runs.environment import short_name
 
-__all__ = ["Asked", "Shard"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:

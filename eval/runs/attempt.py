@@ -18,8 +18,6 @@ from eval.methods.timing import Timed, timed
 from selfspec.records import StepRecord
 from selfspec.stats import GenerationStats
 
-__all__ = ["Outcome", "attempt", "new_ids_of", "padded_for"]
-
 
 class Outcome(NamedTuple):
     """The new ids of each row and the numbers by the names of `Numbers`, or an error."""

@@ -26,8 +26,6 @@ from selfspec.verify.tape import NoiseTape
 from selfspec.verify.transcript import RowStops, Transcript
 from selfspec.verify.verifier import RowText, Verifier, row_texts
 
-__all__ = ["Answer", "Host", "Machine", "answered"]
-
 
 class Host(NamedTuple):
     """Seconds of a step beside its forward: in every step, to look for drafts, for each node."""

@@ -21,8 +21,6 @@ from eval.runs.attempt import Outcome, attempt, padded_for
 from eval.runs.batches import Batch
 from eval.runs.stage import Stage
 
-__all__ = ["Contest"]
-
 Line = dict[str, Any]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import platform
@@ -18,8 +19,6 @@ import selfspec
 from eval.errors import EvalError
 from selfspec.machine.hardware import device_name
 from selfspec.store import locate, read_card, tokenizer_info
-
-__all__ = ["check_same", "environment", "short_name", "versions", "where"]
 
 _SAMPLE = 64  # values of each weight that go into the hash
 # More questions or rounds, and a commit that changes no code, make no other run.
@@ -61,6 +60,15 @@ def versions() -> dict[str, str]:
         "transformers": transformers.__version__,
         "python": platform.python_version(),
     }
+
+
+def told(bench: str, options: argparse.Namespace, **found: Any) -> dict[str, Any]:
+    """The last line of a command: what was asked, by which versions, and what was found."""
+    asked = {
+        name: short_name(str(value)) if isinstance(value, str | Path) else value
+        for name, value in vars(options).items()
+    }
+    return {"bench": bench, **asked, **versions(), **found}
 
 
 def short_name(name: str | None) -> str | None:

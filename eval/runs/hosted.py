@@ -36,8 +36,6 @@ from selfspec.verify.choosers import GreedyChooser
 from selfspec.verify.transcript import RowStops, Transcript
 from selfspec.verify.verifier import Verifier, row_texts
 
-__all__ = ["HostTimes", "host_times"]
-
 _FULL = "full_attention"
 
 

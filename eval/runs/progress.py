@@ -21,8 +21,6 @@ from eval.methods.names import STOCK
 from eval.report.rows import Answer
 from eval.report.speed_up import Cost, costs, ratios
 
-__all__ = ["RunProgress", "answer_line", "clock"]
-
 _SILENCE = 10.0  # seconds
 
 

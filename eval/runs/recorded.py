@@ -23,8 +23,6 @@ from eval.methods.method import sampling
 from selfspec import SelfSpec, StepRecord
 from selfspec.records import TopK
 
-__all__ = ["RecordedText", "read_texts", "record", "write_texts"]
-
 Path_ = tuple[int, ...]
 Row = tuple[list[int], list[float]]  # Ids and probabilities of the likeliest next tokens.
 _TOP_K = 8

@@ -21,8 +21,6 @@ from selfspec.cost import Pacing
 from selfspec.run.draft_model import DraftModel
 from selfspec.run.probe import attention_types
 
-__all__ = ["compared", "rules_table"]
-
 _MOST = 32  # Nodes of a tree that only a threshold ends.
 _STARTS = (0.1, 0.01, 0.001)
 _FACTORS = (0.1, 0.5, 0.9)

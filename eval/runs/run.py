@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from eval.benches.registry import load_bench
 from eval.errors import EvalError, one_line
-from eval.models.loading import quieten
 from eval.report.rows import ROWS, SCHEMA, Record, RowFile, read_record
 from eval.runs.asked import Asked, Shard
 from eval.runs.batches import Batch
@@ -28,8 +27,6 @@ from eval.runs.progress import RunProgress, answer_line
 from eval.runs.stage import Stage, check_methods, set_stage
 from selfspec.machine.user_files import replace_text
 
-__all__ = ["run"]
-
 
 def run(asked: Asked, shard: Shard, rows: Path, progress: RunProgress) -> Record | None:
     """Measures what is missing and appends it to `rows`; returns all that was measured.
@@ -37,7 +34,6 @@ def run(asked: Asked, shard: Shard, rows: Path, progress: RunProgress) -> Record
     None where other shards are at work.
     """
     check_methods(asked)
-    quieten()
     bench = load_bench(asked.bench, asked.questions)
     progress.say("loading the model")
     stage = set_stage(asked, shard)

@@ -25,8 +25,6 @@ from selfspec.records import DraftTree, TopK
 from selfspec.store import load_cache
 from selfspec.verify.walk import walk
 
-__all__ = ["Text", "recorded_texts", "replay", "replays_table", "simulated"]
-
 
 class Text(NamedTuple):
     """What was asked, as ids, and what the model said."""

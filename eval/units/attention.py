@@ -23,8 +23,6 @@ from eval.units.layer import tree_parents
 from selfspec.run.layout import ancestors
 from selfspec.run.two_parts import Parts, dense_part, in_two_parts
 
-__all__ = ["DTYPES", "Case", "attention_table", "timed_attention"]
-
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _NUM_LAYERS = 4
 _WARM_UP = 2

@@ -22,8 +22,6 @@ from eval.units.shares import even, profiled
 from eval.units.unit import Pair
 from eval.units.ways import seconds_of
 
-__all__ = ["boundary_table", "timed_boundaries", "timed_widths", "widths_table"]
-
 # Tokens a step by the width of the check: Ghidorah's table I, MT-bench.
 REPORTED = {1: 1.0, 2: 1.72, 4: 2.28, 8: 2.59, 16: 2.93, 32: 3.19, 64: 3.34}
 _EIGHTHS = range(4, 9)

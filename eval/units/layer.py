@@ -22,8 +22,6 @@ from eval.units.unit import Pair, Task, Unit
 from selfspec.run.layout import ancestors
 from selfspec.run.two_parts import dense_part
 
-__all__ = ["KINDS", "ByRows", "Layer", "Shared", "pieces", "tree_mask", "tree_parents"]
-
 KINDS = ("qkv", "out", "gate_up", "down")  # the linear layers; a share is found for each
 _STEP = 16  # A share is rounded to so many columns.
 

@@ -21,8 +21,6 @@ import torch
 
 from eval.errors import EvalError
 
-__all__ = ["Pair", "Task", "Unit", "busy_core", "cores_for", "two_units"]
-
 Task = Callable[[], Any]
 
 

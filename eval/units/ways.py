@@ -16,8 +16,6 @@ from eval.units.layer import KINDS, Layer, Shared
 from eval.units.shares import even, profiled
 from eval.units.unit import Pair
 
-__all__ = ["seconds_of", "timed_ways", "ways_table"]
-
 _WARM_UP = 2
 _ALONE = ("first unit alone", "second unit alone")
 _THREADS = "torch's own threads"
