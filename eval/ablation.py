@@ -20,7 +20,7 @@ from typing import Any
 
 from eval.methods.switch import SwitchSource
 from eval.options import command
-from eval.report.tables import Table
+from eval.report.table import Table
 from eval.runs.environment import short_name, told
 from eval.tokens_per_step import add_options, load, measure, new_spec, rounded
 from selfspec.config import SOURCE_NAMES

@@ -39,7 +39,7 @@ from eval.options import (
     checked_knobs,
     command,
 )
-from eval.report.tables import Table
+from eval.report.table import Table
 from eval.runs.environment import told
 from eval.runs.many import DEFAULTS, WAYS, Answered, Many, answered
 

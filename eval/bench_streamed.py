@@ -35,7 +35,7 @@ from eval.methods.names import rotated
 from eval.methods.streamed_job import ACCELERATE, METHODS, SMALL, Job, Result
 from eval.models.loading import DTYPES, load_tokenizer
 from eval.options import add_drafting, add_questions, check_at_least, checked_knobs, command
-from eval.report.tables import Table
+from eval.report.table import Table
 from eval.runs.environment import told
 from selfspec.machine.amounts import amount_in_bytes
 from selfspec.run.streamed.budget import text_bytes

@@ -26,7 +26,7 @@ from eval.errors import EvalError
 from eval.options import check_at_least, command
 from eval.report.charts import line_chart
 from eval.report.html import document, svg_file
-from eval.report.tables import Table
+from eval.report.table import Table
 from eval.runs.environment import told
 from selfspec.machine.user_files import replace_text
 

@@ -26,7 +26,7 @@ from eval.methods.jobs import in_new_process
 from eval.methods.one_call import Job, Result
 from eval.models.loading import load_tokenizer
 from eval.options import add_drafting, check_at_least, checked_knobs, command
-from eval.report.tables import Table
+from eval.report.table import Table
 from eval.runs.environment import told
 
 _METHODS = ("stock", "selfspec")

@@ -46,7 +46,7 @@ from eval.errors import EvalError
 from eval.models.loading import load_model
 from eval.models.shapes import SHAPES, GrownShape, named_shape
 from eval.options import check_at_least, command
-from eval.report.tables import Table
+from eval.report.table import Table
 from eval.runs.environment import told
 from eval.units.attention import DTYPES, Case, attention_table, timed_attention
 from eval.units.figures import boundary_table, timed_boundaries, timed_widths, widths_table

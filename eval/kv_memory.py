@@ -25,7 +25,7 @@ from transformers.cache_utils import CacheLayerMixin
 from eval.methods.storages import StorageLog
 from eval.models.loading import DTYPES, load_asked
 from eval.options import add_knob, add_model, command, parsed_knobs
-from eval.report.tables import Table
+from eval.report.table import Table
 from eval.runs.environment import told, where
 from selfspec import SelfSpec
 

@@ -32,7 +32,7 @@ from eval.methods.registry import new_method
 from eval.models.loading import load_asked, load_tokenizer
 from eval.options import add_drafting, add_model, check_at_least, command, drafting_knobs
 from eval.report.statistics import OVERALL
-from eval.report.tables import Table
+from eval.report.table import Table
 from eval.runs.attempt import attempt
 from eval.runs.environment import told, where
 from selfspec import SelfSpec

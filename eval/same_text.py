@@ -25,7 +25,7 @@ from eval.methods.method import sampling
 from eval.methods.sameness import Parting, parting
 from eval.models.loading import DTYPES, load_asked, load_tokenizer
 from eval.options import add_drafting, add_model, add_questions, command, drafting_knobs
-from eval.report.tables import Table
+from eval.report.table import Table
 from eval.runs.environment import told, where
 from selfspec import SelfSpec
 

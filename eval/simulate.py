@@ -23,7 +23,7 @@ from eval.benches.prompts import load_questions
 from eval.errors import EvalError
 from eval.models.loading import load_asked, load_tokenizer
 from eval.options import add_knob, add_questions, add_required_model, command, parsed_knobs
-from eval.report.tables import Table
+from eval.report.table import Table
 from eval.runs.clocked import Answer, Host, Machine, answered
 from eval.runs.recorded import RecordedText, read_texts, record, write_texts
 from selfspec import SelfSpec, SpecConfig

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from eval.report.statistics import OVERALL
-from eval.report.tables import Table
+from eval.report.table import Table
 from selfspec.cost import WIDTHS, CostCurve
 
 

@@ -15,7 +15,7 @@ import torch
 
 from eval.benches.prompts import Prompts
 from eval.methods.draft_rules import Counted, Fallback, Reader, Rule, drafted
-from eval.report.tables import Table
+from eval.report.table import Table
 from selfspec import SpecConfig
 from selfspec.cost import Pacing
 from selfspec.run.draft_model import DraftModel

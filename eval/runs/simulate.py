@@ -17,7 +17,7 @@ import numpy as np
 from eval.errors import EvalError
 from eval.report.rows import Record
 from eval.report.statistics import OVERALL
-from eval.report.tables import Table
+from eval.report.table import Table
 from selfspec import GenerationStats, SelfSpec, SpecConfig, StepRecord
 from selfspec.draft.memory import Memory
 from selfspec.draft.row import Row

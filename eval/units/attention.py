@@ -18,7 +18,7 @@ import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from eval.models.shapes import GrownShape
-from eval.report.tables import Table
+from eval.report.table import Table
 from eval.units.layer import tree_parents
 from selfspec.run.layout import ancestors
 from selfspec.run.two_parts import Parts, dense_part, in_two_parts

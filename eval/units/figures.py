@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from eval.models.shapes import GrownShape
-from eval.report.tables import Table
+from eval.report.table import Table
 from eval.units.layer import Layer, Shared
 from eval.units.model import Read, SharedModel
 from eval.units.shares import even, profiled

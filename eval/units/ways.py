@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from eval.report.tables import Table
+from eval.report.table import Table
 from eval.units.layer import KINDS, Layer, Shared
 from eval.units.shares import even, profiled
 from eval.units.unit import Pair

@@ -20,7 +20,8 @@ from eval.report.rows import ROWS, Answer, Numbers, Record, RowFile
 from eval.report.steps import curve_table, stages_table
 from eval.report.summary import brief, summary, trust
 from eval.report.svg import Scale, ticks
-from eval.report.tables import Table, steps_table
+from eval.report.table import Table
+from eval.report.tables import steps_table
 from eval.runs import progress
 from selfspec.cost import CostCurve
 
