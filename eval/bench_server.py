@@ -51,7 +51,6 @@ class Round(NamedTuple):
     seconds: float
 
     def figures(self, tokenizer: Any) -> dict[str, float]:
-        """Tokens a second, and how long clients waited."""
         num_tokens = sum(len(tokenizer(reply.text)["input_ids"]) for reply in self.replies)
         firsts = sorted(reply.first for reply in self.replies)
         return {

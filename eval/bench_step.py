@@ -147,7 +147,6 @@ def _rows_file(path: Path | None) -> Iterator[Path]:
 
 
 def _told(figures: dict[str, Any], record: Record) -> dict[str, Any]:
-    """All figures, as plain values; selfspec's own overall ones at the top as well."""
     settings, left_out = figures["settings"], figures["left_out"]
     methods = {name: parts for name, parts in figures["methods"].items() if name not in left_out}
     config = SpecConfig.of(**settings["knobs"])

@@ -120,7 +120,6 @@ def _job(
 
 
 def _budgets(options: argparse.Namespace) -> dict[str, _Budget]:
-    """The budgets by their names."""
     config = AutoConfig.from_pretrained(options.model).get_text_config(decoder=True)
     files = Path(options.model).expanduser().glob("*.safetensors")
     dtype, stored = DTYPES[options.dtype], config.dtype or torch.float32
@@ -131,7 +130,6 @@ def _budgets(options: argparse.Namespace) -> dict[str, _Budget]:
 
 
 def _answered(job: Job) -> Result:
-    """Runs a job in a new process."""
     what = f"{job.method!r} failed with {job.max_memory} bytes"
     return Result(**in_new_process("eval.methods.streamed_job", job, what))
 

@@ -99,7 +99,6 @@ def _simulate(options: argparse.Namespace) -> int:
 
 
 def _record(folder: Path) -> Any:
-    """What a run left in a folder."""
     from eval.report.rows import ROWS, read_record
 
     record = read_record(folder)

@@ -128,7 +128,6 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _claims(found: dict[str, dict[str, Lines]]) -> Table:
-    """What the plan saves, beside the paper's figures."""
     rows = [
         [f"{claim.scheme}: {claim.what}", claim.figure, f"{claim.paper:.1f}"]
         + [f"{_saved(claim, lines[claim.figure]):.1f}" for lines in found.values()]
@@ -174,7 +173,6 @@ def _even_stages(seeds: range) -> Table:
 
 
 def _assumed() -> Table:
-    """What the paper has and our copy does not show."""
     values = asdict(Network())
     rows = [[name.replace("_", " "), f"{values[name]}"] for name in ASSUMED]
     return Table("What is assumed", ["coefficient", "value"], rows)

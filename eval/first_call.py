@@ -117,19 +117,16 @@ def _median(found: Sequence[Result], part: str) -> float:
 
 
 def _ratio(results: Results) -> float:
-    """Selfspec's median over stock's."""
     ours, stock = (_median(results[name], "call_seconds") for name in ("selfspec", "stock"))
     return ours / stock
 
 
 def _ratios(results: Results) -> list[float]:
-    """Round by round."""
     pairs = zip(results["selfspec"], results["stock"], strict=True)
     return [ours.call_seconds / stock.call_seconds for ours, stock in pairs]
 
 
 def _notes(results: Results) -> list[str]:
-    """What there is to say about the texts."""
     ours, stock = (results[name][-1] for name in ("selfspec", "stock"))
     notes = []
     if len(ours.new_ids) != len(stock.new_ids):

@@ -74,7 +74,6 @@ def _logit_difference(
 
 
 def _run(options: argparse.Namespace) -> int:
-    """Load, grow, check, save, report."""
     path, out = Path(options.model), Path(options.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise GrowError(f"out must be a new or an empty folder (got {options.out!r})")

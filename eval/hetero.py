@@ -77,7 +77,6 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _what(options: argparse.Namespace) -> tuple[_Timed, Callable[..., Table]]:
-    """What is timed, and the table of it."""
     if options.attention:
         return _attention, attention_table
     if options.boundary:
@@ -86,7 +85,6 @@ def _what(options: argparse.Namespace) -> tuple[_Timed, Callable[..., Table]]:
 
 
 def _widths(_shape: GrownShape, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A whole model, for each size."""
     model = load_model(options.model, dtype="float32", device="cpu")
     with _units(options) as units, torch.inference_mode():
         for columns in options.columns:
@@ -98,7 +96,6 @@ def _widths(_shape: GrownShape, options: argparse.Namespace) -> Iterator[dict[st
 
 
 def _boundaries(shape: GrownShape, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Attention on two units, for each size."""
     with _units(options) as units, torch.inference_mode():
         for columns, width in itertools.product(options.columns, options.width):
             _say(f"timing: {columns} committed tokens, {width} nodes")
@@ -115,7 +112,6 @@ def _units(options: argparse.Namespace) -> Iterator[Pair]:
 
 
 def _shared(shape: GrownShape, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """All ways to share a layer, for each size."""
     with _units(options) as units, torch.inference_mode():
         for columns, width in itertools.product(options.columns, options.width):
             _say(f"profiling and timing: {columns} committed tokens, {width} nodes")
@@ -124,7 +120,6 @@ def _shared(shape: GrownShape, options: argparse.Namespace) -> Iterator[dict[str
 
 
 def _attention(shape: GrownShape, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """All ways to compute attention, for each size and precision."""
     device = torch.device(options.units)
     for each in itertools.product(options.columns, options.width, DTYPES):
         _say(f"timing: {each[0]} committed tokens, {each[1]} nodes, {each[2]}")
@@ -136,7 +131,6 @@ def _say(line: str) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Refuses options that can't be, before any work."""
     check_at_least(options, 1, "width", "columns", "rounds")
     check_at_least(options, 0, "load")
     if options.model and options.units != "cpu":

@@ -52,7 +52,6 @@ class Load:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, outcome: str, problem: str | None = None) -> None:
-        """Notes how a request ended."""
         with self.lock:
             self.outcomes[outcome] += 1
             if problem is not None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eval.benches.prompts import load_questions
+from eval.benches.questions import ranks
 from eval.errors import EvalError
 from eval.models.loading import load_asked, load_tokenizer
 from eval.options import add_knob, add_questions, add_required_model, command, parsed_knobs
@@ -70,7 +71,6 @@ class Gained(NamedTuple):
 
     @classmethod
     def of(cls, answers: Sequence[Answer]) -> Gained:
-        """Of all answers together, and of the slowest."""
         steps = sum(answer.stats.num_steps for answer in answers)
         return cls(
             sum(a.plain_seconds for a in answers) / sum(a.seconds for a in answers),
@@ -80,7 +80,6 @@ class Gained(NamedTuple):
         )
 
     def rounded(self) -> dict[str, float]:
-        """For the JSON line."""
         return {name: round(value, 3) for name, value in self._asdict().items()}
 
 
@@ -101,7 +100,9 @@ def _record(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    texts = _spread(read_texts(options.texts))
+    read = read_texts(options.texts)
+    # The first of each task, then the second.
+    texts = [read[index] for index in sorted(range(len(read)), key=ranks(read).__getitem__)]
     knobs = parsed_knobs(options.knob)
     told: dict[str, Any] = {}
     for number, length in options.answers:
@@ -145,7 +146,6 @@ def compared(
 
 
 def machine_of(case: Case, noise: float, seed: int) -> Machine:
-    """A machine whose forwards cost what a case says."""
     curve = CostCurve({width: cost / 1000 for width, cost in case.milliseconds.items()})
     return Machine(curve, Host(), noise, seed)
 
@@ -161,16 +161,6 @@ def decoded(
     spec = SelfSpec(config)
     memory = spec.memory(max(text.vocab_size for text in texts))
     return [answered(text, memory, config, machine, new_budget, length) for text in texts]
-
-
-def _spread(texts: Sequence[RecordedText]) -> list[RecordedText]:
-    """The first of each task, then the second."""
-    seen: dict[str, int] = {}
-    ranks = []
-    for text in texts:
-        ranks.append(seen.setdefault(text.task, 0))
-        seen[text.task] += 1
-    return [texts[index] for index in sorted(range(len(texts)), key=ranks.__getitem__)]
 
 
 def _table(title: str, found: dict[str, dict[str, Gained]]) -> Table:

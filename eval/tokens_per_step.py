@@ -22,12 +22,10 @@ import sys
 from collections import defaultdict
 from typing import Any
 
-import torch
-
 import selfspec
 from eval.benches.prompts import EVERY, Prompts, load_questions
 from eval.errors import EvalError
-from eval.methods.method import sampling
+from eval.methods.method import SelfSpecMethod
 from eval.models.loading import load_asked, load_model, load_tokenizer
 from eval.options import add_knob, add_model, add_questions, command, parsed_knobs
 from eval.runs.environment import told
@@ -92,15 +90,10 @@ def new_spec(options: argparse.Namespace, **knobs: Any) -> selfspec.SelfSpec:
 def measure(model: Any, prompts: Prompts, options: Any, spec: selfspec.SelfSpec) -> dict[str, Any]:
     """Statistics by task, and `overall`, of one `SelfSpec` kept over all prompts."""
     by_task: dict[str, selfspec.GenerationStats] = defaultdict(selfspec.GenerationStats)
+    method = SelfSpecMethod("selfspec", spec)
+    asked = {"max_new_tokens": options.max_new_tokens, "temperature": options.temperature}
     for index, (question, input_ids) in enumerate(prompts):
-        torch.manual_seed(options.seed + index)
-        model.generate(
-            input_ids.to(model.device),
-            attention_mask=torch.ones_like(input_ids).to(model.device),
-            custom_generate=spec,
-            max_new_tokens=options.max_new_tokens,
-            **sampling(options.temperature),
-        )
+        method.answer(model, input_ids.to(model.device), seed=options.seed + index, **asked)
         by_task[question.task] += spec.stats
     return {**by_task, "overall": spec.total_stats}
 

@@ -41,7 +41,6 @@ class _Function(NamedTuple):
 
     @property
     def bare(self) -> str:
-        """Without the docstring."""
         start, end = self.docstring
         return "\n".join(self.lines[:start] + self.lines[end + 1 :])
 

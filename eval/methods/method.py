@@ -150,7 +150,6 @@ class SelfSpecMethod(Method):
 
     @property
     def stats(self) -> GenerationStats:
-        """What the `SelfSpec` counted."""
         return self.spec.stats
 
     def forget(self) -> None:

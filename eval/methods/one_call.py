@@ -40,7 +40,6 @@ class Result(NamedTuple):
 
 
 def main() -> int:
-    """Runs the job on standard input."""
     job = Job(**json.loads(sys.stdin.read()))
     print(json.dumps(_run(job)._asdict()))
     return 0

@@ -31,7 +31,6 @@ class SwitchSource:
         self._context = ContextSource(1)
 
     def open(self, prompt_ids: Sequence[int], *, learns: bool) -> SwitchCursor:
-        """A cursor behind the prompt."""
         return SwitchCursor(
             self._context.open(prompt_ids, learns=learns), self._lut.open(prompt_ids, learns=learns)
         )
@@ -41,7 +40,6 @@ class SwitchSource:
         raise NotImplementedError
 
     def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
-        """What the LUT learns."""
         self._lut.observe_pairs(pairs, top)
 
 
@@ -68,11 +66,9 @@ class SwitchCursor:
         return [(token, Evidence("tree", rank=rank)) for rank, (token, _) in row]
 
     def follow(self, state: Any, token: int) -> Any:
-        """As the one that was chosen does."""
         chosen: Any = self._context if self._copies else self._lut
         return chosen.follow(state, token)
 
     def observe(self, record: StepRecord) -> None:
-        """Both learn."""
         self._context.observe(record)
         self._lut.observe(record)

@@ -18,15 +18,12 @@ import torch
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
+from eval.errors import EvalError
 from eval.models import tiny_card
 from eval.models.tiny_corpus import Corpus, all_windows, windows
 from eval.models.tiny_model import MAX_POSITIONS, MasterAdamW, wrap_tokenizer
 
 WARM_UP = 0.02  # of the budget
-
-
-class OptionsError(ValueError):
-    """Options that no run, or not this one, can use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +108,6 @@ class Trainer:
         return loss
 
     def step(self) -> None:
-        """One batch forward and back, one optimizer step."""
         length = next_length(self.options, self.ledger.step)
         count = max(1, self.options.batch_tokens // length)
         first = self.ledger.step * count
@@ -148,7 +144,7 @@ class Trainer:
             return
         state = torch.load(path, map_location=self.options.device, weights_only=True)
         if state["options"] != self.options.fixed:
-            raise OptionsError(
+            raise EvalError(
                 f"the options must be those of the killed run, {state['options']} "
                 f"(got {self.options.fixed}); give those, or delete {path.parent}"
             )
@@ -158,7 +154,6 @@ class Trainer:
 
 
 def report(trainer: Trainer, spent: float) -> None:
-    """Print where the run is."""
     ledger = trainer.ledger
     minutes, seconds = divmod(round(ledger.seconds * (1 - spent) / max(spent, 1e-9)), 60)
     print(

@@ -49,7 +49,6 @@ class Canvas:
         self._mark("polyline", f'points="{path}" class="{kind}"{style}')
 
     def dot(self, x: float, y: float, radius: float, color: str, tip: str = "") -> None:
-        """A filled circle."""
         self._mark("circle", f'cx="{x:.1f}" cy="{y:.1f}" r="{radius}" style="fill:{color}"', tip)
 
     def text(
@@ -89,7 +88,6 @@ class Canvas:
             self.text(scale(value), bottom + 16, f"{value:g}{unit}", "middle", "tick")
 
     def svg(self) -> str:
-        """The drawing as an element for a page."""
         box = f'viewBox="0 0 {self.width:.0f} {self.height:.0f}" role="img"'
         name = f'aria-label="{escape(self._label)}"'
         return f"<svg {box} {name}>{''.join(self._marks)}</svg>"

@@ -76,7 +76,6 @@ class Table(NamedTuple):
         return "\n".join([f"## {self.title}", "", *lines, *(["", self.note] if self.note else [])])
 
     def html(self) -> str:
-        """The same."""
         head = "".join(f"<th>{escape(cell)}</th>" for cell in self.head)
         rows = "".join(f"<tr>{_cells(row)}</tr>" for row in self.rows)
         note = f'<p class="note">{escape(self.note)}</p>' if self.note else ""

@@ -67,7 +67,6 @@ class Contest:
         self.forget()
 
     def forget(self) -> None:
-        """Lets every method know what it knew at the start."""
         for method in self._stage.methods.values():
             method.forget()
 

@@ -84,7 +84,6 @@ class _Runner:
             rows.append(self._curve())
 
     def _head(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """The line that says what this run is."""
         started = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         model, tokenizer = self.stage.model, self.stage.prompter.tokenizer
         asked = self.asked
@@ -128,20 +127,20 @@ class _Runner:
         """Methods learn of the warm-up's questions, and again of those that are done."""
         warming = self.progress.stage("warm-up", len(self.plan.warm_up))
         for batch in self.plan.warm_up:
-            warming.step(answer_line(contest.answer(batch), self._names))
+            warming(answer_line(contest.answer(batch), self._names))
         catching_up = self.progress.stage("catching up", len(done))
         for batch in done:
             keys = [(*batch.ids, turn) for turn in range(batch.num_turns)]
             prompts = [known.texts[key]["prompt_ids"] for key in keys if key in known.texts]
             contest.catch_up(batch, prompts)
-            catching_up.step("is done; what was learned of it is learned again")
+            catching_up("is done; what was learned of it is learned again")
 
     def _measure(self, contest: Contest, to_do: Sequence[Batch], rows: RowFile) -> None:
         questions = self.progress.stage("questions", len(to_do))
         for batch in to_do:
             lines = contest.answer(batch)
             rows.append(lines)
-            questions.step(answer_line(lines, self._names))
+            questions(answer_line(lines, self._names))
 
     @cached_property
     def _names(self) -> list[str]:

@@ -44,7 +44,6 @@ class Unit:
         return self._results.get()
 
     def stop(self) -> None:
-        """Ends the thread."""
         self._tasks.put(None)
         self._thread.join()
 

@@ -60,7 +60,7 @@ def test_a_process_that_fails_says_why(folder):
         bench_streamed._answered(job(folder, "streamed", max_memory=5))
 
 
-def test_the_command(folder, questions, capsys, monkeypatch):
+def test_the_command(folder, questions, told, monkeypatch):
     made = []
 
     def answered(each: Job) -> Result:
@@ -73,15 +73,10 @@ def test_the_command(folder, questions, capsys, monkeypatch):
     monkeypatch.setattr(bench_streamed, "_answered", answered)
     options = ["--model", str(folder), "--questions", str(questions), "--limit", "1"]
     options += ["--max-memory", "50%", "3MB", "--rounds", "2", "--dtype", "float32"]
-    assert bench_streamed.main([*options, "--methods", "accelerate", "streamed"]) == 0
-    assert [each.method for each in made[:4]] == [
-        "accelerate",
-        "streamed",
-        "streamed",
-        "accelerate",
-    ]
+    methods = ["accelerate", "streamed"]
+    _, (*lines, last), _ = told(bench_streamed, *options, "--methods", *methods)
+    assert [each.method for each in made[:4]] == [*methods, *methods[::-1]]
     assert made[5].max_memory == 3 * 10**6 > made[4].max_memory
-    *lines, last = capsys.readouterr().out.splitlines()
     assert "## Within 3MB: 3 MB" in lines
     row = "| streamed | 4.00 | 4.00–4.00 | 4.00x | 1.00 | 2.0 | 100 | 75% | 7 | 1 | 1 of 1 |"
     assert lines.count(row) == 2

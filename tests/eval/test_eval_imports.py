@@ -19,7 +19,7 @@ ALLOWED = {
     "benches": {"errors", "models"},
     "methods": {"errors"},
     "report": {"errors", "methods"},
-    "options": {"methods"},
+    "options": {"errors", "methods"},
     "edge": {"errors"},
     "units": {"errors", "models", "report"},
     "runs": {"benches", "errors", "methods", "models", "options", "report"},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 
 import pytest
@@ -48,13 +47,12 @@ def test_inserted_and_deleted_lines(edits):
 
 
 @pytest.mark.parametrize("hide", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_all_methods_write_the_forced_answers(plain_folder, capsys, monkeypatch, hide):
+def test_all_methods_write_the_forced_answers(plain_folder, figures, monkeypatch, hide):
     before = "class Hare:\n" + "    def run(self):\n        return self.legs\n\n" * 4
     edit = Edit("insert", before, "Insert a docstring.", before + '    """Runs."""\n')
     monkeypatch.setattr(predict, "stdlib_edits", lambda number: [edit] * 3 * number)
     asked = ["--model", plain_folder, "--classes", "1", "--budget", "fixed", "--max-nodes", "8"]
-    assert predict.main([*asked, *["--hide"] * hide]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    told = figures(predict, *asked, *["--hide"] * hide)
     overall = {name: by_task["overall"] for name, by_task in told["methods"].items()}
     assert overall["stock"]["tokens_per_step"] == 1
     assert overall["stock"]["speed_up"] == 1
