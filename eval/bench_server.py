@@ -81,11 +81,12 @@ def _run(options: argparse.Namespace) -> int:
     check_at_least(options, 1, "max_new_tokens", "clients")
     tokenizer = load_tokenizer(options.model)  # Too long questions are left out.
     questions = [each.turns[0] for each, _ in load_questions(options, tokenizer)]
+    own = _divided(questions, len(options.clients))
     # Otherwise a SIGTERM would leave the servers behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ExitStack() as stack:
         servers = [stack.enter_context(each) for each in _servers(options, knobs)]
-        rounds = _asked(servers, questions, options)
+        rounds = _asked(servers, own, options)
     rows = [
         {
             "clients": num_clients,
@@ -114,12 +115,12 @@ def _servers(
 
 
 def _asked(
-    servers: Sequence[Served], questions: Sequence[str], options: argparse.Namespace
+    servers: Sequence[Served], own: Sequence[Sequence[str]], options: argparse.Namespace
 ) -> Rounds:
+    """What all servers did, each round with questions of its own."""
     for server in servers:
-        server.ask(questions[0], min(options.max_new_tokens, 8))
+        server.ask(own[0][0], min(options.max_new_tokens, 8))
     rounds: Rounds = {}
-    own = _divided(questions, len(options.clients))
     for number, num_clients in enumerate(options.clients):
         for server in rotated(servers, number):
             found = _round(server, own[number], options.max_new_tokens, num_clients)

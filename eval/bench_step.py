@@ -170,11 +170,10 @@ def _told(figures: dict[str, Any], record: Record) -> dict[str, Any]:
 
 def _differing(record: Record, method: str) -> list[dict[str, Any]]:
     """The answers that are not stock's, and from which token on."""
-    given = [each for each in record.answers.values() if each.method == method and each.numbers]
     return [
         {"task": each.task, "questions": each.questions, "at": each.numbers.differs_at}
-        for each in given
-        if each.numbers is not None and each.numbers.differs_at is not None
+        for each in record.answers.values()
+        if each.method == method and each.numbers and each.numbers.differs_at is not None
     ]
 
 

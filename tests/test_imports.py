@@ -135,19 +135,17 @@ def test_rooms_and_not_modules_side_by_side():
     assert len(on_top) <= MOST_MODULES_ON_TOP, on_top
 
 
-def test_only_the_cli_knows_the_cli():
-    """And nothing knows the tests or the evaluation."""
-    for path in FILES:
-        names = {part_of(name) for name in imports_of(path) if name.startswith("selfspec.")}
-        assert "cli" not in names or part_of(name_of(path)) == "cli", path
-        assert not third_party(path) & {"caches", "eval", "tests"}, path
-
-
-def test_only_the_cli_knows_the_server():
+@pytest.mark.parametrize(("room", "known_by"), [("cli", {"cli"}), ("serving", {"cli", "serving"})])
+def test_only_the_cli_knows_the_cli_and_the_server(room, known_by):
     """Whoever uses the library alone needs none of what a server needs."""
     for path in FILES:
         names = {part_of(name) for name in imports_of(path) if name.startswith("selfspec.")}
-        assert "serving" not in names or part_of(name_of(path)) in ("cli", "serving"), path
+        assert room not in names or part_of(name_of(path)) in known_by, path
+
+
+def test_nothing_knows_the_tests_or_the_evaluation():
+    for path in FILES:
+        assert not third_party(path) & {"caches", "eval", "tests"}, path
 
 
 def test_the_package_has_all_that_it_offers():

@@ -186,7 +186,6 @@ def card(trainer: Trainer, validation_loss: float) -> str:
             parameters=model.num_parameters(), **model.config.to_dict()
         ),
         vocabulary=model.config.vocab_size,
-        data=tiny_card.data(is_stdlib=is_stdlib, version=platform.python_version()),
         num_files=corpus.num_files,
         num_validation_files=corpus.num_validation_files,
         num_tokens=len(corpus.train_ids),
@@ -198,7 +197,7 @@ def card(trainer: Trainer, validation_loss: float) -> str:
         num_losses=len(ledger.losses),
         validation_loss=validation_loss,
         seq_len=options.seq_len,
-        licence=tiny_card.licence(is_stdlib=is_stdlib),
+        **tiny_card.origin(is_stdlib=is_stdlib, version=platform.python_version()),
         command=tiny_card.command(asdict(options)),
     )
 

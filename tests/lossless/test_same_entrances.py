@@ -12,16 +12,12 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import GenerationConfig, StopStringCriteria, pipeline
 
-from selfspec import (
-    SelfSpec,
-    VocabularyError,
-    attach,
-    detach,
-)
+from selfspec import SelfSpec, VocabularyError, attach, detach
 from tests.fakes import attached_model, new_model, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import (
     GREEDY,
     MODES,
+    NUM_COLUMNS,
     NUM_NEW,
     SAMPLE,
     Call,
@@ -35,8 +31,6 @@ from tests.lossless.same import (
     through,
 )
 from tests.lossless.test_same_streamers import Recorder
-
-NUM_COLUMNS = 17
 
 
 @pytest.mark.parametrize("entrance", ["assistant", "custom_generate", "hub"])

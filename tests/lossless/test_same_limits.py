@@ -14,6 +14,7 @@ from tests.fakes import PAD, VOCAB, attached_model, prompt, tiny_model, tiny_tok
 from tests.lossless.same import (
     GREEDY,
     MODES,
+    NUM_COLUMNS,
     NUM_NEW,
     SAMPLE,
     Call,
@@ -24,8 +25,6 @@ from tests.lossless.same import (
     slow,
     texts_of,
 )
-
-NUM_COLUMNS = 17
 
 
 def knowing_all(model: Any, inputs: dict[str, Any], options: dict[str, Any], **knobs: Any) -> Any:
@@ -105,16 +104,8 @@ def test_stop_strings(num_rows: int, eos: int | None, mode: str) -> None:
     text = tokenizer.decode(ids[-1, NUM_COLUMNS:])
     for start in range(1, 30, 4):
         stops = [text[start : start + 3], "never to be said"]
-        run_both(
-            model,
-            inputs,
-            spec,
-            entrance="assistant",
-            stop_strings=stops,
-            tokenizer=tokenizer,
-            drafts=False,
-            **options,
-        )
+        asked = {"stop_strings": stops, "tokenizer": tokenizer, "drafts": False, **options}
+        run_both(model, inputs, spec, entrance="assistant", **asked)
 
 
 @pytest.mark.parametrize("num_sequences", [1, 3])

@@ -14,6 +14,7 @@ from tests.lossless.same import (
     FIXED,
     GREEDY,
     MODES,
+    NUM_COLUMNS,
     NUM_NEW,
     Call,
     assert_clean,
@@ -25,7 +26,6 @@ from tests.lossless.same import (
     texts_of,
 )
 
-NUM_COLUMNS = 17
 LOOKUP = {"prompt_lookup_num_tokens": 10}
 
 
