@@ -76,8 +76,7 @@ def test_the_command(told, monkeypatch, tmp_path):
     options = ["--draws", "1", "--out", str(page), "--pictures", str(tmp_path / "drawn")]
     status, lines, _ = told(edge_network, *options)
     assert status == 0
-    found, again = (json.loads(each[-1]) for each in (lines, told(edge_network, *options[:2])[1]))
-    assert found["figures"] == again["figures"]
+    found = json.loads(lines[-1])
     assert any("| heuristic: prompts of up to 1,792 tokens | 8b | 19.6 |" in line for line in lines)
     assert "| path exponent | 3.0 |" in lines
     assert set(found["figures"]["weights are read"]) == {figure.name for figure in figures}
