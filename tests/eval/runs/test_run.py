@@ -228,35 +228,34 @@ def test_shards_answer_their_own_questions_and_the_last_one_reports(
     assert len(keys(out)) == 9
 
 
-def test_a_method_that_fails_has_a_row_that_says_so(asked, out, monkeypatch, capsys):
+@pytest.fixture
+def failing(monkeypatch):
+    """Makes a method fail on a question, or on all."""
     answer = methods.Method.answer
 
-    def fails(self, model, ids, **more):
-        if self.name == "prompt-lookup" and more["seed"] == 12:
-            raise RuntimeError("out of\nmemory")
-        return answer(self, model, ids, **more)
+    def fail(name: str, seed: int | None = None) -> None:
+        def fails(self, model, ids, **more):
+            if self.name == name and seed in (None, more["seed"]):
+                raise RuntimeError("out of\nmemory")
+            return answer(self, model, ids, **more)
 
-    monkeypatch.setattr(methods.Method, "answer", fails)
+        monkeypatch.setattr(methods.Method, "answer", fails)
+
+    return fail
+
+
+def test_a_method_that_fails_has_a_row_that_says_so(asked, out, failing, capsys):
+    failing("prompt-lookup", seed=12)
     assert asked("--limit", "2") == 0
     failed = [a for a in read_record(out).answers.values() if a.error is not None]
-    assert {(a.method, a.questions, a.error) for a in failed} == {
-        ("prompt-lookup", (100,), "RuntimeError: out of memory")
-    }
+    error = "RuntimeError: out of memory"
+    assert {(a.method, a.questions, a.error) for a in failed} == {("prompt-lookup", (100,), error)}
     assert "prompt-lookup FAILED" in capsys.readouterr().err
-    assert (
-        "- prompt-lookup, 2 answers: RuntimeError: out of memory" in (out / "report.md").read_text()
-    )
+    assert f"- prompt-lookup, 2 answers: {error}" in (out / "report.md").read_text()
 
 
-def test_where_stock_fails_the_others_are_not_compared(asked, out, monkeypatch):
-    answer = methods.Method.answer
-
-    def fails(self, model, ids, **more):
-        if self.name == "stock":
-            raise RuntimeError("no")
-        return answer(self, model, ids, **more)
-
-    monkeypatch.setattr(methods.Method, "answer", fails)
+def test_where_stock_fails_the_others_are_not_compared(asked, out, failing):
+    failing("stock")
     assert asked("--limit", "1") == 0
     figures = json.loads((out / "summary.json").read_text())["methods"]["selfspec"]["overall"]
     assert figures["speed_up"] is None
@@ -275,10 +274,8 @@ def test_batches(asked, out):
 
 
 def test_sampling_draws_the_same_for_all(asked, out):
-    assert (
-        asked("--limit", "3", "--temperature", "0.9", "--methods", "stock,selfspec,prompt-lookup")
-        == 0
-    )
+    methods = "stock,selfspec,prompt-lookup"
+    assert asked("--limit", "3", "--temperature", "0.9", "--methods", methods) == 0
     verdicts: dict = {}
     for answer in read_record(out).answers.values():
         verdicts.setdefault(answer.method, set()).add(answer.numbers.same)
@@ -309,21 +306,17 @@ def test_a_full_disk_keeps_the_rows(asked, out, monkeypatch, capsys):
 
     monkeypatch.setattr("eval.report.pages.replace_text", full)
     assert asked("--limit", "1") == 2
-    assert (
-        "the rows are all there: make room, and 'python -m eval report" in capsys.readouterr().err
-    )
+    fix = "the rows are all there: make room, and 'python -m eval report"
+    assert fix in capsys.readouterr().err
     monkeypatch.undo()
     assert main(["report", str(out)]) == 0
     assert (out / "report.html").exists()
 
 
 def test_a_prebuilt_state_is_named(asked, out, chat_folder, tmp_path, capsys):
-    spec = SelfSpec()
-    spec.memory(len(AutoTokenizer.from_pretrained(chat_folder)))
-    spec.save_pretrained(tmp_path / "mine", tokenizer=AutoTokenizer.from_pretrained(chat_folder))
-    assert (
-        asked("--limit", "1", "--cache", str(tmp_path / "mine"), "--methods", "stock,lut-tree") == 0
-    )
+    tokenizer, mine = AutoTokenizer.from_pretrained(chat_folder), tmp_path / "mine"
+    SelfSpec().save_pretrained(mine, tokenizer=tokenizer)
+    assert asked("--limit", "1", "--cache", str(mine), "--methods", "stock,lut-tree") == 0
     assert "prebuilt (mine)" in (out / "report.md").read_text()
     assert read_record(out).runs[0]["environment"]["cache_sha256"]
 
