@@ -76,13 +76,22 @@ def _run(options: argparse.Namespace) -> int:
         raise EvalError(f"--methods must be of {names} (got {sorted(unknown)})")
     check_at_least(options, 1, "rounds")
     prompts = [ids[0].tolist() for _, ids in load_questions(options, load_tokenizer(options.model))]
+    names = "max_length", "max_new_tokens", "dtype", "threads"
+    common = Job(
+        model=str(Path(options.model).expanduser().resolve()),
+        method="",
+        max_memory=0,
+        prompts=prompts,
+        knobs=knobs,
+        **{name: getattr(options, name) for name in names},
+    )
     budgets = _budgets(options)
     results: Results = {}
     for text, budget in budgets.items():
         results[text] = {name: [] for name in options.methods}
         for number in range(options.rounds):
             for name in rotated(options.methods, number):
-                result = _answered(_job(options, name, budget, prompts, knobs))
+                result = _answered(_job(options, name, budget, common))
                 results[text][name].append(result)
                 rate = _per_second(result)
                 print(f"{text}, round {number + 1}: {name} {rate:.2f} tokens/s", flush=True)
@@ -97,26 +106,11 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _job(
-    options: argparse.Namespace,
-    method: str,
-    budget: _Budget,
-    prompts: list[list[int]],
-    knobs: dict[str, Any],
-) -> Job:
-    return Job(
-        model=str(Path(options.model).expanduser().resolve()),
-        method=method,
-        # Accelerate's budget is for weights alone.
-        max_memory=budget.num_bytes - (budget.for_text if method == ACCELERATE else 0),
-        max_length=options.max_length,
-        prompts=prompts,
-        max_new_tokens=options.max_new_tokens,
-        dtype=options.dtype,
-        threads=options.threads,
-        knobs=knobs,
-        draft_model=options.draft_model if method == SMALL else None,
-    )
+def _job(options: argparse.Namespace, method: str, budget: _Budget, common: Job) -> Job:
+    """What a method is asked; accelerate's budget is for weights alone."""
+    max_memory = budget.num_bytes - (budget.for_text if method == ACCELERATE else 0)
+    draft_model = options.draft_model if method == SMALL else None
+    return common._replace(method=method, max_memory=max_memory, draft_model=draft_model)
 
 
 def _budgets(options: argparse.Namespace) -> dict[str, _Budget]:

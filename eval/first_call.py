@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from eval.benches.dialogue import Prompter
 from eval.benches.questions import Question
@@ -53,10 +52,12 @@ def _run(options: argparse.Namespace) -> int:
     knobs = checked_knobs(options)
     prompter = Prompter(load_tokenizer(options.model))
     prompt_ids = prompter.prompt_ids(Question(0, "first call", (options.prompt,)), [])
+    own = options.max_new_tokens, options.dtype, options.threads, knobs
+    job = Job(str(Path(options.model).expanduser().resolve()), "", prompt_ids, *own)
     results: Results = {name: [] for name in _METHODS}
     for number in range(options.rounds + 1):
         for name in _METHODS[:: 1 if number % 2 else -1]:
-            result = _call(_job(options, name, prompt_ids, knobs))
+            result = _call(job._replace(method=name))
             counts = number > 0
             note = "" if counts else " (doesn't count)"
             print(f"round {number}: {name} {result.call_seconds:.2f} s{note}", flush=True)
@@ -75,20 +76,6 @@ def _run(options: argparse.Namespace) -> int:
     }
     print(json.dumps(told("first_call", options, **found)))
     return 0
-
-
-def _job(
-    options: argparse.Namespace, method: str, prompt_ids: list[int], knobs: dict[str, Any]
-) -> Job:
-    return Job(
-        model=str(Path(options.model).expanduser().resolve()),
-        method=method,
-        prompt_ids=prompt_ids,
-        max_new_tokens=options.max_new_tokens,
-        dtype=options.dtype,
-        threads=options.threads,
-        knobs=knobs,
-    )
 
 
 def _call(job: Job) -> Result:

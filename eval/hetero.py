@@ -35,7 +35,7 @@ import argparse
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,6 @@ from eval.report.table import Table
 from eval.runs.environment import told
 from eval.units.attention import DTYPES, Case, attention_table, timed_attention
 from eval.units.figures import boundary_table, timed_boundaries, timed_widths, widths_table
-from eval.units.layer import Layer
 from eval.units.unit import Pair, busy_core, cores_for, two_units
 from eval.units.ways import timed_ways, ways_table
 from selfspec.machine.user_files import replace_text
@@ -58,6 +57,7 @@ from selfspec.machine.user_files import replace_text
 # Rounding is far below this; a part that is missing or joined wrongly is above it.
 _SAME = 1e-4
 _Timed = Callable[[GrownShape, argparse.Namespace], Iterator[dict[str, Any]]]
+_OfSize = Callable[[GrownShape, Pair, int, int, int], Iterable[dict[str, Any]]]
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -80,8 +80,8 @@ def _what(options: argparse.Namespace) -> tuple[_Timed, Callable[..., Table]]:
     if options.attention:
         return _attention, attention_table
     if options.boundary:
-        return _boundaries, boundary_table
-    return (_widths, widths_table) if options.model else (_shared, ways_table)
+        return _by_sizes(timed_boundaries), boundary_table
+    return (_widths, widths_table) if options.model else (_by_sizes(timed_ways), ways_table)
 
 
 def _widths(_shape: GrownShape, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -95,13 +95,6 @@ def _widths(_shape: GrownShape, options: argparse.Namespace) -> Iterator[dict[st
             yield from ({"columns": columns, **row} for row in rows)
 
 
-def _boundaries(shape: GrownShape, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    with _units(options) as units, torch.inference_mode():
-        for columns, width in itertools.product(options.columns, options.width):
-            _say(f"timing: {columns} committed tokens, {width} nodes")
-            yield timed_boundaries(shape, units, columns, width, options.rounds)
-
-
 @contextmanager
 def _units(options: argparse.Namespace) -> Iterator[Pair]:
     """Both units, the second one slowed."""
@@ -111,12 +104,16 @@ def _units(options: argparse.Namespace) -> Iterator[Pair]:
         yield units
 
 
-def _shared(shape: GrownShape, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    with _units(options) as units, torch.inference_mode():
-        for columns, width in itertools.product(options.columns, options.width):
-            _say(f"profiling and timing: {columns} committed tokens, {width} nodes")
-            layer = Layer.random(shape, columns, width)
-            yield from timed_ways(layer, units, width, options.rounds)
+def _by_sizes(timed: _OfSize) -> _Timed:
+    """What is timed on two units, for each size."""
+
+    def all_sizes(shape: GrownShape, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+        with _units(options) as units, torch.inference_mode():
+            for columns, width in itertools.product(options.columns, options.width):
+                _say(f"profiling and timing: {columns} committed tokens, {width} nodes")
+                yield from timed(shape, units, columns, width, options.rounds)
+
+    return all_sizes
 
 
 def _attention(shape: GrownShape, options: argparse.Namespace) -> Iterator[dict[str, Any]]:

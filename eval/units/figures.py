@@ -37,7 +37,7 @@ def timed_widths(
         ways = _ways(read, units, width)
         largest = read.logits.abs().max()
         wrong = max(float((way(read.nodes) - read.logits).abs().max()) for way in ways.values())
-        seconds = seconds_of(ways, read.nodes, rounds)
+        seconds = seconds_of(ways, [read.nodes], rounds)
         times = {name: round(1000 * each, 2) for name, each in seconds.items()}
         yield {"width": width, "ms": times, "difference": wrong / float(largest)}
 
@@ -83,7 +83,7 @@ def widths_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 def timed_boundaries(
     shape: GrownShape, units: Pair, columns: int, width: int, rounds: int
-) -> dict[str, Any]:
+) -> Iterator[dict[str, Any]]:
     """Attention alone: milliseconds with all of the text on the first unit, and with eighths."""
     layer = Layer.random(shape, columns, width)
     heads = shape.num_attention_heads + 2 * shape.num_key_value_heads
@@ -96,9 +96,9 @@ def timed_boundaries(
     ways["alone"] = Shared(layer, units, even(1.0)).attended
     expected = ways["alone"](qkv)
     wrong = max(float((way(qkv) - expected).abs().max()) for way in ways.values())
-    times = {n: round(1000 * each, 3) for n, each in seconds_of(ways, qkv, rounds).items()}
+    times = {n: round(1000 * each, 3) for n, each in seconds_of(ways, [qkv], rounds).items()}
     best = min(bounds, key=times.__getitem__)
-    return {
+    yield {
         "columns": columns,
         "width": width,
         "alone": times["alone"],

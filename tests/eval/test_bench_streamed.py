@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from eval import bench_streamed
 from eval.errors import EvalError
-from eval.methods.streamed_job import LOOKUP, METHODS, Job, Result
+from eval.methods.streamed_job import LOOKUP, METHODS, SMALL, Job, Result
 from tests.streamed import least_memory, saved_model
 from tests.tiny import make_tokenizer
 
@@ -40,7 +40,8 @@ def bytes_of(amount: str) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_process_answers_within_a_budget(folder, method):
-    budget = bytes_of(least_memory(folder, max_length=32))
+    small = AutoModelForCausalLM.from_pretrained(folder) if method == SMALL else None
+    budget = bytes_of(least_memory(folder, max_length=32, draft_model=small))
     result = bench_streamed._answered(job(folder, method, max_memory=budget))
     whole = bench_streamed._answered(job(folder, "streamed", max_memory=10**9))
     assert result.texts == whole.texts
