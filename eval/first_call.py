@@ -52,8 +52,9 @@ def _run(options: argparse.Namespace) -> int:
     knobs = checked_knobs(options)
     prompter = Prompter(load_tokenizer(options.model))
     prompt_ids = prompter.prompt_ids(Question(0, "first call", (options.prompt,)), [])
-    own = options.max_new_tokens, options.dtype, options.threads, knobs
-    job = Job(str(Path(options.model).expanduser().resolve()), "", prompt_ids, *own)
+    own = {name: getattr(options, name) for name in ("max_new_tokens", "dtype", "threads")}
+    model = str(Path(options.model).expanduser().resolve())
+    job = Job(model=model, method="", prompt_ids=prompt_ids, knobs=knobs, **own)
     results: Results = {name: [] for name in _METHODS}
     for number in range(options.rounds + 1):
         for name in _METHODS[:: 1 if number % 2 else -1]:

@@ -167,7 +167,10 @@ def test_there_are_examples_where_they_say_it_best():
     assert {"selfspec.config", "selfspec.errors", "selfspec.run.layout"} <= with_examples
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
+EVAL = sorted(path for path in (ROOT.parent / "eval").rglob("*.py") if path.stat().st_size)
+
+
+@pytest.mark.parametrize("path", [*FILES, *EVAL], ids=name_of)
 def test_every_module_says_its_job(path):
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     assert docstring

@@ -68,6 +68,8 @@ def told(bench: str, options: argparse.Namespace, **found: Any) -> dict[str, Any
         name: short_name(str(value)) if isinstance(value, str | Path) else value
         for name, value in vars(options).items()
     }
+    if "knob" in asked:
+        asked["knobs"] = asked.pop("knob")
     return {"bench": bench, **asked, **versions(), **found}
 
 
