@@ -26,6 +26,7 @@ from eval.models.loading import load_asked, load_tokenizer
 from eval.options import add_knob, add_questions, add_required_model, command, parsed_knobs
 from eval.report.table import Table
 from eval.runs.clocked import Answer, Host, Machine, answered
+from eval.runs.environment import told
 from eval.runs.recorded import RecordedText, read_texts, record, write_texts
 from selfspec import SelfSpec, SpecConfig
 from selfspec.cost import Budget, CostCurve, FixedBudget, Ledger, MeasuredBudget
@@ -95,7 +96,7 @@ def _record(options: argparse.Namespace) -> int:
     asked = {"temperature": options.temperature, "max_nodes": options.record_nodes}
     texts = record(load_asked(options), prompts, max_new_tokens=options.record_tokens, **asked)
     number = write_texts(options.texts, texts)
-    print(json.dumps({"bench": "simulate", "recorded": number, **asked}))
+    print(json.dumps(told("simulate", options, recorded=number)))
     return 0
 
 
@@ -104,7 +105,7 @@ def _compare(options: argparse.Namespace) -> int:
     # The first of each task, then the second.
     texts = [read[index] for index in sorted(range(len(read)), key=ranks(read).__getitem__)]
     knobs = parsed_knobs(options.knob)
-    told: dict[str, Any] = {}
+    gained: dict[str, Any] = {}
     for number, length in options.answers:
         found = {}
         for name, case in CASES.items():
@@ -113,12 +114,11 @@ def _compare(options: argparse.Namespace) -> int:
             found[name] = compared(texts[:number], length, case, options, knobs)
         title = f"{number} answers of {length} tokens"
         print(_table(title, found).markdown() + "\n", flush=True)
-        told[title] = {
-            name: {method: gained.rounded() for method, gained in row.items()}
+        gained[title] = {
+            name: {method: each.rounded() for method, each in row.items()}
             for name, row in found.items()
         }
-    settings = {"noise": options.noise, "repeats": options.repeats, "knobs": options.knob}
-    print(json.dumps({"bench": "simulate", **settings, "answers": told}))
+    print(json.dumps(told("simulate", options, answers=gained)))
     return 0
 
 

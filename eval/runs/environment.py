@@ -20,6 +20,7 @@ from eval.errors import EvalError
 from selfspec.machine.hardware import device_name
 from selfspec.store import locate, read_card, tokenizer_info
 
+_PLACES = ("model", "draft_model", "cache", "remember")  # options that may name a folder
 _SAMPLE = 64  # values of each weight that go into the hash
 # More questions or rounds, and a commit that changes no code, make no other run.
 _MAY_DIFFER = frozenset(["limit", "rounds", "git_commit", "git_dirty"])
@@ -64,10 +65,10 @@ def versions() -> dict[str, str]:
 
 def told(bench: str, options: argparse.Namespace, **found: Any) -> dict[str, Any]:
     """The last line of a command: what was asked, by which versions, and what was found."""
-    asked = {
-        name: short_name(str(value)) if isinstance(value, str | Path) else value
-        for name, value in vars(options).items()
-    }
+    asked = dict(vars(options))
+    for name, value in vars(options).items():
+        if isinstance(value, Path) or name in _PLACES:
+            asked[name] = value and short_name(str(value))
     if "knob" in asked:
         asked["knobs"] = asked.pop("knob")
     return {"bench": bench, **asked, **versions(), **found}
