@@ -76,14 +76,14 @@ def _run(options: argparse.Namespace) -> int:
         raise EvalError(f"--methods must be of {names} (got {sorted(unknown)})")
     check_at_least(options, 1, "rounds")
     prompts = [ids[0].tolist() for _, ids in load_questions(options, load_tokenizer(options.model))]
-    names = "max_length", "max_new_tokens", "dtype", "threads"
+    asked = "max_length", "max_new_tokens", "dtype", "threads"
     common = Job(
         model=str(Path(options.model).expanduser().resolve()),
         method="",
         max_memory=0,
         prompts=prompts,
         knobs=knobs,
-        **{name: getattr(options, name) for name in names},
+        **{name: getattr(options, name) for name in asked},
     )
     budgets = _budgets(options)
     results: Results = {}

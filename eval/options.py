@@ -72,7 +72,7 @@ def command(
     description: str | None,
     add_options: Callable[[argparse.ArgumentParser], None],
     run: Callable[[argparse.Namespace], int],
-) -> Callable[[Sequence[str] | None], int]:
+) -> Callable[..., int]:
     """The `main` of a command of its own, whose description keeps its lines.
 
     What the user got wrong is one line and exit status 2.
