@@ -12,6 +12,13 @@ for package in ("fastapi", "uvicorn", "openai"):
     pytest.importorskip(package, **NEEDED)
 
 
+def test_a_server_answers_in_rounds(figures, asked):
+    asked += ["--threads", "1", "--limit", "1", "--max-new-tokens", "6", "--methods", "selfspec"]
+    (found,) = figures(bench_server, *asked)["rounds"]
+    assert (found["clients"], found["server"], found["num_same"]) == (1, "selfspec", None)
+    assert 0 < found["first_s"] <= found["answer_s"]
+
+
 @pytest.mark.slow
 def test_both_servers_give_the_same_answers(figures, asked):
     asked += ["--every", "1", "--max-new-tokens", "6", "--limit", "4", "--clients", "1", "2"]

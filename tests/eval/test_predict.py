@@ -12,12 +12,15 @@ from eval import predict
 from eval.benches.edits import Edit, stdlib_edits
 from eval.models.tiny_corpus import stdlib_folder
 
+MODULES = ("argparse", "ast", "mailbox", "multiprocessing/managers", "subprocess", "threading")
+MODULES += ("unittest/case", "zipfile")
+
 
 @pytest.fixture(scope="module")
 def edits(tmp_path_factory):
-    """Of modules that have such classes in every Python."""
+    """Of modules that have such classes in every Python, and of some that have none."""
     folder = tmp_path_factory.mktemp("library")
-    for name in ("mailbox", "subprocess", "threading"):
+    for name in MODULES:
         shutil.copy(stdlib_folder() / f"{name}.py", folder)
     return stdlib_edits(3, folder)
 

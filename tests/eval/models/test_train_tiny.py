@@ -116,6 +116,12 @@ def test_a_run_with_other_options_is_not_resumed(options: Options) -> None:
         other.resume()
 
 
+def test_too_little_text_is_one_line(options: Options, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--out", str(options.out), "--sources", str(options.sources), "--steps", "1"]
+    assert main([*asked, "--seq-len", "2048"]) == 2
+    assert "at least one window of 2048 tokens" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_three_steps_on_a_toy_corpus_write_a_loadable_folder(
     options: Options, capsys: pytest.CaptureFixture[str]

@@ -300,6 +300,11 @@ def test_turns_that_outgrow_the_positions_fail_alone(asked, out):
     assert "must fit into the model's 512 positions" in errors[1]
 
 
+def test_without_a_template_the_model_goes_on_with_plain_text(asked, plain_folder, capsys):
+    assert asked("--model", plain_folder, "--limit", "1", "--turns", "1") == 0
+    assert "no chat template is used" in capsys.readouterr().err
+
+
 def test_a_full_disk_keeps_the_rows(asked, out, monkeypatch, capsys):
     def full(path, text):
         raise OSError(28, "No space left on device")
