@@ -23,7 +23,6 @@ from tests.lossless.same import (
     run,
     run_both,
     slow,
-    texts_of,
 )
 
 
@@ -172,8 +171,3 @@ def test_any_call(data: st.DataObject) -> None:
     longer = torch.cat([ids, ids[:, -1:].repeat(1, 5)], dim=1)  # drafts beyond the end
     spec = knowing(longer, inputs, max_nodes=data.draw(st.integers(1, 20)))
     run_both(model, inputs, spec, seed=seed, drafts=False, **options)
-
-
-def test_the_texts_above_are_read_right() -> None:
-    inputs = prompt(3)
-    assert texts_of(inputs["input_ids"], inputs)[2] == inputs["input_ids"][2, 8:].tolist()

@@ -11,7 +11,6 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from tests.fakes import prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
-    MODES,
     NUM_COLUMNS,
     ROUNDING,
     Call,
@@ -87,14 +86,3 @@ def test_the_kv_is_cut_where_the_text_ends(name: str, length: int, num_rows: int
     kv = both.ours.output.past_key_values
     assert kv.get_seq_length() == NUM_COLUMNS + length - 1
     assert_same_kv(kv, both.stock.output.past_key_values)
-
-
-@pytest.mark.parametrize("num_rows", [1, 3])
-def test_transition_scores(num_rows: int) -> None:
-    model = tiny_model()
-    both = run_both(model, prompt(num_rows), **EVERYTHING, **MODES["sample"])
-    ours, stock = (
-        model.compute_transition_scores(x.output.sequences, x.output.scores)
-        for x in (both.ours, both.stock)
-    )
-    assert torch.allclose(ours, stock, **ROUNDING)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import TextIteratorStreamer, TextStreamer
+from transformers import TextIteratorStreamer
 from transformers.generation.streamers import BaseStreamer
 
 from selfspec import SelfSpec
@@ -113,15 +113,6 @@ def test_tokens_are_streamed_before_the_call_ends() -> None:
         run(model, inputs, custom_generate=spec, streamer=streamer, **GREEDY)
     # the prompt, its first token, and eight each; `end` comes behind the last step
     assert heard == [2, 10, 18, 25]
-
-
-def test_text_streamer(capsys: pytest.CaptureFixture[str]) -> None:
-    model, tokenizer = tiny_model("cohere"), tiny_tokenizer()
-    printed = []
-    for extra in ({}, {"custom_generate": doubting(run(model, prompt()).ids, prompt())}):
-        run(model, prompt(), streamer=TextStreamer(tokenizer), **extra, **GREEDY)
-        printed.append(capsys.readouterr().out)
-    assert printed[0] == printed[1] != ""
 
 
 @pytest.mark.parametrize("entrance", ["attached", "custom_generate"])
