@@ -67,6 +67,8 @@ TRANSFORMERS = {"building", "cli", "plugin", "run"}
 FILES = sorted(
     path for path in ROOT.rglob("*.py") if "hub" not in path.relative_to(ROOT).parts
 )  # hub/ is copied into repositories of others and imports selfspec from outside
+EVAL = sorted(path for path in (ROOT.parent / "eval").rglob("*.py") if path.stat().st_size)
+WITH_EXAMPLES = [path for path in (*FILES, *EVAL) if ">>> " in path.read_text(encoding="utf-8")]
 
 
 def name_of(path: Path) -> str:
@@ -153,9 +155,7 @@ def test_the_package_has_all_that_it_offers():
     assert all(hasattr(selfspec, name) for name in selfspec.__all__)
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in FILES if ">>> " in path.read_text(encoding="utf-8")], ids=name_of
-)
+@pytest.mark.parametrize("path", WITH_EXAMPLES, ids=name_of)
 def test_examples_in_docstrings_run(path):
     results = doctest.testmod(importlib.import_module(name_of(path)))
     assert results.attempted > 0
@@ -163,11 +163,8 @@ def test_examples_in_docstrings_run(path):
 
 
 def test_there_are_examples_where_they_say_it_best():
-    with_examples = {name_of(path) for path in FILES if ">>> " in path.read_text(encoding="utf-8")}
-    assert {"selfspec.config", "selfspec.errors", "selfspec.run.layout"} <= with_examples
-
-
-EVAL = sorted(path for path in (ROOT.parent / "eval").rglob("*.py") if path.stat().st_size)
+    modules = {"selfspec.config", "selfspec.errors", "selfspec.run.layout"}
+    assert modules <= set(map(name_of, WITH_EXAMPLES))
 
 
 @pytest.mark.parametrize("path", [*FILES, *EVAL], ids=name_of)

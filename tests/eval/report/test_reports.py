@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import re
 from io import StringIO
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 
 from eval.command import main
 from eval.errors import EvalError
-from eval.report import speed_up, steps, svg
 from eval.report.charts import Bar, Point, grouped_bars, line_chart, points_chart, stacked_bars
 from eval.report.compare import compared, differences
 from eval.report.pages import markdown, page
@@ -370,13 +368,6 @@ def test_the_commands_read_folders(tmp_path, capsys):
         root = ElementTree.parse(path).getroot()
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
         assert "fill: #1f2328" in (root[0].text or "")
-
-
-@pytest.mark.parametrize("module", [svg, progress, speed_up, steps])
-def test_examples_in_docstrings_run(module):
-    results = doctest.testmod(module)
-    assert results.attempted > 0
-    assert results.failed == 0
 
 
 @pytest.mark.parametrize("command", [[], ["run"], ["compare"], ["report"], ["simulate"], ["study"]])
