@@ -18,26 +18,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.errors import exit_status
 from eval.methods.switch import SwitchSource
-from eval.options import described
-from eval.report.tables import Table
-from eval.runs.environment import short_name
-from eval.tokens_per_step import add_options, load, measure, new_spec, rounded, settings
+from eval.options import command
+from eval.report.table import Table
+from eval.runs.environment import short_name, told
+from eval.tokens_per_step import add_options, load, measure, new_spec, rounded
 from selfspec.config import SOURCE_NAMES
-
-__all__ = ["main"]
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measures every set at every width and prints a table, and its last column as JSON."""
-    options = _options(argv)
-    return exit_status(lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> int:
+    """Measures every set at every width and prints a table, and its last column as JSON."""
     model, prompts = load(options)
-    done = _read(options.out)
+    done, asked = _read(options.out), told("ablation", options, num_prompts=len(prompts))
     wanted = [
         _key(options, name, n) for name, n in itertools.product(options.sets, options.max_nodes)
     ]
@@ -46,15 +38,14 @@ def _run(options: argparse.Namespace) -> int:
             continue
         spec = new_spec(options, max_nodes=key[1], **_knobs(key[0], model.config.vocab_size))
         figures = rounded(measure(model, prompts, options, spec))
-        line = {**settings(options, len(prompts)), "set": key[0], "max_nodes": key[1]}
-        done[key] = {**line, "rows": figures}
+        done[key] = {**asked, "set": key[0], "max_nodes": key[1], "rows": figures}
         with options.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(done[key]) + "\n")
         print(f"{key[0]:>10} {key[1]:>3}: {figures['overall'][0]:.2f}", flush=True)
     lines = [done[key] for key in wanted]
     print(table(lines))
     overall = {f"{line['set']} {line['max_nodes']}": line["rows"]["overall"] for line in lines}
-    print(json.dumps({**settings(options, len(prompts)), "bench": "ablation", "rows": overall}))
+    print(json.dumps({**asked, "rows": overall}))
     return 0
 
 
@@ -92,16 +83,14 @@ def _read(path: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
     return {tuple(entry[name] for name in names): entry for entry in entries}
 
 
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = described("ablation", __doc__)
+def _add_options(parser: argparse.ArgumentParser) -> None:
     add_options(parser)
     alone = [*SOURCE_NAMES, *(f"no-{name}" for name in SOURCE_NAMES)]
     parser.add_argument("--sets", nargs="+", default=["all", *alone, "branches", "switch"])
     parser.add_argument("--out", type=Path, required=True, help="JSON lines, appended to")
-    options = parser.parse_args(argv)
-    options.sources, options.knob = None, []  # what `settings` names is each line's `set` here
-    return options
 
+
+main = command("ablation", __doc__, _add_options, _run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -28,43 +28,42 @@ from typing import Any
 import torch
 
 from eval.benches.prompts import EVERY, load_questions
-from eval.errors import EvalError, exit_status
+from eval.errors import EvalError
 from eval.methods.names import STOCK, rotated
-from eval.models.loading import load_model, load_tokenizer, quieten
+from eval.models.loading import load_asked, load_tokenizer
 from eval.options import (
     add_drafting,
     add_questions,
     add_required_model,
+    check_at_least,
     checked_knobs,
-    described,
+    command,
 )
-from eval.report.tables import Table
-from eval.runs.environment import short_name, versions
+from eval.report.table import Table
+from eval.runs.environment import told
 from eval.runs.many import DEFAULTS, WAYS, Answered, Many, answered
 
-__all__ = ["main"]
-
 Results = dict[str, list[Answered]]  # By way, in the order of the rounds.
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measures all ways, and prints a table and the JSON line."""
-    options = _options(argv)
-    return exit_status(lambda: _run(options))
+_COLUMNS = {
+    "way": "{way}",
+    "tokens/s": "{tokens_per_second:.1f}",
+    "of stock's": "{of_stock:.2f}",
+    "half done, s": "{half_s:.1f}",
+    "all done, s": "{all_s:.1f}",
+    "tokens a step": "{tokens_per_step:.2f}",
+    "nodes a step": "{nodes_per_step:.1f}",
+    "texts of stock": "{num_same} of {num_texts}",
+}
 
 
 def _run(options: argparse.Namespace) -> int:
+    """Measures all ways, and prints a table and the JSON line."""
     knobs = checked_knobs(options)
     _check(options)
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    quieten()
     tokenizer = load_tokenizer(options.model)
     prompts = [ids[0].tolist() for _, ids in load_questions(options, tokenizer)]
-    model = load_model(options.model, dtype=options.dtype, device=options.device)
-    many = Many(
-        model, tokenizer, prompts, options.max_new_tokens, options.rows, options.max_tokens, knobs
-    )
+    limits = options.max_new_tokens, options.rows, options.max_tokens
+    many = Many(load_asked(options), tokenizer, prompts, *limits, knobs)
     _warm_up(many, options.methods)
     results: Results = {name: [] for name in options.methods}
     for number in range(options.rounds):
@@ -74,7 +73,8 @@ def _run(options: argparse.Namespace) -> int:
             print(f"round {number + 1}: {name} {rate:.2f} tokens/s", flush=True)
     figures = {name: _figures(found, results[STOCK][-1]) for name, found in results.items()}
     print(f"\n{_table(figures, many).markdown()}")
-    print(json.dumps(_told(options, len(prompts), figures)))
+    found = {"num_prompts": len(prompts), "threads": torch.get_num_threads(), "figures": figures}
+    print(json.dumps(told("bench_batch", options, **found)))
     return 0
 
 
@@ -85,11 +85,7 @@ def _check(options: argparse.Namespace) -> None:
             f"--methods must be of {', '.join(map(repr, WAYS))}, with {STOCK!r} among them (got "
             f"{' '.join(unknown or options.methods)})"
         )
-    for name in ("rows", "rounds", "max_new_tokens"):
-        if getattr(options, name) < 1:
-            raise EvalError(
-                f"--{name.replace('_', '-')} must be >= 1 (got {getattr(options, name)})"
-            )
+    check_at_least(options, 1, "rows", "rounds", "max_new_tokens")
 
 
 def _warm_up(many: Many, methods: Sequence[str]) -> None:
@@ -120,46 +116,17 @@ def _figures(found: Sequence[Answered], stock: Answered) -> dict[str, Any]:
 
 
 def _table(figures: dict[str, dict[str, Any]], many: Many) -> Table:
-    base = figures[STOCK]["tokens_per_second"]
+    base, number = figures[STOCK]["tokens_per_second"], len(many.prompts)
     rows = [
-        [
-            name,
-            f"{each['tokens_per_second']:.1f}",
-            f"{each['tokens_per_second'] / base:.2f}",
-            f"{each['half_s']:.1f}",
-            f"{each['all_s']:.1f}",
-            f"{each['tokens_per_step']:.2f}",
-            f"{each['nodes_per_step']:.1f}",
-            f"{each['num_same']} of {len(many.prompts)}",
-        ]
+        {**each, "way": name, "of_stock": each["tokens_per_second"] / base, "num_texts": number}
         for name, each in figures.items()
     ]
-    head = ["way", "tokens/s", "of stock's", "half done, s", "all done, s", "tokens a step"]
-    head += ["nodes a step", "texts of stock"]
-    title = f"{len(many.prompts)} prompts, {many.max_rows} rows, {many.max_new_tokens} new tokens"
-    return Table(title, head, rows, "Medians over rounds; tokens/s with the prompts' forwards.")
+    title = f"{number} prompts, {many.max_rows} rows, {many.max_new_tokens} new tokens"
+    note = "Medians over rounds; tokens/s with the prompts' forwards."
+    return Table.of(title, _COLUMNS, rows, note)
 
 
-def _told(
-    options: argparse.Namespace, num_prompts: int, figures: dict[str, dict[str, Any]]
-) -> dict[str, Any]:
-    return {
-        "bench": "bench_batch",
-        "model": short_name(options.model),
-        **versions(),
-        "dtype": options.dtype,
-        "threads": torch.get_num_threads(),
-        "num_prompts": num_prompts,
-        "rows": options.rows,
-        "max_tokens": options.max_tokens,
-        "max_new_tokens": options.max_new_tokens,
-        "rounds": options.rounds,
-        "figures": figures,
-    }
-
-
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = described("bench_batch", __doc__)
+def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_required_model(parser)
     add_questions(parser, "the first N of those that are left")
@@ -170,8 +137,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--rounds", type=int, default=1, metavar="N", help="default: %(default)s")
     add("--methods", nargs="+", default=list(DEFAULTS), metavar="WAY", help="default: %(default)s")
     add_drafting(parser)
-    return parser.parse_args(argv)
 
+
+main = command("bench_batch", __doc__, _add_options, _run)
 
 if __name__ == "__main__":
     sys.exit(main())

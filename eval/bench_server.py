@@ -28,22 +28,20 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from eval.benches.prompts import EVERY, load_questions
-from eval.errors import EvalError, exit_status
+from eval.errors import EvalError
 from eval.methods.names import rotated
 from eval.models.loading import load_tokenizer
 from eval.options import (
     add_drafting,
     add_questions,
     add_required_model,
+    check_at_least,
     checked_knobs,
-    described,
-    drafting_knobs,
+    command,
 )
-from eval.report.tables import Table
-from eval.runs.environment import short_name, versions
+from eval.report.table import Table
+from eval.runs.environment import told
 from eval.runs.served import METHODS, OURS, STOCK, Reply, Served, arguments_of, serving
-
-__all__ = ["main"]
 
 
 class Round(NamedTuple):
@@ -53,7 +51,6 @@ class Round(NamedTuple):
     seconds: float
 
     def figures(self, tokenizer: Any) -> dict[str, float]:
-        """Tokens a second, and how long clients waited."""
         num_tokens = sum(len(tokenizer(reply.text)["input_ids"]) for reply in self.replies)
         firsts = sorted(reply.first for reply in self.replies)
         return {
@@ -65,35 +62,45 @@ class Round(NamedTuple):
         }
 
 
+_COLUMNS = {
+    "clients": "{clients}",
+    "server": "{server}",
+    "tokens/s": "{tokens_per_s:.1f}",
+    "speed-up": "{gain:.2f}",
+    "first text, s": "{first_s:.2f}",
+    "95 %": "{first_95_s:.2f}",
+    "answer, s": "{answer_s:.2f}",
+    "same": "{num_same}",
+}
 Rounds = dict[tuple[int, str], Round]  # By the number of clients and the server.
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Asks all servers, and prints a table and the JSON line."""
-    options = _options(argv)
-    return exit_status(lambda: _run(options))
-
-
 def _run(options: argparse.Namespace) -> int:
+    """Asks all servers, and prints a table and the JSON line."""
     knobs = checked_knobs(options)
-    _check(options)
+    check_at_least(options, 1, "max_new_tokens", "clients")
     tokenizer = load_tokenizer(options.model)  # Too long questions are left out.
     questions = [each.turns[0] for each, _ in load_questions(options, tokenizer)]
+    own = _divided(questions, len(options.clients))
     # Otherwise a SIGTERM would leave the servers behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ExitStack() as stack:
         servers = [stack.enter_context(each) for each in _servers(options, knobs)]
-        rounds = _asked(servers, questions, options)
-    print(f"\n{_table(rounds, tokenizer).markdown()}")
-    print(json.dumps(_told(options, rounds, tokenizer)))
+        rounds = _asked(servers, own, options)
+    rows = [
+        {
+            "clients": num_clients,
+            "server": name,
+            "num_same": _num_same(rounds, num_clients, name),
+            **found.figures(tokenizer),
+        }
+        for (num_clients, name), found in rounds.items()
+    ]
+    number = len(next(iter(rounds.values())).replies)
+    print(f"\n{_table(rows, number).markdown()}")
+    found = {"knobs": knobs, "num_questions": number, "rounds": rows}
+    print(json.dumps(told("bench_server", options, **found)))
     return 0
-
-
-def _check(options: argparse.Namespace) -> None:
-    if options.max_new_tokens < 1:
-        raise EvalError(f"--max-new-tokens must be >= 1 (got {options.max_new_tokens})")
-    if min(options.clients) < 1:
-        raise EvalError(f"--clients must be >= 1 (got {min(options.clients)})")
 
 
 def _servers(
@@ -108,12 +115,12 @@ def _servers(
 
 
 def _asked(
-    servers: Sequence[Served], questions: Sequence[str], options: argparse.Namespace
+    servers: Sequence[Served], own: Sequence[Sequence[str]], options: argparse.Namespace
 ) -> Rounds:
+    """What all servers did, each round with questions of its own."""
     for server in servers:
-        server.ask(questions[0], min(options.max_new_tokens, 8))
+        server.ask(own[0][0], min(options.max_new_tokens, 8))
     rounds: Rounds = {}
-    own = _divided(questions, len(options.clients))
     for number, num_clients in enumerate(options.clients):
         for server in rotated(servers, number):
             found = _round(server, own[number], options.max_new_tokens, num_clients)
@@ -157,46 +164,17 @@ def _whole(text: str) -> str:
     return text.rstrip("\ufffd")
 
 
-def _table(rounds: Rounds, tokenizer: Any) -> Table:
-    rows = []
-    for (num_clients, name), found in sorted(rounds.items(), key=lambda each: each[0][0]):
-        figures = found.figures(tokenizer)
-        base = rounds.get((num_clients, STOCK))
-        gain = "" if base is None else f"{base.seconds / found.seconds:.2f}"
-        rest = [f"{figures[key]:.2f}" for key in ("first_s", "first_95_s", "answer_s")]
-        same = "" if base is None else str(_num_same(rounds, num_clients, name))
-        rows.append([str(num_clients), name, f"{figures['tokens_per_s']:.1f}", gain, *rest, same])
-    head = ["clients", "server", "tokens/s", "speed-up", "first text, s", "95 %", "answer, s"]
-    head.append("same")
-    number = len(next(iter(rounds.values())).replies)
-    note = f"Medians over {number} questions in each round."
-    return Table(f"{number} questions over HTTP", head, rows, note)
+def _table(rows: Sequence[dict[str, Any]], num_questions: int) -> Table:
+    stock = {row["clients"]: row["all_s"] for row in rows if row["server"] == STOCK}
+    cells = [
+        {**row, "gain": stock[row["clients"]] / row["all_s"] if stock else None}
+        for row in sorted(rows, key=lambda row: row["clients"])
+    ]
+    note = f"Medians over {num_questions} questions in each round."
+    return Table.of(f"{num_questions} questions over HTTP", _COLUMNS, cells, note)
 
 
-def _told(options: argparse.Namespace, rounds: Rounds, tokenizer: Any) -> dict[str, Any]:
-    return {
-        "bench": "bench_server",
-        "model": short_name(options.model),
-        **versions(),
-        "dtype": options.dtype,
-        "threads": options.threads,
-        "knobs": drafting_knobs(options),
-        "max_new_tokens": options.max_new_tokens,
-        "num_questions": len(next(iter(rounds.values())).replies),
-        "rounds": [
-            {
-                "clients": num_clients,
-                "server": name,
-                "num_same": _num_same(rounds, num_clients, name),
-                **found.figures(tokenizer),
-            }
-            for (num_clients, name), found in rounds.items()
-        ],
-    }
-
-
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = described("bench_server", __doc__)
+def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_required_model(parser)
     add_questions(parser, "the first N of those that are left, for all rounds together")
@@ -218,8 +196,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         help="default: transformers and selfspec",
     )
     add_drafting(parser)
-    return parser.parse_args(argv)
 
+
+main = command("bench_server", __doc__, _add_options, _run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -33,10 +33,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from eval.benches.prompts import EVERY, MAX_PROMPT_TOKENS, load_prompts
-from eval.errors import EvalError, exit_status
+from eval.errors import EvalError
 from eval.methods.names import FORWARD_ONLY, OURS, STOCK
-from eval.models.loading import load_model, load_tokenizer, quieten
-from eval.options import add_methods, add_run_options, described, drafting_knobs
+from eval.models.loading import load_asked, load_tokenizer
+from eval.options import add_methods, add_run_options, command, drafting_knobs
 from eval.report.rows import ROWS, Record
 from eval.report.statistics import OVERALL
 from eval.report.steps import bounds, curve_table, host_table, stages_table
@@ -51,8 +51,6 @@ from eval.runs.run import run
 from selfspec import SpecConfig
 from selfspec.cost import CostCurve
 
-__all__ = ["main"]
-
 _BENCHES = {"questions": "spec-bench", "random": "random"}  # by kind of text
 _METHODS = (STOCK, "prompt-lookup", FORWARD_ONLY, OURS)
 _TEMPERATURES = {"questions": 0.0, "random": 1.5}
@@ -61,13 +59,15 @@ _FORWARD_MS = (4, 8, 20)
 _NUM_TEXTS = 8
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The exit status: 1 where an answer failed, 2 with one line where the run can't be made."""
-    options = _options(argv)
-    return exit_status(lambda: _host_only(options) if options.host_only else _run(options))
-
-
 def _run(options: argparse.Namespace) -> int:
+    """The exit status: 1 where an answer failed."""
+    options.bench = _BENCHES[options.text]
+    if options.temperature is None:
+        options.temperature = _TEMPERATURES[options.text]
+    return _host_only(options) if options.host_only else _measure(options)
+
+
+def _measure(options: argparse.Namespace) -> int:
     if STOCK not in options.methods:
         raise EvalError(
             f"--methods must include {STOCK!r}, which the others are compared with "
@@ -104,13 +104,11 @@ def _recorded(options: argparse.Namespace) -> list[RecordedText]:
     """Real answers, from a file or from the model, with what it says behind wide trees."""
     if options.output is not None and options.output.exists():
         return read_texts(options.output)
-    quieten()
     options.limit = options.limit or _NUM_TEXTS
     prompts = load_prompts(options, load_tokenizer(options.model))
-    where = {"dtype": options.dtype, "device": options.device, "shape": options.shape}
     asked = {"temperature": 0.0, "max_nodes": max(_HOST_WIDTHS)}
     asked["max_new_tokens"] = options.max_new_tokens
-    texts = list(record(load_model(options.model, **where), prompts, **asked))
+    texts = list(record(load_asked(options), prompts, **asked))
     if options.output is not None:
         write_texts(options.output, texts)
     return texts
@@ -149,7 +147,6 @@ def _rows_file(path: Path | None) -> Iterator[Path]:
 
 
 def _told(figures: dict[str, Any], record: Record) -> dict[str, Any]:
-    """All figures, as plain values; selfspec's own overall ones at the top as well."""
     settings, left_out = figures["settings"], figures["left_out"]
     methods = {name: parts for name, parts in figures["methods"].items() if name not in left_out}
     config = SpecConfig.of(**settings["knobs"])
@@ -173,11 +170,10 @@ def _told(figures: dict[str, Any], record: Record) -> dict[str, Any]:
 
 def _differing(record: Record, method: str) -> list[dict[str, Any]]:
     """The answers that are not stock's, and from which token on."""
-    given = [each for each in record.answers.values() if each.method == method and each.numbers]
     return [
         {"task": each.task, "questions": each.questions, "at": each.numbers.differs_at}
-        for each in given
-        if each.numbers is not None and each.numbers.differs_at is not None
+        for each in record.answers.values()
+        if each.method == method and each.numbers and each.numbers.differs_at is not None
     ]
 
 
@@ -196,8 +192,7 @@ def _curve_json(record: Record, max_nodes: int) -> dict[str, Any]:
     }
 
 
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = described("bench_step", __doc__)
+def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--text", choices=sorted(_BENCHES), default="questions", help="default: questions")
     add("--out", dest="output", type=Path, metavar="FILE", help="keep rows; go on with its own")
@@ -206,12 +201,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     add_run_options(parser, limit="the first N questions")
     parser.set_defaults(in_order=True, every=EVERY, turns=1, max_prompt_tokens=MAX_PROMPT_TOKENS)
     parser.set_defaults(device="cpu", dtype="float32", threads=os.cpu_count(), temperature=None)
-    options = parser.parse_args(argv)
-    options.bench = _BENCHES[options.text]
-    if options.temperature is None:
-        options.temperature = _TEMPERATURES[options.text]
-    return options
 
+
+main = command("bench_step", __doc__, _add_options, _run)
 
 if __name__ == "__main__":
     sys.exit(main())

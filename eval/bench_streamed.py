@@ -29,20 +29,31 @@ import torch
 from transformers import AutoConfig
 
 from eval.benches.prompts import EVERY, load_questions
-from eval.errors import EvalError, exit_status
+from eval.errors import EvalError
 from eval.methods.jobs import in_new_process
 from eval.methods.names import rotated
 from eval.methods.streamed_job import ACCELERATE, METHODS, SMALL, Job, Result
 from eval.models.loading import DTYPES, load_tokenizer
-from eval.options import add_drafting, add_questions, checked_knobs, described, drafting_knobs
-from eval.report.tables import Table
-from eval.runs.environment import short_name, versions
+from eval.options import add_drafting, add_questions, check_at_least, checked_knobs, command
+from eval.report.table import Table
+from eval.runs.environment import told
 from selfspec.machine.amounts import amount_in_bytes
 from selfspec.run.streamed.budget import text_bytes
 
-__all__ = ["main"]
-
 Results = dict[str, dict[str, list[Result]]]  # by budget and method, in the order of the rounds
+_COLUMNS = {
+    "method": "{method}",
+    "tokens/s": "{tokens_per_second:.2f}",
+    "least to most": "{least:.2f}–{most:.2f}",
+    "times the first": "{ratio:.2f}x",
+    "tokens a step": "{tokens_per_step:.2f}",
+    "nodes a step": "{nodes_per_step:.1f}",
+    "MB read a step": "{bytes_per_step!m:.0f}",
+    "hidden": "{hidden:.0%}",
+    "peak, MB": "{peak_bytes!m:.0f}",
+    "cached, MB": "{peak_cached!m:.0f}",
+    "same text": "{same_texts} of {num_texts}",
+}
 
 
 class _Budget(NamedTuple):
@@ -52,65 +63,57 @@ class _Budget(NamedTuple):
     for_text: int
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measures all budgets, and prints a table for each and the JSON line."""
-    options = _options(argv)
-    return exit_status(lambda: _run(options))
-
-
 def _run(options: argparse.Namespace) -> int:
+    """Measures all budgets, and prints a table for each and the JSON line."""
     knobs = checked_knobs(options)
     unknown = set(options.methods or ()) - set(METHODS)
     if options.methods is None:
         options.methods = [name for name in METHODS if name != SMALL or options.draft_model]
     if SMALL in options.methods and not options.draft_model:
         raise EvalError(f"method {SMALL!r} must have --draft-model FOLDER (got none); name one")
-    if unknown or options.rounds < 1:
-        raise EvalError(
-            f"--methods must be of {', '.join(map(repr, METHODS))}, and --rounds >= 1 (got "
-            f"{sorted(unknown) or options.rounds})"
-        )
+    if unknown:
+        names = ", ".join(map(repr, METHODS))
+        raise EvalError(f"--methods must be of {names} (got {sorted(unknown)})")
+    check_at_least(options, 1, "rounds")
     prompts = [ids[0].tolist() for _, ids in load_questions(options, load_tokenizer(options.model))]
+    asked = "max_length", "max_new_tokens", "dtype", "threads"
+    common = Job(
+        model=str(Path(options.model).expanduser().resolve()),
+        method="",
+        max_memory=0,
+        prompts=prompts,
+        knobs=knobs,
+        **{name: getattr(options, name) for name in asked},
+    )
     budgets = _budgets(options)
     results: Results = {}
     for text, budget in budgets.items():
         results[text] = {name: [] for name in options.methods}
         for number in range(options.rounds):
             for name in rotated(options.methods, number):
-                result = _answered(_job(options, name, budget, prompts, knobs))
+                result = _answered(_job(options, name, budget, common))
                 results[text][name].append(result)
                 rate = _per_second(result)
                 print(f"{text}, round {number + 1}: {name} {rate:.2f} tokens/s", flush=True)
+    figures: dict[str, Any] = {}
     for text, found in results.items():
-        print(f"\n{_table(text, budgets[text].num_bytes, found).markdown()}")
-    print(json.dumps(_told(options, len(prompts), budgets, results)))
+        first = next(iter(found.values()))[-1]
+        rows = {name: _figures(each, first.texts) for name, each in found.items()}
+        print(f"\n{_table(text, budgets[text].num_bytes, rows, len(first.texts)).markdown()}")
+        figures[text] = {"max_bytes": budgets[text].num_bytes, "methods": rows}
+    given = {"knobs": knobs, "num_prompts": len(prompts), "figures": figures}
+    print(json.dumps(told("bench_streamed", options, **given)))
     return 0
 
 
-def _job(
-    options: argparse.Namespace,
-    method: str,
-    budget: _Budget,
-    prompts: list[list[int]],
-    knobs: dict[str, Any],
-) -> Job:
-    return Job(
-        model=str(Path(options.model).expanduser().resolve()),
-        method=method,
-        # Accelerate's budget is for weights alone.
-        max_memory=budget.num_bytes - (budget.for_text if method == ACCELERATE else 0),
-        max_length=options.max_length,
-        prompts=prompts,
-        max_new_tokens=options.max_new_tokens,
-        dtype=options.dtype,
-        threads=options.threads,
-        knobs=knobs,
-        draft_model=options.draft_model if method == SMALL else None,
-    )
+def _job(options: argparse.Namespace, method: str, budget: _Budget, common: Job) -> Job:
+    """What a method is asked; accelerate's budget is for weights alone."""
+    max_memory = budget.num_bytes - (budget.for_text if method == ACCELERATE else 0)
+    draft_model = options.draft_model if method == SMALL else None
+    return common._replace(method=method, max_memory=max_memory, draft_model=draft_model)
 
 
 def _budgets(options: argparse.Namespace) -> dict[str, _Budget]:
-    """The budgets by their names."""
     config = AutoConfig.from_pretrained(options.model).get_text_config(decoder=True)
     files = Path(options.model).expanduser().glob("*.safetensors")
     dtype, stored = DTYPES[options.dtype], config.dtype or torch.float32
@@ -121,7 +124,6 @@ def _budgets(options: argparse.Namespace) -> dict[str, _Budget]:
 
 
 def _answered(job: Job) -> Result:
-    """Runs a job in a new process."""
     what = f"{job.method!r} failed with {job.max_memory} bytes"
     return Result(**in_new_process("eval.methods.streamed_job", job, what))
 
@@ -143,62 +145,24 @@ def _figures(found: Sequence[Result], texts: Sequence[Sequence[int]]) -> dict[st
         "tokens_per_step": num_tokens / last.num_steps,
         "nodes_per_step": None if last.num_nodes is None else last.num_nodes / last.num_steps,
         "bytes_per_step": median(each.bytes_read / each.num_forwards for each in found),
-        "hidden": max(0.0, median(hidden)) if hidden else 0.0,
+        "hidden": max(0.0, median(hidden)) if hidden else None,
         "peak_bytes": max(each.peak_bytes for each in found),
         "peak_cached": max(each.peak_cached for each in found),
         "same_texts": sum(a == b for a, b in zip(last.texts, texts, strict=True)),
     }
 
 
-def _table(text: str, budget: int, found: dict[str, list[Result]]) -> Table:
-    first = next(iter(found.values()))[-1]
-    head = ["method", "tokens/s", "least to most", "times the first", "tokens a step"]
-    head += ["nodes a step", "MB read a step", "hidden", "peak, MB", "cached, MB", "same text"]
-    rows, base = [], 0.0
-    for name, results in found.items():
-        row = _figures(results, first.texts)
-        base = base or row["tokens_per_second"]
-        cells = [name, f"{row['tokens_per_second']:.2f}", f"{row['least']:.2f}–{row['most']:.2f}"]
-        cells += [f"{row['tokens_per_second'] / base:.2f}x", f"{row['tokens_per_step']:.2f}"]
-        cells += ["–" if results[-1].num_nodes is None else f"{row['nodes_per_step']:.1f}"]
-        cells += [f"{row['bytes_per_step'] / 1e6:.0f}"]
-        cells += [f"{row['hidden']:.0%}" if results[-1].seconds_read else "–"]
-        cells += [f"{row['peak_bytes'] / 1e6:.0f}", f"{row['peak_cached'] / 1e6:.0f}"]
-        rows.append([*cells, f"{row['same_texts']} of {len(first.texts)}"])
+def _table(text: str, budget: int, found: dict[str, dict[str, Any]], num_texts: int) -> Table:
+    base = next(iter(found.values()))["tokens_per_second"]
+    rows = [
+        {**row, "method": name, "ratio": row["tokens_per_second"] / base, "num_texts": num_texts}
+        for name, row in found.items()
+    ]
     note = "Medians over the rounds. Same text: answers equal to those of the first method."
-    return Table(f"Within {text}: {budget / 1e6:.0f} MB", head, rows, note)
+    return Table.of(f"Within {text}: {budget / 1e6:.0f} MB", _COLUMNS, rows, note)
 
 
-def _told(
-    options: argparse.Namespace,
-    num_prompts: int,
-    budgets: dict[str, _Budget],
-    results: Results,
-) -> dict[str, Any]:
-    """All figures, as plain values."""
-    figures: dict[str, Any] = {}
-    for text, found in results.items():
-        first = next(iter(found.values()))[-1]
-        rows = {name: _figures(each, first.texts) for name, each in found.items()}
-        figures[text] = {"max_bytes": budgets[text].num_bytes, "methods": rows}
-    return {
-        "bench": "bench_streamed",
-        "model": short_name(options.model),
-        "dtype": options.dtype,
-        "max_new_tokens": options.max_new_tokens,
-        "max_length": options.max_length,
-        "num_prompts": num_prompts,
-        "rounds": options.rounds,
-        "threads": options.threads,
-        "draft_model": short_name(options.draft_model),
-        "knobs": drafting_knobs(options),
-        **versions(),
-        "figures": figures,
-    }
-
-
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = described("bench_streamed", __doc__)
+def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", required=True, help="a folder with safetensors files")
     add("--max-memory", nargs="+", default=["25%", "50%", "75%", "100%"], metavar="AMOUNT")
@@ -212,8 +176,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     add_questions(parser, limit="the first N questions")
     add_drafting(parser)
     parser.set_defaults(every=EVERY, limit=3)
-    return parser.parse_args(argv)
 
+
+main = command("bench_streamed", __doc__, _add_options, _run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -17,8 +17,6 @@ from eval.errors import EvalError, exit_status
 from eval.methods.studies import named_study, variants_of
 from eval.options import parsed_knobs, parser
 
-__all__ = ["main"]
-
 _INTERRUPTED = 130
 
 
@@ -101,7 +99,6 @@ def _simulate(options: argparse.Namespace) -> int:
 
 
 def _record(folder: Path) -> Any:
-    """What a run left in a folder."""
     from eval.report.rows import ROWS, read_record
 
     record = read_record(folder)

@@ -22,14 +22,13 @@ from typing import Any, NamedTuple
 
 from eval.edge.network import ASSUMED, PAIRS, Network, new_users
 from eval.edge.schemes import DESCRIPTIONS, PLANNED, UNIFORM, serve
-from eval.errors import EvalError, exit_status
-from eval.options import described
+from eval.errors import EvalError
+from eval.options import check_at_least, command
 from eval.report.charts import line_chart
 from eval.report.html import document, svg_file
-from eval.report.tables import Table
+from eval.report.table import Table
+from eval.runs.environment import told
 from selfspec.machine.user_files import replace_text
-
-__all__ = ["Figure", "main"]
 
 _COLORS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#57606a", "#56b4e9")
 _SERVING = (PLANNED, "no pipeline", "no batching", "fixed length", "no speculation")
@@ -108,15 +107,9 @@ CLAIMS = (
 _CASES = {"weights are read": True, "weights cost nothing": False}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Simulates all figures, and prints tables and the JSON line."""
-    options = _options(argv)
-    return exit_status(lambda: _run(options))
-
-
 def _run(options: argparse.Namespace) -> int:
-    if options.draws < 1:
-        raise EvalError(f"--draws must be >= 1 (got {options.draws})")
+    """Simulates all figures, and prints tables and the JSON line."""
+    check_at_least(options, 1, "draws")
     if options.out and not options.out.parent.is_dir():
         raise EvalError(f"--out must be a file in a folder that exists (got {options.out})")
     seeds = range(options.seed, options.seed + options.draws)
@@ -130,12 +123,11 @@ def _run(options: argparse.Namespace) -> int:
     print("\n\n".join(table.markdown() for table in tables))
     drawn = {title: svg for case in found for title, svg in _drawn(case, found[case])}
     _write(options, drawn, tables)
-    print(json.dumps(_told(options, found)))
+    print(json.dumps(told("edge_network", options, **_numbers(found))))
     return 0
 
 
 def _claims(found: dict[str, dict[str, Lines]]) -> Table:
-    """What the plan saves, beside the paper's figures."""
     rows = [
         [f"{claim.scheme}: {claim.what}", claim.figure, f"{claim.paper:.1f}"]
         + [f"{_saved(claim, lines[claim.figure]):.1f}" for lines in found.values()]
@@ -181,7 +173,6 @@ def _even_stages(seeds: range) -> Table:
 
 
 def _assumed() -> Table:
-    """What the paper has and our copy does not show."""
     values = asdict(Network())
     rows = [[name.replace("_", " "), f"{values[name]}"] for name in ASSUMED]
     return Table("What is assumed", ["coefficient", "value"], rows)
@@ -211,7 +202,8 @@ def _write(options: argparse.Namespace, drawn: dict[str, str], tables: Sequence[
         print(f"\npictures: {options.pictures}")
 
 
-def _told(options: argparse.Namespace, found: dict[str, dict[str, Lines]]) -> dict[str, Any]:
+def _numbers(found: dict[str, dict[str, Lines]]) -> dict[str, Any]:
+    """For the JSON line: what is saved, and every point of every figure."""
     saved = {
         case: {
             f"{claim.figure}, {claim.scheme}": round(_saved(claim, lines[claim.figure]), 2)
@@ -220,32 +212,29 @@ def _told(options: argparse.Namespace, found: dict[str, dict[str, Lines]]) -> di
         for case, lines in found.items()
     }
     return {
-        "bench": "edge_network",
-        "seed": options.seed,
-        "draws": options.draws,
         "network": asdict(Network()),
         "schemes": DESCRIPTIONS,
         "saved_percent": saved,
-        "figures": {
-            case: {
-                name: {line: {f"{at:g}": round(s, 3) for at, s in points.items()}
-                       for line, points in lines.items()}
-                for name, lines in figures.items()
-            }
-            for case, figures in found.items()
-        },
-    }  # fmt: skip
+        "figures": _rounded(found),
+    }
 
 
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = described("edge_network", __doc__)
+def _rounded(found: Any) -> Any:
+    """The same, with points named by text and seconds of three digits."""
+    if isinstance(found, dict):
+        return {n if isinstance(n, str) else f"{n:g}": _rounded(v) for n, v in found.items()}
+    return round(found, 3)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--seed", type=int, default=0, help="of the first draw of users; default: 0")
     add("--draws", type=int, default=5, metavar="N", help="of users, for the mean; default: 5")
     add("--out", type=Path, metavar="FILE.html", help="a page with the tables and pictures")
     add("--pictures", type=Path, metavar="FOLDER", help="each picture as an SVG file")
-    return parser.parse_args(argv)
 
+
+main = command("edge_network", __doc__, _add_options, _run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from selfspec.errors import SelfSpecError
 
-__all__ = ["EvalError", "exit_status", "last_line", "one_line"]
-
 
 class EvalError(SelfSpecError, ValueError):
     """A file, an option or a name that an evaluation can't work with."""

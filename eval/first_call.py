@@ -18,19 +18,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from eval.benches.dialogue import Prompter
 from eval.benches.questions import Question
-from eval.errors import EvalError, exit_status
 from eval.methods.jobs import in_new_process
 from eval.methods.one_call import Job, Result
 from eval.models.loading import load_tokenizer
-from eval.options import add_drafting, checked_knobs, described, drafting_knobs
-from eval.report.tables import Table
-from eval.runs.environment import short_name, versions
-
-__all__ = ["main"]
+from eval.options import add_drafting, check_at_least, checked_knobs, command
+from eval.report.table import Table
+from eval.runs.environment import told
 
 _METHODS = ("stock", "selfspec")
 _PROMPT = (
@@ -38,25 +34,31 @@ _PROMPT = (
     "sentence each why it is a good start."
 )
 
+_COLUMNS = {
+    "method": "{name}",
+    "first call, s": "{call_seconds:.2f}",
+    "least": "{least:.2f}",
+    "most": "{most:.2f}",
+    "times stock's": "{ratio:.2f}",
+    "loading, s": "{load_seconds:.2f}",
+    "imports, s": "{import_seconds:.2f}",
+}
 Results = dict[str, list[Result]]  # of each method, in the order of the rounds
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measures all rounds, and prints a table and the JSON line."""
-    options = _options(argv)
-    return exit_status(lambda: _run(options))
-
-
 def _run(options: argparse.Namespace) -> int:
-    if options.rounds < 1:
-        raise EvalError(f"--rounds must be >= 1 (got {options.rounds})")
-    checked_knobs(options)
+    """Measures all rounds, and prints a table and the JSON line."""
+    check_at_least(options, 1, "rounds")
+    knobs = checked_knobs(options)
     prompter = Prompter(load_tokenizer(options.model))
     prompt_ids = prompter.prompt_ids(Question(0, "first call", (options.prompt,)), [])
+    own = {name: getattr(options, name) for name in ("max_new_tokens", "dtype", "threads")}
+    model = str(Path(options.model).expanduser().resolve())
+    job = Job(model=model, method="", prompt_ids=prompt_ids, knobs=knobs, **own)
     results: Results = {name: [] for name in _METHODS}
     for number in range(options.rounds + 1):
         for name in _METHODS[:: 1 if number % 2 else -1]:
-            result = _call(_job(options, name, prompt_ids))
+            result = _call(job._replace(method=name))
             counts = number > 0
             note = "" if counts else " (doesn't count)"
             print(f"round {number}: {name} {result.call_seconds:.2f} s{note}", flush=True)
@@ -65,20 +67,16 @@ def _run(options: argparse.Namespace) -> int:
     print(_table(results).markdown())
     for note in _notes(results):
         print(note)
-    print(json.dumps(_told(options, results)))
+    found = {
+        "knobs": knobs,
+        "ratio": round(_ratio(results), 3),
+        "ratios": [round(each, 3) for each in _ratios(results)],
+        "seconds": {n: [round(r.call_seconds, 3) for r in each] for n, each in results.items()},
+        "import_seconds": round(_median(results["selfspec"], "import_seconds"), 3),
+        "same_text": results["selfspec"][-1].new_ids == results["stock"][-1].new_ids,
+    }
+    print(json.dumps(told("first_call", options, **found)))
     return 0
-
-
-def _job(options: argparse.Namespace, method: str, prompt_ids: list[int]) -> Job:
-    return Job(
-        model=str(Path(options.model).expanduser().resolve()),
-        method=method,
-        prompt_ids=prompt_ids,
-        max_new_tokens=options.max_new_tokens,
-        dtype=options.dtype,
-        threads=options.threads,
-        knobs=drafting_knobs(options),
-    )
 
 
 def _call(job: Job) -> Result:
@@ -91,15 +89,15 @@ def _call(job: Job) -> Result:
 
 def _table(results: Results) -> Table:
     """A row for each method: the call, its ratio to stock's, and what doesn't count."""
-    head = ["method", "first call, s", "least", "most", "times stock's", "loading, s", "imports, s"]
     rows = []
     for name, found in results.items():
         seconds = [each.call_seconds for each in found]
-        ratio = "–" if name == "stock" else f"{_ratio(results):.2f}"
-        rest = (_median(found, part) for part in ("load_seconds", "import_seconds"))
-        cells = [median(seconds), min(seconds), max(seconds)]
-        rows.append([name, *map("{:.2f}".format, cells), ratio, *map("{:.2f}".format, rest)])
-    return Table("First call with an empty home", [*head], rows, "Medians over the rounds.")
+        medians = {part: _median(found, part) for part in Result._fields[:3]}
+        ratio = None if name == "stock" else _ratio(results)
+        rows.append(
+            {**medians, "name": name, "least": min(seconds), "most": max(seconds), "ratio": ratio}
+        )
+    return Table.of("First call with an empty home", _COLUMNS, rows, "Medians over the rounds.")
 
 
 def _median(found: Sequence[Result], part: str) -> float:
@@ -107,19 +105,16 @@ def _median(found: Sequence[Result], part: str) -> float:
 
 
 def _ratio(results: Results) -> float:
-    """Selfspec's median over stock's."""
     ours, stock = (_median(results[name], "call_seconds") for name in ("selfspec", "stock"))
     return ours / stock
 
 
 def _ratios(results: Results) -> list[float]:
-    """Round by round."""
     pairs = zip(results["selfspec"], results["stock"], strict=True)
     return [ours.call_seconds / stock.call_seconds for ours, stock in pairs]
 
 
 def _notes(results: Results) -> list[str]:
-    """What there is to say about the texts."""
     ours, stock = (results[name][-1] for name in ("selfspec", "stock"))
     notes = []
     if len(ours.new_ids) != len(stock.new_ids):
@@ -132,28 +127,7 @@ def _notes(results: Results) -> list[str]:
     return notes
 
 
-def _told(options: argparse.Namespace, results: Results) -> dict[str, Any]:
-    calls = {
-        name: [round(each.call_seconds, 3) for each in found] for name, found in results.items()
-    }
-    return {
-        "bench": "first_call",
-        "model": short_name(options.model),
-        "dtype": options.dtype,
-        "max_new_tokens": options.max_new_tokens,
-        "threads": options.threads,
-        "knobs": drafting_knobs(options),
-        "ratio": round(_ratio(results), 3),
-        "ratios": [round(each, 3) for each in _ratios(results)],
-        "seconds": calls,
-        "import_seconds": round(_median(results["selfspec"], "import_seconds"), 3),
-        "same_text": results["selfspec"][-1].new_ids == results["stock"][-1].new_ids,
-        **versions(),
-    }
-
-
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = described("first_call", __doc__)
+def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", required=True, metavar="PATH", help="a model's folder")
     add("--dtype", default="auto", help="float32, bfloat16, float16; auto: the checkpoint's")
@@ -162,8 +136,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--threads", type=int, metavar="N", help="of the CPU; default: torch's own number")
     add("--prompt", default=_PROMPT, help="what is asked; default: a question about cooking")
     add_drafting(parser)
-    return parser.parse_args(argv)
 
+
+main = command("first_call", __doc__, _add_options, _run)
 
 if __name__ == "__main__":
     sys.exit(main())

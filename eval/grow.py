@@ -14,32 +14,21 @@ from __future__ import annotations
 import argparse
 import copy
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from eval.errors import exit_status
 from eval.models.grown import disturb, fit, grow, num_parameters
 from eval.models.loading import DTYPES
 from eval.models.shapes import SHAPES, GrowError, known, named_shape
-from eval.options import described
-
-__all__ = ["main"]
+from eval.options import command
 
 _CHECK_PROMPT = "The quick brown fox jumps over the lazy dog, and then it stops to ask why."
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The exit status: 2 with one line on stderr where the input can't be grown."""
-    options = _parser().parse_args(argv)
-    return exit_status(lambda: _run(options))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = described("grow", __doc__)
+def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, metavar="PATH", help="folder of the small Llama")
     names = ", ".join(SHAPES)
     shape = f"{names}; 135m:49152: with so many tokens, 135m:full: with as many as its model has"
@@ -50,7 +39,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", help=f"{', '.join(DTYPES)}; default: the model's own")
     parser.add_argument("--device", default="cpu", help="where to build it; default: cpu")
     parser.add_argument("--seed", type=int, default=0, help="of the random weights; default: 0")
-    return parser
 
 
 def _check_device(name: str) -> torch.device:
@@ -86,7 +74,6 @@ def _logit_difference(
 
 
 def _run(options: argparse.Namespace) -> int:
-    """Load, grow, check, save, report."""
     path, out = Path(options.model), Path(options.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise GrowError(f"out must be a new or an empty folder (got {options.out!r})")
@@ -114,6 +101,8 @@ def _run(options: argparse.Namespace) -> int:
     print(f"largest logit difference: {difference:.2g} of {largest:.3g}")
     return 0
 
+
+main = command("grow", __doc__, _add_options, _run)
 
 if __name__ == "__main__":
     sys.exit(main())

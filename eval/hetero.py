@@ -35,67 +35,56 @@ import argparse
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from eval.errors import EvalError, exit_status
+from eval.errors import EvalError
 from eval.models.loading import load_model
 from eval.models.shapes import SHAPES, GrownShape, named_shape
-from eval.options import described
-from eval.report.tables import Table
+from eval.options import check_at_least, command
+from eval.report.table import Table
+from eval.runs.environment import told
 from eval.units.attention import DTYPES, Case, attention_table, timed_attention
 from eval.units.figures import boundary_table, timed_boundaries, timed_widths, widths_table
-from eval.units.layer import Layer
 from eval.units.unit import Pair, busy_core, cores_for, two_units
 from eval.units.ways import timed_ways, ways_table
 from selfspec.machine.user_files import replace_text
 
-__all__ = ["main"]
-
 # Rounding is far below this; a part that is missing or joined wrongly is above it.
 _SAME = 1e-4
 _Timed = Callable[[GrownShape, argparse.Namespace], Iterator[dict[str, Any]]]
-_LEAST = {"width": 1, "columns": 1, "rounds": 1, "load": 0}
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The exit status: 1 where an outcome is wrong, 2 with one line where it can't be run."""
-    options = _options(argv)
-    return exit_status(lambda: _run(options))
+_OfSize = Callable[[GrownShape, Pair, int, int, int], Iterable[dict[str, Any]]]
 
 
 def _run(options: argparse.Namespace) -> int:
+    """The exit status: 1 where an outcome is wrong."""
     _check(options)
     torch.set_num_threads(1)
     shape = named_shape(options.shape)
     timed, table_of = _what(options)
     rows = list(timed(shape, options))
-    table = table_of(rows)
-    print(table.markdown(), end="\n\n")
-    asked = {name: value for name, value in vars(options).items() if name != "out"}
-    told = json.dumps({"bench": "hetero", **asked, "rows": rows})
+    print(table_of(rows).markdown(), end="\n\n")
+    line = json.dumps(told("hetero", options, rows=rows))
     if options.out:
-        replace_text(options.out, told + "\n")
-    print(told)
+        replace_text(options.out, line + "\n")
+    print(line)
     is_wrong = not options.attention and any(row["difference"] > _SAME for row in rows)
     return int(is_wrong)
 
 
 def _what(options: argparse.Namespace) -> tuple[_Timed, Callable[..., Table]]:
-    """What is timed, and the table of it."""
     if options.attention:
         return _attention, attention_table
     if options.boundary:
-        return _boundaries, boundary_table
-    return (_widths, widths_table) if options.model else (_shared, ways_table)
+        return _by_sizes(timed_boundaries), boundary_table
+    return (_widths, widths_table) if options.model else (_by_sizes(timed_ways), ways_table)
 
 
 def _widths(_shape: GrownShape, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A whole model, for each size."""
     model = load_model(options.model, dtype="float32", device="cpu")
     with _units(options) as units, torch.inference_mode():
         for columns in options.columns:
@@ -104,14 +93,6 @@ def _widths(_shape: GrownShape, options: argparse.Namespace) -> Iterator[dict[st
             prompt_ids = torch.randint(num_ids, (1, columns), generator=dice)
             rows = timed_widths(model, prompt_ids, units, options.width, options.rounds)
             yield from ({"columns": columns, **row} for row in rows)
-
-
-def _boundaries(shape: GrownShape, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Attention on two units, for each size."""
-    with _units(options) as units, torch.inference_mode():
-        for columns, width in itertools.product(options.columns, options.width):
-            _say(f"timing: {columns} committed tokens, {width} nodes")
-            yield timed_boundaries(shape, units, columns, width, options.rounds)
 
 
 @contextmanager
@@ -123,17 +104,19 @@ def _units(options: argparse.Namespace) -> Iterator[Pair]:
         yield units
 
 
-def _shared(shape: GrownShape, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """All ways to share a layer, for each size."""
-    with _units(options) as units, torch.inference_mode():
-        for columns, width in itertools.product(options.columns, options.width):
-            _say(f"profiling and timing: {columns} committed tokens, {width} nodes")
-            layer = Layer.random(shape, columns, width)
-            yield from timed_ways(layer, units, width, options.rounds)
+def _by_sizes(timed: _OfSize) -> _Timed:
+    """What is timed on two units, for each size."""
+
+    def all_sizes(shape: GrownShape, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+        with _units(options) as units, torch.inference_mode():
+            for columns, width in itertools.product(options.columns, options.width):
+                _say(f"profiling and timing: {columns} committed tokens, {width} nodes")
+                yield from timed(shape, units, columns, width, options.rounds)
+
+    return all_sizes
 
 
 def _attention(shape: GrownShape, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """All ways to compute attention, for each size and precision."""
     device = torch.device(options.units)
     for each in itertools.product(options.columns, options.width, DTYPES):
         _say(f"timing: {each[0]} committed tokens, {each[1]} nodes, {each[2]}")
@@ -145,12 +128,8 @@ def _say(line: str) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Refuses options that can't be, before any work."""
-    for name, least in _LEAST.items():
-        given = getattr(options, name)
-        for value in given if isinstance(given, list) else [given]:
-            if value < least:
-                raise EvalError(f"--{name} must be >= {least} (got {value})")
+    check_at_least(options, 1, "width", "columns", "rounds")
+    check_at_least(options, 0, "load")
     if options.model and options.units != "cpu":
         raise EvalError("--units must be cpu for a whole model (got cuda)")
     if options.units == "cuda" and not torch.cuda.is_available():
@@ -159,8 +138,7 @@ def _check(options: argparse.Namespace) -> None:
         raise EvalError(f"--out must be a file in a folder that exists (got {options.out})")
 
 
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = described("hetero", __doc__)
+def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--attention", action="store_true", help="time attention alone, on one unit")
     add("--boundary", action="store_true", help="time attention by the boundary of both units")
@@ -172,8 +150,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--load", type=int, default=1, metavar="N", help="processes on core two; default: 1")
     add("--rounds", type=int, default=15, metavar="N", help="default: 15")
     add("--out", type=Path, metavar="FILE.json", help="also write the JSON object there")
-    return parser.parse_args(argv)
 
+
+main = command("hetero", __doc__, _add_options, _run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -15,24 +15,39 @@ import argparse
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
-from eval.errors import exit_status
 from eval.methods.storages import StorageLog
-from eval.models.loading import DTYPES, load_model, quieten
-from eval.options import add_knob, add_model, described, parsed_knobs
-from eval.report.tables import Table
-from eval.runs.environment import short_name, where
+from eval.models.loading import DTYPES, load_asked
+from eval.options import add_knob, add_model, command, parsed_knobs
+from eval.report.table import Table
+from eval.runs.environment import told, where
 from selfspec import SelfSpec
 
-__all__ = ["Comparison", "Memory", "compare", "main", "watched"]
-
 _SLACK = 1.1  # times stock's
+_COLUMNS = {
+    "prompt": "{num_prompt_tokens}",
+    "new": "{num_new_tokens}",
+    "width": "{width}",
+    "stock holds, MB": "{stock[held]!m:.2f}",
+    "selfspec holds": "{selfspec[held]!m:.2f}{more}",
+    "ratio": "{ratio:.2f}x",
+    "allowed": "{allowed!m:.2f}",
+    "stock's peak": "{stock[peak]!m:.2f}",
+    "selfspec's peak": "{selfspec[peak]!m:.2f}",
+    "ratio of peaks": "{peaks:.2f}x",
+    "stock, all": "{stock[everything]!m:.2f}",
+    "selfspec, all": "{selfspec[everything]!m:.2f}",
+}
+_ON_CUDA = {
+    "stock on CUDA": "{stock[cuda]!m:.2f}",
+    "selfspec on CUDA": "{selfspec[cuda]!m:.2f}",
+}
 
 
 class Memory(NamedTuple):
@@ -60,25 +75,20 @@ class Comparison(NamedTuple):
         return _SLACK * self.stock.held + self.width * self.stock.column
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Compares every length with every width, and prints a table and the JSON line."""
-    options = _options(argv)
-    return exit_status(lambda: _run(options))
-
-
 def _run(options: argparse.Namespace) -> int:
-    quieten()
+    """Compares every length with every width, and prints a table and the JSON line."""
     knobs = parsed_knobs(options.knob)
-    model = load_model(
-        options.model, dtype=options.dtype, device=options.device, shape=options.shape
-    )
+    model = load_asked(options)
     lengths = itertools.product(options.prompt_tokens, options.new_tokens, options.max_nodes)
     found = [
         compare(model, num_prompt, num_new, **{"max_nodes": width, **knobs})
         for num_prompt, num_new, width in lengths
     ]
-    print(_table(found))
-    print(json.dumps({**_settings(options, model), "rows": [_told(each) for each in found]}))
+    rows = [_told(each) for each in found]
+    has_cuda = model.device.type == "cuda"
+    columns = _COLUMNS | _ON_CUDA if has_cuda else _COLUMNS
+    print(Table.of("The KV's memory", columns, map(_cells, rows)).markdown())
+    print(json.dumps(told("kv_memory", options, **where(model), rows=rows)))
     return 0
 
 
@@ -163,30 +173,15 @@ def _allocated(device: torch.device) -> Iterator[Callable[[], int | None]]:
     yield lambda: int(torch.cuda.max_memory_allocated(device) - before)
 
 
-def _table(found: Sequence[Comparison]) -> str:
-    """A row for each length and width, in MB; what holds more than is allowed is told."""
-    has_cuda = any(each.ours.cuda is not None for each in found)
-    head = ["prompt", "new", "width", "stock holds, MB", "selfspec holds", "ratio", "allowed"]
-    head += ["stock's peak", "selfspec's peak", "ratio", "stock, all", "selfspec, all"]
-    head += ["stock on CUDA", "selfspec on CUDA"] * has_cuda
-    rows = []
-    for each in found:
-        stock, ours = each.stock, each.ours
-        verdict = "" if ours.held <= each.allowed else " (more)"
-        row = [str(each.num_prompt_tokens), str(each.num_new_tokens), str(each.width)]
-        row += [_mb(stock.held), _mb(ours.held) + verdict, _ratio(ours.held, stock.held)]
-        row += [_mb(each.allowed), _mb(stock.peak), _mb(ours.peak), _ratio(ours.peak, stock.peak)]
-        row += [_mb(stock.everything), _mb(ours.everything)]
-        rows.append(row + [_mb(stock.cuda or 0), _mb(ours.cuda or 0)] * has_cuda)
-    return Table("The KV's memory", head, rows).markdown()
-
-
-def _mb(num_bytes: float) -> str:
-    return f"{num_bytes / 1e6:.2f}"
-
-
-def _ratio(ours: int, stock: int) -> str:
-    return f"{ours / stock:.2f}x"
+def _cells(row: dict[str, Any]) -> dict[str, Any]:
+    """What a row of the table shows; what holds more than is allowed is told."""
+    stock, ours = row["stock"], row["selfspec"]
+    return {
+        **row,
+        "more": "" if row["is_allowed"] else " (more)",
+        "ratio": ours["held"] / stock["held"],
+        "peaks": ours["peak"] / stock["peak"],
+    }
 
 
 def _told(each: Comparison) -> dict[str, Any]:
@@ -202,20 +197,7 @@ def _told(each: Comparison) -> dict[str, Any]:
     }
 
 
-def _settings(options: argparse.Namespace, model: Any) -> dict[str, Any]:
-    return {
-        "bench": "kv_memory",
-        "model": short_name(options.model) or "tiny",
-        "shape": options.shape,
-        "dtype": options.dtype,
-        "device": model.device.type,
-        "knobs": options.knob,
-        **where(model),
-    }
-
-
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = described("kv_memory", __doc__)
+def _add_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     add_model(parser)
     option("--dtype", choices=DTYPES, default="float32", help="default: float32")
@@ -225,8 +207,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     option("--max-nodes", **many, default=[16, 64], help="of the trees; default: 16 64")
     add_knob(parser)
     parser.set_defaults(device="cpu")
-    return parser.parse_args(argv)
 
+
+main = command("kv_memory", __doc__, _add_options, _run)
 
 if __name__ == "__main__":
     sys.exit(main())

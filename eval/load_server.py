@@ -26,13 +26,10 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 
-from eval.errors import EvalError, exit_status
 from eval.models.loading import load_model, load_tokenizer
-from eval.options import described
-from eval.runs.environment import short_name, versions
+from eval.options import check_at_least, command
+from eval.runs.environment import told
 from eval.runs.served import OURS, Served, serving
-
-__all__ = ["main"]
 
 _PROMPTS = ("def read(self", "class Queue:\n", "import os\n\n", "for name in", "return [", "if x ")
 _LENGTHS = (4, 16, 48)
@@ -55,7 +52,6 @@ class Load:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, outcome: str, problem: str | None = None) -> None:
-        """Notes how a request ended."""
         with self.lock:
             self.outcomes[outcome] += 1
             if problem is not None:
@@ -70,15 +66,9 @@ class Size(NamedTuple):
     num_files: int
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Loads a server, and prints what came of it."""
-    options = _options(argv)
-    return exit_status(lambda: _run(options))
-
-
 def _run(options: argparse.Namespace) -> int:
-    if options.clients < 1 or options.seconds <= 0:
-        raise EvalError("--clients must be >= 1, and --seconds > 0")
+    """Loads a server, and prints what came of it."""
+    check_at_least(options, 1, "clients", "seconds")
     asks = _asks(options.model)
     more = ["--dtype", "float32", "--max-waiting", str(options.clients)]
     with serving(OURS, options.model, more, threads=options.threads) as server:
@@ -92,8 +82,15 @@ def _run(options: argparse.Namespace) -> int:
                 sizes.append(_size(process))
                 sleep(_NOTE_EVERY)
         left = _left_behind(server)
-    told = _told(options, load, sizes, left)
-    print(json.dumps(told))
+    third = max(len(sizes) // 3, 1)
+    found = {
+        "requests": dict(load.outcomes),
+        "problems": load.problems[:5],
+        "num_left_behind": left,
+        "most_in_first_third": _most(sizes[:third]),
+        "most_in_last_third": _most(sizes[-third:]),
+    }
+    print(json.dumps(told("load_server", options, **found)))
     return int(bool(load.problems or left))
 
 
@@ -106,12 +103,12 @@ def _asks(model: str) -> list[Ask]:
         for length in _LENGTHS:
             for temperature in (0, 0.8):
                 torch.manual_seed(seed)
-                choice = {"do_sample": True, "temperature": temperature} if temperature else {}
+                sampled = {"do_sample": True, "temperature": temperature}
                 output = loaded.generate(
                     ids,
                     attention_mask=torch.ones_like(ids),
                     max_new_tokens=length,
-                    **({"do_sample": False} | choice),
+                    **(sampled if temperature else {"do_sample": False}),
                 )
                 text = tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
                 asked = {"prompt": prompt, "max_tokens": length, "temperature": temperature}
@@ -166,39 +163,21 @@ def _size(process: psutil.Process) -> Size:
     return Size(process.memory_info().rss / 1e6, process.num_threads(), process.num_fds())
 
 
-def _told(
-    options: argparse.Namespace, load: Load, sizes: Sequence[Size], left: int
-) -> dict[str, Any]:
-    third = max(len(sizes) // 3, 1)
-    return {
-        "bench": "load_server",
-        "model": short_name(options.model),
-        **versions(),
-        "clients": options.clients,
-        "seconds": options.seconds,
-        "requests": dict(load.outcomes),
-        "problems": load.problems[:5],
-        "num_left_behind": left,
-        "most_in_first_third": _most(sizes[:third]),
-        "most_in_last_third": _most(sizes[-third:]),
-    }
-
-
 def _most(sizes: Sequence[Size]) -> dict[str, float]:
     return {name: round(max(getattr(size, name) for size in sizes), 1) for name in Size._fields}
 
 
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+def _add_options(parser: argparse.ArgumentParser) -> None:
     from selfspec.cli.shared.model_loading import TINY
 
-    parser = described("load_server", __doc__)
     add = parser.add_argument
     add("--model", default=str(TINY), help="a folder or a Hub id; default: the embedded model")
     add("--clients", type=int, default=50, metavar="N", help="default: %(default)s")
     add("--seconds", type=float, default=60, metavar="S", help="default: %(default)s")
     add("--threads", type=int, metavar="N", help="of the server; default: torch's")
-    return parser.parse_args(argv)
 
+
+main = command("load_server", __doc__, _add_options, _run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -7,27 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from eval.errors import EvalError, exit_status
 from eval.methods.names import DESCRIPTIONS
 from eval.methods.studies import STUDIES
-
-__all__ = [
-    "add_drafting",
-    "add_knob",
-    "add_methods",
-    "add_model",
-    "add_questions",
-    "add_required_model",
-    "add_run_options",
-    "checked_knobs",
-    "described",
-    "drafting_knobs",
-    "parsed_knobs",
-    "parser",
-]
 
 _RUN = """\
 Answers the questions of a bench with several decoding methods, question by question in turns, and
@@ -58,10 +44,11 @@ Drafts for the texts that a run recorded, step by step, and counts what would ha
 The text stands for the model, so tables learn from its tokens alone, and tokens per step come out
 lower than with the model: compare them with each other only. The last line is one JSON object.
 """
+# Texts keep their lines.
+_LINES: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter}
 
 
 def parser() -> argparse.ArgumentParser:
-    """All commands with their options."""
     top = argparse.ArgumentParser(prog="python -m eval")
     top.description = "Measures decoding methods on a model, a bench and a machine of yours."
     commands = top.add_subparsers(required=True, metavar="COMMAND")
@@ -80,13 +67,34 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def described(command: str, description: str | None) -> argparse.ArgumentParser:
-    """The parser of a command of its own, whose description keeps its lines."""
-    return argparse.ArgumentParser(
-        prog=f"python -m eval.{command}",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def command(
+    name: str,
+    description: str | None,
+    add_options: Callable[[argparse.ArgumentParser], None],
+    run: Callable[[argparse.Namespace], int],
+) -> Callable[..., int]:
+    """The `main` of a command of its own, whose description keeps its lines.
+
+    What the user got wrong is one line and exit status 2.
+    """
+
+    def main(argv: Sequence[str] | None = None) -> int:
+        program = f"python -m eval.{name}"
+        parser = argparse.ArgumentParser(prog=program, description=description, **_LINES)
+        add_options(parser)
+        options = parser.parse_args(argv)
+        return exit_status(lambda: run(options))
+
+    return main
+
+
+def check_at_least(options: Any, least: float, *names: str) -> None:
+    """Refuses an option that is below its least value; one that was not given is left alone."""
+    for name in names:
+        given = getattr(options, name)
+        for value in given if isinstance(given, list) else [given]:
+            if value is not None and not value >= least:
+                raise EvalError(f"--{name.replace('_', '-')} must be >= {least} (got {value})")
 
 
 def drafting_knobs(options: argparse.Namespace) -> dict[str, Any]:
@@ -118,12 +126,8 @@ def parsed_knobs(knobs: Sequence[str]) -> dict[str, Any]:
 
 
 def _add_simulate(commands: Any) -> None:
-    simulate = commands.add_parser(
-        "simulate",
-        help="replay a run's texts through the sources, with no model",
-        description=_SIMULATE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    short = "replay a run's texts through the sources, with no model"
+    simulate = commands.add_parser("simulate", help=short, description=_SIMULATE, **_LINES)
     add = simulate.add_argument
     add("folder", type=Path, help="--output of a run")
     add("--max-nodes", type=int, nargs="+", default=[8, 16, 32, 64], metavar="N")
@@ -134,13 +138,9 @@ def _add_simulate(commands: Any) -> None:
 
 
 def _add_run(commands: Any) -> None:
-    run = commands.add_parser(
-        "run",
-        help="answer a bench with several methods and write a report",
-        description=_RUN,
-        epilog=_BENCHES + "\n".join(f"  {name:<16} {line}" for name, line in DESCRIPTIONS.items()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    short = "answer a bench with several methods and write a report"
+    names = _BENCHES + "\n".join(f"  {name:<16} {line}" for name, line in DESCRIPTIONS.items())
+    run = commands.add_parser("run", help=short, description=_RUN, epilog=names, **_LINES)
     _add_bench(run)
     add_methods(run)
     add_run_options(run)
@@ -148,13 +148,9 @@ def _add_run(commands: Any) -> None:
 
 
 def _add_study(commands: Any) -> None:
-    study = commands.add_parser(
-        "study",
-        help="make an experiment of the papers on a model of yours",
-        description=_STUDY
-        + "\n".join(f"  {n:<9} {s.title} ({s.after})" for n, s in STUDIES.items()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    short = "make an experiment of the papers on a model of yours"
+    names = _STUDY + "\n".join(f"  {n:<9} {s.title} ({s.after})" for n, s in STUDIES.items())
+    study = commands.add_parser("study", help=short, description=names, **_LINES)
     study.add_argument("name", help="one of those above")
     caches = "for 'starts': cache folders or Hub ids to compare"
     study.add_argument("--caches", nargs="+", default=[], metavar="CACHE", help=caches)
@@ -181,7 +177,6 @@ class _Names(argparse.Action):
 
 
 def add_methods(command: Any, default: Sequence[str] = _METHODS) -> None:
-    """Who answers."""
     command.add_argument(
         "--methods",
         nargs="+",

@@ -25,19 +25,17 @@ import torch
 from eval.benches.dialogue import Padded, Prompter
 from eval.benches.edits import Edit, stdlib_edits
 from eval.benches.questions import Question
-from eval.errors import EvalError, exit_status
+from eval.errors import EvalError
 from eval.methods.method import Method, SelfSpecMethod
 from eval.methods.names import OURS, STOCK, rotated
 from eval.methods.registry import new_method
-from eval.models.loading import load_model, load_tokenizer, quieten
-from eval.options import add_drafting, add_model, described, drafting_knobs
+from eval.models.loading import load_asked, load_tokenizer
+from eval.options import add_drafting, add_model, check_at_least, command, drafting_knobs
 from eval.report.statistics import OVERALL
-from eval.report.tables import Table
+from eval.report.table import Table
 from eval.runs.attempt import attempt
-from eval.runs.environment import short_name, where
+from eval.runs.environment import told, where
 from selfspec import SelfSpec
-
-__all__ = ["Task", "main", "measure", "new_methods", "tasks_of"]
 
 RIGHT, WRONG = "with a prediction", "with a wrong one"
 
@@ -62,26 +60,15 @@ class Counted(NamedTuple):
 Counts = dict[str, dict[str, list[Counted]]]  # by method, then by kind of edit
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measures all methods, and prints a table and the JSON line."""
-    options = _options(argv)
-    return exit_status(lambda: _run(options))
-
-
 def _run(options: argparse.Namespace) -> int:
-    if options.classes < 1:
-        raise EvalError(f"--classes must be >= 1 (got {options.classes})")
-    quieten()
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    tokenizer = load_tokenizer(options.model)
+    """Measures all methods, and prints a table and the JSON line."""
+    check_at_least(options, 1, "classes")
     edits = stdlib_edits(options.classes + 1)
-    tasks = tasks_of(edits, tokenizer, hide=options.hide)
-    places = {"dtype": options.dtype, "device": options.device, "shape": options.shape}
-    model = load_model(options.model, **places)
-    counts = measure(model, tasks[3:], new_methods(drafting_knobs(options)), warm_up=tasks[:1])
-    print(_table(counts).markdown())
-    print(json.dumps({**_settings(options, model), "methods": _told(counts)}))
+    tasks = tasks_of(edits, load_tokenizer(options.model), hide=options.hide)
+    model, knobs = load_asked(options), drafting_knobs(options)
+    found = _told(measure(model, tasks[3:], new_methods(knobs), warm_up=tasks[:1]))
+    print(_table(found).markdown())
+    print(json.dumps(told("predict", options, **where(model), knobs=knobs, methods=found)))
     return 0
 
 
@@ -147,18 +134,18 @@ def _answered(model: Any, method: Method, task: Task) -> Counted:
 
 def _told(counts: Counts) -> dict[str, dict[str, dict[str, float]]]:
     """Tokens per step and speed-up over stock of each method, by kind of edit and overall."""
-    told: dict[str, dict[str, dict[str, float]]] = {}
+    found: dict[str, dict[str, dict[str, float]]] = {}
     for name, by_task in counts.items():
-        told[name] = {}
+        found[name] = {}
         for task in (*by_task, OVERALL):
             tokens, steps, seconds = _summed(by_task, task)
             stock_seconds = _summed(counts[STOCK], task).seconds
-            told[name][task] = {
+            found[name][task] = {
                 "tokens_per_step": round(tokens / max(steps, 1), 2),
                 "speed_up": round(stock_seconds / seconds, 3),
                 "tokens_per_second": round(tokens / seconds, 1),
             }
-    return told
+    return found
 
 
 def _summed(by_task: dict[str, list[Counted]], task: str) -> Counted:
@@ -168,36 +155,17 @@ def _summed(by_task: dict[str, list[Counted]], task: str) -> Counted:
     return Counted(int(tokens), int(steps), seconds)
 
 
-def _table(counts: Counts) -> Table:
-    told = _told(counts)
-    tasks = list(told[STOCK])
-    rows = [
-        [
-            name,
-            *(f"{each['tokens_per_step']:.2f} ({each['speed_up']:.2f}x)" for each in by.values()),
-        ]
-        for name, by in told.items()
-    ]
+def _table(found: dict[str, dict[str, dict[str, float]]]) -> Table:
+    cell = "{%s[tokens_per_step]:.2f} ({%s[speed_up]:.2f}x)"
+    columns = {"method": "{name}", **{task: cell % (task, task) for task in found[STOCK]}}
+    rows = ({**by_task, "name": name} for name, by_task in found.items())
     note = (
         "Tokens per step of forced answers; in brackets the speed-up over stock, prompts and all."
     )
-    return Table("Edits", ["method", *tasks], rows, note)
+    return Table.of("Edits", columns, rows, note)
 
 
-def _settings(options: argparse.Namespace, model: Any) -> dict[str, Any]:
-    return {
-        "bench": "predict",
-        "model": short_name(options.model) or "tiny",
-        "shape": options.shape,
-        "classes": options.classes,
-        "hide": options.hide,
-        "knobs": drafting_knobs(options),
-        **where(model),
-    }
-
-
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = described("predict", __doc__)
+def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_model(parser)
     add("--dtype", default="float32", help="float32, bfloat16, float16; auto: the checkpoint's")
@@ -208,8 +176,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--hide", action="store_true", help="prompts without the class: only predictions know it")
     add_drafting(parser)
     parser.set_defaults(device="cpu")
-    return parser.parse_args(argv)
 
+
+main = command("predict", __doc__, _add_options, _run)
 
 if __name__ == "__main__":
     sys.exit(main())

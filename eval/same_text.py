@@ -21,18 +21,24 @@ from typing import Any, NamedTuple
 import torch
 
 from eval.benches.prompts import EVERY, Prompts, load_prompts
-from eval.errors import exit_status
 from eval.methods.method import sampling
 from eval.methods.sameness import Parting, parting
-from eval.models.loading import DTYPES, load_model, load_tokenizer, quieten
-from eval.options import add_drafting, add_model, add_questions, described, drafting_knobs
-from eval.report.tables import Table
-from eval.runs.environment import short_name, where
+from eval.models.loading import DTYPES, load_asked, load_tokenizer
+from eval.options import add_drafting, add_model, add_questions, command, drafting_knobs
+from eval.report.table import Table
+from eval.runs.environment import told, where
 from selfspec import SelfSpec
 
-__all__ = ["Texts", "beside_a_longer_one", "compare", "main"]
-
 _DTYPES = ("bfloat16", "float16", "float32")
+_COLUMNS = {
+    "dtype": "{dtype}",
+    "compared with stock": "{name}",
+    "texts": "{number}",
+    "differ": "{num_differ} ({share:.1%})",
+    "largest gap": "{largest_gap}",
+    "median, ulps": "{median_ulps}",
+    "largest": "{largest_ulps}",
+}
 _NUM_PADS = 8  # in front of a prompt that stands beside a longer one
 
 
@@ -43,22 +49,17 @@ class Texts(NamedTuple):
     batched: Parting | None
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Compares in each dtype, and prints a table and the JSON line."""
-    options = _options(argv)
-    return exit_status(lambda: _run(options))
-
-
 def _run(options: argparse.Namespace) -> int:
-    quieten()
+    """Compares in each dtype, and prints a table and the JSON line."""
     prompts = load_prompts(options, load_tokenizer(options.model))
-    told = {}
+    found = {}
     for dtype in dict.fromkeys(options.dtypes):
-        model = load_model(options.model, dtype=dtype, device=options.device, shape=options.shape)
-        told[dtype] = _measured(model, prompts, options)
+        model = load_asked(options, dtype)
+        found[dtype] = _measured(model, prompts, options)
         print(f"{dtype}: {len(prompts)} texts compared", flush=True)
-    print(_table(told))
-    print(json.dumps({**_settings(options, len(prompts), model), "dtypes": told}))
+    print(_table(found))
+    asked = {**where(model), "knobs": drafting_knobs(options), "num_prompts": len(prompts)}
+    print(json.dumps(told("same_text", options, **asked | {"dtypes": found})))
     return 0
 
 
@@ -131,40 +132,19 @@ def _counted(partings: Sequence[Parting | None]) -> dict[str, Any]:
     return told
 
 
-def _table(told: dict[str, dict[str, Any]]) -> str:
+def _table(found: dict[str, dict[str, Any]]) -> str:
     """Two rows a dtype: selfspec against stock, and stock against itself."""
-    columns = {
-        "largest_gap": "largest gap",
-        "median_ulps": "median, ulps",
-        "largest_ulps": "largest",
-    }
     names = {"selfspec": "selfspec", "stock_in_a_batch_of_two": "stock in a batch of two"}
-    rows = []
-    for dtype, figures in told.items():
-        for key, name in names.items():
-            counted = figures[key]
-            share = f"{counted['num_differ']} ({counted['share']:.1%})"
-            gaps = (str(counted.get(column, "–")) for column in columns)
-            rows.append([dtype, name, str(figures["num_prompts"]), share, *gaps])
-    head = ["dtype", "compared with stock", "texts", "differ", *columns.values()]
-    return Table("Texts that part from stock's", head, rows).markdown()
+    gaps = dict.fromkeys(("largest_gap", "median_ulps", "largest_ulps"))
+    rows = [
+        {"dtype": dtype, "name": name, "number": figures["num_prompts"], **gaps, **figures[key]}
+        for dtype, figures in found.items()
+        for key, name in names.items()
+    ]
+    return Table.of("Texts that part from stock's", _COLUMNS, rows).markdown()
 
 
-def _settings(options: argparse.Namespace, num_prompts: int, model: Any) -> dict[str, Any]:
-    names = "shape max_new_tokens text task every offset seed"
-    return {
-        "bench": "same_text",
-        "model": short_name(options.model) or "tiny",
-        **{name: getattr(options, name) for name in names.split()},
-        "device": model.device.type,
-        "knobs": drafting_knobs(options),
-        "num_prompts": num_prompts,
-        **where(model),
-    }
-
-
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = described("same_text", __doc__)
+def _add_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     add_model(parser)
     dtypes = f"default: {' '.join(_DTYPES)}"
@@ -175,8 +155,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     option("--max-new-tokens", type=int, default=128, metavar="N", help="default: 128")
     option("--seed", type=int, default=0, metavar="N", help="of random texts; default: 0")
     parser.set_defaults(every=EVERY, device="cpu")
-    return parser.parse_args(argv)
 
+
+main = command("same_text", __doc__, _add_options, _run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eval.benches.prompts import load_questions
-from eval.errors import EvalError, exit_status
-from eval.models.loading import load_model, load_tokenizer, quieten
-from eval.options import add_knob, add_questions, add_required_model, described, parsed_knobs
-from eval.report.tables import Table
+from eval.benches.questions import ranks
+from eval.errors import EvalError
+from eval.models.loading import load_asked, load_tokenizer
+from eval.options import add_knob, add_questions, add_required_model, command, parsed_knobs
+from eval.report.table import Table
 from eval.runs.clocked import Answer, Host, Machine, answered
+from eval.runs.environment import told
 from eval.runs.recorded import RecordedText, read_texts, record, write_texts
 from selfspec import SelfSpec, SpecConfig
 from selfspec.cost import Budget, CostCurve, FixedBudget, Ledger, MeasuredBudget
@@ -70,7 +72,6 @@ class Gained(NamedTuple):
 
     @classmethod
     def of(cls, answers: Sequence[Answer]) -> Gained:
-        """Of all answers together, and of the slowest."""
         steps = sum(answer.stats.num_steps for answer in answers)
         return cls(
             sum(a.plain_seconds for a in answers) / sum(a.seconds for a in answers),
@@ -80,33 +81,31 @@ class Gained(NamedTuple):
         )
 
     def rounded(self) -> dict[str, float]:
-        """For the JSON line."""
         return {name: round(value, 3) for name, value in self._asdict().items()}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def _run(options: argparse.Namespace) -> int:
     """Records answers, or prints a table of what budgets make of them."""
-    options = _options(argv)
-    return exit_status(lambda: _record(options) if options.record else _run(options))
+    return _record(options) if options.record else _compare(options)
 
 
 def _record(options: argparse.Namespace) -> int:
     if options.model is None:
         raise EvalError("--record needs --model (got none)")
-    quieten()
     prompts = load_questions(options, load_tokenizer(options.model))
-    model = load_model(options.model, dtype=options.dtype, device=options.device)
     asked = {"temperature": options.temperature, "max_nodes": options.record_nodes}
-    texts = record(model, prompts, max_new_tokens=options.record_tokens, **asked)
+    texts = record(load_asked(options), prompts, max_new_tokens=options.record_tokens, **asked)
     number = write_texts(options.texts, texts)
-    print(json.dumps({"bench": "simulate", "recorded": number, **asked}))
+    print(json.dumps(told("simulate", options, recorded=number)))
     return 0
 
 
-def _run(options: argparse.Namespace) -> int:
-    texts = _spread(read_texts(options.texts))
+def _compare(options: argparse.Namespace) -> int:
+    read = read_texts(options.texts)
+    # The first of each task, then the second.
+    texts = [read[index] for index in sorted(range(len(read)), key=ranks(read).__getitem__)]
     knobs = parsed_knobs(options.knob)
-    told: dict[str, Any] = {}
+    gained: dict[str, Any] = {}
     for number, length in options.answers:
         found = {}
         for name, case in CASES.items():
@@ -115,12 +114,11 @@ def _run(options: argparse.Namespace) -> int:
             found[name] = compared(texts[:number], length, case, options, knobs)
         title = f"{number} answers of {length} tokens"
         print(_table(title, found).markdown() + "\n", flush=True)
-        told[title] = {
-            name: {method: gained.rounded() for method, gained in row.items()}
+        gained[title] = {
+            name: {method: each.rounded() for method, each in row.items()}
             for name, row in found.items()
         }
-    settings = {"noise": options.noise, "repeats": options.repeats, "knobs": options.knob}
-    print(json.dumps({"bench": "simulate", **settings, "answers": told}))
+    print(json.dumps(told("simulate", options, answers=gained)))
     return 0
 
 
@@ -148,7 +146,6 @@ def compared(
 
 
 def machine_of(case: Case, noise: float, seed: int) -> Machine:
-    """A machine whose forwards cost what a case says."""
     curve = CostCurve({width: cost / 1000 for width, cost in case.milliseconds.items()})
     return Machine(curve, Host(), noise, seed)
 
@@ -164,16 +161,6 @@ def decoded(
     spec = SelfSpec(config)
     memory = spec.memory(max(text.vocab_size for text in texts))
     return [answered(text, memory, config, machine, new_budget, length) for text in texts]
-
-
-def _spread(texts: Sequence[RecordedText]) -> list[RecordedText]:
-    """The first of each task, then the second."""
-    seen: dict[str, int] = {}
-    ranks = []
-    for text in texts:
-        ranks.append(seen.setdefault(text.task, 0))
-        seen[text.task] += 1
-    return [texts[index] for index in sorted(range(len(texts)), key=ranks.__getitem__)]
 
 
 def _table(title: str, found: dict[str, dict[str, Gained]]) -> Table:
@@ -192,8 +179,7 @@ def _asked(text: str) -> tuple[int, int]:
     return number, length
 
 
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = described("simulate", __doc__)
+def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("texts", type=Path, metavar="FILE", help="recorded answers")
     add("--answers", nargs="+", type=_asked, default=[(4, 64), (8, 128)], metavar="NxTOKENS")
@@ -210,8 +196,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     group.add_argument("--record-nodes", type=int, default=32, metavar="N")
     for action in parser._actions:
         action.required = action.dest == "texts"
-    return parser.parse_args(argv)
 
+
+main = command("simulate", __doc__, _add_options, _run)
 
 if __name__ == "__main__":
     sys.exit(main())

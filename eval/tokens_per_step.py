@@ -20,29 +20,21 @@ import argparse
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
 from typing import Any
-
-import torch
 
 import selfspec
 from eval.benches.prompts import EVERY, Prompts, load_questions
-from eval.errors import EvalError, exit_status
-from eval.methods.method import sampling
-from eval.models.loading import load_model, load_tokenizer, quieten
-from eval.options import add_knob, add_model, add_questions, described, parsed_knobs
-from eval.runs.environment import short_name, versions
+from eval.errors import EvalError
+from eval.methods.method import SelfSpecMethod
+from eval.models.loading import load_asked, load_model, load_tokenizer
+from eval.options import add_knob, add_model, add_questions, command, parsed_knobs
+from eval.runs.environment import told
 from eval.runs.rules import compared, rules_table
 from selfspec.config import SOURCE_NAMES
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measures each width in turn and prints a table."""
-    options = _options(argv)
-    return exit_status(lambda: _run(options))
-
-
 def _run(options: argparse.Namespace) -> int:
+    """Measures each width in turn and prints a table."""
     if options.remember is not None and len(options.max_nodes) > 1:
         raise EvalError(
             "--remember must come with one width, since a second one would know the questions "
@@ -58,7 +50,7 @@ def _run(options: argparse.Namespace) -> int:
         rows[max_nodes] = measure(model, prompts, options, spec)
         print(_row_line(max_nodes, rows[max_nodes]), flush=True)
     figures = {width: rounded(by_task) for width, by_task in rows.items()}
-    print(json.dumps({**settings(options, len(prompts)), "rows": figures}))
+    print(json.dumps(told("tokens_per_step", options, num_prompts=len(prompts), rows=figures)))
     return 0
 
 
@@ -74,17 +66,14 @@ def _compare_rules(model: Any, prompts: Prompts, options: argparse.Namespace) ->
     found = compared(model, small, prompts, *asked, lambda line: print(line, file=sys.stderr))
     print(rules_table(found, options.cost).markdown())
     rows = {name: vars(each) for name, each in found.items()}
-    told = {**settings(options, len(prompts)), "cost": options.cost, "rules": rows}
-    print(json.dumps(told))
+    print(json.dumps(told("tokens_per_step", options, num_prompts=len(prompts), rules=rows)))
     return 0
 
 
 def load(options: argparse.Namespace) -> tuple[Any, Prompts]:
     """The model, and the prompts to measure on."""
-    quieten()
     prompts = load_questions(options, load_tokenizer(options.model))
-    where = {"dtype": options.dtype, "device": options.device, "shape": options.shape}
-    return load_model(options.model, **where), prompts
+    return load_asked(options), prompts
 
 
 def new_spec(options: argparse.Namespace, **knobs: Any) -> selfspec.SelfSpec:
@@ -101,15 +90,10 @@ def new_spec(options: argparse.Namespace, **knobs: Any) -> selfspec.SelfSpec:
 def measure(model: Any, prompts: Prompts, options: Any, spec: selfspec.SelfSpec) -> dict[str, Any]:
     """Statistics by task, and `overall`, of one `SelfSpec` kept over all prompts."""
     by_task: dict[str, selfspec.GenerationStats] = defaultdict(selfspec.GenerationStats)
+    method = SelfSpecMethod("selfspec", spec)
+    asked = {"max_new_tokens": options.max_new_tokens, "temperature": options.temperature}
     for index, (question, input_ids) in enumerate(prompts):
-        torch.manual_seed(options.seed + index)
-        model.generate(
-            input_ids.to(model.device),
-            attention_mask=torch.ones_like(input_ids).to(model.device),
-            custom_generate=spec,
-            max_new_tokens=options.max_new_tokens,
-            **sampling(options.temperature),
-        )
+        method.answer(model, input_ids.to(model.device), seed=options.seed + index, **asked)
         by_task[question.task] += spec.stats
     return {**by_task, "overall": spec.total_stats}
 
@@ -122,28 +106,6 @@ def _row_line(max_nodes: int, by_task: dict[str, selfspec.GenerationStats]) -> s
     return f"{max_nodes:>3} nodes: " + ", ".join(cells)
 
 
-def settings(options: argparse.Namespace, num_prompts: int) -> dict[str, Any]:
-    """What a figure was measured with, but for what varies from line to line."""
-    return {
-        "bench": "tokens_per_step",
-        "model": short_name(options.model) or "tiny",
-        "dtype": options.dtype,
-        "device": options.device,
-        "temperature": options.temperature,
-        "sources": options.sources,
-        "knobs": options.knob,
-        "cache": short_name(options.cache),
-        "draft_model": short_name(options.draft_model),
-        "remember": options.remember is not None,
-        "num_prompts": num_prompts,
-        "offset": options.offset,
-        "every": options.every,
-        "task": options.task,
-        "seed": options.seed,
-        **versions(),
-    }
-
-
 def rounded(by_task: dict[str, selfspec.GenerationStats]) -> dict[str, list[float]]:
     """[tokens per step, queries per step] of each task."""
     return {
@@ -152,8 +114,7 @@ def rounded(by_task: dict[str, selfspec.GenerationStats]) -> dict[str, list[floa
     }
 
 
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = described("tokens_per_step", __doc__)
+def _add_options(parser: argparse.ArgumentParser) -> None:
     add_options(parser)
     parser.add_argument("--sources", nargs="*", default=list(SOURCE_NAMES))
     remember = "start with what earlier runs kept in this folder, and keep what this one learns"
@@ -163,7 +124,6 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     cost = "of --rules: a forward of the draft model, in forwards of the model; default: 0.05"
     parser.add_argument("--cost", type=float, default=0.05, metavar="SHARE", help=cost)
     add_knob(parser)
-    return parser.parse_args(argv)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -178,6 +138,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.set_defaults(every=EVERY, device="cpu", remember=None, draft_model=None)
 
+
+main = command("tokens_per_step", __doc__, _add_options, _run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,7 +1,7 @@
 """Train the embedded tiny model: a byte-level BPE and a small Llama, on Python's own library.
 
 Writes an ordinary transformers folder with a model card made from the run's real numbers.
-Knows nothing of selfspec. A killed run that is started again with the same options goes on from
+A killed run that is started again with the same options goes on from
 its last checkpoint. Under a time limit two runs differ in their number of steps, so in weights.
 
     python -m eval.train_tiny --out FOLDER --minutes 60 --threads 2 --compile
@@ -13,20 +13,22 @@ MALLOC_MMAP_THRESHOLD_=8000000000 MALLOC_TRIM_THRESHOLD_=16000000000 in the envi
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import sys
 from pathlib import Path
 
 import torch
 
-from eval.models.tiny_corpus import CorpusError, build_corpus, stdlib_folder
+from eval.errors import EvalError
+from eval.models.tiny_corpus import build_corpus, stdlib_folder
 from eval.models.tiny_model import MAX_POSITIONS, build_model
-from eval.models.training import Options, OptionsError, Trainer, train, write_folder
+from eval.models.training import Options, Trainer, train, write_folder
+from eval.options import check_at_least, command
 
-__all__ = ["main"]
 
-
-def run(options: Options) -> None:
+def _run(asked: argparse.Namespace) -> int:
     """From sources to folder."""
+    options = Options(**vars(asked))
+    _check(options)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     corpus, tokenizer = build_corpus(
@@ -38,10 +40,21 @@ def run(options: Options) -> None:
     trainer.resume()
     train(trainer)
     write_folder(trainer, tokenizer)
+    return 0
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="train_tiny", description=(__doc__ or "").splitlines()[0])
+def _check(options: Options) -> None:
+    """Refuses numbers that no run can use."""
+    check_at_least(options, 1, "steps", "batch_tokens", "save_every", "threads")
+    check_at_least(options, 0, "long_every")
+    for name in ("minutes", "lr"):
+        if (value := getattr(options, name)) is not None and not value > 0:
+            raise EvalError(f"--{name} must be > 0 (got {value})")
+    if not 2 <= options.seq_len <= MAX_POSITIONS:
+        raise EvalError(f"--seq-len must be 2 to {MAX_POSITIONS} (got {options.seq_len})")
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("--out", type=Path, required=True, help="folder for the model and its checkpoint")
     option("--sources", type=Path, help="folder of .py files (default: the standard library)")
@@ -62,31 +75,9 @@ def build_parser() -> argparse.ArgumentParser:
     option("--threads", type=int, help="CPU threads (default: torch's own choice)")
     option("--device", default=Options.device, help="cpu or cuda")
     option("--compile", action="store_true", help="torch.compile the forward; needs a compiler")
-    return parser
 
 
-def check(options: Options) -> None:
-    """Refuse numbers that no run can use."""
-    for name in ("steps", "minutes", "lr", "batch_tokens", "seq_len", "save_every", "threads"):
-        value = getattr(options, name)
-        if value is not None and value <= 0:
-            raise OptionsError(f"--{name.replace('_', '-')} must be > 0 (got {value})")
-    if options.long_every < 0:
-        raise OptionsError(f"--long-every must be >= 0 (got {options.long_every})")
-    if not 2 <= options.seq_len <= MAX_POSITIONS:
-        raise OptionsError(f"--seq-len must be 2 to {MAX_POSITIONS} (got {options.seq_len})")
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command: wrong options and useless sources are one line and exit status 2."""
-    parser = build_parser()
-    options = Options(**vars(parser.parse_args(arguments)))
-    try:
-        check(options)
-        run(options)
-    except (OptionsError, CorpusError) as error:
-        parser.error(str(error))
-
+main = command("train_tiny", __doc__, _add_options, _run)
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -10,37 +10,30 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ARGUMENTS: dict[str, list[str]] = {
-    "batch.py": ["--max-new-tokens", "8"],
-    "chat.py": ["--message", "import os", "--message", "import sys", "--max-new-tokens", "8"],
-    "drafted_tokens.py": ["--max-new-tokens", "8"],
-    "edit_a_file.py": [],
-    "own_answers_cache.py": ["--max-new-tokens", "8"],
-    "pipeline_streaming.py": ["--max-new-tokens", "8"],
-}
-PRINTS = {
-    "batch.py": "--- row 3",
-    "chat.py": "tokens per step]",
-    "drafted_tokens.py": "drafted, accepted",
-    "edit_a_file.py": "with a prediction:",
-    "own_answers_cache.py": "with the cache:",
-    "pipeline_streaming.py": "tokens per step]",
+# What each is given, and what it prints.
+FEW = ["--max-new-tokens", "8"]
+EXAMPLES: dict[str, tuple[list[str], str]] = {
+    "batch.py": (FEW, "--- row 3"),
+    "chat.py": (["--message", "import os", "--message", "import sys", *FEW], "tokens per step]"),
+    "drafted_tokens.py": (FEW, "drafted, accepted"),
+    "edit_a_file.py": ([], "with a prediction:"),
+    "own_answers_cache.py": (FEW, "with the cache:"),
+    "pipeline_streaming.py": (FEW, "tokens per step]"),
 }
 
 
 def test_every_example_is_tried() -> None:
-    names = {path.name for path in (ROOT / "examples").glob("*.py")}
-    assert names == set(ARGUMENTS) == set(PRINTS)
+    assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(EXAMPLES)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(ARGUMENTS))
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
-    script = ROOT / "examples" / name
+    script, (arguments, printed) = ROOT / "examples" / name, EXAMPLES[name]
     # The examples import selfspec from the checkout, and measure into a folder of their own.
     surroundings = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, str(script), *ARGUMENTS[name]],
+        [sys.executable, str(script), *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -48,10 +41,10 @@ def test_an_example_runs(name: str, tmp_path: Path) -> None:
         env=surroundings,
     )
     assert done.returncode == 0, done.stderr
-    assert PRINTS[name] in done.stdout
+    assert printed in done.stdout
 
 
-@pytest.mark.parametrize("name", sorted(ARGUMENTS))
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
 def test_an_example_is_short_and_takes_a_model(name: str) -> None:
     text = (ROOT / "examples" / name).read_text(encoding="utf-8")
     assert text.count("\n") <= 60

@@ -67,6 +67,8 @@ TRANSFORMERS = {"building", "cli", "plugin", "run"}
 FILES = sorted(
     path for path in ROOT.rglob("*.py") if "hub" not in path.relative_to(ROOT).parts
 )  # hub/ is copied into repositories of others and imports selfspec from outside
+EVAL = sorted(path for path in (ROOT.parent / "eval").rglob("*.py") if path.stat().st_size)
+WITH_EXAMPLES = [path for path in (*FILES, *EVAL) if ">>> " in path.read_text(encoding="utf-8")]
 
 
 def name_of(path: Path) -> str:
@@ -135,19 +137,17 @@ def test_rooms_and_not_modules_side_by_side():
     assert len(on_top) <= MOST_MODULES_ON_TOP, on_top
 
 
-def test_only_the_cli_knows_the_cli():
-    """And nothing knows the tests or the evaluation."""
-    for path in FILES:
-        names = {part_of(name) for name in imports_of(path) if name.startswith("selfspec.")}
-        assert "cli" not in names or part_of(name_of(path)) == "cli", path
-        assert not third_party(path) & {"caches", "eval", "tests"}, path
-
-
-def test_only_the_cli_knows_the_server():
+@pytest.mark.parametrize(("room", "known_by"), [("cli", {"cli"}), ("serving", {"cli", "serving"})])
+def test_only_the_cli_knows_the_cli_and_the_server(room, known_by):
     """Whoever uses the library alone needs none of what a server needs."""
     for path in FILES:
         names = {part_of(name) for name in imports_of(path) if name.startswith("selfspec.")}
-        assert "serving" not in names or part_of(name_of(path)) in ("cli", "serving"), path
+        assert room not in names or part_of(name_of(path)) in known_by, path
+
+
+def test_nothing_knows_the_tests_or_the_evaluation():
+    for path in FILES:
+        assert not third_party(path) & {"caches", "eval", "tests"}, path
 
 
 def test_the_package_has_all_that_it_offers():
@@ -155,9 +155,7 @@ def test_the_package_has_all_that_it_offers():
     assert all(hasattr(selfspec, name) for name in selfspec.__all__)
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in FILES if ">>> " in path.read_text(encoding="utf-8")], ids=name_of
-)
+@pytest.mark.parametrize("path", WITH_EXAMPLES, ids=name_of)
 def test_examples_in_docstrings_run(path):
     results = doctest.testmod(importlib.import_module(name_of(path)))
     assert results.attempted > 0
@@ -165,11 +163,11 @@ def test_examples_in_docstrings_run(path):
 
 
 def test_there_are_examples_where_they_say_it_best():
-    with_examples = {name_of(path) for path in FILES if ">>> " in path.read_text(encoding="utf-8")}
-    assert {"selfspec.config", "selfspec.errors", "selfspec.run.layout"} <= with_examples
+    modules = {"selfspec.config", "selfspec.errors", "selfspec.run.layout"}
+    assert modules <= set(map(name_of, WITH_EXAMPLES))
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
+@pytest.mark.parametrize("path", [*FILES, *EVAL], ids=name_of)
 def test_every_module_says_its_job(path):
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     assert docstring

@@ -14,8 +14,6 @@ from eval.benches.questions import Question
 from eval.errors import EvalError
 from selfspec.errors import unknown_name
 
-__all__ = ["PROMPT_FORMATS", "Padded", "Prompter", "padded"]
-
 PROMPT_FORMATS = ("auto", "chat", "plain")
 
 

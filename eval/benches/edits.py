@@ -21,8 +21,6 @@ from typing import NamedTuple
 
 from eval.models.tiny_corpus import list_sources, read_source, stdlib_folder
 
-__all__ = ["Edit", "stdlib_edits"]
-
 _LEAST_LINES, _MOST_LINES = 20, 45  # of a class
 _LEAST_USES = 5  # of the name that is changed
 
@@ -53,11 +51,11 @@ class _Class(NamedTuple):
         return "\n".join(self.lines[: first - 1] + self.lines[last:])
 
 
-def stdlib_edits(num_classes: int, folder: Path | None = None, *, seed: int = 0) -> list[Edit]:
+def stdlib_edits(num_classes: int, folder: Path | None = None) -> list[Edit]:
     """The edits of so many classes, each from a file of its own, class by class."""
     paths = list_sources(folder or stdlib_folder())
     edits: list[Edit] = []
-    for path in random.Random(seed).sample(paths, len(paths)):
+    for path in random.Random(0).sample(paths, len(paths)):
         if len(edits) == num_classes * len(_TASKS):
             break
         edits += next(filter(None, map(_all_edits, _classes(read_source(path)))), [])

@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 
 from eval.errors import EvalError
 
-__all__ = ["Entry", "joined", "read_entries"]
-
 _SHOWN = 60  # characters of what was got
 
 

@@ -13,15 +13,6 @@ from eval.benches.questions import Question, every_nth, of_task, read_questions
 from eval.benches.random_text import random_prompts
 from eval.errors import EvalError
 
-__all__ = [
-    "EVERY",
-    "MAX_PROMPT_TOKENS",
-    "Prompts",
-    "load_prompts",
-    "load_questions",
-    "measuring_set",
-]
-
 EVERY = 10  # of a task's questions the 1st, 11th, 21st, … are measured
 MAX_PROMPT_TOKENS = 1300
 _NUM_RANDOM = 20  # texts, where nobody says how many

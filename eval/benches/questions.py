@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from eval.benches.entries import Entry, read_entries
 from eval.errors import EvalError
 from selfspec.errors import unknown_name
-
-__all__ = [
-    "FIELDS",
-    "MT_CATEGORIES",
-    "Question",
-    "check_ids",
-    "every_nth",
-    "of_task",
-    "question_of",
-    "read_questions",
-]
 
 FIELDS = ("question_id", "category", "turns")
 # Spec-Bench files MT-Bench's eight categories under one task
@@ -71,14 +62,19 @@ def check_ids(questions: Sequence[Question], lines: Sequence[str]) -> None:
 
 def every_nth(questions: Iterable[Question], *, offset: int, every: int) -> list[Question]:
     """Of each task, in order, the questions number `offset`, `offset + every`, … from 0."""
-    seen: dict[str, int] = {}
-    chosen = []
+    questions = list(questions)
+    pairs = zip(questions, ranks(questions), strict=True)
+    return [question for question, rank in pairs if rank % every == offset]
+
+
+def ranks(questions: Iterable[Any]) -> list[int]:
+    """Of each, how many of its task stand before it."""
+    seen: Counter[str] = Counter()
+    found = []
     for question in questions:
-        index = seen.setdefault(question.task, 0)
+        found.append(seen[question.task])
         seen[question.task] += 1
-        if index % every == offset:
-            chosen.append(question)
-    return chosen
+    return found
 
 
 def of_task(questions: Sequence[Question], task: str | None) -> list[Question]:

@@ -10,8 +10,6 @@ import torch
 from eval.benches.dialogue import Prompter
 from eval.benches.questions import Question
 
-__all__ = ["NUM_TEXTS", "RandomPrompter", "random_prompts", "random_questions"]
-
 NUM_TEXTS = 200
 _NUM_TOKENS = 200  # of each
 

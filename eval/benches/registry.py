@@ -22,13 +22,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eval.benches.entries import Entry, read_entries
-from eval.benches.questions import FIELDS, Question, check_ids, every_nth, of_task, question_of
+from eval.benches.questions import (
+    FIELDS,
+    Question,
+    check_ids,
+    every_nth,
+    of_task,
+    question_of,
+    ranks,
+)
 from eval.benches.random_text import random_questions
 from eval.benches.stdlib import stdlib_questions
 from eval.errors import EvalError
 from selfspec.errors import unknown_name
-
-__all__ = ["BENCHES", "Bench", "Loaded", "Slice", "limited", "load_bench", "select", "spread"]
 
 
 class Hub(NamedTuple):
@@ -95,12 +101,7 @@ def spread(questions: Sequence[Question], number: int | None) -> list[Question]:
 
     A higher number keeps what a lower one takes, so that a run can be made longer.
     """
-    seen: dict[str, int] = {}
-    ranks = []
-    for question in questions:
-        ranks.append(seen.setdefault(question.task, 0))
-        seen[question.task] += 1
-    order = sorted(range(len(questions)), key=ranks.__getitem__)
+    order = sorted(range(len(questions)), key=ranks(questions).__getitem__)
     return [questions[index] for index in sorted(order[:number])]
 
 

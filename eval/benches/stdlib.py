@@ -21,8 +21,6 @@ from typing import NamedTuple
 from eval.benches.questions import Question
 from eval.models.tiny_corpus import list_sources, read_source, stdlib_folder
 
-__all__ = ["stdlib_questions"]
-
 _SEED = 0
 _PER_TASK = 40
 _LEAST_LINES, _MOST_LINES = 8, 40  # of a function
@@ -43,7 +41,6 @@ class _Function(NamedTuple):
 
     @property
     def bare(self) -> str:
-        """Without the docstring."""
         start, end = self.docstring
         return "\n".join(self.lines[:start] + self.lines[end + 1 :])
 

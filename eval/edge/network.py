@@ -16,18 +16,6 @@ from typing import NamedTuple
 
 from eval.errors import EvalError
 
-__all__ = [
-    "ASSUMED",
-    "PAIRS",
-    "Model",
-    "Network",
-    "Task",
-    "User",
-    "bandwidth_shares",
-    "new_users",
-    "upload_seconds",
-]
-
 
 class Model(NamedTuple):
     """A decoder of the paper's table I."""

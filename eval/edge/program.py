@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from eval.edge.network import Model, Network, Task
 
-__all__ = ["Array", "Plan", "best_batches", "flops", "pipeline", "stages", "turns"]
-
 Array = npt.NDArray[np.float64]
 
 

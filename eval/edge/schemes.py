@@ -8,8 +8,6 @@ from typing import NamedTuple
 from eval.edge.network import Network, Task, User, bandwidth_shares, upload_seconds
 from eval.edge.program import Plan, best_batches, pipeline, turns
 
-__all__ = ["DESCRIPTIONS", "PLANNED", "UNIFORM", "Served", "serve"]
-
 PLANNED, UNIFORM = "planned", "uniform bandwidth"
 DESCRIPTIONS = {
     PLANNED: "batches and draft length by algorithm 1, a pipeline, bandwidth by need",

@@ -19,8 +19,6 @@ from selfspec.draft.calibration import Calibration, Kinds
 from selfspec.draft.sources import LutSource
 from selfspec.records import Candidate, Evidence, StepRecord, TopK
 
-__all__ = ["DIAA_KNOBS", "DiaaSource", "MergingSource", "RecordedProbabilities"]
-
 # The decays and the threshold are those of the paper's figure 7, K is that of its experiments.
 DIAA_KNOBS: dict[str, Any] = {
     "top_k": 8,

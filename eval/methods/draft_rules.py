@@ -13,8 +13,6 @@ from typing import NamedTuple, Protocol
 
 from selfspec.records import DraftTree, Likely
 
-__all__ = ["Counted", "Fallback", "Reader", "Rule", "drafted"]
-
 
 class Reader(Protocol):
     """A text as a draft model has read it; nodes are numbered in the order they are read."""
@@ -95,7 +93,6 @@ class Counted:
     promised: float = 0.0  # The sum of all scores: how many drafts should come true.
 
     def add(self, tree: DraftTree, num_tokens: int, num_forwards: int, is_first: bool) -> None:
-        """Takes in a step."""
         self.num_tokens += num_tokens
         self.num_steps += 1
         self.num_nodes += len(tree) - 1
@@ -158,7 +155,6 @@ class _Growing:
         return len(self._likely) - 1
 
     def grow(self, reader: Reader) -> None:
-        """Adds nodes until the rule ends it."""
         rule, fallback = self._rule, self._rule.fallback
         while True:
             parent = max(self._ranks, key=self._turn)

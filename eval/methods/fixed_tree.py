@@ -11,8 +11,6 @@ from functools import cache
 from selfspec.draft.fitted import FittedTree
 from selfspec.fitting import best_tree, fitted
 
-__all__ = ["NUM_DRAFTED", "NUM_RANKS", "fixed_shape"]
-
 NUM_DRAFTED = 80  # Token Recycling's
 # How often the entries of a LUT's row came true, by rank, whatever the depth: counted as the first
 # round of `selfspec tune` does, with the LUT alone, on 16 questions of MT-bench, 48 new tokens each

@@ -10,8 +10,6 @@ from typing import Any
 
 from eval.errors import EvalError, last_line
 
-__all__ = ["in_new_process"]
-
 
 def in_new_process(
     module: str, job: Any, what: str, env: Mapping[str, str] | None = None

@@ -16,18 +16,6 @@ from transformers.cache_utils import StaticCache
 from eval.errors import EvalError
 from selfspec import GenerationStats, SelfSpec, SpecConfig
 
-__all__ = [
-    "AssistedMethod",
-    "Float32Method",
-    "Maker",
-    "Method",
-    "MethodError",
-    "Resources",
-    "SelfSpecMethod",
-    "StaticMethod",
-    "sampling",
-]
-
 
 class MethodError(EvalError):
     """There is no method of that name, or what it needs was not given."""
@@ -162,7 +150,6 @@ class SelfSpecMethod(Method):
 
     @property
     def stats(self) -> GenerationStats:
-        """What the `SelfSpec` counted."""
         return self.spec.stats
 
     def forget(self) -> None:

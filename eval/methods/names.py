@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-__all__ = ["DESCRIPTIONS", "FORWARD_ONLY", "OURS", "STOCK", "rotated"]
-
 T = TypeVar("T")
 
 STOCK = "stock"  # All others are compared with it.

@@ -13,8 +13,6 @@ import sys
 from time import perf_counter
 from typing import Any, NamedTuple
 
-__all__ = ["Job", "Result", "main"]
-
 
 class Job(NamedTuple):
     """What to call, with what. Numbers that are None are left as they are."""
@@ -42,7 +40,6 @@ class Result(NamedTuple):
 
 
 def main() -> int:
-    """Runs the job on standard input."""
     job = Job(**json.loads(sys.stdin.read()))
     print(json.dumps(_run(job)._asdict()))
     return 0

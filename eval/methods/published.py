@@ -15,6 +15,8 @@ KV and the walk are ours for all.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from eval.methods.diaa import DIAA_KNOBS, DiaaSource, MergingSource, RecordedProbabilities
@@ -27,9 +29,9 @@ from selfspec.draft.calibration import Calibration
 from selfspec.draft.memory import Memory
 from selfspec.draft.sources import LutSource
 
-__all__ = ["FIXED_NODES", "PUBLISHED", "Uncalibrated"]
-
 FIXED_NODES = NUM_DRAFTED + 1  # with the root
+_BRANCH_LENGTH = 6
+_Change = Callable[[Memory, int], None]  # with the size of the vocabulary
 
 
 class Uncalibrated(Calibration):
@@ -39,67 +41,56 @@ class Uncalibrated(Calibration):
         """Nothing is learned of it."""
 
 
-class _Uncounted(SelfSpec):
-    """A `SelfSpec` that trusts a prior instead of counting."""
+class _Changed(SelfSpec):
+    """Knows beforehand what `plain` does; what it learns in is changed as soon as it is made."""
 
-    def _new_memory(self, vocab_size: int) -> Memory:
-        memory = super()._new_memory(vocab_size)
-        memory.calibration = Uncalibrated()
+    def __init__(self, plain: SelfSpec, change: _Change) -> None:
+        super().__init__(plain.config)
+        self._loaded, self._change = plain._loaded, change
+
+    def memory(self, vocab_size: int) -> Memory:
+        """What is learned, changed when it is new."""
+        is_new = self._memory is None
+        memory = super().memory(vocab_size)
+        if is_new:
+            self._change(memory, vocab_size)
         return memory
 
 
-class _FixedTree(_Uncounted):
-    """A `SelfSpec` that drafts nodes of one shape."""
-
-    def _new_memory(self, vocab_size: int) -> Memory:
-        memory = super()._new_memory(vocab_size)
-        memory.fitted = fixed_shape()
-        return memory
+def _uncounted(memory: Memory, _vocab_size: int) -> None:
+    """Trusts a prior instead of counting."""
+    memory.calibration = Uncalibrated()
 
 
-class _Diaa(SelfSpec):
-    """A `SelfSpec` whose one source are DIAA's tables; a loaded cache fills them."""
-
-    tables: type[DiaaSource] = DiaaSource
-
-    def _new_memory(self, vocab_size: int) -> Memory:
-        memory = super()._new_memory(vocab_size)
-        (loaded,) = memory.sources
-        assert isinstance(loaded, LutSource)
-        source = self.tables(vocab_size, memory.top_k)
-        source.restore(loaded.arrays())
-        memory.sources, memory.calibration = [source], RecordedProbabilities()
-        return memory
+def _fixed_tree(memory: Memory, _vocab_size: int) -> None:
+    """Drafts nodes of one shape."""
+    memory.calibration, memory.fitted = Uncalibrated(), fixed_shape()
 
 
-class _DiaaMerging(_Diaa):
-    """DIAA's tables, read otherwise."""
-
-    tables = MergingSource
-
-
-class _SelfDraft(SelfSpec):
-    """A `SelfSpec` with Self-Draft's branches, its context cache, and a loaded corpus."""
-
-    def _new_memory(self, vocab_size: int) -> Memory:
-        memory = super()._new_memory(vocab_size)
-        corpora = [source for source in memory.sources if source.name == "corpus"]
-        fill = self.config.branch_length
-        memory.sources = [Filling(source, fill) for source in (GramSource(), *corpora)]
-        memory.calibration, memory.branches = FreshFirst(), RandomStarts
-        return memory
+def _diaa(
+    memory: Memory, vocab_size: int, tables: Callable[[int, int], DiaaSource] = DiaaSource
+) -> None:
+    """The one source are DIAA's tables; a loaded cache fills them."""
+    (loaded,) = memory.sources
+    assert isinstance(loaded, LutSource)
+    source = tables(vocab_size, memory.top_k)
+    source.restore(loaded.arrays())
+    memory.sources, memory.calibration = [source], RecordedProbabilities()
 
 
-class _Switch(SelfSpec):
-    """A `SelfSpec` whose one source is the switch; the source knows its vocabulary when made."""
-
-    def _new_memory(self, vocab_size: int) -> Memory:
-        memory = super()._new_memory(vocab_size)
-        memory.sources = [SwitchSource(vocab_size, memory.top_k)]
-        return memory
+def _self_draft(memory: Memory, _vocab_size: int) -> None:
+    """Self-Draft's branches, its context cache, and a loaded corpus."""
+    corpora = [source for source in memory.sources if source.name == "corpus"]
+    memory.sources = [Filling(source, _BRANCH_LENGTH) for source in (GramSource(), *corpora)]
+    memory.calibration, memory.branches = FreshFirst(), RandomStarts
 
 
-def _maker(name: str, kind: type[SelfSpec], **knobs: Any) -> Maker:
+def _switch(memory: Memory, vocab_size: int) -> None:
+    """The one source is the switch, which knows its vocabulary when it is made."""
+    memory.sources = [SwitchSource(vocab_size, memory.top_k)]
+
+
+def _maker(name: str, change: _Change, **knobs: Any) -> Maker:
     """Makes a method whose knobs are the asked ones but for those named here.
 
     None of them knows what a forward costs: their trees take all nodes that they may.
@@ -107,21 +98,20 @@ def _maker(name: str, kind: type[SelfSpec], **knobs: Any) -> Maker:
 
     def make(given: Resources) -> Method:
         config = given.config.changed(budget="fixed", **knobs)
-        return SelfSpecMethod(name, _with_loaded(kind(config), given.new_spec(config)))
+        return SelfSpecMethod(name, _Changed(given.new_spec(config), change))
 
     return make
 
 
-def _with_loaded(spec: SelfSpec, plain: SelfSpec) -> SelfSpec:
-    """Knows beforehand what `plain` does."""
-    spec._loaded = plain._loaded
-    return spec
-
-
+_BRANCHES: dict[str, Any] = {
+    "sources": ("context", "corpus"),
+    "num_branches": 6,
+    "branch_length": _BRANCH_LENGTH,
+}
 PUBLISHED: dict[str, Maker] = {
     "lut-static": _maker(
         "lut-static",
-        _FixedTree,
+        _fixed_tree,
         max_nodes=FIXED_NODES,
         top_k=NUM_RANKS,
         sources=("lut",),
@@ -129,22 +119,10 @@ PUBLISHED: dict[str, Maker] = {
         depth_decay=1.0,
         width_decay=1.0,
     ),
-    "diaa": _maker("diaa", _Diaa, **DIAA_KNOBS),
-    "diaa-merging": _maker("diaa-merging", _DiaaMerging, **DIAA_KNOBS),
-    "lut-tree": _maker("lut-tree", _Uncounted, **{**DIAA_KNOBS, "threshold": 0.0}),
-    "self-draft": _maker(
-        "self-draft",
-        _SelfDraft,
-        sources=("context", "corpus"),
-        num_branches=6,
-        branch_length=6,
-    ),
-    "suffix-branches": _maker(
-        "suffix-branches",
-        _Uncounted,
-        sources=("context", "corpus"),
-        num_branches=6,
-        branch_length=6,
-    ),
-    "switch": _maker("switch", _Switch, sources=(), num_branches=0, max_depth=64),
+    "diaa": _maker("diaa", _diaa, **DIAA_KNOBS),
+    "diaa-merging": _maker("diaa-merging", partial(_diaa, tables=MergingSource), **DIAA_KNOBS),
+    "lut-tree": _maker("lut-tree", _uncounted, **{**DIAA_KNOBS, "threshold": 0.0}),
+    "self-draft": _maker("self-draft", _self_draft, **_BRANCHES),
+    "suffix-branches": _maker("suffix-branches", _uncounted, **_BRANCHES),
+    "switch": _maker("switch", _switch, sources=(), num_branches=0, max_depth=64),
 }

@@ -22,8 +22,6 @@ from eval.methods.published import PUBLISHED
 from selfspec import SelfSpec
 from selfspec.errors import unknown_name
 
-__all__ = ["METHODS", "new_method"]
-
 _LOOKUP_TOKENS = 10  # Prompt lookup's authors and the documentation of transformers use this.
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = ["REPORTED", "Reported"]
-
 
 class Reported(NamedTuple):
     """A column of a paper's figures by variant, and what they are of."""

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["MAX_ULPS", "Parting", "Verdict", "compare", "first_difference", "parting", "ulp"]
-
 MAX_ULPS = 4
 
 LogitsAt = Callable[[int], torch.Tensor]  # (V,): those from which the new token of an index came

@@ -20,8 +20,6 @@ from selfspec.draft.sources.branches import Branches
 from selfspec.draft.sources.grams import GRAM_LENGTH, GramQueues, Tail
 from selfspec.records import Candidate, Evidence, Gram, StepRecord, TopK
 
-__all__ = ["Filling", "FreshFirst", "GramSource", "RandomStarts"]
-
 _NUM_RANDOM = 3
 # No chance is known of an n-gram. These let a fresh one be drafted whole before a stale one begins.
 _FRESHEST, _NEXT = 0.95, 0.7
@@ -43,7 +41,6 @@ class RandomStarts(Branches):
     """Branches that begin with several random tokens, and yield n-grams of full length only."""
 
     def take(self, next_ids: Sequence[int]) -> list[Gram]:
-        """The n-grams of branches that are filled."""
         filled = all(len(branch) >= self._max_length for branch in self._riding)
         grams = super().take(next_ids)
         return [gram for gram in grams if filled and len(gram) == GRAM_LENGTH]
@@ -61,7 +58,6 @@ class GramSource:
     name = "grams"
 
     def open(self, prompt_ids: Sequence[int], *, learns: bool) -> GramCursor:
-        """Knows nothing of the prompt but its last token."""
         return GramCursor(prompt_ids[-1] if prompt_ids else -1)
 
     def copy(self) -> GramSource:
@@ -80,16 +76,13 @@ class GramCursor:
         self._queues = GramQueues()
 
     def root(self) -> list[Tail]:
-        """Those of the last token, the freshest first."""
         return self._queues.behind(self._last_token)
 
     def expand(self, state: list[Tail]) -> list[Candidate]:
-        """Their next tokens."""
         tokens = dict.fromkeys(tail[0] for tail in state)
         return [(token, Evidence(GramSource.name, rank=n)) for n, token in enumerate(tokens, 1)]
 
     def follow(self, state: list[Tail], token: int) -> list[Tail] | None:
-        """What is left of those that go on with this token."""
         return [tail[1:] for tail in state if tail[0] == token and tail[1:]] or None
 
     def observe(self, record: StepRecord) -> None:
@@ -107,7 +100,6 @@ class Filling:
         self._source, self._num_tokens = source, num_tokens
 
     def open(self, prompt_ids: Sequence[int], *, learns: bool) -> _FillingCursor:
-        """A cursor that waits."""
         return _FillingCursor(self._source.open(prompt_ids, learns=learns), self._num_tokens)
 
     def copy(self) -> Filling:

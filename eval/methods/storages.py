@@ -15,8 +15,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["StorageLog"]
-
 
 class _Event(NamedTuple):
     """A storage has come (bytes > 0) or gone (< 0)."""

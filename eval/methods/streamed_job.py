@@ -32,8 +32,6 @@ from eval.methods.timing import num_new_tokens, timed
 from selfspec import SelfSpec, load_streamed
 from selfspec.run.streamed import traffic
 
-__all__ = ["METHODS", "Job", "Result", "main"]
-
 ACCELERATE, ALONE, LOOKUP, OURS, SMALL = METHODS = (
     "accelerate",
     "streamed",
@@ -76,7 +74,6 @@ class Result(NamedTuple):
 
 
 def main() -> int:
-    """Runs the job on standard input."""
     job = Job(**json.loads(sys.stdin.read()))
     print(json.dumps(_run(job)._asdict()))
     return 0
@@ -225,7 +222,6 @@ def _drop_from_cache(file: Path) -> None:
 
 
 def _cached_bytes(file: Path) -> int:
-    """How much of a file the page cache holds."""
     with _mapped(file) as (address, length):
         pages = np.zeros(-(-length // mmap.PAGESIZE), dtype=np.uint8)
         arguments = ctypes.c_void_p(address), ctypes.c_size_t(length)

@@ -17,8 +17,6 @@ from eval.errors import EvalError
 from selfspec.config import SOURCE_NAMES
 from selfspec.errors import unknown_name
 
-__all__ = ["STUDIES", "Study", "Variant", "named_study", "variants_of"]
-
 _WIDTHS = (2, 4, 8, 16, 32, 64)
 _STATIC_NODES = 81  # Those of `lut-static`, so that both trees of "parts" are as large.
 

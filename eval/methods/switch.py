@@ -18,8 +18,6 @@ from selfspec.draft.sources.context import ContextCursor
 from selfspec.draft.sources.lut import LutCursor
 from selfspec.records import Candidate, Evidence, StepRecord, TopK
 
-__all__ = ["SwitchSource"]
-
 _LEAST_MATCH = 5
 
 
@@ -33,7 +31,6 @@ class SwitchSource:
         self._context = ContextSource(1)
 
     def open(self, prompt_ids: Sequence[int], *, learns: bool) -> SwitchCursor:
-        """A cursor behind the prompt."""
         return SwitchCursor(
             self._context.open(prompt_ids, learns=learns), self._lut.open(prompt_ids, learns=learns)
         )
@@ -43,7 +40,6 @@ class SwitchSource:
         raise NotImplementedError
 
     def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
-        """What the LUT learns."""
         self._lut.observe_pairs(pairs, top)
 
 
@@ -70,11 +66,9 @@ class SwitchCursor:
         return [(token, Evidence("tree", rank=rank)) for rank, (token, _) in row]
 
     def follow(self, state: Any, token: int) -> Any:
-        """As the one that was chosen does."""
         chosen: Any = self._context if self._copies else self._lut
         return chosen.follow(state, token)
 
     def observe(self, record: StepRecord) -> None:
-        """Both learn."""
         self._context.observe(record)
         self._lut.observe(record)

@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Timed", "num_new_tokens", "synchronise", "timed"]
-
 
 class Timed(NamedTuple):
     """What a call returned, and its seconds.

@@ -11,8 +11,6 @@ from transformers import LlamaConfig
 
 from eval.models.shapes import GrowError, GrownShape
 
-__all__ = ["PARTS", "Axis", "attention_axes", "axes_of"]
-
 # A Linear's weight is (out, in); a bias has the first axis alone.
 PARTS = {
     "embed_tokens": ("vocab", "residual"),

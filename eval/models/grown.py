@@ -32,8 +32,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from eval.models.axes import PARTS, Axis, attention_axes, axes_of
 from eval.models.shapes import GrowError, GrownShape, named_shape
 
-__all__ = ["disturb", "fit", "grow", "num_parameters"]
-
 # Powers of two, exact in every dtype and inside float16: what the lane of `_mute_new_rows` carries
 # (its square has to fit into eps * d) and what a muted row has there.
 LANE = 2.0**-12
@@ -121,16 +119,14 @@ def _grown_config(config: LlamaConfig, shape: GrownShape, dtype: torch.dtype) ->
     return grown
 
 
-def _allocate(
-    model: LlamaForCausalLM, config: LlamaConfig, dtype: torch.dtype, device: torch.device
-) -> LlamaForCausalLM:
+def _allocate(model: LlamaForCausalLM, config: LlamaConfig) -> LlamaForCausalLM:
     """The grown model with unset weights, made in place on its device: nothing is held twice."""
     with torch.device("meta"):
-        grown = LlamaForCausalLM(config).to(dtype)
-    grown.to_empty(device=device)
+        grown = LlamaForCausalLM(config).to(model.dtype)
+    grown.to_empty(device=model.device)
     grown.tie_weights()
     # Not a weight, and not what the source computes with if made anew after a source.to(bfloat16).
-    grown.model.rotary_emb = copy.deepcopy(model.model.rotary_emb).to(device)
+    grown.model.rotary_emb = copy.deepcopy(model.model.rotary_emb)
     grown.generation_config = copy.deepcopy(model.generation_config)
     return grown.eval()
 
@@ -159,15 +155,8 @@ def _mute_new_rows(grown: LlamaForCausalLM, old: LlamaConfig, generator: torch.G
 
 
 @torch.no_grad()
-def grow(
-    model: LlamaForCausalLM,
-    shape: str | GrownShape,
-    *,
-    seed: int = 0,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
-) -> LlamaForCausalLM:
-    """A Llama of `shape` that computes what `model` does; `dtype` and `device` default to its own.
+def grow(model: LlamaForCausalLM, shape: str | GrownShape, *, seed: int = 0) -> LlamaForCausalLM:
+    """A Llama of `shape` that computes what `model` does, in its dtype and on its device.
 
     Takes the memory of the grown model and of one source weight; `model` is left as it is. The
     random values come from `seed` alone and differ from one kind of device to another.
@@ -175,10 +164,9 @@ def grow(
     _check_source(model)
     shape = fit(model.config, shape)
     axes = axes_of(model.config, shape)
-    dtype, device = dtype or model.dtype, torch.device(device or model.device)
-    config = _grown_config(model.config, shape, dtype)
-    grown = _allocate(model, config, dtype, device)
-    generator = torch.Generator(device).manual_seed(seed)
+    config = _grown_config(model.config, shape, model.dtype)
+    grown = _allocate(model, config)
+    generator = torch.Generator(model.device).manual_seed(seed)
     norm_scale = math.sqrt(model.config.hidden_size / shape.hidden_size)
     source = dict(model.named_parameters())
     for name, new in grown.named_parameters():

@@ -11,25 +11,35 @@ from eval.models.grown import grow
 from selfspec.cli.shared import model_loading as loading
 from selfspec.cli.shared.options import ModelOptions
 
-__all__ = ["DTYPES", "load_model", "load_tokenizer", "quieten"]
-
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load_model(name: str | None, *, dtype: str, device: str, shape: str | None = None) -> Any:
     """The model of a folder or Hub id, grown where a shape is named; None: the embedded one."""
+    _quieten()
     options = ModelOptions(model=name, device=device, dtype=dtype)
     loading.check_options(options)
     model = loading.load_model(options, None).model
     return (model if shape is None else grow(model, shape)).eval()
 
 
+def load_asked(options: Any, dtype: str | None = None) -> Any:
+    """The model that a command's options name, on as many threads as they say."""
+    if getattr(options, "threads", None):
+        torch.set_num_threads(options.threads)
+    shape = getattr(options, "shape", None)
+    return load_model(
+        options.model, dtype=dtype or options.dtype, device=options.device, shape=shape
+    )
+
+
 def load_tokenizer(name: str | None) -> Any:
     """That model's tokenizer."""
+    _quieten()
     return loading.load_tokenizer(ModelOptions(model=name))
 
 
-def quieten() -> None:
+def _quieten() -> None:
     """Keeps transformers' log and progress bars out of the figures."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

@@ -21,7 +21,6 @@ A real model may be deeper than the shape, or have heads that the shape can't ho
 and makes the inner width smaller, so that the parameters stay as many.
 """
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from math import ceil
@@ -29,9 +28,7 @@ from math import ceil
 from transformers import LlamaConfig
 
 from eval.errors import EvalError
-
-__all__ = ["SHAPES", "GrowError", "GrownShape", "known", "named_shape"]
-
+from selfspec.errors import unknown_name
 
 INNER_MULTIPLE = 64  # Matrix products are slow at inner widths that are no multiple of this.
 
@@ -175,11 +172,8 @@ def _vocabulary(base: str, words: str) -> int:
     return int(words)
 
 
-def known(option: str, name: str, names: Iterable[str]) -> str:
+def known(kind: str, name: str, names: Iterable[str]) -> str:
     """`name` if it is one of `names`, else an error that offers the nearest."""
-    names = list(names)
-    if name in names:
-        return name
-    close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.4)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise GrowError(f"{option} must be one of {', '.join(names)} (got {name!r}){hint}")
+    if name not in names:
+        raise GrowError(unknown_name(kind, name, names))
+    return name

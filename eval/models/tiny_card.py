@@ -46,16 +46,13 @@ STDLIB_LICENCE = (
     "The sources are under the PSF licence (PSF-2.0), copyright of the Python Software Foundation. "
     "The weights are under Apache-2.0, like the project they belong to."
 )
-FOLDER = "the .py files of a folder"
-FOLDER_LICENCE = "That of the sources."
 
 
-def licence(*, is_stdlib: bool) -> str:
-    return textwrap.fill(STDLIB_LICENCE if is_stdlib else FOLDER_LICENCE, 100)
-
-
-def data(*, is_stdlib: bool, version: str) -> str:
-    return STDLIB.format(version=version) if is_stdlib else FOLDER
+def origin(*, is_stdlib: bool, version: str) -> dict[str, str]:
+    """Where the data comes from, and its licence."""
+    if not is_stdlib:
+        return {"data": "the .py files of a folder", "licence": "That of the sources."}
+    return {"data": STDLIB.format(version=version), "licence": textwrap.fill(STDLIB_LICENCE, 100)}
 
 
 def command(options: dict[str, object]) -> str:

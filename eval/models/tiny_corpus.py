@@ -18,6 +18,8 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from eval.errors import EvalError
+
 EOS, PAD = "<|eos|>", "<|pad|>"
 MAX_VOCABULARY = 8192
 HELD_OUT = 0.02  # of the files
@@ -28,10 +30,6 @@ EXCLUDED_FOLDERS = {"site-packages", "test", "tests", "idle_test", "__pycache__"
 GENERATED = re.compile(r"(_sysconfigdata|config-\d)")
 # A line of a codec or entity table: a literal first, then a colon or a comment at most.
 TABLE_LINE = re.compile(r"""\s*\(?(0x|\d|u?(['"]).{1,40}\2\s*(:|#)|b?'\\x)""")
-
-
-class CorpusError(ValueError):
-    """The sources can't be trained on."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ def list_sources(folder: Path) -> list[Path]:
 def split_sources(paths: Sequence[Path], *, seed: int) -> tuple[list[Path], list[Path]]:
     """Shuffle, then hold out a share of the files, at least one, for validation."""
     if len(paths) < 2:
-        raise CorpusError(f"--sources must hold at least 2 .py files with text (got {len(paths)})")
+        raise EvalError(f"--sources must hold at least 2 .py files with text (got {len(paths)})")
     shuffled = random.Random(seed).sample(paths, len(paths))
     num_held_out = max(1, round(HELD_OUT * len(paths)))
     return shuffled[num_held_out:], shuffled[:num_held_out]
@@ -144,7 +142,7 @@ def all_windows(ids: np.ndarray, *, length: int) -> np.ndarray:
 
 def _check_length(ids: np.ndarray, length: int) -> None:
     if len(ids) < length:
-        raise CorpusError(
+        raise EvalError(
             f"each split must hold at least one window of {length} tokens (got {len(ids)}); "
             "give more sources or shorter windows"
         )

@@ -18,28 +18,12 @@ import torch
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
+from eval.errors import EvalError
 from eval.models import tiny_card
 from eval.models.tiny_corpus import Corpus, all_windows, windows
 from eval.models.tiny_model import MAX_POSITIONS, MasterAdamW, wrap_tokenizer
 
-__all__ = [
-    "WARM_UP",
-    "Ledger",
-    "Options",
-    "OptionsError",
-    "Trainer",
-    "next_length",
-    "progress",
-    "rate_factor",
-    "train",
-    "write_folder",
-]
-
 WARM_UP = 0.02  # of the budget
-
-
-class OptionsError(ValueError):
-    """Options that no run, or not this one, can use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +108,6 @@ class Trainer:
         return loss
 
     def step(self) -> None:
-        """One batch forward and back, one optimizer step."""
         length = next_length(self.options, self.ledger.step)
         count = max(1, self.options.batch_tokens // length)
         first = self.ledger.step * count
@@ -161,7 +144,7 @@ class Trainer:
             return
         state = torch.load(path, map_location=self.options.device, weights_only=True)
         if state["options"] != self.options.fixed:
-            raise OptionsError(
+            raise EvalError(
                 f"the options must be those of the killed run, {state['options']} "
                 f"(got {self.options.fixed}); give those, or delete {path.parent}"
             )
@@ -171,7 +154,6 @@ class Trainer:
 
 
 def report(trainer: Trainer, spent: float) -> None:
-    """Print where the run is."""
     ledger = trainer.ledger
     minutes, seconds = divmod(round(ledger.seconds * (1 - spent) / max(spent, 1e-9)), 60)
     print(
@@ -204,7 +186,6 @@ def card(trainer: Trainer, validation_loss: float) -> str:
             parameters=model.num_parameters(), **model.config.to_dict()
         ),
         vocabulary=model.config.vocab_size,
-        data=tiny_card.data(is_stdlib=is_stdlib, version=platform.python_version()),
         num_files=corpus.num_files,
         num_validation_files=corpus.num_validation_files,
         num_tokens=len(corpus.train_ids),
@@ -216,7 +197,7 @@ def card(trainer: Trainer, validation_loss: float) -> str:
         num_losses=len(ledger.losses),
         validation_loss=validation_loss,
         seq_len=options.seq_len,
-        licence=tiny_card.licence(is_stdlib=is_stdlib),
+        **tiny_card.origin(is_stdlib=is_stdlib, version=platform.python_version()),
         command=tiny_card.command(asdict(options)),
     )
 

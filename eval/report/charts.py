@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 from eval.report.svg import LETTER, Canvas, Colors, Scale
 
-__all__ = ["Bar", "Point", "grouped_bars", "line_chart", "points_chart", "stacked_bars"]
-
 _WIDTH = 780.0
 _LEFT, _RIGHT = 46.0, 770.0
 _TOP = 22.0  # where the legend's first line is

@@ -13,9 +13,7 @@ from eval.errors import EvalError
 from eval.report.rows import Answer, Record
 from eval.report.speed_up import costs, ratios
 from eval.report.statistics import OVERALL, figures
-from eval.report.tables import Table
-
-__all__ = ["compared", "differences"]
+from eval.report.table import Table
 
 _NONE = "–"
 

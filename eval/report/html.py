@@ -6,8 +6,6 @@ import re
 from collections.abc import Mapping
 from html import escape
 
-__all__ = ["document", "svg_file"]
-
 _LIGHT = {
     "ink": "#1f2328",
     "soft": "#656d76",

@@ -17,17 +17,9 @@ from eval.report.pictures import pictures
 from eval.report.rows import Record
 from eval.report.statistics import OVERALL
 from eval.report.summary import summary, trust
-from eval.report.tables import (
-    Table,
-    details_table,
-    methods_table,
-    tasks_table,
-    verdict,
-    winners,
-)
+from eval.report.table import Table
+from eval.report.tables import details_table, methods_table, tasks_table, verdict, winners
 from selfspec.machine.user_files import replace_text
-
-__all__ = ["markdown", "page", "write_pictures", "write_report"]
 
 Summary = Mapping[str, Any]
 

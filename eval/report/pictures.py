@@ -14,8 +14,6 @@ from eval.report.statistics import OVERALL, pooled
 from eval.report.svg import Colors
 from selfspec.cost import CostCurve
 
-__all__ = ["Picture", "pictures"]
-
 _METHOD_COLORS = {
     "stock": "#8a919a",
     "stock-static": "#57606a",
@@ -129,7 +127,7 @@ def _accepted(answers: Sequence[Answer], colors: Colors) -> Picture | None:
     for name in colors:
         lengths = pooled(answers, name, "accepted_lengths")
         if lengths:
-            lines[name] = _shares({min(n, _MOST_ACCEPTED): 0 for n in lengths}, lengths)
+            lines[name] = _shares(lengths)
     if not lines:
         return None
     label = "Drafts accepted in a step"
@@ -140,9 +138,10 @@ def _accepted(answers: Sequence[Answer], colors: Colors) -> Picture | None:
     return Picture(label, line_chart(lines, _only(colors, lines), label=label, **axes), note)
 
 
-def _shares(start: Mapping[int, float], lengths: Mapping[int, int]) -> dict[float, float]:
+def _shares(lengths: Mapping[int, int]) -> dict[float, float]:
     """Per cent of the steps, from 0 to the longest, what is longer than fits in the last one."""
-    counts: dict[float, float] = dict.fromkeys(range(max(start) + 1), 0.0)
+    longest = min(max(lengths), _MOST_ACCEPTED)
+    counts: dict[float, float] = dict.fromkeys(range(longest + 1), 0.0)
     for length, count in lengths.items():
         counts[min(length, _MOST_ACCEPTED)] += 100 * count / sum(lengths.values())
     return counts

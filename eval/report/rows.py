@@ -41,18 +41,6 @@ from typing import Any, NamedTuple
 
 from eval.errors import EvalError
 
-__all__ = [
-    "ROWS",
-    "SCHEMA",
-    "Answer",
-    "Key",
-    "Numbers",
-    "Record",
-    "RowFile",
-    "read_record",
-    "shard_path",
-]
-
 SCHEMA = 1
 ROWS = "rows.jsonl"
 _SHARDS = "rows.*-of-*.jsonl"

@@ -16,19 +16,6 @@ import numpy as np
 
 from eval.report.rows import Answer, Numbers
 
-__all__ = [
-    "Cost",
-    "Measure",
-    "SpeedUp",
-    "Spread",
-    "costs",
-    "decoding_cost",
-    "prefill_cost",
-    "ratios",
-    "variation",
-    "whole_cost",
-]
-
 _RESAMPLES = 2000
 _SEED = 0
 

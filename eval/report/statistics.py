@@ -20,8 +20,6 @@ from eval.report.speed_up import (
 )
 from selfspec.stats import ONCE_A_CALL
 
-__all__ = ["OVERALL", "STAGES", "Figures", "by_task", "figures", "pooled"]
-
 OVERALL = "overall"
 STAGES = ("draft", "layout", "forward", "verify", "commit", "learn")  # of a step, in order
 

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from eval.report.statistics import OVERALL
-from eval.report.tables import Table
+from eval.report.table import Table
 from selfspec.cost import WIDTHS, CostCurve
-
-__all__ = ["Bound", "bound", "bounds", "curve_table", "host_table", "stages_table"]
 
 
 class Bound(NamedTuple):

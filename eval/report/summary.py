@@ -31,8 +31,6 @@ from eval.report.rows import SCHEMA, Answer, Record
 from eval.report.speed_up import variation
 from eval.report.statistics import OVERALL, by_task
 
-__all__ = ["brief", "errors", "summary", "trust"]
-
 _MUCH = 0.2  # Stock varies by less than this on a machine that does nothing else.
 
 

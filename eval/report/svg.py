@@ -9,10 +9,9 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-__all__ = ["LETTER", "Canvas", "Colors", "Scale", "ticks"]
-
 Colors = Mapping[str, str]
 
+_STEPS = 6  # of an axis, at most
 LETTER = 6.4  # mean width of a letter, in pixels
 
 
@@ -51,7 +50,6 @@ class Canvas:
         self._mark("polyline", f'points="{path}" class="{kind}"{style}')
 
     def dot(self, x: float, y: float, radius: float, color: str, tip: str = "") -> None:
-        """A filled circle."""
         self._mark("circle", f'cx="{x:.1f}" cy="{y:.1f}" r="{radius}" style="fill:{color}"', tip)
 
     def text(
@@ -84,14 +82,13 @@ class Canvas:
             self.line([(left, scale(value)), (right, scale(value))], "grid")
             self.text(left - 6, scale(value) + 4, f"{value:g}{unit}", "end", "tick")
 
-    def x_axis(self, scale: Scale, top: float, bottom: float, unit: str = "") -> None:
+    def x_axis(self, scale: Scale, top: float, bottom: float) -> None:
         """Lines down the plot at round values, with their numbers below."""
         for value in ticks(scale.low, scale.high):
             self.line([(scale(value), top), (scale(value), bottom)], "grid")
-            self.text(scale(value), bottom + 16, f"{value:g}{unit}", "middle", "tick")
+            self.text(scale(value), bottom + 16, f"{value:g}", "middle", "tick")
 
     def svg(self) -> str:
-        """The drawing as an element for a page."""
         box = f'viewBox="0 0 {self.width:.0f} {self.height:.0f}" role="img"'
         name = f'aria-label="{escape(self._label)}"'
         return f"<svg {box} {name}>{''.join(self._marks)}</svg>"
@@ -101,16 +98,16 @@ class Canvas:
         self._marks.append(f"<{element} {attributes}>{inside}</{element}>")
 
 
-def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round values from `low` to `high`, at most so many steps.
+def ticks(low: float, high: float) -> list[float]:
+    """Round values from `low` to `high`, six steps at most.
 
     >>> ticks(0, 3.4)
     [0.0, 1.0, 2.0, 3.0]
     """
     span = (high - low) or 1
-    size = 10 ** math.floor(math.log10(span / most))
+    size = 10 ** math.floor(math.log10(span / _STEPS))
     step = next(
-        size * factor for factor in (1, 2, 2.5, 5, 10, 20) if span / (size * factor) <= most
+        size * factor for factor in (1, 2, 2.5, 5, 10, 20) if span / (size * factor) <= _STEPS
     )
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(number * step, 10) for number in range(first, last + 1)]

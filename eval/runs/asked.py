@@ -11,10 +11,12 @@ from typing import Any
 from eval.benches.registry import Slice
 from eval.errors import EvalError
 from eval.methods.studies import Variant
-from eval.options import drafting_knobs
+from eval.options import check_at_least, drafting_knobs
 from eval.runs.environment import short_name
 
-__all__ = ["Asked", "Shard"]
+# What does not decide what is measured, or is said in other words.
+_UNSAID = {"output", "questions", "threads", "slice"}
+_NAMED = ("bench", "assistant_model", "cache")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +72,9 @@ class Asked:
     study: str | None = None  # that the variants are of
 
     def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "batch_size", "turns", "rounds", "threads"):
-            self._check_at_least(name, getattr(self, name), 1)
-        self._check_at_least("warm_up", self.warm_up, 0)
-        self._check_at_least("temperature", self.temperature, 0)
-        self._check_at_least("limit", self.slice.limit, 1)
-        self._check_at_least("every", self.slice.every, 1)
+        check_at_least(self, 1, "max_new_tokens", "batch_size", "turns", "rounds", "threads")
+        check_at_least(self, 0, "warm_up", "temperature")
+        check_at_least(self.slice, 1, "limit", "every")
         if not 0 <= self.slice.offset < self.slice.every:
             rule = f"0 to --every - 1, which is {self.slice.every - 1}"
             raise EvalError(f"--offset must be {rule} (got {self.slice.offset})")
@@ -115,36 +114,17 @@ class Asked:
 
     def settings(self) -> dict[str, Any]:
         """All that decides what is measured, as JSON has it."""
+        names = {each.name for each in fields(self)} - _UNSAID
         return {
-            "bench": short_name(self.bench),
-            "model": short_name(self.model) or "tiny",
-            "assistant_model": short_name(self.assistant_model),
-            "methods": list(self.methods),
-            "shape": self.shape,
-            "dtype": self.dtype,
-            "device": self.device,
-            "max_new_tokens": self.max_new_tokens,
-            "temperature": self.temperature,
-            "seed": self.seed,
-            "batch_size": self.batch_size,
-            "turns": self.turns,
-            "rounds": self.rounds,
-            "prompt_format": self.prompt_format,
-            "cache": short_name(self.cache),
-            "warm_up": self.warm_up,
-            "max_prompt_tokens": self.max_prompt_tokens,
-            "state": self.state,
+            **{name: getattr(self, name) for name in sorted(names)},
+            **{name: short_name(getattr(self, name)) for name in _NAMED},
             **self.slice._asdict(),
+            "model": short_name(self.model) or "tiny",
+            "methods": list(self.methods),
+            "state": self.state,
             "knobs": dict(self.knobs),
-            "study": self.study,
             "variants": {name: _as_json(variant) for name, variant in self.variants.items()},
         }
-
-    @staticmethod
-    def _check_at_least(name: str, value: float | None, least: int) -> None:
-        if value is not None and not value >= least:
-            option = name.replace("_", "-")
-            raise EvalError(f"--{option} must be >= {least} (got {value})")
 
 
 def _as_json(variant: Variant) -> dict[str, Any]:

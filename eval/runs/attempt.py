@@ -18,8 +18,6 @@ from eval.methods.timing import Timed, timed
 from selfspec.records import StepRecord
 from selfspec.stats import GenerationStats
 
-__all__ = ["Outcome", "attempt", "new_ids_of", "padded_for"]
-
 
 class Outcome(NamedTuple):
     """The new ids of each row and the numbers by the names of `Numbers`, or an error."""
@@ -79,7 +77,6 @@ def _watched(method: Method, model: Any) -> Iterator[_Watch]:
 def _numbers(
     result: Timed, prompts: Padded, new_ids: list[list[int]], watch: _Watch
 ) -> dict[str, Any]:
-    """What was counted of an answer, by the names of `Numbers`."""
     num_new = sum(map(len, new_ids))
     digest = hashlib.sha256(repr(new_ids).encode()).hexdigest()
     values: dict[str, Any] = {

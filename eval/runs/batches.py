@@ -8,8 +8,6 @@ from typing import NamedTuple
 from eval.benches.questions import Question
 from eval.report.rows import Key
 
-__all__ = ["Batch", "batches"]
-
 Id = int | str
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from eval.runs.recorded import RecordedText, lessons_of, top_of
+from eval.runs.recorded import RecordedText, lessons_of, paths_of, top_of
 from selfspec import GenerationStats, SpecConfig
 from selfspec.cost import Budget, CostCurve, Step
 from selfspec.draft.memory import Memory
@@ -25,8 +25,6 @@ from selfspec.verify.shortlist import Shortlist
 from selfspec.verify.tape import NoiseTape
 from selfspec.verify.transcript import RowStops, Transcript
 from selfspec.verify.verifier import Verifier, row_texts
-
-__all__ = ["Answer", "Host", "Machine", "answered"]
 
 
 class Host(NamedTuple):
@@ -51,16 +49,13 @@ class Machine:
         return self._curve.seconds(1) + self._host.step
 
     def look(self) -> None:
-        """Looks for drafts."""
         self.now += self._host.looking
 
     def run(self, width: int) -> None:
-        """Runs a forward."""
         factor = self._dice.lognormvariate(0, self._noise)
         self.now += self._curve.seconds(width) * factor
 
     def work(self, width: int) -> None:
-        """Does all that is beside the forward."""
         self.now += self._host.step + self._host.node * (width - 1)
 
 
@@ -164,10 +159,7 @@ class _Replay(Decoder):
         num_before = self.stats.num_new_tokens
         trees = self.backend.trees or [DraftTree.of_root(0)]  # type: ignore[attr-defined]
         (tree,) = trees
-        paths: list[tuple[int, ...]] = [()]
-        for node in range(1, len(tree.tokens)):
-            paths.append((*paths[tree.parents[node]], tree.tokens[node]))
-        rows = [self.text.row(num_before, path) for path in paths]
+        rows = [self.text.row(num_before, path) for path in paths_of(tree)]
         return _Fetched(top_of(rows, memory.top_k))
 
 

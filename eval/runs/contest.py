@@ -21,8 +21,6 @@ from eval.runs.attempt import Outcome, attempt, padded_for
 from eval.runs.batches import Batch
 from eval.runs.stage import Stage
 
-__all__ = ["Contest"]
-
 Line = dict[str, Any]
 
 
@@ -69,7 +67,6 @@ class Contest:
         self.forget()
 
     def forget(self) -> None:
-        """Lets every method know what it knew at the start."""
         for method in self._stage.methods.values():
             method.forget()
 

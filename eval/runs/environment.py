@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import platform
@@ -19,8 +20,7 @@ from eval.errors import EvalError
 from selfspec.machine.hardware import device_name
 from selfspec.store import locate, read_card, tokenizer_info
 
-__all__ = ["check_same", "environment", "short_name", "versions", "where"]
-
+_PLACES = ("model", "draft_model", "cache", "remember")  # options that may name a folder
 _SAMPLE = 64  # values of each weight that go into the hash
 # More questions or rounds, and a commit that changes no code, make no other run.
 _MAY_DIFFER = frozenset(["limit", "rounds", "git_commit", "git_dirty"])
@@ -61,6 +61,17 @@ def versions() -> dict[str, str]:
         "transformers": transformers.__version__,
         "python": platform.python_version(),
     }
+
+
+def told(bench: str, options: argparse.Namespace, **found: Any) -> dict[str, Any]:
+    """The last line of a command: what was asked, by which versions, and what was found."""
+    asked = dict(vars(options))
+    for name, value in vars(options).items():
+        if isinstance(value, Path) or name in _PLACES:
+            asked[name] = value and short_name(str(value))
+    if "knob" in asked:
+        asked["knobs"] = asked.pop("knob")
+    return {"bench": bench, **asked, **versions(), **found}
 
 
 def short_name(name: str | None) -> str | None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from eval.runs.recorded import RecordedText, lessons_of, top_of
+from eval.runs.recorded import RecordedText, lessons_of, paths_of, top_of
 from selfspec import GenerationStats, SelfSpec, SpecConfig
 from selfspec.cost import Ledger
 from selfspec.draft.memory import Memory
@@ -35,8 +35,6 @@ from selfspec.run.prompt import Prompt
 from selfspec.verify.choosers import GreedyChooser
 from selfspec.verify.transcript import RowStops, Transcript
 from selfspec.verify.verifier import Verifier, row_texts
-
-__all__ = ["HostTimes", "host_times"]
 
 _FULL = "full_attention"
 
@@ -139,7 +137,6 @@ class _Clock:
         return self.host() + self._waited
 
     def wait_until(self, then: float) -> None:
-        """Passes the time until then."""
         self._waited += max(then - self.now(), 0.0)
 
     @contextmanager
@@ -178,11 +175,9 @@ class _PlayedDevice:
         return self.start
 
     def start(self) -> None:
-        """Starts a forward."""
         self._done = self.clock.now() + self._forward
 
     def wait(self) -> None:
-        """Waits for the forward."""
         self.clock.wait_until(self._done)
 
 
@@ -224,10 +219,7 @@ class _Replay(Decoder):
     def look(self) -> torch.Tensor:
         """What the model would choose at each node (1, Q) of the last tree."""
         num_before = self.stats.num_new_tokens
-        tree = self._tree
-        paths: list[tuple[int, ...]] = [()]
-        for node in range(1, len(tree)):
-            paths.append((*paths[tree.parents[node]], tree.tokens[node]))
+        paths = paths_of(self._tree)
         rows = [self.text.row(num_before, path) for path in paths]
         top = top_of(rows, self.config.top_k)
         self._tables = tuple(torch.from_numpy(table)[None] for table in top)

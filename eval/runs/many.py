@@ -16,8 +16,6 @@ from selfspec import SelfSpec, generate_many
 from selfspec.batch import ArrivalOrder, Scheduler, ShortestFirst
 from selfspec.run.rows_backend import kv_bytes_per_token
 
-__all__ = ["DEFAULTS", "WAYS", "Answered", "Many", "answered"]
-
 # One prompt's number and its new tokens, as soon as they are known.
 _Answers = Iterator[tuple[int, list[int]]]
 

@@ -12,8 +12,6 @@ from eval.runs.asked import Asked
 from eval.runs.batches import Batch, batches
 from eval.runs.stage import Stage
 
-__all__ = ["Plan", "make_plan"]
-
 
 class Plan(NamedTuple):
     """What is answered, in order, and what there is to say about it."""

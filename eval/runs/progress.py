@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from time import monotonic
-from types import TracebackType
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -20,8 +20,6 @@ from rich.progress import (
 from eval.methods.names import STOCK
 from eval.report.rows import Answer
 from eval.report.speed_up import Cost, costs, ratios
-
-__all__ = ["RunProgress", "answer_line", "clock"]
 
 _SILENCE = 10.0  # seconds
 
@@ -47,12 +45,7 @@ class RunProgress:
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
     def meanwhile(self, text: str) -> None:
@@ -61,39 +54,20 @@ class RunProgress:
             self.say(text)
 
     def say(self, text: str) -> None:
-        """A line above the bar."""
         self._last = monotonic()
         self._progress.console.print(text, markup=False, soft_wrap=True)
 
-    def stage(self, title: str, total: int) -> Stage:
-        """A part of the run, with a bar of its own."""
-        return Stage(self, title, total)
+    def stage(self, title: str, total: int) -> Callable[[str], None]:
+        """A part of the run, with a bar of its own; returns what says that one more is done."""
+        task, start, numbers = self._progress.add_task(title, total=total), monotonic(), count(1)
 
-    def advance(self, task: Any) -> None:
-        self._progress.advance(task)
+        def step(text: str) -> None:
+            number = next(numbers)
+            left = clock((monotonic() - start) / number * (total - number))
+            self.say(f"[{number}/{total}] {text}  (left {left})")
+            self._progress.advance(task)
 
-    def add(self, title: str, total: int) -> Any:
-        return self._progress.add_task(title, total=total)
-
-
-class Stage:
-    """Counts what is done of so much."""
-
-    def __init__(self, progress: RunProgress, title: str, total: int) -> None:
-        self._progress = progress
-        self._task = progress.add(title, total)
-        self._title = title
-        self._total = total
-        self._done = 0
-        self._start = monotonic()
-
-    def step(self, text: str) -> None:
-        """One more is done, and that came of it."""
-        self._done += 1
-        spent = monotonic() - self._start
-        left = clock(spent / self._done * (self._total - self._done))
-        self._progress.say(f"[{self._done}/{self._total}] {text}  (left {left})")
-        self._progress.advance(self._task)
+        return step
 
 
 def clock(seconds: float) -> str:

@@ -15,15 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from eval.benches.prompts import Prompts
 from eval.errors import EvalError
-from eval.methods.method import sampling
+from eval.methods.method import SelfSpecMethod
 from selfspec import SelfSpec, StepRecord
 from selfspec.records import TopK
-
-__all__ = ["RecordedText", "read_texts", "record", "write_texts"]
 
 Path_ = tuple[int, ...]
 Row = tuple[list[int], list[float]]  # Ids and probabilities of the likeliest next tokens.
@@ -86,18 +83,13 @@ def record(
     """Answers all prompts, drafting wide trees, cold at the start."""
     heard = _Heard()
     spec = SelfSpec(budget="fixed", max_nodes=max_nodes, extra_sources=[heard], top_k=_TOP_K)
+    method = SelfSpecMethod("selfspec", spec)
+    asked = {"max_new_tokens": max_new_tokens, "temperature": temperature}
     for seed, (question, input_ids) in enumerate(prompts):
-        torch.manual_seed(seed)
         steps: list[StepRecord] = []
         heard.lessons = []
         with spec.listening(steps.append):
-            ids = model.generate(
-                input_ids.to(model.device),
-                attention_mask=torch.ones_like(input_ids).to(model.device),
-                custom_generate=spec,
-                max_new_tokens=max_new_tokens,
-                **sampling(temperature),
-            )
+            ids = method.answer(model, input_ids.to(model.device), seed=seed, **asked)
         prompt_ids = input_ids[0].tolist()
         text = RecordedText(
             question.task,
@@ -116,13 +108,17 @@ def _take(text: RecordedText, steps: Sequence[StepRecord]) -> None:
     num_before = 0
     for step in steps:
         assert step.top is not None
-        paths: list[Path_] = [()]
-        for node in range(1, len(step.tree)):
-            paths.append((*paths[step.tree.parents[node]], step.tree.tokens[node]))
-        rows = _rows(step.top)
-        for drafts, row in zip(paths, rows, strict=True):
+        for drafts, row in zip(paths_of(step.tree), _rows(step.top), strict=True):
             text.add(num_before, drafts, row)
         num_before += len(step.committed_ids)
+
+
+def paths_of(tree: Any) -> list[Path_]:
+    """The drafts that lead to each node."""
+    paths: list[Path_] = [()]
+    for parent, token in zip(tree.parents[1:], tree.tokens[1:], strict=True):
+        paths.append((*paths[parent], token))
+    return paths
 
 
 def _rows(top: TopK) -> list[Row]:

@@ -15,13 +15,11 @@ import torch
 
 from eval.benches.prompts import Prompts
 from eval.methods.draft_rules import Counted, Fallback, Reader, Rule, drafted
-from eval.report.tables import Table
+from eval.report.table import Table
 from selfspec import SpecConfig
 from selfspec.cost import Pacing
 from selfspec.run.draft_model import DraftModel
 from selfspec.run.probe import attention_types
-
-__all__ = ["compared", "rules_table"]
 
 _MOST = 32  # Nodes of a tree that only a threshold ends.
 _STARTS = (0.1, 0.01, 0.001)

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from eval.benches.registry import load_bench
 from eval.errors import EvalError, one_line
-from eval.models.loading import quieten
 from eval.report.rows import ROWS, SCHEMA, Record, RowFile, read_record
 from eval.runs.asked import Asked, Shard
 from eval.runs.batches import Batch
@@ -28,8 +27,6 @@ from eval.runs.progress import RunProgress, answer_line
 from eval.runs.stage import Stage, check_methods, set_stage
 from selfspec.machine.user_files import replace_text
 
-__all__ = ["run"]
-
 
 def run(asked: Asked, shard: Shard, rows: Path, progress: RunProgress) -> Record | None:
     """Measures what is missing and appends it to `rows`; returns all that was measured.
@@ -37,7 +34,6 @@ def run(asked: Asked, shard: Shard, rows: Path, progress: RunProgress) -> Record
     None where other shards are at work.
     """
     check_methods(asked)
-    quieten()
     bench = load_bench(asked.bench, asked.questions)
     progress.say("loading the model")
     stage = set_stage(asked, shard)
@@ -88,7 +84,6 @@ class _Runner:
             rows.append(self._curve())
 
     def _head(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """The line that says what this run is."""
         started = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         model, tokenizer = self.stage.model, self.stage.prompter.tokenizer
         asked = self.asked
@@ -132,20 +127,20 @@ class _Runner:
         """Methods learn of the warm-up's questions, and again of those that are done."""
         warming = self.progress.stage("warm-up", len(self.plan.warm_up))
         for batch in self.plan.warm_up:
-            warming.step(answer_line(contest.answer(batch), self._names))
+            warming(answer_line(contest.answer(batch), self._names))
         catching_up = self.progress.stage("catching up", len(done))
         for batch in done:
             keys = [(*batch.ids, turn) for turn in range(batch.num_turns)]
             prompts = [known.texts[key]["prompt_ids"] for key in keys if key in known.texts]
             contest.catch_up(batch, prompts)
-            catching_up.step("is done; what was learned of it is learned again")
+            catching_up("is done; what was learned of it is learned again")
 
     def _measure(self, contest: Contest, to_do: Sequence[Batch], rows: RowFile) -> None:
         questions = self.progress.stage("questions", len(to_do))
         for batch in to_do:
             lines = contest.answer(batch)
             rows.append(lines)
-            questions.step(answer_line(lines, self._names))
+            questions(answer_line(lines, self._names))
 
     @cached_property
     def _names(self) -> list[str]:

@@ -19,8 +19,6 @@ from typing import IO, Any, NamedTuple
 
 from eval.errors import EvalError, last_line
 
-__all__ = ["METHODS", "OURS", "STOCK", "Reply", "Served", "arguments_of", "serving"]
-
 STOCK, OURS = "transformers", "selfspec"
 METHODS = (STOCK, "continuous", "plain", OURS)
 

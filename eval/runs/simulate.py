@@ -17,15 +17,13 @@ import numpy as np
 from eval.errors import EvalError
 from eval.report.rows import Record
 from eval.report.statistics import OVERALL
-from eval.report.tables import Table
+from eval.report.table import Table
 from selfspec import GenerationStats, SelfSpec, SpecConfig, StepRecord
 from selfspec.draft.memory import Memory
 from selfspec.draft.row import Row
 from selfspec.records import DraftTree, TopK
 from selfspec.store import load_cache
 from selfspec.verify.walk import walk
-
-__all__ = ["Text", "recorded_texts", "replay", "replays_table", "simulated"]
 
 
 class Text(NamedTuple):

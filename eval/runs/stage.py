@@ -26,8 +26,6 @@ from selfspec.run.prepared import profile
 from selfspec.stats import GenerationStats
 from selfspec.store import load_cache
 
-__all__ = ["Stage", "check_methods", "set_stage"]
-
 _CURVE_SECONDS = 10.0
 
 

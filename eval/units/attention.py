@@ -10,24 +10,21 @@ Ghidorah's figure 10(b) compares its sparse product with a dense mask and with a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from statistics import median
-from time import perf_counter
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from eval.models.shapes import GrownShape
-from eval.report.tables import Table
+from eval.report.table import Table
 from eval.units.layer import tree_parents
+from eval.units.ways import seconds_of
 from selfspec.run.layout import ancestors
 from selfspec.run.two_parts import Parts, dense_part, in_two_parts
 
-__all__ = ["DTYPES", "Case", "attention_table", "timed_attention"]
-
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _NUM_LAYERS = 4
-_WARM_UP = 2
 
 
 class Case(NamedTuple):
@@ -66,14 +63,10 @@ def _layer(shape: GrownShape, case: Case, device: torch.device, seed: int) -> Pa
 def _timed(layers: Sequence[Parts], width: int, rounds: int) -> dict[str, float]:
     ways = _ways(layers[0], width)
     first, *others = [way(layers[0]).float() for way in ways.values()]
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(_WARM_UP + rounds):
-        for name, way in ways.items():
-            seconds = _seconds(way, layers[turn % len(layers)])
-            if turn >= _WARM_UP:
-                times[name].append(seconds)
     difference = max(float((first - other).abs().max()) for other in others)
-    return {name: round(1000 * median(each), 4) for name, each in times.items()} | {
+    waiting = {name: partial(_number, way) for name, way in ways.items()}
+    seconds = seconds_of(waiting, layers, rounds)
+    return {name: round(1000 * each, 4) for name, each in seconds.items()} | {
         "difference": difference
     }
 
@@ -118,10 +111,9 @@ def _by_entries(parts: Parts, rows: torch.Tensor, columns: torch.Tensor) -> torc
     return (outcome / total[..., None]).to(parts.query.dtype)
 
 
-def _seconds(way: Callable[[Parts], torch.Tensor], parts: Parts) -> float:
-    start = perf_counter()
-    way(parts)[0, 0, 0, 0].item()  # Reading a number waits for the device.
-    return perf_counter() - start
+def _number(way: Callable[[Parts], torch.Tensor], parts: Parts) -> float:
+    """Of what a way gives: reading it waits for the device."""
+    return way(parts)[0, 0, 0, 0].item()
 
 
 def attention_table(rows: Sequence[dict[str, Any]]) -> Table:

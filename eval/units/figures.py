@@ -15,14 +15,12 @@ from typing import Any
 import torch
 
 from eval.models.shapes import GrownShape
-from eval.report.tables import Table
+from eval.report.table import Table
 from eval.units.layer import Layer, Shared
 from eval.units.model import Read, SharedModel
 from eval.units.shares import even, profiled
 from eval.units.unit import Pair
 from eval.units.ways import seconds_of
-
-__all__ = ["boundary_table", "timed_boundaries", "timed_widths", "widths_table"]
 
 # Tokens a step by the width of the check: Ghidorah's table I, MT-bench.
 REPORTED = {1: 1.0, 2: 1.72, 4: 2.28, 8: 2.59, 16: 2.93, 32: 3.19, 64: 3.34}
@@ -39,7 +37,7 @@ def timed_widths(
         ways = _ways(read, units, width)
         largest = read.logits.abs().max()
         wrong = max(float((way(read.nodes) - read.logits).abs().max()) for way in ways.values())
-        seconds = seconds_of(ways, read.nodes, rounds)
+        seconds = seconds_of(ways, [read.nodes], rounds)
         times = {name: round(1000 * each, 2) for name, each in seconds.items()}
         yield {"width": width, "ms": times, "difference": wrong / float(largest)}
 
@@ -85,7 +83,7 @@ def widths_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 def timed_boundaries(
     shape: GrownShape, units: Pair, columns: int, width: int, rounds: int
-) -> dict[str, Any]:
+) -> Iterator[dict[str, Any]]:
     """Attention alone: milliseconds with all of the text on the first unit, and with eighths."""
     layer = Layer.random(shape, columns, width)
     heads = shape.num_attention_heads + 2 * shape.num_key_value_heads
@@ -98,9 +96,9 @@ def timed_boundaries(
     ways["alone"] = Shared(layer, units, even(1.0)).attended
     expected = ways["alone"](qkv)
     wrong = max(float((way(qkv) - expected).abs().max()) for way in ways.values())
-    times = {n: round(1000 * each, 3) for n, each in seconds_of(ways, qkv, rounds).items()}
+    times = {n: round(1000 * each, 3) for n, each in seconds_of(ways, [qkv], rounds).items()}
     best = min(bounds, key=times.__getitem__)
-    return {
+    yield {
         "columns": columns,
         "width": width,
         "alone": times["alone"],

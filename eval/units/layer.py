@@ -22,8 +22,6 @@ from eval.units.unit import Pair, Task, Unit
 from selfspec.run.layout import ancestors
 from selfspec.run.two_parts import dense_part
 
-__all__ = ["KINDS", "ByRows", "Layer", "Shared", "pieces", "tree_mask", "tree_parents"]
-
 KINDS = ("qkv", "out", "gate_up", "down")  # the linear layers; a share is found for each
 _STEP = 16  # A share is rounded to so many columns.
 
@@ -34,7 +32,7 @@ def tree_parents(width: int) -> list[int]:
     """The parents of a tree of so many nodes: each hangs on one of the three nodes before it.
 
     >>> tree_parents(8)
-    [-1, 0, 1, 0, 2, 3, 4, 5]
+    [-1, 0, 1, 0, 2, 4, 4, 5]
     """
     chance = random.Random(0)
     return [-1, *(chance.randrange(max(0, node - 3), node) for node in range(1, width))]

@@ -17,8 +17,6 @@ from eval.models.shapes import GrownShape
 from eval.units.layer import KINDS, ByRows, Layer, Shared, pieces, tree_mask, tree_parents
 from eval.units.unit import Pair
 
-__all__ = ["Read", "SharedModel"]
-
 _Part = Callable[[torch.Tensor], torch.Tensor]
 
 

@@ -11,8 +11,6 @@ import torch
 from eval.units.layer import KINDS, Layer, Shared
 from eval.units.unit import Pair
 
-__all__ = ["even", "profiled"]
-
 _ROUNDS = 10
 _REFINEMENTS = 2  # Times depend on the split itself, so a found split is profiled again.
 

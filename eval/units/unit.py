@@ -21,8 +21,6 @@ import torch
 
 from eval.errors import EvalError
 
-__all__ = ["Pair", "Task", "Unit", "busy_core", "cores_for", "two_units"]
-
 Task = Callable[[], Any]
 
 
@@ -46,7 +44,6 @@ class Unit:
         return self._results.get()
 
     def stop(self) -> None:
-        """Ends the thread."""
         self._tasks.put(None)
         self._thread.join()
 

@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 
-from eval.report.tables import Table
+from eval.models.shapes import GrownShape
+from eval.report.table import Table
 from eval.units.layer import KINDS, Layer, Shared
 from eval.units.shares import even, profiled
 from eval.units.unit import Pair
-
-__all__ = ["seconds_of", "timed_ways", "ways_table"]
 
 _WARM_UP = 2
 _ALONE = ("first unit alone", "second unit alone")
@@ -25,12 +24,15 @@ _THREADS = "torch's own threads"
 _Way = Callable[[torch.Tensor], torch.Tensor]
 
 
-def timed_ways(layer: Layer, units: Pair, width: int, rounds: int) -> list[dict[str, Any]]:
+def timed_ways(
+    shape: GrownShape, units: Pair, columns: int, width: int, rounds: int
+) -> list[dict[str, Any]]:
     """A row for each way: its shares, its time, and how far its outcome is from the plain layer's.
 
     The speed-up is over the better unit alone, and the difference the largest one, as a share of
     the largest value.
     """
+    layer = Layer.random(shape, columns, width)
     shares = {
         _ALONE[0]: even(1.0),
         _ALONE[1]: even(0.0),
@@ -41,17 +43,17 @@ def timed_ways(layer: Layer, units: Pair, width: int, rounds: int) -> list[dict[
     ways: dict[str, _Way] = {name: Shared(layer, units, each) for name, each in shares.items()}
     ways[_THREADS] = partial(_by_threads, layer)
     shares[_THREADS] = {}
-    x = torch.randn(width, layer.shape.hidden_size, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(width, shape.hidden_size, generator=torch.Generator().manual_seed(1))
     expected = layer.plain(x)
     differences = {
         name: float((way(x) - expected).abs().max() / expected.abs().max())
         for name, way in ways.items()
     }
-    seconds = seconds_of(ways, x, rounds)
+    seconds = seconds_of(ways, [x], rounds)
     best = min(seconds[name] for name in _ALONE)
     return [
         {
-            "columns": layer.text[0].shape[2],
+            "columns": columns,
             "width": width,
             "way": name,
             "shares": {kind: round(share, 3) for kind, share in shares[name].items()},
@@ -72,15 +74,17 @@ def _by_threads(layer: Layer, x: torch.Tensor) -> torch.Tensor:
         torch.set_num_threads(1)
 
 
-def seconds_of(ways: Mapping[str, _Way], x: torch.Tensor, rounds: int) -> dict[str, float]:
-    """The median time of each way; which one begins changes from round to round."""
+def seconds_of(
+    ways: Mapping[str, Callable[[Any], object]], inputs: Sequence[Any], rounds: int
+) -> dict[str, float]:
+    """The median time of each way; which one begins changes from round to round, as the input."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     names = list(ways)
     for turn in range(_WARM_UP + rounds):
         first = turn % len(names)
         for name in names[first:] + names[:first]:
             start = perf_counter()
-            ways[name](x)
+            ways[name](inputs[turn % len(inputs)])
             if turn >= _WARM_UP:
                 times[name].append(perf_counter() - start)
     return {name: median(each) for name, each in times.items()}

@@ -44,6 +44,24 @@ def told(capsys) -> Callable[..., tuple[int, list[str], str]]:
 
 
 @pytest.fixture
+def figures(told) -> Callable[..., dict[str, Any]]:
+    """Runs a command that must end well; returns its last line."""
+
+    def run(command: Any, *options: str) -> dict[str, Any]:
+        status, lines, error = told(command, *options)
+        assert status == 0, error
+        return json.loads(lines[-1])
+
+    return run
+
+
+@pytest.fixture
+def asked(chat_folder, questions) -> list[str]:
+    """Options of a command: a chat model, and the questions."""
+    return ["--model", chat_folder, "--questions", str(questions)]
+
+
+@pytest.fixture
 def questions(tmp_path: Path) -> Path:
     """Twelve questions of each task, told apart by their ids."""
     path = tmp_path / "question.jsonl"

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from eval import bench_streamed
 from eval.errors import EvalError
-from eval.methods.streamed_job import LOOKUP, METHODS, Job, Result
+from eval.methods.streamed_job import LOOKUP, METHODS, SMALL, Job, Result
 from tests.streamed import least_memory, saved_model
 from tests.tiny import make_tokenizer
 
@@ -40,7 +40,8 @@ def bytes_of(amount: str) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_process_answers_within_a_budget(folder, method):
-    budget = bytes_of(least_memory(folder, max_length=32))
+    small = AutoModelForCausalLM.from_pretrained(folder) if method == SMALL else None
+    budget = bytes_of(least_memory(folder, max_length=32, draft_model=small))
     result = bench_streamed._answered(job(folder, method, max_memory=budget))
     whole = bench_streamed._answered(job(folder, "streamed", max_memory=10**9))
     assert result.texts == whole.texts
@@ -60,7 +61,7 @@ def test_a_process_that_fails_says_why(folder):
         bench_streamed._answered(job(folder, "streamed", max_memory=5))
 
 
-def test_the_command(folder, questions, capsys, monkeypatch):
+def test_the_command(folder, questions, told, monkeypatch):
     made = []
 
     def answered(each: Job) -> Result:
@@ -73,15 +74,10 @@ def test_the_command(folder, questions, capsys, monkeypatch):
     monkeypatch.setattr(bench_streamed, "_answered", answered)
     options = ["--model", str(folder), "--questions", str(questions), "--limit", "1"]
     options += ["--max-memory", "50%", "3MB", "--rounds", "2", "--dtype", "float32"]
-    assert bench_streamed.main([*options, "--methods", "accelerate", "streamed"]) == 0
-    assert [each.method for each in made[:4]] == [
-        "accelerate",
-        "streamed",
-        "streamed",
-        "accelerate",
-    ]
+    methods = ["accelerate", "streamed"]
+    _, (*lines, last), _ = told(bench_streamed, *options, "--methods", *methods)
+    assert [each.method for each in made[:4]] == [*methods, *methods[::-1]]
     assert made[5].max_memory == 3 * 10**6 > made[4].max_memory
-    *lines, last = capsys.readouterr().out.splitlines()
     assert "## Within 3MB: 3 MB" in lines
     row = "| streamed | 4.00 | 4.00–4.00 | 4.00x | 1.00 | 2.0 | 100 | 75% | 7 | 1 | 1 of 1 |"
     assert lines.count(row) == 2

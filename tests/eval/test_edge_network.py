@@ -61,7 +61,7 @@ def test_a_prompt_that_fits_nowhere_is_refused():
         serve(tight, new_users(tight, 0))
 
 
-def test_the_command(capsys, monkeypatch, tmp_path):
+def test_the_command(told, monkeypatch, tmp_path):
     few = {"8a": (6,), "8b": (1792,), "8c": (1024,), "7c": (1792,)}
     figures = tuple(
         each._replace(values=few.get(each.name, each.values[:1])) for each in edge_network.FIGURES
@@ -74,14 +74,12 @@ def test_the_command(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(edge_network, "Network", lambda **more: replace(SMALL, **more))
     page = tmp_path / "edge.html"
     options = ["--draws", "1", "--out", str(page), "--pictures", str(tmp_path / "drawn")]
-    assert edge_network.main(options) == 0
-    out = capsys.readouterr().out
-    assert edge_network.main(["--draws", "1"]) == 0
-    assert out.splitlines()[-1] == capsys.readouterr().out.splitlines()[-1]
-    assert "| heuristic: prompts of up to 1,792 tokens | 8b | 19.6 |" in out
-    assert "| path exponent | 3.0 |" in out
-    told = json.loads(out.splitlines()[-1])
-    assert set(told["figures"]["weights are read"]) == {figure.name for figure in figures}
+    status, lines, _ = told(edge_network, *options)
+    assert status == 0
+    found = json.loads(lines[-1])
+    assert any("| heuristic: prompts of up to 1,792 tokens | 8b | 19.6 |" in line for line in lines)
+    assert "| path exponent | 3.0 |" in lines
+    assert set(found["figures"]["weights are read"]) == {figure.name for figure in figures}
     assert page.read_text().count("<svg") == 2 * len(figures)
     drawn = tmp_path / "drawn" / "edge-figure-6-weights-are-read.svg"
     assert drawn.read_text().startswith('<svg xmlns="http://www.w3.org/2000/svg"')

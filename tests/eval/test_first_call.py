@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -44,10 +43,10 @@ def calls(monkeypatch):
     return made
 
 
-def test_the_order_changes_and_the_first_round_does_not_count(calls, chat_folder, capsys):
-    asked = ["--model", chat_folder, "--rounds", "3", "--knob", "top_k=4"]
-    assert first_call.main(asked) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+def test_the_order_changes_and_the_first_round_does_not_count(calls, chat_folder, figures):
+    asked = ["--model", chat_folder, "--rounds", "3", "--knob", "top_k=4", "--prompt", "a " * 999]
+    told = figures(first_call, *asked)
+    assert (told["model"], told["prompt"]) == (Path(chat_folder).name, "a " * 999)
     assert [job.method for job in calls] == ["selfspec", "stock", "stock", "selfspec"] * 2
     assert told["seconds"] == {"stock": [2.0, 4.0, 2.0], "selfspec": [3.0, 4.4, 3.2]}
     assert told["ratio"] == 1.6

@@ -11,7 +11,6 @@ import torch
 
 from eval import hetero
 from eval.models.shapes import GrownShape
-from eval.units import layer as layers
 from eval.units import shares
 from eval.units.layer import KINDS, ByRows, Layer, Shared
 from eval.units.unit import two_units
@@ -36,51 +35,42 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shares, "_ROUNDS", 2)
 
 
+WAYS = {
+    **{f"share {n}": (n, None) for n in (0.0, 0.3, 1.0)},
+    **{f"boundary {n}": (0.5, n) for n in (1, 7, 20)},  # of attention
+    "by rows": None,
+}
+
+
 @needs_cores
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_a_shared_layer_is_the_plain_layer(share: float) -> None:
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_a_shared_layer_is_the_plain_layer(way: tuple[float, int | None] | None) -> None:
     layer = Layer.random(SMALL, num_columns=20, width=6)
     x = torch.randn(6, SMALL.hidden_size)
     with two_units("cpu") as units:
-        found = Shared(layer, units, dict.fromkeys(KINDS, share))(x)
+        shared = (
+            ByRows(layer, units, 0.3)
+            if way is None
+            else Shared(layer, units, dict.fromkeys(KINDS, way[0]), way[1])
+        )
+        found = shared(x)
     torch.testing.assert_close(found, layer.plain(x), rtol=1e-5, atol=1e-5)
 
 
 @needs_cores
-@pytest.mark.parametrize("boundary", [1, 7, 20])
-def test_wherever_the_boundary_of_attention_is(boundary: int) -> None:
-    layer = Layer.random(SMALL, num_columns=20, width=6)
-    x = torch.randn(6, SMALL.hidden_size)
-    with two_units("cpu") as units:
-        found = Shared(layer, units, dict.fromkeys(KINDS, 0.5), boundary)(x)
-    torch.testing.assert_close(found, layer.plain(x), rtol=1e-5, atol=1e-5)
-
-
-@needs_cores
-def test_a_layer_split_by_rows_is_the_plain_layer() -> None:
-    layer = Layer.random(SMALL, num_columns=20, width=6)
-    x = torch.randn(6, SMALL.hidden_size)
-    with two_units("cpu") as units:
-        found = ByRows(layer, units, 0.3)(x)
-    torch.testing.assert_close(found, layer.plain(x), rtol=1e-5, atol=1e-5)
-
-
-@needs_cores
-def test_a_whole_model_on_two_units(capsys, chat_folder) -> None:
+def test_a_whole_model_on_two_units(figures, chat_folder) -> None:
     """All ways give the model's own logits."""
     options = ["--model", chat_folder, "--columns", "20", "--width", "4", "16", "--rounds", "1"]
-    assert hetero.main(options) == 0
-    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    rows = figures(hetero, *options)["rows"]
     assert [row["width"] for row in rows] == [1, 4, 16]
     assert set(rows[1]["ms"]) == {"one unit", "by rows", "by columns"}
     assert max(row["difference"] for row in rows) < 1e-4
 
 
 @needs_cores
-def test_attention_by_its_boundary(capsys) -> None:
+def test_attention_by_its_boundary(figures) -> None:
     options = ["--boundary", "--columns", "20", "--width", "6", "--rounds", "1"]
-    assert hetero.main(options) == 0
-    (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    (row,) = figures(hetero, *options)["rows"]
     assert row["dynamic"] <= row["static"]
 
 
@@ -103,15 +93,13 @@ def test_profiles_together_are_of_both_at_once() -> None:
     with two_units("cpu") as units:
         assert min(units.seconds_together(first, has_begun.set, rounds=3)) > 0
         assert min(units.seconds_alone(first, has_begun.set, rounds=3)) > 0
-    assert shares._balanced(0.2, 1.0, 4.0) == pytest.approx(0.5)
 
 
 @needs_cores
-def test_hetero(capsys, tmp_path) -> None:
+def test_hetero(figures, tmp_path) -> None:
     out = tmp_path / "hetero.json"
     options = ["--columns", "20", "--width", "6", "--rounds", "2", "--out", str(out)]
-    assert hetero.main(options) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    told = figures(hetero, *options)
     assert told == json.loads(out.read_text())
     rows = {row["way"]: row for row in told["rows"]}
     assert len(rows) == 6
@@ -119,15 +107,9 @@ def test_hetero(capsys, tmp_path) -> None:
     assert 0 < rows["profiled under contention"]["shares"]["down"] < 1
 
 
-def test_all_ways_of_attention_agree(capsys) -> None:
+def test_all_ways_of_attention_agree(figures) -> None:
     options = ["--attention", "--columns", "20", "--width", "1", "6", "--rounds", "1"]
-    assert hetero.main(options) == 0
-    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    rows = figures(hetero, *options)["rows"]
     assert [row["dtype"] for row in rows] == ["float32", "bfloat16"] * 2
     for row in rows:
         assert row["difference"] < (1e-5 if row["dtype"] == "float32" else 0.03)
-
-
-def test_trees_are_deep_and_wide() -> None:
-    assert layers.tree_parents(1) == [-1]
-    assert all(0 <= parent < node for node, parent in enumerate(layers.tree_parents(64)) if node)

@@ -95,11 +95,11 @@ def test_the_peak_is_near_what_is_held(monkeypatch):
     assert found.ours.peak <= 1.1 * found.stock.peak + 16 * 8 * COLUMN
 
 
-def test_what_is_held_beyond_the_allowed_is_told(capsys, chat_folder, monkeypatch):
+def test_what_is_held_beyond_the_allowed_is_told(told, chat_folder, monkeypatch):
     stock, ours = Memory(100, 110, 500, 10, None), Memory(300, 310, 700, 10, None)
     monkeypatch.setattr(kv_memory, "compare", lambda *_, **__: Comparison(5, 6, 7, stock, ours))
-    status = kv_memory.main(["--model", chat_folder, "--prompt-tokens", "5", "--new-tokens", "6"])
-    *table, last = capsys.readouterr().out.splitlines()
+    asked = ["--model", chat_folder, "--prompt-tokens", "5", "--new-tokens", "6"]
+    status, (*table, last), _ = told(kv_memory, *asked)
     assert status == 0
     assert "(more)" in table[4]
     assert len({line.count("|") for line in table[2:]}) == 1
@@ -108,12 +108,9 @@ def test_what_is_held_beyond_the_allowed_is_told(capsys, chat_folder, monkeypatc
     assert row["selfspec"]["held"] == 300
 
 
-def test_the_command(capsys, chat_folder):
+def test_the_command(figures, chat_folder):
     options = ["--prompt-tokens", "20", "30", "--new-tokens", "5", "--max-nodes", "4"]
-    assert kv_memory.main(["--model", chat_folder, *options, "--dtype", "bfloat16"]) == 0
-    *table, last = capsys.readouterr().out.splitlines()
-    assert len(table) == 6
-    rows = json.loads(last)["rows"]
+    rows = figures(kv_memory, "--model", chat_folder, *options, "--dtype", "bfloat16")["rows"]
     assert [(row["num_prompt_tokens"], row["width"]) for row in rows] == [(20, 4), (30, 4)]
     assert all(row["is_allowed"] for row in rows)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from eval import load_server
@@ -14,10 +12,8 @@ for package in ("fastapi", "uvicorn", "openai"):
 
 
 @pytest.mark.slow
-def test_clients_that_come_and_go(capsys):
-    options = ["--clients", "8", "--seconds", "4", "--threads", "1"]
-    assert load_server.main(options) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert told["requests"]["right"] > 0
-    assert set(told["requests"]) <= {"left", "right"}
-    assert told["num_left_behind"] == 0
+def test_clients_that_come_and_go(figures):
+    found = figures(load_server, "--clients", "8", "--seconds", "4", "--threads", "1")
+    assert found["requests"]["right"] > 0
+    assert set(found["requests"]) <= {"left", "right"}
+    assert found["num_left_behind"] == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 
 import numpy as np
 import pytest
@@ -12,16 +13,11 @@ from eval.methods.switch import SwitchSource
 from selfspec.records import TopK
 
 
-def run(command, capsys, *options: str) -> dict:
-    assert command.main(options) == 0
-    return json.loads(capsys.readouterr().out.splitlines()[-1])
-
-
 @pytest.mark.parametrize("temperature", ["0", "0.8"])
-def test_tokens_per_step(questions, chat_folder, capsys, temperature):
-    options = ["--model", chat_folder, "--questions", str(questions), "--max-nodes", "1", "8"]
-    options += ["--max-new-tokens", "12", "--temperature", temperature, "--limit", "3"]
-    result = run(tokens_per_step, capsys, *options, "--knob", "depth_decay=0.9")
+def test_tokens_per_step(figures, asked, temperature):
+    asked += ["--max-nodes", "1", "8", "--max-new-tokens", "12", "--limit", "3"]
+    asked += ["--temperature", temperature, "--knob", "depth_decay=0.9"]
+    result = figures(tokens_per_step, *asked)
     assert result["num_prompts"] == 3
     assert result["rows"]["1"]["overall"] == [1.0, 1.0]  # plain decoding
     tokens, nodes = result["rows"]["8"]["overall"]
@@ -29,52 +25,42 @@ def test_tokens_per_step(questions, chat_folder, capsys, temperature):
     assert 1 < nodes <= 8
 
 
-def test_rules_of_a_draft_model_that_is_the_model_itself(questions, chat_folder, capsys):
-    options = ["--model", chat_folder, "--questions", str(questions), "--max-nodes", "3"]
-    options += ["--max-new-tokens", "9", "--limit", "2", "--rules"]
-    assert tokens_per_step.main(options) == 2
-    assert "--rules must come with --draft-model" in capsys.readouterr().err
-    found = run(tokens_per_step, capsys, *options, "--draft-model", chat_folder)["rules"]
+def test_rules_of_a_draft_model_that_is_the_model_itself(figures, asked, chat_folder):
+    asked += ["--max-nodes", "3", "--max-new-tokens", "9", "--limit", "2"]
+    found = figures(tokens_per_step, *asked, "--rules", "--draft-model", chat_folder)["rules"]
     chain = found["chain, 3 nodes"]
     assert chain["num_first"] == chain["num_steps"] == 4
     assert {rule["num_tokens"] for rule in found.values()} == {16}
 
 
-def test_widths_are_compared_at_full_width(questions, chat_folder):
-    options = ["--model", chat_folder, "--questions", str(questions)]
-    parsed = tokens_per_step._options(options)
+def test_widths_are_compared_at_full_width(chat_folder):
+    parsed = Namespace(model=chat_folder, draft_model=None, cache=None, remember=None)
     assert tokens_per_step.new_spec(parsed).config.budget == "fixed"
     assert tokens_per_step.new_spec(parsed, budget="measured").config.budget == "measured"
 
 
-def test_a_later_run_starts_with_what_an_earlier_one_kept(questions, chat_folder, capsys, tmp_path):
-    options = ["--model", chat_folder, "--questions", str(questions), "--max-nodes", "8"]
-    options += ["--max-new-tokens", "12", "--limit", "2", "--remember", str(tmp_path / "kept")]
-    cold, warm = (run(tokens_per_step, capsys, *options)["rows"]["8"]["overall"] for _ in range(2))
+def test_a_later_run_starts_with_what_an_earlier_one_kept(figures, asked, tmp_path):
+    asked += ["--max-nodes", "8", "--max-new-tokens", "12", "--limit", "2"]
+    asked += ["--remember", str(tmp_path / "kept")]
+    cold, warm = (figures(tokens_per_step, *asked)["rows"]["8"]["overall"] for _ in range(2))
     assert warm[0] > cold[0]
-    assert tokens_per_step.main([*options, "--max-nodes", "4", "8"]) == 2
-    assert "--remember must come with one width" in capsys.readouterr().err
 
 
-def test_ablation_measures_each_set_once(questions, chat_folder, capsys, tmp_path):
+def test_ablation_measures_each_set_once(told, asked, tmp_path):
     out = tmp_path / "rows.jsonl"
-    options = ["--model", chat_folder, "--questions", str(questions), "--max-nodes", "4", "8"]
-    options += ["--max-new-tokens", "12", "--limit", "2", "--out", str(out), "--sets"]
-    assert ablation.main([*options, "all", "lut"]) == 0
+    asked += ["--max-nodes", "4", "8", "--max-new-tokens", "12", "--limit", "2"]
+    asked += ["--out", str(out), "--sets"]
+    assert told(ablation, *asked, "all", "lut")[0] == 0
     lines = out.read_text().splitlines()
-    assert [(e["set"], e["max_nodes"]) for e in map(json.loads, lines)] == [
-        ("all", 4),
-        ("all", 8),
-        ("lut", 4),
-        ("lut", 8),
-    ]
-    capsys.readouterr()
-    assert ablation.main([*options, "all", "no-lut", "switch"]) == 0
+    entries = [json.loads(line) for line in lines]
+    measured = [(entry["set"], entry["max_nodes"]) for entry in entries]
+    assert measured == [("all", 4), ("all", 8), ("lut", 4), ("lut", 8)]
+    status, table, _ = told(ablation, *asked, "all", "no-lut", "switch")
+    assert status == 0
     assert out.read_text().splitlines()[:4] == lines
     assert len(out.read_text().splitlines()) == 8
-    table = capsys.readouterr().out
-    assert "| all | 4 |" in table
-    assert "| switch | 8 |" in table
+    assert any(line.startswith("| all | 4 |") for line in table)
+    assert any(line.startswith("| switch | 8 |") for line in table)
 
 
 def test_the_switch_copies_a_long_match_and_else_asks_the_lut():

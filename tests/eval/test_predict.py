@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
+import shutil
 
 import pytest
 
 from eval import predict
 from eval.benches.edits import Edit, stdlib_edits
+from eval.models.tiny_corpus import stdlib_folder
+
+MODULES = ("argparse", "ast", "mailbox", "multiprocessing/managers", "subprocess", "threading")
+MODULES += ("unittest/case", "zipfile")
 
 
 @pytest.fixture(scope="module")
-def edits():
-    return stdlib_edits(3)
+def edits(tmp_path_factory):
+    """Of modules that have such classes in every Python, and of some that have none."""
+    folder = tmp_path_factory.mktemp("library")
+    for name in MODULES:
+        shutil.copy(stdlib_folder() / f"{name}.py", folder)
+    return stdlib_edits(3, folder)
+
+
+def test_each_class_serves_all_kinds(edits):
+    assert [edit.task for edit in edits] == ["rename", "insert", "delete"] * 3
 
 
 @pytest.mark.slow
-def test_each_class_serves_all_kinds(edits):
-    assert [edit.task for edit in edits] == ["rename", "insert", "delete"] * 3
-    assert edits == stdlib_edits(3)
+def test_the_whole_library_gives_the_same_edits_every_time():
+    assert stdlib_edits(9) == stdlib_edits(9)
 
 
 def test_what_comes_of_an_edit_is_code_again(edits):
@@ -48,13 +59,12 @@ def test_inserted_and_deleted_lines(edits):
 
 
 @pytest.mark.parametrize("hide", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_all_methods_write_the_forced_answers(plain_folder, capsys, monkeypatch, hide):
+def test_all_methods_write_the_forced_answers(plain_folder, figures, monkeypatch, hide):
     before = "class Hare:\n" + "    def run(self):\n        return self.legs\n\n" * 4
     edit = Edit("insert", before, "Insert a docstring.", before + '    """Runs."""\n')
     monkeypatch.setattr(predict, "stdlib_edits", lambda number: [edit] * 3 * number)
     asked = ["--model", plain_folder, "--classes", "1", "--budget", "fixed", "--max-nodes", "8"]
-    assert predict.main([*asked, *["--hide"] * hide]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    told = figures(predict, *asked, *["--hide"] * hide)
     overall = {name: by_task["overall"] for name, by_task in told["methods"].items()}
     assert overall["stock"]["tokens_per_step"] == 1
     assert overall["stock"]["speed_up"] == 1

@@ -11,32 +11,33 @@ import torch
 from eval import same_text
 from eval.benches.questions import Question
 from eval.methods.sameness import Parting, parting
-from eval.same_text import Texts, beside_a_longer_one, compare
+from eval.same_text import beside_a_longer_one, compare
 from selfspec import SelfSpec
 from tests.fakes import PAD, VOCAB, WildSource, new_model, prompt, tiny_model
 
 PROMPTS = [(Question(n, "qa", ()), prompt(seed=n)["input_ids"]) for n in range(4)]
 
 
-STOCK = [2, 0, 1]
-SCORES = [[0, 0, 9.0], [20.5, 20.25, 3.0], [0, 1, 0]]
-
-
-def parted(ids: list[int], dtype: torch.dtype = torch.bfloat16) -> Parting | None:
-    return parting(STOCK, ids, lambda at: torch.tensor(SCORES[at]), dtype)
-
-
 @pytest.mark.parametrize(
-    ("dtype", "ulps"), [(torch.bfloat16, 2.0), (torch.float16, 16.0), (torch.float32, 2.0**17)]
+    ("dtype", "logits", "ulps"),
+    [
+        (torch.bfloat16, [20.5, 20.25], 2.0),  # from 16 to 32 an ulp of bf16 is 1/8
+        (torch.bfloat16, [20.0, 20.125], 1.0),  # either may be larger
+        (torch.float16, [20.5, 20.25], 16.0),
+        (torch.float16, [1.0, 1.0 + 2**-10], 1.0),
+        (torch.float32, [20.5, 20.25], 2.0**17),
+        (torch.float32, [-8.0, -8.0], 0.0),
+    ],
 )
-def test_a_gap_in_steps_of_the_dtype(dtype, ulps):
-    assert parted([2, 1, 0], dtype) == Parting(1, 0.25, ulps)
+def test_a_gap_in_steps_of_the_dtype_at_the_larger_logit(dtype, logits, ulps):
+    found = parting([2, 0, 1], [2, 1, 0], lambda at: torch.tensor(logits), dtype)
+    assert found == Parting(1, abs(logits[0] - logits[1]), ulps)
 
 
 @pytest.mark.parametrize("ids", [[2, 0], [2, 0, 1, 1]])
 def test_a_text_of_another_length_is_no_rounding(ids):
-    at = min(len(ids), 3)
-    assert parted(ids) == Parting(at, math.inf, math.inf)
+    found = parting([2, 0, 1], ids, lambda at: torch.zeros(3), torch.bfloat16)
+    assert found == Parting(min(len(ids), 3), math.inf, math.inf)
 
 
 def test_the_prompt_is_padded_beside_a_longer_text():
@@ -47,12 +48,6 @@ def test_the_prompt_is_padded_beside_a_longer_text():
     ]
     assert pair["attention_mask"].tolist() == [[0] * 8 + [1] * 10, [1] * 18]
     assert beside_a_longer_one(torch.tensor([[5, 6]]), PAD)["input_ids"].shape == (2, 4)
-
-
-def test_nothing_differs_in_fp32():
-    spec = SelfSpec(extra_sources=[WildSource()])
-    texts = list(compare(tiny_model(), PROMPTS, spec, max_new_tokens=20))
-    assert texts == [Texts(None, None)] * len(PROMPTS)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -82,10 +77,9 @@ def test_a_wrong_text_is_found():
         assert text.batched is None
 
 
-def test_the_command(questions, chat_folder, told):
-    options = ["--model", chat_folder, "--questions", str(questions), "--limit", "2"]
-    options += ["--max-new-tokens", "8", "--dtypes", "float32", "bfloat16"]
-    status, lines, _ = told(same_text, *options)
+def test_the_command(asked, told):
+    asked += ["--limit", "2", "--max-new-tokens", "8", "--dtypes", "float32", "bfloat16"]
+    status, lines, _ = told(same_text, *asked)
     result = json.loads(lines[-1])
     assert status == 0
     assert list(result["dtypes"]) == ["float32", "bfloat16"]
@@ -110,9 +104,7 @@ def test_differences_are_summed_up():
 
 
 def test_why_nothing_was_drafted_is_told(told, chat_folder, monkeypatch):
-    monkeypatch.setattr(
-        same_text, "load_model", lambda *_, **__: new_model("mamba", vocab_size=320)
-    )
+    monkeypatch.setattr(same_text, "load_asked", lambda *_: new_model("mamba", vocab_size=320))
     options = ["--model", chat_folder, "--text", "random", "--limit", "1", "--dtypes", "float32"]
     status, lines, _ = told(same_text, *options, "--max-new-tokens", "8")
     assert status == 0

@@ -15,15 +15,12 @@ from selfspec.cost import FixedBudget
 
 
 @pytest.mark.parametrize("temperature", ["0", "0.8"])
-def test_a_replay_takes_the_steps_of_the_call(
-    questions, chat_folder, capsys, tmp_path, temperature
-):
+def test_a_replay_takes_the_steps_of_the_call(told, asked, tmp_path, temperature):
     """With the width that was recorded, trees, lessons and noise are those of the real call."""
     texts = tmp_path / "texts.jsonl"
-    options = [str(texts), "--record", "--model", chat_folder, "--questions", str(questions)]
-    options += ["--temperature", temperature, "--record-tokens", "12", "--record-nodes", "8"]
+    asked += ["--record", "--temperature", temperature, "--record-tokens", "12"]
     with torch.random.fork_rng():
-        assert simulate.main([*options, "--limit", "3"]) == 0
+        told(simulate, str(texts), *asked, "--record-nodes", "8", "--limit", "3")
     recorded = read_texts(texts)
     assert [len(text.output_ids) for text in recorded] == [12] * 3
     num_steps = sum((before, ()) in t.behind for t in recorded for before in range(12))
@@ -38,20 +35,7 @@ def test_a_replay_takes_the_steps_of_the_call(
     plain = simulate.decoded(recorded, 12, SpecConfig(max_nodes=1), machine, FixedBudget)
     assert sum(a.seconds for a in plain) == pytest.approx(sum(a.plain_seconds for a in plain))
     assert plain[0].plain_seconds == pytest.approx(11 * (4.5e-3 + Host().step))
-    capsys.readouterr()
-    assert simulate.main([str(texts), "--answers", "2x8", "--repeats", "1"]) == 0
-    *table, line = capsys.readouterr().out.strip().splitlines()
+    status, (*table, line), _ = told(simulate, str(texts), "--answers", "2x8", "--repeats", "1")
+    assert status == 0
     assert "1B, bfloat16, row by row" in "".join(table)
     assert set(json.loads(line)["answers"]["2 answers of 8 tokens"]) == set(simulate.CASES)
-
-
-def test_what_is_no_recording_is_one_line(capsys, tmp_path):
-    path = tmp_path / "texts.jsonl"
-    path.write_text("{}\n")
-    assert simulate.main([str(path)]) == 2
-    assert "line 1: must be a recorded text" in capsys.readouterr().err
-    path.write_text("")
-    assert simulate.main([str(path)]) == 2
-    assert "must have a text at least" in capsys.readouterr().err
-    assert simulate.main([str(path), "--record"]) == 2
-    assert "--record needs --model" in capsys.readouterr().err

@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 from selfspec import GenerationStats, SelfSpec, hub_folder
 from tests.fakes import FutureSource, prompt
 
 NUM_NEW = 24
+NUM_COLUMNS = 17  # of a prompt
 GREEDY: dict[str, Any] = {"do_sample": False}
 SAMPLE: dict[str, Any] = {"do_sample": True, "temperature": 0.9, "top_k": 40, "top_p": 0.95}
 ROUNDING = {"rtol": 1e-4, "atol": 1e-4}  # of fp32 scores, between forwards of different widths
@@ -98,26 +100,43 @@ def run_both(
     fresh: Callable[[], dict[str, Any]] = dict,
     drafts: bool = True,
     entrance: str = "custom_generate",
+    told: Callable[[torch.Tensor], dict[str, Any]] | None = None,
     **options: Any,
 ) -> Both:
     """Stock and selfspec on one call; asserts the same ids and the same random state behind it.
 
     `spec` may be made of stock's ids and the inputs, as `doubting` is, which is the default.
     `fresh` makes the arguments that a call uses up: streamers, criteria, caches. `drafts` tells
-    whether drafting is expected to happen at all, `entrance` the argument that takes `spec`.
+    whether drafting is expected to happen at all, `entrance` the way in that takes `spec`, and
+    `told` makes arguments of stock's ids that only ours gets.
     """
     stock_extras = fresh()
     stock = run(model, inputs, **options, **stock_extras)
     if not isinstance(spec, SelfSpec):
         spec = (spec or doubting)(stock.ids, inputs)
-    our_extras = fresh()
-    ours = run(model, inputs, **{entrance: spec}, **options, **our_extras)
+    our_extras = {**fresh(), **(told(stock.ids) if told else {})}
+    ours = run(model, inputs, **through(entrance, spec), **options, **our_extras)
     assert_same_ids(ours.ids, stock.ids)
     assert torch.equal(ours.rng_state, stock.rng_state), "the random state behind the call differs"
     if drafts:
         assert spec.stats.disabled_reason is None
         assert spec.stats.num_nodes > spec.stats.num_steps or spec.stats.num_steps <= 1
     return Both(stock, ours, spec.stats, stock_extras, our_extras)
+
+
+def run_both_on_a_kv(
+    model: Any, inputs: dict[str, Any], kind: str, spec: Any = None, **options: Any
+) -> Both:
+    """The same with a cache that is handed in; asserts the same KV behind it."""
+    options["fresh"] = lambda: {"past_key_values": kv_of(model, kind)}
+    both = run_both(model, inputs, spec, **options)
+    assert_same_kv(both.our_extras["past_key_values"], both.stock_extras["past_key_values"])
+    return both
+
+
+def kv_of(model: Any, kind: str) -> DynamicCache:
+    """A cache that knows the model's windows, or one that knows nothing."""
+    return DynamicCache() if kind == "bare" else DynamicCache(config=model.config)
 
 
 def in_threads(work: Callable[[int], None], number: int, num_threads: int) -> None:

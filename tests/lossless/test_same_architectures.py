@@ -13,6 +13,7 @@ from tests.fakes import prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
     MODES,
+    NUM_COLUMNS,
     SAMPLE,
     doubting,
     late_token,
@@ -23,7 +24,6 @@ from tests.lossless.same import (
 )
 from tests.zoo import BRANCHING, NOT_BRANCHING, Architecture
 
-NUM_COLUMNS = 17  # of the prompts
 MIN_P = {"do_sample": True, "temperature": 1.2, "min_p": 0.05}
 
 # Half of what a plain forward of these costs is Python; chains of theirs are refused too.

@@ -70,25 +70,16 @@ def test_on_and_off_under_one_seed(call: Call) -> None:
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_rows_that_move_together(num_rows: int) -> None:
     """Recorded scores make them; a row that stopped asks nothing more."""
-    inputs = prompt(num_rows)
-    options: dict[str, Any] = {
-        "return_dict_in_generate": True,
-        "output_scores": True,
-        "eos_token_id": [15, 81],
-    }
-    both = run_both(tiny_model(), inputs, SelfSpec(**BRANCHES), drafts=False, **options, **SAMPLE)
+    asked = {"return_dict_in_generate": True, "output_scores": True, "eos_token_id": [15, 81]}
+    options: dict[str, Any] = {"drafts": False, **asked, **SAMPLE}
+    both = run_both(tiny_model(), prompt(num_rows), SelfSpec(**BRANCHES), **options)
     assert len(both.ours.output.scores) == len(both.stock.output.scores)
 
 
 def test_the_kv_that_is_handed_back_knows_nothing_of_them() -> None:
     for name in ("llama", "gemma3"):
-        both = run_both(
-            tiny_model(name),
-            prompt(),
-            SelfSpec(**BRANCHES),
-            return_dict_in_generate=True,
-            **GREEDY,
-        )
+        options = {"return_dict_in_generate": True, **GREEDY}
+        both = run_both(tiny_model(name), prompt(), SelfSpec(**BRANCHES), **options)
         assert_same_kv(both.ours.output.past_key_values, both.stock.output.past_key_values)
 
 

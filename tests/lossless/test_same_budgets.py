@@ -17,17 +17,7 @@ from selfspec.plugin import spec as spec_module
 from selfspec.run.costs import Costs
 from tests.caches import contents
 from tests.fakes import WildSource, new_model, prompt, tiny_model
-from tests.lossless.same import (
-    GREEDY,
-    MODES,
-    NUM_NEW,
-    Call,
-    doubting,
-    few,
-    knowing,
-    run,
-    run_both,
-)
+from tests.lossless.same import GREEDY, MODES, NUM_NEW, Call, doubting, few, knowing, run, run_both
 from tests.test_engine_budget import CURVES
 from tests.zoo import BRANCHING
 

@@ -10,9 +10,8 @@ import torch
 from transformers import StoppingCriteria
 
 from tests.fakes import prompt, tiny_model
-from tests.lossless.same import MODES, ROUNDING, Call, knowing, run, run_both
+from tests.lossless.same import MODES, NUM_COLUMNS, ROUNDING, Call, knowing, run, run_both
 
-NUM_COLUMNS = 17
 SCORED = {"return_dict_in_generate": True, "output_scores": True}
 
 
@@ -83,15 +82,8 @@ def test_criteria_are_called_as_by_stock(
     eos: list[int] | None,
     call: Call,
 ) -> None:
-    both = run_both(
-        tiny_model(),
-        call.inputs,
-        fresh=lambda: {"stopping_criteria": [make()]},
-        drafts=False,
-        eos_token_id=eos,
-        **returned,
-        **call.options,
-    )
+    options = {"fresh": lambda: {"stopping_criteria": [make()]}, "eos_token_id": eos, **returned}
+    both = run_both(tiny_model(), call.inputs, drafts=False, **options, **call.options)
     assert_same_calls(*(x["stopping_criteria"][0] for x in (both.our_extras, both.stock_extras)))
     assert both.stats.disabled_reason is None
 
@@ -100,13 +92,8 @@ def test_criteria_stop_inside_an_accepted_path(call: Call) -> None:
     model, inputs = tiny_model("gemma3"), call.inputs
     spec = knowing(run(model, inputs, **call.options).ids, inputs, max_nodes=32)
     for make in (Counting, SingleRows):
-        both = run_both(
-            model,
-            inputs,
-            spec,
-            fresh=lambda make=make: {"stopping_criteria": [make()]},
-            **call.options,
-        )
+        fresh = {"fresh": lambda make=make: {"stopping_criteria": [make()]}}
+        both = run_both(model, inputs, spec, **fresh, **call.options)
         assert both.ours.ids.shape[1] < NUM_COLUMNS + 30
 
 

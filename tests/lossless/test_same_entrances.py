@@ -12,16 +12,12 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import GenerationConfig, StopStringCriteria, pipeline
 
-from selfspec import (
-    SelfSpec,
-    VocabularyError,
-    attach,
-    detach,
-)
+from selfspec import SelfSpec, VocabularyError, attach, detach
 from tests.fakes import attached_model, new_model, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import (
     GREEDY,
     MODES,
+    NUM_COLUMNS,
     NUM_NEW,
     SAMPLE,
     Call,
@@ -35,8 +31,6 @@ from tests.lossless.same import (
     through,
 )
 from tests.lossless.test_same_streamers import Recorder
-
-NUM_COLUMNS = 17
 
 
 @pytest.mark.parametrize("entrance", ["assistant", "custom_generate", "hub"])
@@ -162,23 +156,20 @@ def lora() -> Iterator[PeftModel]:
     return get_peft_model(new_model(), config).eval()
 
 
-@pytest.mark.parametrize("where", ["wrapper", "inner"])
+@pytest.mark.parametrize("where", ["wrapper", "inner", None])
 @pytest.mark.filterwarnings(PEFT_NOTE)
-def test_lora(lora: PeftModel, where: str, call: Call) -> None:
-    inputs = call.inputs
+def test_lora(lora: PeftModel, where: str | None, call: Call) -> None:
+    """Attached to the wrapper or to the model inside, or handed over as a callable."""
+    inputs, entrance = call.inputs, "assistant" if where else "custom_generate"
     bare = run(tiny_model(), inputs, **call.options)
-    attach(lora if where == "wrapper" else lora.get_base_model())
-    both = run_both(lora, inputs, entrance="assistant", **call.options)
+    if where:
+        attach(lora if where == "wrapper" else lora.get_base_model())
+    both = run_both(lora, inputs, entrance=entrance, **call.options)
     assert both.stats.tokens_per_step > 1.2
     assert not torch.equal(both.ours.ids, bare.ids)
     with lora.disable_adapter():
-        off = run_both(lora, inputs, entrance="assistant", **call.options)
+        off = run_both(lora, inputs, entrance=entrance, **call.options)
     assert_same_ids(off.ours.ids, bare.ids)
-
-
-@pytest.mark.filterwarnings(PEFT_NOTE)
-def test_lora_through_custom_generate(lora: PeftModel) -> None:
-    run_both(lora, prompt(3), **GREEDY)
 
 
 def test_two_threads_share_a_spec_and_a_model() -> None:

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, LogitsProcessor, StoppingCriteria
+from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
-from transformers.generation.streamers import BaseStreamer
 
 from selfspec import SelfSpec
 from tests.fakes import WildSource, new_model, prompt, tiny_model
@@ -24,6 +23,7 @@ from tests.lossless.same import (
     run_both,
     slow,
 )
+from tests.lossless.test_same_streamers import Recorder
 
 
 class Broken(Exception):
@@ -42,40 +42,27 @@ class Fuse:
         if self._left == 0:
             raise self._error("on purpose")
 
-
-class Criterion(StoppingCriteria):
-    def __init__(self, fuse: Fuse) -> None:
-        self._fuse = fuse
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        self._fuse.burn()
-        return torch.zeros(len(input_ids), dtype=torch.bool)
-
-
-class Processor(LogitsProcessor):
-    def __init__(self, fuse: Fuse) -> None:
-        self._fuse = fuse
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self._fuse.burn()
+    def process(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.burn()
         return scores
 
+    def stop(self, ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        self.burn()
+        return torch.zeros(len(ids), dtype=torch.bool)
 
-class Streamer(BaseStreamer):  # type: ignore[misc]
+
+class Streamer(Recorder):
     def __init__(self, fuse: Fuse) -> None:
+        super().__init__()
         self._fuse = fuse
-        self.ended = False
 
     def put(self, value: torch.Tensor) -> None:
         self._fuse.burn()
 
-    def end(self) -> None:
-        self.ended = True
-
 
 PLACES = {
-    "criterion": lambda fuse: {"stopping_criteria": [Criterion(fuse)]},
-    "processor": lambda fuse: {"logits_processor": [Processor(fuse)]},
+    "criterion": lambda fuse: {"stopping_criteria": [fuse.stop]},
+    "processor": lambda fuse: {"logits_processor": [fuse.process]},
     "streamer": lambda fuse: {"streamer": Streamer(fuse)},
 }
 
@@ -97,7 +84,7 @@ def test_an_error_from_outside(
         run(model, inputs, custom_generate=spec, past_key_values=kv, **extra, **call.options)
     assert_clean(model)
     assert_usable(kv)
-    assert not (place == "streamer" and extra["streamer"].ended)
+    assert not (place == "streamer" and extra["streamer"].told)
     run_both(model, inputs, spec, drafts=name != "bloom", **call.options)
 
 
@@ -115,27 +102,16 @@ def test_a_cache_goes_on_behind_an_interrupt(name: str, num_rows: int) -> None:
     whole = run(model, inputs, **GREEDY).ids
     kv = DynamicCache(config=model.config)
     extra = PLACES["processor"](Fuse(KeyboardInterrupt, 20))
+    spec = knowing(whole, inputs, max_nodes=6)
     with pytest.raises(KeyboardInterrupt):
-        run(
-            model,
-            inputs,
-            custom_generate=knowing(whole, inputs, max_nodes=6),
-            past_key_values=kv,
-            **extra,
-            **GREEDY,
-        )
+        run(model, inputs, custom_generate=spec, past_key_values=kv, **extra, **GREEDY)
     said = whole[:, : kv.get_seq_length() + 1]
     num_new = said.shape[1] - inputs["input_ids"].shape[1]
     assert num_new > 5
     mask = torch.cat([inputs["attention_mask"], torch.ones_like(said[:, -num_new:])], dim=1)
-    rest = run(
-        model,
-        {"input_ids": said, "attention_mask": mask},
-        past_key_values=kv,
-        max_new_tokens=NUM_NEW - num_new,
-        **GREEDY,
-    )
-    assert_same_ids(rest.ids, whole)
+    so_far = {"input_ids": said, "attention_mask": mask}
+    left = {"past_key_values": kv, "max_new_tokens": NUM_NEW - num_new}
+    assert_same_ids(run(model, so_far, **left, **GREEDY).ids, whole)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])

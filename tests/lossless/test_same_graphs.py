@@ -36,14 +36,16 @@ from tests.lossless.same import (
     doubting,
     few,
     knowing,
+    kv_of,
     late_token,
     run,
     run_both,
+    run_both_on_a_kv,
     slow,
 )
 from tests.lossless.test_same_architectures import ending
 from tests.lossless.test_same_entrances import PEFT_NOTE
-from tests.lossless.test_same_kv import answered, cache_of
+from tests.lossless.test_same_kv import answered
 from tests.recorder import use_recorders
 from tests.zoo import BRANCHING
 
@@ -149,7 +151,7 @@ def test_a_chat_on_one_cache(name: str, kind: str, num_rows: int, log: list[str]
     model, texts, caches = tiny_model(name), [], []
     spec = SelfSpec(sources=("context", "lut"))
     for extra in ({}, {"custom_generate": spec}):
-        inputs, kv = prompt(num_rows), cache_of(model, kind)
+        inputs, kv = prompt(num_rows), kv_of(model, kind)
         for turn in range(3):
             ids = run(model, inputs, past_key_values=kv, max_new_tokens=29, **extra, **GREEDY).ids
             inputs = answered(ids, inputs, turn)
@@ -231,10 +233,10 @@ def test_slots_that_moved_void_what_was_captured(log: list[str]) -> None:
         run_graphs(model, given, spec, drafts=False, max_new_tokens=280, **GREEDY)
 
 
-@pytest.mark.parametrize("modes", [(torch.inference_mode, torch.no_grad)] * 2, ids=[0, 1])
-def test_inference_mode_and_back(modes: tuple[Any, Any], log: list[str]) -> None:
+@pytest.mark.parametrize("order", [1, -1])
+def test_inference_mode_and_back(order: int, log: list[str]) -> None:
     model, spec = new_model("gemma3"), SelfSpec()
-    for mode in modes:
+    for mode in (torch.inference_mode, torch.no_grad)[::order]:
         with mode():
             run_both(model, prompt(3), spec, drafts=False, **GREEDY)
             assert spec.stats.forward == "graph"
@@ -425,18 +427,10 @@ def test_a_failed_capture_leaves_everything_whole(
     stock = run(model, call.inputs, **call.options)
     spec = doubting(stock.ids, call.inputs, **FIXED)
     for _ in range(2):
-        both = run_both(
-            model,
-            call.inputs,
-            spec,
-            fresh=lambda: {"past_key_values": cache_of(model, "configured")},
-            **call.options,
-        )
+        both = run_both_on_a_kv(model, call.inputs, "configured", spec, **call.options)
         assert both.stats.forward == "eager"
-        assert "capturing it fails (RuntimeError: operation not permitted" in str(
-            both.stats.eager_reason
-        )
-        assert_same_kv(both.our_extras["past_key_values"], both.stock_extras["past_key_values"])
+        reason = "capturing it fails (RuntimeError: operation not permitted"
+        assert reason in str(both.stats.eager_reason)
     assert log.count("capture") == fails_at
 
 
@@ -519,14 +513,9 @@ def test_sampling_waits_for_the_device_once_a_step(
 def test_a_failed_capture_breaks_a_strict_call_off(monkeypatch: pytest.MonkeyPatch) -> None:
     use_recorders(monkeypatch, fails_at=3)
     model, kv = tiny_model(), DynamicCache()
+    strict = SelfSpec(strict=True, forward="graph")
     with pytest.raises(UnsupportedError, match="strict=True and forwards can't be as asked"):
-        run(
-            model,
-            prompt(),
-            custom_generate=SelfSpec(strict=True, forward="graph"),
-            past_key_values=kv,
-            **GREEDY,
-        )
+        run(model, prompt(), custom_generate=strict, past_key_values=kv, **GREEDY)
     assert kv.get_seq_length() == 17
 
 

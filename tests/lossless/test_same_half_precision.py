@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from tests.fakes import new_model, prompt
-from tests.lossless.same import GREEDY, NUM_NEW, Outcome, doubting, run, slow
+from tests.lossless.same import GREEDY, NUM_COLUMNS, NUM_NEW, Outcome, doubting, run, slow
 
-NUM_COLUMNS = 17
 NUM_PROMPTS = 5
 _MAX_ULPS = 4  # of bf16, between the tokens that two roundings of the whole model may choose from
 

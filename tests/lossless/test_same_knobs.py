@@ -10,15 +10,7 @@ import pytest
 
 from selfspec import SelfSpec
 from tests.fakes import VOCAB, lut_of, prompt, tiny_model
-from tests.lossless.same import (
-    FIXED,
-    GREEDY,
-    SAMPLE,
-    Call,
-    doubting,
-    run_both,
-    slow,
-)
+from tests.lossless.same import FIXED, GREEDY, SAMPLE, Call, doubting, run_both, slow
 
 OTHERS = ("llama", "gemma3", "gpt2", "gpt-oss", "deepseek-v3")
 KNOBS: dict[str, dict[str, Any]] = {
@@ -52,22 +44,14 @@ def test_knobs(name: str, knobs: dict[str, Any], call: Call) -> None:
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
-@pytest.mark.parametrize("learning", ["request", "frozen"])
-def test_nothing_stays_behind(learning: str, num_rows: int) -> None:
+@pytest.mark.parametrize("learning", ["request", "frozen", "session"])
+def test_nothing_stays_behind_but_in_a_session(learning: str, num_rows: int) -> None:
     spec = SelfSpec(learning="session")
     run_both(tiny_model(), prompt(2, seed=5), spec, **GREEDY)
     spec.config = spec.config.changed(learning=learning)
     before = _knowledge(spec)
     run_both(tiny_model(), prompt(num_rows), spec, **SAMPLE)
-    assert before == _knowledge(spec)
-
-
-@pytest.mark.parametrize("num_rows", [1, 3])
-def test_a_session_learns(num_rows: int) -> None:
-    spec = SelfSpec(learning="session")
-    before = _knowledge(spec)
-    run_both(tiny_model(), prompt(num_rows), spec, **SAMPLE)
-    assert before != _knowledge(spec)
+    assert (before == _knowledge(spec)) == (learning != "session")
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])

@@ -21,16 +21,13 @@ from tests.lossless.same import (
     doubting,
     run,
     run_both,
+    run_both_on_a_kv,
     slow,
 )
 
 WINDOWED = ["llama", "mistral", "gemma3", "llama4"]
 TURNS = ("stock", "ours")
-
-
-def cache_of(model: Any, kind: str) -> DynamicCache:
-    """A cache that knows the model's windows, or one that knows nothing."""
-    return DynamicCache() if kind == "bare" else DynamicCache(config=model.config)
+RETURNED = {"return_dict_in_generate": True}
 
 
 @pytest.mark.parametrize("kind", ["bare", "configured", "large"])
@@ -41,57 +38,30 @@ def test_a_cache_that_was_handed_in_is_filled_in_place(
     """A large one is taken over in parts."""
     if kind == "large":
         monkeypatch.setattr("selfspec.run.columns._SMALL_ARENA", 1)
-    model = tiny_model(name)
-    both = run_both(
-        model,
-        call.inputs,
-        fresh=lambda: {"past_key_values": cache_of(model, kind)},
-        eos_token_id=[15, 26],
-        **call.options,
-    )
-    ours, stock = (x["past_key_values"] for x in (both.our_extras, both.stock_extras))
-    assert_same_kv(ours, stock)
+    options = call.options | {"eos_token_id": [15, 26]}
+    run_both_on_a_kv(tiny_model(name), call.inputs, kind, **options)
 
 
 def test_a_cache_that_nothing_marks_is_filled_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a model takes in caches by code of its own."""
     model = new_model()
     monkeypatch.setattr(model, "_prepare_cache_for_generation", lambda *_, **__: None)
-    both = run_both(
-        model, prompt(), fresh=lambda: {"past_key_values": cache_of(model, "bare")}, **GREEDY
-    )
-    assert_same_kv(both.our_extras["past_key_values"], both.stock_extras["past_key_values"])
+    run_both_on_a_kv(model, prompt(), "bare", **GREEDY)
 
 
 @pytest.mark.parametrize("kind", ["bare", "configured"])
 def test_a_cache_that_was_handed_in_outgrows_the_first_arenas(kind: str) -> None:
     """A bare one keeps what no window sees any more, as stock's does."""
-    model = tiny_model("mistral")
-    both = run_both(
-        model,
-        prompt(),
-        fresh=lambda: {"past_key_values": cache_of(model, kind)},
-        max_new_tokens=330,
-        **GREEDY,
-    )
-    assert_same_kv(both.our_extras["past_key_values"], both.stock_extras["past_key_values"])
+    run_both_on_a_kv(tiny_model("mistral"), prompt(), kind, max_new_tokens=330, **GREEDY)
 
 
 def chat(model: Any, speakers: tuple[str, ...], num_rows: int, options: dict[str, Any]) -> Any:
     """Turns on one cache, each by stock or by us; the last turn's ids and the cache."""
-    inputs = prompt(num_rows)
-    kv = DynamicCache(config=model.config)
+    inputs, kv = prompt(num_rows), DynamicCache(config=model.config)
     for turn, speaker in enumerate(speakers):
-        extra = {"custom_generate": SelfSpec(sources=("context", "lut"))}
-        outcome = run(
-            model,
-            inputs,
-            seed=turn,
-            past_key_values=kv,
-            max_new_tokens=13,
-            **(extra if speaker == "ours" else {}),
-            **options,
-        )
+        spec = {"custom_generate": SelfSpec(sources=("context", "lut"))}
+        asked = {"past_key_values": kv, "max_new_tokens": 13, **options}
+        outcome = run(model, inputs, seed=turn, **asked, **(spec if speaker == "ours" else {}))
         inputs = answered(outcome.ids, inputs, turn)
     return outcome.ids, kv
 
@@ -131,14 +101,7 @@ def test_a_cache_that_came_back_goes_on(name: str, turns: tuple[str, str]) -> No
         turn_inputs = inputs
         for turn, speaker in enumerate(speakers):
             extra = {"custom_generate": SelfSpec()} if speaker == "ours" else {}
-            outcome = run(
-                model,
-                turn_inputs,
-                return_dict_in_generate=True,
-                **kv,
-                **extra,
-                **GREEDY,
-            )
+            outcome = run(model, turn_inputs, **RETURNED, **kv, **extra, **GREEDY)
             kv = {"past_key_values": outcome.output.past_key_values}
             turn_inputs = answered(outcome.ids, turn_inputs, turn)
         texts.append(outcome.ids)
@@ -195,11 +158,5 @@ def test_position_ids_of_the_users_own(num_rows: int) -> None:
 
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_more_rows_than_prompts_on_a_cache(num_rows: int) -> None:
-    model = tiny_model("mistral")
-    run_both(
-        model,
-        prompt(num_rows),
-        fresh=lambda: {"past_key_values": cache_of(model, "configured")},
-        num_return_sequences=2,
-        **SAMPLE,
-    )
+    options = SAMPLE | {"num_return_sequences": 2}
+    run_both_on_a_kv(tiny_model("mistral"), prompt(num_rows), "configured", **options)

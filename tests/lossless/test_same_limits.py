@@ -14,6 +14,7 @@ from tests.fakes import PAD, VOCAB, attached_model, prompt, tiny_model, tiny_tok
 from tests.lossless.same import (
     GREEDY,
     MODES,
+    NUM_COLUMNS,
     NUM_NEW,
     SAMPLE,
     Call,
@@ -22,10 +23,7 @@ from tests.lossless.same import (
     run,
     run_both,
     slow,
-    texts_of,
 )
-
-NUM_COLUMNS = 17
 
 
 def knowing_all(model: Any, inputs: dict[str, Any], options: dict[str, Any], **knobs: Any) -> Any:
@@ -105,16 +103,8 @@ def test_stop_strings(num_rows: int, eos: int | None, mode: str) -> None:
     text = tokenizer.decode(ids[-1, NUM_COLUMNS:])
     for start in range(1, 30, 4):
         stops = [text[start : start + 3], "never to be said"]
-        run_both(
-            model,
-            inputs,
-            spec,
-            entrance="assistant",
-            stop_strings=stops,
-            tokenizer=tokenizer,
-            drafts=False,
-            **options,
-        )
+        asked = {"stop_strings": stops, "tokenizer": tokenizer, "drafts": False, **options}
+        run_both(model, inputs, spec, entrance="assistant", **asked)
 
 
 @pytest.mark.parametrize("num_sequences", [1, 3])
@@ -181,8 +171,3 @@ def test_any_call(data: st.DataObject) -> None:
     longer = torch.cat([ids, ids[:, -1:].repeat(1, 5)], dim=1)  # drafts beyond the end
     spec = knowing(longer, inputs, max_nodes=data.draw(st.integers(1, 20)))
     run_both(model, inputs, spec, seed=seed, drafts=False, **options)
-
-
-def test_the_texts_above_are_read_right() -> None:
-    inputs = prompt(3)
-    assert texts_of(inputs["input_ids"], inputs)[2] == inputs["input_ids"][2, 8:].tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,15 +15,16 @@ from tests.lossless.same import (
     FIXED,
     GREEDY,
     MODES,
+    NUM_COLUMNS,
     NUM_NEW,
     SAMPLE,
     Call,
     assert_same_ids,
     recorded_forwards,
     run,
+    run_both,
     through,
 )
-from tests.lossless.test_same_entrances import NUM_COLUMNS
 
 ALONE: dict[str, Any] = {**FIXED, "sources": ()}
 
@@ -43,66 +45,49 @@ def wrong(answer: list[int]) -> list[int]:
 KINDS = {"right": list, "edited": edited, "wrong": wrong, "short": lambda answer: answer[:5]}
 
 
+def predicting(change: Callable[[list[int]], list[int]]) -> Callable[[torch.Tensor], Any]:
+    """The prediction of each row, made of the row's answer."""
+    return lambda ids: {"prediction": [change(answer) for answer in answers(ids)]}
+
+
 @pytest.mark.parametrize("entrance", ["assistant", "custom_generate", "hub"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_predictions(kind: str, entrance: str, call: Call, modules_cache: Any) -> None:
-    model, inputs = attached_model(), call.inputs
-    stock = run(model, inputs, **call.options)
-    spec = SelfSpec(**ALONE)
-    extra = through(entrance, spec)
-    prediction = [KINDS[kind](answer) for answer in answers(stock.ids)]
-    ours = run(model, inputs, prediction=prediction, **extra, **call.options)
-    assert_same_ids(ours.ids, stock.ids)
-    assert torch.equal(ours.rng_state, stock.rng_state)
+    more = {"told": predicting(KINDS[kind]), "entrance": entrance, **call.options}
+    both = run_both(attached_model(), call.inputs, SelfSpec(**ALONE), **more)
     least = {"right": 9, "edited": 2.5, "wrong": 1, "short": 1.05}
-    assert spec.stats.tokens_per_step >= least[kind]
+    assert both.stats.tokens_per_step >= least[kind]
 
 
 @pytest.mark.parametrize("budget", ["measured", "fixed", "threshold"])
 def test_every_budget(budget: str) -> None:
-    model, inputs = tiny_model(), prompt()
     for options in MODES.values():
-        stock = run(model, inputs, **options)
         for change in KINDS.values():
-            spec = SelfSpec(budget=budget)
-            prediction = change(answers(stock.ids)[0])
-            ours = run(model, inputs, custom_generate=spec, prediction=prediction, **options)
-            assert_same_ids(ours.ids, stock.ids)
-            assert torch.equal(ours.rng_state, stock.rng_state)
+            spec, told = SelfSpec(budget=budget), predicting(change)
+            run_both(tiny_model(), prompt(), spec, told=told, drafts=False, **options)
 
 
 @pytest.mark.parametrize("name", ["bloom", "gemma3"])
 def test_other_architectures(name: str) -> None:
     """The first gets chains."""
-    model, inputs = tiny_model(name), prompt(3)
-    stock = run(model, inputs, **GREEDY)
-    prediction = [edited(answer) for answer in answers(stock.ids)]
-    spec = SelfSpec(**ALONE)
-    ours = run(model, inputs, custom_generate=spec, prediction=prediction, **GREEDY)
-    assert_same_ids(ours.ids, stock.ids)
-    assert spec.stats.tokens_per_step > 1.5
+    more = {"told": predicting(edited), "drafts": False, **GREEDY}
+    both = run_both(tiny_model(name), prompt(3), SelfSpec(**ALONE), **more)
+    assert both.stats.tokens_per_step > 1.5
 
 
 def test_returned_sequences_share_a_prediction() -> None:
-    model, inputs = tiny_model(), prompt(2)
     options = SAMPLE | {"num_return_sequences": 3}
-    stock = run(model, inputs, **options)
-    prediction = answers(stock.ids)[::3]
-    spec = SelfSpec(**ALONE)
-    ours = run(model, inputs, custom_generate=spec, prediction=prediction, **options)
-    assert_same_ids(ours.ids, stock.ids)
-    assert spec.stats.accepted_by_source["prediction"] > 2 * (NUM_NEW - 6)
+    options["told"] = lambda ids: {"prediction": answers(ids)[::3]}
+    both = run_both(tiny_model(), prompt(2), SelfSpec(**ALONE), **options)
+    assert both.stats.accepted_by_source["prediction"] > 2 * (NUM_NEW - 6)
 
 
 @pytest.mark.parametrize("shape", [torch.tensor, tuple, lambda ids: torch.tensor([ids, ids])])
 def test_one_prediction_serves_all_rows(shape: Any) -> None:
-    model, inputs = tiny_model(), {key: value.repeat(2, 1) for key, value in prompt().items()}
-    stock = run(model, inputs, **GREEDY)
-    spec = SelfSpec(**ALONE)
-    prediction = shape(answers(stock.ids)[0])
-    ours = run(model, inputs, custom_generate=spec, prediction=prediction, **GREEDY)
-    assert_same_ids(ours.ids, stock.ids)
-    assert spec.stats.tokens_per_step > 9
+    inputs = {key: value.repeat(2, 1) for key, value in prompt().items()}
+    options = GREEDY | {"told": lambda ids: {"prediction": shape(answers(ids)[0])}}
+    both = run_both(tiny_model(), inputs, SelfSpec(**ALONE), **options)
+    assert both.stats.tokens_per_step > 9
 
 
 def test_an_empty_prediction_is_none() -> None:
@@ -119,15 +104,11 @@ def test_an_empty_prediction_is_none() -> None:
 def test_text_is_encoded(entrance: str, modules_cache: Any) -> None:
     model, inputs, tokenizer = attached_model(), prompt(2), tiny_tokenizer()
     texts = ["the cat sat on that mat", "a fat rat"]
+    ids = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
     seen = []
-    for prediction in (
-        texts,
-        [tokenizer(text, add_special_tokens=False).input_ids for text in texts],
-    ):
-        spec = SelfSpec(**ALONE)
-        extra = through(entrance, spec)
-        with_tokenizer = {"tokenizer": tokenizer, "prediction": prediction}
-        run(model, inputs, **extra, **with_tokenizer, **GREEDY)
+    for prediction in (texts, ids):
+        spec, asked = SelfSpec(**ALONE), {"tokenizer": tokenizer, "prediction": prediction}
+        run(model, inputs, **through(entrance, spec), **asked, **GREEDY)
         seen.append((spec.stats.num_nodes, spec.stats.num_steps))
     assert seen[0] == seen[1]
     assert seen[0][0] > seen[0][1]

@@ -10,20 +10,19 @@ import pytest
 import torch
 from transformers import LogitsProcessor, PreTrainedModel, WatermarkingConfig
 
-from selfspec import SelfSpec
 from tests.fakes import VOCAB, new_model, prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
     MODES,
+    NUM_COLUMNS,
     ROUNDING,
     SAMPLE,
+    Both,
     Call,
     knowing,
     run_both,
     slow,
 )
-
-NUM_COLUMNS = 17
 
 OTHERS = ("mistral", "gemma3", "gpt2", "bloom", "deepseek-v3")
 # arguments of generate(); an end token is set where a rule is about it
@@ -119,16 +118,17 @@ class Recording(LogitsProcessor):
         return scores
 
 
+def processed_by(
+    make: Callable[[], LogitsProcessor], inputs: dict[str, Any], **options: Any
+) -> tuple[Both, Any, Any]:
+    """Stock and selfspec with a processor of their own each; both are returned too."""
+    both = run_both(tiny_model(), inputs, fresh=lambda: {"logits_processor": [make()]}, **options)
+    return both, *(x["logits_processor"][0] for x in (both.stock_extras, both.our_extras))
+
+
 @pytest.mark.parametrize("eos", [None, list(range(1, 6))], ids=["endless", "ends"])
 def test_stateful_processor_is_called_as_by_stock(eos: list[int] | None, call: Call) -> None:
-    both = run_both(
-        tiny_model(),
-        call.inputs,
-        fresh=lambda: {"logits_processor": [Recording()]},
-        eos_token_id=eos,
-        **call.options,
-    )
-    stock, ours = (x["logits_processor"][0] for x in (both.stock_extras, both.our_extras))
+    _, stock, ours = processed_by(Recording, call.inputs, eos_token_id=eos, **call.options)
     assert ours.calls == stock.calls
     assert torch.allclose(torch.stack(ours.scores), torch.stack(stock.scores), **ROUNDING)
 
@@ -157,12 +157,7 @@ class Float64(LogitsProcessor):
 
 @pytest.mark.parametrize("make", [InPlace, AcrossRows, Float64])
 def test_user_made_processors(make: Callable[[], LogitsProcessor], call: Call) -> None:
-    run_both(
-        tiny_model(),
-        call.inputs,
-        fresh=lambda: {"logits_processor": [make()]},
-        **call.options,
-    )
+    processed_by(make, call.inputs, **call.options)
 
 
 class RowWise(InPlace):
@@ -180,13 +175,8 @@ class RowWise(InPlace):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_processor_may_say_that_it_looks_at_rows(mode: str) -> None:
-    both = run_both(
-        tiny_model(),
-        prompt(3),
-        fresh=lambda: {"logits_processor": [RowWise()]},
-        **MODES[mode],
-    )
-    assert both.our_extras["logits_processor"][0].num_rows == {1}
+    _, _, ours = processed_by(RowWise, prompt(3), **MODES[mode])
+    assert ours.num_rows == {1}
 
 
 def test_watermarking(call: Call) -> None:
@@ -212,15 +202,7 @@ def test_processors_do_not_keep_right_drafts_out(num_rows: int) -> None:
 
 def test_processors_of_a_plain_call() -> None:
     """A call that can't be drafted for hands its processors on."""
-    both = run_both(
-        tiny_model(),
-        prompt(),
-        SelfSpec(),
-        fresh=lambda: {"logits_processor": [Recording()]},
-        drafts=False,
-        use_cache=False,
-        **GREEDY,
-    )
+    options = {"drafts": False, "use_cache": False, **GREEDY}
+    both, stock, ours = processed_by(Recording, prompt(), **options)
     assert both.stats.disabled_reason
-    stock, ours = (x["logits_processor"][0] for x in (both.stock_extras, both.our_extras))
     assert ours.calls == stock.calls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -111,14 +112,9 @@ def test_plain_calls_under_strict(options: dict[str, Any], reason: str) -> None:
 
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_a_static_cache_that_was_handed_in(num_rows: int) -> None:
-    model = tiny_model()
-    both = run_both(
-        model,
-        prompt(num_rows),
-        fresh=lambda: {"past_key_values": StaticCache(config=model.config, max_cache_len=80)},
-        drafts=False,
-        **SAMPLE,
-    )
+    static = partial(StaticCache, config=tiny_model().config, max_cache_len=80)
+    options = {"fresh": lambda: {"past_key_values": static()}, "drafts": False, **SAMPLE}
+    both = run_both(tiny_model(), prompt(num_rows), **options)
     assert "StaticCache" in str(both.stats.disabled_reason)
 
 
@@ -127,13 +123,8 @@ def test_a_cache_of_the_users_own_class(num_rows: int) -> None:
     class OwnCache(DynamicCache):
         """May do anything in `update`."""
 
-    both = run_both(
-        tiny_model(),
-        prompt(num_rows),
-        fresh=lambda: {"past_key_values": OwnCache()},
-        drafts=False,
-        **GREEDY,
-    )
+    options = {"fresh": lambda: {"past_key_values": OwnCache()}, "drafts": False, **GREEDY}
+    both = run_both(tiny_model(), prompt(num_rows), **options)
     assert "OwnCache" in str(both.stats.disabled_reason)
     assert both.our_extras["past_key_values"].get_seq_length() == 17 + NUM_NEW - 1
 

@@ -11,7 +11,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from tests.fakes import prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
-    MODES,
+    NUM_COLUMNS,
     ROUNDING,
     Call,
     assert_same_kv,
@@ -21,7 +21,6 @@ from tests.lossless.same import (
     slow,
 )
 
-NUM_COLUMNS = 17
 EVERYTHING = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
 ENDS = [15, 26, 81]
 NAMES = ("llama", "mistral", "gemma3", "llama4", "gpt2", "bloom")
@@ -44,14 +43,8 @@ def assert_close(ours: Any, stock: Any) -> None:
 @pytest.mark.parametrize("eos", [None, ENDS], ids=["endless", "ends"])
 @pytest.mark.parametrize("name", [*NAMES, *map(slow, OTHERS)])
 def test_everything(name: str, eos: list[int] | None, call: Call) -> None:
-    both = run_both(
-        tiny_model(name),
-        call.inputs,
-        drafts=name not in ("bloom", *OTHERS),
-        eos_token_id=eos,
-        **EVERYTHING,
-        **call.options,
-    )
+    options = {"drafts": name not in ("bloom", *OTHERS), "eos_token_id": eos, **call.options}
+    both = run_both(tiny_model(name), call.inputs, **EVERYTHING, **options)
     stock, ours = both.stock.output, both.ours.output
     assert isinstance(ours, GenerateDecoderOnlyOutput)
     assert_close(ours.scores, stock.scores)
@@ -88,26 +81,8 @@ def test_the_kv_is_cut_where_the_text_ends(name: str, length: int, num_rows: int
     """An accepted path that runs past the limit leaves nothing behind."""
     model, inputs = tiny_model(name), prompt(num_rows)
     spec = knowing(run(model, inputs, **GREEDY).ids, inputs, max_nodes=12)
-    both = run_both(
-        model,
-        inputs,
-        spec,
-        max_new_tokens=length,
-        return_dict_in_generate=True,
-        drafts=False,
-        **GREEDY,
-    )
+    options = {"max_new_tokens": length, "return_dict_in_generate": True, **GREEDY}
+    both = run_both(model, inputs, spec, drafts=False, **options)
     kv = both.ours.output.past_key_values
     assert kv.get_seq_length() == NUM_COLUMNS + length - 1
     assert_same_kv(kv, both.stock.output.past_key_values)
-
-
-@pytest.mark.parametrize("num_rows", [1, 3])
-def test_transition_scores(num_rows: int) -> None:
-    model = tiny_model()
-    both = run_both(model, prompt(num_rows), **EVERYTHING, **MODES["sample"])
-    ours, stock = (
-        model.compute_transition_scores(x.output.sequences, x.output.scores)
-        for x in (both.ours, both.stock)
-    )
-    assert torch.allclose(ours, stock, **ROUNDING)

@@ -14,6 +14,7 @@ from tests.lossless.same import (
     FIXED,
     GREEDY,
     MODES,
+    NUM_COLUMNS,
     NUM_NEW,
     Call,
     assert_clean,
@@ -25,8 +26,15 @@ from tests.lossless.same import (
     texts_of,
 )
 
-NUM_COLUMNS = 17
 LOOKUP = {"prompt_lookup_num_tokens": 10}
+
+
+def assisted(model: Any, spec: SelfSpec, inputs: dict[str, Any], **options: Any) -> torch.Tensor:
+    """The ids of stock's assisted decoding with our drafts, which leaves the model as it was."""
+    with SelfSpecCandidateGenerator(spec).plugged_into(model):
+        ids = run(model, inputs, **LOOKUP | options).ids
+    assert_clean(model)
+    return ids
 
 
 @pytest.mark.parametrize("doubt", [False, True], ids=["default", "doubting"])
@@ -42,11 +50,8 @@ def test_candidate_generator_in_stock_assisted_decoding(
     stock = run(model, inputs, **options)
     spec = doubting(stock.ids, inputs) if doubt else SelfSpec()
     for _ in range(2):
-        generator = SelfSpecCandidateGenerator(spec)
-        with generator.plugged_into(model), recorded_forwards(model) as widths:
-            ours = run(model, inputs, **LOOKUP, **options)
-        assert_same_ids(ours.ids, stock.ids)
-        assert_clean(model)
+        with recorded_forwards(model) as widths:
+            assert_same_ids(assisted(model, spec, inputs, **options), stock.ids)
     if doubt:
         assert len(widths) <= stock.ids.shape[1] - NUM_COLUMNS
 
@@ -68,8 +73,7 @@ def test_candidate_generator_stays_within_the_models_positions(num_new: int) -> 
     stock = run(model, inputs, **options)
     (text,) = texts_of(stock.ids, inputs)
     spec = SelfSpec(extra_sources=[FutureSource([[*text, *[5] * 20]])])
-    with SelfSpecCandidateGenerator(spec).plugged_into(model):
-        assert_same_ids(run(model, inputs, **LOOKUP, **options).ids, stock.ids)
+    assert_same_ids(assisted(model, spec, inputs, **options), stock.ids)
 
 
 @pytest.mark.parametrize("is_own", [True, False])
@@ -78,10 +82,10 @@ def test_candidate_generator_asks_the_draft_model(is_own: bool) -> None:
     model, inputs, twin = new_model("llama"), prompt(), tiny_model("llama")
     stock = run(twin, inputs, **GREEDY)
     spec = SelfSpec(sources=(), draft_model=twin if is_own else None)
-    more = LOOKUP if is_own else {"assistant_model": twin}
-    with SelfSpecCandidateGenerator(spec).plugged_into(model), recorded_forwards(model) as widths:
+    more = {} if is_own else {"prompt_lookup_num_tokens": None, "assistant_model": twin}
+    with recorded_forwards(model) as widths:
         for _ in range(2):
-            assert_same_ids(run(model, inputs, **more, **GREEDY).ids, stock.ids)
+            assert_same_ids(assisted(model, spec, inputs, **more, **GREEDY), stock.ids)
     num_new = stock.ids.shape[1] - inputs["input_ids"].shape[1]
     assert 2 * num_new > 4 * len(widths)
 
@@ -93,8 +97,7 @@ def test_candidate_generator_learns_how_far_guesses_can_be_trusted(learning: str
     stock = run(model, inputs, **GREEDY)
     source = FutureSource(texts_of(stock.ids, inputs), doubt=0.3)
     spec = SelfSpec(extra_sources=[source], learning=learning)
-    with SelfSpecCandidateGenerator(spec).plugged_into(model):
-        assert_same_ids(run(model, inputs, **LOOKUP, **GREEDY).ids, stock.ids)
+    assert_same_ids(assisted(model, spec, inputs, **GREEDY), stock.ids)
     memory = spec.memory(VOCAB)
     rates = memory.calibration.rows()
     num_right = sum(hits for kinds, hits, _ in rates if [kind[0] for kind in kinds] == ["future"])
@@ -106,10 +109,8 @@ def test_candidate_generator_learns_how_far_guesses_can_be_trusted(learning: str
 
 def test_candidate_generator_is_unplugged_by_an_error() -> None:
     model = new_model()
-    with (
-        pytest.raises(KeyboardInterrupt),
-        SelfSpecCandidateGenerator(SelfSpec()).plugged_into(model),
-    ):
+    generator = SelfSpecCandidateGenerator(SelfSpec())
+    with pytest.raises(KeyboardInterrupt), generator.plugged_into(model):
         raise KeyboardInterrupt
     assert_clean(model)
 

@@ -11,16 +11,7 @@ import torch
 from selfspec import SelfSpec, UnsupportedError, attach, load_streamed
 from selfspec.run.streamed import is_streamed, traffic
 from tests.fakes import prompt
-from tests.lossless.same import (
-    FIXED,
-    GREEDY,
-    Call,
-    assert_same_ids,
-    doubting,
-    run,
-    run_both,
-    slow,
-)
+from tests.lossless.same import FIXED, GREEDY, Call, assert_same_ids, doubting, run, run_both, slow
 from tests.streamed import least_memory, load_tightly, saved_model
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import TextIteratorStreamer, TextStreamer
+from transformers import TextIteratorStreamer
 from transformers.generation.streamers import BaseStreamer
 
 from selfspec import SelfSpec
@@ -17,6 +17,7 @@ from tests.fakes import attached_model, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import (
     GREEDY,
     MODES,
+    NUM_COLUMNS,
     Call,
     assert_same_ids,
     doubting,
@@ -24,8 +25,6 @@ from tests.lossless.same import (
     run,
     run_both,
 )
-
-NUM_COLUMNS = 17
 
 
 class Recorder(BaseStreamer):  # type: ignore[misc]
@@ -62,14 +61,8 @@ def test_the_first_token_is_told_before_anything_is_learned(
 @pytest.mark.parametrize("eos", [None, [15, 91]], ids=["endless", "ends"])
 def test_streamers_are_told_what_stock_tells(eos: list[int] | None, call: Call) -> None:
     for seed in range(3):
-        both = run_both(
-            tiny_model("mistral"),
-            prompt(call.num_rows, seed=seed),
-            seed=seed,
-            fresh=recording,
-            eos_token_id=eos,
-            **call.options,
-        )
+        options = {"seed": seed, "fresh": recording, "eos_token_id": eos, **call.options}
+        both = run_both(tiny_model("mistral"), prompt(call.num_rows, seed=seed), **options)
         stock, ours = both.stock_extras["streamer"], both.our_extras["streamer"]
         assert ours.told == stock.told
         assert ours.told.count("end") == 1
@@ -91,15 +84,8 @@ def test_streamers_are_told_what_stock_tells(eos: list[int] | None, call: Call) 
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("name", ["llama", "bloom"])
 def test_streamers_under_every_pace(name: str, num_rows: int, options: dict[str, Any]) -> None:
-    both = run_both(
-        attached_model(name),
-        prompt(num_rows),
-        fresh=recording,
-        drafts=False,
-        entrance="assistant",
-        **GREEDY,
-        **options,
-    )
+    more = {"fresh": recording, "drafts": False, "entrance": "assistant", **GREEDY, **options}
+    both = run_both(attached_model(name), prompt(num_rows), **more)
     assert both.our_extras["streamer"].told == both.stock_extras["streamer"].told
 
 
@@ -127,15 +113,6 @@ def test_tokens_are_streamed_before_the_call_ends() -> None:
         run(model, inputs, custom_generate=spec, streamer=streamer, **GREEDY)
     # the prompt, its first token, and eight each; `end` comes behind the last step
     assert heard == [2, 10, 18, 25]
-
-
-def test_text_streamer(capsys: pytest.CaptureFixture[str]) -> None:
-    model, tokenizer = tiny_model("cohere"), tiny_tokenizer()
-    printed = []
-    for extra in ({}, {"custom_generate": doubting(run(model, prompt()).ids, prompt())}):
-        run(model, prompt(), streamer=TextStreamer(tokenizer), **extra, **GREEDY)
-        printed.append(capsys.readouterr().out)
-    assert printed[0] == printed[1] != ""
 
 
 @pytest.mark.parametrize("entrance", ["attached", "custom_generate"])

@@ -19,6 +19,7 @@ from selfspec import SelfSpec, attach
 from tests.fakes import VOCAB, new_model, prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
+    NUM_COLUMNS,
     SAMPLE,
     Call,
     assert_same_ids,
@@ -29,7 +30,6 @@ from tests.lossless.same import (
 )
 from tests.lossless.test_same_entrances import PEFT_NOTE
 
-NUM_COLUMNS = 17
 _LONG = {
     "rope_type": "longrope",
     "rope_theta": 100.0,
@@ -114,18 +114,11 @@ def test_virtual_tokens(config: PeftConfig, where: str, call: Call) -> None:
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_nothing_left_to_say(num_rows: int) -> None:
     """Where every token is banned, sampling fails as stock's does."""
+    model, inputs, banned = tiny_model(), prompt(num_rows), {"suppress_tokens": [*range(VOCAB)]}
     for extra in ({}, {"custom_generate": SelfSpec()}):
         with pytest.raises(RuntimeError, match="probability tensor"):
-            run(
-                tiny_model(),
-                prompt(num_rows),
-                suppress_tokens=list(range(VOCAB)),
-                **extra,
-                **SAMPLE,
-            )
-    run_both(
-        tiny_model(), prompt(num_rows), suppress_tokens=list(range(VOCAB)), drafts=False, **GREEDY
-    )
+            run(model, inputs, **banned, **extra, **SAMPLE)
+    run_both(model, inputs, drafts=False, **banned, **GREEDY)
 
 
 @pytest.mark.parametrize(

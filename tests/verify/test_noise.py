@@ -14,6 +14,7 @@ from selfspec.verify import noise
 from selfspec.verify.shortlist import Shortlist, Warpers, shortlist
 from selfspec.verify.tape import NoiseTape
 
+UNEVEN = [0, 0, 1, 0, 1, 1, 0, 0, 0, 1, 1, 1]  # Which of two rows moves next.
 Draw = Callable[[torch.Tensor, int, int], int]  # (scores, row, step) -> token
 
 
@@ -206,23 +207,17 @@ def test_another_default_dtype_changes_nothing(monkeypatch):
 def test_it_is_made_where_two_tokens_are_nearly_equal(made, monkeypatch):
     monkeypatch.setattr(noise, "_CLEARLY", 1e30)
     table = scores_of(6, 2, 300, seed=7)
-    order = [0, 0, 1, 0, 1, 1, 0, 0, 0, 1, 1, 1]
-    assert first_difference(lambda n: NoiseTape(n).draw, order, table, seed=7) is None
+    assert first_difference(lambda n: NoiseTape(n).draw, UNEVEN, table, seed=7) is None
     assert len(made) == 12
 
 
-def test_a_torch_that_draws_otherwise_is_taken_as_it_is(monkeypatch):
-    monkeypatch.setattr(noise, "_is_made_of_uniforms", lambda: False)
-    table = scores_of(6, 2, 300, seed=7)
-    order = [0, 0, 1, 0, 1, 1, 0, 0, 0, 1, 1, 1]
-    assert first_difference(lambda n: NoiseTape(n).draw, order, table, seed=7) is None
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-def test_scores_of_another_dtype_are_drawn_from_as_stock_does(dtype):
+@pytest.mark.parametrize("of_uniforms", [True, False], ids=["uniforms", "another torch"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_scores_of_any_dtype_are_drawn_from_as_stock_does(dtype, of_uniforms, monkeypatch):
+    if not of_uniforms:
+        monkeypatch.setattr(noise, "_is_made_of_uniforms", lambda: False)
     table = scores_of(6, 2, 300, seed=7).to(dtype)
-    order = [0, 0, 1, 0, 1, 1, 0, 0, 0, 1, 1, 1]
-    assert first_difference(lambda n: NoiseTape(n).draw, order, table, seed=7) is None
+    assert first_difference(lambda n: NoiseTape(n).draw, UNEVEN, table, seed=7) is None
 
 
 @pytest.mark.parametrize("temperature", [1e-6, 0.01, 1.0, 50.0])

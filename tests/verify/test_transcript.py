@@ -150,9 +150,3 @@ def test_sequences_are_a_copy_of_the_prompts_dtype():
     text.commit(0, 4, ENDLESS)
     assert out.tolist() == [[1, 2, 3]]
     assert out.dtype == torch.int32
-
-
-def test_without_a_streamer_nothing_is_told():
-    text = transcript([[1]])
-    text.commit(0, EOS, ENDLESS)
-    text.end()

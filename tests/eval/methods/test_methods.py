@@ -30,34 +30,6 @@ def test_a_method_answers_as_stock_does(name):
     assert num_new_tokens(expected, ids()) == 12
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_equal_seeds_draw_equal_texts(seed):
-    asked = {"max_new_tokens": 12, "temperature": 1.2, "seed": seed}
-    texts = [new_method(n).answer(tiny_model(), ids(), **asked) for n in ("stock", "selfspec")]
-    assert torch.equal(*texts)
-    assert not torch.equal(texts[0], new_method("stock").answer(tiny_model(), ids(), **ASKED))
-
-
-def test_the_static_cache_says_why_it_is_left_out_on_a_cpu():
-    reason = new_method("stock-static").refusal(tiny_model())
-    assert reason == "transformers does not compile LlamaForCausalLM on cpu"
-
-
-def test_selfspec_is_made_of_what_is_given():
-    made = []
-
-    def new_spec(config: SpecConfig) -> SelfSpec:
-        made.append(config)
-        return SelfSpec(config)
-
-    config = SpecConfig(max_nodes=3)
-    method = new_method("selfspec", Resources(config=config, new_spec=new_spec))
-    assert made == [config]
-    assert method.stats.num_steps == 0
-    method.answer(tiny_model(), ids(), **ASKED)
-    assert method.stats.nodes_per_step <= 3
-
-
 def test_forward_only_drafts_nothing_and_learns_nothing():
     method = new_method("forward-only", Resources(config=SpecConfig(max_nodes=8, num_branches=2)))
     for _ in range(2):

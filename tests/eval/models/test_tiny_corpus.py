@@ -3,11 +3,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from eval.errors import EvalError
 from eval.models.tiny_corpus import (
     EOS,
     MAX_VOCABULARY,
     PAD,
-    CorpusError,
     all_windows,
     build_corpus,
     is_table,
@@ -73,7 +73,7 @@ def test_splits_are_disjoint_complete_and_follow_the_seed() -> None:
     assert sorted([*train, *held_out]) == sorted(paths)
     assert split_sources(paths, seed=1) == (train, held_out)
     assert split_sources(paths, seed=2) != (train, held_out)
-    with pytest.raises(CorpusError, match=r"at least 2 \.py files with text \(got 1\)"):
+    with pytest.raises(EvalError, match=r"at least 2 \.py files with text \(got 1\)"):
         split_sources([Path("a.py")], seed=0)
 
 
@@ -111,7 +111,7 @@ def test_all_windows_leaves_out_the_rest() -> None:
 
 
 def test_too_short_a_split_is_refused() -> None:
-    with pytest.raises(CorpusError, match=r"window of 8 tokens \(got 7\)"):
+    with pytest.raises(EvalError, match=r"window of 8 tokens \(got 7\)"):
         all_windows(np.arange(7), length=8)
-    with pytest.raises(CorpusError, match=r"window of 8 tokens \(got 7\)"):
+    with pytest.raises(EvalError, match=r"window of 8 tokens \(got 7\)"):
         windows(np.arange(7), first=0, count=1, length=8)
