@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from transformers import DynamicCache
 
 from selfspec import SelfSpec, SpecConfig, UnsupportedError
@@ -443,15 +444,22 @@ def test_a_failed_capture_leaves_everything_whole(
 @pytest.fixture
 def no_memory_above(monkeypatch: pytest.MonkeyPatch, log: list[str]) -> Callable[[int], None]:
     """Lets wider captures run out of memory."""
-    captured = StaticRunner._captured
+    work_of = StaticRunner._work
+    monkeypatch.setattr("selfspec.run.graphs.runner.free_memory", lambda _: 1000)
+    monkeypatch.setattr("selfspec.run.graphs.kept.free_memory", lambda _: 1000)
 
     def limit(width: int) -> None:
-        def full(runner: StaticRunner, model: Any, key: ForwardKey) -> Any:
-            if key.shape.width > width:
-                raise torch.OutOfMemoryError("on purpose")
-            return captured(runner, model, key)
+        def new_work(runner: StaticRunner, model: Any, key: ForwardKey) -> Callable[[], None]:
+            work = work_of(runner, model, key)
 
-        monkeypatch.setattr(StaticRunner, "_captured", full)
+            def full() -> None:
+                if key.shape.width > width and _get_current_dispatch_mode() is not None:
+                    raise torch.OutOfMemoryError("on purpose")
+                work()
+
+            return full
+
+        monkeypatch.setattr(StaticRunner, "_work", new_work)
 
     return limit
 
@@ -465,12 +473,41 @@ def test_without_memory_for_wide_captures_trees_are_cut(no_memory_above: Any) ->
         assert 8 < both.stats.queries_per_step <= 16
 
 
-def test_no_memory_for_narrow_captures_is_an_error(no_memory_above: Any) -> None:
-    no_memory_above(4)
+def test_without_memory_a_step_with_branches_is_run_eagerly(
+    no_memory_above: Any, log: list[str]
+) -> None:
+    """A width that could not be captured is not tried again."""
+    no_memory_above(16)
+    spec, counts = SelfSpec(num_branches=6, branch_length=6, **FIXED), []
+    for _ in range(2):
+        both = run_graphs(tiny_model("gemma3"), prompt(), spec, **GREEDY)
+        assert both.stats.queries_per_step > 25
+        counts.append(log.count("capture"))
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("width", [16, 4])
+def test_forwards_are_wide_again_once_there_is_memory(
+    width: int, no_memory_above: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_memory_above(width)
     model, inputs = tiny_model(), prompt()
-    spec = doubting(run(model, inputs, **GREEDY).ids, inputs, budget="fixed", max_nodes=6)
-    with pytest.raises(torch.OutOfMemoryError, match="on purpose"):
-        run(model, inputs, custom_generate=spec, **GREEDY)
+    stock = run(model, inputs, **GREEDY)
+    spec = doubting(stock.ids, inputs, budget="fixed", max_nodes=64, learning="frozen")
+    run_both(model, inputs, spec, **GREEDY)
+    no_memory_above(1000)
+    before = run_both(model, inputs, spec, **GREEDY)
+    assert (before.stats.eager_reason is None) == (width > 8)
+    monkeypatch.setattr("selfspec.run.graphs.runner.free_memory", lambda _: 3000)
+    after = run_graphs(model, inputs, spec, **GREEDY)
+    assert before.stats.queries_per_step <= 16 or before.stats.forward == "eager"
+    assert after.stats.queries_per_step > 16
+
+
+def test_a_profile_without_memory_to_capture_wide_forwards(no_memory_above: Any) -> None:
+    no_memory_above(16)
+    sizes = {"num_columns": 32, "num_rows": 1, "max_seconds": 0.01}
+    profile(tiny_model(), SpecConfig(forward="graph"), **sizes)
 
 
 def test_slots_are_copied_only_for_those_who_get_the_cache(

@@ -18,8 +18,6 @@ from selfspec.run.graphs.step_inputs import InputShape, StepState
 
 __all__ = ["GraphBackend"]
 
-_NARROWEST = 8  # If there is no memory for so few nodes, the next call would find none either.
-
 
 class GraphBackend:
     """Does what `TreeBackend` does, with the captured forwards of a `StaticRunner`.
@@ -88,25 +86,22 @@ class GraphBackend:
 
     def max_width(self, max_nodes: int) -> int:
         """All nodes that the caller asks for, unless there is no memory for them."""
-        return max(min(max_nodes, self._runner.widest), 1)
+        return min(max_nodes, self._runner.widest)
 
     def lay_out(self, trees: Sequence[DraftTree | Queries]) -> tuple[ForwardKey, int, int]:
         """Writes and sends the inputs; returns their key, and how many rows and nodes count.
 
-        Where there is no memory to capture so wide a forward, the trees are cut.
+        Where there is no memory to capture so wide a forward, the trees are cut. With branches
+        behind them they can't be, and the forward is run without a graph.
         """
         key, widest = self._written(trees)
-        try:
-            self._runner.ready(self._model, key)
-        except torch.OutOfMemoryError:
-            width = self._runner.widest = key.shape.width // 2
-            drafts = [tree for tree in trees if isinstance(tree, DraftTree)]
-            if width < _NARROWEST or len(drafts) < len(trees):
-                raise
-            for tree in drafts:
-                tree.cut(width)
-            return self.lay_out(trees)
-        return key, len(trees), widest
+        self._runner.ready(self._model, key)
+        drafts = [tree for tree in trees if isinstance(tree, DraftTree)]
+        if widest <= self._runner.widest or len(drafts) < len(trees):
+            return key, len(trees), widest
+        for tree in drafts:
+            tree.cut(self._runner.widest)
+        return self.lay_out(trees)
 
     def _written(self, trees: Sequence[DraftTree | Queries]) -> tuple[ForwardKey, int]:
         widest = max(len(tree.tokens) for tree in trees)

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from selfspec.machine.device import device_for
+from selfspec.machine.free_memory import free_memory
 from selfspec.run.attention_types import AttentionTypes
 from selfspec.run.experts import decode_mode
 from selfspec.run.graphs.backend import GraphBackend
 from selfspec.run.graphs.captures import capture_reason, capture_state
-from selfspec.run.graphs.runner import StaticRunner
+from selfspec.run.graphs.runner import StaticRunner, has_more_free
 from selfspec.run.probe import try_backend
 
 __all__ = ["KeptRunner"]
@@ -33,6 +34,7 @@ class KeptRunner:
         self._lock = threading.Lock()
         self._state: Hashable = None
         self._found: StaticRunner | str = ""
+        self._free_then: int | None = None  # Bytes that were free when memory ran out.
 
     @contextmanager
     def borrow(self, model: Any, attention: AttentionTypes) -> Iterator[StaticRunner | str]:
@@ -48,18 +50,21 @@ class KeptRunner:
     def _fresh(self, model: Any, attention: AttentionTypes) -> StaticRunner | str:
         """The result of an earlier trial if the model has not changed since, else of a new one."""
         state = capture_state(model)
-        if state != self._state:
-            self._state, self._found = None, ""  # Frees the old runner before there is a new one.
+        if state != self._state or has_more_free(model.device, self._free_then):
+            # This frees the old runner before there is a new one.
+            self._state, self._found, self._free_then = None, "", None
             self._found = _tried(model, attention)
             self._state = state
-        if isinstance(self._found, StaticRunner) and self._found.reason is not None:
-            # It failed in an earlier call. Without graphs, eager forwards are faster.
-            self._found = self._found.reason
+        if isinstance(self._found, StaticRunner):
+            self._found.widen()
+            if self._found.reason is not None:
+                # Without graphs, eager forwards are faster than those over fixed slots.
+                self._free_then, self._found = self._found.free_then, self._found.reason
         return self._found
 
 
-def _tried(model: Any, attention: AttentionTypes) -> StaticRunner | str:
-    """A runner whose forwards give right results; or why there is none."""
+def _tried(model: Any, attention: AttentionTypes) -> StaticRunner:
+    """A runner, with a reason if its forwards don't give right results."""
     runner = StaticRunner(attention, device_for(model.device, overlap=False), model.device)
 
     def new_backend(model: Any, *args: Any, **kwargs: Any) -> GraphBackend:
@@ -69,5 +74,6 @@ def _tried(model: Any, attention: AttentionTypes) -> StaticRunner | str:
         with decode_mode(model):
             reason = try_backend(model, attention, new_backend)
     except torch.OutOfMemoryError:
-        reason = "there is no memory to try it"
-    return runner.reason or reason or runner
+        reason, runner.free_then = "there is no memory to try it", free_memory(model.device)
+    runner.reason = runner.reason or reason
+    return runner
