@@ -23,7 +23,7 @@ from selfspec import SelfSpec, SpecConfig, UnsupportedError
 from selfspec.run.graphs.runner import ForwardKey, StaticRunner
 from selfspec.run.graphs.static_kv import StaticKV
 from selfspec.run.prepared import profile
-from selfspec.verify.tape import NoiseTape
+from selfspec.verify.choosers import ProcessedChooser
 from tests.fakes import VOCAB, new_model, prompt, tiny_model
 from tests.kernel import use_kernel
 from tests.lossless.same import (
@@ -528,29 +528,41 @@ def test_slots_are_copied_only_for_those_who_get_the_cache(
     assert kv.get_seq_length() == copied[0] > 17
 
 
+PENALTIES = {
+    "repetition_penalty": 1.3,
+    "no_repeat_ngram_size": 3,
+    "min_new_tokens": 20,
+    "eos_token_id": [15, 26, 81],
+    "sequence_bias": [[[15, 26], 2.0], [[81], -1.0]],
+    "suppress_tokens": [7],
+}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{**SAMPLE, "top_k": 20}, {**SAMPLE, **PENALTIES}, {**GREEDY, **PENALTIES}],
+    ids=["sample", "sample-penalties", "greedy-penalties"],
+)
 @pytest.mark.parametrize("num_rows", [1, 3])
-def test_sampling_waits_for_the_device_once_a_step(
-    num_rows: int, monkeypatch: pytest.MonkeyPatch, log: list[str]
+def test_a_step_waits_for_the_device_once(
+    num_rows: int, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, log: list[str]
 ) -> None:
-    """Tokens are drawn at all nodes at once; one by one only behind the prompt of a single row."""
-    draws: list[int] = []
-    draw = NoiseTape.draw
+    """Tokens are chosen at all nodes at once; one by one only behind the prompt of a single row."""
+    alone: list[int] = []
+    choose = ProcessedChooser._choose_alone
 
-    def counted(tape: NoiseTape, scores: torch.Tensor, row: int, step: int) -> int:
-        draws.append(step)
-        return draw(tape, scores, row, step)
+    def counted(chooser: ProcessedChooser, visit: Any, transcript: Any) -> int:
+        alone.append(transcript.num_new(visit.row))
+        return choose(chooser, visit, transcript)
 
-    monkeypatch.setattr(NoiseTape, "draw", counted)
-    monkeypatch.setattr("selfspec.verify.choosers.shortlist", lambda *_: None)
+    monkeypatch.setattr(ProcessedChooser, "_choose_alone", counted)
     model, inputs = tiny_model(), prompt(num_rows)
-    asked = {**SAMPLE, "top_k": 20}
     stock = run(model, inputs, **asked)
     spec = knowing(stock.ids, inputs, learning="frozen", budget="fixed", max_nodes=6)
     both = run_graphs(model, inputs, spec, **asked)
     assert both.stats.tokens_per_step > 3
-    assert draws == [0] * (num_rows == 1)
-    forwards = log.count("replay")
-    assert log.count("get") <= forwards + 1 < NUM_NEW
+    assert alone == [0] * (num_rows == 1)
+    assert log.count("get") <= log.count("replay") + 1 < NUM_NEW
 
 
 def test_a_failed_capture_breaks_a_strict_call_off(monkeypatch: pytest.MonkeyPatch) -> None:
