@@ -73,6 +73,9 @@ class Budget:
     def observe_reading(self, seconds: float, num_tokens: int) -> None:
         """Learns what a draft model's forward over some tokens took."""
 
+    def observe_setting_up(self, seconds: float) -> None:
+        """Takes in what a draft model's later forwards will use too: no step has to earn it."""
+
 
 class FixedBudget(Budget):
     """Always all that is allowed, and a draft model reads whatever node is wanted."""
@@ -189,6 +192,10 @@ class MeasuredBudget(Budget):
         if self.pacing is not None:
             self._step.reading += self.pacing.observe_forward(seconds, num_tokens)
 
+    def observe_setting_up(self, seconds: float) -> None:
+        """Leaves it out of what the step took."""
+        self._step.setting_up += seconds
+
 
 class MeasuredStep(Step):
     """One step of a measured budget."""
@@ -196,6 +203,7 @@ class MeasuredStep(Step):
     def __init__(self, budget: MeasuredBudget, max_nodes: int) -> None:
         super().__init__(max_nodes)
         self.reading = 0.0  # Seconds of the draft model.
+        self.setting_up = 0.0  # Those that later forwards of it will use too.
         self._budget = budget
         self._looks = max_nodes > 1
         self._trust = budget.ledger.trust
@@ -254,11 +262,12 @@ class MeasuredStep(Step):
         plain, usual = curve.seconds(1), curve.seconds(took.width)
         rest = min(max(took.rest, usual / _FAR), usual * _FAR)
         tokens, saved = num_tokens / max(len(records), 1), 0.0
+        drafting = took.drafting - self.setting_up
         if self._looks:
-            saved = tokens * plain - rest - took.drafting
-            budget.looking.observe(took.drafting, 1)
+            saved = tokens * plain - rest - drafting
+            budget.looking.observe(drafting, 1)
         budget.num_since_plain = 0 if took.width == 1 else budget.num_since_plain + 1
-        budget.ledger.observe(rest + took.drafting, saved)
+        budget.ledger.observe(rest + drafting, saved)
         if budget.pacing is not None:
             named = sum(map(_num_named, records))
             budget.pacing.observe_step(

@@ -24,6 +24,7 @@ from selfspec.machine.device import Device, device_for
 from selfspec.run.backend import Backend
 from selfspec.run.backends import ChainBackend, TreeBackend
 from selfspec.run.costs import Costs, measure
+from selfspec.run.draft_model import DraftModel
 from selfspec.run.experts import decode_mode
 from selfspec.run.graphs.backend import GraphBackend
 from selfspec.run.graphs.kept import KeptRunner
@@ -193,6 +194,20 @@ class Forwards:
         else:
             self._pack(prepared)
         yield prepared
+
+    @contextmanager
+    def drafting(self, draft_model: DraftModel | None, config: SpecConfig) -> Iterator[None]:
+        """Inside, a draft model's forwards over one text are captured, if that is possible."""
+        if draft_model is None or config.forward not in ("auto", "graph"):
+            yield
+            return
+        model = draft_model.model
+        if not device_for(device_of(model), overlap=False).can_capture:
+            yield
+            return
+        with self._of(model).runner.borrow(model, draft_model.attention) as found:
+            draft_model.runner = found if isinstance(found, StaticRunner) else None
+            yield
 
     def pacing(self, model: Any, draft_model: Any) -> Pacing | None:
         """What a draft model costs and brings beside a model; None if they are a new pair."""

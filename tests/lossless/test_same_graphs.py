@@ -200,6 +200,21 @@ def test_overlap_changes_neither_text_nor_steps_nor_what_is_learned(
             np.testing.assert_array_equal(ours[source][name], table)
 
 
+@pytest.mark.parametrize("asked", [GREEDY, SAMPLE], ids=["greedy", "sample"])
+@pytest.mark.parametrize("num_rows", [1, 2])
+def test_a_draft_models_forwards_are_captured(
+    num_rows: int, asked: dict[str, Any], log: list[str]
+) -> None:
+    """All of one text but that over its prompt; what another row's text needs is run eagerly."""
+    spec = SelfSpec(draft_model=new_model("qwen2"), learning="request", **FIXED)
+    for _ in range(2):
+        log.clear()
+        both = run_graphs(tiny_model(), prompt(num_rows), spec, **asked)
+    num_drafting = log.count("replay") - both.stats.num_steps
+    assert num_drafting == both.stats.num_draft_forwards - 1 > NUM_NEW / 4 or num_rows > 1
+    assert log.count("capture") == 0
+
+
 def test_a_second_call_captures_nothing_new(log: list[str]) -> None:
     model, inputs = tiny_model(), prompt(2)
     stock = run(model, inputs, **GREEDY)

@@ -31,6 +31,8 @@ _UNNAMED = Evidence(DRAFT_MODEL, rank=0, probability_bin=_MAX_BIN)
 class ModelText(Protocol):
     """A text as a model has read it; nodes are numbered as they are read, the text's end is 0."""
 
+    setting_up: float  # Of the seconds of the last reading, those that later ones will use too.
+
     @property
     def room(self) -> float:
         """How many tokens the model can still read."""
@@ -62,6 +64,10 @@ class Pace(Protocol):
 
     def observe_reading(self, seconds: float, num_tokens: int) -> None:
         """Learns what a forward over this many tokens took."""
+        ...
+
+    def observe_setting_up(self, seconds: float) -> None:
+        """Takes in what later forwards will use too: no step has to bring it back."""
         ...
 
 
@@ -135,9 +141,11 @@ class DraftModelCursor:
         if self._pace.pays_to_read([score for _, score in chosen]):
             start = perf_counter()
             num_tokens = self._read([node for node, _ in chosen])
+            seconds = perf_counter() - start - self._text.setting_up
+            self._pace.observe_setting_up(self._text.setting_up)
             # To read the prompt is part of the price of having a draft model.
             if self._has_prompt:
-                self._pace.observe_reading(perf_counter() - start, num_tokens)
+                self._pace.observe_reading(seconds, num_tokens)
             self._has_prompt = True
 
     def observe(self, record: StepRecord) -> None:

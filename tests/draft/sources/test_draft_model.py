@@ -15,6 +15,7 @@ class CountingText:
     """Behind each token n come n + 1 and n + 2; writes down what is read."""
 
     room = 100.0
+    setting_up = 0.0
 
     def __init__(self) -> None:
         self.log: list[object] = []
@@ -51,6 +52,9 @@ class Pace:
 
     def observe_reading(self, seconds: float, num_tokens: int) -> None:
         self.readings.append(num_tokens)
+
+    def observe_setting_up(self, seconds: float) -> None:
+        assert seconds == 0
 
 
 def grown(cursor: DraftModelCursor, token: int, max_nodes: int, depth: int = 9) -> DraftTree:
