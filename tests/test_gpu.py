@@ -21,9 +21,9 @@ from eval import hetero
 from selfspec.machine.cuda import CudaDevice
 from selfspec.records import DraftTree
 from selfspec.run import masked_attention
-from selfspec.run.attention_types import AttentionTypes
 from selfspec.run.backends import TreeBackend
 from selfspec.run.masked_attention import mask_for_kernel
+from selfspec.run.model import AttentionTypes
 from selfspec.run.probe import attention_for_trees
 from tests.fakes import VOCAB, new_model, prompt, tiny_tokenizer
 from tests.lossless.same import assert_same_kv

@@ -18,12 +18,11 @@ from transformers.cache_utils import DynamicCache
 from selfspec.cost import Pacing
 from selfspec.machine.device import upload
 from selfspec.records import Likely, Queries
-from selfspec.run.attention_types import AttentionTypes
 from selfspec.run.backends import TreeBackend
 from selfspec.run.graphs.backend import GraphBackend
 from selfspec.run.graphs.runner import StaticRunner
 from selfspec.run.layout import Layout
-from selfspec.run.model import device_of
+from selfspec.run.model import AttentionTypes, device_of
 from selfspec.run.packed import Packing
 
 __all__ = ["DraftModel", "DraftText"]

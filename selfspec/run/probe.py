@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 import torch
 
 from selfspec.machine.device import own_seed
-from selfspec.run.attention_types import AttentionTypes
 from selfspec.run.backends import TreeBackend
 from selfspec.run.depth import Depth
 from selfspec.run.layout import Window
-from selfspec.run.model import device_of
+from selfspec.run.model import AttentionTypes, device_of
 from selfspec.run.trials import check_chain, check_logits, check_tree
 
 __all__ = ["Ability", "attention_for_trees", "attention_types", "probe", "try_backend"]

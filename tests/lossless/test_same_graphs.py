@@ -22,7 +22,7 @@ from transformers import DynamicCache
 from selfspec import SelfSpec, SpecConfig, UnsupportedError
 from selfspec.run.graphs.runner import ForwardKey, StaticRunner
 from selfspec.run.graphs.static_kv import StaticKV
-from selfspec.run.prepared import profile
+from selfspec.run.profile import profile
 from selfspec.verify.choosers import ProcessedChooser
 from tests.fakes import VOCAB, new_model, prompt, tiny_model
 from tests.kernel import use_kernel

@@ -116,7 +116,7 @@ def measure_model(
     about: dict[str, Any] = {}
     curve = None
     if spec.ability(writer.model).attention is not None:
-        from selfspec.run.prepared import profile
+        from selfspec.run.profile import profile
 
         at_most = _CURVE_SHARE * seconds
         about, curve = profile(

@@ -11,15 +11,16 @@ import torch
 from selfspec.cost import stepped
 from selfspec.errors import UnsupportedError
 from selfspec.records import DraftTree, Queries
-from selfspec.run.attention_types import AttentionTypes
+from selfspec.run.backends import OverColumns
 from selfspec.run.graphs.runner import ForwardKey, StaticRunner
 from selfspec.run.graphs.static_kv import StaticKV
 from selfspec.run.graphs.step_inputs import InputShape, StepState
+from selfspec.run.model import AttentionTypes
 
 __all__ = ["GraphBackend"]
 
 
-class GraphBackend:
+class GraphBackend(OverColumns):
     """Does what `TreeBackend` does, with the captured forwards of a `StaticRunner`.
 
     A step sends its inputs in one copy, replays one graph, and finds its logits in a buffer. The
@@ -27,6 +28,8 @@ class GraphBackend:
     runs while the CPU drafts, costs nothing if the path already lies in the right slots, and
     leaves the KV complete between any two steps.
     """
+
+    kv: StaticKV
 
     def __init__(
         self,
@@ -75,11 +78,6 @@ class GraphBackend:
         return self._runner.reason
 
     @property
-    def front(self) -> int:
-        """How many columns are in front of the next tree."""
-        return self.kv.front
-
-    @property
     def setting_up(self) -> float:
         """Seconds of the last `lay_out` that went into a capture."""
         return self._runner.setting_up
@@ -124,10 +122,6 @@ class GraphBackend:
             raise UnsupportedError(f"strict=True and forwards can't be as asked: {self.reason}")
         return logits[:num_rows, :widest]
 
-    def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keeps the KV of each row's path and forgets the rest."""
-        self.kv.commit(paths)
-
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drops all rows but these."""
         index = list(rows)
@@ -135,7 +129,3 @@ class GraphBackend:
         self._runner.keep_rows(index)
         self._positions = self._positions[..., index]
         self._starts = [self._starts[row] for row in index]
-
-    def release(self, *, fills: bool = True) -> None:
-        """Gives the cache its stock layers back."""
-        self.kv.release(fills=fills)

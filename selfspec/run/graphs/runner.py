@@ -15,11 +15,11 @@ import torch
 from selfspec.machine.device import Device, Replay
 from selfspec.machine.free_memory import free_memory
 from selfspec.records import DraftTree, Queries
-from selfspec.run.attention_types import AttentionTypes
 from selfspec.run.backends import logits_of
 from selfspec.run.graphs.static_kv import Span, StaticArenas
 from selfspec.run.graphs.step_inputs import InputShape, InputWriter, StepState, static_layout
 from selfspec.run.layout import Window
+from selfspec.run.model import AttentionTypes
 
 __all__ = ["ForwardKey", "StaticRunner", "has_more_free"]
 
