@@ -11,38 +11,15 @@ from collections import deque
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from selfspec.errors import WeightsError
+from selfspec.run.streamed.buffers import CpuBuffers, CudaBuffers
 
-__all__ = ["Buffers", "Reader"]
+__all__ = ["Reader"]
 
 _THREAD = "selfspec-reader"
 _PATIENCE = 10.0  # At most this many seconds are waited for the end of the thread's work.
-
-
-class Buffers(Protocol):
-    """The buffers, as the reader works with them."""
-
-    def __len__(self) -> int:
-        """How many there are."""
-        ...
-
-    def fill(self, item: int, buffer: int) -> None:
-        """Reads an item into a buffer. Called by the reader's thread alone."""
-        ...
-
-    def taken(self, buffer: int) -> None:
-        """Called by the user of a buffer, before it uses what is in it."""
-        ...
-
-    def given_back(self, buffer: int) -> None:
-        """Called by the user of a buffer, after which it is filled again."""
-        ...
-
-    def close(self) -> None:
-        """Called last, by the reader's thread."""
-        ...
 
 
 class _Job(NamedTuple):
@@ -59,7 +36,7 @@ class Reader:
     Which buffers are free follows from the jobs, so that an interrupt at any moment loses none.
     """
 
-    def __init__(self, buffers: Buffers, num_items: int) -> None:
+    def __init__(self, buffers: CpuBuffers | CudaBuffers, num_items: int) -> None:
         self._buffers = buffers
         self._num_items = num_items
         self._process = os.getpid()
