@@ -77,7 +77,7 @@ class DraftModel:
         arguments = (cache, self.attention, torch.tensor([[num_tokens]]), None)
         runner, self.runner = self.runner, None
         if runner is not None:
-            sizes = {"room": _STATIC_ROOM, "widest": _STATIC_CHUNK + 1}
+            sizes: Any = {"room": _STATIC_ROOM, "widest": _STATIC_CHUNK + 1}
             with suppress(torch.OutOfMemoryError):
                 return GraphBackend(self.model, runner, *arguments, **sizes)
         return TreeBackend(self.model, *arguments, room=_ROOM)

@@ -49,7 +49,8 @@ def processed(
     table = upload(torch.tensor(padded), scores.device)  # (N, 1 + deepest)
     counts = Counter(tree.depths)
     outcome = torch.empty_like(scores)
-    for depth, part in enumerate(table.split([counts[depth] for depth in range(deepest + 1)])):
+    sizes = [counts[depth] for depth in range(deepest + 1)]
+    for depth, part in enumerate(torch.split(table, sizes)):
         ids = torch.cat([prefix.expand(len(part), -1), part[:, 1 : 1 + depth]], dim=1)
         outcome[part[:, 0]] = processors(ids, scores[part[:, 0]])
     return outcome

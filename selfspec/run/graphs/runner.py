@@ -122,6 +122,7 @@ class StaticRunner:
         width = key.shape.width
         if not self._device.can_capture or self.reason is not None or width > self.widest:
             return None
+        captured: Replay | str | None
         start = perf_counter()
         try:
             captured = self._device.capture(self._work(model, key))

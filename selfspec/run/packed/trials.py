@@ -91,10 +91,8 @@ def seconds_for(times: Mapping[int, float], num_tokens: int) -> float:
 def glance(weight: torch.Tensor) -> dict[int, float]:
     """What the own product of one layer takes, about: quickly measured, and never kept."""
     part, scale = _part(weight, _MOST_WEIGHTS // 4)
-    seconds = {
-        w: scale * _seconds([partial(own_linear, weight=part, bias=None)], _input(weight, w))
-        for w in (1, WIDTHS[-2])
-    }
+    product = partial(own_linear, weight=part, bias=None)
+    seconds = {w: scale * _seconds([product], _input(weight, w)) for w in (1, WIDTHS[-2])}
     per_token = (seconds[WIDTHS[-2]] - seconds[1]) / (WIDTHS[-2] - 1)
     return {w: max(seconds[1] + per_token * (w - 1), 0.0) for w in WIDTHS}
 
@@ -132,8 +130,10 @@ def trial(kind: Kind, weights: Sequence[torch.Tensor]) -> Trial:
         except (RuntimeError, ValueError):
             continue
         packing[way.name] = perf_counter() - start
-    ours = {name: [partial(copy, bias=None) for copy in of] for name, of in copies.items()}
-    times = _in_turns({None: own, **ours}, weights[0])
+    layers: dict[str | None, Sequence[_Product]] = {None: own}
+    for name, of in copies.items():
+        layers[name] = [partial(copy, bias=None) for copy in of]
+    times = _in_turns(layers, weights[0])
     found = _decided(times, packing, scale / len(weights))
     _store().keep(_key(kind), found._asdict())
     return found
