@@ -70,11 +70,11 @@ class Budget:
         """Is a draft model's forward over nodes with these scores worth its time in this step?"""
         return True
 
-    def observe_reading(self, seconds: float, num_tokens: int) -> None:
-        """Learns what a draft model's forward over some tokens took."""
+    def observe_reading(self, seconds: float, num_tokens: int, setting_up: float = 0.0) -> None:
+        """Learns what a draft model's forward over some tokens took.
 
-    def observe_setting_up(self, seconds: float) -> None:
-        """Takes in what a draft model's later forwards will use too: no step has to earn it."""
+        It took `setting_up` besides, for what later forwards will use too: no step must earn that.
+        """
 
 
 class FixedBudget(Budget):
@@ -187,14 +187,11 @@ class MeasuredBudget(Budget):
         """Is what the scores promise worth more time than the draft model's forward takes?"""
         return self._step.pays_to_read(sum(scores))
 
-    def observe_reading(self, seconds: float, num_tokens: int) -> None:
+    def observe_reading(self, seconds: float, num_tokens: int, setting_up: float = 0.0) -> None:
         """Learns what the draft model's forward took."""
+        self._step.setting_up += setting_up
         if self.pacing is not None:
             self._step.reading += self.pacing.observe_forward(seconds, num_tokens)
-
-    def observe_setting_up(self, seconds: float) -> None:
-        """Leaves it out of what the step took."""
-        self._step.setting_up += seconds
 
 
 class MeasuredStep(Step):
@@ -203,7 +200,7 @@ class MeasuredStep(Step):
     def __init__(self, budget: MeasuredBudget, max_nodes: int) -> None:
         super().__init__(max_nodes)
         self.reading = 0.0  # Seconds of the draft model.
-        self.setting_up = 0.0  # Those that later forwards of it will use too.
+        self.setting_up = 0.0  # Those that went into its captures besides.
         self._budget = budget
         self._looks = max_nodes > 1
         self._trust = budget.ledger.trust

@@ -62,12 +62,8 @@ class Pace(Protocol):
         """Is a forward over nodes with these scores worth its time?"""
         ...
 
-    def observe_reading(self, seconds: float, num_tokens: int) -> None:
-        """Learns what a forward over this many tokens took."""
-        ...
-
-    def observe_setting_up(self, seconds: float) -> None:
-        """Takes in what later forwards will use too: no step has to bring it back."""
+    def observe_reading(self, seconds: float, num_tokens: int, setting_up: float) -> None:
+        """Learns what a forward over this many tokens took, and setting it up besides."""
         ...
 
 
@@ -141,11 +137,11 @@ class DraftModelCursor:
         if self._pace.pays_to_read([score for _, score in chosen]):
             start = perf_counter()
             num_tokens = self._read([node for node, _ in chosen])
-            seconds = perf_counter() - start - self._text.setting_up
-            self._pace.observe_setting_up(self._text.setting_up)
+            setting_up = self._text.setting_up
             # To read the prompt is part of the price of having a draft model.
             if self._has_prompt:
-                self._pace.observe_reading(seconds, num_tokens)
+                seconds = perf_counter() - start - setting_up
+                self._pace.observe_reading(seconds, num_tokens, setting_up)
             self._has_prompt = True
 
     def observe(self, record: StepRecord) -> None:

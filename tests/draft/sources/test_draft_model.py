@@ -50,11 +50,8 @@ class Pace:
         self.scores.append(scores)
         return len(self.scores) <= self.most
 
-    def observe_reading(self, seconds: float, num_tokens: int) -> None:
+    def observe_reading(self, seconds: float, num_tokens: int, setting_up: float) -> None:
         self.readings.append(num_tokens)
-
-    def observe_setting_up(self, seconds: float) -> None:
-        assert seconds == 0
 
 
 def grown(cursor: DraftModelCursor, token: int, max_nodes: int, depth: int = 9) -> DraftTree:
