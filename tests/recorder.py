@@ -198,6 +198,8 @@ class RecordingDevice:
             with NoNumbers(), Tape() as tape:
                 self._fail_if_asked()
                 work()
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:
             return f"capturing it fails ({type(error).__name__}: {error})"
 

@@ -21,9 +21,9 @@ from eval import hetero
 from selfspec.machine.cuda import CudaDevice
 from selfspec.records import DraftTree
 from selfspec.run import masked_attention
-from selfspec.run.attention_types import AttentionTypes
 from selfspec.run.backends import TreeBackend
 from selfspec.run.masked_attention import mask_for_kernel
+from selfspec.run.model import AttentionTypes
 from selfspec.run.probe import attention_for_trees
 from tests.fakes import VOCAB, new_model, prompt, tiny_tokenizer
 from tests.lossless.same import assert_same_kv
@@ -273,7 +273,11 @@ def test_memory_after_a_failed_capture() -> None:
     check_same(on_gpu(), selfspec.SelfSpec(forward="graph", **FIXED), prompts(1), **SAMPLE)
 
 
-@pytest.mark.parametrize("asked", [GREEDY, SAMPLE], ids=["greedy", "sample"])
+@pytest.mark.parametrize(
+    "asked",
+    [GREEDY, SAMPLE, {**SAMPLE, "repetition_penalty": 1.1, "no_repeat_ngram_size": 3}],
+    ids=["greedy", "sample", "penalties"],
+)
 def test_a_step_waits_once(asked: dict[str, Any]) -> None:
     """For its tokens, behind an event. Torch counts all other waits, which do not grow."""
     model, counts = on_gpu(), []
@@ -292,10 +296,12 @@ def test_a_step_waits_once(asked: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("asked", [GREEDY, SAMPLE], ids=["greedy", "sample"])
 def test_a_draft_model(asked: dict[str, Any]) -> None:
+    """Its forwards are captured, by a runner of its own."""
     model, draft = on_gpu(), on_gpu(num_hidden_layers=1)
     spec = selfspec.SelfSpec(draft_model=draft, **FIXED)
     check_same(model, spec, prompts(1), **asked)
     assert spec.stats.num_draft_forwards > 0
+    assert spec.forwards._known[draft].runner._found._replays
 
 
 def test_rows_that_come_and_go() -> None:

@@ -25,10 +25,10 @@ from selfspec.draft.row import Row
 from selfspec.engine import Decoder, first_tokens
 from selfspec.machine.device import Replay
 from selfspec.records import DraftTree
-from selfspec.run.attention_types import AttentionTypes
 from selfspec.run.costs import Costs
 from selfspec.run.graphs.runner import StaticRunner
 from selfspec.run.layout import Window
+from selfspec.run.model import AttentionTypes
 from selfspec.run.prepared import Prepared
 from selfspec.run.probe import Ability
 from selfspec.run.prompt import Prompt

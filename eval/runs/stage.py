@@ -22,7 +22,7 @@ from selfspec.building.limits import max_positions
 from selfspec.cost import CostCurve
 from selfspec.errors import unknown_name
 from selfspec.run.costs import kept_curve
-from selfspec.run.prepared import profile
+from selfspec.run.profile import profile
 from selfspec.stats import GenerationStats
 from selfspec.store import load_cache
 

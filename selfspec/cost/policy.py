@@ -70,8 +70,11 @@ class Budget:
         """Is a draft model's forward over nodes with these scores worth its time in this step?"""
         return True
 
-    def observe_reading(self, seconds: float, num_tokens: int) -> None:
-        """Learns what a draft model's forward over some tokens took."""
+    def observe_reading(self, seconds: float, num_tokens: int, setting_up: float = 0.0) -> None:
+        """Learns what a draft model's forward over some tokens took.
+
+        It took `setting_up` besides, for what later forwards will use too: no step must earn that.
+        """
 
 
 class FixedBudget(Budget):
@@ -174,8 +177,9 @@ class MeasuredBudget(Budget):
         """Is what the scores promise worth more time than the draft model's forward takes?"""
         return self._step.pays_to_read(sum(scores))
 
-    def observe_reading(self, seconds: float, num_tokens: int) -> None:
+    def observe_reading(self, seconds: float, num_tokens: int, setting_up: float = 0.0) -> None:
         """Learns what the draft model's forward took."""
+        self._step.setting_up += setting_up
         if self.pacing is not None:
             self._step.reading += self.pacing.observe_forward(seconds, num_tokens)
 
@@ -186,6 +190,7 @@ class MeasuredStep(Step):
     def __init__(self, budget: MeasuredBudget, max_nodes: int) -> None:
         super().__init__(max_nodes)
         self.reading = 0.0  # Seconds of the draft model.
+        self.setting_up = 0.0  # Those that went into its captures besides.
         self._budget = budget
         self._looks = max_nodes > 1
         self._trust = budget.ledger.trust
@@ -245,11 +250,12 @@ class MeasuredStep(Step):
         plain, usual = curve.seconds(1), curve.seconds(took.width)
         rest = min(max(took.rest, usual / _FAR), usual * _FAR)
         tokens, saved = num_tokens / max(len(records), 1), 0.0
+        drafting = took.drafting - self.setting_up
         if self._looks:
-            saved = tokens * plain - rest - took.drafting
-            budget.looking.observe(took.drafting, 1)
+            saved = tokens * plain - rest - drafting
+            budget.looking.observe(drafting, 1)
         budget.num_since_plain = 0 if took.width == 1 else budget.num_since_plain + 1
-        budget.ledger.observe(rest + took.drafting, saved)
+        budget.ledger.observe(rest + drafting, saved)
         if budget.pacing is not None:
             named = sum(map(_num_named, records))
             budget.pacing.observe_step(

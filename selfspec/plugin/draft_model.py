@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from selfspec.config import SpecConfig
+from selfspec.cost import Pacing
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.run.draft_model import DraftModel
 from selfspec.run.prepared import Forwards, may_pack
@@ -44,11 +45,12 @@ def new_draft_model(
             "a draft model must be given the prompt as token ids, which it reads itself (got "
             "inputs_embeds alone); pass input_ids, or leave the draft model out"
         )
-    if forwards.pacing(target, draft) is None:
+    pacings = forwards.pacings(target)
+    if draft not in pacings:
         _check_pair(draft, target, forwards)
     attention = forwards.ability(draft).attention
     assert attention is not None
-    pacing, num_ids = forwards.pair(target, draft), _vocab_size(target)
+    pacing, num_ids = pacings.setdefault(draft, Pacing()), _vocab_size(target)
     packing = forwards.packing(draft, config.max_nodes) if may_pack(config) else None
     sizes = {"num_ids": num_ids, "top_k": config.top_k}
     return DraftModel(draft, attention, pacing, packing=packing, **sizes)

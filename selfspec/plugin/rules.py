@@ -50,6 +50,22 @@ _ROW_PROCESSORS = frozenset(
     if hasattr(logits_process, name)
 )
 
+# Those of them that read numbers from the device. Older transformers do so in a loop where newer
+# ones call the operation named here.
+_OPERATIONS = {
+    "EtaLogitsWarper": None,
+    "NoBadWordsLogitsProcessor": "index_add_",
+    "NoRepeatNGramLogitsProcessor": "unfold",
+    "SequenceBiasLogitsProcessor": "index_add_",
+    "TopHLogitsWarper": None,
+}
+_WAITING = frozenset(
+    kind
+    for kind in _ROW_PROCESSORS
+    if kind.__name__ in _OPERATIONS
+    and _OPERATIONS[kind.__name__] not in kind.__call__.__code__.co_names
+)
+
 # Those that may end a list of processors, in this order, by the argument that each has.
 _KNOWN_WARPERS = (
     ("temperature", logits_process.TemperatureLogitsWarper),
@@ -146,8 +162,6 @@ def plain_reason(
 
 def for_rows(processors: Any, num_rows: int) -> list[Any]:
     """The processors of each row of a batch: the same ones, but for what holds a value a row."""
-    if num_rows == 1:
-        return [processors]
     return [
         type(processors)(_for_row(processor, row) for processor in processors)
         for row in range(num_rows)
@@ -155,12 +169,15 @@ def for_rows(processors: Any, num_rows: int) -> list[Any]:
 
 
 def _for_row(processor: Any, row: int) -> Any:
-    # stock hands the repetition penalty every row's padding, as a tensor of the batch's size
+    # Stock gives the repetition penalty the padding of all rows, as a tensor. A number stands for
+    # one row and says the same, however many prefixes of that row are processed at once.
     padding = getattr(processor, "prompt_ignore_length", None)
     if not isinstance(padding, torch.Tensor):
         return processor
+    if len(padding) == 1 and type(processor) not in _ROW_PROCESSORS:
+        return processor  # A copy could count calls that its owner looks for.
     twin = copy.copy(processor)
-    twin.prompt_ignore_length = padding[row : row + 1]
+    twin.prompt_ignore_length = int(padding[row])
     return twin
 
 
@@ -173,10 +190,11 @@ def split_warpers(processors: Any) -> Processing:
         if type(last) is kind and _rules_all_out(last):
             arguments[name] = getattr(last, name)
             num_first -= 1
+    waits = any(type(p) not in _ROW_PROCESSORS or type(p) in _WAITING for p in processors)
     if not arguments:
-        return Processing(processors)
+        return Processing(processors, waits=waits)
     first, last = (type(processors)(p) for p in (processors[:num_first], processors[num_first:]))
-    return Processing(first or None, last, Warpers(**arguments))
+    return Processing(first or None, last, Warpers(**arguments), waits)
 
 
 def _rules_all_out(warper: Any) -> bool:

@@ -9,15 +9,14 @@ import torch
 
 from selfspec.machine.device import upload
 from selfspec.records import DraftTree, Queries
-from selfspec.run.attention_types import AttentionTypes
 from selfspec.run.columns import Columns
 from selfspec.run.grouped_attention import grouped_attention
 from selfspec.run.layout import Layout, RowState, lay_out
-from selfspec.run.model import device_of
+from selfspec.run.model import AttentionTypes, device_of
 from selfspec.run.tree_kv import TreeKV
 from selfspec.run.two_parts import Splits, TwoParts
 
-__all__ = ["ChainBackend", "TreeBackend", "logits_of"]
+__all__ = ["ChainBackend", "OverColumns", "TreeBackend", "logits_of"]
 
 
 def logits_of(
@@ -40,7 +39,26 @@ def logits_of(
     return output.logits  # type: ignore[no-any-return]
 
 
-class TreeBackend:
+class OverColumns:
+    """What is the same for all backends that append trees to columns."""
+
+    kv: Columns
+
+    @property
+    def front(self) -> int:
+        """How many columns are in front of the next tree."""
+        return self.kv.front
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keeps the KV of each row's path and forgets the rest."""
+        self.kv.commit(paths)
+
+    def release(self, *, fills: bool = True) -> None:
+        """Gives the cache its stock layers back."""
+        self.kv.release(fills=fills)
+
+
+class TreeBackend(OverColumns):
     """Trees of several rows in one forward, through 4-D masks.
 
     With `two_parts`, attention is computed in two parts where that is faster.
@@ -80,11 +98,6 @@ class TreeBackend:
             reach=reach,
         )
 
-    @property
-    def front(self) -> int:
-        """How many columns are in front of the next tree."""
-        return self.kv.front
-
     def max_width(self, max_nodes: int) -> int:
         """How wide the next forward may be, so that no tree crosses a change of scale."""
         period = self._attention.scale_period
@@ -109,10 +122,6 @@ class TreeBackend:
         """The logits (B, Q, V) of the forward."""
         return logits_of(self._model, layout, self._cache, self._two_parts)
 
-    def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keeps the KV of each row's path and forgets the rest."""
-        self.kv.commit(paths)
-
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drops all rows but these."""
         index = list(rows)
@@ -120,10 +129,6 @@ class TreeBackend:
         self._positions = self._positions[..., index]
         if self._visible is not None:
             self._visible = self._visible[index]
-
-    def release(self, *, fills: bool = True) -> None:
-        """Gives the cache its stock layers back."""
-        self.kv.release(fills=fills)
 
 
 class ChainBackend:

@@ -11,24 +11,22 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import transformers
-from transformers.cache_utils import DynamicCache
 
-from selfspec.cost import STEPS, WIDTHS, CostCurve, SteppedCurve, measure_curve
+from selfspec.cost import CostCurve, SteppedCurve
 from selfspec.machine.hardware import calculates_in, device_name
 from selfspec.machine.measured import Measured
-from selfspec.records import Queries
 from selfspec.run.backend import Backend
 from selfspec.run.backends import ChainBackend
 from selfspec.run.graphs.backend import GraphBackend
 from selfspec.run.model import device_of
 from selfspec.run.packed import Packing
 
-__all__ = ["Costs", "context_bucket", "kept_curve", "measure", "new_costs"]
+__all__ = ["Costs", "context_bucket", "keep_measured", "kept_curve", "new_costs"]
 
 _LEAST_CONTEXT = 128  # All texts shorter than twice this share one curve.
 # The guess for what one more query costs, as a share of a plain step. Where weights are read from
@@ -121,46 +119,15 @@ def kept_curve(
     return kept.get(context_bucket(num_columns)[0])
 
 
-def measure(
-    model: Any, new_backend: Any, *, num_columns: int, num_rows: int, max_seconds: float
-) -> tuple[_Key, CostCurve]:
-    """Measures forwards behind a text of `num_columns` tokens.
-
-    Returns everything that the curve depends on, and the curve. `new_backend(cache, positions,
-    room)` makes the backend that a call would have. The curve is kept, and the next call whose
-    forwards are run in the same way starts from it.
-    """
-    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    ids = torch.ones(num_rows, num_columns, dtype=torch.long, device=device_of(model))
-    model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-    positions = torch.full((num_rows, 1), num_columns, device=device_of(model))
-    is_stepped = isinstance(backend := new_backend(cache, positions, STEPS[-1]), GraphBackend)
-    curve = _measured(backend, num_rows, STEPS if is_stepped else WIDTHS, max_seconds)
+def keep_measured(
+    model: Any, backend: Backend, curve: CostCurve, *, num_columns: int, num_rows: int
+) -> _Key:
+    """Keeps a curve that was measured; returns everything that it depends on but the length."""
     key = _key(model, num_rows, _forward_of(backend))
     kept = _kept_values(new_costs().find(key))
     kept[str(context_bucket(num_columns)[0])] = curve.as_dict()
     new_costs().keep(key, kept)
-    return key, curve
-
-
-def _measured(
-    backend: Backend, num_rows: int, widths: Sequence[int], max_seconds: float
-) -> CostCurve:
-    """Runs forwards behind the text without a commit, so that the KV stays as it was."""
-
-    def run(width: int) -> None:
-        queries = Queries(list(range(width)), [-1] + [0] * (width - 1), [0] * width)
-        logits = backend.forward(backend.lay_out([queries] * num_rows))
-        if logits.is_cuda:
-            torch.cuda.synchronize(logits.device)
-
-    with torch.no_grad():
-        if not isinstance(backend, GraphBackend):
-            return measure_curve(run, widths, max_seconds=max_seconds)
-        for width in widths:  # Captures all of them first, since a capture takes long.
-            run(width)
-        measured = measure_curve(run, widths, max_seconds=max_seconds)
-        return SteppedCurve.from_dict(measured.as_dict())
+    return key
 
 
 def _nearest(curves: Mapping[int, CostCurve], first: int) -> CostCurve | None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from selfspec.run.attention_types import AttentionTypes
+from selfspec.run.model import AttentionTypes
 
 __all__ = ["Depth"]
 

@@ -8,28 +8,30 @@ node is read, nor what the target says.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 import torch
 from transformers.cache_utils import DynamicCache
 
 from selfspec.cost import Pacing
 from selfspec.machine.device import upload
 from selfspec.records import Likely, Queries
-from selfspec.run.attention_types import AttentionTypes
-from selfspec.run.backends import logits_of
-from selfspec.run.layout import Layout, RowState, lay_out
-from selfspec.run.model import device_of
+from selfspec.run.backends import TreeBackend
+from selfspec.run.graphs.backend import GraphBackend
+from selfspec.run.graphs.runner import StaticRunner
+from selfspec.run.layout import Layout
+from selfspec.run.model import AttentionTypes, device_of
 from selfspec.run.packed import Packing
-from selfspec.run.tree_kv import TreeKV
 
 __all__ = ["DraftModel", "DraftText"]
 
 _CHUNK = 512  # At most this many tokens are read in one forward.
 _ROOM = 256  # The KV starts with this many slots behind the prompt.
+# The same for captured forwards, which are made anew when there are more slots.
+_STATIC_CHUNK = 63
+_STATIC_ROOM = 4096
 
 
 class DraftModel:
@@ -37,7 +39,7 @@ class DraftModel:
 
     `num_ids` is how many ids the target knows: others are never named. `top_k` is how many tokens
     are named behind a node. `pacing` knows what it costs and brings; `packing` packs its weights
-    when that pays.
+    when that pays. `runner` replays captured forwards for one text.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class DraftModel:
         self.pacing = pacing
         self.max_length: int | None = getattr(config, "max_position_embeddings", None)
         self.num_forwards = 0
+        self.runner: StaticRunner | None = None
         self._packing = packing
         self._vocab_size: int = config.vocab_size
         self._num_named = min(num_ids, config.vocab_size)
@@ -65,10 +68,19 @@ class DraftModel:
         """A text that has no tokens yet."""
         return DraftText(self)
 
-    def ids(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """(1, N), on the model's device; an id that it lacks becomes its last one."""
-        known = [min(token, self._vocab_size - 1) for token in token_ids]
-        return upload(torch.tensor([known]), device_of(self.model))
+    def known(self, token_ids: Sequence[int]) -> list[int]:
+        """The same ids; one that the model lacks becomes its last one."""
+        return [min(token, self._vocab_size - 1) for token in token_ids]
+
+    def backend(self, cache: Any, num_tokens: int) -> TreeBackend | GraphBackend:
+        """What reads nodes behind a text; the first one to ask gets the captured forwards."""
+        arguments = (cache, self.attention, torch.tensor([[num_tokens]]), None)
+        runner, self.runner = self.runner, None
+        if runner is not None:
+            sizes: Any = {"room": _STATIC_ROOM, "widest": _STATIC_CHUNK + 1}
+            with suppress(torch.OutOfMemoryError):
+                return GraphBackend(self.model, runner, *arguments, **sizes)
+        return TreeBackend(self.model, *arguments, room=_ROOM)
 
     @contextmanager
     def forward(self, num_tokens: int) -> Iterator[None]:
@@ -101,6 +113,8 @@ class DraftText:
     """One row's text as a draft model has read it, and the nodes that it has read behind it.
 
     Nodes are named by the order in which they were read; node 0 is the last token of the text.
+    A captured forward reads all of them again, since its shape has no place for earlier ones.
+    `setting_up` has the seconds that went into captures when it was asked last.
 
     ::
 
@@ -110,16 +124,15 @@ class DraftText:
 
     def __init__(self, draft_model: DraftModel) -> None:
         self._draft_model = draft_model
-        self._kv: TreeKV | None = None
-        self._cache: Any = None
-        self._positions = np.zeros(1, np.int64)
+        self._backend: TreeBackend | GraphBackend | None = None
+        self.setting_up = 0.0
         self._nodes = Queries([], [], [])
 
     @property
     def room(self) -> float:
         """How many tokens may still come before the model runs out of positions."""
         longest = self._draft_model.max_length
-        held = 0 if self._kv is None else self._kv.lengths[0] + 1
+        held = 0 if self._backend is None else self._backend.kv.lengths[0] + 1
         return float("inf") if longest is None else longest - held
 
     def pays_to_begin(self, num_tokens: int, num_left: float) -> bool:
@@ -132,14 +145,16 @@ class DraftText:
 
         Forgets all nodes.
         """
-        if self._kv is None:
+        self.setting_up = 0.0
+        if self._backend is None:
             start = perf_counter()
             likely = self._begin(token_ids)
             self._draft_model.pacing.observe_prompt(perf_counter() - start, len(token_ids))
             return likely
         self.keep([0])
-        for first in range(0, len(token_ids), _CHUNK):
-            part = token_ids[first : first + _CHUNK]
+        chunk = _CHUNK if isinstance(self._backend, TreeBackend) else _STATIC_CHUNK
+        for first in range(0, len(token_ids), chunk):
+            part = token_ids[first : first + chunk]
             logits = self._forward(part, range(len(part)))
             self.keep(range(len(part) + 1))
         return self._draft_model.likely(logits[-1:])[0]
@@ -147,65 +162,56 @@ class DraftText:
     @torch.no_grad()
     def look(self, token_ids: Sequence[int], parents: Sequence[int]) -> list[Likely]:
         """Reads nodes in one forward; returns what is likely behind each. Parents come first."""
+        self.setting_up = 0.0
         return self._draft_model.likely(self._forward(token_ids, parents))
 
     def keep(self, path: Sequence[int]) -> None:
         """The nodes of a path, which starts with node 0, become text; all others are forgotten."""
-        assert self._kv is not None
-        self._kv.commit([path])
+        assert self._backend is not None
+        self._backend.commit([path])
         self._stand_on(self._nodes.tokens[path[-1]])
 
     def _begin(self, token_ids: Sequence[int]) -> Likely:
         """Reads the text's first tokens as stock would, in parts, and takes over the KV."""
         model = self._draft_model.model
         cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-        ids = self._draft_model.ids(token_ids)
+        ids = upload(torch.tensor([self._draft_model.known(token_ids)]), device_of(model))
         options = {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
-        for part in torch.split(ids, _CHUNK, dim=1):
+        parts = torch.split(ids, _CHUNK, dim=1)
+        for part in parts:
+            if part is parts[-1] and self._draft_model.runner is not None:
+                # The last token is read again, so its window begins before that of the next one.
+                cache.activate_past_recording()
             with self._draft_model.forward(part.shape[1]):
                 outputs = model(input_ids=part, past_key_values=cache, use_cache=True, **options)
             logits = outputs.logits
-        attention = self._draft_model.attention
-        types, sizes = attention.by_layer, attention.window_sizes
-        self._kv = TreeKV(cache, types, sizes, num_rows=1, room=_ROOM)
-        self._cache = cache
-        self._positions = np.array([len(token_ids)])
-        self._stand_on(token_ids[-1])
+        self._backend = self._draft_model.backend(cache, len(token_ids))
+        self._stand_on(self._draft_model.known(token_ids[-1:])[0])
         return self._draft_model.likely(logits[0, -1:])[0]
 
     def _stand_on(self, token: int) -> None:
         """Makes the last column of the KV node 0, from which all others descend."""
-        assert self._kv is not None
-        self._kv.reopen()
+        assert self._backend is not None
+        self._backend.kv.reopen()
         self._nodes = Queries([token], [-1], [0])
 
     def _forward(self, token_ids: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
         """The logits (N, V) of further nodes; their KV stays behind that of the earlier ones."""
-        kv, nodes, read = self._kv, self._nodes, len(self._nodes.tokens)
-        assert kv is not None
-        for token, parent in zip(token_ids, parents, strict=True):
+        backend, nodes, read = self._backend, self._nodes, len(self._nodes.tokens)
+        assert backend is not None
+        for token, parent in zip(self._draft_model.known(token_ids), parents, strict=True):
             nodes.tokens.append(token)
             nodes.parents.append(parent)
             nodes.depths.append(nodes.depths[parent] + 1)
-        with kv.behind(read):
-            kv.reserve(len(token_ids))
-        layout = _last(self._lay_out(), read)._replace(input_ids=self._draft_model.ids(token_ids))
-        with kv.behind(read), self._draft_model.forward(len(token_ids)):
-            return logits_of(self._draft_model.model, layout, self._cache)[0]
-
-    def _lay_out(self) -> Layout:
-        """The inputs of a forward over all nodes."""
-        kv, attention = self._kv, self._draft_model.attention
-        assert kv is not None
-        return lay_out(
-            [self._nodes],
-            RowState(kv.lengths, self._positions, kv.num_committed, None),
-            front=kv.front,
-            windows=attention.windows,
-            first_columns=kv.first_columns,
-            dtype=kv.dtype,
-            device=device_of(self._draft_model.model),
-        )
+        with backend.kv.behind(read):  # What is in front of new slots stays if they have to move.
+            backend.kv.reserve(len(token_ids))
+        layout: Any = backend.lay_out([nodes])
+        self.setting_up += backend.setting_up
+        with self._draft_model.forward(len(token_ids)):
+            if isinstance(backend, GraphBackend):
+                return backend.forward(layout)[0, read:]
+            with backend.kv.behind(read):
+                return backend.forward(_last(layout, read))[0]
 
 
 def _last(layout: Layout, first: int) -> Layout:

@@ -1,12 +1,31 @@
-"""What is asked of a model itself: where it computes."""
+"""What is asked of a model itself: where it computes, and the attention types of its layers."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["device_of"]
+from selfspec.run.layout import Window
+
+__all__ = ["AttentionTypes", "device_of"]
+
+
+class AttentionTypes(NamedTuple):
+    """The attention type of each layer, the window of each type, and where scales change.
+
+    `scale_period` is 0 for all models but Llama 4. That one scales a query by the block of
+    `scale_period` columns that it is in, and takes its column from the length of the KV.
+    """
+
+    by_layer: tuple[str, ...]
+    windows: dict[str, Window]
+    scale_period: int
+
+    @property
+    def window_sizes(self) -> dict[str, int]:
+        """How many columns back each type sees; 0 if it sees all."""
+        return {name: window.size for name, window in self.windows.items()}
 
 
 def device_of(model: Any) -> torch.device:

@@ -18,17 +18,18 @@ from weakref import WeakKeyDictionary
 import torch
 
 from selfspec.config import SpecConfig
-from selfspec.cost import CostCurve, Ledger, Pacing
+from selfspec.cost import Ledger, Pacing
 from selfspec.errors import UnsupportedError
-from selfspec.machine.device import Device, device_for
+from selfspec.machine.device import device_for
 from selfspec.run.backend import Backend
 from selfspec.run.backends import ChainBackend, TreeBackend
-from selfspec.run.costs import Costs, measure
+from selfspec.run.costs import Costs
+from selfspec.run.draft_model import DraftModel
 from selfspec.run.experts import decode_mode
 from selfspec.run.graphs.backend import GraphBackend
 from selfspec.run.graphs.kept import KeptRunner
 from selfspec.run.graphs.runner import StaticRunner
-from selfspec.run.model import device_of
+from selfspec.run.model import AttentionTypes, device_of
 from selfspec.run.packed import PackedWeights, Packing
 from selfspec.run.probe import Ability, probe
 from selfspec.run.prompt import Prompt
@@ -36,7 +37,7 @@ from selfspec.run.rows_backend import RowsBackend
 from selfspec.run.streamed import is_streamed, no_forward
 from selfspec.run.two_parts import TwoParts
 
-__all__ = ["Forwards", "Prepared", "may_pack", "profile"]
+__all__ = ["TOKENS_THAT_PAY", "Forwards", "Prepared", "may_pack"]
 
 _log = logging.getLogger("selfspec")
 
@@ -45,7 +46,7 @@ _log = logging.getLogger("selfspec")
 _MIN_ROOM = 256
 _MIN_STATIC_ROOM = 4096
 # Attention in two parts is tried once this many tokens were decoded with the model.
-_TOKENS_THAT_PAY = 512
+TOKENS_THAT_PAY = 512
 
 
 @dataclass
@@ -80,6 +81,12 @@ class Prepared:
     def packed_bytes(self) -> int:
         """What second copies of weights take; a streamed model's take the place of weights."""
         return self.packing.num_bytes if self.packing and not self.is_streamed else 0
+
+    def is_not_as_asked(self, reason: str) -> None:
+        """Notes why; raises if the config insists on a way that can't be had."""
+        self.reason, forward = reason, self.config.forward
+        if self.config.strict and forward not in ("auto", "eager"):
+            raise UnsupportedError(f"strict=True and {forward=!r} can't be had: {reason}")
 
     def before_prompt(self, num_tokens: int, num_rows: int) -> None:
         """Packs weights before a prompt is read, if that pays by now."""
@@ -124,8 +131,7 @@ class Prepared:
             try:
                 return GraphBackend(self.model, self.runner, *arguments, **sizes)
             except torch.OutOfMemoryError:
-                self.reason = "there is no memory for fixed KV slots beside the prompt's"
-                _refuse_if_strict(self.config, self.reason)
+                self.is_not_as_asked("there is no memory for fixed KV slots beside the prompt's")
         ways: Any = {"kind": self.kind, "two_parts": self.two_parts}
         return TreeBackend(self.model, *arguments, room=room, reach=reach, **ways)
 
@@ -181,28 +187,36 @@ class Forwards:
         """How one call is to run the model; what that takes is made here, when it is due."""
         known = self._of(model)
         prepared = Prepared(model, self.ability(model), config, self.costs, known.ledger)
-        if may_pack(config) and known.num_tokens >= _TOKENS_THAT_PAY:
+        if may_pack(config) and known.num_tokens >= TOKENS_THAT_PAY:
             prepared.two_parts = self._two_parts
         device = device_for(device_of(model), overlap=False)
         if is_streamed(model):
             self._stream(prepared)
         elif config.forward == "graph" or (config.forward == "auto" and device.can_capture):
-            with self._captured(prepared, device):
+            with self._lent(model, prepared.ability.attention) as found:
+                if isinstance(found, StaticRunner):
+                    prepared.runner = found
+                else:
+                    prepared.is_not_as_asked(found)
                 yield prepared
             return
         else:
             self._pack(prepared)
         yield prepared
 
-    def pacing(self, model: Any, draft_model: Any) -> Pacing | None:
-        """What a draft model costs and brings beside a model; None if they are a new pair."""
-        return self._of(model).pacings.get(draft_model)
+    @contextmanager
+    def drafting(self, draft_model: DraftModel | None, config: SpecConfig) -> Iterator[None]:
+        """Inside, a draft model's forwards over one text are captured, if that is possible."""
+        if draft_model is None or config.forward not in ("auto", "graph"):
+            yield
+            return
+        with self._lent(draft_model.model, draft_model.attention) as found:
+            draft_model.runner = found if isinstance(found, StaticRunner) else None
+            yield
 
-    def pair(self, model: Any, draft_model: Any) -> Pacing:
-        """The same, made where it is not there yet."""
-        known = self._of(model)
-        with self._lock:
-            return known.pacings.setdefault(draft_model, Pacing())
+    def pacings(self, model: Any) -> WeakKeyDictionary[Any, Pacing]:
+        """What each draft model costs and brings beside a model."""
+        return self._of(model).pacings
 
     def count(self, model: Any, num_tokens: int) -> None:
         """Takes in how many tokens were decoded with a model."""
@@ -211,32 +225,25 @@ class Forwards:
             known.num_tokens += num_tokens
 
     @contextmanager
-    def _captured(self, prepared: Prepared, device: Device) -> Iterator[None]:
-        model, attention = prepared.model, prepared.ability.attention
+    def _lent(self, model: Any, attention: AttentionTypes | None) -> Iterator[StaticRunner | str]:
+        """Yields the runner of captured forwards for one call, or why it can't have it."""
+        device = device_for(device_of(model), overlap=False)
         if attention is None:
-            prepared.reason = "a chain grows the stock KV cache, which has no fixed slots"
+            yield "a chain grows the stock KV cache, which has no fixed slots"
         elif not device.can_capture:
-            prepared.reason = f"a {device.name} captures no graphs"
-        if prepared.reason is not None:
-            _refuse_if_strict(prepared.config, prepared.reason)
-            yield
-            return
-        assert attention is not None
-        with self._of(model).runner.borrow(model, attention) as found:
-            if isinstance(found, str):
-                prepared.reason = found
-                _refuse_if_strict(prepared.config, found)
-            else:
-                prepared.runner = found
-            yield
+            yield f"a {device.name} captures no graphs"
+        else:
+            with self._of(model).runner.borrow(model, attention) as found:
+                yield found
 
     def _stream(self, prepared: Prepared) -> None:
         """Weights that are in memory are packed in place, since the files have them too."""
         prepared.is_streamed = True
         self._pack(prepared, in_place=no_forward(prepared.model))
         if prepared.config.forward not in ("auto", "eager"):
-            prepared.reason = "its weights are streamed, and only plain operations wait for them"
-            _refuse_if_strict(prepared.config, prepared.reason)
+            prepared.is_not_as_asked(
+                "its weights are streamed, and only plain operations wait for them"
+            )
 
     def _pack(
         self, prepared: Prepared, in_place: AbstractContextManager[object] | None = None
@@ -248,9 +255,9 @@ class Forwards:
             return
         prepared.packing = self.packing(model, config.max_nodes, in_place)
         if at_once:
-            prepared.reason = prepared.packing.pack(whatever_memory=True)
-            if prepared.reason is not None:
-                _refuse_if_strict(config, prepared.reason)
+            reason = prepared.packing.pack(whatever_memory=True)
+            if reason is not None:
+                prepared.is_not_as_asked(reason)
 
     def packing(
         self,
@@ -264,37 +271,6 @@ class Forwards:
         return Packing(weights, model, max_nodes=max_nodes, in_place=in_place)
 
 
-def profile(
-    model: Any, config: SpecConfig, *, num_columns: int, num_rows: int, max_seconds: float = 30.0
-) -> tuple[dict[str, str | int], CostCurve]:
-    """Measures what forwards cost behind a text of `num_columns` tokens, run as a call runs them.
-
-    Returns what the curve depends on, with the curve, which the next call that is run in the same
-    way starts from. Where packed weights pay, that is one that comes after they are packed. Refuses
-    a model that can't verify a tree, or can't be run as the config asks.
-    """
-    forwards = Forwards()
-    ability = forwards.ability(model)
-    if ability.attention is None:
-        raise UnsupportedError(f"a profile needs a model that can verify trees: {ability.reason}")
-    forwards.count(model, _TOKENS_THAT_PAY)
-    strict = config.changed(strict=True)
-    with torch.no_grad(), forwards.prepare(model, strict) as prepared, prepared.decoding():
-        if prepared.packing is not None:
-            prepared.packing.pack()
-
-        def new_backend(cache: Any, positions: torch.Tensor, room: int) -> Backend:
-            ids = torch.zeros(num_rows, num_columns, dtype=torch.long)
-            kwargs = {"past_key_values": cache, "position_ids": positions}
-            return prepared.backend(
-                Prompt(ids, kwargs, torch.empty(0), None), reach=room, width=room
-            )
-
-        return measure(
-            model, new_backend, num_columns=num_columns, num_rows=num_rows, max_seconds=max_seconds
-        )
-
-
 def may_pack(config: SpecConfig) -> bool:
     """Whether weights may be packed unasked, by the clock.
 
@@ -302,9 +278,3 @@ def may_pack(config: SpecConfig) -> bool:
     trial finds another way to be faster, and in half precision it could.
     """
     return config.forward == "auto" and config.budget == "measured"
-
-
-def _refuse_if_strict(config: SpecConfig, reason: str) -> None:
-    """Raises where the config insists on a way to run forwards that can't be had."""
-    if config.strict and config.forward not in ("auto", "eager"):
-        raise UnsupportedError(f"strict=True and forward={config.forward!r} can't be had: {reason}")

@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from selfspec.machine.device import own_seed
-from selfspec.run.attention_types import AttentionTypes
+from selfspec.machine.device import default_generator, own_seed
 from selfspec.run.backends import TreeBackend
 from selfspec.run.depth import Depth
 from selfspec.run.layout import Window
-from selfspec.run.model import device_of
+from selfspec.run.model import AttentionTypes, device_of
 from selfspec.run.trials import check_chain, check_logits, check_tree
 
 __all__ = ["Ability", "attention_for_trees", "attention_types", "probe", "try_backend"]
@@ -80,14 +79,16 @@ def probe(model: Any) -> Ability:
         return Ability("plain", "its vocabulary is too small to try a draft on", None)
     devices = _devices(model)
     with torch.no_grad():
-        before = _random_states(devices)
+        before = [default_generator(device).get_state() for device in devices]
         types, reason = _try_tree(model, ids)
         chain_reason = None if reason is None else _try_chain(model, ids)
         # Another thread may have drawn, too; then its draws must stay drawn.
-        is_moved = not all(map(torch.equal, before, _random_states(devices)))
+        after = [default_generator(device).get_state() for device in devices]
+        is_moved = not all(map(torch.equal, before, after))
     draws = _attempt(_check_draws, model, ids, devices) if is_moved else None
     if draws is not None:
-        _set_random_states(devices, before)
+        for device, state in zip(devices, before, strict=True):
+            default_generator(device).set_state(state)
         return Ability("plain", draws, None)
     if reason is None:
         return Ability("tree", None, types)
@@ -153,21 +154,6 @@ def _devices(model: Any) -> list[torch.device]:
     """The CPU, and each other device that the model has weights on."""
     on = {device_of(model), *(parameter.device for parameter in model.parameters())}
     return [torch.device("cpu"), *sorted((on - {torch.device("cpu")}), key=str)]
-
-
-def _random_states(devices: list[torch.device]) -> list[torch.Tensor]:
-    return [
-        torch.cuda.get_rng_state(each) if each.type == "cuda" else torch.get_rng_state()
-        for each in devices
-    ]
-
-
-def _set_random_states(devices: list[torch.device], states: list[torch.Tensor]) -> None:
-    for device, state in zip(devices, states, strict=True):
-        if device.type == "cuda":
-            torch.cuda.set_rng_state(state, device)
-        else:
-            torch.set_rng_state(state)
 
 
 def _attempt(check: Any, model: Any, *args: Any) -> str | None:

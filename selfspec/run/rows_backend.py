@@ -1,19 +1,172 @@
-"""Trees of rows that come and go, over slots that the rows share out among themselves."""
+"""Trees of rows that come and go, over one block of slots that the rows share out.
+
+All rows have the same number of columns, those of the one that may become the longest. When a row
+leaves, the last one moves into its place, so the rows in use always lie side by side, as a forward
+needs them. Where a new row needs more columns, the same block is divided anew.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from transformers.cache_utils import Cache, DynamicCache
 
-from selfspec.run.attention_types import AttentionTypes
+from selfspec.run.arena import Arena
 from selfspec.run.backends import TreeBackend
-from selfspec.run.model import device_of
-from selfspec.run.rows_kv import RowsKV, bytes_per_token
+from selfspec.run.columns import Columns
+from selfspec.run.model import AttentionTypes, device_of
 
-__all__ = ["RowsBackend", "kv_bytes_per_token"]
+__all__ = ["RowsBackend", "RowsKV", "bytes_per_token", "kv_bytes_per_token"]
+
+# Columns are handed out in multiples of this where there is room, so that rows of about the same
+# length do not divide the block anew each time.
+_MULTIPLE = 64
+_LARGE = 1 << 20  # Without a limit, arenas are split as those of this many tokens.
+
+
+def bytes_per_token(cache: Cache) -> tuple[int, int]:
+    """What one token takes in a cache that holds one row: in all layers, and in the largest part.
+
+    A part is the keys or the values of a layer.
+    """
+    held = [getattr(layer, name) for layer in cache.layers for name in ("keys", "values")]
+    parts = [each[:, :, :1].numel() * each.element_size() for each in held]
+    return sum(parts), max(parts)
+
+
+class RowsKV(Columns):
+    """Slots for at most `max_rows` rows, and for `max_tokens` tokens of all rows together.
+
+    `cache` shows what a token takes: it holds a single one, which is forgotten. Without a limit of
+    tokens the block grows when it has to. Windowed layers keep all columns, since a row that comes
+    may be shorter than those that are there. A row comes only where there is room for all that it
+    may need, so nothing is ever reserved, and nobody else gets the cache.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        attention_types: Sequence[str],
+        *,
+        max_rows: int,
+        max_tokens: int | None = None,
+    ) -> None:
+        super().__init__(cache, attention_types, num_rows=0)
+        self._max_rows = max_rows
+        self._max_tokens = max_tokens
+        parts = self._parts(max_tokens or _LARGE)
+        self._arenas = [Arena(key, self._new_slots(key, len(m), 1), m) for key, m in parts]
+        self._blocks = [arena.slots.new_empty(len(arena.members), 0) for arena in self._arenas]
+        self._views = [arena.slots[:, :0] for arena in self._arenas]  # (members, rows, H, C, D)
+        self._columns = 0
+        self._needs: list[int] = []  # How many columns each row may come to need.
+        self.front = 0  # The one token is forgotten.
+        cache.layers = self._layers
+
+    @property
+    def needs(self) -> list[int]:
+        """How many columns each row may come to need."""
+        return list(self._needs)
+
+    @property
+    def nbytes(self) -> int:
+        """What the block takes."""
+        return sum(block.numel() * block.element_size() for block in self._blocks)
+
+    @property
+    def bytes_in_use(self) -> int:
+        """What the tokens of all rows take, without the slots that are still empty."""
+        shapes = [(arena, *arena.geometry.shape[1:]) for arena in self._arenas]
+        each = sum(
+            len(arena.members) * heads * dim * arena.geometry.dtype.itemsize
+            for arena, heads, dim in shapes
+        )
+        return each * sum(self.lengths)
+
+    def fits(self, needs: Sequence[int]) -> bool:
+        """Can rows be here together that may come to need this many columns each?"""
+        if len(needs) > self._max_rows:
+            return False
+        return self._max_tokens is None or len(needs) * max(needs) <= self._max_tokens
+
+    def add_row(self, cache: Cache, need: int) -> None:
+        """Moves a prompt's KV (1, H, L, D) behind the last row, and empties the cache."""
+        if len(self.lengths) == self._views[0].shape[1] or need > self._columns:
+            self._divide(max([*self._needs, need]))
+        length, row = int(cache.get_seq_length()), len(self.lengths)
+        self._needs.append(need)
+        self._starts.append(length)
+        self.lengths.append(length)
+        for arena, view in zip(self._arenas, self._views, strict=True):
+            for member, (index, name) in enumerate(arena.members):
+                layer, slots = cache.layers[index], view[member, row]
+                _fill(slots, getattr(layer, name)[0], length)
+                setattr(layer, name, slots.new_empty(0))
+        self._show()
+
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        """Moves rows to the front of the block, in this order; none may move up."""
+        for view in self._views:
+            for target, row in enumerate(rows):
+                if target != row:
+                    view[:, target] = view[:, row]
+        for held in (self.lengths, self._starts, self._needs):
+            held[:] = [held[row] for row in rows]
+        self._show()
+
+    def _show(self) -> None:
+        """Lets the layers see the rows that are in use."""
+        self.front = max(self.lengths, default=0)
+        for arena, view in zip(self._arenas, self._views, strict=True):
+            arena.slots = view[:, : len(self.lengths)]
+            self._connect(arena)
+
+    def _divide(self, need: int) -> None:
+        """Divides the block into rows of `need` columns or a few more; their contents stay.
+
+        Takes as much memory on top as the keys or values of one layer, for a moment.
+        """
+        columns = -(-need // _MULTIPLE) * _MULTIPLE
+        if not self.fits([columns] * (len(self.lengths) + 1)):
+            columns = need
+        num_rows, tokens = self._max_rows, self._max_tokens
+        if tokens is not None:
+            num_rows = min(num_rows, tokens // columns)
+        for index, view in enumerate(self._views):
+            block, new = self._block(index, tokens or num_rows * columns, (num_rows, columns))
+            for member in range(len(block)):
+                held = view[member, : len(self.lengths), :, : self.front].clone()
+                slots = new[member, : len(held)]
+                slots[:, :, : self.front] = held
+                slots[:, :, self.front :] = 0
+            self._blocks[index], self._views[index] = block, new
+        self._columns = columns
+
+    def _block(
+        self, index: int, num_tokens: int, shape: tuple[int, int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """An arena's block for this many tokens, the old one if that will do, and its new view."""
+        block, geometry = self._blocks[index], self._arenas[index].geometry
+        num_rows, columns = shape
+        _, heads, dim = geometry.shape
+        if num_tokens * heads * dim > block.shape[1]:
+            block = block.new_empty(len(block), num_tokens * heads * dim)
+        used = block[:, : num_rows * heads * columns * dim]
+        return block, used.view(len(block), num_rows, heads, columns, dim)
+
+
+def _fill(slots: torch.Tensor, held: torch.Tensor, length: int) -> None:
+    """Writes a prompt's last columns where they belong, and zeros elsewhere.
+
+    What an earlier row left could be NaN, and 0 times NaN is NaN, even for a hidden slot.
+    """
+    first = length - held.shape[1]
+    slots[:, :first] = 0
+    slots[:, first:length] = held
+    slots[:, length:] = 0
 
 
 class RowsBackend(TreeBackend):

@@ -15,11 +15,10 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from selfspec.records import DraftTree
-from selfspec.run.attention_types import AttentionTypes
 from selfspec.run.backend import Backend
 from selfspec.run.backends import ChainBackend
 from selfspec.run.depth import Depth
-from selfspec.run.model import device_of
+from selfspec.run.model import AttentionTypes, device_of
 from selfspec.run.tree_kv import can_hold_trees
 
 __all__ = ["check_chain", "check_logits", "check_tree"]

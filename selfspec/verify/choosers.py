@@ -13,7 +13,7 @@ import torch
 
 from selfspec.machine.device import CpuDevice, Device, Fetched
 from selfspec.records import NoiseAhead
-from selfspec.verify.drawn import Drawn, Nodes
+from selfspec.verify.drawn import Drawn, Likeliest, Nodes, Processors, processed
 from selfspec.verify.logits import as_read, likeliest
 from selfspec.verify.shortlist import Warpers, shortlist
 from selfspec.verify.tape import NoiseTape
@@ -30,8 +30,6 @@ __all__ = [
 
 # Stock's warpers sort, so to draw at more nodes at once takes longer than to wait at a few.
 _MOST_SCORES = 1 << 22
-
-Processors = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Visit(NamedTuple):
@@ -135,23 +133,23 @@ def _unchanged(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 
 
 class Processing(NamedTuple):
-    """A row's processors: the first ones, and the last ones, which may be known as `warpers`."""
+    """A row's processors: the first ones, and the last ones, which may be known as `warpers`.
+
+    `waits` says that some may read numbers from a device, or give a prefix other scores if several
+    are processed at once. The last ones never look at the prefix.
+    """
 
     first: Processors | None
     last: Processors = _unchanged
     warpers: Warpers | None = None
-
-    @property
-    def looks_at_no_prefix(self) -> bool:
-        """Are all processors known, and do they treat each node by its own scores alone?"""
-        return not self.first and (self.warpers is not None or self.last is _unchanged)
+    waits: bool = True
 
 
 class ProcessedChooser(_RowChooser):
     """Processors and sampling, only at visited nodes, each with its true prefix.
 
-    Beside a device each visit makes the CPU wait. So where no processor looks at the prefix, tokens
-    are drawn at all nodes at once, each with the noise of its depth, and come in one copy. The
+    Beside a device each visit makes the CPU wait. So where no processor does so itself, tokens are
+    chosen at all nodes at once, each with the noise of its depth, and come in one copy. The
     generator moves on at visited nodes alone.
     """
 
@@ -168,7 +166,7 @@ class ProcessedChooser(_RowChooser):
         self._tape = tape
         self._device = device or CpuDevice()
         self._logits = torch.empty(0)
-        self._drawn: Drawn | None = None
+        self._drawn: Drawn | Likeliest | None = None
 
     def forget_before(self, step: int) -> None:
         """Frees the noise of steps that every row has behind it."""
@@ -185,32 +183,40 @@ class ProcessedChooser(_RowChooser):
         self._logits, self._drawn = logits, None
 
     def foresee(self, asked: Sequence[Nodes], transcript: Transcript) -> None:
-        """Draws at all nodes, if there are several and not so many that this takes longer."""
-        if isinstance(self._device, CpuDevice) or self._tape is None:
+        """Chooses at all nodes, if there are several and not so many that this takes longer."""
+        number = sum(len(nodes.tree) for nodes in asked)
+        if isinstance(self._device, CpuDevice) or self._logits.device != transcript.device:
             return
-        number = sum(len(nodes.depths) for nodes in asked)
         if not 1 < number <= _MOST_SCORES // self._logits.shape[-1]:
             return
-        is_here = self._logits.device == transcript.device
-        if is_here and all(self._rows[nodes.row].looks_at_no_prefix for nodes in asked):
-            scores = torch.cat([self._scores(nodes, transcript) for nodes in asked])
+        if any(self._rows[nodes.row].waits for nodes in asked):
+            return
+        scores = torch.cat([self._scores(nodes, transcript) for nodes in asked])
+        if self._tape is None:
+            self._drawn = Likeliest(scores, asked, self._device)
+        else:
             steps = [(nodes, transcript.num_new(nodes.row)) for nodes in asked]
             self._drawn = Drawn(self._tape, scores, steps, self._device)
 
     def _scores(self, nodes: Nodes, transcript: Transcript) -> torch.Tensor:
         """(N, V): the processed scores of a row's nodes."""
-        logits = self._logits[nodes.forward_index, : len(nodes.depths)].float()
-        return self._rows[nodes.row].last(transcript.prefix(nodes.row), logits)
+        scores = self._logits[nodes.forward_index, : len(nodes.tree)].float()
+        prefix, processing = transcript.prefix(nodes.row), self._rows[nodes.row]
+        if processing.first:
+            scores = processed(processing.first, prefix, nodes.tree, scores)
+        return processing.last(prefix, scores)
 
     def choose(self, visit: Visit, transcript: Transcript) -> int:
         """The token behind a node, drawn with the noise of its step if the call samples."""
-        row, index, node = visit
-        first, last, warpers = self._rows[row]
-        step = transcript.num_new(row)
+        token = None
         if self._drawn is not None:
-            token = self._drawn.token(row, node, step)
-            if token is not None:
-                return token
+            token = self._drawn.token(visit.row, visit.node, transcript.num_new(visit.row))
+        return self._choose_alone(visit, transcript) if token is None else token
+
+    def _choose_alone(self, visit: Visit, transcript: Transcript) -> int:
+        row, index, node = visit
+        first, last, warpers, _ = self._rows[row]
+        step = transcript.num_new(row)
         scores = self._logits[index, node : node + 1]
         # Only a processor that is not known may write to the scores, and needs a copy.
         scores = scores.to(transcript.device, torch.float32, copy=first is not None)

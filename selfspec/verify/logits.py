@@ -6,9 +6,9 @@ are many times slower over a real vocabulary, and slower still in half precision
 
 from __future__ import annotations
 
-import torch
+import threading
 
-from selfspec.machine.scratch import Scratch
+import torch
 
 __all__ = ["as_read", "fits_at_once", "largest", "likeliest", "top_k"]
 
@@ -20,7 +20,24 @@ _BLOCK = 64
 _AT_ONCE = 1 << 18
 _NUM_AT_A_TIME = 1 << 20
 
-_SCRATCH = Scratch(2 * _NUM_AT_A_TIME)
+
+class _Scratch(threading.local):
+    """A float32 buffer on the CPU that each thread keeps; asking for new pages takes longer."""
+
+    _held: torch.Tensor | None = None
+
+    def room(self, *shape: int) -> torch.Tensor:
+        """This thread's buffer in a shape; it overwrites what the last call returned."""
+        size = torch.Size(shape).numel()
+        if self._held is None or len(self._held) < size:
+            with torch.inference_mode(False):  # Then both modes may write to it.
+                self._held = torch.empty(
+                    max(size, 2 * _NUM_AT_A_TIME), dtype=torch.float32, device="cpu"
+                )
+        return self._held[:size].view(shape)
+
+
+_SCRATCH = _Scratch()
 
 
 def as_read(logits: torch.Tensor) -> torch.Tensor:

@@ -106,7 +106,7 @@ class Verifier:
         for row, index, tree in zip(rows, self._indices, trees, strict=True):
             text = self.texts[row]
             _, asked = of_chooser.setdefault(id(text.chooser), (text, []))
-            asked.append(Nodes(text.number, index, tree.depths))
+            asked.append(Nodes(text.number, index, tree))
         for text, asked in of_chooser.values():
             text.chooser.foresee(asked, text.transcript)
 

@@ -11,7 +11,11 @@ PLAIN = 1.0
 
 
 def levels_read(
-    forward: float, hits: int, num_steps: int, pacing: Pacing | None = None
+    forward: float,
+    hits: int,
+    num_steps: int,
+    pacing: Pacing | None = None,
+    setting_up: float = 0.0,
 ) -> list[int]:
     """How many forwards each step had: the draft model foresees `hits` tokens, and none further.
 
@@ -25,10 +29,10 @@ def levels_read(
         step = budget.step(16)
         if step.max_nodes > 1:
             while num_read < 12 and budget.pays_to_read([0.8**num_read]):
-                budget.observe_reading(forward, 1)
+                budget.observe_reading(forward, 1, setting_up)
                 num_read += 1
         width = 1 + num_read
-        took = Took(width, forward * num_read, (1 + width / 320) * PLAIN)
+        took = Took(width, (forward + setting_up) * num_read, (1 + width / 320) * PLAIN)
         step.observe(took, [record(min(num_read, hits))])
         found.append(num_read)
     return found
@@ -46,6 +50,11 @@ def test_cheap_levels_are_read_until_they_promise_too_little():
     cheap, dear = levels_read(0.01, 4, 200)[-30:], levels_read(0.1, 4, 200)[-30:]
     assert max(cheap) > max(dear) > 1
     assert cheap.count(0) <= 1  # One step in 32 shows what is gained.
+
+
+def test_what_captures_take_is_charged_to_no_step():
+    found = levels_read(1 / 64, 4, 200, setting_up=64 * PLAIN)
+    assert found == levels_read(1 / 64, 4, 200)
 
 
 @pytest.mark.parametrize(("forward", "hits"), [(1.1, 1), (0.2, 0), (5.0, 4)])

@@ -21,7 +21,7 @@ from tests.lossless.same import CALLS, Call
 @pytest.fixture(autouse=True)
 def packed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sums come out rounded otherwise wherever they ever may."""
-    monkeypatch.setattr(prepared, "_TOKENS_THAT_PAY", 0)
+    monkeypatch.setattr(prepared, "TOKENS_THAT_PAY", 0)
     fake_trials(monkeypatch)
 
 

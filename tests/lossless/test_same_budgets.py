@@ -91,7 +91,7 @@ def test_no_call_measures_anything(measuring, monkeypatch) -> None:
     def never(*_args: object, **_more: object) -> None:
         raise AssertionError("a call must not wait for measurements")
 
-    monkeypatch.setattr("selfspec.run.costs.measure_curve", never)
+    monkeypatch.setattr("selfspec.run.profile.measure_curve", never)
     run_both(tiny_model(), prompt(), SelfSpec(), drafts=False, **GREEDY)
 
 

@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from transformers import DynamicCache
 
 from selfspec import SelfSpec, SpecConfig, UnsupportedError
 from selfspec.run.graphs.runner import ForwardKey, StaticRunner
 from selfspec.run.graphs.static_kv import StaticKV
-from selfspec.run.prepared import profile
-from selfspec.verify.tape import NoiseTape
+from selfspec.run.profile import profile
+from selfspec.verify.choosers import ProcessedChooser
 from tests.fakes import VOCAB, new_model, prompt, tiny_model
 from tests.kernel import use_kernel
 from tests.lossless.same import (
@@ -199,6 +200,21 @@ def test_overlap_changes_neither_text_nor_steps_nor_what_is_learned(
     for source, tables in theirs.items():
         for name, table in tables.items():
             np.testing.assert_array_equal(ours[source][name], table)
+
+
+@pytest.mark.parametrize("asked", [GREEDY, SAMPLE], ids=["greedy", "sample"])
+@pytest.mark.parametrize("num_rows", [1, 2])
+def test_a_draft_models_forwards_are_captured(
+    num_rows: int, asked: dict[str, Any], log: list[str]
+) -> None:
+    """All of one text but that over its prompt; what another row's text needs is run eagerly."""
+    spec = SelfSpec(draft_model=new_model("qwen2"), learning="request", **FIXED)
+    for _ in range(2):
+        log.clear()
+        both = run_graphs(tiny_model(), prompt(num_rows), spec, **asked)
+    num_drafting = log.count("replay") - both.stats.num_steps
+    assert num_drafting == both.stats.num_draft_forwards - 1 > NUM_NEW / 4 or num_rows > 1
+    assert log.count("capture") == 0
 
 
 def test_a_second_call_captures_nothing_new(log: list[str]) -> None:
@@ -437,15 +453,22 @@ def test_a_failed_capture_leaves_everything_whole(
 @pytest.fixture
 def no_memory_above(monkeypatch: pytest.MonkeyPatch, log: list[str]) -> Callable[[int], None]:
     """Lets wider captures run out of memory."""
-    captured = StaticRunner._captured
+    work_of = StaticRunner._work
+    monkeypatch.setattr("selfspec.run.graphs.runner.free_memory", lambda _: 1000)
+    monkeypatch.setattr("selfspec.run.graphs.kept.free_memory", lambda _: 1000)
 
     def limit(width: int) -> None:
-        def full(runner: StaticRunner, model: Any, key: ForwardKey) -> Any:
-            if key.shape.width > width:
-                raise torch.OutOfMemoryError("on purpose")
-            return captured(runner, model, key)
+        def new_work(runner: StaticRunner, model: Any, key: ForwardKey) -> Callable[[], None]:
+            work = work_of(runner, model, key)
 
-        monkeypatch.setattr(StaticRunner, "_captured", full)
+            def full() -> None:
+                if key.shape.width > width and _get_current_dispatch_mode() is not None:
+                    raise torch.OutOfMemoryError("on purpose")
+                work()
+
+            return full
+
+        monkeypatch.setattr(StaticRunner, "_work", new_work)
 
     return limit
 
@@ -459,12 +482,41 @@ def test_without_memory_for_wide_captures_trees_are_cut(no_memory_above: Any) ->
         assert 8 < both.stats.queries_per_step <= 16
 
 
-def test_no_memory_for_narrow_captures_is_an_error(no_memory_above: Any) -> None:
-    no_memory_above(4)
+def test_without_memory_a_step_with_branches_is_run_eagerly(
+    no_memory_above: Any, log: list[str]
+) -> None:
+    """A width that could not be captured is not tried again."""
+    no_memory_above(16)
+    spec, counts = SelfSpec(num_branches=6, branch_length=6, **FIXED), []
+    for _ in range(2):
+        both = run_graphs(tiny_model("gemma3"), prompt(), spec, **GREEDY)
+        assert both.stats.queries_per_step > 25
+        counts.append(log.count("capture"))
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("width", [16, 4])
+def test_forwards_are_wide_again_once_there_is_memory(
+    width: int, no_memory_above: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_memory_above(width)
     model, inputs = tiny_model(), prompt()
-    spec = doubting(run(model, inputs, **GREEDY).ids, inputs, budget="fixed", max_nodes=6)
-    with pytest.raises(torch.OutOfMemoryError, match="on purpose"):
-        run(model, inputs, custom_generate=spec, **GREEDY)
+    stock = run(model, inputs, **GREEDY)
+    spec = doubting(stock.ids, inputs, budget="fixed", max_nodes=64, learning="frozen")
+    run_both(model, inputs, spec, **GREEDY)
+    no_memory_above(1000)
+    before = run_both(model, inputs, spec, **GREEDY)
+    assert (before.stats.eager_reason is None) == (width > 8)
+    monkeypatch.setattr("selfspec.run.graphs.runner.free_memory", lambda _: 3000)
+    after = run_graphs(model, inputs, spec, **GREEDY)
+    assert before.stats.queries_per_step <= 16 or before.stats.forward == "eager"
+    assert after.stats.queries_per_step > 16
+
+
+def test_a_profile_without_memory_to_capture_wide_forwards(no_memory_above: Any) -> None:
+    no_memory_above(16)
+    sizes = {"num_columns": 32, "num_rows": 1, "max_seconds": 0.01}
+    profile(tiny_model(), SpecConfig(forward="graph"), **sizes)
 
 
 def test_slots_are_copied_only_for_those_who_get_the_cache(
@@ -485,29 +537,41 @@ def test_slots_are_copied_only_for_those_who_get_the_cache(
     assert kv.get_seq_length() == copied[0] > 17
 
 
+PENALTIES = {
+    "repetition_penalty": 1.3,
+    "no_repeat_ngram_size": 3,
+    "min_new_tokens": 20,
+    "eos_token_id": [15, 26, 81],
+    "sequence_bias": [[[15, 26], 2.0], [[81], -1.0]],
+    "suppress_tokens": [7],
+}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{**SAMPLE, "top_k": 20}, {**SAMPLE, **PENALTIES}, {**GREEDY, **PENALTIES}],
+    ids=["sample", "sample-penalties", "greedy-penalties"],
+)
 @pytest.mark.parametrize("num_rows", [1, 3])
-def test_sampling_waits_for_the_device_once_a_step(
-    num_rows: int, monkeypatch: pytest.MonkeyPatch, log: list[str]
+def test_a_step_waits_for_the_device_once(
+    num_rows: int, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, log: list[str]
 ) -> None:
-    """Tokens are drawn at all nodes at once; one by one only behind the prompt of a single row."""
-    draws: list[int] = []
-    draw = NoiseTape.draw
+    """Tokens are chosen at all nodes at once; one by one only behind the prompt of a single row."""
+    alone: list[int] = []
+    choose = ProcessedChooser._choose_alone
 
-    def counted(tape: NoiseTape, scores: torch.Tensor, row: int, step: int) -> int:
-        draws.append(step)
-        return draw(tape, scores, row, step)
+    def counted(chooser: ProcessedChooser, visit: Any, transcript: Any) -> int:
+        alone.append(transcript.num_new(visit.row))
+        return choose(chooser, visit, transcript)
 
-    monkeypatch.setattr(NoiseTape, "draw", counted)
-    monkeypatch.setattr("selfspec.verify.choosers.shortlist", lambda *_: None)
+    monkeypatch.setattr(ProcessedChooser, "_choose_alone", counted)
     model, inputs = tiny_model(), prompt(num_rows)
-    asked = {**SAMPLE, "top_k": 20}
     stock = run(model, inputs, **asked)
     spec = knowing(stock.ids, inputs, learning="frozen", budget="fixed", max_nodes=6)
     both = run_graphs(model, inputs, spec, **asked)
     assert both.stats.tokens_per_step > 3
-    assert draws == [0] * (num_rows == 1)
-    forwards = log.count("replay")
-    assert log.count("get") <= forwards + 1 < NUM_NEW
+    assert alone == [0] * (num_rows == 1)
+    assert log.count("get") <= log.count("replay") + 1 < NUM_NEW
 
 
 def test_a_failed_capture_breaks_a_strict_call_off(monkeypatch: pytest.MonkeyPatch) -> None:

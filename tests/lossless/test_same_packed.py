@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 
 from selfspec import SelfSpec, SpecConfig, UnsupportedError
 from selfspec.run.packed import layers, weights
-from selfspec.run.prepared import profile
+from selfspec.run.profile import profile
 from tests.fakes import fake_trials, new_model, packs_here, prompt, tiny_model
 from tests.lossless.same import FIXED, GREEDY, MODES, assert_clean, doubting, run, run_both
 

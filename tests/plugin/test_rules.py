@@ -16,6 +16,7 @@ from transformers import (
 from transformers.generation import logits_process as lp
 from transformers.generation import stopping_criteria as sc
 
+from selfspec.machine.waiting import NothingWaits
 from selfspec.plugin import rules
 from selfspec.plugin.rules import (
     for_rows,
@@ -28,6 +29,7 @@ from selfspec.plugin.rules import (
 from selfspec.verify.choosers import Processing
 from selfspec.verify.shortlist import Warpers
 from tests.fakes import tiny_model
+from tests.recorder import NoNumbers
 
 VOCAB, LENGTH = 31, 6
 
@@ -68,18 +70,24 @@ ROW_PROCESSORS = {
 }
 
 
-def test_each_of_the_known_processors_is_tried_here():
-    assert {kind.__name__ for kind in rules._ROW_PROCESSORS} == ROW_PROCESSORS.keys()
-
-
-@pytest.mark.parametrize("name", ROW_PROCESSORS)
-def test_row_processors_give_each_row_what_it_gets_in_the_batch(name):
+def three_rows(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Prefixes and scores for a processor."""
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(0, 8, (3, LENGTH), generator=generator)
     scores = torch.randn(3, VOCAB, generator=generator)
     scores[2, 8] = -torch.inf
     if name == "InfNanRemoveLogitsProcessor":  # others refuse what this one mends
         scores[1, 7], scores[2, 9] = torch.inf, torch.nan
+    return ids, scores
+
+
+def test_each_of_the_known_processors_is_tried_here():
+    assert {kind.__name__ for kind in rules._ROW_PROCESSORS} == ROW_PROCESSORS.keys()
+
+
+@pytest.mark.parametrize("name", ROW_PROCESSORS)
+def test_row_processors_give_each_row_what_it_gets_in_the_batch(name):
+    ids, scores = three_rows(name)
     batch = LogitsProcessorList([ROW_PROCESSORS[name]()])
     assert looks_at_rows(batch)
     together = batch(ids, scores.clone())
@@ -88,11 +96,26 @@ def test_row_processors_give_each_row_what_it_gets_in_the_batch(name):
         torch.testing.assert_close(alone, together[row : row + 1], rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("name", ROW_PROCESSORS)
+def test_those_that_do_not_wait_take_several_prefixes_of_a_row_at_once(name):
+    ids, scores = three_rows(name)
+    of_row = for_rows(LogitsProcessorList([ROW_PROCESSORS[name]()]), 3)[1]
+    each = zip(ids.split(1), scores.split(1), strict=True)
+    alone = torch.cat([of_row(prefix, row.clone()) for prefix, row in each])
+    if split_warpers(of_row).waits:
+        with NoNumbers(), NothingWaits("cpu"), pytest.raises(RuntimeError, match=r"wait|permitted"):
+            of_row(ids, scores.clone())
+        return
+    with NoNumbers(), NothingWaits("cpu"):
+        together = of_row(ids, scores.clone())
+    torch.testing.assert_close(together, alone, rtol=0, atol=0, equal_nan=True)
+
+
 def test_for_rows_shares_what_it_can():
     temperature = lp.TemperatureLogitsWarper(0.7)
     penalty = penalty_behind(1, 3)
     batch = LogitsProcessorList([temperature, penalty])
-    assert for_rows(batch, 1) == [batch]
+    assert for_rows(batch[:1], 1) == [batch[:1]]
     first, second = for_rows(batch, 2)
     assert first[0] is second[0] is temperature
     assert first[1] is not second[1]
@@ -135,7 +158,7 @@ def test_warpers_at_the_end_are_known(kept):
 )
 def test_others_are_left_to_themselves(warpers):
     processors = penalty_and(*warpers)
-    assert split_warpers(processors) == Processing(processors)
+    assert split_warpers(processors) == Processing(processors, waits=False)
 
 
 def test_only_those_that_stand_in_stocks_order_are_known():

@@ -10,19 +10,24 @@ import torch
 
 from selfspec.cost import Pacing
 from selfspec.run.draft_model import DraftModel, DraftText
+from selfspec.run.graphs.backend import GraphBackend
+from selfspec.run.graphs.runner import StaticRunner
 from selfspec.run.packed import PackedWeights, Packing
 from selfspec.run.probe import attention_types
 from tests.fakes import VOCAB, fake_trials, new_model, packs_here
+from tests.recorder import RecordingDevice
 
 
 class Checked:
     """A text and its nodes, with the tokens in front of each node beside them."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, captured: bool = False) -> None:
         self.model = model
-        reader = DraftModel(
-            model, attention_types(model.config), Pacing(), num_ids=VOCAB - 2, top_k=5
-        )
+        attention = attention_types(model.config)
+        reader = DraftModel(model, attention, Pacing(), num_ids=VOCAB - 2, top_k=5)
+        if captured:
+            device: Any = RecordingDevice([])
+            reader.runner = StaticRunner(attention, device, model.device)
         self.text: DraftText = reader.open()
         self.prefixes: list[list[int]] = [[]]
 
@@ -73,12 +78,17 @@ def test_a_draft_model_is_packed_once_that_pays(monkeypatch: pytest.MonkeyPatch)
     ]
 
 
+@pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
-def test_trees_are_read_and_kept_in_part(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("selfspec.run.draft_model._CHUNK", 4)
-    monkeypatch.setattr("selfspec.run.draft_model._ROOM", 3)  # It has to grow within a step.
+def test_trees_are_read_and_kept_in_part(
+    name: str, captured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for constant in ("_CHUNK", "_STATIC_CHUNK"):
+        monkeypatch.setattr(f"selfspec.run.draft_model.{constant}", 4)
+    for constant in ("_ROOM", "_STATIC_ROOM"):  # It has to grow within a step.
+        monkeypatch.setattr(f"selfspec.run.draft_model.{constant}", 3)
     dice = random.Random(1)
-    checked = Checked(new_model(name))
+    checked = Checked(new_model(name), captured=captured)
 
     def ids(number: int) -> list[int]:
         return [dice.randrange(VOCAB) for _ in range(number)]
@@ -90,6 +100,7 @@ def test_trees_are_read_and_kept_in_part(name: str, monkeypatch: pytest.MonkeyPa
         checked.look(ids(2), [5, 3])
         checked.keep(dice.choice([[0], [0, 2], [0, 2, 5], [0, 2, 5, 6]]))
         checked.extend(ids(dice.randrange(1, 7)))
+    assert isinstance(checked.text._backend, GraphBackend) == captured
 
 
 def test_positions_are_counted() -> None:

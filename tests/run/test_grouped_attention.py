@@ -138,22 +138,21 @@ def test_without_a_mask_a_query_alone_is_stocks_but_in_half_precision(asked, num
     assert mask is None
 
 
-@pytest.mark.parametrize("change", [without_mask, mask_a_head, says_nothing])
-def test_what_is_not_shared_so_is_left_to_stock(asked, change):
+@pytest.mark.parametrize(
+    ("change", "others"),
+    [
+        (without_mask, {}),
+        (mask_a_head, {}),
+        (says_nothing, {}),
+        (lambda args: args, {"position_bias": torch.ones(2, 6, 4, COLUMNS)}),
+    ],
+)
+def test_what_is_not_shared_so_is_left_to_stock(asked, change, others):
     args = change(inputs(3, 4))
     with grouped_attention():
-        found = attend(*args)
+        found = attend(*args, sliding_window=None, **others)
     assert not asked
-    assert torch.equal(found, sdpa_attention_forward(*args)[0])
-
-
-def test_arguments_that_only_stock_knows_are_left_to_it(asked):
-    args = inputs(3, 4)
-    bias = torch.randn(2, 6, 4, COLUMNS)
-    with grouped_attention():
-        found = attend(*args, position_bias=bias, sliding_window=None)
-    assert not asked
-    assert torch.equal(found, sdpa_attention_forward(*args, position_bias=bias)[0])
+    assert torch.equal(found, sdpa_attention_forward(*args, **others)[0])
 
 
 def test_on_a_cpu_no_thread_goes_without_work(asked, monkeypatch):
@@ -236,17 +235,7 @@ def put_in_place(request: Any) -> Any:
         ALL_ATTENTION_FUNCTIONS.register("sdpa", before)
 
 
-def test_an_attention_of_somebody_elses_is_left_alone(asked, put_in_place):
-    def theirs(*args: Any, **kwargs: Any) -> tuple[str, None]:
-        return "theirs", None
-
-    put_in_place(theirs)
-    with grouped_attention():
-        assert attend(*inputs(3, 4)) == "theirs"
-    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is theirs
-
-
-def test_one_that_comes_meanwhile_stays(put_in_place):
+def test_somebody_elses_attention_stays_also_if_it_comes_meanwhile(put_in_place):
     def theirs(*args: Any, **kwargs: Any) -> tuple[str, None]:
         return "theirs", None
 
@@ -254,7 +243,7 @@ def test_one_that_comes_meanwhile_stays(put_in_place):
         put_in_place(theirs)
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is theirs
     with grouped_attention():
-        pass
+        assert attend(*inputs(3, 4)) == "theirs"
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is theirs
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfspec.records import DraftTree
-from selfspec.run.layout import Layout, RowState, Window, ancestors, lay_out
+from selfspec.run.layout import Layout, RowState, Window, lay_out
 from tests.oracles import MaskOracle
 from tests.strategies import tree_of, trees
 
@@ -113,18 +113,6 @@ def test_masks_equal_an_ancestor_walk(batch, window, data):
 
 
 @settings(max_examples=60, deadline=None)
-@given(batches(), windows)
-def test_every_query_sees_itself_and_padding_sees_what_the_root_sees(batch, window):
-    sees = mask_of(batch, window)[:, 0] == 0
-    for row, tree in zip(sees, batch.trees, strict=True):
-        for node in range(len(tree)):
-            assert row[node, batch.front + node]
-        for padding in row[len(tree) :]:
-            assert padding.tolist() == row[0].tolist()
-            assert padding.any()
-
-
-@settings(max_examples=60, deadline=None)
 @given(batches(), st.integers(1, 9))
 def test_what_was_dropped_before_the_first_column_was_never_seen(batch, size):
     """The mask of a trimmed cache is the whole one's right part, and the left part is empty."""
@@ -198,17 +186,6 @@ def test_each_attention_type_has_a_mask_of_its_own_width():
     assert (layout.masks["near"][0, 0] == 0).tolist() == [[1, 1, 1, 0], [0, 1, 1, 1]]
 
 
-def test_a_window_smaller_than_the_tree_hides_its_root_from_its_leaves():
-    batch = Batch([tree_of([-1, 0, 1, 2])], [1], [set()], 1)
-    sees = laid_out(batch, Window("sliding", 2)).masks["type"][0, 0] == 0
-    assert sees.int().tolist() == [
-        [1, 1, 0, 0, 0],
-        [0, 1, 1, 0, 0],
-        [0, 0, 1, 1, 0],
-        [0, 0, 0, 1, 1],
-    ]
-
-
 def test_chunks_begin_at_the_first_column_that_counts():
     """Chunks of 3 behind 2 columns of padding: 2 3 4, then 5 6 7."""
     batch = Batch([tree_of([-1, 0, 1])], [4], [{0, 1}], 4)
@@ -218,12 +195,3 @@ def test_chunks_begin_at_the_first_column_that_counts():
         [0, 0, 0, 0, 0, 1, 0],  # column 5, a new chunk
         [0, 0, 0, 0, 0, 1, 1],  # column 6
     ]
-
-
-@given(trees(max_nodes=9), st.integers(0, 3))
-def test_ancestors_equal_the_walk(tree, num_padding):
-    width = len(tree) + num_padding
-    walk = MaskOracle(tree.parents, length=0)
-    (sees,) = ancestors([tree.parents], width)
-    for node in range(width):
-        assert set(sees[node].nonzero()[0].tolist()) == set(walk.ancestry(node))

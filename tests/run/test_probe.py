@@ -11,7 +11,6 @@ from transformers import (
     GPTNeoConfig,
     LlamaConfig,
     LlamaForCausalLM,
-    MistralConfig,
     PreTrainedModel,
 )
 
@@ -40,47 +39,34 @@ def types_of(model_type: str, **changes: Any) -> Any:
     return attention_types(AutoConfig.for_model(model_type, **changes))
 
 
-def test_full_attention_is_one_type():
-    types = attention_types(LlamaConfig(num_hidden_layers=3))
-    assert types.by_layer == ("full_attention",) * 3
-    assert types.windows == {"full_attention": Window()}
-    assert types.scale_period == 0
+FULL, NEAR, BLOCKS = (f"{kind}_attention" for kind in ("full", "sliding", "chunked"))
+SCALED = {"attention_chunk_size": 8, "attn_temperature_tuning": True, "floor_scale": 16}
 
 
-def test_one_window_for_all_layers():
-    types = attention_types(MistralConfig(num_hidden_layers=2, sliding_window=7))
-    assert types.by_layer == ("sliding_attention",) * 2
-    assert types.windows == {"sliding_attention": Window("sliding", 7)}
-    no_window = attention_types(MistralConfig(num_hidden_layers=2, sliding_window=None))
-    assert no_window.windows == {"full_attention": Window()}
-
-
-def test_windows_by_layer():
-    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    types = types_of("gemma3_text", num_hidden_layers=3, layer_types=kinds, sliding_window=6)
-    assert types.by_layer == tuple(kinds)
-    assert types.windows == {
-        "sliding_attention": Window("sliding", 6),
-        "full_attention": Window(),
-    }
-
-
-def test_chunks_and_scales():
-    types = types_of(
-        "llama4_text",
-        num_hidden_layers=4,
-        attention_chunk_size=8,
-        attn_temperature_tuning=True,
-        floor_scale=16,
-    )
-    assert set(types.by_layer) == {"chunked_attention", "full_attention"}
-    assert types.windows["chunked_attention"] == Window("chunked", 8)
-    assert types.scale_period == 16
+@pytest.mark.parametrize(
+    ("name", "config", "by_layer", "windows"),
+    [
+        ("llama", {}, [FULL, FULL], {FULL: Window()}),
+        ("mistral", {"sliding_window": 7}, [NEAR, NEAR], {NEAR: Window("sliding", 7)}),
+        ("mistral", {"sliding_window": None}, [FULL, FULL], {FULL: Window()}),
+        (
+            "gemma3_text",
+            {"layer_types": [NEAR, FULL], "sliding_window": 6},
+            [NEAR, FULL],
+            {NEAR: Window("sliding", 6), FULL: Window()},
+        ),
+        ("llama4_text", SCALED, [BLOCKS, BLOCKS], {BLOCKS: Window("chunked", 8)}),
+    ],
+)
+def test_attention_types_are_read_from_a_config(name, config, by_layer, windows):
+    types = types_of(name, num_hidden_layers=2, **config)
+    assert (list(types.by_layer), types.windows) == (by_layer, windows)
+    assert types.scale_period == config.get("floor_scale", 0)
 
 
 def test_a_multimodal_config_is_read_where_its_text_is():
     types = types_of("gemma3", text_config={"num_hidden_layers": 2, "sliding_window": 5})
-    assert types.windows["sliding_attention"] == Window("sliding", 5)
+    assert types.windows[NEAR] == Window("sliding", 5)
 
 
 def test_a_window_of_the_models_own_making_is_refused():
@@ -97,11 +83,6 @@ def test_a_tiny_llama_is_given_trees(attention):
     ability = probe(tiny_model("llama", attention))
     assert (ability.mode, ability.reason) == ("tree", None)
     assert ability.attention.by_layer == ("full_attention",) * 2
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_rounding_is_not_taken_for_a_leak(dtype):
-    assert probe(tiny_model("llama", "eager", dtype)).mode == "tree"
 
 
 def test_alibi_is_given_chains_and_says_why():

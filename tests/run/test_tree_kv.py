@@ -4,7 +4,6 @@ import weakref
 from types import SimpleNamespace
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -19,9 +18,8 @@ from hypothesis.stateful import (
 from transformers import DynamicCache, LlamaConfig, StaticCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from selfspec.run.layout import RowState, Window, lay_out
 from selfspec.run.tree_kv import TreeKV, can_hold_trees, foreign_layer
-from tests.strategies import paths_down, tree_of, trees
+from tests.strategies import paths_down, trees
 
 # (attention type, heads, dim of K, dim of V): the first and third differ only in what V holds
 LAYERS = (
@@ -286,25 +284,6 @@ def test_fresh_slots_are_zero():
     assert float(cache.layers[0].stores["values"][:, :, 3:].abs().sum()) == 0
     kv.reserve(40)
     assert float(cache.layers[0].stores["values"][:, :, 3:].abs().sum()) == 0
-
-
-def test_masks_fit_the_keys_that_attention_gets():
-    cache = stock_cache(window=4)
-    write(cache, [[1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12]])
-    kv = adopt(cache, 4, num_rows=2, room=0)
-    kv.reserve(3)
-    layout = lay_out(
-        [tree_of([-1, 0, 0]), tree_of([-1])],
-        RowState(kv.lengths, np.array([6, 6]), [0, 0], None),
-        front=kv.front,
-        windows={"full_attention": Window(), "sliding_attention": Window("sliding", 4)},
-        first_columns=kv.first_columns,
-        dtype=kv.dtype,
-        device=torch.device("cpu"),
-    )
-    assert kv.dtype == torch.float64
-    for layer, (keys, _) in enumerate(write(cache, [[20, 21, 22]] * 2)):
-        assert layout.masks[TYPES[layer]].shape[-1] == keys.shape[2]
 
 
 @pytest.mark.parametrize(

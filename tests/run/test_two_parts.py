@@ -163,7 +163,7 @@ def test_they_are_tried_under_a_measured_budget_only_and_not_in_a_first_call(mon
             return found.two_parts is not None
 
     assert not tries()
-    forwards.count(model, prepared._TOKENS_THAT_PAY)
+    forwards.count(model, prepared.TOKENS_THAT_PAY)
     assert tries()
     assert not tries(budget="fixed")
     assert not tries(forward="eager")
@@ -173,7 +173,7 @@ def test_calls_use_them(clock, monkeypatch) -> None:
     """From the trial to the text, as users get it."""
     clock[0] = 0.5
     monkeypatch.setattr(two_parts, "_LEAST_COLUMNS", 1)
-    monkeypatch.setattr(prepared, "_TOKENS_THAT_PAY", 0)
+    monkeypatch.setattr(prepared, "TOKENS_THAT_PAY", 0)
     computed = []
     monkeypatch.setattr(two_parts, "_wait_for", None)
     real = two_parts.dense_part

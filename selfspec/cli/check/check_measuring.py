@@ -144,7 +144,7 @@ def _curve(
     """What a step costs by its width behind a text, and what that depends on."""
     if spec.ability(writer.model).attention is None:
         return {}, None
-    from selfspec.run.prepared import profile
+    from selfspec.run.profile import profile
 
     context = min(_CONTEXT, (writer.loaded.max_positions or _ENDLESS) // 2)
     about, curve = profile(

@@ -117,7 +117,7 @@ def _opened(loading: RunOptions, out: Path) -> Iterator[tuple[Loaded, CacheConte
 def _measured_costs(model: Any, ids: Sequence[Sequence[int]], max_new_tokens: int) -> CostCurve:
     """What forwards cost behind a text as long as these are in their middle."""
     from selfspec.config import SpecConfig
-    from selfspec.run.prepared import profile
+    from selfspec.run.profile import profile
 
     with working("Measuring forwards of each width"):
         length = int(median(map(len, ids))) + max_new_tokens // 2

@@ -31,6 +31,8 @@ _UNNAMED = Evidence(DRAFT_MODEL, rank=0, probability_bin=_MAX_BIN)
 class ModelText(Protocol):
     """A text as a model has read it; nodes are numbered as they are read, the text's end is 0."""
 
+    setting_up: float  # Of the seconds of the last reading, those that later ones will use too.
+
     @property
     def room(self) -> float:
         """How many tokens the model can still read."""
@@ -60,8 +62,8 @@ class Pace(Protocol):
         """Is a forward over nodes with these scores worth its time?"""
         ...
 
-    def observe_reading(self, seconds: float, num_tokens: int) -> None:
-        """Learns what a forward over this many tokens took."""
+    def observe_reading(self, seconds: float, num_tokens: int, setting_up: float) -> None:
+        """Learns what a forward over this many tokens took, and setting it up besides."""
         ...
 
 
@@ -135,9 +137,11 @@ class DraftModelCursor:
         if self._pace.pays_to_read([score for _, score in chosen]):
             start = perf_counter()
             num_tokens = self._read([node for node, _ in chosen])
+            setting_up = self._text.setting_up
             # To read the prompt is part of the price of having a draft model.
             if self._has_prompt:
-                self._pace.observe_reading(perf_counter() - start, num_tokens)
+                seconds = perf_counter() - start - setting_up
+                self._pace.observe_reading(seconds, num_tokens, setting_up)
             self._has_prompt = True
 
     def observe(self, record: StepRecord) -> None:

@@ -11,17 +11,16 @@ import torch
 from selfspec.cost import stepped
 from selfspec.errors import UnsupportedError
 from selfspec.records import DraftTree, Queries
-from selfspec.run.attention_types import AttentionTypes
+from selfspec.run.backends import OverColumns
 from selfspec.run.graphs.runner import ForwardKey, StaticRunner
 from selfspec.run.graphs.static_kv import StaticKV
 from selfspec.run.graphs.step_inputs import InputShape, StepState
+from selfspec.run.model import AttentionTypes
 
 __all__ = ["GraphBackend"]
 
-_NARROWEST = 8  # If there is no memory for so few nodes, the next call would find none either.
 
-
-class GraphBackend:
+class GraphBackend(OverColumns):
     """Does what `TreeBackend` does, with the captured forwards of a `StaticRunner`.
 
     A step sends its inputs in one copy, replays one graph, and finds its logits in a buffer. The
@@ -29,6 +28,8 @@ class GraphBackend:
     runs while the CPU drafts, costs nothing if the path already lies in the right slots, and
     leaves the KV complete between any two steps.
     """
+
+    kv: StaticKV
 
     def __init__(
         self,
@@ -77,36 +78,28 @@ class GraphBackend:
         return self._runner.reason
 
     @property
-    def front(self) -> int:
-        """How many columns are in front of the next tree."""
-        return self.kv.front
-
-    @property
     def setting_up(self) -> float:
         """Seconds of the last `lay_out` that went into a capture."""
         return self._runner.setting_up
 
     def max_width(self, max_nodes: int) -> int:
         """All nodes that the caller asks for, unless there is no memory for them."""
-        return max(min(max_nodes, self._runner.widest), 1)
+        return min(max_nodes, self._runner.widest)
 
     def lay_out(self, trees: Sequence[DraftTree | Queries]) -> tuple[ForwardKey, int, int]:
         """Writes and sends the inputs; returns their key, and how many rows and nodes count.
 
-        Where there is no memory to capture so wide a forward, the trees are cut.
+        Where there is no memory to capture so wide a forward, the trees are cut. With branches
+        behind them they can't be, and the forward is run without a graph.
         """
         key, widest = self._written(trees)
-        try:
-            self._runner.ready(self._model, key)
-        except torch.OutOfMemoryError:
-            width = self._runner.widest = key.shape.width // 2
-            drafts = [tree for tree in trees if isinstance(tree, DraftTree)]
-            if width < _NARROWEST or len(drafts) < len(trees):
-                raise
-            for tree in drafts:
-                tree.cut(width)
-            return self.lay_out(trees)
-        return key, len(trees), widest
+        self._runner.ready(self._model, key)
+        drafts = [tree for tree in trees if isinstance(tree, DraftTree)]
+        if widest <= self._runner.widest or len(drafts) < len(trees):
+            return key, len(trees), widest
+        for tree in drafts:
+            tree.cut(self._runner.widest)
+        return self.lay_out(trees)
 
     def _written(self, trees: Sequence[DraftTree | Queries]) -> tuple[ForwardKey, int]:
         widest = max(len(tree.tokens) for tree in trees)
@@ -129,10 +122,6 @@ class GraphBackend:
             raise UnsupportedError(f"strict=True and forwards can't be as asked: {self.reason}")
         return logits[:num_rows, :widest]
 
-    def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keeps the KV of each row's path and forgets the rest."""
-        self.kv.commit(paths)
-
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drops all rows but these."""
         index = list(rows)
@@ -140,7 +129,3 @@ class GraphBackend:
         self._runner.keep_rows(index)
         self._positions = self._positions[..., index]
         self._starts = [self._starts[row] for row in index]
-
-    def release(self, *, fills: bool = True) -> None:
-        """Gives the cache its stock layers back."""
-        self.kv.release(fills=fills)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, DynamicCache
@@ -64,17 +64,6 @@ class StaticLayer(ArenaLayer):
         return store[:, :, : span.num_keys]
 
 
-class _Key(NamedTuple):
-    """Tells arenas apart, but not by the number of their rows."""
-
-    attention_type: str
-    heads: int
-    dim: int
-    num_members: int
-    dtype: torch.dtype
-    device: torch.device
-
-
 class StaticArenas:
     """Arenas and cache layers that serve one call after the other.
 
@@ -88,7 +77,7 @@ class StaticArenas:
         self.cache = DynamicCache()
         self.cache.layers = self.layers
         self.generation = 0
-        self._slots: dict[_Key, torch.Tensor] = {}
+        self._slots: dict[tuple[Geometry, int], torch.Tensor] = {}
 
     @property
     def num_rows(self) -> int:
@@ -114,7 +103,7 @@ class StaticArenas:
         shape = (num_members, rows, heads, capacity, dim)
         # Tensors made in inference mode could not be written to outside of it by a later call.
         with torch.inference_mode(False):
-            self._slots[key] = torch.zeros(shape, dtype=key.dtype, device=key.device)
+            self._slots[key] = torch.zeros(shape, dtype=geometry.dtype, device=geometry.device)
         return self._slots[key]
 
     def rest(self) -> None:
@@ -216,9 +205,9 @@ class StaticKV(TreeKV):
         return held.clone()
 
 
-def _key(geometry: Geometry, num_members: int) -> _Key:
-    _, heads, dim = geometry.shape
-    return _Key(geometry.attention_type, heads, dim, num_members, geometry.dtype, geometry.device)
+def _key(geometry: Geometry, num_members: int) -> tuple[Geometry, int]:
+    """Tells arenas apart, but not by the number of their rows."""
+    return geometry._replace(shape=(0, *geometry.shape[1:])), num_members
 
 
 def _suiting_both(rows: int, capacity: int, old_rows: int, old_capacity: int) -> tuple[int, int]:

@@ -7,6 +7,7 @@ that the next process knows at once. Knows layers and clocks; not how much a mod
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from statistics import mean
 from time import perf_counter
@@ -16,7 +17,7 @@ import torch
 
 from selfspec.machine.hardware import processor
 from selfspec.machine.measured import Measured
-from selfspec.run.packed.linears import Copy, own_linear, pack_all, ways_for
+from selfspec.run.packed.linears import own_linear, pack_all, ways_for
 
 __all__ = ["WIDTHS", "Kind", "Trial", "glance", "known_trial", "price_of", "seconds_for", "trial"]
 
@@ -90,7 +91,8 @@ def seconds_for(times: Mapping[int, float], num_tokens: int) -> float:
 def glance(weight: torch.Tensor) -> dict[int, float]:
     """What the own product of one layer takes, about: quickly measured, and never kept."""
     part, scale = _part(weight, _MOST_WEIGHTS // 4)
-    seconds = {w: scale * _seconds([_own(part)], _input(weight, w)) for w in (1, WIDTHS[-2])}
+    product = partial(own_linear, weight=part, bias=None)
+    seconds = {w: scale * _seconds([product], _input(weight, w)) for w in (1, WIDTHS[-2])}
     per_token = (seconds[WIDTHS[-2]] - seconds[1]) / (WIDTHS[-2] - 1)
     return {w: max(seconds[1] + per_token * (w - 1), 0.0) for w in WIDTHS}
 
@@ -119,7 +121,7 @@ def known_trial(kind: Kind) -> Trial | None:
 def trial(kind: Kind, weights: Sequence[torch.Tensor]) -> Trial:
     """Times layers of one kind in all ways, in turns; keeps what it found. Draws no randomness."""
     weights, scale = _sample(kind, weights)
-    own: list[_Product] = [_own(weight) for weight in weights]
+    own: list[_Product] = [partial(own_linear, weight=w, bias=None) for w in weights]
     copies, packing = {}, {}
     for way in ways_for(kind.dtype):
         start = perf_counter()
@@ -128,7 +130,10 @@ def trial(kind: Kind, weights: Sequence[torch.Tensor]) -> Trial:
         except (RuntimeError, ValueError):
             continue
         packing[way.name] = perf_counter() - start
-    times = _in_turns({None: own, **{name: _packed(of) for name, of in copies.items()}}, weights[0])
+    layers: dict[str | None, Sequence[_Product]] = {None: own}
+    for name, of in copies.items():
+        layers[name] = [partial(copy, bias=None) for copy in of]
+    times = _in_turns(layers, weights[0])
     found = _decided(times, packing, scale / len(weights))
     _store().keep(_key(kind), found._asdict())
     return found
@@ -176,17 +181,6 @@ def _part(weight: torch.Tensor, most: int) -> tuple[torch.Tensor, float]:
     """The first rows of a weight, and how many times as large the weight is."""
     num_rows = min(weight.shape[0], max(most // weight.shape[1], 1))
     return weight[:num_rows], weight.shape[0] / num_rows
-
-
-def _own(weight: torch.Tensor) -> _Product:
-    return lambda x: own_linear(x, weight, None)
-
-
-def _packed(copies: Sequence[Copy]) -> list[_Product]:
-    def product(copy: Copy) -> _Product:
-        return lambda x: copy(x, None)
-
-    return [product(copy) for copy in copies]
 
 
 def _input(weight: torch.Tensor, num_tokens: int) -> torch.Tensor:

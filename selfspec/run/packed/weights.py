@@ -106,7 +106,9 @@ class Packing:
         self._own: Products | None = None  # as torch computes them, seen at a glance
         self.reason = None if self._kinds else "it has no plain linear layers that torch can pack"
         with weights.lock, torch.no_grad():
-            self._find_trials()
+            for kind in self._kinds.keys() - weights.trials.keys():
+                if (known := known_trial(kind)) is not None:  # By an earlier process.
+                    weights.trials[kind] = known
             self._slots = {module: weights.slots.setdefault(module, Slot()) for module in linears}
             self._renew()
             self._is_settled = self._knows_all() and not self._missing()
@@ -154,13 +156,6 @@ class Packing:
             self._weights.work.steps[num_rows, self._max_nodes] += 1
             self._pack_if_due()
         return self._is_settled and self.reason is None
-
-    def _find_trials(self) -> None:
-        """Takes over what earlier processes have found."""
-        trials = self._weights.trials
-        for kind in self._kinds:
-            if kind not in trials and (known := known_trial(kind)) is not None:
-                trials[kind] = known
 
     def pack(self, *, whatever_memory: bool = False) -> str | None:
         """Packs all layers that get faster now; returns why none is, or None."""

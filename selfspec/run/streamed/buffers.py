@@ -16,7 +16,7 @@ from selfspec.run.streamed.budget import NUM_BUFFERS
 from selfspec.run.streamed.files import Shard, aligned_buffer, pinned_bytes
 from selfspec.run.streamed.images import Image
 
-__all__ = ["CpuBuffers", "CudaBuffers", "new_buffers"]
+__all__ = ["CpuBuffers", "CudaBuffers"]
 
 _SHARE_OF_FREE = 0.5  # Pinned copies of layers take at most this share of what is free.
 
@@ -120,15 +120,6 @@ class CudaBuffers(_LayerBuffers):
         if self._keeps:
             self._kept[item] = host
         return host
-
-
-def new_buffers(
-    images: Sequence[Image], shards: Sequence[Shard], device: torch.device
-) -> CpuBuffers | CudaBuffers:
-    """The buffers for a device."""
-    if device.type == "cuda":
-        return CudaBuffers(images, shards, device)
-    return CpuBuffers(images, shards)
 
 
 def _new_buffer(images: Sequence[Image], *, pinned: bool = False) -> torch.Tensor:

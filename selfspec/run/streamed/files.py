@@ -62,7 +62,12 @@ class Shard:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._direct = -1
-        self._file = _checked(path, lambda: open(path, "rb", buffering=0))  # noqa: SIM115
+        try:
+            self._file = open(path, "rb", buffering=0)  # noqa: SIM115
+        except OSError as error:
+            raise WeightsError(
+                f"{path} must be a file that can be read (got: {error.strerror}); {_HOW_TO_MEND}"
+            ) from error
         try:
             self._state = self._now()
             self.tensors = dict(self._read_header())
@@ -179,12 +184,3 @@ def _open_direct(path: Path) -> int:
         return os.open(path, os.O_RDONLY | os.O_DIRECT)
     except OSError:
         return -1
-
-
-def _checked(path: Path, opened: Any) -> Any:
-    try:
-        return opened()
-    except OSError as error:
-        raise WeightsError(
-            f"{path} must be a file that can be read (got: {error.strerror}); {_HOW_TO_MEND}"
-        ) from error

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from selfspec.errors import ConfigError, UnsupportedError, WeightsError
 from selfspec.machine.amounts import amount_in_bytes
 from selfspec.run.streamed.budget import Sizes, choose_streamed, draft_model_bytes, text_bytes
-from selfspec.run.streamed.buffers import new_buffers
+from selfspec.run.streamed.buffers import CpuBuffers, CudaBuffers
 from selfspec.run.streamed.checkpoint import Piece, find_files, open_shards, pieces_of
 from selfspec.run.streamed.files import Shard
 from selfspec.run.streamed.images import Image, Weight, copy_into, new_scratch
@@ -216,10 +216,11 @@ def _stream(
         [_put(model, name, blank(weight, device)) for name, weight in layers.weights[index].items()]
         for index in streamed
     ]
-    buffers = new_buffers([layers.images[index] for index in streamed], shards, device)
+    images, on_cuda = [layers.images[index] for index in streamed], device.type == "cuda"
+    buffers = CudaBuffers(images, shards, device) if on_cuda else CpuBuffers(images, shards)
     stream = Stream(weights, buffers)
     attach_stream(model, layers.decoder, [layers.modules[index] for index in streamed], stream)
-    where = "cpu" if device.type == "cuda" else "disk"
+    where = "cpu" if on_cuda else "disk"
     # As accelerate notes it, so that transformers does not move or compile the model.
     model.hf_device_map = {"": str(device)} | {layers.names[index]: where for index in streamed}
 

@@ -5,74 +5,47 @@ Knows numbers of items and of buffers; what filling one means is up to others.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from selfspec.errors import WeightsError
+from selfspec.run.streamed.buffers import CpuBuffers, CudaBuffers
 
-__all__ = ["Buffers", "Reader"]
+__all__ = ["Reader"]
 
-# A forward that waits for a buffer looks so often, in seconds, whether the thread still lives.
-_LOOK = 0.5
-# So many seconds the end of the thread is waited for.
-_PATIENCE = 10.0
-
-
-class Buffers(Protocol):
-    """The buffers, as the reader works with them."""
-
-    def __len__(self) -> int:
-        """How many there are."""
-        ...
-
-    def fill(self, item: int, buffer: int) -> None:
-        """Reads an item into a buffer. Called by the reader's thread alone."""
-        ...
-
-    def taken(self, buffer: int) -> None:
-        """Called by the user of a buffer, before it uses what is in it."""
-        ...
-
-    def given_back(self, buffer: int) -> None:
-        """Called by the user of a buffer, after which it is filled again."""
-        ...
-
-    def close(self) -> None:
-        """Called last, by the reader's thread."""
-        ...
+_THREAD = "selfspec-reader"
+_PATIENCE = 10.0  # At most this many seconds are waited for the end of the thread's work.
 
 
-class _Filled(NamedTuple):
+class _Job(NamedTuple):
     item: int
     buffer: int
+    filled: Future[None]
 
 
 class Reader:
     """Serves one user at a time, who takes the items in order and gives each back before the next.
 
     If the user takes another item than the next one, as after a forward that broke off, the reader
-    goes on from there. Which buffers are free follows from the state, so that an interrupt at any
-    moment loses none.
+    goes on from there: its one thread ends what it is reading before it fills that buffer anew.
+    Which buffers are free follows from the jobs, so that an interrupt at any moment loses none.
     """
 
-    def __init__(self, buffers: Buffers, num_items: int) -> None:
+    def __init__(self, buffers: CpuBuffers | CudaBuffers, num_items: int) -> None:
         self._buffers = buffers
         self._num_items = num_items
-        self._change = threading.Condition()
-        self._ready: deque[_Filled] = deque()
-        self._filling: _Filled | None = None
-        self._is_wanted = True  # whether what is being filled is the next in order
+        self._process = os.getpid()
+        self._thread = ThreadPoolExecutor(1, _THREAD)
+        self._jobs: deque[_Job] = deque()  # in the order of their use
         self._held: int | None = None
-        self._next = 0  # the item to fill next
-        self._error: Exception | None = None
-        self._told = False  # whether a forward has raised the error
-        self._closed = False
         self.seconds_waited = 0.0
         self.seconds_read = 0.0
-        self._thread = threading.Thread(target=self._run, name="selfspec-reader", daemon=True)
-        self._thread.start()
+        self._fill_free(0)
 
     def take(self, item: int) -> int:
         """The buffer that holds an item; waits until it is filled.
@@ -80,99 +53,66 @@ class Reader:
         Raises what went wrong in the thread, after which the item can be asked for again.
         """
         start = perf_counter()
-        with self._change:
-            self._give_back()
-            if self._told or item != self._due():
-                self._restart(item)
-            while not self._ready:
-                self._check()
-                self._change.wait(_LOOK)
-            self._held = self._ready[0].buffer
-            self._ready.popleft()
-            buffer = self._held
-        self._buffers.taken(buffer)
+        self.give_back()
+        if not self._jobs or self._jobs[0].item != item:
+            self._forget()
+            self._fill_free(item)
+        self._wait_for_first()
+        self._held = self._jobs[0].buffer
+        self._jobs.popleft()
+        self._buffers.taken(self._held)
         self.seconds_waited += perf_counter() - start
-        return buffer
+        return self._held
 
     def give_back(self) -> None:
         """The buffer that was taken last may be filled again."""
-        with self._change:
-            self._give_back()
-
-    def close(self) -> None:
-        """Ends the thread after the item that it is reading, and waits some seconds for that.
-
-        A thread that still runs when Python shuts down could crash the process.
-        """
-        with self._change:
-            self._closed = True
-            self._change.notify_all()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(_PATIENCE)
-
-    def _give_back(self) -> None:
         if self._held is not None:
             self._buffers.given_back(self._held)
             self._held = None
-            self._change.notify_all()
+            if self._jobs:
+                self._fill_free((self._jobs[-1].item + 1) % self._num_items)
 
-    def _due(self) -> int:
-        """The item that comes next."""
-        if self._ready:
-            return self._ready[0].item
-        return self._filling.item if self._filling and self._is_wanted else self._next
+    def close(self) -> None:
+        """Ends the thread after the item that it is reading, and waits some seconds for that."""
+        for job in self._jobs:
+            job.filled.cancel()
+        with suppress(RuntimeError):  # It may be closed already.
+            closed = self._thread.submit(self._buffers.close)
+            self._thread.shutdown(wait=False)
+            # Python may collect a model in any thread, and this one can't wait for itself.
+            if not threading.current_thread().name.startswith(_THREAD):
+                wait([closed], _PATIENCE)
 
-    def _restart(self, item: int) -> None:
-        self._ready.clear()
-        self._is_wanted = False
-        self._next = item
-        self._error = None
-        self._told = False
-        self._change.notify_all()
+    def _forget(self) -> None:
+        for job in self._jobs:
+            job.filled.cancel()
+        self._jobs.clear()
 
-    def _check(self) -> None:
-        if self._error is not None:
-            self._told = True
-            raise WeightsError(f"weights can't be read: {self._error}") from self._error
-        if self._closed or not self._thread.is_alive():
+    def _fill_free(self, item: int) -> None:
+        """Fills all free buffers, from an item on; none once the reader is closed."""
+        used = {job.buffer for job in self._jobs} | {self._held}
+        for buffer in range(len(self._buffers)):
+            if buffer not in used:
+                with suppress(RuntimeError):
+                    filled = self._thread.submit(self._fill, item, buffer)
+                    self._jobs.append(_Job(item, buffer, filled))
+                item = (item + 1) % self._num_items
+
+    def _fill(self, item: int, buffer: int) -> None:
+        start = perf_counter()
+        self._buffers.fill(item, buffer)
+        self.seconds_read += perf_counter() - start
+
+    def _wait_for_first(self) -> None:
+        try:
+            if not self._jobs or self._process != os.getpid():
+                raise CancelledError
+            error = self._jobs[0].filled.exception()
+        except CancelledError:
             raise WeightsError(
                 "the thread that reads weights must run (it has ended, as it does in a process "
                 "that was forked); load the model again"
-            )
-
-    def _run(self) -> None:
-        try:
-            while (job := self._next_job()) is not None:
-                self._fill(job)
-        finally:
-            self._buffers.close()
-
-    def _next_job(self) -> _Filled | None:
-        """Waits for a free buffer; None when the reader was closed."""
-        with self._change:
-            while not self._closed:
-                used = {each.buffer for each in self._ready} | {self._held}
-                free = [buffer for buffer in range(len(self._buffers)) if buffer not in used]
-                if free and self._error is None:
-                    self._filling = _Filled(self._next, free[0])
-                    self._is_wanted = True
-                    self._next = (self._next + 1) % self._num_items
-                    return self._filling
-                self._change.wait()
-            return None
-
-    def _fill(self, job: _Filled) -> None:
-        start, error = perf_counter(), None
-        try:
-            self._buffers.fill(job.item, job.buffer)
-        except Exception as found:
-            error = found
-        with self._change:
-            if self._is_wanted:
-                if error is None:
-                    self._ready.append(job)
-                else:
-                    self._error, self._next = error, job.item
-            self._filling = None
-            self.seconds_read += perf_counter() - start
-            self._change.notify_all()
+            ) from None
+        if error is not None:
+            self._forget()
+            raise WeightsError(f"weights can't be read: {error}") from error

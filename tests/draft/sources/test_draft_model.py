@@ -15,6 +15,7 @@ class CountingText:
     """Behind each token n come n + 1 and n + 2; writes down what is read."""
 
     room = 100.0
+    setting_up = 0.0
 
     def __init__(self) -> None:
         self.log: list[object] = []
@@ -49,7 +50,7 @@ class Pace:
         self.scores.append(scores)
         return len(self.scores) <= self.most
 
-    def observe_reading(self, seconds: float, num_tokens: int) -> None:
+    def observe_reading(self, seconds: float, num_tokens: int, setting_up: float) -> None:
         self.readings.append(num_tokens)
 
 

@@ -9,7 +9,8 @@ import torch
 
 from selfspec.machine.measured import Measured
 from selfspec.run.packed import trials
-from selfspec.run.packed.trials import WIDTHS, Kind, Trial, glance, known_trial, seconds_for, trial
+from selfspec.run.packed.linears import own_linear
+from selfspec.run.packed.trials import WIDTHS, Kind, Trial, glance, known_trial, trial
 from tests.fakes import packs_here
 
 pytestmark = pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
@@ -32,8 +33,7 @@ def clocked(monkeypatch: pytest.MonkeyPatch, share: dict[int, float]) -> None:
     """Packed products take these shares of the own ones' second."""
 
     def seconds(products: list[Any], x: torch.Tensor) -> float:
-        is_packed = "_packed" in products[0].__qualname__
-        return share[len(x)] if is_packed else 1.0
+        return 1.0 if products[0].func is own_linear else share[len(x)]
 
     monkeypatch.setattr(trials, "_seconds", seconds)
 
@@ -106,8 +106,3 @@ def test_what_is_damaged_on_disk_counts_as_missing(damage: Any, store: Measured)
     )
     store.keep(trials._key(KIND), {**sound, **damage} if damage else damage)
     assert known_trial(KIND) is None
-
-
-def test_seconds_lie_between_those_that_were_measured() -> None:
-    times = {1: 1.0, 4: 1.0, 16: 4.0, 64: 16.0}
-    assert [seconds_for(times, n) for n in (1, 3, 10, 64, 640)] == [1.0, 1.0, 2.5, 16.0, 160.0]

@@ -234,10 +234,11 @@ def test_nothing_is_left_behind(folder):
     model = load_tightly(folder)
     run(model, prompt(), **GREEDY)
     assert open_files(folder)
-    thread, gone = _stream_of(model).reader._thread, weakref.ref(model)
+    (thread,), gone = _stream_of(model).reader._thread._threads, weakref.ref(model)
     del model
     gc.collect()
     assert gone() is None
+    thread.join(10)
     assert not thread.is_alive()
     assert not open_files(folder)
 

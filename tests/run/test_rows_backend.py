@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from selfspec.run.rows_kv import RowsKV, bytes_per_token
+from selfspec.run.rows_backend import RowsKV, bytes_per_token
 
 HEADS = (2, 1)  # of the two layers
 

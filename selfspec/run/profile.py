@@ -1,0 +1,74 @@
+"""`profile`: what forwards of a model cost on this machine, measured at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache
+
+from selfspec.config import SpecConfig
+from selfspec.cost import STEPS, WIDTHS, CostCurve, SteppedCurve, measure_curve
+from selfspec.errors import UnsupportedError
+from selfspec.records import Queries
+from selfspec.run.backend import Backend
+from selfspec.run.costs import keep_measured
+from selfspec.run.graphs.backend import GraphBackend
+from selfspec.run.model import device_of
+from selfspec.run.prepared import TOKENS_THAT_PAY, Forwards
+from selfspec.run.prompt import Prompt
+
+__all__ = ["profile"]
+
+
+@torch.no_grad()
+def profile(
+    model: Any, config: SpecConfig, *, num_columns: int, num_rows: int, max_seconds: float = 30.0
+) -> tuple[dict[str, str | int], CostCurve]:
+    """Measures what forwards cost behind a text of `num_columns` tokens, run as a call runs them.
+
+    Returns what the curve depends on, with the curve, which the next call that is run in the same
+    way starts from. Where packed weights pay, that is one that comes after they are packed. Refuses
+    a model that can't verify a tree, or can't be run as the config asks.
+    """
+    forwards = Forwards()
+    ability = forwards.ability(model)
+    if ability.attention is None:
+        raise UnsupportedError(f"a profile needs a model that can verify trees: {ability.reason}")
+    forwards.count(model, TOKENS_THAT_PAY)
+    strict = config.changed(strict=True)
+    with forwards.prepare(model, strict) as prepared, prepared.decoding():
+        if prepared.packing is not None:
+            prepared.packing.pack()
+        prompt, width = _prompt(model, num_columns, num_rows), STEPS[-1]
+        backend = prepared.backend(prompt, reach=width, width=width)
+        curve = _measured(backend, num_rows, max_seconds)
+    sizes = {"num_columns": num_columns, "num_rows": num_rows}
+    return keep_measured(model, backend, curve, **sizes), curve
+
+
+def _prompt(model: Any, num_columns: int, num_rows: int) -> Prompt:
+    """A prompt of one token again and again, read."""
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    ids = torch.ones(num_rows, num_columns, dtype=torch.long, device=device_of(model))
+    model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    positions = torch.full((num_rows, 1), num_columns, device=device_of(model))
+    kwargs = {"past_key_values": cache, "position_ids": positions}
+    return Prompt(ids, kwargs, torch.empty(0), None)
+
+
+def _measured(backend: Backend, num_rows: int, max_seconds: float) -> CostCurve:
+    """Runs forwards behind the text without a commit, so that the KV stays as it was."""
+
+    def run(width: int) -> None:
+        queries = Queries(list(range(width)), [-1] + [0] * (width - 1), [0] * width)
+        logits = backend.forward(backend.lay_out([queries] * num_rows))
+        if logits.is_cuda:
+            torch.cuda.synchronize(logits.device)
+
+    if not isinstance(backend, GraphBackend):
+        return measure_curve(run, WIDTHS, max_seconds=max_seconds)
+    for width in STEPS:  # Captures all of them first, since a capture takes long.
+        run(width)
+    measured = measure_curve(run, STEPS, max_seconds=max_seconds)
+    return SteppedCurve.from_dict(measured.as_dict())
