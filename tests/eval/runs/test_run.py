@@ -364,8 +364,8 @@ def test_a_study_is_a_run_of_variants(study, tmp_path, capsys):
     report = (tmp_path / "out" / "report.md").read_text()
     assert re.search(r"^\| LUT, static tree \|.*\| -15 % \|$", report, re.MULTILINE)
     last = summary_of(out)
-    named = ["all", "no LUTs", "no overlap", "DIAA", "DIAA, rows replaced whole"]
-    named += ["LUT, static tree", "neither"]
+    named = ["all", "no LUTs", "no overlap", "DIAA"]
+    named += ["DIAA, read otherwise", "DIAA, no threshold", "LUT, static tree", "neither"]
     assert list(last["overall"]) == ["stock", *named]
     assert last["settings"]["variants"]["neither"] == {
         "method": "prompt-lookup",
