@@ -50,8 +50,8 @@ _ROW_PROCESSORS = frozenset(
     if hasattr(logits_process, name)
 )
 
-# Those of them that read numbers from the device. Older transformers do so in a loop where newer
-# ones call the operation named here.
+# Those of them that wait for the device, to read or to send numbers. Older transformers do so in a
+# loop where newer ones call the operation named here.
 _OPERATIONS = {
     "EtaLogitsWarper": None,
     "NoBadWordsLogitsProcessor": "index_add_",
