@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import linear
+from transformers.utils import logging
 
 from selfspec.run.packed import PackedWeights, Packing, layers, weights
 from tests.fakes import fake_trials, packs_here
@@ -224,6 +225,7 @@ def test_packing_that_is_interrupted_stays_right_and_goes_on(
 def test_what_takes_long_is_shown(
     model: nn.Sequential, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    logging.enable_progress_bar()  # Tests of eval switch it off.
     packed(model)
     assert capsys.readouterr().err == ""
     fake_trials(monkeypatch, packing=1.5)
