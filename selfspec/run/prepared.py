@@ -82,7 +82,7 @@ class Prepared:
         """What second copies of weights take; a streamed model's take the place of weights."""
         return self.packing.num_bytes if self.packing and not self.is_streamed else 0
 
-    def is_not_as_asked(self, reason: str) -> None:
+    def note_or_refuse(self, reason: str) -> None:
         """Notes why; raises if the config insists on a way that can't be had."""
         self.reason, forward = reason, self.config.forward
         if self.config.strict and forward not in ("auto", "eager"):
@@ -131,7 +131,7 @@ class Prepared:
             try:
                 return GraphBackend(self.model, self.runner, *arguments, **sizes)
             except torch.OutOfMemoryError:
-                self.is_not_as_asked("there is no memory for fixed KV slots beside the prompt's")
+                self.note_or_refuse("there is no memory for fixed KV slots beside the prompt's")
         ways: Any = {"kind": self.kind, "two_parts": self.two_parts}
         return TreeBackend(self.model, *arguments, room=room, reach=reach, **ways)
 
@@ -197,7 +197,7 @@ class Forwards:
                 if isinstance(found, StaticRunner):
                     prepared.runner = found
                 else:
-                    prepared.is_not_as_asked(found)
+                    prepared.note_or_refuse(found)
                 yield prepared
             return
         else:
@@ -241,7 +241,7 @@ class Forwards:
         prepared.is_streamed = True
         self._pack(prepared, in_place=no_forward(prepared.model))
         if prepared.config.forward not in ("auto", "eager"):
-            prepared.is_not_as_asked(
+            prepared.note_or_refuse(
                 "its weights are streamed, and only plain operations wait for them"
             )
 
@@ -257,7 +257,7 @@ class Forwards:
         if at_once:
             reason = prepared.packing.pack(whatever_memory=True)
             if reason is not None:
-                prepared.is_not_as_asked(reason)
+                prepared.note_or_refuse(reason)
 
     def packing(
         self,
