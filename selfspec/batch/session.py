@@ -22,6 +22,7 @@ from selfspec.batch.rows import NO_LIMITS, Limits, Rows, config_for_rows
 from selfspec.batch.schedule import ArrivalOrder, Scheduler
 from selfspec.batch.ticket import Answer, Hear, Ticket
 from selfspec.batch.waiting import Waiting
+from selfspec.compat.generation import kv_of
 from selfspec.errors import ConfigError, UnsupportedError
 from selfspec.machine.amounts import amount_in_bytes
 from selfspec.plugin.prompt import PromptReader
@@ -286,7 +287,7 @@ class Session:
         if not ticket.is_alone:
             return self._limits_of_rows()
         # A recurrent or windowed state takes little room.
-        cache = ticket.call.model_kwargs.get("past_key_values")
+        cache = kv_of(ticket.call.model_kwargs)
         if not hasattr(cache, "layers") or foreign_layer(cache) is not None:
             return NO_LIMITS
         if self._limits_alone is None:  # To find out takes a forward over one token.

@@ -13,6 +13,7 @@ from selfspec.errors import UnsupportedError
 from selfspec.machine.device import own_seed
 from selfspec.plugin.arguments import for_drafts
 from selfspec.plugin.call import Call
+from selfspec.plugin.rules import end_ids
 from selfspec.plugin.spec import SelfSpec
 from selfspec.stats import GenerationStats
 
@@ -122,8 +123,7 @@ class Ticket:
 
     def _finish_reason(self, ids: list[int]) -> str:
         config = self.call.generation_config
-        ends = getattr(config, "_eos_token_tensor", None)
-        if ids and ends is not None and ids[-1] in ends.flatten().tolist():
+        if ids and ids[-1] in end_ids(config):
             return "stop"
         return "length" if len(self.ids) + len(ids) >= config.max_length else "stop"
 

@@ -18,6 +18,7 @@ from selfspec.building.progress import Bar
 from selfspec.building.recipe import Recipe
 from selfspec.building.tokens import Ids
 from selfspec.building.work_folder import WorkFolder
+from selfspec.compat.generation import KV, kv_of
 from selfspec.engine import top_k_of
 from selfspec.plugin.spec import SelfSpec
 from selfspec.records import TopK
@@ -176,7 +177,7 @@ class Reader:
         if self._cache is None:
             ids = torch.tensor([self._prefix], device=self._model.device)
             outputs = self._model(input_ids=ids, use_cache=True, logits_to_keep=1)
-            self._cache = outputs.past_key_values
+            self._cache = kv_of(outputs)
         cache = copy.deepcopy(self._cache)
         cache.batch_repeat_interleave(num_rows)
         return cache
@@ -199,7 +200,7 @@ def predictions(model: Any, windows: Sequence[Window], top_k: int, behind: Any) 
     if behind is not None:
         known = torch.ones(len(rows), behind.get_seq_length(), dtype=torch.long)
         mask = torch.cat([known, mask], dim=1)
-        more = {"use_cache": True, "past_key_values": behind}
+        more = {"use_cache": True, KV: behind}
     logits = model(input_ids=input_ids.to(device), attention_mask=mask.to(device), **more).logits
     return [top_k_of(logits[row, : len(ids)], top_k) for row, ids in enumerate(rows)]
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from selfspec.compat.kernels import calculates_in_half
+
 __all__ = ["calculates_in", "device_name", "processor", "processor_of"]
 
 # Fields of x86 and of ARM. The model name of a virtual processor often names only its maker.
@@ -27,9 +29,7 @@ def calculates_in(dtype: torch.dtype) -> bool:
     names = {torch.bfloat16: "bf16", torch.float16: "fp16"}
     if dtype not in names:
         return True
-    # Private, so a build may lack it.
-    ask = getattr(torch.ops.mkldnn, f"_is_mkldnn_{names[dtype]}_supported", None)
-    return ask is None or bool(ask())
+    return calculates_in_half(names[dtype])
 
 
 @cache

@@ -9,15 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from selfspec.compat.kernels import TorchDispatchMode, copies_between_devices, tree_leaves
 
 __all__ = ["NothingWaits"]
 
 _aten = torch.ops.aten
 _WAITING_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _INDEXED = (_aten.index, _aten.index_put, _aten.index_put_)
-_COPIES = (_aten.copy_, _aten._to_copy)
 
 
 class NothingWaits(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -36,7 +35,7 @@ class NothingWaits(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._has_ours((args, given)) and _waits(func, args, given):
             raise RuntimeError(f"{func} makes the CPU wait for the device")
         outcome = func(*args, **given)
-        if func.overloadpacket in _COPIES and len(_devices((args, outcome))) > 1:
+        if func.overloadpacket in copies_between_devices and len(_devices((args, outcome))) > 1:
             raise RuntimeError(f"{func} copies from one device to another")
         return outcome
 

@@ -7,7 +7,6 @@ prompts. What the loop gets as `prediction=` becomes a `Prediction` for each row
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -75,16 +74,6 @@ def unpassable(model: Any, arguments: Mapping[str, Any]) -> str | None:
             "pass input_ids=model.heal_tokens(input_ids, tokenizer) instead"
         )
     return None
-
-
-def argument_of_generate(name: str) -> Any:
-    """An argument of the `generate()` that called whoever asks.
-
-    transformers hands a `custom_generate` callable neither the streamer nor the assistant model,
-    and without the streamer a reader in another thread would wait for ever.
-    """
-    frame = sys._getframe(2)
-    return frame.f_locals.get(name) if frame.f_code.co_name == "generate" else None
 
 
 def predictions_of(

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 from transformers.generation.utils import GenerationMixin
 
+from selfspec.compat.modules import inside_compiled
 from selfspec.errors import AttachError, UnsupportedError
 from selfspec.plugin.arguments import for_drafts, setting, unpassable
 from selfspec.plugin.rules import unservable
@@ -92,7 +93,7 @@ def hub_folder() -> Path:
 
 def _inside(model: Any) -> Any:
     """The model inside of what `torch.compile` gives, or the model itself."""
-    return getattr(model, "_orig_mod", model)
+    return inside_compiled(model)
 
 
 def _is_attached(model: Any) -> bool:
@@ -107,11 +108,13 @@ def _before(model: Any, name: str) -> Any:
 def _generate(model: Any, *args: Any, **kwargs: Any) -> Any:
     stock, is_named = _before(model, "generate"), "assistant" in kwargs
     assistant = kwargs.pop("assistant", None)
+    if assistant is None and isinstance(kwargs.get("custom_generate"), SelfSpec):
+        assistant, is_named = kwargs.pop("custom_generate"), True
     # Another loop that is asked for goes before the default.
     if not is_named and kwargs.get("custom_generate") is None:
         assistant = vars(model)[_DEFAULT].spec
     if assistant is None:
-        _refuse_undrafted(model, kwargs)
+        _refuse_undrafted(kwargs)
         return stock(*args, **kwargs)
     check_assistant(assistant)
     if kwargs.pop("custom_generate", None) is not None:
@@ -177,12 +180,9 @@ def _num_processes() -> int:
     return distributed.get_world_size() if there else 1
 
 
-def _refuse_undrafted(model: Any, kwargs: dict[str, Any]) -> None:
-    """Refuses what is for drafts alone, and what would keep a loop of ours from making them."""
-    loop = kwargs.get("custom_generate")
-    if isinstance(loop, SelfSpec) and (rule := unpassable(model, kwargs)):
-        raise UnsupportedError(rule)
-    if loop is None and kwargs.get("prediction") is not None:
+def _refuse_undrafted(kwargs: dict[str, Any]) -> None:
+    """Refuses what is for drafts alone."""
+    if kwargs.get("custom_generate") is None and kwargs.get("prediction") is not None:
         raise UnsupportedError(
             "prediction= needs assistant= beside it, since it is what drafts are made from (got "
             "none); pass assistant=SelfSpec(), or leave prediction= out"

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from selfspec.compat.generation import decode_plainly, kv_of, with_kv
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget, FixedBudget, MeasuredBudget, ThresholdBudget
 from selfspec.draft.memory import Memory
@@ -20,6 +21,7 @@ from selfspec.engine import Decoder
 from selfspec.errors import UnsupportedError
 from selfspec.machine.device import Device
 from selfspec.plugin.rules import (
+    end_ids,
     for_rows,
     looks_at_rows,
     plain_reason,
@@ -76,6 +78,7 @@ class Call:
     listeners: tuple[Any, ...] = ()
     draft_model: DraftModel | None = None
     generator: torch.Generator | None = None  # Draws the tokens; None: the one that stock uses.
+    has_callers_cache: bool = False  # Was the KV cache handed in?
 
     @property
     def reach(self) -> int:
@@ -97,7 +100,7 @@ class Call:
         if ability.mode == "plain" or (ability.reason and self.config.strict):
             return ability.reason
         is_tree = ability.mode == "tree"
-        return foreign_layer(self.model_kwargs["past_key_values"]) if is_tree else None
+        return foreign_layer(kv_of(self.model_kwargs)) if is_tree else None
 
     def decode_plainly(self, reason: str) -> Any:
         """Stock's own loop, with the reason noted; an error instead under `strict`."""
@@ -106,7 +109,7 @@ class Call:
         if self.config.strict:
             raise UnsupportedError(f"strict=True and the call can't be drafted for: {reason}")
         start = perf_counter()
-        result = type(self.model)._sample(
+        result = decode_plainly(
             self.model,
             self.input_ids,
             logits_processor=self.logits_processor,
@@ -133,27 +136,16 @@ class Call:
     @property
     def gives_cache_back(self) -> bool:
         """Does anybody see the KV cache behind the call?"""
-        cache = self.model_kwargs["past_key_values"]
-        is_theirs = getattr(cache, "_is_user_defined", False)
-        return bool(self.generation_config.return_dict_in_generate or is_theirs)
-
-    @property
-    def needs_cache(self) -> bool:
-        """May anybody see the KV cache behind the call?
-
-        Older transformers don't mark a cache of the caller's, nor may a model's own code.
-        """
-        prepare = getattr(self.model, "_prepare_cache_for_generation", None)
-        names: tuple[str, ...] = getattr(getattr(prepare, "__code__", None), "co_names", ())
-        return self.gives_cache_back or "_is_user_defined" not in names
+        return bool(self.generation_config.return_dict_in_generate) or self.has_callers_cache
 
     def texts(self, ability: Ability, device: Device) -> dict[int, RowText]:
         """The text of each row, and what decides on its tokens by the rules of this call."""
-        pad = self.generation_config._pad_token_tensor
+        config, ends = self.generation_config, end_ids(self.generation_config)
+        pad = config.pad_token_id
         transcript = Transcript(
             self.input_ids,
-            pad_token_id=None if pad is None else int(pad),
-            max_length=self.generation_config.max_length,
+            pad_token_id=ends[0] if pad is None and ends else pad,  # As transformers chooses it.
+            max_length=config.max_length,
             # Stock's own test for filling up rows that stopped.
             pads_done_rows=any(hasattr(each, "eos_token_id") for each in self.stopping_criteria),
             streamer=self.streamer,
@@ -259,7 +251,7 @@ class Call:
             sequences=sequences,
             scores=tuple(recorded.scores) if config.output_scores else None,
             logits=tuple(recorded.logits) if config.output_logits else None,
-            past_key_values=cache,
+            **with_kv(cache),
         )
         output.stats = self.stats
         return output

@@ -80,7 +80,7 @@ def _vocab_size(model: Any) -> int:
 def _check_vocabularies(draft: Any, target: Any) -> None:
     """Compares the tokens of both where their tokenizers are at hand, else the sizes."""
     draft_size, target_size = _vocab_size(draft), _vocab_size(target)
-    tokens, others = (_tokens_by_id(model.config._name_or_path) for model in (draft, target))
+    tokens, others = (_tokens_by_id(model.config.name_or_path) for model in (draft, target))
     if tokens is None or others is None:
         if abs(draft_size - target_size) >= _PADDING:
             raise VocabularyError(

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from selfspec.compat.generation import kv_of, length_of_dropped_mask, update_arguments
 from selfspec.draft.memory import Memory
 from selfspec.engine import top_k_of
 from selfspec.plugin.call import Call
@@ -31,8 +32,8 @@ _NUM_TEACHING = {"cpu": 16, "other": 64}
 class PromptReader:
     """The prompt of one call that is being read.
 
-    Read in one part, it goes through the model as it does with stock. The parts of a longer one, of
-    a call with one row and a KV cache, go through it as with stock's `prefill_chunk_size`.
+    Read in one part, it goes through the model as it does with stock. The parts of a longer one go
+    through it as with stock's `prefill_chunk_size`.
     """
 
     def __init__(self, call: Call) -> None:
@@ -52,31 +53,62 @@ class PromptReader:
         call, start = self._call, perf_counter()
         num_rows, length = call.input_ids.shape
         end = length if num_tokens is None else min(self._num_read + num_tokens, length)
-        num_known = self._num_read or call.model_kwargs["past_key_values"].get_seq_length()
+        num_known = self._num_read or kv_of(call.model_kwargs).get_seq_length()
         prepared.before_prompt(num_rows * max(end - num_known, 1), num_rows)
         read_from = perf_counter()
         call.stats.seconds["prepare"] += read_from - start  # type: ignore[assignment]
         kwargs = dict(call.model_kwargs)
         with self.listening(kwargs) as asked:
-            if end - self._num_read == length:
-                outputs = call.model._prefill(call.input_ids, call.generation_config, asked)
-            else:
-                outputs = self._forward(end, asked)
+            is_whole = end - self._num_read == length
+            outputs = self._whole(asked) if is_whole else self._part(self._num_read, end, asked)
         self._num_read = end
         call.stats.seconds["prefill"] += perf_counter() - read_from  # type: ignore[assignment]
         if end < length:
             return None
-        kwargs = call.model._update_model_kwargs_for_generation(outputs, kwargs)
+        kwargs = update_arguments(call.model, kwargs, outputs=outputs)
         logits = outputs.logits[:, -1].clone()  # A view would keep the whole prompt's.
         return Prompt(call.input_ids, kwargs, logits, self.hidden)
 
-    def _forward(self, end: int, kwargs: dict[str, Any]) -> Any:
+    def _whole(self, kwargs: dict[str, Any]) -> Any:
+        """The model over all that its KV cache does not hold, in the chunks that stock would take.
+
+        With a cache of the caller's, the ids are the whole text or only its end; the length of the
+        attention mask tells.
+        """
+        call, num_unread = self._call, self._num_unread(kwargs)
+        chunk = call.generation_config.prefill_chunk_size
+        if chunk is None:
+            inputs = call.model.prepare_inputs_for_generation(
+                call.input_ids,
+                next_sequence_length=num_unread,
+                is_first_iteration=True,
+                **kwargs,
+            )
+            return call.model(**inputs, return_dict=True)
+        length = call.input_ids.shape[1]
+        for start in range(length - (num_unread or length), length, chunk):
+            outputs = self._part(start, min(start + chunk, length), kwargs)
+        return outputs
+
+    def _num_unread(self, kwargs: dict[str, Any]) -> int | None:
+        num_known = kv_of(kwargs).get_seq_length()
+        if (embeds := kwargs.get("inputs_embeds")) is not None:
+            return int(embeds.shape[1]) - num_known
+        mask, length = kwargs.get("attention_mask"), self._call.input_ids.shape[1]
+        dropped = length_of_dropped_mask(self._call.generation_config)
+        return (
+            length - num_known if length == (dropped if mask is None else mask.shape[1]) else None
+        )
+
+    def _part(self, start: int, end: int, kwargs: dict[str, Any]) -> Any:
         """The model over some columns of the prompt, with those in front of them in its KV."""
-        model, start, kwargs = self._call.model, self._num_read, dict(kwargs)
+        model, kwargs = self._call.model, dict(kwargs)
+        num_known = kv_of(kwargs).get_seq_length()
+        until = num_known + end - start
         if (mask := kwargs.get("attention_mask")) is not None:
-            kwargs["attention_mask"] = mask[:, :end]
+            kwargs["attention_mask"] = mask[:, :until]
         if (positions := kwargs.get("position_ids")) is not None:
-            kwargs["position_ids"] = positions[..., start:end]
+            kwargs["position_ids"] = positions[..., num_known:until]
         inputs = model.prepare_inputs_for_generation(
             self._call.input_ids[:, start:end], is_first_iteration=True, **kwargs
         )

@@ -12,9 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import transformers
 from transformers.cache_utils import DynamicCache
 from transformers.generation import logits_process, stopping_criteria
 
+from selfspec.compat.generation import KV_NAMES, hidden_kv_name, kv_of
 from selfspec.run.rope import rope_reason
 from selfspec.verify.choosers import Processing
 from selfspec.verify.shortlist import Warpers
@@ -50,20 +52,15 @@ _ROW_PROCESSORS = frozenset(
     if hasattr(logits_process, name)
 )
 
-# Those of them that wait for the device, to read or to send numbers. Older transformers do so in a
-# loop where newer ones call the operation named here.
-_OPERATIONS = {
-    "EtaLogitsWarper": None,
-    "NoBadWordsLogitsProcessor": "index_add_",
-    "NoRepeatNGramLogitsProcessor": "unfold",
-    "SequenceBiasLogitsProcessor": "index_add_",
-    "TopHLogitsWarper": None,
-}
+# Those of them that wait for the device, to read or to send numbers, in some version at least.
 _WAITING = frozenset(
-    kind
-    for kind in _ROW_PROCESSORS
-    if kind.__name__ in _OPERATIONS
-    and _OPERATIONS[kind.__name__] not in kind.__call__.__code__.co_names
+    (
+        "EtaLogitsWarper",
+        "NoBadWordsLogitsProcessor",
+        "NoRepeatNGramLogitsProcessor",
+        "SequenceBiasLogitsProcessor",
+        "TopHLogitsWarper",
+    )
 )
 
 # Those that may end a list of processors, in this order, by the argument that each has.
@@ -82,8 +79,8 @@ _FOLLOWED_KWARGS = frozenset(
         "logits_to_keep",
         "output_attentions",
         "output_hidden_states",
-        "past_key_values",
         "position_ids",
+        *KV_NAMES,
         "return_dict",
         "use_cache",
     )
@@ -141,7 +138,12 @@ def plain_reason(
         return reason
     if not model_kwargs.get("use_cache", True):
         return "use_cache=False leaves no KV cache to verify a draft with"
-    cache: Any = model_kwargs.get("past_key_values")
+    cache = kv_of(model_kwargs)
+    if cache is None and (name := hidden_kv_name(model_kwargs)):
+        return (
+            f"transformers {transformers.__version__} hands over the KV cache as {name!r}, a name "
+            "that this version of selfspec does not know"
+        )
     if cache is None:
         return (
             f"{type(model).__name__} keeps a state of its own in place of a KV cache, as recurrent "
@@ -158,6 +160,14 @@ def plain_reason(
         if name not in _FOLLOWED_KWARGS and value is not None and value != {}:
             return f"the model argument {name!r} can't be followed along a draft"
     return None
+
+
+def end_ids(generation_config: Any) -> list[int]:
+    """The tokens that end a text; none if nothing but its length does."""
+    ends = generation_config.eos_token_id
+    if ends is None:
+        return []
+    return [int(each) for each in torch.as_tensor(ends, device="cpu").flatten()]
 
 
 def for_rows(processors: Any, num_rows: int) -> list[Any]:
@@ -190,7 +200,7 @@ def split_warpers(processors: Any) -> Processing:
         if type(last) is kind and _rules_all_out(last):
             arguments[name] = getattr(last, name)
             num_first -= 1
-    waits = any(type(p) not in _ROW_PROCESSORS or type(p) in _WAITING for p in processors)
+    waits = any(type(p) not in _ROW_PROCESSORS or type(p).__name__ in _WAITING for p in processors)
     if not arguments:
         return Processing(processors, waits=waits)
     first, last = (type(processors)(p) for p in (processors[:num_first], processors[num_first:]))

@@ -13,13 +13,14 @@ from weakref import WeakKeyDictionary, finalize
 
 import torch
 
+from selfspec.compat.generation import belongs_to_caller, kv_of
 from selfspec.config import SpecConfig
 from selfspec.draft.memory import Memory
 from selfspec.draft.sources import Source
 from selfspec.engine import first_tokens
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.machine.device import device_for
-from selfspec.plugin.arguments import argument_of_generate, predictions_of
+from selfspec.plugin.arguments import predictions_of
 from selfspec.plugin.call import Call
 from selfspec.plugin.draft_model import check_draft_model, new_draft_model
 from selfspec.plugin.persist import Persistent, check_sources, fitted_for, new_memory
@@ -35,7 +36,7 @@ from selfspec.stats import GenerationStats
 from selfspec.verify.verifier import Verifier
 
 _log = logging.getLogger("selfspec")
-_OF_GENERATE: Any = object()  # Stands for what the `generate()` that calls us was given.
+_NOT_SAID: Any = object()  # Stands for an argument that transformers hands to no loop.
 _STEPS_THAT_TEACH = 16  # Shorter calls teach too little of costs to be written down.
 
 
@@ -103,22 +104,21 @@ class SelfSpec(Persistent):
         *,
         prediction: Any = None,
         draft_model: Any = None,
-        streamer: Any = _OF_GENERATE,
+        streamer: Any = _NOT_SAID,
         **arguments: Any,
     ) -> Any:
-        """The decoding loop, called by `generate(custom_generate=spec)`.
+        """The decoding loop, which the `generate()` of an attached model calls.
 
         `prediction` is what the answer will probably look like, as token ids: those of one text
         for all prompts, or a list with those of one for each prompt. `draft_model` is the small
         model of this call, in place of the `SelfSpec`'s own; ``assistant_model=`` names it too.
-
-        Takes the streamer along. `stop_strings` need `attach`, or a `StopStringCriteria` among
-        the stopping criteria: transformers drops the tokenizer on the way here.
         """
-        if streamer is _OF_GENERATE:  # Neither `attach` nor the Hub's `generate()` has called.
-            streamer = argument_of_generate("streamer")
-            named = argument_of_generate("assistant_model")
-            draft_model = named if draft_model is None else draft_model
+        if streamer is _NOT_SAID:  # A reader in another thread might wait for it for ever.
+            raise UnsupportedError(
+                "custom_generate= needs an attached model, since transformers hands neither "
+                "streamer nor tokenizer to a loop of ours (got a model that is not attached); call "
+                "selfspec.attach(model) once, then generate(..., assistant=spec)"
+            )
         own = {"prediction": prediction, "draft_model": draft_model, "streamer": streamer}
         call = self.open_call(model, input_ids, **own, **arguments)
         try:
@@ -154,7 +154,9 @@ class SelfSpec(Persistent):
         fitted_for(self.config, self._loaded)
         num_returned = generation_config.num_return_sequences or 1
         predictions = predictions_of(prediction, len(input_ids), num_returned, model.config)
+        kv = kv_of(model_kwargs)
         return Call(
+            has_callers_cache=kv is not None and belongs_to_caller(kv),
             model=model,
             input_ids=input_ids,
             logits_processor=logits_processor,
@@ -266,7 +268,7 @@ class SelfSpec(Persistent):
                     decoder.run()
                 finally:
                     call.note(prepared, backend)
-                    backend.release(fills=call.needs_cache)
+                    backend.release()
         text = verifier.texts[0]
         text.transcript.end()
         return call.result(text, prompt.cache)

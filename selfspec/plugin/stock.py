@@ -14,6 +14,7 @@ import torch
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.logits_process import LogitsProcessor
 
+from selfspec.compat.generation import using_candidates
 from selfspec.cost import FixedBudget
 from selfspec.draft.memory import Memory
 from selfspec.draft.row import Row
@@ -64,11 +65,8 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
             self._max_length = generation_config.max_length
             return self
 
-        model._get_candidate_generator = ours
-        try:
+        with using_candidates(model, ours):
             yield
-        finally:
-            del model._get_candidate_generator
 
     def get_candidates(
         self, input_ids: torch.Tensor, **_kwargs: Any

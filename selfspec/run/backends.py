@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
+from selfspec.compat.generation import KV, record_past, stop_recording_past, update_arguments
 from selfspec.machine.device import upload
 from selfspec.records import DraftTree, Queries
 from selfspec.run.columns import Columns
 from selfspec.run.grouped_attention import grouped_attention
 from selfspec.run.layout import Layout, RowState, lay_out
-from selfspec.run.model import AttentionTypes, device_of
+from selfspec.run.model import AttentionTypes, device_of, takes
 from selfspec.run.tree_kv import TreeKV
 from selfspec.run.two_parts import Splits, TwoParts
 
@@ -32,8 +33,8 @@ def logits_of(
             input_ids=layout.input_ids,
             position_ids=layout.position_ids,
             attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
-            past_key_values=cache,
             use_cache=True,
+            **{KV: cache},
             return_dict=True,
         )
     return output.logits  # type: ignore[no-any-return]
@@ -53,9 +54,9 @@ class OverColumns:
         """Keeps the KV of each row's path and forgets the rest."""
         self.kv.commit(paths)
 
-    def release(self, *, fills: bool = True) -> None:
+    def release(self) -> None:
         """Gives the cache its stock layers back."""
-        self.kv.release(fills=fills)
+        self.kv.release()
 
 
 class TreeBackend(OverColumns):
@@ -155,10 +156,10 @@ class ChainBackend:
         self._cache = cache
         self._ids = input_ids
         self._kwargs = {**model_kwargs, "logits_to_keep": 0}
-        if not model._supports_logits_to_keep():
+        if not takes(model, "logits_to_keep"):
             del self._kwargs["logits_to_keep"]
         self._width = 0
-        cache.activate_past_recording()
+        record_past(cache)
 
     @property
     def front(self) -> int:
@@ -202,11 +203,9 @@ class ChainBackend:
         """Is never called: rows that advance together also stop together."""
         raise AssertionError("chains drop no rows")
 
-    def release(self, *, fills: bool = True) -> None:
+    def release(self) -> None:
         """Lets the cache's windowed layers drop old columns again."""
-        for layer in self._cache.layers:
-            if hasattr(layer, "record_past"):
-                layer.record_past = False
+        stop_recording_past(self._cache)
 
     def _crop(self, num_tokens: int) -> None:
         self._cache.crop(-num_tokens)
@@ -214,7 +213,4 @@ class ChainBackend:
 
     def _advanced(self, num_tokens: int) -> dict[str, Any]:
         """The model's arguments, with masks and positions for `num_tokens` more tokens."""
-        kwargs: dict[str, Any] = self._model._update_model_kwargs_for_generation(
-            {}, dict(self._kwargs), num_new_tokens=num_tokens
-        )
-        return kwargs
+        return update_arguments(self._model, dict(self._kwargs), num_new_tokens=num_tokens)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import transformers
 
+from selfspec.compat.generation import attention_implementation
 from selfspec.cost import CostCurve, SteppedCurve
 from selfspec.machine.hardware import calculates_in, device_name
 from selfspec.machine.measured import Measured
@@ -185,7 +186,7 @@ def _key(model: Any, num_rows: int, forward: str) -> _Key:
         "weights in": _weights_in(model),
         "dtype": str(model.dtype),
         "device": device_name(device_of(model)),
-        "attention": str(getattr(model.config, "_attn_implementation", None)),
+        "attention": str(attention_implementation(model.config)),
         "rows": num_rows,
         "forward": forward,
         "threads": torch.get_num_threads(),

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from selfspec.compat.modules import forward_hooks, has_moving_hook, is_compiled
 from selfspec.run.model import AttentionTypes
 
 __all__ = ["Depth"]
@@ -85,11 +86,10 @@ def _layers(model: nn.Module, number: int) -> nn.ModuleList | None:
 
 def _is_hooked(model: nn.Module) -> bool:
     return any(
-        module._compiled_call_impl
-        or "_hf_hook" in vars(module)
+        is_compiled(module)
+        or has_moving_hook(module)
         or not all(
-            getattr(hook, "allows_partial_forwards", False)
-            for hook in module._forward_hooks.values()
+            getattr(hook, "allows_partial_forwards", False) for hook in forward_hooks(module)
         )
         for module in model.modules()
     )

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
+from selfspec.compat.generation import KV, record_past
 from selfspec.cost import Pacing
 from selfspec.machine.device import upload
 from selfspec.records import Likely, Queries
@@ -22,7 +23,7 @@ from selfspec.run.backends import TreeBackend
 from selfspec.run.graphs.backend import GraphBackend
 from selfspec.run.graphs.runner import StaticRunner
 from selfspec.run.layout import Layout
-from selfspec.run.model import AttentionTypes, device_of
+from selfspec.run.model import AttentionTypes, device_of, takes
 from selfspec.run.packed import Packing
 
 __all__ = ["DraftModel", "DraftText"]
@@ -176,14 +177,14 @@ class DraftText:
         model = self._draft_model.model
         cache = DynamicCache(config=model.config.get_text_config(decoder=True))
         ids = upload(torch.tensor([self._draft_model.known(token_ids)]), device_of(model))
-        options = {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
+        options = {"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}
         parts = torch.split(ids, _CHUNK, dim=1)
         for part in parts:
             if part is parts[-1] and self._draft_model.runner is not None:
                 # The last token is read again, so its window begins before that of the next one.
-                cache.activate_past_recording()
+                record_past(cache)
             with self._draft_model.forward(part.shape[1]):
-                outputs = model(input_ids=part, past_key_values=cache, use_cache=True, **options)
+                outputs = model(input_ids=part, use_cache=True, **{KV: cache}, **options)
             logits = outputs.logits
         self._backend = self._draft_model.backend(cache, len(token_ids))
         self._stand_on(self._draft_model.known(token_ids[-1:])[0])

@@ -8,20 +8,16 @@ sorted by their experts instead, and nothing is copied.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-try:
-    from transformers.integrations import moe
-except ImportError:  # An older version has one way to run experts.
-    moe = None
+from selfspec.compat.generation import decoding_switches, experts_by_number, offer_experts
 
 __all__ = ["decode_mode"]
 
 _NAME = "selfspec_by_number"
-_STOCKS = "batched_mm"  # What stock decodes with.
 _FEW = 4  # Copies are made of at most one in this many experts.
 
 
@@ -30,22 +26,12 @@ def decode_mode(model: Any) -> Iterator[None]:
     """Inside, the model has stock's switches for decoding; older transformers have none."""
     ask = getattr(model, "get_experts_implementation", dict)
     before: dict[str, Any] = ask()
-    with getattr(model, "_optimize_model_for_decode", nullcontext)():
+    with decoding_switches(model):
         now: dict[str, Any] = ask()
-        if now != before and moe is not None:
-            _offer_our_way()
+        if now != before and offer_experts(_NAME, _by_number):
             ours = {part: way if way == before[part] else _NAME for part, way in now.items()}
             model.set_experts_implementation(ours)
         yield
-
-
-def _offer_our_way() -> None:
-    """Gives our way its name, under which other kinds of experts, such as in FP8, keep stock's."""
-    moe.ExpertsInterface.register(_NAME, _by_number)
-    for interface in moe.ExpertsInterface.__subclasses__():
-        ways = interface()
-        if _NAME not in ways and _STOCKS in ways:
-            interface.register(_NAME, ways[_STOCKS])
 
 
 def _by_number(
@@ -57,7 +43,7 @@ def _by_number(
     """Stock's way to decode for few tokens, its way to read a prompt for many."""
     is_few = top_k_index.numel() * _FEW <= experts.num_experts
     copies = is_few or not _sorts_on_device(experts.down_proj)
-    way = moe.batched_mm_experts_forward if copies else moe.grouped_mm_experts_forward
+    way = experts_by_number(copies=copies)
     return way(experts, hidden_states, top_k_index, top_k_weights)  # type: ignore[no-any-return]
 
 

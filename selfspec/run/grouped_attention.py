@@ -20,9 +20,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from selfspec.compat.generation import attention_functions, sdpa_attention_forward
 from selfspec.run.masked_attention import is_on_card, mask_for_kernel, masked_attention
 from selfspec.run.two_parts import Parts, Splits, in_two_parts
 
@@ -210,6 +209,7 @@ def _is_ours() -> bool:
 
     By `register`, so that one that is registered later replaces ours, too.
     """
-    if ALL_ATTENTION_FUNCTIONS[_NAME] is sdpa_attention_forward:
-        ALL_ATTENTION_FUNCTIONS.register(_NAME, _attend)
-    return ALL_ATTENTION_FUNCTIONS[_NAME] is _attend
+    functions = attention_functions()
+    if functions[_NAME] is sdpa_attention_forward:
+        functions.register(_NAME, _attend)
+    return functions[_NAME] is _attend

@@ -13,10 +13,11 @@ outcomes are joined by their log-sum-exp. No length has to be known on the CPU.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+
+from selfspec.compat.kernels import efficient_attention
 
 __all__ = ["is_on_card", "mask_for_kernel", "masked_attention"]
 
@@ -46,7 +47,7 @@ def masked_attention(
     number = _num_parts(query, key.shape[2])
     if number == 1:
         bias = mask.expand(*query.shape[:3], -1)
-        return _attend(query, key, value, bias, False, scale)[0]  # type: ignore[no-any-return]
+        return efficient_attention(query, key, value, bias, False, scale)[0]  # type: ignore[no-any-return]
     rows = zip(query, key, value, mask, strict=True)
     return torch.stack([_in_parts(*row, number, scale) for row in rows])
 
@@ -75,7 +76,7 @@ def _in_parts(
     heads, num_queries, _ = query.shape
     part = key.shape[1] // number
     bias = mask.expand(1, num_queries, -1).reshape(1, num_queries, number, part)
-    outcomes, sums, *_ = _attend(
+    outcomes, sums, *_ = efficient_attention(
         query[:, None].expand(-1, number, -1, -1),
         key.view(heads, number, part, -1),
         value.view(heads, number, part, -1),
@@ -86,19 +87,6 @@ def _in_parts(
     weights = sums[..., :num_queries].softmax(1)[..., None]  # The kernel fills up to 32.
     outcome: torch.Tensor = (weights * outcomes).sum(1)
     return outcome.to(query.dtype)
-
-
-def _attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    bias: torch.Tensor,
-    needs_sums: bool,
-    scale: float | None,
-) -> Any:
-    """The outcome, and the log-sum-exp of the scores, and more."""
-    kernel = torch.ops.aten._scaled_dot_product_efficient_attention
-    return kernel(query, key, value, bias, needs_sums, scale=scale)
 
 
 def _has_kernel(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, NamedTuple
 
 import torch
 
+from selfspec.compat.modules import execution_device
 from selfspec.run.layout import Window
 
-__all__ = ["AttentionTypes", "device_of"]
+__all__ = ["AttentionTypes", "device_of", "takes"]
 
 
 class AttentionTypes(NamedTuple):
@@ -37,8 +39,9 @@ def device_of(model: Any) -> torch.device:
     device: torch.device = model.device
     if device.type != "meta":
         return device
-    for module in model.modules():
-        execution_device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
-        if execution_device is not None:
-            return torch.device(execution_device)
-    return device
+    return execution_device(model) or device
+
+
+def takes(model: Any, argument: str) -> bool:
+    """Does the model's forward take an argument of this name?"""
+    return argument in inspect.signature(model.forward).parameters

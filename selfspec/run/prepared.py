@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from selfspec.compat.generation import attention_implementation
 from selfspec.config import SpecConfig
 from selfspec.cost import Ledger, Pacing
 from selfspec.errors import UnsupportedError
@@ -171,7 +172,7 @@ class Forwards:
 
     def ability(self, model: Any) -> Ability:
         """What a model can verify as it stands now; tried on first use."""
-        implementation = getattr(model.config, "_attn_implementation", None)
+        implementation = attention_implementation(model.config)
         state = (implementation, model.dtype, device_of(model), model.training)
         known = self._of(model)
         with known.probing:  # A second thread waits for the first one's verdict.

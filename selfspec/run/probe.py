@@ -8,17 +8,17 @@ round a lot.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
+from selfspec.compat.generation import attention_implementation
 from selfspec.machine.device import default_generator, own_seed
 from selfspec.run.backends import TreeBackend
 from selfspec.run.depth import Depth
 from selfspec.run.layout import Window
-from selfspec.run.model import AttentionTypes, device_of
+from selfspec.run.model import AttentionTypes, device_of, takes
 from selfspec.run.trials import check_chain, check_logits, check_tree
 
 __all__ = ["Ability", "attention_for_trees", "attention_types", "probe", "try_backend"]
@@ -111,9 +111,9 @@ def try_backend(model: Any, types: AttentionTypes, new_backend: Callable[..., An
 
 def attention_for_trees(model: Any) -> AttentionTypes | str:
     """A model's attention as its code and config show it; or why it can't verify trees."""
-    if "position_ids" not in inspect.signature(model.forward).parameters:
+    if not takes(model, "position_ids"):
         return f"{type(model).__name__} takes no position_ids"
-    used = getattr(model.config, "_attn_implementation", None)
+    used = attention_implementation(model.config)
     if used not in _ATTENTIONS:
         return (
             f"{used!r} attention takes no 4-D mask, so there are neither trees nor graphs; load it "

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
+from selfspec.compat.generation import KV
 from selfspec.config import SpecConfig
 from selfspec.cost import STEPS, WIDTHS, CostCurve, SteppedCurve, measure_curve
 from selfspec.errors import UnsupportedError
@@ -51,9 +52,9 @@ def _prompt(model: Any, num_columns: int, num_rows: int) -> Prompt:
     """A prompt of one token again and again, read."""
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     ids = torch.ones(num_rows, num_columns, dtype=torch.long, device=device_of(model))
-    model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    model(input_ids=ids, use_cache=True, logits_to_keep=1, **{KV: cache})
     positions = torch.full((num_rows, 1), num_columns, device=device_of(model))
-    kwargs = {"past_key_values": cache, "position_ids": positions}
+    kwargs = {KV: cache, "position_ids": positions}
     return Prompt(ids, kwargs, torch.empty(0), None)
 
 

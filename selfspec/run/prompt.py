@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from selfspec.compat.generation import kv_of
+
 __all__ = ["Prompt"]
 
 
@@ -23,7 +25,7 @@ class Prompt:
     @property
     def cache(self) -> Any:
         """The KV of the prompt."""
-        return self.model_kwargs["past_key_values"]
+        return kv_of(self.model_kwargs)
 
     @property
     def next_positions(self) -> torch.Tensor:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, DynamicCache
 
+from selfspec.compat.generation import KV
 from selfspec.run.arena import Arena
 from selfspec.run.backends import TreeBackend
 from selfspec.run.columns import Columns
@@ -213,5 +214,5 @@ def _cache_of_one_token(model: Any) -> DynamicCache:
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     ids = torch.zeros(1, 1, dtype=torch.long, device=device_of(model))
     with torch.no_grad():
-        model(input_ids=ids, past_key_values=cache, use_cache=True)
+        model(input_ids=ids, use_cache=True, **{KV: cache})
     return cache

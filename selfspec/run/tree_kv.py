@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
+from selfspec.compat.generation import set_columns_seen
 from selfspec.run.arena import Arena, ArenaLayer, Geometry, Member
 from selfspec.run.columns import Columns
 
@@ -85,13 +86,12 @@ class TreeKV(Columns):
         self._starts = [self._starts[row] for row in rows]
         self.front = max(self.lengths)
 
-    def release(self, *, fills: bool = True) -> None:
+    def release(self) -> None:
         """Gives the cache its stock layers back, filled up to the shortest row's length.
 
-        Rows differ in length only if the caller does not get the cache, or after an error. Then
-        the layers may as well stay empty, which is where `fills` is False.
+        Rows differ in length only if nobody sees the cache, or after an error.
         """
-        for arena in self._arenas if fills else ():
+        for arena in self._arenas:
             self._fill_stock(arena, min(self.lengths))
         self._cache.layers = self._stock_layers
 
@@ -161,7 +161,7 @@ class TreeKV(Columns):
             start = 0
             if isinstance(stock, DynamicSlidingWindowLayer):
                 start = max(end - stock.sliding_window + 1, 0)
-                stock.cumulative_length = length
+                set_columns_seen(stock, length)
             setattr(stock, name, self._for_stock(arena.slots[member, :, :, start:end]))
 
     def _for_stock(self, held: torch.Tensor) -> torch.Tensor:

@@ -7,18 +7,18 @@ answer than to each wrong one. Knows backends and forwards; not what a verdict i
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from transformers.cache_utils import DynamicCache
 
+from selfspec.compat.generation import KV
 from selfspec.records import DraftTree
 from selfspec.run.backend import Backend
 from selfspec.run.backends import ChainBackend
 from selfspec.run.depth import Depth
-from selfspec.run.model import AttentionTypes, device_of
+from selfspec.run.model import AttentionTypes, device_of, takes
 from selfspec.run.tree_kv import can_hold_trees
 
 __all__ = ["check_chain", "check_logits", "check_tree"]
@@ -126,8 +126,8 @@ def check_chain(model: Any, ids: Sequence[int], depth: Depth) -> str | None:
     cache = _prefilled(model, prompt, depth)
     if not cache.is_croppable:
         return "its KV cache can't be cropped"
-    kwargs = {"past_key_values": cache, "use_cache": True}
-    if _takes_positions(model):
+    kwargs = {KV: cache, "use_cache": True}
+    if takes(model, "position_ids"):
         kwargs["position_ids"] = torch.arange(len(prompt) + 1, device=device_of(model))[None]
     backend = ChainBackend(model, cache, torch.tensor([prompt], device=device_of(model)), kwargs)
     first = _outcome(backend, _tree(root, [], [a, b, c]), depth)[:2]
@@ -151,8 +151,7 @@ def check_logits(model: Any, ids: Sequence[int], depth: Depth) -> str | None:
     Nothing is run if the model takes `logits_to_keep`, as those of transformers do, or if the
     other trials ran all layers and so have compared logits.
     """
-    takes_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
-    if depth.last_layer is None or takes_logits_to_keep:
+    if depth.last_layer is None or takes(model, "logits_to_keep"):
         return None
     input_ids = torch.tensor([list(ids[:2])], device=device_of(model))
     shape = tuple(model(input_ids=input_ids, use_cache=False).logits.shape[:2])
@@ -212,7 +211,7 @@ def _read(model: Any, texts: Sequence[_Text], depth: Depth) -> list[torch.Tensor
     input_ids = torch.tensor(rows, device=device_of(model))
     # A mask of ones keeps transformers from taking odd positions for several texts in one row.
     inputs = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
-    if _takes_positions(model):
+    if takes(model, "position_ids"):
         inputs["position_ids"] = torch.tensor(
             [(*text.positions, *range(length))[:length] for text in texts], device=device_of(model)
         )
@@ -237,14 +236,10 @@ def _prefilled(model: Any, prompt: Sequence[int], depth: Depth) -> DynamicCache:
 
 def _run(model: Any, ids: Sequence[int], cache: DynamicCache, depth: Depth) -> torch.Tensor:
     input_ids = torch.tensor([list(ids)], device=device_of(model))
-    inputs = {"input_ids": input_ids, "past_key_values": cache, "use_cache": True}
+    inputs = {"input_ids": input_ids, KV: cache, "use_cache": True}
     return depth.outcome(lambda: model(**inputs).logits)[0]
 
 
 def _outcome(backend: Backend, tree: DraftTree, depth: Depth) -> torch.Tensor:
     """The outcome (Q, D) of each node of a tree."""
     return depth.outcome(lambda: backend.forward(backend.lay_out([tree])))[0].float()
-
-
-def _takes_positions(model: Any) -> bool:
-    return "position_ids" in inspect.signature(model.forward).parameters

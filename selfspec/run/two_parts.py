@@ -18,7 +18,9 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["Parts", "Splits", "TwoParts", "dense_part", "in_two_parts"]
+from selfspec.compat.kernels import attention_and_sums
+
+__all__ = ["Parts", "Splits", "TwoParts", "in_two_parts"]
 
 _PAYS = 0.9  # Two parts are chosen only if they cut the time by at least 10 %.
 _ROUNDS = 3
@@ -82,7 +84,7 @@ class Splits(NamedTuple):
 def in_two_parts(parts: Parts) -> torch.Tensor:
     """The outcome (B, H, N, D); equal to that of masked attention, except for rounding."""
     front = parts.num_open
-    text, score = dense_part(
+    text, score = attention_and_sums(
         parts.query, parts.key[:, :, :front], parts.value[:, :, :front], parts.scale
     )
     # In half precision a rounded score would be off by more than torch's own kernels are.
@@ -91,28 +93,6 @@ def in_two_parts(parts: Parts) -> torch.Tensor:
     weights = scores.softmax(dim=-1)
     tree = weights[..., :-1] @ parts.value[:, :, front:].float()
     return torch.addcmul(tree, text.float(), weights[..., -1:]).to(parts.query.dtype)
-
-
-def dense_part(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention without a mask (B, H, N, D), and the log-sum-exp of its scores (B, H, N).
-
-    Torch has no public call that gives both on every device, so these are private operators.
-    Raises what they raise; `TwoParts` finds out if one is gone, or gives something else.
-    """
-    aten = torch.ops.aten
-    if query.device.type == "cpu":
-        outcome, sums = aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, scale=scale
-        )
-    elif query.dtype is torch.float32:
-        outcome, sums, *_ = aten._scaled_dot_product_efficient_attention(
-            query, key, value, None, True, scale=scale
-        )
-    else:
-        outcome, sums, *_ = aten._scaled_dot_product_flash_attention(query, key, value, scale=scale)
-    return outcome, sums[..., : query.shape[2]]  # Some kernels fill up to a multiple of 32.
 
 
 def _kind(query: torch.Tensor, key: torch.Tensor) -> Hashable:

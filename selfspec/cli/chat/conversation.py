@@ -104,7 +104,9 @@ class Conversation:
     def _keep_kv(self, output: Any) -> None:
         from transformers.cache_utils import DynamicCache
 
-        kv = output.past_key_values
+        from selfspec.compat.generation import kv_of
+
+        kv = kv_of(output)
         if type(kv) is DynamicCache:  # Other kinds have a fixed size, or take no second prompt.
             self._kv = kv
             self._kv_ids = output.sequences[0, : kv.get_seq_length()].tolist()

@@ -125,6 +125,8 @@ class Writer:
         """
         import torch
 
+        from selfspec.compat.generation import with_kv
+
         input_ids = torch.tensor([list(ids)], device=self.model.device)
         hear = getattr(streamer, "hear", None)
         hearing = spec.listening(hear) if spec and hear else nullcontext()
@@ -135,7 +137,7 @@ class Writer:
                 assistant=spec,
                 prediction=prediction,
                 streamer=streamer,
-                past_key_values=kv,
+                **with_kv(kv),
                 return_dict_in_generate=True,
                 max_new_tokens=max_new_tokens or self.max_new_tokens,
                 **self.choice(),

@@ -12,8 +12,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.nn.modules import module as torch_module
 
+from selfspec.compat.generation import implementations_of, is_of_output_capturing
+from selfspec.compat.modules import (
+    adapter_state,
+    forward_hooks,
+    has_global_hooks,
+    has_moving_hook,
+    is_compiled,
+    is_parallel,
+)
 from selfspec.machine.device import device_for
 from selfspec.machine.free_memory import free_memory
 from selfspec.run.experts import decode_mode
@@ -26,9 +34,6 @@ from selfspec.run.rope import changing_rope
 __all__ = ["KeptRunner"]
 
 _WIDEST_TRIED = 8
-# Hooks from these modules act only in the prompt's forward, or only if a caller wants outputs.
-_HARMLESS_HOOKS = ("selfspec.", "transformers.utils.output_capturing")
-_ADAPTER_SWITCHES = ("_active_adapter", "_disable_adapters", "merged_adapters", "scaling")
 
 
 class KeptRunner:
@@ -93,9 +98,9 @@ def _capture_reason(model: Any, attention: AttentionTypes) -> str | None:
         return "it scales its queries by their column in the KV"
     if kind := changing_rope(model.config):
         return f"its {kind} rotary embedding changes with the length of a forward"
-    if getattr(model, "_device_mesh", None) is not None or getattr(model, "_tp_size", None):
+    if is_parallel(model):
         return "it is spread over several processes"
-    if torch_module._global_forward_pre_hooks or torch_module._global_forward_hooks:
+    if has_global_hooks():
         return "all modules have forward hooks, which a replay would leave out"
     return _module_reason(model)
 
@@ -109,11 +114,7 @@ def _capture_state(model: Any) -> Hashable:
     kind = model.device.type
     autocast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
     configs = (model.config, model.config.get_text_config(decoder=True))
-    implementations = tuple(
-        getattr(config, name, None)
-        for config in configs
-        for name in ("_attn_implementation", "_experts_implementation")
-    )
+    implementations = tuple(map(implementations_of, configs))
     precision = torch.get_float32_matmul_precision()
     modules = tuple(part for module in model.modules() for part in _module_state(module))
     return autocast, precision, implementations, modules
@@ -122,21 +123,21 @@ def _capture_state(model: Any) -> Hashable:
 def _module_reason(model: Any) -> str | None:
     devices = set()
     for name, module in model.named_modules():
-        own = vars(module)
-        if "_hf_hook" in own:
+        if has_moving_hook(module):
             return "accelerate's hooks move its tensors about"
-        if own.get("_compiled_call_impl") or hasattr(
-            own.get("forward"), "_torchdynamo_orig_callable"
-        ):
+        if is_compiled(module):
             return "torch.compile runs it, which may make graphs of its own"
-        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        if not all(getattr(hook, "__module__", "").startswith(_HARMLESS_HOOKS) for hook in hooks):
+        if not all(map(_is_harmless, forward_hooks(module))):
             where = f"its module {name!r}" if name else "it"
             return f"{where} has forward hooks, which a replay would leave out"
-        devices |= {
-            str(tensor.device) for tensor in module._parameters.values() if tensor is not None
-        }
+        devices |= {str(tensor.device) for tensor in module.parameters(recurse=False)}
     return f"it is spread over {', '.join(sorted(devices))}" if len(devices) > 1 else None
+
+
+def _is_harmless(hook: Any) -> bool:
+    """Does a hook act only in the prompt's forward, or only if a caller wants outputs?"""
+    origin = getattr(hook, "__module__", "")
+    return origin.startswith("selfspec.") or is_of_output_capturing(origin)
 
 
 def _module_state(module: Any) -> Iterator[Hashable]:
@@ -144,12 +145,9 @@ def _module_state(module: Any) -> Iterator[Hashable]:
     yield module.training
     if "forward" in own:
         yield id(own["forward"])
-    if "merged_adapters" in own:
-        yield repr([own.get(name) for name in _ADAPTER_SWITCHES])
-    for tensors in (module._parameters, module._buffers):
-        for tensor in tensors.values():
-            if tensor is not None:
-                yield _address(tensor), tensor.dtype
+    yield adapter_state(module)
+    for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+        yield _address(tensor), tensor.dtype
 
 
 def _address(tensor: torch.Tensor) -> int:

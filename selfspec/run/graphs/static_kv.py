@@ -147,9 +147,9 @@ class StaticKV(TreeKV):
             arena.slots = arena.slots[:, : len(rows)]
         self._count_rows(rows)
 
-    def release(self, *, fills: bool = True) -> None:
+    def release(self) -> None:
         """Gives the cache its stock layers back, filled with copies if anybody gets the cache."""
-        super().release(fills=fills)
+        super().release()
         self._static.rest()
 
     def _adopt(self, room: int) -> list[Arena]:

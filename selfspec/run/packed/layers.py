@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
+from selfspec.compat.modules import is_compiled
 from selfspec.run.packed.linears import Copy, own_linear, packed_linear, ways_for
 from selfspec.run.packed.trials import Kind
 
@@ -142,7 +143,7 @@ def linears_of(model: nn.Module) -> list[nn.Linear]:
     found = []
     for module in model.modules():
         own = vars(module).get("forward")
-        if module._compiled_call_impl is not None or hasattr(own, "_torchdynamo_orig_callable"):
+        if is_compiled(module):
             return []
         if type(module) is nn.Linear and (own is None or isinstance(own, _StandIn)):
             found.append(module)
@@ -153,8 +154,8 @@ def kinds_of(modules: Sequence[nn.Linear]) -> Kinds:
     """Those of the layers that can be packed, by kind."""
     kinds: Kinds = {}
     for module in modules:
-        weight = module._parameters.get("weight")
-        if weight is not None and _is_plain(weight):
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, nn.Parameter) and _is_plain(weight):
             kind = Kind(weight.shape[0], weight.shape[1], weight.dtype)
             kinds.setdefault(kind, []).append(module)
     return kinds

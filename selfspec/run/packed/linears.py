@@ -14,10 +14,17 @@ from typing import NamedTuple, Protocol
 import torch
 from torch.nn.functional import linear
 
+from selfspec.compat.kernels import (
+    float16_packed,
+    float16_product,
+    reordered,
+    reordered_product,
+)
+
 __all__ = ["Copy", "Way", "own_linear", "pack_all", "packed_linear", "ways_for"]
 
 _HALVES = (torch.bfloat16, torch.float16)
-_TYPICAL = 8  # oneDNN packs weights for inputs of about this many tokens.
+_TRIED = 8  # The rows and columns of a small product that is tried.
 _PART = 1 << 24  # A float16 copy is made of parts of at most this many weights.
 # Without a copy, half precision is widened for inputs of at least this many tokens, in blocks of at
 # most this many weights, which fit into the CPU's cache.
@@ -98,13 +105,13 @@ class _Reordered:
     """A copy in the order that oneDNN wants, in float32 or in the weight's own dtype."""
 
     def __init__(self, weight: torch.Tensor) -> None:
-        self._packed = _reordered(weight)
+        self._packed = reordered(weight)
         self._dtype = weight.dtype
         self.num_bytes = weight.numel() * weight.dtype.itemsize
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         wide_bias = None if bias is None else bias.to(self._dtype)
-        return _product(x.to(self._dtype), self._packed, wide_bias).to(x.dtype)
+        return reordered_product(x.to(self._dtype), self._packed, wide_bias).to(x.dtype)
 
 
 class _Float16:
@@ -122,7 +129,7 @@ class _Float16:
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         wide = x * self._unscale
-        outcomes = [_float16_product(wide, part) for part in self._parts]
+        outcomes = [float16_product(wide, part) for part in self._parts]
         outcome = outcomes[0] if len(outcomes) == 1 else torch.cat(outcomes, dim=-1)
         if bias is not None:
             outcome.add_(bias)
@@ -156,7 +163,7 @@ def _float16_copies(weights: Sequence[torch.Tensor]) -> list[Copy]:
         for first in range(0, len(owned), num_threads):  # Few are widened at the same time.
             some = owned[first : first + num_threads]
             wide = [part.float() * factors[i] for i, part in some]
-            for (i, _), packed in zip(some, pool.map(_float16_packed, wide), strict=True):
+            for (i, _), packed in zip(some, pool.map(float16_packed, wide), strict=True):
                 parts[i].append(packed)
     each = zip(parts, weights, factors, strict=True)
     return [_Float16(packed, weight.shape, factor) for packed, weight, factor in each]
@@ -182,26 +189,10 @@ def _factor_for(weight: torch.Tensor) -> float:
 @cache
 def _is_right(way: Way, dtype: torch.dtype) -> bool:
     """Whether small products of this dtype are right."""
-    x, weight = torch.ones(2, _TYPICAL, _TYPICAL, dtype=dtype, device="cpu")
+    x, weight = torch.ones(2, _TRIED, _TRIED, dtype=dtype, device="cpu")
     bias = weight[0].contiguous()
     try:
         (copy,) = way.pack([weight])
         return torch.equal(copy(x, bias), linear(x, weight, bias))
     except (AttributeError, NotImplementedError, RuntimeError, TypeError):
         return False
-
-
-def _reordered(weight: torch.Tensor) -> torch.Tensor:
-    return torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL)  # type: ignore[no-any-return]
-
-
-def _product(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, "none", [], "")  # type: ignore[no-any-return]
-
-
-def _float16_packed(weight: torch.Tensor) -> object:
-    return torch.ops.quantized.linear_prepack_fp16(weight, None)
-
-
-def _float16_product(x: torch.Tensor, packed: object) -> torch.Tensor:
-    return torch.ops.quantized.linear_dynamic_fp16(x, packed)  # type: ignore[no-any-return]

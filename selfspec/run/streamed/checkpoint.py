@@ -12,24 +12,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import (
+from transformers.utils import (
+    SAFE_WEIGHTS_INDEX_NAME,
+    SAFE_WEIGHTS_NAME,
+    WEIGHTS_INDEX_NAME,
+    WEIGHTS_NAME,
+)
+
+from selfspec.compat.checkpoints import (
     Chunk,
     Concatenate,
     MergeModulelist,
     WeightConverter,
     WeightRenaming,
     dot_natural_key,
+    find_file,
+    get_model_conversion_mapping,
     rename_source_key,
 )
-from transformers.utils import (
-    SAFE_WEIGHTS_INDEX_NAME,
-    SAFE_WEIGHTS_NAME,
-    WEIGHTS_INDEX_NAME,
-    WEIGHTS_NAME,
-    cached_file,
-)
-
 from selfspec.errors import WeightsError
 from selfspec.run.streamed.files import Shard, StoredTensor
 
@@ -47,7 +47,7 @@ class Piece(NamedTuple):
 
 def find_files(name: str) -> list[Path]:
     """The safetensors files of a folder or of a repository on the Hub, downloaded if need be."""
-    index = _found(name, SAFE_WEIGHTS_INDEX_NAME)
+    index = find_file(name, SAFE_WEIGHTS_INDEX_NAME)
     if index is not None:
         try:
             shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
@@ -57,11 +57,11 @@ def find_files(name: str) -> list[Path]:
                 "model again"
             ) from error
         return [_required(name, shard) for shard in sorted(shards)]
-    file = _found(name, SAFE_WEIGHTS_NAME)
+    file = find_file(name, SAFE_WEIGHTS_NAME)
     if file is not None:
         return [file]
     for old in (WEIGHTS_NAME, WEIGHTS_INDEX_NAME):
-        if _found(name, old) is not None:
+        if find_file(name, old) is not None:
             raise WeightsError(
                 f"weights must be in safetensors files to be streamed (got {old} in {name!r}); "
                 "load the model with from_pretrained() once, and save it with save_pretrained()"
@@ -172,14 +172,8 @@ def _check_shapes(weights: Mapping[str, Any], pieces: Mapping[str, Sequence[Piec
             )
 
 
-def _found(name: str, file: str) -> Path | None:
-    """A file of a folder or repository; None if it has no such file."""
-    path = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
-    return None if path is None else Path(path)
-
-
 def _required(name: str, file: str) -> Path:
-    path = _found(name, file)
+    path = find_file(name, file)
     if path is None:
         raise WeightsError(
             f"{name!r} must hold {file}, which its index names (it is missing); download the "

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
+from selfspec.compat.checkpoints import names_in_float32
 from selfspec.errors import ConfigError, UnsupportedError, WeightsError
 from selfspec.machine.amounts import amount_in_bytes
 from selfspec.run.streamed.budget import Sizes, choose_streamed, draft_model_bytes, text_bytes
@@ -198,7 +199,7 @@ def _dtype(dtype: str | torch.dtype, config: Any, shards: Sequence[Shard]) -> to
 
 def _keep_in_float32(model: Any) -> None:
     """Gives float32 to the weights for which their model insists on it, as loading them does."""
-    kept = list(model._get_dtype_plan(model.dtype))
+    kept = names_in_float32(model)
     for name, weight in model.named_parameters():
         if any(part in name for part in kept):
             weight.data = weight.data.float()
@@ -246,10 +247,8 @@ def _put(model: Any, name: str, tensor: torch.Tensor) -> Any:
     """Sets a buffer or a weight of the model; returns what it has now."""
     prefix, _, leaf = name.rpartition(".")
     module = model.get_submodule(prefix)
-    if leaf in module._buffers:
-        module._buffers[leaf] = tensor
-    else:
-        module._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+    is_buffer = any(name == leaf for name, _ in module.named_buffers(recurse=False))
+    setattr(module, leaf, tensor if is_buffer else nn.Parameter(tensor, requires_grad=False))
     return getattr(module, leaf)
 
 

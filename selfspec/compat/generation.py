@@ -1,0 +1,227 @@
+"""What `generate()` of transformers keeps to itself, and what it has renamed.
+
+From 5.24 on the KV cache is `cache` in the arguments of `generate()`, in those of forwards and in
+outputs; before, it was `past_key_values`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import fields
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from selfspec.errors import UnsupportedError
+
+try:
+    from transformers.integrations import moe
+except ImportError:  # Experts then run as the model's own code does it.
+    moe = None
+try:
+    from transformers.utils import output_capturing
+except ImportError:  # Then no hook is known to be harmless, and captured graphs are refused.
+    output_capturing = None
+
+__all__ = [
+    "KV",
+    "KV_NAMES",
+    "attention_functions",
+    "attention_implementation",
+    "belongs_to_caller",
+    "decode_plainly",
+    "decoding_switches",
+    "experts_by_number",
+    "hidden_kv_name",
+    "implementations_of",
+    "is_of_output_capturing",
+    "kv_of",
+    "length_of_dropped_mask",
+    "offer_experts",
+    "record_past",
+    "sdpa_attention_forward",
+    "set_columns_seen",
+    "stop_recording_past",
+    "update_arguments",
+    "using_candidates",
+    "with_kv",
+]
+
+KV_NAMES = ("cache", "past_key_values")
+_BATCHED = "batched_mm"  # How transformers runs experts while it decodes.
+
+
+def _kv_name() -> str:
+    """The name that the outputs of this version give to the KV cache."""
+    names = {each.name for each in fields(GenerateDecoderOnlyOutput)}
+    return next((name for name in KV_NAMES if name in names), KV_NAMES[0])
+
+
+# The argument and the output field of this version that hold the KV cache.
+KV = _kv_name()
+
+
+def kv_of(arguments: Mapping[str, Any]) -> Any:
+    """The KV cache among a model's arguments or in its output; None if there is none."""
+    return arguments.get(KV)
+
+
+def with_kv(kv: Any) -> dict[str, Any]:
+    """The KV cache as an argument of a model's forward."""
+    return {KV: kv}
+
+
+def hidden_kv_name(arguments: Mapping[str, Any]) -> str | None:
+    """The argument that holds a KV cache under a name that selfspec does not know; else None.
+
+    With it, a renamed argument is told from a model without any KV cache. Without it, the second
+    would be said of both.
+    """
+    held = (name for name, value in arguments.items() if isinstance(value, Cache))
+    return next((name for name in held if name != KV), None)
+
+
+def belongs_to_caller(kv: Any) -> bool:
+    """Was this KV cache handed in by whoever called `generate()`?
+
+    Rows that walk alone differ in length, and such a cache must not. transformers marks it with a
+    private attribute. Without the mark, only a cache that already holds tokens is known to be the
+    caller's.
+    """
+    return bool(getattr(kv, "_is_user_defined", False)) or kv.get_seq_length() > 0
+
+
+def decode_plainly(model: Any, input_ids: torch.Tensor, **arguments: Any) -> Any:
+    """The decoding loop of transformers, for calls that can't be drafted for.
+
+    `generate()` has no public way back to it once it has called a loop of ours. Without it, such a
+    call is refused.
+    """
+    loop = getattr(type(model), "_sample", None)
+    if loop is None:
+        raise UnsupportedError(
+            "this version of transformers has no _sample(), so a call that can't be drafted for "
+            "can't be decoded either; leave assistant= out"
+        )
+    return loop(model, input_ids, **arguments)
+
+
+def length_of_dropped_mask(generation_config: Any) -> int | None:
+    """How long the attention mask was that `generate()` dropped since it was all ones.
+
+    Together with a KV cache of the caller's, it tells whether the ids hold the whole text or only
+    its end. Without it, they are taken for the end, as transformers does in older versions.
+    """
+    return getattr(generation_config, "_mask_length", None)
+
+
+def update_arguments(
+    model: Any, arguments: dict[str, Any], *, num_new_tokens: int = 1, outputs: Any = None
+) -> dict[str, Any]:
+    """The model's arguments with masks and positions for more tokens, as `generate()` makes them.
+
+    Models override this method. Without it, chains and prompts could not be continued, so its
+    absence raises an AttributeError.
+    """
+    updated: dict[str, Any] = model._update_model_kwargs_for_generation(
+        {} if outputs is None else outputs, arguments, num_new_tokens=num_new_tokens
+    )
+    return updated
+
+
+@contextmanager
+def using_candidates(model: Any, new_generator: Callable[..., Any]) -> Iterator[None]:
+    """Inside, the assisted decoding of transformers asks `new_generator` for its candidates.
+
+    There is no argument for that. Without the method that is replaced, it would go on with a
+    generator of its own, so this is refused.
+    """
+    if not hasattr(model, "_get_candidate_generator"):
+        raise UnsupportedError(
+            "this version of transformers has no _get_candidate_generator() to replace; call "
+            "generate(..., assistant=spec) on an attached model"
+        )
+    model._get_candidate_generator = new_generator
+    try:
+        yield
+    finally:
+        del model._get_candidate_generator
+
+
+def record_past(kv: Any) -> None:
+    """Lets windowed layers keep what falls out of their window, so that drafts can be cropped."""
+    kv.activate_past_recording()
+
+
+def stop_recording_past(kv: Any) -> None:
+    """Lets windowed layers drop old columns again; without it, they would keep all of them."""
+    for layer in kv.layers:
+        if hasattr(layer, "record_past"):
+            layer.record_past = False
+
+
+def set_columns_seen(layer: Any, number: int) -> None:
+    """Tells a windowed layer how many columns it has seen, those that it dropped among them.
+
+    Without it, a cache that is given back would begin its next text at a wrong column.
+    """
+    layer.cumulative_length = number
+
+
+def attention_implementation(config: Any) -> str | None:
+    """The name of the attention that a model is run with; there is only a public way to set it."""
+    return getattr(config, "_attn_implementation", None)
+
+
+def implementations_of(config: Any) -> tuple[str | None, ...]:
+    """How a model's attention and experts are run, by name."""
+    return (attention_implementation(config), getattr(config, "_experts_implementation", None))
+
+
+def attention_functions() -> Any:
+    """The attention functions by name, as models look them up.
+
+    The public `AttentionInterface` does not show what was set for single instances of it.
+    """
+    return ALL_ATTENTION_FUNCTIONS
+
+
+def is_of_output_capturing(module_name: str) -> bool:
+    """Is this the module whose hooks act only if a caller wants hidden states or attentions?"""
+    return output_capturing is not None and module_name == output_capturing.__name__
+
+
+def decoding_switches(model: Any) -> AbstractContextManager[Any]:
+    """What `generate()` switches while it decodes, such as how experts are run.
+
+    Without it, the model is run as it is, which gives the same text more slowly.
+    """
+    switches: Callable[[], AbstractContextManager[Any]]
+    switches = getattr(model, "_optimize_model_for_decode", nullcontext)
+    return switches()
+
+
+def offer_experts(name: str, way: Callable[..., Any]) -> bool:
+    """Gives a way to run experts a name; other kinds of experts, such as FP8, keep their own.
+
+    False if this version of transformers has no such ways.
+    """
+    if moe is None:
+        return False
+    moe.ExpertsInterface.register(name, way)
+    for interface in moe.ExpertsInterface.__subclasses__():
+        ways = interface()
+        if name not in ways and _BATCHED in ways:
+            interface.register(name, ways[_BATCHED])
+    return True
+
+
+def experts_by_number(*, copies: bool) -> Callable[..., Any]:
+    """How transformers runs experts with a copy of each token's weights, or with none."""
+    way: Any = moe.batched_mm_experts_forward if copies else moe.grouped_mm_experts_forward
+    return way  # type: ignore[no-any-return]

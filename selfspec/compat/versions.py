@@ -1,0 +1,45 @@
+"""Which versions of transformers selfspec was tried with. Imports no torch."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+
+__all__ = ["OLDEST", "UNTRIED", "untried_reason", "version_of", "versions"]
+
+# pyproject.toml allows the same range; a test compares the two.
+OLDEST = (5, 17)
+UNTRIED = (5, 25)  # The first minor version that nobody has tried.
+
+
+def versions() -> dict[str, str]:
+    """The versions that a bug report needs, by name."""
+    names = ("selfspec", "transformers", "torch")
+    return {name: version_of(name) for name in names} | {"Python": platform.python_version()}
+
+
+def version_of(name: str) -> str:
+    """The installed version of a package; "not installed" if there is none."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def untried_reason(version: str) -> str | None:
+    """What to tell about a version of transformers that selfspec was not tried with; else None.
+
+    >>> untried_reason("5.24.1") is None
+    True
+    >>> untried_reason("5.25.0.dev0")
+    'selfspec was tried with transformers 5.17 to 5.24, and this is 5.25.0.dev0'
+    """
+    parts = version.split(".")
+    try:
+        found = (int(parts[0]), int(parts[1]))
+    except (IndexError, ValueError):
+        return f"the version of transformers can't be read (got {version!r})"
+    if OLDEST <= found < UNTRIED:
+        return None
+    first, last = f"{OLDEST[0]}.{OLDEST[1]}", f"{UNTRIED[0]}.{UNTRIED[1] - 1}"
+    return f"selfspec was tried with transformers {first} to {last}, and this is {version}"
