@@ -27,7 +27,8 @@ from eval.models.loading import DTYPES, load_asked
 from eval.options import add_knob, add_model, command, parsed_knobs
 from eval.report.table import Table
 from eval.runs.environment import told, where
-from selfspec import SelfSpec
+from selfspec import SelfSpec, attach
+from selfspec.compat.generation import KV
 
 _SLACK = 1.1  # times stock's
 _COLUMNS = {
@@ -101,6 +102,7 @@ def compare(model: Any, num_prompt_tokens: int, num_new_tokens: int, **knobs: An
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     ids = torch.randint(vocab_size, (1, num_prompt_tokens), generator=generator).to(model.device)
     spec = SelfSpec(**{"budget": "fixed", **knobs})
+    attach(model)
     spec.ability(model)  # is tried out once, and not part of a call
 
     def generate(**more: Any) -> None:
@@ -113,7 +115,7 @@ def compare(model: Any, num_prompt_tokens: int, num_new_tokens: int, **knobs: An
             **more,
         )
 
-    stock, ours = watched(model, generate), watched(model, lambda: generate(custom_generate=spec))
+    stock, ours = watched(model, generate), watched(model, lambda: generate(assistant=spec))
     config = spec.config
     width = config.max_nodes + config.num_branches * config.branch_length
     return Comparison(num_prompt_tokens, num_new_tokens, width, stock, ours)
@@ -127,7 +129,7 @@ def watched(model: Any, run: Callable[[], object]) -> Memory:
 
     def look(_module: Any, _args: Any, kwargs: dict[str, Any], _output: Any) -> None:
         nonlocal held, column
-        cache = kwargs.get("past_key_values")
+        cache = kwargs.get(KV)
         layers = [] if cache is None else cache.layers
         tensors = [tensor for layer in layers for tensor in _tensors(layer)]
         storages = {tensor.untyped_storage()._cdata: tensor for tensor in tensors}

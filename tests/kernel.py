@@ -36,6 +36,6 @@ def use_kernel(monkeypatch: pytest.MonkeyPatch, processors: int = 132) -> list[i
 
     for module in (masked_attention, grouped_attention):
         monkeypatch.setattr(module, "is_on_card", lambda _device: True)
-    monkeypatch.setattr(masked_attention, "_attend", attend)
+    monkeypatch.setattr(masked_attention, "efficient_attention", attend)
     monkeypatch.setattr(masked_attention, "_num_processors", lambda _device: processors)
     return log

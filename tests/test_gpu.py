@@ -18,6 +18,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import selfspec
 from eval import hetero
+from selfspec.compat.generation import KV, kv_of
 from selfspec.machine.cuda import CudaDevice
 from selfspec.records import DraftTree
 from selfspec.run import masked_attention
@@ -46,7 +47,7 @@ FORWARDS = ("eager", "graph")
 def on_gpu(
     dtype: torch.dtype = torch.float32, name: str = "llama", **changes: Any
 ) -> PreTrainedModel:
-    return new_model(name, dtype=dtype, **changes).to("cuda")
+    return selfspec.attach(new_model(name, dtype=dtype, **changes).to("cuda"))
 
 
 def prompts(num_rows: int, length: int = 17, *, seed: int = 1) -> dict[str, torch.Tensor]:
@@ -190,7 +191,7 @@ def path_logits(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(N, V) of a path: in a tree, with a wrong child before each right one, and plainly."""
     cache = DynamicCache(config=model.config)
-    model(input_ids=ids, past_key_values=cache, use_cache=True)
+    model(input_ids=ids, **{KV: cache}, use_cache=True)
     types = attention_for_trees(model)
     assert isinstance(types, AttentionTypes)
     positions = torch.full((1, 1), ids.shape[1], device="cuda")
@@ -235,7 +236,7 @@ def test_a_capture_beside_a_thread_that_samples() -> None:
     thread.start()
     try:
         for _ in range(3):
-            ids = model.generate(**prompts(2), max_new_tokens=64, custom_generate=spec, **GREEDY)
+            ids = model.generate(**prompts(2), max_new_tokens=64, assistant=spec, **GREEDY)
             assert torch.equal(ids, expected)
     finally:
         stop.set()
@@ -287,7 +288,7 @@ def test_a_step_waits_once(asked: dict[str, Any]) -> None:
         try:
             with warnings.catch_warnings(record=True) as waits:
                 warnings.simplefilter("always")
-                model.generate(**prompts(1), max_new_tokens=length, custom_generate=spec, **asked)
+                model.generate(**prompts(1), max_new_tokens=length, assistant=spec, **asked)
         finally:
             torch.cuda.set_sync_debug_mode("default")
         counts.append(sum("synchronizing" in str(wait.message) for wait in waits))
@@ -333,7 +334,7 @@ def test_a_streamer_gets_each_token_on_the_cpu(forward: str) -> None:
     model, recorder = on_gpu(), Recorder()
     spec = selfspec.SelfSpec(forward=forward, **FIXED)
     ids = model.generate(
-        **prompts(1), max_new_tokens=24, streamer=recorder, custom_generate=spec, **SAMPLE
+        **prompts(1), max_new_tokens=24, streamer=recorder, assistant=spec, **SAMPLE
     )
     assert recorder.told == [*ids[0].tolist(), -1]
 
@@ -418,7 +419,7 @@ def test_a_capture_that_fails_in_the_midst(fails_at: int, monkeypatch: pytest.Mo
     caches = []
     for extra in ({}, {"custom_generate": spec}):
         kv = DynamicCache(config=model.config)
-        ids = model.generate(**prompts(2), max_new_tokens=48, past_key_values=kv, **extra, **GREEDY)
+        ids = model.generate(**prompts(2), max_new_tokens=48, **{KV: kv}, **extra, **GREEDY)
         caches.append((ids, kv))
     assert torch.equal(caches[0][0], caches[1][0])
     assert_same_kv(caches[1][1], caches[0][1])
@@ -435,7 +436,7 @@ def test_a_hook_is_heard_and_named() -> None:
     assert len(heard) > spec.stats.num_steps
     strict = selfspec.SelfSpec(forward="graph", strict=True)
     with pytest.raises(selfspec.UnsupportedError, match="has forward hooks"):
-        model.generate(**prompts(1), max_new_tokens=8, custom_generate=strict)
+        model.generate(**prompts(1), max_new_tokens=8, assistant=strict)
 
 
 def test_a_second_thread_goes_on_eagerly() -> None:
@@ -451,7 +452,7 @@ def test_a_second_thread_goes_on_eagerly() -> None:
 
     def first() -> None:
         asked = {"repetition_penalty": 1.1, "logits_processor": [wait], **GREEDY}
-        texts.append(model.generate(**prompts(2), max_new_tokens=48, custom_generate=spec, **asked))
+        texts.append(model.generate(**prompts(2), max_new_tokens=48, assistant=spec, **asked))
 
     thread = threading.Thread(target=first)
     thread.start()
@@ -466,8 +467,8 @@ def test_a_second_thread_goes_on_eagerly() -> None:
 def test_slots_take_little_more_than_the_stock_cache() -> None:
     model, spec = on_gpu(), selfspec.SelfSpec(**FIXED)
     asked = {"max_new_tokens": 400, "return_dict_in_generate": True, **GREEDY}
-    stock = model.generate(**prompts(2, 200), **asked).past_key_values
-    model.generate(**prompts(2, 200), custom_generate=spec, **asked)
+    stock = kv_of(model.generate(**prompts(2, 200), **asked))
+    model.generate(**prompts(2, 200), assistant=spec, **asked)
     assert spec.stats.forward == "graph"
     stock_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in stock.layers)
     arenas = spec.forwards._known[model].runner._found.arenas
@@ -499,7 +500,7 @@ def test_budgets_by_graphs(budget: str) -> None:
 def test_half_precision_runs_every_forward(dtype: torch.dtype, forward: str) -> None:
     """Near-ties may fall differently, so no text is compared."""
     spec = selfspec.SelfSpec(forward=forward, budget="fixed", max_nodes=8)
-    on_gpu(dtype).generate(**prompts(2), max_new_tokens=24, custom_generate=spec)
+    on_gpu(dtype).generate(**prompts(2), max_new_tokens=24, assistant=spec)
     assert (spec.stats.forward, spec.stats.eager_reason) == (forward, None)
 
 
@@ -512,5 +513,5 @@ def test_ids_on_the_cpu_are_served() -> None:
     model = on_gpu(torch.float32)
     inputs = prompt(3)
     stock = model.generate(**inputs, max_new_tokens=20)
-    ours = model.generate(**inputs, max_new_tokens=20, custom_generate=selfspec.SelfSpec())
+    ours = model.generate(**inputs, max_new_tokens=20, assistant=selfspec.SelfSpec())
     assert torch.equal(ours.cpu(), stock.cpu())

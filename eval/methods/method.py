@@ -15,6 +15,7 @@ from transformers.cache_utils import StaticCache
 
 from eval.errors import EvalError
 from selfspec import GenerationStats, SelfSpec, SpecConfig
+from selfspec.compat.generation import KV
 
 
 class MethodError(EvalError):
@@ -96,7 +97,7 @@ class StaticMethod(Method):
     def refusal(self, model: Any) -> str | None:
         """Asks transformers itself: without compilation a static cache is only slower."""
         cache = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=1)
-        if model._valid_auto_compile_criteria({"past_key_values": cache}, model.generation_config):
+        if model._valid_auto_compile_criteria({KV: cache}, model.generation_config):
             return None
         return f"transformers does not compile {type(model).__name__} on {model.device.type}"
 

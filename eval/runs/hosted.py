@@ -19,6 +19,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from eval.runs.recorded import RecordedText, lessons_of, paths_of, top_of
 from selfspec import GenerationStats, SelfSpec, SpecConfig
+from selfspec.compat.generation import KV
 from selfspec.cost import Ledger
 from selfspec.draft.memory import Memory
 from selfspec.draft.row import Row
@@ -117,8 +118,8 @@ def _prepared(config: SpecConfig, vocab_size: int, device: _PlayedDevice) -> Pre
 
 def _read(model: Any, prompt_ids: Sequence[int]) -> Prompt:
     ids, cache = torch.tensor([prompt_ids]), DynamicCache(config=model.config)
-    logits = model(input_ids=ids, past_key_values=cache, use_cache=True).logits[:, -1]
-    kwargs = {"past_key_values": cache, "position_ids": torch.tensor([[len(prompt_ids)]])}
+    logits = model(input_ids=ids, **{KV: cache}, use_cache=True).logits[:, -1]
+    kwargs = {KV: cache, "position_ids": torch.tensor([[len(prompt_ids)]])}
     return Prompt(ids, kwargs, logits, None)
 
 

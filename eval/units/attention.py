@@ -20,8 +20,9 @@ from eval.models.shapes import GrownShape
 from eval.report.table import Table
 from eval.units.layer import tree_parents
 from eval.units.ways import seconds_of
+from selfspec.compat.kernels import attention_and_sums
 from selfspec.run.layout import ancestors
-from selfspec.run.two_parts import Parts, dense_part, in_two_parts
+from selfspec.run.two_parts import Parts, in_two_parts
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _NUM_LAYERS = 4
@@ -96,7 +97,7 @@ def _ways(parts: Parts, width: int) -> dict[str, Callable[[Parts], torch.Tensor]
 def _by_entries(parts: Parts, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     """Two parts, where the tree's products are made for each entry of its mask by itself."""
     front = parts.num_open
-    text, score = dense_part(
+    text, score = attention_and_sums(
         parts.query, parts.key[:, :, :front], parts.value[:, :, :front], parts.scale
     )
     queries = parts.query.float().index_select(2, rows)

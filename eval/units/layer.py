@@ -19,8 +19,8 @@ from torch.nn.functional import linear, pad, scaled_dot_product_attention, silu
 
 from eval.models.shapes import GrownShape
 from eval.units.unit import Pair, Task, Unit
+from selfspec.compat.kernels import attention_and_sums
 from selfspec.run.layout import ancestors
-from selfspec.run.two_parts import dense_part
 
 KINDS = ("qkv", "out", "gate_up", "down")  # the linear layers; a share is found for each
 _STEP = 16  # A share is rounded to so many columns.
@@ -192,13 +192,15 @@ class Shared:
         scale = query.shape[-1] ** -0.5
 
         def dense() -> Tensors:
-            found = dense_part(query.to(self._dense_device), *self._text, scale)
+            found = attention_and_sums(query.to(self._dense_device), *self._text, scale)
             return [tensor.cpu() for tensor in found]
 
         def sparse() -> Tensors:
             scores = query @ key.mT * scale + self._layer.mask
             tree = scores.softmax(-1) @ value, scores.logsumexp(-1)
-            return _joined(dense_part(query, *self._rest, scale), tree) if self._rest else tree
+            return (
+                _joined(attention_and_sums(query, *self._rest, scale), tree) if self._rest else tree
+            )
 
         def both() -> Tensors:
             return _joined(dense(), sparse())

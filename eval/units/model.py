@@ -16,6 +16,7 @@ from transformers import DynamicCache
 from eval.models.shapes import GrownShape
 from eval.units.layer import KINDS, ByRows, Layer, Shared, pieces, tree_mask, tree_parents
 from eval.units.unit import Pair
+from selfspec.compat.generation import KV
 
 _Part = Callable[[torch.Tensor], torch.Tensor]
 
@@ -33,7 +34,7 @@ class Read(NamedTuple):
         """Reads a prompt (1, L) and takes the tree's tokens from its beginning."""
         inner, config, length = model.model, model.config, prompt_ids.shape[1]
         cache = DynamicCache(config=config)
-        model(input_ids=prompt_ids, past_key_values=cache, logits_to_keep=1)
+        model(input_ids=prompt_ids, **{KV: cache}, logits_to_keep=1)
         texts = [(layer.keys, layer.values) for layer in cache.layers]
         ids = prompt_ids[:, torch.arange(width) % length]
         positions = torch.tensor([[length + depth for depth in _depths(tree_parents(width))]])
@@ -55,7 +56,7 @@ class Read(NamedTuple):
             input_ids=ids,
             position_ids=positions,
             attention_mask=pad(mask, (length, 0)),
-            past_key_values=cache,
+            **{KV: cache},
         ).logits
         return cls(layers, model.lm_head.weight * inner.norm.weight, nodes[0], logits[0])
 

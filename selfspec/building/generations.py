@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -93,7 +94,7 @@ class Generations:
             output = self._model.generate(
                 input_ids=input_ids.to(device),
                 attention_mask=mask.to(device),
-                custom_generate=self._spec,
+                custom_generate=partial(self._spec, streamer=None),
                 max_new_tokens=self._recipe.max_new_tokens,
                 pad_token_id=pad,
                 **choice_of(self._recipe.temperature),

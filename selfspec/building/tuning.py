@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ def count(
             model.generate(
                 input_ids=input_ids,
                 attention_mask=torch.ones_like(input_ids),
-                custom_generate=spec,
+                custom_generate=partial(spec, streamer=None),
                 max_new_tokens=max_new_tokens,
                 do_sample=False,
             )

@@ -12,6 +12,7 @@ from dataclasses import fields
 from typing import Any
 
 import torch
+import transformers
 from transformers.cache_utils import Cache
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -31,6 +32,7 @@ except ImportError:  # Then no hook is known to be harmless, and captured graphs
 __all__ = [
     "KV",
     "KV_NAMES",
+    "WAITING_PROCESSORS",
     "attention_functions",
     "attention_implementation",
     "belongs_to_caller",
@@ -40,6 +42,7 @@ __all__ = [
     "hidden_kv_name",
     "implementations_of",
     "is_of_output_capturing",
+    "keeps_only_states",
     "kv_of",
     "length_of_dropped_mask",
     "offer_experts",
@@ -62,6 +65,16 @@ def _kv_name() -> str:
     return next((name for name in KV_NAMES if name in names), KV_NAMES[0])
 
 
+def _waiting_processors() -> frozenset[str]:
+    older = ("NoBadWordsLogitsProcessor", "NoRepeatNGramLogitsProcessor")
+    names = ("EtaLogitsWarper", "TopHLogitsWarper")
+    is_new = tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 23)
+    return frozenset(names if is_new else (*names, *older, "SequenceBiasLogitsProcessor"))
+
+
+# The logits processors of transformers that wait for the device, to read or to send numbers. If one
+# is missing here, tokens are chosen more slowly on CUDA, and never otherwise.
+WAITING_PROCESSORS = _waiting_processors()
 # The argument and the output field of this version that hold the KV cache.
 KV = _kv_name()
 
@@ -86,14 +99,22 @@ def hidden_kv_name(arguments: Mapping[str, Any]) -> str | None:
     return next((name for name in held if name != KV), None)
 
 
+def keeps_only_states(kv: Any) -> bool:
+    """Are all layers of this cache running states, as of a recurrent model?
+
+    Before 5.24, such a model had no KV cache. Without the answer, a trial of the model says no.
+    """
+    is_linear = getattr(kv, "is_linear", ())
+    return bool(is_linear) and all(is_linear)
+
+
 def belongs_to_caller(kv: Any) -> bool:
     """Was this KV cache handed in by whoever called `generate()`?
 
-    Rows that walk alone differ in length, and such a cache must not. transformers marks it with a
-    private attribute. Without the mark, only a cache that already holds tokens is known to be the
-    caller's.
+    transformers marks it with a private attribute. Without the mark, the rows of a batch would walk
+    alone, and the cache would hold only as many tokens as the shortest of them.
     """
-    return bool(getattr(kv, "_is_user_defined", False)) or kv.get_seq_length() > 0
+    return bool(getattr(kv, "_is_user_defined", False))
 
 
 def decode_plainly(model: Any, input_ids: torch.Tensor, **arguments: Any) -> Any:

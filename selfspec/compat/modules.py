@@ -12,18 +12,24 @@ from torch.nn.modules import module as torch_module
 __all__ = [
     "adapter_state",
     "execution_device",
-    "forward_hooks",
     "has_global_hooks",
     "has_moving_hook",
+    "hooks_before",
+    "hooks_behind",
     "inside_compiled",
     "is_compiled",
     "is_parallel",
 ]
 
 
-def forward_hooks(module: nn.Module) -> tuple[Callable[..., Any], ...]:
-    """The hooks before and behind a module's forward. torch has no public way to read them."""
-    return (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+def hooks_before(module: nn.Module) -> tuple[Callable[..., Any], ...]:
+    """The hooks in front of a module's forward. torch has no public way to read them."""
+    return tuple(module._forward_pre_hooks.values())
+
+
+def hooks_behind(module: nn.Module) -> tuple[Callable[..., Any], ...]:
+    """The hooks behind a module's forward."""
+    return tuple(module._forward_hooks.values())
 
 
 def has_global_hooks() -> bool:

@@ -16,7 +16,13 @@ import transformers
 from transformers.cache_utils import DynamicCache
 from transformers.generation import logits_process, stopping_criteria
 
-from selfspec.compat.generation import KV_NAMES, hidden_kv_name, kv_of
+from selfspec.compat.generation import (
+    KV_NAMES,
+    WAITING_PROCESSORS,
+    hidden_kv_name,
+    keeps_only_states,
+    kv_of,
+)
 from selfspec.run.rope import rope_reason
 from selfspec.verify.choosers import Processing
 from selfspec.verify.shortlist import Warpers
@@ -52,16 +58,9 @@ _ROW_PROCESSORS = frozenset(
     if hasattr(logits_process, name)
 )
 
-# Those of them that wait for the device, to read or to send numbers, in some version at least.
-_WAITING = frozenset(
-    (
-        "EtaLogitsWarper",
-        "NoBadWordsLogitsProcessor",
-        "NoRepeatNGramLogitsProcessor",
-        "SequenceBiasLogitsProcessor",
-        "TopHLogitsWarper",
-    )
-)
+
+# Those of them that may see several prefixes at once, since they wait for no device.
+_AT_ONCE = frozenset(kind for kind in _ROW_PROCESSORS if kind.__name__ not in WAITING_PROCESSORS)
 
 # Those that may end a list of processors, in this order, by the argument that each has.
 _KNOWN_WARPERS = (
@@ -144,7 +143,7 @@ def plain_reason(
             f"transformers {transformers.__version__} hands over the KV cache as {name!r}, a name "
             "that this version of selfspec does not know"
         )
-    if cache is None:
+    if cache is None or keeps_only_states(cache):
         return (
             f"{type(model).__name__} keeps a state of its own in place of a KV cache, as recurrent "
             "models do, and a draft can't be taken back from it"
@@ -200,7 +199,7 @@ def split_warpers(processors: Any) -> Processing:
         if type(last) is kind and _rules_all_out(last):
             arguments[name] = getattr(last, name)
             num_first -= 1
-    waits = any(type(p) not in _ROW_PROCESSORS or type(p).__name__ in _WAITING for p in processors)
+    waits = not all(type(p) in _AT_ONCE for p in processors)
     if not arguments:
         return Processing(processors, waits=waits)
     first, last = (type(processors)(p) for p in (processors[:num_first], processors[num_first:]))

@@ -154,9 +154,8 @@ class SelfSpec(Persistent):
         fitted_for(self.config, self._loaded)
         num_returned = generation_config.num_return_sequences or 1
         predictions = predictions_of(prediction, len(input_ids), num_returned, model.config)
-        kv = kv_of(model_kwargs)
         return Call(
-            has_callers_cache=kv is not None and belongs_to_caller(kv),
+            has_callers_cache=belongs_to_caller(kv_of(model_kwargs)),
             model=model,
             input_ids=input_ids,
             logits_processor=logits_processor,
@@ -268,7 +267,7 @@ class SelfSpec(Persistent):
                     decoder.run()
                 finally:
                     call.note(prepared, backend)
-                    backend.release()
+                    backend.release(fills=call.gives_cache_back)
         text = verifier.texts[0]
         text.transcript.end()
         return call.result(text, prompt.cache)

@@ -55,6 +55,6 @@ class Backend(Protocol):
         """Drops the rows that stopped; `rows` are the indices of the others."""
         ...
 
-    def release(self) -> None:
+    def release(self, *, fills: bool = True) -> None:
         """Gives the cache its stock layers back; what they hold is for those who get the cache."""
         ...

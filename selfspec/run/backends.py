@@ -54,9 +54,9 @@ class OverColumns:
         """Keeps the KV of each row's path and forgets the rest."""
         self.kv.commit(paths)
 
-    def release(self) -> None:
+    def release(self, *, fills: bool = True) -> None:
         """Gives the cache its stock layers back."""
-        self.kv.release()
+        self.kv.release(fills=fills)
 
 
 class TreeBackend(OverColumns):
@@ -203,7 +203,7 @@ class ChainBackend:
         """Is never called: rows that advance together also stop together."""
         raise AssertionError("chains drop no rows")
 
-    def release(self) -> None:
+    def release(self, *, fills: bool = True) -> None:
         """Lets the cache's windowed layers drop old columns again."""
         stop_recording_past(self._cache)
 

@@ -90,7 +90,7 @@ class Columns:
         """Drops all rows but these."""
         raise NotImplementedError
 
-    def release(self) -> None:
+    def release(self, *, fills: bool = True) -> None:
         """Gives the cache back to its owner, if that is somebody else."""
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from selfspec.compat.modules import forward_hooks, has_moving_hook, is_compiled
+from selfspec.compat.modules import has_moving_hook, hooks_behind, is_compiled
 from selfspec.run.model import AttentionTypes
 
 __all__ = ["Depth"]
@@ -88,9 +88,7 @@ def _is_hooked(model: nn.Module) -> bool:
     return any(
         is_compiled(module)
         or has_moving_hook(module)
-        or not all(
-            getattr(hook, "allows_partial_forwards", False) for hook in forward_hooks(module)
-        )
+        or not all(getattr(hook, "allows_partial_forwards", False) for hook in hooks_behind(module))
         for module in model.modules()
     )
 

@@ -86,10 +86,11 @@ class TreeKV(Columns):
         self._starts = [self._starts[row] for row in rows]
         self.front = max(self.lengths)
 
-    def release(self) -> None:
+    def release(self, *, fills: bool = True) -> None:
         """Gives the cache its stock layers back, filled up to the shortest row's length.
 
-        Rows differ in length only if nobody sees the cache, or after an error.
+        Rows differ in length only if the caller does not get the cache, or after an error. Filling
+        costs nothing here, so it does not depend on who gets it.
         """
         for arena in self._arenas:
             self._fill_stock(arena, min(self.lengths))

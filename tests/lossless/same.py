@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from transformers import DynamicCache
 
-from selfspec import GenerationStats, SelfSpec, hub_folder
+from selfspec import GenerationStats, SelfSpec, attach, detach, hub_folder
+from selfspec.compat.generation import KV
 from tests.fakes import FutureSource, prompt
 
 NUM_NEW = 24
@@ -86,10 +87,23 @@ class Both(NamedTuple):
 
 
 def run(model: Any, inputs: dict[str, Any], *, seed: int = 0, **options: Any) -> Outcome:
-    """One seeded call."""
+    """One seeded call; a loop of ours needs an attached model."""
     torch.manual_seed(seed)
-    output = model.generate(**inputs, **{"max_new_tokens": NUM_NEW, **options})
+    with attached(model) if isinstance(options.get("custom_generate"), SelfSpec) else nullcontext():
+        output = model.generate(**inputs, **{"max_new_tokens": NUM_NEW, **options})
     return Outcome(output, torch.get_rng_state())
+
+
+@contextmanager
+def attached(model: Any) -> Iterator[None]:
+    """Inside, the model is attached, which leaves no trace if it was not before."""
+    was_attached = "generate" in vars(model)
+    attach(model)
+    try:
+        yield
+    finally:
+        if not was_attached:
+            detach(model)
 
 
 def run_both(
@@ -128,13 +142,13 @@ def run_both_on_a_kv(
     model: Any, inputs: dict[str, Any], kind: str, spec: Any = None, **options: Any
 ) -> Both:
     """The same with a cache that is handed in; asserts the same KV behind it."""
-    options["fresh"] = lambda: {"past_key_values": kv_of(model, kind)}
+    options["fresh"] = lambda: {KV: new_kv(model, kind)}
     both = run_both(model, inputs, spec, **options)
-    assert_same_kv(both.our_extras["past_key_values"], both.stock_extras["past_key_values"])
+    assert_same_kv(both.our_extras[KV], both.stock_extras[KV])
     return both
 
 
-def kv_of(model: Any, kind: str) -> DynamicCache:
+def new_kv(model: Any, kind: str) -> DynamicCache:
     """A cache that knows the model's windows, or one that knows nothing."""
     return DynamicCache() if kind == "bare" else DynamicCache(config=model.config)
 

@@ -10,6 +10,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from selfspec import SelfSpec
+from selfspec.compat.generation import KV
 from tests.fakes import WildSource, new_model, prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
@@ -81,7 +82,7 @@ def test_an_error_from_outside(
     kv = DynamicCache(config=model.config)
     extra = PLACES[place](Fuse(error, at))
     with pytest.raises(error, match="on purpose"):
-        run(model, inputs, custom_generate=spec, past_key_values=kv, **extra, **call.options)
+        run(model, inputs, custom_generate=spec, **{KV: kv}, **extra, **call.options)
     assert_clean(model)
     assert_usable(kv)
     assert not (place == "streamer" and extra["streamer"].told)
@@ -104,13 +105,13 @@ def test_a_cache_goes_on_behind_an_interrupt(name: str, num_rows: int) -> None:
     extra = PLACES["processor"](Fuse(KeyboardInterrupt, 20))
     spec = knowing(whole, inputs, max_nodes=6)
     with pytest.raises(KeyboardInterrupt):
-        run(model, inputs, custom_generate=spec, past_key_values=kv, **extra, **GREEDY)
+        run(model, inputs, custom_generate=spec, **{KV: kv}, **extra, **GREEDY)
     said = whole[:, : kv.get_seq_length() + 1]
     num_new = said.shape[1] - inputs["input_ids"].shape[1]
     assert num_new > 5
     mask = torch.cat([inputs["attention_mask"], torch.ones_like(said[:, -num_new:])], dim=1)
     so_far = {"input_ids": said, "attention_mask": mask}
-    left = {"past_key_values": kv, "max_new_tokens": NUM_NEW - num_new}
+    left = {KV: kv, "max_new_tokens": NUM_NEW - num_new}
     assert_same_ids(run(model, so_far, **left, **GREEDY).ids, whole)
 
 
@@ -123,7 +124,7 @@ def test_an_error_inside_the_model(at: int, num_rows: int) -> None:
     handle = model.register_forward_pre_hook(lambda *_: fuse.burn())
     kv = DynamicCache(config=model.config)
     with pytest.raises(Broken):
-        run(model, inputs, custom_generate=spec, past_key_values=kv, **GREEDY)
+        run(model, inputs, custom_generate=spec, **{KV: kv}, **GREEDY)
     handle.remove()
     assert_clean(model)
     assert_usable(kv)

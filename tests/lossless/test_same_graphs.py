@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from transformers import DynamicCache
 
 from selfspec import SelfSpec, SpecConfig, UnsupportedError
+from selfspec.compat.generation import KV, kv_of
 from selfspec.run.graphs.runner import ForwardKey, StaticRunner
 from selfspec.run.graphs.static_kv import StaticKV
 from selfspec.run.profile import profile
@@ -37,8 +38,8 @@ from tests.lossless.same import (
     doubting,
     few,
     knowing,
-    kv_of,
     late_token,
+    new_kv,
     run,
     run_both,
     run_both_on_a_kv,
@@ -152,9 +153,9 @@ def test_a_chat_on_one_cache(name: str, kind: str, num_rows: int, log: list[str]
     model, texts, caches = tiny_model(name), [], []
     spec = SelfSpec(sources=("context", "lut"))
     for extra in ({}, {"custom_generate": spec}):
-        inputs, kv = prompt(num_rows), kv_of(model, kind)
+        inputs, kv = prompt(num_rows), new_kv(model, kind)
         for turn in range(3):
-            ids = run(model, inputs, past_key_values=kv, max_new_tokens=29, **extra, **GREEDY).ids
+            ids = run(model, inputs, **{KV: kv}, max_new_tokens=29, **extra, **GREEDY).ids
             inputs = answered(ids, inputs, turn)
         texts.append(ids)
         caches.append(kv)
@@ -532,7 +533,7 @@ def test_slots_are_copied_only_for_those_who_get_the_cache(
     run(model, inputs, custom_generate=spec, **GREEDY)
     assert not copied
     kv = DynamicCache(config=model.config)
-    run(model, inputs, custom_generate=spec, past_key_values=kv, **GREEDY)
+    run(model, inputs, custom_generate=spec, **{KV: kv}, **GREEDY)
     assert copied
     assert kv.get_seq_length() == copied[0] > 17
 
@@ -579,7 +580,7 @@ def test_a_failed_capture_breaks_a_strict_call_off(monkeypatch: pytest.MonkeyPat
     model, kv = tiny_model(), DynamicCache()
     strict = SelfSpec(strict=True, forward="graph")
     with pytest.raises(UnsupportedError, match="strict=True and forwards can't be as asked"):
-        run(model, prompt(), custom_generate=strict, past_key_values=kv, **GREEDY)
+        run(model, prompt(), custom_generate=strict, **{KV: kv}, **GREEDY)
     assert kv.get_seq_length() == 17
 
 
@@ -676,7 +677,7 @@ def test_slots_take_little_more_than_the_stock_cache(log: list[str]) -> None:
     spec = SelfSpec(**FIXED)
     options = {"max_new_tokens": 400, "return_dict_in_generate": True}
     both = run_graphs(model, inputs, spec, drafts=False, **options, **GREEDY)
-    stock = both.stock.output.past_key_values
+    stock = kv_of(both.stock.output)
     stock_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in stock.layers)
     bytes_of_tree = 16 * stock_bytes / stock.get_seq_length()
     arenas = spec.forwards._known[model].runner._found.arenas

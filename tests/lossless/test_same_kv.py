@@ -10,6 +10,7 @@ import torch
 from transformers import DynamicCache
 
 from selfspec import SelfSpec
+from selfspec.compat.generation import KV, kv_of
 from tests.fakes import new_model, prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
@@ -60,7 +61,7 @@ def chat(model: Any, speakers: tuple[str, ...], num_rows: int, options: dict[str
     inputs, kv = prompt(num_rows), DynamicCache(config=model.config)
     for turn, speaker in enumerate(speakers):
         spec = {"custom_generate": SelfSpec(sources=("context", "lut"))}
-        asked = {"past_key_values": kv, "max_new_tokens": 13, **options}
+        asked = {KV: kv, "max_new_tokens": 13, **options}
         outcome = run(model, inputs, seed=turn, **asked, **(spec if speaker == "ours" else {}))
         inputs = answered(outcome.ids, inputs, turn)
     return outcome.ids, kv
@@ -102,7 +103,7 @@ def test_a_cache_that_came_back_goes_on(name: str, turns: tuple[str, str]) -> No
         for turn, speaker in enumerate(speakers):
             extra = {"custom_generate": SelfSpec()} if speaker == "ours" else {}
             outcome = run(model, turn_inputs, **RETURNED, **kv, **extra, **GREEDY)
-            kv = {"past_key_values": outcome.output.past_key_values}
+            kv = {KV: kv_of(outcome.output)}
             turn_inputs = answered(outcome.ids, turn_inputs, turn)
         texts.append(outcome.ids)
     assert_same_ids(texts[1], texts[0])
@@ -116,12 +117,12 @@ def test_only_the_new_ids_behind_a_cache(mode: str) -> None:
 
     def fresh() -> dict[str, Any]:
         kv = DynamicCache(config=model.config)
-        model(**first, past_key_values=kv)
-        return {"past_key_values": kv}
+        model(**first, **{KV: kv})
+        return {KV: kv}
 
     words = {"input_ids": prompt(1, 5, seed=9)["input_ids"], "attention_mask": torch.ones(1, 17)}
     both = run_both(model, words, SelfSpec(), fresh=fresh, **MODES[mode])
-    assert_same_kv(both.our_extras["past_key_values"], both.stock_extras["past_key_values"])
+    assert_same_kv(both.our_extras[KV], both.stock_extras[KV])
 
 
 def embedded(model: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

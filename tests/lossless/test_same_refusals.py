@@ -10,6 +10,7 @@ import torch
 from transformers import DynamicCache, StaticCache, T5Config, T5ForConditionalGeneration
 
 from selfspec import AttachError, ConfigError, SelfSpec, UnsupportedError, attach, detach
+from selfspec.compat.generation import KV
 from tests.fakes import FutureSource, attached_model, lut_of, new_model, prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
@@ -113,7 +114,7 @@ def test_plain_calls_under_strict(options: dict[str, Any], reason: str) -> None:
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_a_static_cache_that_was_handed_in(num_rows: int) -> None:
     static = partial(StaticCache, config=tiny_model().config, max_cache_len=80)
-    options = {"fresh": lambda: {"past_key_values": static()}, "drafts": False, **SAMPLE}
+    options = {"fresh": lambda: {KV: static()}, "drafts": False, **SAMPLE}
     both = run_both(tiny_model(), prompt(num_rows), **options)
     assert "StaticCache" in str(both.stats.disabled_reason)
 
@@ -123,10 +124,10 @@ def test_a_cache_of_the_users_own_class(num_rows: int) -> None:
     class OwnCache(DynamicCache):
         """May do anything in `update`."""
 
-    options = {"fresh": lambda: {"past_key_values": OwnCache()}, "drafts": False, **GREEDY}
+    options = {"fresh": lambda: {KV: OwnCache()}, "drafts": False, **GREEDY}
     both = run_both(tiny_model(), prompt(num_rows), **options)
     assert "OwnCache" in str(both.stats.disabled_reason)
-    assert both.our_extras["past_key_values"].get_seq_length() == 17 + NUM_NEW - 1
+    assert both.our_extras[KV].get_seq_length() == 17 + NUM_NEW - 1
 
 
 def test_output_attentions_without_the_dict_are_drafted_for_or_not_but_the_same() -> None:
@@ -219,7 +220,7 @@ def test_a_reason_is_logged_once_for_each_model(caplog) -> None:
     assert (record.name, record.levelname) == ("selfspec", "WARNING")
     assert "LlamaForCausalLM is not drafted for as asked: use_cache=False" in record.getMessage()
     cache = StaticCache(config=model.config, max_cache_len=200)
-    run(model, prompt(), custom_generate=spec, past_key_values=cache, **GREEDY)
+    run(model, prompt(), custom_generate=spec, **{KV: cache}, **GREEDY)
     assert "StaticCache" in caplog.records[-1].getMessage()
     assert len(caplog.records) == 2
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from selfspec.compat.generation import kv_of
 from tests.fakes import prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
@@ -49,7 +50,7 @@ def test_everything(name: str, eos: list[int] | None, call: Call) -> None:
     assert isinstance(ours, GenerateDecoderOnlyOutput)
     assert_close(ours.scores, stock.scores)
     assert_close(ours.logits, stock.logits)
-    assert_same_kv(ours.past_key_values, stock.past_key_values)
+    assert_same_kv(kv_of(ours), kv_of(stock))
     assert ours.stats == both.stats
 
 
@@ -65,7 +66,7 @@ def test_what_was_not_asked_for_is_none(asked: tuple[str, ...], num_rows: int) -
     stock, ours = both.stock.output, both.ours.output
     assert_close(ours.scores, stock.scores)
     assert_close(ours.logits, stock.logits)
-    assert_same_kv(ours.past_key_values, stock.past_key_values)
+    assert_same_kv(kv_of(ours), kv_of(stock))
     assert ours.keys() == stock.keys()
 
 
@@ -83,6 +84,6 @@ def test_the_kv_is_cut_where_the_text_ends(name: str, length: int, num_rows: int
     spec = knowing(run(model, inputs, **GREEDY).ids, inputs, max_nodes=12)
     options = {"max_new_tokens": length, "return_dict_in_generate": True, **GREEDY}
     both = run_both(model, inputs, spec, drafts=False, **options)
-    kv = both.ours.output.past_key_values
+    kv = kv_of(both.ours.output)
     assert kv.get_seq_length() == NUM_COLUMNS + length - 1
-    assert_same_kv(kv, both.stock.output.past_key_values)
+    assert_same_kv(kv, kv_of(both.stock.output))

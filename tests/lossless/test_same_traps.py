@@ -102,6 +102,7 @@ PEFT: dict[str, PeftConfig] = {
 @pytest.mark.parametrize("config", PEFT.values(), ids=PEFT)
 @pytest.mark.filterwarnings(PEFT_NOTE)
 @pytest.mark.filterwarnings("ignore:Position ids are not supported:UserWarning")  # peft's own
+@pytest.mark.filterwarnings("ignore:Both `past_key_values` and `cache`:FutureWarning")  # peft's own
 def test_virtual_tokens(config: PeftConfig, where: str, call: Call) -> None:
     """Prompt learning puts columns into the KV cache that generate() knows nothing of."""
     torch.manual_seed(3)

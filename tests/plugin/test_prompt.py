@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from selfspec.compat.generation import KV, kv_of
 from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.memory import Memory
@@ -214,10 +215,10 @@ def test_a_continued_conversation_teaches_what_was_read_now():
     model, batch = tiny_model(), prompt()
     ids = batch["input_ids"]
     with torch.no_grad():
-        past = model(ids[:, :10]).past_key_values
+        past = kv_of(model(ids[:, :10]))
         reader = reader_of(model)
         with reader.listening({"logits_to_keep": 1}) as kwargs:
-            logits = model(ids[:, 10:], past_key_values=past, **kwargs).logits
+            logits = model(ids[:, 10:], **{KV: past}, **kwargs).logits
     listener = heard(model, batch, reader, logits)
     assert listener.rows.keys() == set(itertools.pairwise(ids[0, 9:].tolist()))
     truth = taught_by_a_full_forward(model, batch)
@@ -229,8 +230,8 @@ def test_a_prompt_read_in_pieces_is_taught_whole():
     ids = batch["input_ids"]
     reader = reader_of(model)
     with torch.no_grad(), reader.listening({"logits_to_keep": 1}) as kwargs:
-        past = model(ids[:, :6], **kwargs).past_key_values
-        logits = model(ids[:, 6:], past_key_values=past, **kwargs).logits
+        past = kv_of(model(ids[:, :6], **kwargs))
+        logits = model(ids[:, 6:], **{KV: past}, **kwargs).logits
     listener = heard(model, batch, reader, logits)
     truth = taught_by_a_full_forward(model, batch)
     assert {pair: ids for pair, (ids, _) in listener.rows.items()} == {

@@ -16,6 +16,7 @@ from transformers import (
 from transformers.generation import logits_process as lp
 from transformers.generation import stopping_criteria as sc
 
+from selfspec.compat.generation import KV
 from selfspec.machine.waiting import NothingWaits
 from selfspec.plugin import rules
 from selfspec.plugin.rules import (
@@ -219,14 +220,14 @@ def test_refusals_name_the_argument_and_the_fix(knobs, fix):
 
 
 def test_what_the_other_reasons_are():
-    assert "offloaded DynamicCache" in reason(past_key_values=DynamicCache(offloading=True))
+    assert "offloaded DynamicCache" in reason(**{KV: DynamicCache(offloading=True)})
     assert reason(pixel_values=1) == (
         "the model argument 'pixel_values' can't be followed along a draft"
     )
 
 
 def reason(config: GenerationConfig | None = None, **kwargs) -> str | None:
-    kwargs = {"past_key_values": DynamicCache()} | kwargs
+    kwargs = {KV: DynamicCache()} | kwargs
     return plain_reason(tiny_model("llama"), config or GenerationConfig(), kwargs, 50)
 
 

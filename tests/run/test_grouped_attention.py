@@ -12,7 +12,7 @@ import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from selfspec import SelfSpec
+from selfspec import SelfSpec, attach
 from selfspec.run import masked_attention
 from selfspec.run.grouped_attention import grouped_attention
 from tests.tiny import make_model
@@ -253,7 +253,7 @@ def test_drafts_are_verified_so(asked):
     expected = model.generate(prompt, max_new_tokens=20, do_sample=False)
     assert not asked
     spec = SelfSpec(budget="fixed")
-    found = model.generate(prompt, max_new_tokens=20, do_sample=False, custom_generate=spec)
+    found = attach(model).generate(prompt, max_new_tokens=20, do_sample=False, assistant=spec)
     assert torch.equal(found, expected)
     assert asked
     assert {key.shape[1] for _, key, _ in asked} == {2}

@@ -15,6 +15,7 @@ from transformers import (
 )
 
 import selfspec
+from selfspec.compat.generation import KV
 from selfspec.run.backends import TreeBackend
 from selfspec.run.depth import Depth
 from selfspec.run.layout import Window
@@ -295,7 +296,7 @@ class Amnesic(LlamaForCausalLM):
     """Keeps nothing: neither trees nor chains can be checked against what came before."""
 
     def forward(self, input_ids=None, attention_mask=None, position_ids=None, **kwargs):
-        kwargs["past_key_values"] = None
+        kwargs[KV] = None
         if attention_mask is not None and attention_mask.dim() == 4:
             attention_mask = attention_mask[..., -attention_mask.shape[2] :]
         return super().forward(input_ids, attention_mask, position_ids, **kwargs)
@@ -340,9 +341,9 @@ def test_what_another_thread_draws_is_no_dropout_and_stays_drawn():
 
 
 def test_dropout_is_decoded_plainly_with_stocks_draws():
-    model = new_model("llama", attention_dropout=0.5).train()
+    model = selfspec.attach(new_model("llama", attention_dropout=0.5).train())
     texts = []
-    for extra in ({}, {"custom_generate": selfspec.SelfSpec()}):
+    for extra in ({}, {"assistant": selfspec.SelfSpec()}):
         torch.manual_seed(0)
         texts.append(model.generate(**prompt(), do_sample=True, max_new_tokens=20, **extra))
     assert torch.equal(*texts)

@@ -12,6 +12,7 @@ from transformers import DynamicCache
 from transformers.integrations import sdpa_attention
 
 from selfspec import SelfSpec, SpecConfig
+from selfspec.compat.generation import KV
 from selfspec.records import DraftTree
 from selfspec.run import prepared, two_parts
 from selfspec.run.backends import TreeBackend
@@ -75,7 +76,7 @@ def tree_logits(model: Any, tree: DraftTree) -> torch.Tensor:
     """The logits of a tree, computed where copies of shared keys are forbidden."""
     cache, ids = DynamicCache(config=model.config), prompt()["input_ids"]
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
-        model(input_ids=ids, past_key_values=cache, use_cache=True)
+        model(input_ids=ids, **{KV: cache}, use_cache=True)
         position = torch.full((1, 1), ids.shape[1])
         types = attention_types(model.config)
         backend = TreeBackend(model, cache, types, position, None, room=16)
@@ -151,7 +152,7 @@ def wrong(query: torch.Tensor, *_: Any) -> Any:
 @pytest.mark.parametrize("kernel", [gone, wrong])
 def test_a_torch_whose_operators_differ_goes_on_masked(clock, kernel, monkeypatch) -> None:
     clock[0] = 0.1
-    monkeypatch.setattr(two_parts, "dense_part", kernel)
+    monkeypatch.setattr(two_parts, "attention_and_sums", kernel)
     assert pay(TwoParts(), asked(torch.float32)) is False
 
 
@@ -176,8 +177,10 @@ def test_calls_use_them(clock, monkeypatch) -> None:
     monkeypatch.setattr(prepared, "TOKENS_THAT_PAY", 0)
     computed = []
     monkeypatch.setattr(two_parts, "_wait_for", None)
-    real = two_parts.dense_part
-    monkeypatch.setattr(two_parts, "dense_part", lambda *args: computed.append(args) or real(*args))
+    real = two_parts.attention_and_sums
+    monkeypatch.setattr(
+        two_parts, "attention_and_sums", lambda *args: computed.append(args) or real(*args)
+    )
     model, inputs = tiny_model(), prompt()
     stock = run(model, inputs, **GREEDY)
     spec = doubting(stock.ids, inputs, budget="measured")

@@ -16,9 +16,10 @@ import torch
 from selfspec.compat.generation import implementations_of, is_of_output_capturing
 from selfspec.compat.modules import (
     adapter_state,
-    forward_hooks,
     has_global_hooks,
     has_moving_hook,
+    hooks_before,
+    hooks_behind,
     is_compiled,
     is_parallel,
 )
@@ -127,7 +128,7 @@ def _module_reason(model: Any) -> str | None:
             return "accelerate's hooks move its tensors about"
         if is_compiled(module):
             return "torch.compile runs it, which may make graphs of its own"
-        if not all(map(_is_harmless, forward_hooks(module))):
+        if not all(map(_is_harmless, (*hooks_before(module), *hooks_behind(module)))):
             where = f"its module {name!r}" if name else "it"
             return f"{where} has forward hooks, which a replay would leave out"
         devices |= {str(tensor.device) for tensor in module.parameters(recurse=False)}

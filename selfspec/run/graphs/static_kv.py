@@ -147,9 +147,12 @@ class StaticKV(TreeKV):
             arena.slots = arena.slots[:, : len(rows)]
         self._count_rows(rows)
 
-    def release(self) -> None:
+    def release(self, *, fills: bool = True) -> None:
         """Gives the cache its stock layers back, filled with copies if anybody gets the cache."""
-        super().release()
+        if fills:
+            super().release()
+        else:
+            self._cache.layers = self._stock_layers
         self._static.rest()
 
     def _adopt(self, room: int) -> list[Arena]:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn
 import torch
 from torch import nn
 
-from selfspec.compat.modules import forward_hooks
+from selfspec.compat.modules import hooks_before
 from selfspec.errors import UnsupportedError
 from selfspec.run.streamed.buffers import CpuBuffers, CudaBuffers
 from selfspec.run.streamed.reader import Reader
@@ -139,7 +139,7 @@ class _Refusal(NamedTuple):
 
 def _stream_of(model: Any) -> Stream | None:
     for module in model.modules():
-        for hook in forward_hooks(module):
+        for hook in hooks_before(module):
             if isinstance(hook, _Hook):
                 return hook.stream
     return None

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from selfspec import ConfigError, SelfSpec
+from selfspec import ConfigError, SelfSpec, attach
 from selfspec.store import load_cache, verify_cache
 from tests.caches import contents
 
@@ -45,7 +45,7 @@ def test_a_folder_that_serves(run, tmp_path, data, chat_folder, loaded):
     ids = torch.tensor([loaded.tokenizer("def read(self, size")["input_ids"]])
     arguments = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 24, "do_sample": False}
     stock = loaded.model.generate(ids, **arguments)
-    assert torch.equal(loaded.model.generate(ids, custom_generate=spec, **arguments), stock)
+    assert torch.equal(attach(loaded.model).generate(ids, assistant=spec, **arguments), stock)
     assert 1 < spec.stats.nodes_per_step <= 6
     spec.save_pretrained(tmp_path / "later")
     assert load_cache(tmp_path / "later").fitted == held.fitted

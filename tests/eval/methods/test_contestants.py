@@ -18,7 +18,7 @@ from eval.methods.published import FIXED_NODES, PUBLISHED
 from eval.methods.registry import new_method
 from eval.methods.sameness import MAX_ULPS, Verdict, compare
 from eval.methods.self_draft import RandomStarts
-from selfspec import SelfSpec, SpecConfig
+from selfspec import SelfSpec, SpecConfig, attach
 from selfspec.records import TopK
 from tests.conftest import TEMPLATE
 from tests.fakes import new_model, prompt, tiny_model
@@ -148,7 +148,7 @@ def test_a_published_method_starts_with_the_cache():
     model = tiny_model()
     taught = SelfSpec(sources=("lut",))
     ids_ = ids()
-    model.generate(ids_, custom_generate=taught, max_new_tokens=24, do_sample=False)
+    attach(model).generate(ids_, assistant=taught, max_new_tokens=24, do_sample=False)
     contents = taught.contents(tokenizer=make_tokenizer())
     warm = Resources(new_spec=lambda config: SelfSpec.from_contents(contents, config=config))
     steps = {}

@@ -20,7 +20,7 @@ from eval.runs import contest, run
 from eval.runs.asked import Asked
 from eval.runs.batches import Batch
 from eval.runs.stage import check_methods
-from selfspec import SelfSpec, SpecConfig
+from selfspec import SelfSpec, SpecConfig, attach
 from selfspec.run.costs import context_bucket
 
 PUBLISHED = "diaa,lut-static,lut-tree,self-draft,suffix-branches,switch"
@@ -397,9 +397,10 @@ def test_the_study_of_tables_says_what_they_take(study, capsys):
 def test_a_study_of_caches_has_one_more_for_each(study, chat_folder, tmp_path, capsys):
     tokenizer = AutoTokenizer.from_pretrained(chat_folder)
     model = AutoModelForCausalLM.from_pretrained(chat_folder)
+    attach(model)
     spec = SelfSpec()
     ids = tokenizer("def read(self)", return_tensors="pt").input_ids
-    model.generate(ids, max_new_tokens=24, do_sample=False, custom_generate=spec)
+    model.generate(ids, max_new_tokens=24, do_sample=False, assistant=spec)
     spec.save_pretrained(tmp_path / "own", tokenizer=tokenizer)
     options = study("starts")
     assert main([*options, "--caches", str(tmp_path / "own")]) == 0

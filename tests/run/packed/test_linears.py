@@ -129,17 +129,17 @@ def test_a_torch_without_the_private_operators_packs_nothing(
     def gone(_weight: torch.Tensor) -> torch.Tensor:
         raise error
 
-    monkeypatch.setattr(linears, "_reordered", gone)
-    monkeypatch.setattr(linears, "_float16_packed", gone)
+    monkeypatch.setattr(linears, "reordered", gone)
+    monkeypatch.setattr(linears, "float16_packed", gone)
     assert not any(ways_for(dtype) for dtype in ROUNDING)
 
 
 def test_operators_that_compute_something_else_are_not_used(
     fresh: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(linears, "_reordered", lambda weight: weight)
-    monkeypatch.setattr(linears, "_product", lambda x, packed, bias: x)
-    monkeypatch.setattr(linears, "_float16_product", lambda x, packed: x)
+    monkeypatch.setattr(linears, "reordered", lambda weight: weight)
+    monkeypatch.setattr(linears, "reordered_product", lambda x, packed, bias: x)
+    monkeypatch.setattr(linears, "float16_product", lambda x, packed: x)
     assert not ways_for(torch.float32)
     assert not ways_for(torch.bfloat16)
 

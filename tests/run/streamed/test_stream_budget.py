@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from eval.methods.storages import StorageLog
 from selfspec import ConfigError, load_streamed
+from selfspec.compat.generation import kv_of
 from selfspec.machine.amounts import amount_in_bytes
 from selfspec.run.streamed.budget import (
     NUM_BUFFERS,
@@ -94,7 +95,7 @@ def test_layers_that_share_weights_stay():
 @pytest.mark.parametrize("name", ["llama", "qwen3", "deepseek-v3", "glm4", "gpt2", "mixtral"])
 def test_the_kv_is_what_a_forward_leaves(name):
     model, inputs = new_model(name), prompt(length=10)
-    cache = model(**inputs, use_cache=True).past_key_values
+    cache = kv_of(model(**inputs, use_cache=True))
     held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
     assert kv_bytes(model.config, 10, 4) == held
 
