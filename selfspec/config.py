@@ -5,18 +5,14 @@ Knows nothing of models, tensors or sources: only names and numbers.
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Iterable
-from dataclasses import InitVar, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from selfspec.errors import ConfigError, unknown_name
 
 BUDGETS = ("measured", "fixed", "threshold", "fitted")
 FORWARDS = ("auto", "eager", "packed", "graph")
-_OLD_FORWARDS = ("turned", "compiled")
-_ON_THE_WAY = ("selfspec", "dataclasses")  # Packages between a user's line and a check.
 LEARNING_SCOPES = ("session", "request", "frozen")
 SOURCE_NAMES = ("lut", "lut2", "context", "corpus", "runners")
 
@@ -103,10 +99,8 @@ class SpecConfig:
     forward: str = "auto"
     overlap: bool = True
     strict: bool = False
-    rounding: InitVar[str | None] = None  # a knob of version 0.1 that no longer does anything
 
-    def __post_init__(self, rounding: str | None) -> None:
-        self._warn_of_old_knobs(rounding)
+    def __post_init__(self) -> None:
         for name in ("max_nodes", "max_depth", "top_k", "update_interval", "branch_length"):
             self._check_count(name)
         self._check_count("num_branches", least=0)
@@ -138,17 +132,9 @@ class SpecConfig:
     @classmethod
     def _check_names(cls, knobs: dict[str, Any]) -> None:
         known = [field.name for field in fields(cls)]
-        for name in knobs.keys() - {"rounding"}:
+        for name in knobs:
             if name not in known:
                 raise ConfigError(unknown_name("knob", name, known))
-
-    def _warn_of_old_knobs(self, rounding: str | None) -> None:
-        """Knobs and values of version 0.1 still work, with a warning."""
-        if rounding is not None:
-            _warn("the knob rounding has no effect any more; leave it out")
-        if self.forward in _OLD_FORWARDS:
-            _warn(f"forward={self.forward!r} is now the same as forward='auto'; use that")
-            object.__setattr__(self, "forward", "auto")
 
     def _check_count(self, name: str, least: int = 1) -> None:
         value = getattr(self, name)
@@ -181,11 +167,3 @@ class SpecConfig:
                 f"num_branches={self.num_branches} needs 'context' among the sources, which "
                 f"branches fill (got {list(self.sources)}); add it, or set num_branches=0"
             )
-
-
-def _warn(message: str) -> None:
-    """Warns of the user's own line: Python hides deprecations that other lines cause."""
-    level, frame = 1, sys._getframe()
-    while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in _ON_THE_WAY:
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, DeprecationWarning, stacklevel=level)

@@ -21,16 +21,18 @@ ROOT = Path(selfspec.__file__).parent
 EVERYTHING = None
 
 # What each room may import of ours: the table of docs/design.md.
+_COMPAT = {"compat"}
 _DRAFT = {"config", "draft", "records"}
 _VERIFY = {"config", "machine", "records", "verify"}
-_RUN = {"config", "cost", "errors", "machine", "records", "run"}
+_RUN = _COMPAT | {"config", "cost", "errors", "machine", "records", "run"}
 _ENGINE = _DRAFT | _VERIFY | _RUN | {"stats"}
 ALLOWED: dict[str, set[str] | None] = {
     "errors": set(),
+    "compat": {"errors"},
     "config": {"errors"},
     "records": set(),
     "stats": {"records"},
-    "machine": {"errors"},
+    "machine": {"compat", "errors"},
     "draft": _DRAFT,
     "verify": _VERIFY,
     "cost": {"records"},
@@ -49,6 +51,7 @@ ALLOWED: dict[str, set[str] | None] = {
 MOST_MODULES_ON_TOP = 9
 # Rooms and modules that import no torch, and those that may import transformers.
 NO_TORCH = (
+    "selfspec.compat.versions",
     "selfspec.config",
     "selfspec.cost",
     "selfspec.draft",
@@ -62,7 +65,7 @@ NO_TORCH = (
     "selfspec.store",
     "selfspec.verify.walk",
 )
-TRANSFORMERS = {"building", "cli", "plugin", "run"}
+TRANSFORMERS = {"building", "cli", "compat", "plugin", "run"}
 
 FILES = sorted(
     path for path in ROOT.rglob("*.py") if "hub" not in path.relative_to(ROOT).parts
@@ -127,9 +130,54 @@ def test_streamed_weights_are_a_room_of_their_own():
         ours = {name for name in imports_of(path) if name.startswith("selfspec")}
         if name_of(path).startswith(room):
             others = {part_of(name) for name in ours if not name.startswith(room)}
-            assert others <= {"errors", "machine", "records"}, path
+            assert others <= {"compat", "errors", "machine", "records"}, path
         elif name_of(path) not in doors:
             assert not any(name.startswith(room) for name in ours), path
+
+
+# Strings that begin with an underscore and are our own: attributes that `attach` sets on a model.
+OUR_STRINGS = {"_", "_default_assistant", "_methods_before_attach"}
+# Ways around a private name: bytecode, frames of callers, the classes behind a class.
+BACK_DOORS = {"__bases__", "__code__", "__mro__", "__self__", "__subclasses__", "_getframe"}
+
+
+@cache
+def own_private_names() -> frozenset[str]:
+    """Every name with an underscore in front that our own code defines."""
+    found: set[str] = {"_asdict", "_fields", "_replace"}  # Public names of named tuples.
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.add(node.id)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                owner = node.value
+                if isinstance(owner, ast.Name) and owner.id in ("self", "cls", "spec"):
+                    found.add(node.attr)
+    return frozenset(found)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_private_names_of_others_are_in_one_room(path):
+    if part_of(name_of(path)) == "compat":
+        return
+    foreign = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute):
+            is_private = node.attr.startswith("_") and not node.attr.startswith("__")
+            if node.attr in BACK_DOORS or (is_private and node.attr not in own_private_names()):
+                foreign.append(node.attr)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            is_private = node.value.isidentifier() and node.value.startswith("_")
+            if node.value in BACK_DOORS or (
+                is_private and not node.value.startswith("__") and node.value not in OUR_STRINGS
+            ):
+                foreign.append(node.value)
+        elif isinstance(node, ast.ImportFrom) and not node.module.startswith("selfspec"):
+            names = (*node.module.split("."), *(alias.name for alias in node.names))
+            foreign += [x for x in names if x.startswith("_") and x != "__future__"]
+    assert not foreign, f"{path}: selfspec/compat is the room for {foreign}"
 
 
 def test_rooms_and_not_modules_side_by_side():

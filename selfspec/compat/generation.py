@@ -13,13 +13,19 @@ from typing import Any
 
 import torch
 import transformers
-from transformers.cache_utils import Cache
-from transformers.generation.utils import GenerateDecoderOnlyOutput
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from selfspec.compat.versions import untried_reason
 from selfspec.errors import UnsupportedError
 
+try:
+    from transformers.cache_utils import Cache
+    from transformers.generation.utils import GenerateDecoderOnlyOutput
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+except ImportError as error:
+    if untried := untried_reason(transformers.__version__):
+        raise ImportError(f"{untried}, where something is missing: {error}") from error
+    raise
 try:
     from transformers.integrations import moe
 except ImportError:  # Experts then run as the model's own code does it.

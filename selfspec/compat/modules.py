@@ -9,7 +9,11 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
+# What `to()`, `float()`, `cuda()` and the like call on each module; there is no public hook.
+MOVES = "_apply"
+
 __all__ = [
+    "MOVES",
     "adapter_state",
     "execution_device",
     "has_global_hooks",
@@ -19,6 +23,7 @@ __all__ = [
     "inside_compiled",
     "is_compiled",
     "is_parallel",
+    "prompt_learning",
 ]
 
 
@@ -30,6 +35,17 @@ def hooks_before(module: nn.Module) -> tuple[Callable[..., Any], ...]:
 def hooks_behind(module: nn.Module) -> tuple[Callable[..., Any], ...]:
     """The hooks behind a module's forward."""
     return tuple(module._forward_hooks.values())
+
+
+def prompt_learning(model: nn.Module) -> bool:
+    """Does a PEFT wrapper put virtual tokens in front of the prompt?
+
+    PEFT then replaces a method of the model inside by one of the wrapper's. Without this, the trial
+    of the model would have to find it out.
+    """
+    override = vars(model).get("prepare_inputs_for_generation")
+    adapter = getattr(getattr(override, "__self__", None), "active_peft_config", None)
+    return bool(getattr(adapter, "is_prompt_learning", False))
 
 
 def has_global_hooks() -> bool:

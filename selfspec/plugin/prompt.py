@@ -91,10 +91,10 @@ class PromptReader:
         return outputs
 
     def _num_unread(self, kwargs: dict[str, Any]) -> int | None:
-        num_known = kv_of(kwargs).get_seq_length()
+        num_known = int(kv_of(kwargs).get_seq_length())
         if (embeds := kwargs.get("inputs_embeds")) is not None:
             return int(embeds.shape[1]) - num_known
-        mask, length = kwargs.get("attention_mask"), self._call.input_ids.shape[1]
+        mask, length = kwargs.get("attention_mask"), int(self._call.input_ids.shape[1])
         dropped = length_of_dropped_mask(self._call.generation_config)
         return (
             length - num_known if length == (dropped if mask is None else mask.shape[1]) else None

@@ -23,6 +23,7 @@ from selfspec.compat.generation import (
     keeps_only_states,
     kv_of,
 )
+from selfspec.compat.modules import prompt_learning
 from selfspec.run.rope import rope_reason
 from selfspec.verify.choosers import Processing
 from selfspec.verify.shortlist import Warpers
@@ -128,10 +129,7 @@ def plain_reason(
 
     `reach`: how many tokens beyond the prompt the deepest draft may stand.
     """
-    # A PEFT wrapper may put virtual tokens in front of the prompt.
-    override = vars(model).get("prepare_inputs_for_generation")
-    adapter = getattr(getattr(override, "__self__", None), "active_peft_config", None)
-    if getattr(adapter, "is_prompt_learning", False):
+    if prompt_learning(model):
         return "prompt learning puts tokens into the KV cache that generate() does not count"
     if reason := rope_reason(model.config, reach, model_kwargs):
         return reason

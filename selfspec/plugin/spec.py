@@ -12,8 +12,10 @@ from typing import Any
 from weakref import WeakKeyDictionary, finalize
 
 import torch
+import transformers
 
 from selfspec.compat.generation import belongs_to_caller, kv_of
+from selfspec.compat.versions import untried_reason
 from selfspec.config import SpecConfig
 from selfspec.draft.memory import Memory
 from selfspec.draft.sources import Source
@@ -89,6 +91,7 @@ class SelfSpec(Persistent):
         self._warned: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
         self._listeners: tuple[Callable[[StepRecord], None], ...] = ()
         self._lock = threading.Lock()
+        self._untried = untried_reason(transformers.__version__)
         if remember is not None:
             saves = self.config.learning == "session"
             self._remembered = Remembered(remember, tokenizer, saves=saves)
@@ -144,6 +147,9 @@ class SelfSpec(Persistent):
         **model_kwargs: Any,
     ) -> Call:
         """The call that `generate()` asks for, checked; runs nothing yet."""
+        if self._untried is not None:
+            _log.warning("%s; use one of these, or a newer selfspec", self._untried)
+            self._untried = None
         if rule := unservable(model, lambda name: getattr(generation_config, name, None)):
             raise UnsupportedError(rule)
         if not input_ids.shape[1] and model_kwargs.get("inputs_embeds") is None:

@@ -12,8 +12,6 @@ from selfspec.errors import CliError, SelfSpecError, one_line, unknown_name
 
 _USER_ERROR = 2
 _INTERRUPTED = 130
-# Newer typers bring a click of their own, older ones use the installed one.
-_ClickException: Any = typer.BadParameter.__mro__[2]
 
 
 class Commands(TyperGroup):
@@ -26,10 +24,13 @@ class Commands(TyperGroup):
             status = super().main(*args, **extra)
         except SelfSpecError as error:
             status = _complain(str(error))
-        except _ClickException as error:
-            status = _complain(error.format_message())
         except (typer.Abort, KeyboardInterrupt):
             status = _INTERRUPTED
+        except Exception as error:
+            # Newer typers bring a click of their own, so the class has no public name.
+            if not hasattr(error, "format_message"):
+                raise
+            status = _complain(error.format_message())
         if not standalone_mode:
             return status
         sys.exit(status if isinstance(status, int) else 0)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn
 import torch
 from torch import nn
 
-from selfspec.compat.modules import hooks_before
+from selfspec.compat.modules import MOVES, hooks_before
 from selfspec.errors import UnsupportedError
 from selfspec.run.streamed.buffers import CpuBuffers, CudaBuffers
 from selfspec.run.streamed.reader import Reader
@@ -27,7 +27,7 @@ __all__ = ["Stream", "Traffic", "attach_stream", "blank", "is_streamed", "no_for
 
 _CANT_SAVE = "a streamed model holds only a part of its weights, which its files hold whole"
 _REFUSED = {
-    "_apply": "a streamed model can't be moved or cast; name device= and dtype= to load_streamed()",
+    MOVES: "a streamed model can't be moved or cast; name device= and dtype= to load_streamed()",
     "push_to_hub": f"{_CANT_SAVE}; push those",
     "save_pretrained": f"{_CANT_SAVE}; copy those",
     "state_dict": f"{_CANT_SAVE}; read those",

@@ -1,0 +1,364 @@
+"""Each private or versioned name is there in the installed versions, and does what it is for."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from peft import LoraConfig, PrefixTuningConfig, get_peft_model
+from torch import nn
+from transformers import DynamicCache, DynamicLayer
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+import selfspec
+from selfspec.compat import checkpoints, generation, kernels, modules, versions
+from tests.fakes import new_model, prompt, tiny_model
+
+PEFT_NOTE = "ignore:.*is_gradient_checkpointing.*:FutureWarning"
+
+MODULES = (checkpoints, generation, kernels, modules, versions)
+RE_EXPORTED = ("transformers", "torch")  # Their own classes and functions are called elsewhere.
+HERE = Path(__file__)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_function_has_a_test_here(module):
+    ours = [
+        name
+        for name in module.__all__
+        if inspect.isfunction(getattr(module, name))
+        and getattr(module, name).__module__ == module.__name__
+    ]
+    called = HERE.read_text(encoding="utf-8")
+    assert not [name for name in ours if f".{name}(" not in called]
+
+
+# --- versions
+
+
+def test_pyproject_allows_what_was_tried():
+    text = (HERE.parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    first, last = re.search(r'"transformers>=([\d.]+),<([\d.]+)"', text).groups()
+    assert first == ".".join(map(str, versions.OLDEST))
+    assert last == ".".join(map(str, versions.UNTRIED))
+    assert versions.untried_reason(transformers.__version__) is None
+
+
+@pytest.mark.parametrize("version", ["5.25.0", "5.16.9", "6.0.0.dev0", "4.57.6", "unknown", "6"])
+def test_a_version_that_was_not_tried_is_named(version):
+    assert version in versions.untried_reason(version)
+
+
+def test_versions_are_those_of_a_bug_report():
+    found = versions.versions()
+    assert set(found) == {"selfspec", "transformers", "torch", "Python"}
+    assert found["transformers"] == versions.version_of("transformers") == transformers.__version__
+    assert versions.version_of("no-such-package") == "not installed"
+
+
+def test_the_first_call_with_an_untried_version_says_so_once(monkeypatch, caplog):
+    monkeypatch.setattr(transformers, "__version__", "5.99.0")
+    spec, model = selfspec.SelfSpec(), selfspec.attach(new_model())
+    for _ in range(2):
+        model.generate(**prompt(), max_new_tokens=3, do_sample=False, assistant=spec)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "this is 5.99.0" in caplog.text
+
+
+# --- generation
+
+
+def test_the_kv_cache_has_the_name_of_this_version():
+    model = tiny_model()
+    output = model(**prompt(), use_cache=True)
+    held = generation.kv_of(output)
+    assert isinstance(held, DynamicCache)
+    again = model(input_ids=torch.tensor([[3]]), **generation.with_kv(held))
+    assert generation.kv_of(again) is held
+    assert generation.kv_of({}) is None
+
+
+def test_a_cache_under_another_name_is_no_missing_cache():
+    kwargs = {"attention_mask": None, "kv_store": DynamicCache()}
+    assert generation.hidden_kv_name(kwargs) == "kv_store"
+    assert generation.hidden_kv_name(generation.with_kv(DynamicCache())) is None
+
+
+def test_a_renamed_cache_is_told_in_true_words(monkeypatch):
+    """As when transformers renames the argument again."""
+    name = generation.KV
+    monkeypatch.setattr(generation, "KV", "an_older_name")
+    spec, model = selfspec.SelfSpec(), selfspec.attach(new_model())
+    model.generate(**prompt(), max_new_tokens=3, do_sample=False, assistant=spec)
+    assert f"hands over the KV cache as {name!r}" in spec.stats.disabled_reason
+
+
+def test_what_a_recurrent_model_keeps_is_no_kv_cache():
+    attention, mamba = tiny_model().config, tiny_model("mamba").config
+    assert not generation.keeps_only_states(DynamicCache())
+    assert not generation.keeps_only_states(DynamicCache(config=attention))
+    assert not generation.keeps_only_states(None)
+    if generation.KV == "cache":  # Before, it had a class of its own.
+        assert generation.keeps_only_states(DynamicCache(config=mamba))
+
+
+@pytest.mark.parametrize("is_theirs", [False, True])
+def test_a_cache_of_the_callers_is_marked(is_theirs):
+    held = []
+
+    def loop(model, input_ids, **kwargs):
+        held.append(generation.belongs_to_caller(generation.kv_of(kwargs)))
+        return input_ids
+
+    given = generation.with_kv(DynamicCache()) if is_theirs else {}
+    new_model().generate(**prompt(), custom_generate=loop, max_new_tokens=2, **given)
+    assert held == [is_theirs]
+    assert not generation.belongs_to_caller(None)
+
+
+def test_plain_decoding_is_stocks_loop():
+    model = new_model()
+    expected = model.generate(**prompt(), max_new_tokens=5, do_sample=False)
+
+    def loop(model, input_ids, **arguments):
+        return generation.decode_plainly(model, input_ids, **arguments)
+
+    found = model.generate(**prompt(), custom_generate=loop, max_new_tokens=5, do_sample=False)
+    assert torch.equal(found, expected)
+
+
+def test_without_stocks_loop_plain_decoding_is_refused():
+    with pytest.raises(selfspec.UnsupportedError, match="_sample"):
+        generation.decode_plainly(nn.Linear(1, 1), torch.zeros(1, 1))
+
+
+def test_the_length_of_a_dropped_mask():
+    def loop(model, input_ids, generation_config, **kwargs):
+        if kwargs.get("attention_mask") is None:
+            assert generation.length_of_dropped_mask(generation_config) == input_ids.shape[1]
+        return input_ids
+
+    new_model().generate(**prompt(), custom_generate=loop, max_new_tokens=2)
+
+
+def test_arguments_are_updated_by_the_model():
+    mask = torch.ones(1, 4)
+    updated = generation.update_arguments(tiny_model(), {"attention_mask": mask}, num_new_tokens=3)
+    assert updated["attention_mask"].shape == (1, 7)
+    kv = DynamicCache()
+    output = CausalLMOutputWithPast(**generation.with_kv(kv))
+    assert generation.kv_of(generation.update_arguments(tiny_model(), {}, outputs=output)) is kv
+
+
+def test_candidates_are_replaced_and_given_back():
+    model = new_model()
+    with generation.using_candidates(model, lambda **_: None):
+        assert "_get_candidate_generator" in vars(model)
+    assert "_get_candidate_generator" not in vars(model)
+    with (
+        pytest.raises(selfspec.UnsupportedError, match="attached"),
+        generation.using_candidates(nn.Linear(1, 1), lambda **_: None),
+    ):
+        pass
+
+
+def test_windowed_layers_record_and_count():
+    model = tiny_model("mistral")
+    cache = DynamicCache(config=model.config)
+    model(**prompt(), **generation.with_kv(cache))
+    generation.record_past(cache)
+    assert all(layer.record_past for layer in cache.layers)
+    generation.stop_recording_past(cache)
+    assert not any(layer.record_past for layer in cache.layers)
+    generation.set_columns_seen(cache.layers[0], 5)
+    assert cache.get_seq_length() == 5
+    generation.stop_recording_past(DynamicCache())
+    assert not hasattr(DynamicLayer(), "record_past")
+
+
+def test_attention_by_name():
+    config = tiny_model().config
+    assert generation.attention_implementation(config) in ("sdpa", "eager")
+    assert generation.implementations_of(config)[0] == generation.attention_implementation(config)
+    assert "sdpa" in generation.attention_functions()
+    assert callable(generation.sdpa_attention_forward)
+
+
+def test_hooks_of_output_capturing_are_known():
+    model = new_model()
+    model(**prompt(), output_hidden_states=True)
+    origins = {
+        hook.__module__ for module in model.modules() for hook in modules.hooks_behind(module)
+    }
+    assert origins
+    assert all(generation.is_of_output_capturing(origin) for origin in origins)
+    assert not generation.is_of_output_capturing("torch")
+
+
+def test_decoding_switches_and_experts():
+    model = tiny_model("qwen3-moe")
+    with generation.decoding_switches(model), generation.decoding_switches(nn.Linear(1, 1)):
+        pass
+    assert generation.offer_experts("selfspec_tried", lambda *_: None)
+    assert callable(generation.experts_by_number(copies=True))
+    assert callable(generation.experts_by_number(copies=False))
+
+
+# --- modules
+
+
+def test_hooks_are_seen():
+    layer = nn.Linear(2, 2)
+    assert modules.hooks_before(layer) == modules.hooks_behind(layer) == ()
+    layer.register_forward_pre_hook(print)
+    layer.register_forward_hook(print)
+    assert modules.hooks_before(layer) == modules.hooks_behind(layer) == (print,)
+    assert not modules.has_global_hooks()
+    handle = nn.modules.module.register_module_forward_hook(print)
+    assert modules.has_global_hooks()
+    handle.remove()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")  # torch's own
+def test_compiled_code_is_seen():
+    model = nn.Sequential(nn.Linear(2, 2))
+    assert not modules.is_compiled(model)
+    assert modules.inside_compiled(model) is model
+    assert modules.inside_compiled(torch.compile(model)) is model
+    model.compile()
+    assert modules.is_compiled(model)
+    other = nn.Linear(2, 2)
+    other.forward = torch.compile(other.forward)
+    assert modules.is_compiled(other)
+
+
+def test_what_moves_a_module_is_called_by_its_name():
+    layer, seen = nn.Linear(2, 2), []
+    vars(layer)[modules.MOVES] = lambda *_args, **_kwargs: seen.append(1)
+    layer.to(torch.float64)
+    assert seen == [1]
+
+
+def test_several_processes_are_seen():
+    model = new_model()
+    assert not modules.is_parallel(model)
+    model._device_mesh = object()
+    assert modules.is_parallel(model)
+    assert hasattr(type(model), "tp_size")  # The public name of the other mark.
+
+
+def test_accelerates_hooks_are_seen():
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+
+    layer = nn.Linear(2, 2)
+    assert not modules.has_moving_hook(layer)
+    assert modules.execution_device(layer) is None
+    add_hook_to_module(layer, AlignDevicesHook(execution_device="cpu"))
+    assert modules.has_moving_hook(layer)
+    assert modules.execution_device(nn.Sequential(layer)) == torch.device("cpu")
+
+
+@pytest.mark.filterwarnings(PEFT_NOTE)
+def test_adapters_are_seen():
+    model = new_model()
+    wrapper = get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
+    layer = next(m for m in wrapper.modules() if hasattr(m, "merged_adapters"))
+    states = [modules.adapter_state(nn.Linear(1, 1)), modules.adapter_state(layer)]
+    with wrapper.disable_adapter():
+        states.append(modules.adapter_state(layer))
+    wrapper.merge_adapter()
+    states.append(modules.adapter_state(layer))
+    layer.set_scale("default", 3.0)
+    states.append(modules.adapter_state(layer))
+    assert states[0] is None
+    assert len(set(states)) == len(states)
+    assert not modules.prompt_learning(model)
+
+
+@pytest.mark.filterwarnings(PEFT_NOTE)
+@pytest.mark.filterwarnings("ignore:Position ids are not supported:UserWarning")
+def test_virtual_tokens_are_seen():
+    config = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    wrapper, seen = get_peft_model(new_model(), config), []
+
+    def loop(model, input_ids, **_):
+        seen.append(modules.prompt_learning(model))
+        return input_ids
+
+    wrapper.generate(**prompt(), custom_generate=loop, max_new_tokens=2)
+    assert seen == [True]
+
+
+# --- kernels
+
+
+def test_the_operators_compute_what_torch_does():
+    x, weight, bias = torch.randn(3, 16), torch.randn(8, 16), torch.randn(8)
+    expected = nn.functional.linear(x, weight, bias)
+    if torch.backends.mkldnn.is_available():
+        found = kernels.reordered_product(x, kernels.reordered(weight), bias)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    if "fbgemm" in torch.backends.quantized.supported_engines:
+        found = kernels.float16_product(x, kernels.float16_packed(weight)) + bias
+        torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+    assert kernels.calculates_in_half("bf16") in (True, False)
+    assert kernels.calculates_in_half("no-such-precision")
+
+
+def test_attention_comes_with_its_sums():
+    query, key, value = torch.randn(3, 1, 2, 5, 16)
+    outcome, sums = kernels.attention_and_sums(query, key, value, 0.25)
+    scores = query @ key.mT * 0.25
+    torch.testing.assert_close(outcome, scores.softmax(-1) @ value)
+    torch.testing.assert_close(sums, scores.logsumexp(-1))
+
+
+def test_the_kernel_for_cuda_has_its_name():
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        kernels.efficient_attention(*torch.randn(3, 1, 2, 5, 16), None, True, None)
+
+
+def test_copies_between_devices_are_operators():
+    assert all(hasattr(each, "overloads") for each in kernels.copies_between_devices)
+    assert kernels.tree_leaves([1, (2, {"a": 3})]) == [1, 2, 3]
+
+
+# --- checkpoints
+
+
+def test_files_of_a_folder(tmp_path):
+    (tmp_path / "there").write_text("x")
+    assert checkpoints.find_file(str(tmp_path), "there") == tmp_path / "there"
+    assert checkpoints.find_file(str(tmp_path), "missing") is None
+    assert checkpoints.find_file("not a name of anything", "missing") is None
+
+
+def test_weights_that_keep_float32_are_named():
+    assert checkpoints.names_in_float32(tiny_model()) == []
+
+
+def test_names_are_translated():
+    model = tiny_model("qwen3-moe")
+    mapping = checkpoints.get_model_conversion_mapping(model)
+    kinds = (checkpoints.WeightConverter, checkpoints.WeightRenaming)
+    assert mapping
+    assert any(isinstance(each, kinds[0]) for each in mapping)
+    assert checkpoints.dot_natural_key("layers.10") > checkpoints.dot_natural_key("layers.9")
+    name = "model.norm.weight"
+    found = checkpoints.rename_source_key(name, [], [], "model", model.state_dict())
+    assert found == (name, None)
+
+
+def test_a_missing_name_is_told_with_the_version(monkeypatch):
+    """As an import of selfspec ends with a transformers that nobody has tried."""
+    monkeypatch.setattr(transformers, "__version__", "5.99.0")
+    monkeypatch.delattr("transformers.integrations.sdpa_attention.sdpa_attention_forward")
+    with pytest.raises(ImportError, match=r"this is 5\.99\.0, where .*sdpa_attention_forward"):
+        importlib.reload(generation)
+    monkeypatch.undo()
+    importlib.reload(generation)
