@@ -16,6 +16,7 @@ __all__ = [
     "efficient_attention",
     "float16_packed",
     "float16_product",
+    "has_float16_product",
     "reordered",
     "reordered_product",
     "tree_leaves",
@@ -47,6 +48,11 @@ def reordered_product(x: torch.Tensor, packed: Any, bias: torch.Tensor | None) -
         x, packed, bias, "none", [], ""
     )
     return outcome
+
+
+def has_float16_product() -> bool:
+    """Has this torch the product of `float16_packed`?"""
+    return hasattr(torch.ops.quantized, "linear_prepack_fp16")
 
 
 def float16_packed(weight: torch.Tensor) -> object:

@@ -18,10 +18,12 @@ from weakref import WeakKeyDictionary
 import torch
 
 from selfspec.compat.generation import attention_implementation
+from selfspec.compat.kernels import has_float16_product
 from selfspec.config import SpecConfig
 from selfspec.cost import Ledger, Pacing
 from selfspec.errors import UnsupportedError
 from selfspec.machine.device import device_for
+from selfspec.machine.hardware import calculates_in
 from selfspec.run.backend import Backend
 from selfspec.run.backends import ChainBackend, TreeBackend
 from selfspec.run.costs import Costs
@@ -255,6 +257,7 @@ class Forwards:
         if not at_once and not may_pack(config):
             return
         prepared.packing = self.packing(model, config.max_nodes, in_place)
+        prepared.reason = missing_operation(model.dtype)
         if at_once:
             reason = prepared.packing.pack(whatever_memory=True)
             if reason is not None:
@@ -270,6 +273,16 @@ class Forwards:
         known = self._of(model)
         weights = known.packed = known.packed or PackedWeights.of(model)
         return Packing(weights, model, max_nodes=max_nodes, in_place=in_place)
+
+
+def missing_operation(dtype: torch.dtype) -> str | None:
+    """What this build of torch lacks for packed weights of a dtype on this CPU; None if nothing."""
+    if calculates_in(dtype) or has_float16_product():
+        return None
+    return (
+        "this torch has no float16 product any more, so weights in half precision are packed in "
+        "float32, which takes twice the memory"
+    )
 
 
 def may_pack(config: SpecConfig) -> bool:

@@ -306,8 +306,24 @@ def test_the_operators_compute_what_torch_does():
     if "fbgemm" in torch.backends.quantized.supported_engines:
         found = kernels.float16_product(x, kernels.float16_packed(weight)) + bias
         torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+        assert kernels.has_float16_product()
     assert kernels.calculates_in_half("bf16") in (True, False)
     assert kernels.calculates_in_half("no-such-precision")
+
+
+def test_a_torch_without_the_float16_product_says_so_in_the_statistics(monkeypatch):
+    from selfspec.run import prepared
+
+    monkeypatch.setattr(prepared, "calculates_in", lambda dtype: dtype is torch.float32)
+    model = selfspec.attach(new_model(dtype=torch.bfloat16))
+    told = []
+    for is_there in (True, False):
+        monkeypatch.setattr(prepared, "has_float16_product", lambda: is_there)  # noqa: B023
+        spec = selfspec.SelfSpec()
+        model.generate(**prompt(), max_new_tokens=3, do_sample=False, assistant=spec)
+        told.append(spec.stats.eager_reason)
+    assert told[0] is None
+    assert "no float16 product" in told[1]
 
 
 def test_attention_comes_with_its_sums():
