@@ -62,6 +62,7 @@ __all__ = [
 ]
 
 KV_NAMES = ("cache", "past_key_values")
+_OF_STATES = "cache_params"  # What recurrent models called their states before 5.24.
 _BATCHED = "batched_mm"  # How transformers runs experts while it decodes.
 
 
@@ -102,7 +103,7 @@ def hidden_kv_name(arguments: Mapping[str, Any]) -> str | None:
     would be said of both.
     """
     held = (name for name, value in arguments.items() if isinstance(value, Cache))
-    return next((name for name in held if name != KV), None)
+    return next((name for name in held if name not in (KV, _OF_STATES)), None)
 
 
 def keeps_only_states(kv: Any) -> bool:
