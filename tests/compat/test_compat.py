@@ -378,3 +378,17 @@ def test_a_missing_name_is_told_with_the_version(monkeypatch):
         importlib.reload(generation)
     monkeypatch.undo()
     importlib.reload(generation)
+
+
+@pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")
+@pytest.mark.parametrize("name", generation.KV_NAMES)
+def test_a_cache_is_taken_and_given_under_both_names(name):
+    """From 5.24 on under both, before under the older one."""
+    if generation.KV == "past_key_values" != name:
+        pytest.skip("this version knows the older name alone")
+    model, lengths = selfspec.attach(new_model()), []
+    for extra in ({}, {"assistant": selfspec.SelfSpec(budget="fixed")}):
+        asked = {"max_new_tokens": 9, "do_sample": False, "return_dict_in_generate": True}
+        output = model.generate(**prompt(), **asked, **{name: DynamicCache()}, **extra)
+        lengths.append((output.sequences.tolist(), getattr(output, name).get_seq_length()))
+    assert lengths[0] == lengths[1]
