@@ -14,7 +14,7 @@ from selfspec.building.recipe import Recipe
 from selfspec.cli.cache.recipe_options import RecipeOptions, recipe_of
 from selfspec.cli.shared.messages import Verbose, working
 from selfspec.cli.shared.options import ModelOptions, unfolds
-from selfspec.machine.amounts import amount_in_bytes
+from selfspec.machine.memory import amount_in_bytes
 
 if TYPE_CHECKING:
     from selfspec.building.progress import Bars
