@@ -90,28 +90,23 @@ class CpuDevice:
     """A device without streams: all work is done when the call returns."""
 
     can_capture = False
-    _no_side = nullcontext()
 
     def __init__(self, name: str = "CPU") -> None:
         self.name = name
 
     def side(self, *tensors: torch.Tensor) -> AbstractContextManager[None]:
-        """Does nothing, since there is no second stream."""
-        return self._no_side
+        return nullcontext()
 
     def join(self) -> None:
-        """Does nothing, since there is nothing to wait for."""
+        pass
 
     def fetch(self, *tensors: torch.Tensor) -> Fetched:
-        """Returns tensors that are on a CPU as they are, and copies the others."""
         return _OnCpu(tuple(tensor.cpu() for tensor in tensors))
 
     def send(self, host: torch.Tensor, into: torch.Tensor) -> None:
-        """Copies `host` before it returns."""
         into.copy_(host)
 
     def capture(self, work: Callable[[], None]) -> Replay | str:
-        """Always returns a reason: only CUDA has graphs."""
         return f"a {self.name} captures no graphs"
 
 
