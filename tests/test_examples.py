@@ -16,7 +16,7 @@ EXAMPLES: dict[str, tuple[list[str], str]] = {
     "batch.py": (FEW, "--- row 3"),
     "chat.py": (["--message", "import os", "--message", "import sys", *FEW], "tokens per step]"),
     "drafted_tokens.py": (FEW, "drafted, accepted"),
-    "edit_a_file.py": ([], "with a prediction:"),
+    "edit_an_answer.py": (["--max-new-tokens", "32"], "with a prediction:"),
     "own_answers_cache.py": (FEW, "with the cache:"),
     "pipeline_streaming.py": (FEW, "tokens per step]"),
     "ray_batch.py": ([], "--- def find_line("),
