@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from selfspec import SelfSpec, attach
 
 QUESTION = "Write a Python function read_lines({}) that returns the lines of a file."
-CODE = "def read_lines({0}):\n    with open({0}) as file:\n        return"  # for a model without chat
+CODE = "def read_lines({0}):\n    with open({0}) as file:\n        return"
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def prompt_of(tokenizer, name: str) -> str:
-    """The question as the model's chat template has it, or code to be continued."""
+    """The question in the model's own format, or code to be continued if it has none."""
     if not tokenizer.chat_template:
         return CODE.format(name)
     message = {"role": "user", "content": QUESTION.format(name)}
