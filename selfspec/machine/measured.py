@@ -25,7 +25,7 @@ _log = logging.getLogger("selfspec")
 _FORMAT = 2
 # What was measured while other programs kept the machine busy must not be believed for good.
 _MAX_DAYS = 3
-_MAX_ENTRIES = 128  # Those that were kept first are dropped.
+_MAX_ENTRIES = 64  # Those kept first are dropped: calls read and write the whole file.
 _PATIENCE = 1.0  # In seconds, for other processes that write.
 
 Key = Mapping[str, str | int]  # Names and values of everything that a measurement depends on.
