@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 
-from selfspec.machine.cuda import CudaDevice, index_of
+from selfspec.machine.cuda import CudaDevice, Fetched, index_of
 
 __all__ = [
     "CpuDevice",
@@ -25,14 +25,6 @@ __all__ = [
 ]
 
 Replay = Callable[[], None]
-
-
-class Fetched(Protocol):
-    """Tensors on their way to the CPU."""
-
-    def get(self) -> tuple[torch.Tensor, ...]:
-        """Waits for the tensors, but not for work that was queued after them."""
-        ...
 
 
 class Device(Protocol):
@@ -77,15 +69,6 @@ class Device(Protocol):
         ...
 
 
-class _OnCpu(NamedTuple):
-    """Tensors that are on the CPU already."""
-
-    tensors: tuple[torch.Tensor, ...]
-
-    def get(self) -> tuple[torch.Tensor, ...]:
-        return self.tensors
-
-
 class CpuDevice:
     """A device without streams: all work is done when the call returns."""
 
@@ -101,7 +84,7 @@ class CpuDevice:
         pass
 
     def fetch(self, *tensors: torch.Tensor) -> Fetched:
-        return _OnCpu(tuple(tensor.cpu() for tensor in tensors))
+        return Fetched(tuple(tensor.cpu() for tensor in tensors))
 
     def send(self, host: torch.Tensor, into: torch.Tensor) -> None:
         into.copy_(host)
