@@ -24,7 +24,7 @@ from selfspec.batch.ticket import Answer, Hear, Ticket
 from selfspec.batch.waiting import Waiting
 from selfspec.compat.generation import kv_of
 from selfspec.errors import ConfigError, UnsupportedError
-from selfspec.machine.amounts import amount_in_bytes
+from selfspec.machine.memory import amount_in_bytes
 from selfspec.plugin.prompt import PromptReader
 from selfspec.plugin.spec import SelfSpec
 from selfspec.run.prepared import Prepared

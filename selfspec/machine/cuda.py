@@ -17,7 +17,7 @@ import torch
 
 from selfspec.machine.waiting import NothingWaits
 
-__all__ = ["CudaDevice", "index_of"]
+__all__ = ["CudaDevice", "Fetched", "index_of"]
 
 # A capture that fails leaves the generator and the pool of an older torch in the midst of it.
 _FIRST_TORCH = (2, 12)
@@ -25,14 +25,16 @@ _FIRST_TORCH = (2, 12)
 _capturing = threading.Lock()
 
 
-class _Arriving(NamedTuple):
-    """Pinned copies under way, and an event that fires when the last of them is done."""
+class Fetched(NamedTuple):
+    """Tensors on their way to the CPU, and an event that fires when the last of them is there."""
 
     tensors: tuple[torch.Tensor, ...]
-    event: Any
+    event: Any = None  # None: they are there.
 
     def get(self) -> tuple[torch.Tensor, ...]:
-        self.event.synchronize()
+        """Waits for the tensors, but not for work that was queued after them."""
+        if self.event is not None:
+            self.event.synchronize()
         return self.tensors
 
 
@@ -70,7 +72,7 @@ class CudaDevice:
         if self._side is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._side)
 
-    def fetch(self, *tensors: torch.Tensor) -> _Arriving:
+    def fetch(self, *tensors: torch.Tensor) -> Fetched:
         """Starts copies to pinned memory, which torch reuses when they are no longer needed."""
         hosts = tuple(
             torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
@@ -78,7 +80,7 @@ class CudaDevice:
             )
             for tensor in tensors
         )
-        return _Arriving(hosts, torch.cuda.current_stream(self._device).record_event())
+        return Fetched(hosts, torch.cuda.current_stream(self._device).record_event())
 
     def send(self, host: torch.Tensor, into: torch.Tensor) -> None:
         """Starts a copy from pinned memory, which torch reuses only once the copy is done."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 
-from selfspec.machine.cuda import CudaDevice, index_of
+from selfspec.machine.cuda import CudaDevice, Fetched, index_of
 
 __all__ = [
     "CpuDevice",
@@ -25,14 +25,6 @@ __all__ = [
 ]
 
 Replay = Callable[[], None]
-
-
-class Fetched(Protocol):
-    """Tensors on their way to the CPU."""
-
-    def get(self) -> tuple[torch.Tensor, ...]:
-        """Waits for the tensors, but not for work that was queued after them."""
-        ...
 
 
 class Device(Protocol):
@@ -77,41 +69,27 @@ class Device(Protocol):
         ...
 
 
-class _OnCpu(NamedTuple):
-    """Tensors that are on the CPU already."""
-
-    tensors: tuple[torch.Tensor, ...]
-
-    def get(self) -> tuple[torch.Tensor, ...]:
-        return self.tensors
-
-
 class CpuDevice:
     """A device without streams: all work is done when the call returns."""
 
     can_capture = False
-    _no_side = nullcontext()
 
     def __init__(self, name: str = "CPU") -> None:
         self.name = name
 
     def side(self, *tensors: torch.Tensor) -> AbstractContextManager[None]:
-        """Does nothing, since there is no second stream."""
-        return self._no_side
+        return nullcontext()
 
     def join(self) -> None:
-        """Does nothing, since there is nothing to wait for."""
+        pass
 
     def fetch(self, *tensors: torch.Tensor) -> Fetched:
-        """Returns tensors that are on a CPU as they are, and copies the others."""
-        return _OnCpu(tuple(tensor.cpu() for tensor in tensors))
+        return Fetched(tuple(tensor.cpu() for tensor in tensors))
 
     def send(self, host: torch.Tensor, into: torch.Tensor) -> None:
-        """Copies `host` before it returns."""
         into.copy_(host)
 
     def capture(self, work: Callable[[], None]) -> Replay | str:
-        """Always returns a reason: only CUDA has graphs."""
         return f"a {self.name} captures no graphs"
 
 

@@ -11,10 +11,8 @@ import torch
 from selfspec import SelfSpec
 from selfspec.cost import CostCurve
 from selfspec.engine import Decoder
-from selfspec.machine.measured import Measured
 from selfspec.plugin import call as call_module
 from selfspec.plugin import spec as spec_module
-from selfspec.run.costs import Costs
 from tests.caches import contents
 from tests.fakes import WildSource, new_model, prompt, tiny_model
 from tests.lossless.same import GREEDY, MODES, NUM_NEW, Call, doubting, few, knowing, run, run_both
@@ -155,8 +153,8 @@ def test_the_default_budget_is_as_wide_as_pays(
     assert nodes["flat"] > 2 * nodes["row by row"]
 
 
-def test_without_a_folder_it_goes_on(tmp_path) -> None:
+def test_without_a_folder_it_goes_on(tmp_path, monkeypatch) -> None:
     (tmp_path / "file").write_text("")
     spec = SelfSpec(budget="measured")
-    spec.forwards.costs = Costs(Measured("costs", tmp_path / "file" / "that" / "is" / "none"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "that" / "is" / "none"))
     run_both(tiny_model(), prompt(), spec, drafts=False, **GREEDY)

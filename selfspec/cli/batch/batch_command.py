@@ -13,7 +13,6 @@ from rich.console import Console
 from selfspec.building.progress import Bars
 from selfspec.cli.batch.answerer import Answerer, Outcome
 from selfspec.cli.batch.batch_files import Appended, BatchFiles, Errors, Progress
-from selfspec.cli.fleet.fleet_options import FleetOptions
 from selfspec.cli.shared.messages import Verbose
 from selfspec.cli.shared.opened import checked
 from selfspec.cli.shared.options import Knobs, MaxNewTokens, WriteOptions, unfolds
@@ -23,7 +22,6 @@ from selfspec.cli.shared.options import Knobs, MaxNewTokens, WriteOptions, unfol
 def batch(
     asked: WriteOptions,
     knobs: Knobs,
-    workers: FleetOptions,
     prompts: Annotated[
         Path, typer.Argument(metavar="INPUT", help="A file with one prompt a line, in JSON.")
     ],
@@ -45,21 +43,20 @@ def batch(
     config = checked(asked, knobs)
     files = BatchFiles(prompts, answers)
     files.check()
-    workers.check(asked.device)
     answerer = Answerer(asked, config, max_new_tokens, max_rows)
     with files.locked():
         progress = files.progress()
         if len(progress.done) == progress.total:
             typer.echo(f"All {progress.total} lines are answered in {answers}.", err=True)
             return
-        num_bad = _run(files, progress, answerer, workers)
+        num_bad = _run(files, progress, answerer)
     if num_bad:
         total = progress.total
         typer.echo(f"{num_bad} of {total} lines have no answer; see {files.errors}.", err=True)
         raise typer.Exit(1)
 
 
-def _run(files: BatchFiles, progress: Progress, answerer: Answerer, workers: FleetOptions) -> int:
+def _run(files: BatchFiles, progress: Progress, answerer: Answerer) -> int:
     """Answers what is left; returns how many lines have no answer in the end."""
     with closing(Errors(files.errors)) as errors:
         for number, why in progress.unreadable.items():
@@ -71,7 +68,7 @@ def _run(files: BatchFiles, progress: Progress, answerer: Answerer, workers: Fle
             return errors.number
         known = progress.done | progress.unreadable.keys()
         try:
-            with answerer.alone() if workers.ray is None else answerer.in_fleet(workers) as answers:
+            with answerer.alone() as answers:
                 lines = (each for each in files.lines() if each[0] not in known)
                 _write(answers(lines), files, errors, len(known), progress.total)
         except KeyboardInterrupt:

@@ -81,7 +81,7 @@ def merge(
     verbose: Verbose = False,
 ) -> None:
     """Merge caches. Counts add up; of two LUT rows with one key, the later folder's is kept."""
-    from selfspec.machine.amounts import amount_in_bytes
+    from selfspec.machine.memory import amount_in_bytes
 
     pruning = {
         "min_count": min_count,

@@ -15,7 +15,7 @@ from selfspec.cli.shared.messages import Verbose, working
 from selfspec.cli.shared.opened import checked, memory_of_texts, opened
 from selfspec.cli.shared.options import DraftOptions, Knobs, unfolds
 from selfspec.errors import CliError
-from selfspec.machine.amounts import amount_in_bytes
+from selfspec.machine.memory import amount_in_bytes
 
 if TYPE_CHECKING:
     from selfspec import SpecConfig
@@ -143,7 +143,7 @@ def serve(
 
 def _answering(asked: DraftOptions, load: Load, config: SpecConfig) -> Answering:
     """Loads everything; nothing is answered yet."""
-    from selfspec.machine.free_memory import free_memory
+    from selfspec.machine.memory import free_memory
     from selfspec.serving import Answering
 
     loaded, start = opened(asked, num_texts=load.max_rows)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from selfspec.building.limits import max_positions
 from selfspec.cli.shared.options import ModelOptions, RunOptions
 from selfspec.errors import CliError, SelfSpecError, one_line, unknown_name
-from selfspec.machine.amounts import amount_in_bytes
+from selfspec.machine.memory import amount_in_bytes
 
 TINY = Path(__file__).parents[2] / "models" / "tiny"
 _DEVICE_RULE = "--device must be one that torch can use here"

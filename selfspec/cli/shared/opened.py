@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from selfspec.cli.shared.messages import working
 from selfspec.cli.shared.options import DraftOptions, Knobs, WriteOptions
 from selfspec.config import SpecConfig
-from selfspec.machine.amounts import amount_in_bytes
+from selfspec.machine.memory import amount_in_bytes
 
 if TYPE_CHECKING:
     from selfspec.cli.shared.model_loading import Loaded

@@ -24,7 +24,7 @@ from selfspec.compat.modules import (
     is_parallel,
 )
 from selfspec.machine.device import device_for
-from selfspec.machine.free_memory import free_memory
+from selfspec.machine.memory import free_memory
 from selfspec.run.experts import decode_mode
 from selfspec.run.graphs.backend import GraphBackend
 from selfspec.run.graphs.runner import StaticRunner, has_more_free
