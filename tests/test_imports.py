@@ -37,18 +37,19 @@ ALLOWED: dict[str, set[str] | None] = {
     "fitting": {"cost", "draft", "records"},
     "run": _RUN,
     "engine": _ENGINE,
-    "store": {"draft", "errors", "machine", "records"},
-    "plugin": _ENGINE | {"engine", "store"},
+    "cache": {"config", "draft", "errors"},
+    "plugin": _ENGINE | {"engine", "cache"},
     "batch": {*_ENGINE, "engine", "plugin"},
     "serving": {*_ENGINE, "engine", "plugin", "batch"},
     "fleet": {"errors"},
-    "building": {*_ENGINE, "engine", "fitting", "plugin", "store"},
+    "building": {*_ENGINE, "engine", "fitting", "plugin", "cache"},
     "cli": EVERYTHING,
     "": EVERYTHING,  # selfspec/__init__.py
 }
 MOST_MODULES_ON_TOP = 9
 # Rooms and modules that import no torch, and those that may import transformers.
 NO_TORCH = (
+    "selfspec.cache",
     "selfspec.config",
     "selfspec.cost",
     "selfspec.draft",
@@ -59,7 +60,6 @@ NO_TORCH = (
     "selfspec.machine.user_files",
     "selfspec.records",
     "selfspec.stats",
-    "selfspec.store",
     "selfspec.verify.walk",
 )
 TRANSFORMERS = {"building", "cli", "plugin", "run"}

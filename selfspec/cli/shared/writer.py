@@ -14,7 +14,7 @@ from selfspec.records import DRAFT_MODEL
 
 if TYPE_CHECKING:
     from selfspec import SelfSpec, SpecConfig
-    from selfspec.store import CacheContents
+    from selfspec.cache import CacheContents
 
 
 class Start(NamedTuple):
