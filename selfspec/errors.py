@@ -62,9 +62,10 @@ def unknown_name(kind: str, got: str, known: Iterable[str]) -> str:
 
 
 def one_line(message: object) -> str:
-    """The first paragraph of another library's message, on one line.
+    """The first paragraph of another library's message, on one line, without control characters.
 
     >>> one_line("no such\\nmodel\\n\\nIf this is a private repository, ...")
     'no such model'
     """
-    return " ".join(str(message).strip().split("\n\n")[0].split())
+    line = " ".join(str(message).strip().split("\n\n")[0].split())
+    return "".join(filter(str.isprintable, line))

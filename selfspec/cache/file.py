@@ -16,15 +16,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import psutil
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from selfspec.cache.contents import KEY_OF, Arrays, CacheContents, TokenizerInfo
 from selfspec.draft.fitted import FittedTree
 from selfspec.draft.sources.corpus import CorpusTables
-from selfspec.errors import CacheError
+from selfspec.errors import CacheError, one_line
 
 SUFFIX = ".safetensors"
 _FORMAT = 3
+_DTYPES = {"F16", "I32", "U16", "U32"}
 _KEY = "selfspec"  # The one entry of the metadata. Several would be written in any order.
 
 
@@ -57,7 +59,10 @@ def read_cache(path: Path, tokenizer: TokenizerInfo | None = None) -> CacheConte
         text, arrays = _read(path, with_tables=True)
         contents = _contents(text, arrays)
     except (OSError, ValueError, SafetensorError) as error:
-        raise _unreadable(path, error) from error
+        fix = "delete it, or build or fetch it anew"
+        if isinstance(error, FileNotFoundError):
+            fix = "make one with 'selfspec cache build'"
+        raise CacheError(f"cache {str(path)!r} can't be read ({_reason(error)}); {fix}") from error
     if tokenizer is not None and contents.tokenizer.fingerprint != tokenizer.fingerprint:
         raise CacheError(
             f"{str(path)!r} was made for tokenizer {contents.tokenizer}, this model uses "
@@ -89,7 +94,7 @@ def save_cache(
             os.fsync(file.fileno())
         os.replace(scratch, target)
     except OSError as error:
-        raise _unwritable(target, error) from error
+        raise CacheError(f"cache {str(target)!r} can't be written ({_reason(error)})") from error
     finally:
         with suppress(OSError):
             scratch.unlink()
@@ -156,13 +161,19 @@ def _read(path: Path, *, with_tables: bool) -> tuple[str, dict[str, Any]]:
     """The card and the tables; raises `OSError`, `ValueError` or what safetensors raises."""
     from safetensors import safe_open
 
-    if not stat.S_ISREG(path.stat().st_mode):  # Opening a pipe would wait for a writer.
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):  # Opening a pipe would wait for a writer.
         raise ValueError("it is no plain file")
+    if with_tables and found.st_size > psutil.virtual_memory().available:
+        raise ValueError(f"it must fit into the free memory, got {found.st_size:,} bytes")
     with safe_open(path, framework="numpy") as file:
         text = (file.metadata() or {}).get(_KEY)
         if text is None:
             raise ValueError("it is no cache of selfspec")
-        return text, {name: file.get_tensor(name) for name in file.keys() if with_tables}  # noqa: SIM118
+        names = list(file.keys()) if with_tables else []
+        if not {file.get_slice(name).get_dtype() for name in names} <= _DTYPES:
+            raise ValueError(f"its tables must be of {', '.join(sorted(_DTYPES))}")
+        return text, {name: file.get_tensor(name) for name in names}
 
 
 def _contents(text: str, arrays: Arrays) -> CacheContents:
@@ -224,16 +235,5 @@ def _checked_rates(rates: Any) -> list[list[Any]] | None:
     return [[[list(kind) for kind in kinds], hits, trials] for kinds, hits, trials in rates]
 
 
-def _unreadable(path: Path, error: Exception) -> CacheError:
-    fix = "delete it, or build or fetch it anew"
-    if isinstance(error, FileNotFoundError):
-        fix = "make one with 'selfspec cache build'"
-    return CacheError(f"cache {str(path)!r} can't be read ({_reason(error)}); {fix}")
-
-
-def _unwritable(path: Path, error: OSError) -> CacheError:
-    return CacheError(f"cache {str(path)!r} can't be written ({_reason(error)})")
-
-
 def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)
+    return getattr(error, "strerror", None) or one_line(error)

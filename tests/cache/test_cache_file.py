@@ -39,8 +39,13 @@ def path(tmp_path) -> Path:
 def refused(path, match) -> None:
     with pytest.raises(CacheError, match=match) as raised:
         load_cache(path)
-    assert "\n" not in str(raised.value)
+    assert str(raised.value).isprintable()
     assert repr(str(path)) in str(raised.value)
+
+
+def header(entry) -> bytes:
+    data = json.dumps({"__metadata__": {"selfspec": "{}"}, "lut.ids": entry}).encode()
+    return len(data).to_bytes(8, "little") + data + bytes(8)
 
 
 def names(folder) -> list[str]:
@@ -122,7 +127,15 @@ class TestRefused:
         refused(path, r"can't be read .*; delete it, or build or fetch it anew")
 
     @pytest.mark.parametrize(
-        "data", [b"text" * 99, b"\xff" * 99, (2).to_bytes(8, "little") + b"[]"]
+        "data",
+        [
+            b"text" * 99,
+            b"\xff" * 99,
+            (2).to_bytes(8, "little") + b"[]",
+            header({"dtype": "I32", "shape": [2**62, 2**62], "data_offsets": [0, 8]}),
+            header({"dtype": "BF16", "shape": [4], "data_offsets": [0, 8]}),  # not numpy's
+            header({"dtype": "U8", "shape": [1] * 99 + [8], "data_offsets": [0, 8]}),
+        ],
     )
     def test_anything_else(self, path, data):
         path.write_bytes(data)
@@ -133,11 +146,11 @@ class TestRefused:
         refused(path, "it is no cache of selfspec")
 
     def test_a_huge_one(self, path):
-        os.truncate(path, 1 << 40)
-        refused(path, "can't be read")
-        path.write_bytes(b"")
-        os.truncate(path, 1 << 40)
-        refused(path, "can't be read")
+        """On disk it takes a page."""
+        size = 1 << 42
+        path.write_bytes(header({"dtype": "I32", "shape": [size // 4], "data_offsets": [0, size]}))
+        os.truncate(path, path.stat().st_size - 8 + size)
+        refused(path, r"it must fit into the free memory, got 4,398,046,\d+,\d+ bytes")
 
     @pytest.mark.parametrize("kind", ["a folder", "a pipe", "a device", "a circle", "nothing"])
     def test_no_plain_file(self, path, kind):
@@ -208,13 +221,15 @@ class TestRefused:
         [
             ({"lut.tokens": lut([-1, 1, 9])["tokens"]}, "table lut has .* negative ids"),
             ({"lut.ids": lut()["ids"] - 2}, "table lut has .* negative ids"),
-            ({"lut.ids": lut()["ids"].astype(np.int64)}, "wrong dtype"),
+            ({"lut.ids": lut()["ids"].astype(np.int64)}, "must be of F16, I32, U16, U32"),
+            ({"lut.ids": lut()["ids"].astype(np.uint32)}, "wrong dtype"),
             ({"lut.ids": lut()["ids"][0]}, "wrong shape"),
             ({"lut2.pairs": lut2()["pairs"][:, 0]}, "table lut2 has a wrong shape"),
             ({"lut2.pairs": None}, "does not know .'lut2'"),
             ({"more.ids": lut()["ids"]}, "does not know .'more'"),
             ({"corpus.total.2": None}, "total.2 is missing"),
-            ({"corpus.token.1": np.zeros(3, np.float32)}, "token.1 must be of uint16 or uint32"),
+            ({"corpus.token.1": np.zeros(3, np.int32)}, "token.1 must be of uint16 or uint32"),
+            ({"corpus.\x1b[31m": np.zeros(3, np.int32)}, r"\[31m does not belong there"),
         ],
         ids=str,
     )
