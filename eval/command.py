@@ -34,7 +34,7 @@ def _study(options: argparse.Namespace) -> int:
     study = named_study(options.name)
     if study.needs_cache and options.cache is None:
         raise EvalError(
-            "this study must have --cache FOLDER (got none); 'selfspec tune --width 64' makes one"
+            "this study must have --cache CACHE (got none); 'selfspec tune --width 64' makes one"
         )
     options.study = options.name
     options.variants = variants_of(study, options.caches)

@@ -131,7 +131,7 @@ def _add_simulate(commands: Any) -> None:
     add = simulate.add_argument
     add("folder", type=Path, help="--output of a run")
     add("--max-nodes", type=int, nargs="+", default=[8, 16, 32, 64], metavar="N")
-    add("--cache", metavar="CACHE", help="start with this cache folder or Hub id")
+    add("--cache", metavar="CACHE", help="start with this cache or Hub id")
     add_knob(simulate)
     add("--at-least", type=float, metavar="X", help="exit status 1 where any width yields less")
     simulate.set_defaults(command="simulate")
@@ -152,7 +152,7 @@ def _add_study(commands: Any) -> None:
     names = _STUDY + "\n".join(f"  {n:<9} {s.title} ({s.after})" for n, s in STUDIES.items())
     study = commands.add_parser("study", help=short, description=names, **_LINES)
     study.add_argument("name", help="one of those above")
-    caches = "for 'starts': cache folders or Hub ids to compare"
+    caches = "for 'starts': caches or Hub ids to compare"
     study.add_argument("--caches", nargs="+", default=[], metavar="CACHE", help=caches)
     _add_bench(study)
     add_run_options(study)
@@ -277,6 +277,6 @@ def _add_decoding(group: Any) -> None:
 
 def _add_state(group: Any) -> None:
     add = group.add_argument
-    add("--cache", metavar="CACHE", help="prebuilt state: start with this cache folder or Hub id")
+    add("--cache", metavar="CACHE", help="prebuilt state: start with this cache or Hub id")
     add("--warm-up", type=int, default=0, metavar="N", help="answer N other questions first")
     add_drafting(group)

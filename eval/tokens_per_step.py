@@ -3,7 +3,7 @@
     python -m eval.tokens_per_step --model PATH --questions question.jsonl --max-nodes 8 16 32 64
 
 One `SelfSpec` is kept over all questions and knows nothing at the first one, or what the cache
-of `--cache` does. With `--remember`, it knows what earlier runs with that folder learned. The
+of `--cache` does. With `--remember`, it knows what earlier runs with that file learned. The
 figure is all tokens over all steps, with the mean number of queries in brackets, those of branches
 among them; the last line is one JSON object. Trees take all the nodes that they may, unless --knob
 names another budget: it is widths that are compared.
@@ -117,8 +117,8 @@ def rounded(by_task: dict[str, selfspec.GenerationStats]) -> dict[str, list[floa
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add_options(parser)
     parser.add_argument("--sources", nargs="*", default=list(SOURCE_NAMES))
-    remember = "start with what earlier runs kept in this folder, and keep what this one learns"
-    parser.add_argument("--remember", metavar="FOLDER", help=remember)
+    remember = "start with what earlier runs kept in this file, and keep what this one learns"
+    parser.add_argument("--remember", metavar="FILE", help=remember)
     parser.add_argument("--draft-model", metavar="NAME", help="folder or Hub id of a small model")
     parser.add_argument("--rules", action="store_true", help="compare a draft model's rules")
     cost = "of --rules: a forward of the draft model, in forwards of the model; default: 0.05"
@@ -130,7 +130,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """What is measured on, and how it is sampled."""
     add_model(parser)
     add_questions(parser, limit="the first N prompts")
-    parser.add_argument("--cache", default=None, help="cache folder or Hub id; default: cold")
+    parser.add_argument("--cache", default=None, help="cache or Hub id; default: cold")
     parser.add_argument("--max-nodes", nargs="+", type=int, default=[8, 16, 32, 64])
     parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy")
     parser.add_argument("--max-new-tokens", type=int, default=128)

@@ -41,9 +41,9 @@ def main() -> None:
     cold, learning = (SelfSpec(budget="fixed", max_nodes=16) for _ in range(2))
     tokens_per_step(learning, EARLIER)
     with tempfile.TemporaryDirectory() as parent:
-        folder = Path(parent) / "my-cache"
-        learning.save_pretrained(folder, tokenizer=tokenizer)
-        warm = SelfSpec.from_pretrained(folder, tokenizer=tokenizer, config=cold.config)
+        path = Path(parent) / "my-cache.safetensors"
+        learning.save_pretrained(path, tokenizer=tokenizer)
+        warm = SelfSpec.from_pretrained(path, tokenizer=tokenizer, config=cold.config)
         print(f"without a cache: {tokens_per_step(cold, LATER):.2f} tokens per step")
         print(f"with the cache:  {tokens_per_step(warm, LATER):.2f} tokens per step")
 

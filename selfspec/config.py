@@ -34,7 +34,7 @@ class SpecConfig:
             user's cache folder. ``"fixed"``: all that there are guesses for. ``"threshold"``: those
             whose chance is above EdgeLLM's threshold, which falls while drafts are right and rises
             where they are not. ``"fitted"``: the places of the one tree that ``selfspec tune`` put
-            into the loaded cache folder; no step searches.
+            into the loaded cache; no step searches.
         max_depth: The deepest draft, in tokens beyond the root. Higher: long copied spans are
             taken in one step. Lower: the tree spends its nodes on breadth.
         top_k: Candidates kept for each token in the LUTs, and the most that a source names for a

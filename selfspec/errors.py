@@ -42,51 +42,7 @@ class CliError(SelfSpecError, ValueError):
 
 
 class CacheError(SelfSpecError, ValueError):
-    """A cache folder can't be used or can't be written."""
-
-
-class CacheNotFoundError(CacheError):
-    """There is no cache folder, neither here nor on the Hub."""
-
-
-class CacheExistsError(CacheError):
-    """There is something already where a cache folder shall be written."""
-
-
-class CacheWriteError(CacheError):
-    """A cache folder can't be written: no room, no permission, no connection."""
-
-
-class CacheCardError(CacheError):
-    """The card of a cache folder is not what selfspec writes."""
-
-
-class CacheVersionError(CacheError):
-    """A cache folder has a format that a newer selfspec wrote."""
-
-
-class CacheTokenizerError(CacheError):
-    """A cache folder belongs to another tokenizer, or nobody said to which."""
-
-
-class CachePathError(CacheError):
-    """The card of a cache folder names a file outside of it."""
-
-
-class CacheFileError(CacheError):
-    """A file that the card names is missing or can't be read."""
-
-
-class CacheSizeError(CacheError):
-    """A file has another size than the card says: it was cut off, or grew."""
-
-
-class CacheChecksumError(CacheError):
-    """A file has the right size and other bytes than those that were written."""
-
-
-class CacheFormatError(CacheError):
-    """A file with the right checksum holds no tables, or such as can't be."""
+    """A cache can't be found, read or written, or belongs to another tokenizer."""
 
 
 def unknown_name(kind: str, got: str, known: Iterable[str]) -> str:
@@ -102,9 +58,10 @@ def unknown_name(kind: str, got: str, known: Iterable[str]) -> str:
 
 
 def one_line(message: object) -> str:
-    """The first paragraph of another library's message, on one line.
+    """The first paragraph of another library's message, on one line, without control characters.
 
     >>> one_line("no such\\nmodel\\n\\nIf this is a private repository, ...")
     'no such model'
     """
-    return " ".join(str(message).strip().split("\n\n")[0].split())
+    line = " ".join(str(message).strip().split("\n\n")[0].split())
+    return "".join(filter(str.isprintable, line))

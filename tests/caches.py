@@ -1,27 +1,27 @@
-"""Small cache contents of every kind, and random ones."""
+"""Small cache contents of every kind, and random ones; memory that learns without a model."""
 
 from __future__ import annotations
 
-import json
 import os
+import signal
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from selfspec.cache import CacheContents, Remembered, TokenizerInfo
+from selfspec.draft.calibration import Calibration
 from selfspec.draft.fitted import FittedTree
+from selfspec.draft.memory import Memory
+from selfspec.draft.sources import Lut2Source, LutSource
 from selfspec.draft.sources.corpus import CorpusTables
-from selfspec.store import CacheContents, TokenizerInfo
-from selfspec.store.card import checksum
-from selfspec.store.files import entry_of
+from selfspec.records import TopK
 from tests.oracles import corpus_arrays, following, kept
 
 VOCAB_SIZE = 50
 OWNER = TokenizerInfo("5a" * 32, "owner/toy", VOCAB_SIZE)
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4, 1, 5, 9, 2, 7, 3, 1, 4, 2]
-FILES = ("calibration.json", "corpus.safetensors", "fitted.json", "lut.safetensors")
 
 
 class FakeTokenizer:
@@ -92,34 +92,35 @@ def _plain(arrays) -> dict[str, tuple]:
     return {name: (str(a.dtype), a.shape, a.tobytes()) for name, a in arrays.items()}
 
 
-def flip_byte(path: Path, position: int = -1) -> None:
-    """One byte other than it was; size and times stay."""
-    before = path.stat()
-    data = bytearray(path.read_bytes())
-    data[position] ^= 1
-    path.write_bytes(data)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+def new_memory() -> Memory:
+    return Memory([LutSource(VOCAB_SIZE, 8), Lut2Source(VOCAB_SIZE, 8)], Calibration(), 8)
 
 
-def edit_card(folder, change) -> None:
-    """Changes a card and signs it anew, as one who means harm would."""
-    card = json.loads((folder / "cache.json").read_text())
-    change(card)
-    card["checksum"] = checksum(card)
-    (folder / "cache.json").write_text(json.dumps(card))
+def opened(path) -> tuple[Remembered, Memory]:
+    """What a `SelfSpec` does at its first call with `remember`."""
+    remembered, memory = Remembered(path, OWNER, saves=True), new_memory()
+    remembered.open(memory, VOCAB_SIZE)
+    return remembered, memory
 
 
-def bless(folder, name) -> None:
-    """Makes the card agree with a damaged file."""
-    edit_card(folder, lambda card: card["files"].update({name: vars(entry_of(folder / name))}))
+def learn(memory: Memory, tokens: Sequence[int], id_: int = 5) -> None:
+    shape = (len(tokens), 8)
+    top = TopK(np.full(shape, id_, np.int32), np.full(shape, 0.1, np.float16))
+    memory.sources[0].learn(tokens, top)
 
 
-def age(folder: Path) -> None:
-    """Makes all files an hour older: young ones are not remembered."""
-    for path in folder.iterdir():
-        if path.is_file():
-            then = path.stat().st_mtime_ns - 3600 * 10**9
-            os.utime(path, ns=(then, then))
+def add_rows(path, tokens: Sequence[int]) -> None:
+    """What a process does that learns: each token in a save of its own."""
+    remembered, memory = opened(path)
+    for token in tokens:
+        learn(memory, [token])
+        remembered.save()
+
+
+def die_while_saving(path, step: str) -> None:
+    """The process is killed at a call of the system."""
+    setattr(os, step, lambda *_args: os.kill(os.getpid(), signal.SIGKILL))
+    add_rows(path, [2])
 
 
 def _tables_of(key: str, width: tuple[int, ...]):

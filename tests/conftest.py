@@ -26,7 +26,6 @@ LONG = (
     "building",
     "eval",
     "lossless",
-    "store",
     "test_examples.py",
     "test_second_day.py",
     "test_wheel.py",

@@ -39,11 +39,11 @@ ALLOWED: dict[str, set[str] | None] = {
     "fitting": {"cost", "draft", "records"},
     "run": _RUN,
     "engine": _ENGINE,
-    "store": {"draft", "errors", "machine", "records"},
-    "plugin": _ENGINE | {"engine", "store"},
+    "cache": {"config", "draft", "errors"},
+    "plugin": _ENGINE | {"engine", "cache"},
     "batch": {*_ENGINE, "engine", "plugin"},
     "serving": {*_ENGINE, "engine", "plugin", "batch"},
-    "building": {*_ENGINE, "engine", "fitting", "plugin", "store"},
+    "building": {*_ENGINE, "engine", "fitting", "plugin", "cache"},
     "cli": EVERYTHING,
     "": EVERYTHING,  # selfspec/__init__.py
 }
@@ -51,6 +51,7 @@ MOST_MODULES_ON_TOP = 9
 # Rooms and modules that import no torch, and those that may import transformers.
 NO_TORCH = (
     "selfspec.compat.versions",
+    "selfspec.cache",
     "selfspec.config",
     "selfspec.cost",
     "selfspec.draft",
@@ -60,7 +61,6 @@ NO_TORCH = (
     "selfspec.machine.user_files",
     "selfspec.records",
     "selfspec.stats",
-    "selfspec.store",
     "selfspec.verify.walk",
 )
 TRANSFORMERS = {"building", "cli", "compat", "plugin", "run"}

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from selfspec import SelfSpec
-from tests.fakes import attached_model, prompt
+from tests.caches import FakeTokenizer
+from tests.fakes import VOCAB, attached_model, prompt
 
 ROOT = Path(__file__).resolve().parent.parent
 KNOBS = {"max_nodes": 8, "budget": "fixed"}
@@ -25,9 +26,9 @@ if sys.argv[2] == "error":
 """
 
 
-def answered(folder: str, **knobs: str) -> tuple[list[list[int]], int]:
+def answered(path: str, **knobs: str) -> tuple[list[list[int]], int]:
     """A text, and in how many steps it was written."""
-    spec = SelfSpec(remember=folder, **KNOBS, **knobs)
+    spec = SelfSpec(remember=path, tokenizer=FakeTokenizer(VOCAB), **KNOBS, **knobs)
     ids = attached_model().generate(**prompt(), assistant=spec, max_new_tokens=24)
     return ids.tolist(), spec.total_stats.num_steps
 
@@ -36,10 +37,10 @@ def answered(folder: str, **knobs: str) -> tuple[list[list[int]], int]:
     ("ending", "status"), [("well", 0), pytest.param("error", 1, marks=pytest.mark.slow)]
 )
 def test_what_a_process_learned_is_known_to_the_next(tmp_path, ending, status):
-    folder = str(tmp_path / "mine")
+    path = str(tmp_path / "mine")
     home = {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "home")}
     process = subprocess.run(
-        [sys.executable, "-c", SCRIPT, folder, ending],
+        [sys.executable, "-c", SCRIPT, path, ending],
         capture_output=True,
         text=True,
         check=False,
@@ -47,6 +48,6 @@ def test_what_a_process_learned_is_known_to_the_next(tmp_path, ending, status):
     )
     assert process.returncode == status, process.stderr
     text, num_steps = json.loads(process.stdout.splitlines()[-1])
-    again, fewer = answered(folder, learning="frozen")
+    again, fewer = answered(path, learning="frozen")
     assert again == text
     assert fewer < num_steps

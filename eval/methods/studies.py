@@ -49,7 +49,7 @@ def named_study(name: str) -> Study:
 def variants_of(study: Study, caches: Sequence[str]) -> dict[str, Variant]:
     """Who takes part: those of the study, and one for each cache where it compares caches."""
     if not caches and study.takes_caches:
-        raise EvalError("this study must have --caches FOLDER … (got none): it compares them")
+        raise EvalError("this study must have --caches CACHE … (got none): it compares them")
     if caches and not study.takes_caches:
         raise EvalError(f"--caches must not be given to this study (got {', '.join(caches)})")
     names = [Path(cache).name for cache in caches]

@@ -17,10 +17,10 @@ import transformers
 import eval as evaluation
 import selfspec
 from eval.errors import EvalError
+from selfspec.cache import locate, tokenizer_info
 from selfspec.machine.hardware import device_name
-from selfspec.store import locate, read_card, tokenizer_info
 
-_PLACES = ("model", "draft_model", "cache", "remember")  # options that may name a folder
+_PLACES = ("model", "draft_model", "cache", "remember")  # options that may name a file or a folder
 _SAMPLE = 64  # values of each weight that go into the hash
 # More questions or rounds, and a commit that changes no code, make no other run.
 _MAY_DIFFER = frozenset(["limit", "rounds", "git_commit", "git_dirty"])
@@ -75,10 +75,11 @@ def told(bench: str, options: argparse.Namespace, **found: Any) -> dict[str, Any
 
 
 def short_name(name: str | None) -> str | None:
-    """A Hub id as it is; of a folder the last part, wherever it lies."""
-    if name is None or not Path(name).expanduser().exists():
+    """A Hub id as it is; of a path the last part, wherever it lies."""
+    path = Path(name or "").expanduser()  # Of a cache the ending may be missing.
+    if name is None or not (path.exists() or Path(f"{path}.safetensors").exists()):
         return name
-    return Path(name).expanduser().resolve().name
+    return path.resolve().name
 
 
 def check_same(folder: Path, known: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -136,5 +137,4 @@ def _model_sha256(model: Any) -> str:
 
 
 def _cache_sha256(name: str) -> str:
-    """Of the card, which has every file's checksum."""
-    return hashlib.sha256(read_card(locate(name))[1]).hexdigest()
+    return hashlib.sha256(locate(name).read_bytes()).hexdigest()

@@ -19,10 +19,10 @@ from eval.report.rows import Record
 from eval.report.statistics import OVERALL
 from eval.report.table import Table
 from selfspec import GenerationStats, SelfSpec, SpecConfig, StepRecord
+from selfspec.cache import load_cache
 from selfspec.draft.memory import Memory
 from selfspec.draft.row import Row
 from selfspec.records import DraftTree, TopK
-from selfspec.store import load_cache
 from selfspec.verify.walk import walk
 
 
@@ -53,7 +53,7 @@ def simulated(
     """Statistics by task, and `overall`, of one `SelfSpec` kept over all texts."""
     contents = None if cache is None else load_cache(cache)
     spec = SelfSpec(config) if contents is None else SelfSpec.from_contents(contents, config=config)
-    num_ids = max(_num_ids(texts), 0 if contents is None else contents.num_ids or 0)
+    num_ids = max(_num_ids(texts), 0 if contents is None else contents.count_ids())
     by_task: dict[str, GenerationStats] = {}
     for text in texts:
         stats = replay(text, spec.memory(num_ids).for_request(config.learning), config)

@@ -19,12 +19,12 @@ from eval.models.loading import load_model, load_tokenizer
 from eval.runs.asked import Asked, Shard
 from selfspec import SelfSpec, SpecConfig
 from selfspec.building.limits import max_positions
+from selfspec.cache import load_cache
 from selfspec.cost import CostCurve
 from selfspec.errors import unknown_name
 from selfspec.run.costs import kept_curve
 from selfspec.run.profile import profile
 from selfspec.stats import GenerationStats
-from selfspec.store import load_cache
 
 _CURVE_SECONDS = 10.0
 

@@ -14,9 +14,9 @@ from selfspec.building.grams import GramCounter
 from selfspec.building.recipe import Recipe
 from selfspec.building.tokens import Encoder, encode_all, prefix_of
 from selfspec.building.warmup import Reader, Window
+from selfspec.cache import tokenizer_info
 from selfspec.config import SpecConfig
 from selfspec.records import TopK
-from selfspec.store import tokenizer_info
 
 
 class BuildWorker:

@@ -22,10 +22,10 @@ from selfspec.building.recipe import Recipe
 from selfspec.building.tokens import Encoder, Ids, each_token, encode_all, prefix_of
 from selfspec.building.warmup import CallWorkers, Warmup
 from selfspec.building.work_folder import WorkFolder, open_work_folder
+from selfspec.cache import CacheContents, check_target, save_cache, tokenizer_info
 from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.errors import BuildError
 from selfspec.plugin.spec import SelfSpec
-from selfspec.store import CacheContents, check_target, save_cache, tokenizer_info
 
 # What a worker counts at once holds some million tokens. More: fewer runs to merge, but more that
 # a worker's end costs.
@@ -84,7 +84,7 @@ class Builder:
         overwrite, restart = self._options.overwrite, self._options.restart
         target = check_target(output, overwrite=overwrite)
         self._check_data()
-        with open_work_folder(target, self._identity(), restart=restart) as work:
+        with open_work_folder(target.with_suffix(""), self._identity(), restart=restart) as work:
             contents = self._contents(work)
             save_cache(target, contents, overwrite=overwrite)
             if not self._options.keep_work:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from selfspec.building.documents import Document, Message, in_parts
 from selfspec.building.recipe import Recipe
-from selfspec.store import tokenizer_info
+from selfspec.cache import tokenizer_info
 
 Ids = NDArray[np.uint32]
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
+from selfspec.cache import CacheContents
 from selfspec.cost import CostCurve
 from selfspec.errors import BuildError
 from selfspec.fitting import AcceptanceCounts, Fit, TreeSearch
 from selfspec.plugin.spec import SelfSpec
 from selfspec.run.model import device_of
 from selfspec.stats import GenerationStats
-from selfspec.store import CacheContents
 
 MOST_NODES = 64  # The widest tree that is fitted, and the width of those that count.
 

@@ -30,7 +30,7 @@ class Memory:
 
     @property
     def nbytes(self) -> int:
-        """The memory of all sources that a cache folder can keep."""
+        """The memory of all sources that a cache can keep."""
         return sum(source.nbytes for source in self.sources if isinstance(source, LastingSource))
 
     def for_request(self, learning: str) -> Memory:
@@ -41,7 +41,7 @@ class Memory:
         return replace(self, learns=learning == "session")
 
     def tables(self) -> dict[str, dict[str, NDArray[Any]]]:
-        """The arrays of every source that a cache folder can keep."""
+        """The arrays of every source that a cache can keep."""
         return {s.name: s.arrays() for s in self.sources if isinstance(s, LastingSource)}
 
     def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:

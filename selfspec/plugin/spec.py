@@ -14,6 +14,8 @@ from weakref import WeakKeyDictionary, finalize
 import torch
 import transformers
 
+from selfspec.cache.persistent import Persistent, check_sources, fitted_for, new_memory
+from selfspec.cache.remember import Remembered
 from selfspec.compat.generation import belongs_to_caller, kv_of
 from selfspec.compat.versions import untried_reason
 from selfspec.config import SpecConfig
@@ -25,9 +27,7 @@ from selfspec.machine.device import device_for
 from selfspec.plugin.arguments import predictions_of
 from selfspec.plugin.call import Call
 from selfspec.plugin.draft_model import check_draft_model, new_draft_model
-from selfspec.plugin.persist import Persistent, check_sources, fitted_for, new_memory
 from selfspec.plugin.prompt import PromptReader, teach
-from selfspec.plugin.remember import Remembered
 from selfspec.plugin.rules import unservable
 from selfspec.records import StepRecord
 from selfspec.run.draft_model import DraftModel
@@ -49,11 +49,10 @@ class SelfSpec(Persistent):
 
     Args:
         config: All knobs at once. Or name them one by one: ``SelfSpec(max_nodes=32)``.
-        remember: A folder to keep in what is learned: opened at the first call if it is there, and
+        remember: A file to keep in what is learned: opened at the first call if it is there, and
             saved once in five minutes of use and at the end. Several processes may share one.
             Nothing is saved with ``learning="request"`` or ``"frozen"``. None: nothing is kept.
-        tokenizer: The model's tokenizer; a folder of another one is refused at once. Without it,
-            `remember` compares the sizes of vocabularies at the first call.
+        tokenizer: The model's tokenizer, which `remember` needs; a file of another one is refused.
         extra_sources: Sources of your own, asked beside those that `config.sources` names.
         draft_model: A small model of transformers with the same tokenizer, which drafts beside the
             sources. ``generate(..., assistant_model=small)`` names one for a single call.
@@ -213,8 +212,8 @@ class SelfSpec(Persistent):
     def forget(self) -> None:
         """Goes back to what was loaded, or to nothing, and drops the vocabulary it was tied to.
 
-        With `remember`, what was learned since the last save is never saved. The folder stays as it
-        is, and the next call opens it anew; to forget that too, delete the folder first.
+        With `remember`, what was learned since the last save is never saved. The file stays as it
+        is, and the next call opens it anew; to forget that too, delete the file first.
         """
         with self._lock:
             if self._remembered is not None:

@@ -97,7 +97,7 @@ def dialogue(tmp_path, loads_datasets) -> Path:
 
 @pytest.fixture
 def build(tokenizer, model) -> Callable[..., dict[str, bytes]]:
-    """Builds a cache folder and returns its files' bytes."""
+    """Builds a cache and returns its bytes."""
 
     def run(
         output: Path,
@@ -106,7 +106,7 @@ def build(tokenizer, model) -> Callable[..., dict[str, bytes]]:
         *,
         by_workers: bool = False,
         **keys: Any,
-    ) -> dict[str, bytes]:
+    ) -> bytes:
         recipe = Recipe.of(**{"name": "tiny", "window": 16, "batch": 2, **keys})
         bars = bars or Bars(Console(quiet=True))
         options = options or BuildOptions(max_memory=10_000, save_seconds=0)
@@ -127,6 +127,6 @@ def build(tokenizer, model) -> Callable[..., dict[str, bytes]]:
         )
         with bars:
             builder.run(output)
-        return {path.name: path.read_bytes() for path in output.iterdir()}
+        return output.with_name(f"{output.name}.safetensors").read_bytes()
 
     return run

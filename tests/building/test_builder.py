@@ -14,8 +14,8 @@ import pytest
 from selfspec.building.builder import BuildOptions, command_of
 from selfspec.building.grams import GramCounter
 from selfspec.building.recipe import Recipe
-from selfspec.errors import BuildError, CacheExistsError
-from selfspec.store import load_cache, verify_cache
+from selfspec.cache import load_cache
+from selfspec.errors import BuildError, CacheError
 from tests.building.conftest import StoppingBars
 
 PARAGRAPHS = {"form": "paragraph", "build": "ngrams"}
@@ -26,15 +26,13 @@ class Killed(BaseException):
     """What nothing catches, as little as kill -9."""
 
 
-def card(files):
-    return json.loads(files["cache.json"])
-
-
 def test_a_cache_of_both_kinds(tmp_path, build, lines, texts, tokenizer):
-    files = build(tmp_path / "cache", data=str(lines), form="paragraph", licence="CC0")
-    assert set(files) == {"cache.json", "corpus.safetensors", "lut.safetensors"}
-    verify_cache(tmp_path / "cache")
-    about = card(files)["about"]
+    build(tmp_path / "cache", data=str(lines), form="paragraph", licence="CC0")
+    held = load_cache(tmp_path / "cache")
+    assert held.corpus is not None
+    assert held.calibration is None
+    assert "lut" in held.tables
+    about = held.about
     tokens = sum(len(tokenizer(text)["input_ids"]) for text in texts)
     assert (about["documents"], about["tokens"], about["tokens_read"]) == (9, tokens, tokens)
     assert (about["name"], about["licence"], about["left_out"]) == ("tiny", "CC0", 0)
@@ -55,14 +53,11 @@ def test_the_ngrams_are_those_of_the_documents(tmp_path, build, lines, texts, to
 
 
 def test_a_cache_of_own_answers(tmp_path, build, dialogue):
-    files = build(tmp_path / "cache", data=str(dialogue), **OWN)
-    assert set(files) == {
-        "cache.json",
-        "calibration.json",
-        "corpus.safetensors",
-        "lut.safetensors",
-    }
-    about = card(files)["about"]
+    build(tmp_path / "cache", data=str(dialogue), **OWN)
+    held = load_cache(tmp_path / "cache")
+    assert held.corpus is not None
+    assert held.calibration
+    about = held.about
     assert (about["prompts"], about["answers"], about["documents"]) == (6, 6, 6)
     assert about["model"]
 
@@ -162,7 +157,7 @@ def test_a_changed_recipe_or_input_is_refused(tmp_path, build, lines):
 def test_a_cache_that_is_there_stays_unless_asked(tmp_path, build, lines):
     keys = {"data": str(lines), **PARAGRAPHS}
     old = build(tmp_path / "cache", **keys)
-    with pytest.raises(CacheExistsError):
+    with pytest.raises(CacheError, match="must not be there yet"):
         build(tmp_path / "cache", **keys, min_count=3)
     new = build(tmp_path / "cache", options=BuildOptions(overwrite=True), **keys, min_count=3)
     assert new != old
@@ -181,7 +176,7 @@ def test_data_with_nothing_in_it(tmp_path, build, keys):
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(BuildError, match="data must hold a "):
         build(tmp_path / "cache", data=str(tmp_path / "empty.txt"), **keys)
-    assert not (tmp_path / "cache").exists()
+    assert not (tmp_path / "cache.safetensors").exists()
 
 
 def test_conversations_need_a_template(tmp_path, build, dialogue, tokenizer, monkeypatch):
@@ -250,7 +245,7 @@ def test_kill_9_in_the_middle_and_going_on(tmp_path, lines, build):
         with pytest.raises(BuildError, match=f"is being built by process {process.pid} on"):
             build(tmp_path / "cache", **keys)
         os.kill(process.pid, signal.SIGKILL)
-    assert not (tmp_path / "cache").exists()
+    assert not (tmp_path / "cache.safetensors").exists()
     journal = json.loads((tmp_path / "cache.building" / "journal.json").read_text())
     assert 0 < journal["progress"]["counting"]["documents"] < 9
     assert build(tmp_path / "cache", **keys) == whole

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
 from selfspec.building.recipe import Recipe
 from selfspec.building.tokens import each_token, prefix_of
+from selfspec.cache import load_cache
 from selfspec.errors import BuildError
-from selfspec.store import load_cache
 
 KEYS = {"data": "vocabulary", "build": "lut", "window": 1, "batch": 7, "warmup_tokens": 0}
 
@@ -25,9 +23,10 @@ def test_each_token_comes_once_and_frequent_ones_first(tokenizer):
 def test_the_table_holds_what_the_model_says_as_in_an_answer(
     tmp_path, build, tokenizer, model, by_workers
 ):
-    files = build(tmp_path / "cache", by_workers=by_workers, **KEYS)
-    assert set(files) == {"cache.json", "lut.safetensors"}
-    tables = load_cache(tmp_path / "cache").tables
+    build(tmp_path / "cache", by_workers=by_workers, **KEYS)
+    held = load_cache(tmp_path / "cache")
+    assert held.corpus is None
+    tables = held.tables
     assert len(tables["lut2"]["ids"]) == 0, "no pair was read"
     size = len(tokenizer)
     assert tables["lut"]["tokens"].tolist() == list(range(size))
@@ -38,7 +37,7 @@ def test_the_table_holds_what_the_model_says_as_in_an_answer(
         with torch.inference_mode():
             logits = model(torch.tensor([[*prefix, token]])).logits[0, -1]
         assert tables["lut"]["ids"][token].tolist() == logits.topk(8).indices.tolist()
-    about = json.loads(files["cache.json"])["about"]
+    about = held.about
     assert about["tokens_read"] == size
     assert "--data vocabulary" in about["command"]
 

@@ -13,7 +13,7 @@ from selfspec.cli.app import app
 from selfspec.cli.generate import generate_command as generate_module
 
 COMMANDS = ("demo", "check", "chat", "generate", "batch", "serve", "tune")
-CACHE_COMMANDS = ("build", "inspect", "merge", "verify")
+CACHE_COMMANDS = ("build", "inspect", "merge")
 _HELP = """
 import sys
 from selfspec.cli import main

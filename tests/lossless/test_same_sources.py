@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from selfspec import SelfSpec
+from selfspec.cache import CacheContents, TokenizerInfo
 from selfspec.config import SOURCE_NAMES
 from selfspec.draft.sources import REGISTRY
 from selfspec.records import Candidate
-from selfspec.store import CacheContents, TokenizerInfo
 from tests.caches import count_grams
 from tests.fakes import VOCAB, WildSource, prompt, tiny_model
 from tests.lossless.same import (

@@ -1,1 +1,1 @@
-"""`selfspec cache`: builds, inspects, merges and verifies cache folders."""
+"""`selfspec cache`: builds, inspects and merges caches."""

@@ -18,19 +18,17 @@ from selfspec.machine.memory import amount_in_bytes
 
 if TYPE_CHECKING:
     from selfspec.building.progress import Bars
-    from selfspec.store import CacheContents
+    from selfspec.cache import CacheContents
 
 
-Overwrite = Annotated[
-    bool, Option("--overwrite", help="Replace a cache folder that exists already.")
-]
+Overwrite = Annotated[bool, Option("--overwrite", help="Replace a cache that exists already.")]
 
 
 @unfolds
 def build(
     loading: ModelOptions,
     options: RecipeOptions,
-    output: Annotated[Path, Argument(help="The cache folder to make.")],
+    output: Annotated[Path, Argument(help="The cache to make.")],
     recipe: Annotated[
         Path | None,
         Option(help="TOML file with the keys below; options override its keys."),
@@ -80,7 +78,7 @@ class _Build:
         with working(f"Loading the tokenizer of {self.loading.title}"):
             # Faults that show without a model are told first.
             from selfspec.building.inputs import find_inputs
-            from selfspec.store import check_target
+            from selfspec.cache import check_target
 
             find_inputs(self.recipe)
             check_target(output, overwrite=self.how["overwrite"])
@@ -115,8 +113,10 @@ class _Build:
 
 def _summary(output: Path, contents: CacheContents) -> str:
     """One line on what was made."""
+    from selfspec.cache import locate
+
     parts = [f"{len(arrays['ids']):,} {name} rows" for name, arrays in contents.tables.items()]
     if contents.corpus is not None:
         parts.append(f"{contents.corpus.num_prefixes:,} n-gram prefixes")
-    size = sum(path.stat().st_size for path in output.iterdir()) / 1e6
+    size = locate(output).stat().st_size / 1e6
     return f"{output}: {', '.join(parts)}; {size:.1f} MB"

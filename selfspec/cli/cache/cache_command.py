@@ -1,4 +1,4 @@
-"""`selfspec cache`: builds, inspects, merges and checks cache folders."""
+"""`selfspec cache`: builds, inspects and merges caches."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from selfspec.cli.shared.group import Commands
 from selfspec.cli.shared.messages import Verbose, working
 from selfspec.cli.shared.paint import harmless
 from selfspec.cli.shared.text_files import read_text
-from selfspec.errors import CliError, one_line
+from selfspec.errors import CliError
 
 if TYPE_CHECKING:
+    from selfspec.cache import CacheContents
     from selfspec.cli.cache.coverage import Coverage
-    from selfspec.store import CacheContents, Card
-
-_DAMAGED = 2
 
 cache = typer.Typer(name="cache", cls=Commands)
 cache.command()(build)
@@ -26,14 +24,14 @@ cache.command()(build)
 
 @cache.callback(invoke_without_command=True)
 def commands(context: typer.Context) -> None:
-    """Build, inspect, merge and check cache folders."""
+    """Build, inspect and merge caches."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
 
 @cache.command()
 def inspect(
-    folder: Annotated[str, typer.Argument(help="A cache folder or a Hub id.")],
+    name: Annotated[str, typer.Argument(metavar="CACHE", help="A cache or a Hub id.")],
     tokenizer: Annotated[
         str | None,
         typer.Option(help="Folder or Hub id of the tokenizer, to show text for token ids."),
@@ -49,14 +47,13 @@ def inspect(
     if text is not None and tokenizer is None:
         raise CliError("--text needs --tokenizer: a cache knows token ids, not text")
     known = None if text is None else read_text(text, "--text")
-    with working(f"Reading {folder}"):
-        from selfspec.store import load_cache, locate, read_card
+    with working(f"Reading {name}"):
+        from selfspec.cache import load_cache, locate
 
-        path = locate(folder)
-        _check(path)
+        path = locate(name)
         reader = _tokenizer(tokenizer)
         contents = load_cache(path, tokenizer=reader)
-    _print_card(path, read_card(path)[0])
+    _print_card(path, contents)
     _print_top(contents, reader, top)
     if known is not None:
         ids = reader(known, add_special_tokens=False, verbose=False)["input_ids"]
@@ -65,8 +62,8 @@ def inspect(
 
 @cache.command()
 def merge(
-    output: Annotated[Path, typer.Argument(help="The cache folder to make.")],
-    folders: Annotated[list[Path], typer.Argument(help="Cache folders of one tokenizer.")],
+    output: Annotated[Path, typer.Argument(help="The cache to make.")],
+    caches: Annotated[list[Path], typer.Argument(help="Caches of one tokenizer.")],
     overwrite: Overwrite = False,
     min_count: Annotated[
         int, typer.Option(min=1, help="Drop n-grams with a lower count. More: a smaller file.")
@@ -80,7 +77,7 @@ def merge(
     ] = "64MB",
     verbose: Verbose = False,
 ) -> None:
-    """Merge caches. Counts add up; of two LUT rows with one key, the later folder's is kept."""
+    """Merge caches. Counts add up; of two LUT rows with one key, the later cache's is kept."""
     from selfspec.machine.memory import amount_in_bytes
 
     pruning = {
@@ -89,49 +86,24 @@ def merge(
         "max_bytes": amount_in_bytes(max_size, name="--max-size"),
     }
     with working(f"Merging into {output}"):
+        from selfspec.cache import check_target, save_cache
         from selfspec.cli.cache.merging import merged
-        from selfspec.store import check_target, save_cache
 
         check_target(output, overwrite=overwrite)
-        parts = _sound(folders)
+        parts = _loaded(caches)
         save_cache(output, merged(parts, **pruning), overwrite=overwrite)
     print(f"{len(parts)} caches are merged in {output}")
 
 
-@cache.command()
-def verify(
-    folder: Annotated[Path, typer.Argument(help="A cache folder.")], verbose: Verbose = False
-) -> None:
-    """Check every byte and every entry of a cache. The exit status is 2 if it is damaged."""
-    with working(f"Checking {folder}"):
-        from selfspec.store import verify_cache
-
-        verdicts = verify_cache(folder)
-    for name, problem in verdicts.items():
-        print(f"{name}: {'ok' if problem is None else f'DAMAGED: {one_line(problem)}'}")
-    raise typer.Exit(0 if verdicts.ok else _DAMAGED)
-
-
-def _sound(folders: list[Path]) -> list[CacheContents]:
-    """The caches, checked in full: all of one tokenizer, and none given twice."""
+def _loaded(caches: list[Path]) -> list[CacheContents]:
+    """The caches: all of one tokenizer, and none given twice."""
+    from selfspec.cache import load_cache, locate
     from selfspec.cli.cache.merging import check_different, check_one_tokenizer
-    from selfspec.store import load_cache, read_card
 
-    cards = {folder: read_card(folder)[0] for folder in folders}
-    check_different(folders, cards)
-    for folder in folders:
-        _check(folder)
-    check_one_tokenizer(cards)
-    return [load_cache(folder) for folder in folders]
-
-
-def _check(folder: Path) -> None:
-    """Refuses a cache whose tables aren't sound. What follows reads every entry of them."""
-    from selfspec.store import verify_cache
-
-    for problem in verify_cache(folder).values():
-        if problem is not None:
-            raise problem
+    parts = {each: load_cache(each) for each in caches}
+    check_different([locate(each) for each in caches])
+    check_one_tokenizer(parts)
+    return list(parts.values())
 
 
 def _tokenizer(name: str | None) -> Any:
@@ -144,17 +116,21 @@ def _tokenizer(name: str | None) -> Any:
     return attempt(name, "tokenizer", lambda: AutoTokenizer.from_pretrained(name))
 
 
-def _print_card(folder: Path, card: Card) -> None:
+def _print_card(path: Path, contents: CacheContents) -> None:
     import json
 
-    _say(f"cache {folder}")
-    _say(f"tokenizer {card.tokenizer}, {card.tokenizer.vocab_size:,} tokens")
-    for name, entry in sorted(card.files.items()):
-        _say(f"{name}: {entry.size:,} bytes")
-    for name, number in sorted(card.counts.items()):
-        _say(f"{name}: {number:,}")
-    _say(f"entries of a LUT row: {card.top_k or '-'}, longest prefix: {card.max_prefix or '-'}")
-    for name, value in sorted(card.about.items()):
+    _say(f"cache {path}: {path.stat().st_size:,} bytes")
+    _say(f"tokenizer {contents.tokenizer}, {contents.tokenizer.vocab_size:,} tokens")
+    for name, table in sorted(contents.tables.items()):
+        _say(f"{name}: {len(table['ids']):,} rows of {table['ids'].shape[1]}")
+    if (corpus := contents.corpus) is not None:
+        _say(f"prefixes: {corpus.num_prefixes:,} of at most {corpus.max_prefix} tokens")
+        _say(f"continuations: {corpus.num_continuations:,}")
+    if contents.calibration:
+        _say(f"calibration: {len(contents.calibration):,}")
+    if contents.fitted is not None:
+        _say(f"fitted tree: {contents.fitted.width} nodes")
+    for name, value in sorted(contents.about.items()):
         _say(f"{name}: {value if isinstance(value, str) else json.dumps(value)}")
 
 

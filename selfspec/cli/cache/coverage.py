@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from selfspec.cache import KEY_OF, Arrays, CacheContents
 from selfspec.draft.sources.corpus import CorpusTables
-from selfspec.store import KEY_OF, Arrays, CacheContents
 
 _ALL = 1 << 30  # More than a prefix can have continuations.
 

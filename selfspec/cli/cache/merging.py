@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from filecmp import cmp
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -10,37 +11,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from selfspec.cache import KEY_OF, Arrays, CacheContents, flat_keys
 from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.errors import CliError
-from selfspec.store import KEY_OF, Arrays, CacheContents, Card, flat_keys
-from selfspec.store.card import CORPUS_FILE
 
 Rates = list[list[Any]]
 
 
-def check_different(folders: Sequence[Path], cards: Mapping[Path, Card]) -> None:
-    """Refuses a cache that is given twice, through a link or as a copy: it would count twice.
-
-    A copy is known by the checksums on the cards: of the n-gram file, or of all files.
-    """
-    for one, other in combinations(folders, 2):
-        got = f"(got {str(one)!r} and {str(other)!r})"
-        if one.resolve() == other.resolve():
-            raise CliError(f"FOLDERS must name each cache once {got}: this is the same folder")
-        files, others = cards[one].files, cards[other].files
-        corpus = files.get(CORPUS_FILE)
-        if files == others or (corpus and corpus == others.get(CORPUS_FILE)):
-            raise CliError(f"FOLDERS must name each cache once {got}: they hold the same counts")
+def check_different(paths: Sequence[Path]) -> None:
+    """Refuses a cache that is given twice, through a link or as a copy: it would count twice."""
+    for one, other in combinations(paths, 2):
+        if one.samefile(other) or cmp(one, other, shallow=False):
+            raise CliError(
+                f"CACHES must name each cache once (got {str(one)!r} and {str(other)!r}, which "
+                "hold the same)"
+            )
 
 
-def check_one_tokenizer(cards: Mapping[Path, Card]) -> None:
-    """Refuses folders that were built for different tokenizers, whose ids mean different things."""
-    (first, owner), *others = ((folder, card.tokenizer) for folder, card in cards.items())
-    for folder, tokenizer in others:
+def check_one_tokenizer(parts: Mapping[Path, CacheContents]) -> None:
+    """Refuses caches that were built for different tokenizers, whose ids mean different things."""
+    (first, owner), *others = ((path, part.tokenizer) for path, part in parts.items())
+    for path, tokenizer in others:
         if tokenizer.fingerprint != owner.fingerprint:
             raise CliError(
-                f"FOLDERS must belong to one tokenizer (got {str(first)!r} of {owner} and "
-                f"{str(folder)!r} of {tokenizer}); build them anew for one of the two"
+                f"CACHES must belong to one tokenizer (got {str(first)!r} of {owner} and "
+                f"{str(path)!r} of {tokenizer}); build them anew for one of the two"
             )
 
 

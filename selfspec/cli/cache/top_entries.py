@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from selfspec.cache import KEY_OF, Arrays, CacheContents
 from selfspec.draft.sources.corpus import CorpusTables
-from selfspec.store import KEY_OF, Arrays, CacheContents
 
 
 class Entry(NamedTuple):

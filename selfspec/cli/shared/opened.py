@@ -46,18 +46,13 @@ def loaded(
         yield writer
 
 
-def opened(
-    asked: DraftOptions,
-    *,
-    chats: bool = False,
-    num_texts: int = 0,
-    cache_option: str = "--cache",
-) -> tuple[Loaded, Start]:
+def opened(asked: DraftOptions, *, chats: bool = False, num_texts: int = 0) -> tuple[Loaded, Start]:
     """The model, and what drafts start with.
 
     Under `--max-memory` room is set aside for `num_texts` texts, or for a long one. Tokenizer and
     caches are quick to read, so their faults are told before the model is read.
     """
+    from selfspec.cache import Remembered, load_cache
     from selfspec.cli.shared.model_loading import (
         check_template,
         load_draft_model,
@@ -65,17 +60,13 @@ def opened(
         load_tokenizer,
     )
     from selfspec.cli.shared.writer import Start
-    from selfspec.store import MemoryFolder, check_tokenizer, load_cache, tokenizer_info
 
-    held = None if asked.cache is None else load_cache(asked.cache)
-    kept = None if asked.remember is None else MemoryFolder(asked.remember)
     tokenizer = load_tokenizer(asked)
     if chats:
         check_template(asked.model, tokenizer.chat_template)
-    if held is not None:
-        check_tokenizer(cache_option, held.tokenizer, tokenizer_info(tokenizer))
-    if kept is not None:
-        kept.check_tokenizer(tokenizer_info(tokenizer))
+    held = None if asked.cache is None else load_cache(asked.cache, tokenizer=tokenizer)
+    if asked.remember is not None:
+        Remembered(asked.remember, tokenizer, saves=False)  # Refuses a file of another tokenizer.
     small = load_draft_model(asked.draft_model, asked)
     room = (TOKENS_A_TEXT, num_texts + OTHER_TEXTS) if num_texts else (2048, 1)
     return load_model(asked, tokenizer, *room, small), Start(held, asked.remember, small)

@@ -48,7 +48,7 @@ CacheFolder = Annotated[
     str | None,
     Option(
         "--cache",
-        help="Start with this cache, a folder or a Hub id. 'selfspec cache build' makes one. It "
+        help="Start with this cache, a file or a Hub id. 'selfspec cache build' makes one. It "
         "must be built for the model's tokenizer.",
         rich_help_panel=_MEMORY,
     ),
@@ -98,8 +98,8 @@ class DraftOptions(RunOptions):
     remember: Annotated[
         str | None,
         Option(
-            metavar="FOLDER",
-            help="Start with what earlier runs learned, and add what this run learns. The folder "
+            metavar="FILE",
+            help="Start with what earlier runs learned, and add what this run learns. The file "
             "holds pieces of texts, belongs to the model's tokenizer, and only you can read it. "
             "Default: keep nothing.",
             rich_help_panel=_MEMORY,

@@ -14,7 +14,7 @@ from selfspec.records import DRAFT_MODEL
 
 if TYPE_CHECKING:
     from selfspec import SelfSpec, SpecConfig
-    from selfspec.store import CacheContents
+    from selfspec.cache import CacheContents
 
 
 class Start(NamedTuple):
@@ -25,7 +25,7 @@ class Start(NamedTuple):
     draft_model: Any = None
 
     def new_spec(self, config: SpecConfig, tokenizer: Any) -> SelfSpec:
-        """A new `SelfSpec`, which knows what the cache and the remembered folder hold."""
+        """A new `SelfSpec`, which knows what the cache and the remembered file hold."""
         from selfspec import SelfSpec
 
         options: dict[str, Any] = {"remember": self.remember, "draft_model": self.draft_model}

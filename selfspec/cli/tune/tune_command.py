@@ -1,4 +1,4 @@
-"""`selfspec tune`: fits a tree to a model and a machine, and puts it into a cache folder."""
+"""`selfspec tune`: fits a tree to a model and a machine, and puts it into a cache."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from selfspec.building.tuning import Counted
+    from selfspec.cache import CacheContents
     from selfspec.cli.shared.model_loading import Loaded
     from selfspec.cost import CostCurve
     from selfspec.fitting import Fit
-    from selfspec.store import CacheContents
 
 _SHOWN = (2, 4, 8, 16, 32, 64)  # The widths of the paper's table.
 
@@ -48,8 +48,8 @@ def tune(
     out: Annotated[
         Path,
         typer.Option(
-            metavar="FOLDER",
-            help="The cache folder for the tree. If it exists, drafts start with what it holds, "
+            metavar="FILE",
+            help="The cache for the tree. If it exists, drafts start with what it holds, "
             "and the tree is added to it.",
         ),
     ],
@@ -84,8 +84,8 @@ def tune(
             loaded.check_length(len(prompt), max_new_tokens, f" {number} of --data")
         curve = _measured_costs(loaded.model, ids, max_new_tokens)
         grown, shaped, fits = _counted(loaded.model, ids, contents, curve, max_new_tokens)
+    from selfspec.cache import save_cache
     from selfspec.fitting import best_fit
-    from selfspec.store import save_cache
 
     chosen = best_fit(fits) if width is None else _of_width(fits, width)
     save_cache(out, replace(contents, fitted=chosen.tree), overwrite=True)
@@ -102,14 +102,14 @@ def tune(
 
 @contextmanager
 def _opened(loading: RunOptions, out: Path) -> Iterator[tuple[Loaded, CacheContents]]:
-    """The model, and what the folder holds so far; a folder that can't be used is told first."""
+    """The model, and what the cache holds so far; a file that can't be used is told first."""
     with working(f"Loading {loading.title}"):
+        from selfspec.cache import CacheContents, check_target, tokenizer_info
         from selfspec.cli.shared.model_loading import quiet
-        from selfspec.store import CacheContents, check_target, tokenizer_info
 
         target = check_target(out, overwrite=True)
-        held = str(target) if target.is_dir() and any(target.iterdir()) else None
-        loaded, start = opened(DraftOptions(**vars(loading), cache=held), cache_option="--out")
+        held = str(target) if target.exists() else None
+        loaded, start = opened(DraftOptions(**vars(loading), cache=held))
     with quiet():
         yield loaded, start.cache or CacheContents(tokenizer=tokenizer_info(loaded.tokenizer))
 

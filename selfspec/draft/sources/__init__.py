@@ -87,7 +87,7 @@ class Source(Protocol):
 
 @runtime_checkable
 class LastingSource(Source, Protocol):
-    """A source whose memory a cache folder can keep."""
+    """A source whose memory a cache can keep."""
 
     @property
     def nbytes(self) -> int:

@@ -63,7 +63,7 @@ class LutSource:
             return self.rows.read(token)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The rows that are not empty, by token: what a cache folder keeps."""
+        """The rows that are not empty, by token: what a cache keeps."""
         with self.rows.lock:
             tokens = self.rows.held()
             top = self.rows.part(tokens)

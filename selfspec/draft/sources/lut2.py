@@ -75,7 +75,7 @@ class Lut2Source:
             return self._rows.read(slot) if self._flat_keys[slot] == key else []
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The slots that are taken, by pair: what a cache folder keeps."""
+        """The slots that are taken, by pair: what a cache keeps."""
         with self._rows.lock:
             slots = np.flatnonzero(self._keys >= 0)
             slots = slots[np.argsort(self._keys[slots])]

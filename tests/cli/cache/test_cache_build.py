@@ -2,7 +2,6 @@
 
 import dataclasses
 import gc
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 import tomllib
 
 from selfspec.building.recipe import Recipe, read_recipe
+from selfspec.cache import load_cache
 from selfspec.cli.cache.recipe_options import RecipeOptions, recipe_of
 from selfspec.errors import BuildError
 from tests.tiny import LINES
@@ -29,8 +29,8 @@ def texts(tmp_path):
     return folder
 
 
-def card(folder):
-    return json.loads((folder / "cache.json").read_text())
+def about_of(path):
+    return load_cache(path).about
 
 
 @pytest.fixture
@@ -55,14 +55,13 @@ def test_a_folder_of_texts(build, texts, tmp_path):
     result = build("--data", texts)
     assert result.exit_code == 0
     assert "n-gram prefixes" in result.stdout
-    about = card(tmp_path / "cache")["about"]
+    about = about_of(tmp_path / "cache")
     assert about["name"] == "texts"
     assert about["documents"] == 3
-    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == [
-        "cache.json",
-        "corpus.safetensors",
-        "lut.safetensors",
-    ]
+    held = load_cache(tmp_path / "cache")
+    assert held.corpus is not None
+    assert held.calibration is None
+    assert "lut" in held.tables
 
 
 def test_own_answers(build, tmp_path):
@@ -70,20 +69,20 @@ def test_own_answers(build, tmp_path):
     own = ("--learn-from", "generations", "--max-new-tokens", "5", "--no-chat-template")
     result = build("--data", tmp_path / "prompts.txt", "--form", "line", *own)
     assert result.exit_code == 0
-    assert card(tmp_path / "cache")["about"]["answers"] == 2
+    assert about_of(tmp_path / "cache")["answers"] == 2
 
 
 def test_options_replace_the_keys_of_a_recipe(build, texts, tmp_path):
     (tmp_path / "r.toml").write_text('name = "n"\ndata = "FILL-IN"\nbuild = "lut"\nmin_count = 4\n')
     build("--recipe", tmp_path / "r.toml", "--data", texts, "--build", "ngrams")
-    about = card(tmp_path / "cache")["about"]
+    about = about_of(tmp_path / "cache")
     assert about["name"] == "n"
     assert (about["recipe"]["build"], about["recipe"]["min_count"]) == ("ngrams", 4)
 
 
 def test_the_card_names_the_command(build, texts, tmp_path):
     build("--data", texts, "--build", "ngrams", "--max-memory", "1MB", "--roles", "me=user")
-    command = card(tmp_path / "cache")["about"]["command"]
+    command = about_of(tmp_path / "cache")["command"]
     keys = f"--data {texts.name} --roles me=user --build ngrams --window 16 --batch 2"
     assert command.endswith(keys)
     assert "memory" not in command
@@ -98,7 +97,7 @@ def test_ctrl_c_says_how_to_go_on(build, texts, tmp_path, monkeypatch):
         result = build("--data", texts, "--build", "ngrams")
     assert result.exit_code == 130
     assert "run the same command again to go on" in result.stderr
-    assert not (tmp_path / "cache").exists()
+    assert not (tmp_path / "cache.safetensors").exists()
     assert build("--data", texts, "--build", "ngrams").exit_code == 0
 
 
@@ -122,7 +121,7 @@ def test_ctrl_c_says_how_to_go_on(build, texts, tmp_path, monkeypatch):
 )
 def test_mistakes_are_answered_in_a_line(refused, texts, tmp_path, args, said):
     assert said in refused(*(arg.format(texts=texts) for arg in args))
-    assert not (tmp_path / "cache").exists()
+    assert not (tmp_path / "cache.safetensors").exists()
     assert not (tmp_path / "cache.building").exists()
 
 
@@ -133,11 +132,10 @@ def test_a_column_that_is_not_there(refused, tmp_path):
     gc.collect()
 
 
-def test_a_folder_that_is_taken(refused, texts, tmp_path):
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "mine").write_text("x")
-    assert "must be free" in refused("--data", texts)
-    assert "'mine'" in refused("--data", texts, "--overwrite")
+def test_a_name_that_is_taken(refused, texts, tmp_path):
+    (tmp_path / "cache.safetensors").write_text("x")
+    assert "must not be there yet" in refused("--data", texts)
+    assert "must be a cache" in refused("--data", texts, "--overwrite")
 
 
 @pytest.mark.slow
@@ -145,7 +143,7 @@ def test_the_script_is_the_command(texts, tmp_path, plain_folder):
     command = [sys.executable, ROOT / "caches" / "build.py", tmp_path / "cache"]
     options = ["--model", plain_folder, "--data", texts, "--build", "ngrams"]
     subprocess.run([*command, *options], check=True, cwd=tmp_path, capture_output=True)
-    assert card(tmp_path / "cache")["about"]["documents"] == 3
+    assert about_of(tmp_path / "cache")["documents"] == 3
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

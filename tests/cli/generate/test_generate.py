@@ -9,8 +9,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from selfspec.cache import save_cache
 from selfspec.cli.shared.writer import Writer
-from selfspec.store import MemoryFolder
 from tests.caches import contents
 
 PROMPT = "def read(self, size"
@@ -147,6 +147,6 @@ def test_what_a_run_learned_the_next_one_knows(generate, stock_text, tmp_path):
 
 
 def test_what_another_tokenizer_learned_is_refused(fails, chat_folder, tmp_path):
-    MemoryFolder(tmp_path / "kept").update(lambda _: contents(corpus=None))
+    save_cache(tmp_path / "kept", contents(corpus=None))
     line = fails("generate", "--model", chat_folder, "--remember", tmp_path / "kept", stdin=PROMPT)
-    assert "was learned with 5a5a5a5a… (owner/toy), this model uses" in line
+    assert "was made for tokenizer 5a5a5a5a… (owner/toy), this model uses" in line

@@ -1,4 +1,4 @@
-"""`selfspec tune`, from prompts to a cache folder that serves."""
+"""`selfspec tune`, from prompts to a cache that serves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from selfspec import ConfigError, SelfSpec, attach
-from selfspec.store import load_cache, verify_cache
+from selfspec.cache import load_cache
 from tests.caches import contents
 
 LINES = [
@@ -25,7 +25,7 @@ def data(tmp_path):
     return path
 
 
-def test_a_folder_that_serves(run, tmp_path, data, chat_folder, loaded):
+def test_a_cache_that_serves(run, tmp_path, data, chat_folder, loaded):
     """It is said how long it takes; the tree is the same every time, and so is the text."""
     options = ("--model", chat_folder, "--data", data, "--max-new-tokens", 24, "--width", 6)
     for name in ("one", "one", "other"):  # The second time it is replaced.
@@ -40,7 +40,6 @@ def test_a_folder_that_serves(run, tmp_path, data, chat_folder, loaded):
     held = load_cache(tmp_path / "one")
     assert held.fitted == load_cache(tmp_path / "other").fitted
     assert held.fitted.width == 6
-    assert verify_cache(tmp_path / "one").ok
     spec = SelfSpec.from_pretrained(tmp_path / "one", budget="fitted")
     ids = torch.tensor([loaded.tokenizer("def read(self, size")["input_ids"]])
     arguments = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 24, "do_sample": False}
@@ -67,5 +66,5 @@ def test_without_a_fitted_tree_the_budget_is_refused():
     cold, other = SelfSpec(budget="fitted"), SelfSpec.from_contents(contents(fitted=None))
     other.config = cold.config
     for spec, got in ((cold, "no cache"), (other, "a cache without one")):
-        with pytest.raises(ConfigError, match=rf"needs a cache folder .*\(got {got}\); make one"):
+        with pytest.raises(ConfigError, match=rf"needs a cache .*\(got {got}\); make one"):
             spec.memory(50)

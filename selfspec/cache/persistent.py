@@ -1,4 +1,4 @@
-"""Saves what a `SelfSpec` holds in memory to a cache folder, and loads it from one."""
+"""Saves what a `SelfSpec` holds in memory to a cache, and loads it from one."""
 
 from __future__ import annotations
 
@@ -6,33 +6,26 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+from selfspec.cache.contents import KEY_OF, CacheContents, TokenizerInfo, tokenizer_info
+from selfspec.cache.file import save_cache
+from selfspec.cache.hub import load_cache, push_cache
+from selfspec.cache.remember import Remembered, restore
 from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.fitted import FittedTree
 from selfspec.draft.memory import Memory
-from selfspec.draft.sources import REGISTRY, LastingSource, Source
+from selfspec.draft.sources import REGISTRY, Source
 from selfspec.draft.sources.corpus import CorpusSource
-from selfspec.errors import CacheFormatError, CacheTokenizerError, ConfigError, VocabularyError
-from selfspec.plugin.remember import Remembered
-from selfspec.store import (
-    KEY_OF,
-    CacheContents,
-    TokenizerInfo,
-    check_values,
-    load_cache,
-    push_cache,
-    save_cache,
-    tokenizer_info,
-)
+from selfspec.errors import CacheError, ConfigError
 
 P = TypeVar("P", bound="Persistent")
 
 
 class Persistent:
-    """The methods of `SelfSpec` that load and save cache folders, on disk and on the Hub.
+    """The methods of `SelfSpec` that load and save caches, on disk and on the Hub.
 
-    A cache folder belongs to a tokenizer, and every model with this tokenizer can load it. What was
-    loaded is kept apart from what is learned, so that `forget()` can return to it.
+    A cache belongs to a tokenizer, and every model with this tokenizer can load it. What was loaded
+    is kept apart from what is learned, so that `forget()` can return to it.
     """
 
     _memory: Memory | None = None
@@ -42,7 +35,7 @@ class Persistent:
     @classmethod
     def from_pretrained(
         cls: type[P],
-        folder_or_hub_id: str | os.PathLike[str],
+        path_or_hub_id: str | os.PathLike[str],
         *,
         revision: str | None = None,
         tokenizer: Any = None,
@@ -50,21 +43,20 @@ class Persistent:
         config: SpecConfig | None = None,
         **knobs: Any,
     ) -> P:
-        """A `SelfSpec` that starts with what a cache folder or a Hub repository holds.
+        """A `SelfSpec` that starts with what a cache holds.
 
         Args:
-            folder_or_hub_id: A folder that `save_pretrained` or `selfspec cache build` wrote, or a
-                repository on the Hub.
+            path_or_hub_id: A file that `save_pretrained` or `selfspec cache build` wrote, with or
+                without its ending ``.safetensors``, or a repository on the Hub.
             revision: Branch, tag or commit of the Hub repository.
             tokenizer: The model's tokenizer; a cache of another one is refused. Without it, a
                 model is refused at its first call if its vocabulary lacks ids of the cache.
-            remember: A folder to keep in what is learned beyond the cache, as of `SelfSpec`. What
-                it holds goes on top of the cache.
+            remember: A file to keep in what is learned beyond the cache, as of `SelfSpec`. What it
+                holds goes on top of the cache.
             config: All knobs at once.
             knobs: Single knobs, instead of `config`; and `draft_model`, as of `SelfSpec`.
         """
-        path = os.fspath(folder_or_hub_id)
-        contents = load_cache(path, revision=revision, tokenizer=tokenizer)
+        contents = load_cache(path_or_hub_id, revision=revision, tokenizer=tokenizer)
         return cls.from_contents(contents, remember=remember, config=config, **knobs)
 
     @classmethod
@@ -106,34 +98,33 @@ class Persistent:
 
     def save_pretrained(
         self,
-        folder: str | os.PathLike[str],
+        path: str | os.PathLike[str],
         *,
         tokenizer: Any = None,
         overwrite: bool = False,
         about: Mapping[str, Any] | None = None,
     ) -> None:
-        """Writes everything that was loaded or learned to a cache folder, whole or not at all.
+        """Writes everything that was loaded or learned to a cache, whole or not at all.
 
         Args:
-            folder: A folder that is empty or does not exist.
-            tokenizer: The model's tokenizer, to which the folder will belong. Not needed after
+            path: A new file; ``.safetensors`` is added where it is missing.
+            tokenizer: The model's tokenizer, to which the cache will belong. Not needed after
                 `from_pretrained`, which knows it.
-            overwrite: Whether to replace an existing cache folder. Other folders are never
-                replaced.
+            overwrite: Whether to replace an existing cache. Other files are never replaced.
             about: Facts for the cache's card, such as corpus and licence, as JSON values.
         """
-        save_cache(folder, self.contents(tokenizer=tokenizer, about=about), overwrite=overwrite)
+        save_cache(path, self.contents(tokenizer=tokenizer, about=about), overwrite=overwrite)
 
     def save_memory(self) -> None:
-        """Saves what was learned to the folder of `remember` now; other processes' news stay.
+        """Saves what was learned to the file of `remember` now; what others saved there stays.
 
         Nothing is written if nothing was learned since the last save. Raises `CacheError` if the
-        folder can't be written or belongs to another tokenizer by now.
+        file can't be written or belongs to another tokenizer by now.
         """
         if self._remembered is None:
             raise ConfigError(
-                "save_memory() needs a folder (got remember=None); make the SelfSpec with "
-                "remember=FOLDER, or call save_pretrained()"
+                "save_memory() needs a file (got remember=None); make the SelfSpec with "
+                "remember=FILE, or call save_pretrained()"
             )
         self._remembered.save()
 
@@ -179,10 +170,10 @@ def new_memory(
             sources.append(CorpusSource(loaded.corpus, vocab_size, top_k))
     fitted = fitted_for(config, loaded)
     memory = Memory([*sources, *extra_sources], Calibration(), top_k, fitted=fitted)
-    _restore(memory, loaded, vocab_size)
+    if loaded is not None:
+        restore(memory, loaded, vocab_size)
     if remembered is not None:
-        _restore(memory, remembered.read(vocab_size), vocab_size)
-        remembered.follow(memory, vocab_size)
+        remembered.open(memory, vocab_size)
     return memory
 
 
@@ -193,48 +184,22 @@ def fitted_for(config: SpecConfig, loaded: CacheContents | None) -> FittedTree |
     if loaded is None or loaded.fitted is None:
         got = "no cache" if loaded is None else "a cache without one"
         raise ConfigError(
-            f"budget='fitted' needs a cache folder with a fitted tree (got {got}); make one with "
+            f"budget='fitted' needs a cache with a fitted tree (got {got}); make one with "
             "'selfspec tune' and load it with from_pretrained, or choose another budget"
         )
     return loaded.fitted
-
-
-def _restore(memory: Memory, loaded: CacheContents | None, vocab_size: int) -> None:
-    """Fills fresh memory with what was loaded, after a check of every id."""
-    if loaded is None:
-        return
-    _check_vocabulary(loaded, vocab_size)
-    for source in memory.sources:
-        if isinstance(source, LastingSource) and source.name in loaded.tables:
-            arrays = loaded.tables[source.name]
-            try:
-                check_values(source.name, arrays, vocab_size)
-            except ValueError as error:
-                raise CacheFormatError(f"the loaded cache is damaged: {error}") from error
-            source.restore(arrays)
-    memory.calibration.restore(loaded.calibration or [])
-
-
-def _check_vocabulary(loaded: CacheContents, vocab_size: int) -> None:
-    """Refuses a model that lacks ids of a cache. More ids are fine: models pad vocabularies."""
-    num_ids = loaded.count_ids() if loaded.num_ids is None else loaded.num_ids
-    if vocab_size < num_ids:
-        raise VocabularyError(
-            f"the loaded cache holds token ids up to {num_ids - 1} and the model has a vocabulary "
-            f"of {vocab_size} tokens; load a cache that was built for this model's tokenizer"
-        )
 
 
 def _owner(known: TokenizerInfo | None, tokenizer: Any) -> TokenizerInfo:
     """The tokenizer to save for: the loaded cache's, or the one that is given."""
     given = None if tokenizer is None else tokenizer_info(tokenizer)
     if known is None and given is None:
-        raise CacheTokenizerError(
-            "a cache folder belongs to a tokenizer, and this SelfSpec has loaded none (got "
+        raise CacheError(
+            "a cache belongs to a tokenizer, and this SelfSpec has loaded none (got "
             "tokenizer=None); pass tokenizer="
         )
     if known and given and given.fingerprint != known.fingerprint:
-        raise CacheTokenizerError(
+        raise CacheError(
             f"this SelfSpec has loaded a cache of tokenizer {known} and can't be saved for another "
             f"(got {given}); leave tokenizer= out"
         )

@@ -1,0 +1,31 @@
+"""Caches: one safetensors file each, on disk or on the Hub, tied to a tokenizer.
+
+This room knows no model. It puts what a file holds into the memory of a `SelfSpec`, and back.
+"""
+
+from selfspec.cache.contents import (
+    KEY_OF,
+    Arrays,
+    CacheContents,
+    TokenizerInfo,
+    flat_keys,
+    tokenizer_info,
+)
+from selfspec.cache.file import check_target, save_cache
+from selfspec.cache.hub import load_cache, locate, push_cache
+from selfspec.cache.remember import Remembered
+
+__all__ = [
+    "KEY_OF",
+    "Arrays",
+    "CacheContents",
+    "Remembered",
+    "TokenizerInfo",
+    "check_target",
+    "flat_keys",
+    "load_cache",
+    "locate",
+    "push_cache",
+    "save_cache",
+    "tokenizer_info",
+]

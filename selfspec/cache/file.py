@@ -1,0 +1,239 @@
+"""One cache in one safetensors file: a card in JSON as its metadata, tables as its tensors.
+
+A file may come from anywhere. It is refused unless it is a plain file that holds a card and tables
+of the right shapes; what the tables say is never trusted, since the model checks every draft.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import psutil
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from selfspec.cache.contents import KEY_OF, Arrays, CacheContents, TokenizerInfo
+from selfspec.draft.fitted import FittedTree
+from selfspec.draft.sources.corpus import CorpusTables
+from selfspec.errors import CacheError, one_line
+
+SUFFIX = ".safetensors"
+_FORMAT = 3
+_DTYPES = {"F16", "I32", "U16", "U32"}
+_KEY = "selfspec"  # The one entry of the metadata. Several would be written in any order.
+
+
+class _Card(BaseModel):
+    """What a file says besides its tables."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    format_version: Literal[3]
+    tokenizer: TokenizerInfo
+    about: dict[str, Any]
+    calibration: list[tuple[list[tuple[str, int, int, int, int]], float, float]] | None
+    fitted: dict[str, Any] | None
+
+
+def file_of(name: str | os.PathLike[str]) -> Path:
+    """The file that a user's name stands for: ``.safetensors`` is added where it is missing."""
+    path = Path(os.path.expanduser(os.fspath(name)))
+    return path if path.name.endswith(SUFFIX) else Path(f"{path}{SUFFIX}")
+
+
+def read_cache(path: Path, tokenizer: TokenizerInfo | None = None) -> CacheContents:
+    """What a file holds; refuses one of another tokenizer, and one that is not a whole cache.
+
+    The tables are read into memory, so the file may be replaced or removed afterwards.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        text, arrays = _read(path, with_tables=True)
+        contents = _contents(text, arrays)
+    except (OSError, ValueError, SafetensorError) as error:
+        fix = "delete it, or build or fetch it anew"
+        if isinstance(error, FileNotFoundError):
+            fix = "make one with 'selfspec cache build'"
+        raise CacheError(f"cache {str(path)!r} can't be read ({_reason(error)}); {fix}") from error
+    if tokenizer is not None and contents.tokenizer.fingerprint != tokenizer.fingerprint:
+        raise CacheError(
+            f"{str(path)!r} was made for tokenizer {contents.tokenizer}, this model uses "
+            f"{tokenizer}; name another file, or build one with 'selfspec cache build'"
+        )
+    return contents
+
+
+def save_cache(
+    path: str | os.PathLike[str],
+    contents: CacheContents,
+    *,
+    overwrite: bool = False,
+    mode: int = 0o666,
+) -> None:
+    """Writes a cache beside its file, and puts it in place when it is on disk.
+
+    Readers see the old file or the new one, and of several writers the last one wins. A writer that
+    is killed leaves a hidden ``.tmp`` file beside the old one. `mode` is subject to the umask.
+    """
+    target = check_target(path, overwrite=overwrite)
+    data = as_bytes(contents)
+    scratch = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open(scratch, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, target)
+    except OSError as error:
+        raise CacheError(f"cache {str(target)!r} can't be written ({_reason(error)})") from error
+    finally:
+        with suppress(OSError):
+            scratch.unlink()
+
+
+def check_target(path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+    """The file to write to, with links followed; refuses what can't be written, before any work.
+
+    Nothing but a cache is ever overwritten.
+    """
+    from safetensors import SafetensorError
+
+    target = Path(os.path.realpath(file_of(path)))
+    above = next((folder for folder in target.parents if os.path.exists(folder)), target)
+    if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
+        raise CacheError(
+            f"a cache must be in a folder that can be written (got {str(target)!r}); name another"
+        )
+    if os.path.lexists(target):
+        if not overwrite:
+            raise CacheError(
+                f"the file of a new cache must not be there yet (got {str(target)!r}, which "
+                "exists); name another, or replace it with overwrite=True (on a command line "
+                "--overwrite)"
+            )
+        try:
+            _read(target, with_tables=False)
+        except (OSError, ValueError, SafetensorError) as error:
+            raise CacheError(
+                f"what is overwritten must be a cache (got {str(target)!r}: {_reason(error)}); "
+                "name another file, or delete this one"
+            ) from error
+    return target
+
+
+def as_bytes(contents: CacheContents) -> bytes:
+    """A whole file, which is the same for the same contents; refuses what could not be read."""
+    from safetensors.numpy import save
+
+    arrays = {
+        f"{source}.{name}": array
+        for source, table in contents.tables.items()
+        for name, array in table.items()
+    }
+    if contents.corpus is not None:
+        arrays |= {f"corpus.{name}": array for name, array in contents.corpus.arrays().items()}
+    card = {
+        "format_version": _FORMAT,
+        "tokenizer": vars(contents.tokenizer),
+        "about": dict(contents.about),
+        "calibration": contents.calibration,
+        "fitted": None if contents.fitted is None else contents.fitted.as_dict(),
+    }
+    try:
+        text = json.dumps(card, allow_nan=False)
+        _contents(text, arrays)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CacheError(f"this can't be saved as a cache: {error}") from error
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    return save(arrays, metadata={_KEY: text})
+
+
+def _read(path: Path, *, with_tables: bool) -> tuple[str, dict[str, Any]]:
+    """The card and the tables; raises `OSError`, `ValueError` or what safetensors raises."""
+    from safetensors import safe_open
+
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):  # Opening a pipe would wait for a writer.
+        raise ValueError("it is no plain file")
+    if with_tables and found.st_size > psutil.virtual_memory().available:
+        raise ValueError(f"it must fit into the free memory, got {found.st_size:,} bytes")
+    with safe_open(path, framework="numpy") as file:
+        text = (file.metadata() or {}).get(_KEY)
+        if text is None:
+            raise ValueError("it is no cache of selfspec")
+        names = list(file.keys()) if with_tables else []
+        if not {file.get_slice(name).get_dtype() for name in names} <= _DTYPES:
+            raise ValueError(f"its tables must be of {', '.join(sorted(_DTYPES))}")
+        return text, {name: file.get_tensor(name) for name in names}
+
+
+def _contents(text: str, arrays: Arrays) -> CacheContents:
+    """A card and tables, checked and put together; raises `ValueError` where they can't be."""
+    card = _card(text)
+    tables: dict[str, dict[str, Any]] = {}
+    for name, array in arrays.items():
+        source, _, rest = name.partition(".")
+        tables.setdefault(source, {})[rest] = array
+    corpus = tables.pop("corpus", None)
+    for source, table in tables.items():
+        _check_table(source, table)
+    return CacheContents(
+        tokenizer=card.tokenizer,
+        tables=tables,
+        corpus=None if corpus is None else CorpusTables.from_arrays(corpus),
+        calibration=_checked_rates(card.calibration),
+        fitted=None if card.fitted is None else FittedTree.from_dict(card.fitted),
+        about=card.about,
+    )
+
+
+def _card(text: str) -> _Card:
+    try:
+        return _Card.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        if place == "format_version":
+            rule = f"its format version must be {_FORMAT}, got {first['input']!r:.20}"
+            raise ValueError(f"{rule}: another version of selfspec has written it") from error
+        raise ValueError(f"its card is damaged: {place or 'JSON'}: {first['msg']}") from error
+
+
+def _check_table(source: str, table: Mapping[str, Any]) -> None:
+    """Checks the shapes and the lower bounds of a LUT. Its upper bound is the model's to know."""
+    key = KEY_OF.get(source)
+    if key is None or set(table) != {key, "ids", "probabilities"}:
+        raise ValueError(f"it holds a table that selfspec does not know ({source!r:.40})")
+    keys, ids, probabilities = table[key], table["ids"], table["probabilities"]
+    if not (
+        (keys.dtype, ids.dtype, probabilities.dtype) == (np.int32, np.int32, np.float16)
+        and ids.ndim == 2
+        and ids.shape == probabilities.shape
+        and keys.shape == ((len(ids), 2) if source == "lut2" else (len(ids),))
+        and ids.min(initial=0) >= -1
+        and keys.min(initial=0) >= 0
+    ):
+        raise ValueError(f"its table {source} has a wrong shape, a wrong dtype or negative ids")
+
+
+def _checked_rates(rates: Any) -> list[list[Any]] | None:
+    """The rows of a calibration, as its `rows` gave them: [[evidence, …], hits, trials]."""
+    if rates is None:
+        return None
+    hits, trials = np.array([row[1:] for row in rates], float).reshape(-1, 2).T
+    if not ((hits >= 0) & (hits <= trials) & (trials > 0)).all():
+        raise ValueError("its calibration must have 0 <= hits <= trials and trials > 0")
+    return [[[list(kind) for kind in kinds], hits, trials] for kinds, hits, trials in rates]
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or one_line(error)

@@ -1,0 +1,89 @@
+"""A cache by its name: a file here, or the one file of a repository of the Hub."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from selfspec.cache.contents import CacheContents, tokenizer_info
+from selfspec.cache.file import as_bytes, file_of, read_cache
+from selfspec.errors import CacheError, one_line
+
+FILE_NAME = "selfspec-cache.safetensors"  # in every repository
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+
+
+def load_cache(
+    path_or_hub_id: str | os.PathLike[str], *, revision: str | None = None, tokenizer: Any = None
+) -> CacheContents:
+    """Loads a cache; refuses one that is not whole, and with `tokenizer` one of another."""
+    wanted = None if tokenizer is None else tokenizer_info(tokenizer)
+    return read_cache(locate(path_or_hub_id, revision), wanted)
+
+
+def locate(path_or_hub_id: str | os.PathLike[str], revision: str | None = None) -> Path:
+    """The file on this machine; a Hub id that is no file here is fetched."""
+    name = os.fspath(path_or_hub_id)
+    path = file_of(name)
+    is_here = os.path.exists(path)
+    if not is_here and os.path.isdir(os.path.expanduser(name)):
+        raise CacheError(
+            f"a cache must be one file (got the folder {name!r}, as version 0.2 made them); build "
+            f"it anew with 'selfspec cache build {name}'"
+        )
+    if is_here or not _HUB_ID.fullmatch(name):
+        if revision is not None:
+            raise CacheError(
+                f"revision= must come with a Hub id such as 'owner/name' (got {name!r} with "
+                f"revision {revision!r}); a file has none"
+            )
+        return path
+    return _fetch(name, revision)
+
+
+def push_cache(
+    repo_id: str,
+    contents: CacheContents,
+    *,
+    private: bool | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+    commit_message: str | None = None,
+) -> str:
+    """Uploads contents to a model repository, which is made if needed; returns its URL."""
+    from huggingface_hub import HfApi
+
+    data = as_bytes(contents)
+    api = HfApi(token=token)
+    try:
+        api.create_repo(repo_id, private=private, exist_ok=True)
+        if revision is not None:
+            api.create_branch(repo_id, branch=revision, exist_ok=True)
+        api.upload_file(
+            path_or_fileobj=data,
+            path_in_repo=FILE_NAME,
+            repo_id=repo_id,
+            revision=revision,
+            commit_message=commit_message or "Upload a selfspec cache",
+        )
+    except Exception as error:  # Errors of the client's HTTP library have no name of their own.
+        raise CacheError(
+            f"{repo_id!r} on the Hub must be a repository that you can write "
+            f"(got: {one_line(error)})"
+        ) from error
+    return f"https://huggingface.co/{repo_id}"
+
+
+def _fetch(repo_id: str, revision: str | None) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(repo_id, FILE_NAME, revision=revision))
+    except Exception as error:  # as above
+        at = f" at revision {revision!r}" if revision else ""
+        raise CacheError(
+            f"{repo_id!r} must be a cache or a repository of the Hub{at} with one in it "
+            f"(got: {one_line(error)})"
+        ) from error

@@ -1,0 +1,202 @@
+"""What a `SelfSpec` keeps from process to process, in one file: lock, load, put over it, save.
+
+There is no thread: saving happens after a call, when the last one was some minutes ago. A save that
+fails is warned of and never ends a call.
+"""
+
+from __future__ import annotations
+
+import glob
+import logging
+import os
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from selfspec.cache.contents import KEY_OF, Arrays, CacheContents, flat_keys, tokenizer_info
+from selfspec.cache.file import check_target, file_of, read_cache, save_cache
+from selfspec.draft.calibration import Calibration
+from selfspec.draft.memory import Memory
+from selfspec.draft.sources import REGISTRY, LastingSource
+from selfspec.errors import CacheError, ConfigError, VocabularyError
+
+SAVE_SECONDS = 300.0
+_MAX_WAIT = 10.0  # In seconds. A save by another process takes a fraction of one.
+
+_log = logging.getLogger("selfspec")
+
+
+class Remembered:
+    """The file behind one `SelfSpec`, and what of its memory is in there already.
+
+    Args:
+        path: The file. It is made at the first save, readable by its owner only.
+        tokenizer: The model's tokenizer, to which the file belongs.
+        saves: Whether anything is learned that may be saved.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], tokenizer: Any, *, saves: bool) -> None:
+        if tokenizer is None:
+            raise ConfigError(
+                "remember= must come with tokenizer=, the model's tokenizer, to which what is "
+                "learned belongs (got None)"
+            )
+        self.path = Path(os.path.realpath(file_of(path)))
+        self._tokenizer = tokenizer_info(tokenizer)
+        self._saves = saves
+        self._memory: Memory | None = None
+        self._vocab_size = 0
+        self._saved = CacheContents(tokenizer=self._tokenizer)  # What needs no saving again.
+        self._saved_at = 0.0
+        self._warned = False
+        self._lock = threading.Lock()
+        if not os.path.exists(self.path) and os.path.isdir(os.path.expanduser(path)):
+            raise CacheError(
+                f"remember must be a file (got the folder {os.fspath(path)!r}, as version 0.2 made "
+                "them); name another file, or delete the folder"
+            )
+        self._kept()
+        if saves:
+            check_target(self.path, overwrite=True)
+
+    def open(self, memory: Memory, vocab_size: int) -> None:
+        """Puts what is kept on top of fresh memory, and keeps from now on what that learns."""
+        with self._lock:
+            if (kept := self._kept()) is not None:
+                restore(memory, kept, vocab_size)
+                _log.info("remembered what %s keeps", self.path)
+            self._memory, self._vocab_size = memory, vocab_size
+            self._saved = self._learned(memory)
+            self._saved_at = time.monotonic()
+
+    def drop(self) -> None:
+        """Lets go of the memory, without what it learned since the last save."""
+        with self._lock:
+            self._memory = None
+
+    def save(self) -> None:
+        """Adds to the file what was learned since; does nothing if that is nothing."""
+        with self._lock:
+            self._save()
+
+    def save_if_due(self) -> None:
+        """The same once in some minutes; another thread that saves already is not waited for."""
+        if time.monotonic() - self._saved_at < SAVE_SECONDS or not self._lock.acquire(False):
+            return
+        try:
+            self._try_to_save()
+        finally:
+            self._lock.release()
+
+    def end(self) -> None:
+        """The last save, when the `SelfSpec` goes or the process ends."""
+        with self._lock:
+            self._try_to_save()
+
+    def _try_to_save(self) -> None:
+        try:
+            self._save()
+        except CacheError as error:
+            if not self._warned:
+                _log.warning("what was learned is not saved: %s", error)
+            self._warned = True
+
+    def _save(self) -> None:
+        from filelock import FileLock
+
+        self._saved_at = start = time.monotonic()
+        if self._memory is None or not self._saves:
+            return
+        now, old = self._learned(self._memory), self._saved
+        tables = {name: _changed(name, now.tables[name], old.tables[name]) for name in now.tables}
+        has_new_rows = any(len(table["ids"]) for table in tables.values())
+        if not has_new_rows and now.calibration == old.calibration:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(f"{self.path}.lock", timeout=_MAX_WAIT, mode=0o600):
+                self._remove_scratch()
+                contents = _over(self._kept(), replace(now, tables=tables), self._vocab_size)
+                save_cache(self.path, contents, overwrite=True, mode=0o600)
+        except OSError as error:
+            raise CacheError(
+                f"remember must be a file that can be written (got {str(self.path)!r}: "
+                f"{error.strerror or error})"
+            ) from error
+        self._saved = now
+        seconds = time.monotonic() - start
+        _log.info("saved what was learned to %s in %.2f s", self.path, seconds)
+
+    def _kept(self) -> CacheContents | None:
+        return read_cache(self.path, self._tokenizer) if os.path.exists(self.path) else None
+
+    def _remove_scratch(self) -> None:
+        """Removes what killed writers left, since all others wait for the lock."""
+        for left in self.path.parent.glob(f".{glob.escape(self.path.name)}.*.tmp"):
+            left.unlink(missing_ok=True)
+
+    def _learned(self, memory: Memory) -> CacheContents:
+        tables = {name: table for name, table in memory.tables().items() if name in KEY_OF}
+        rates = memory.calibration.rows(None)
+        return CacheContents(tokenizer=self._tokenizer, tables=tables, calibration=rates)
+
+
+def restore(memory: Memory, contents: CacheContents, vocab_size: int) -> None:
+    """Puts contents on top of memory; refuses ids that the model does not have.
+
+    A model may have more ids than the cache: models pad their vocabularies.
+    """
+    num_ids = contents.count_ids()
+    if vocab_size < num_ids:
+        raise VocabularyError(
+            f"the loaded cache holds token ids up to {num_ids - 1} and the model has a vocabulary "
+            f"of {vocab_size} tokens; load a cache that was built for this model's tokenizer"
+        )
+    for source in memory.sources:
+        if isinstance(source, LastingSource) and source.name in contents.tables:
+            source.restore(contents.tables[source.name])
+    memory.calibration.restore(contents.calibration or [])
+
+
+def _changed(source: str, now: Arrays, before: Arrays) -> Arrays:
+    """The rows that are new or other than before. Keys are sorted in both."""
+    if not len(before["ids"]):
+        return now
+    keys, old_keys = (flat_keys(table[KEY_OF[source]]) for table in (now, before))
+    found = np.searchsorted(old_keys, keys).clip(max=len(old_keys) - 1)
+    same = old_keys[found] == keys
+    for name in ("ids", "probabilities"):
+        same &= (before[name][found] == now[name]).all(axis=1)
+    return {name: array[~same] for name, array in now.items()}
+
+
+def _over(kept: CacheContents | None, learned: CacheContents, vocab_size: int) -> CacheContents:
+    """What is kept, as a memory that then learns the new rows; so it never outgrows a memory.
+
+    Of a rate that both have, the one with more trials stays: another process may have counted it.
+    """
+    kept = kept or CacheContents(tokenizer=learned.tokenizer)
+    # Models that share a tokenizer may pad their vocabularies differently.
+    num_ids = max(vocab_size, kept.count_ids())
+    widths = [t["ids"].shape[1] for part in (kept, learned) for t in part.tables.values()]
+    top_k = max(widths, default=1)
+    memory = Memory([REGISTRY[name](num_ids, top_k) for name in KEY_OF], Calibration(), top_k)
+    trials = {_kinds(row): row[2] for row in kept.calibration or []}
+    rates = [row for row in learned.calibration or [] if row[2] >= trials.get(_kinds(row), 0)]
+    restore(memory, kept, num_ids)
+    restore(memory, replace(learned, calibration=rates), num_ids)
+    tables = {name: table for name, table in memory.tables().items() if len(table["ids"])}
+    return replace(
+        learned,
+        tables=tables,
+        calibration=memory.calibration.rows(),
+        about={"kept_by": "remember"},
+    )
+
+
+def _kinds(row: list[Any]) -> tuple[Any, ...]:
+    return tuple(map(tuple, row[0]))

@@ -1,0 +1,59 @@
+"""A tokenizer is known by its vocabulary, and ids are counted wherever they stand."""
+
+import pytest
+
+from selfspec.cache import tokenizer_info
+from selfspec.errors import CacheError
+from tests.caches import FakeTokenizer, contents, count_grams, lut, lut2
+
+
+def test_its_vocabulary_is_its_fingerprint():
+    one, same = tokenizer_info(FakeTokenizer()), tokenizer_info(FakeTokenizer(name="other/one"))
+    turned = FakeTokenizer()
+    turned.vocab = dict(reversed(turned.vocab.items()))
+    assert one.fingerprint == same.fingerprint == tokenizer_info(turned).fingerprint
+    assert one.vocab_size == 50
+    assert tokenizer_info(one) is one
+
+
+def test_any_other_token_is_another_tokenizer():
+    other = FakeTokenizer()
+    other.vocab["token 7"], other.vocab["token 8"] = 8, 7
+    fingerprints = {
+        tokenizer_info(each).fingerprint for each in (FakeTokenizer(), FakeTokenizer(51), other)
+    }
+    assert len(fingerprints) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("owner/name", "owner/name"),
+        ("gpt2", "gpt2"),
+        ("/home/me/models/mine", "mine"),
+        ("~/mine", "mine"),
+        ("C:\\models\\mine", "mine"),
+        ("a/b/c", "c"),
+    ],
+)
+def test_paths_are_nobodys_business(name, short):
+    assert tokenizer_info(FakeTokenizer(name=name)).name == short
+
+
+def test_what_has_no_vocabulary_is_none():
+    with pytest.raises(CacheError, match="must have a get_vocab"):
+        tokenizer_info("gpt2")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tables": {"lut": lut([1, 40])}},
+        {"tables": {"lut2": lut2([(40, 1)])}},
+        {"tables": {"lut": {**lut(), "ids": lut()["ids"] * 0 + 40}}},
+        {"corpus": count_grams([3, 1, 40, 1])},
+        {"corpus": count_grams([3, 1, 4, 40])},
+    ],
+)
+def test_ids_are_counted_in_every_table(changes):
+    assert contents(**{"tables": {}, "corpus": None, **changes}).count_ids() == 41

@@ -1,0 +1,384 @@
+"""A file is written whole or not at all, and what is no whole cache is refused in a line."""
+
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import tempfile
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from selfspec.cache import CacheContents, check_target, file, load_cache, save_cache
+from selfspec.errors import CacheError
+from tests.caches import OWNER, FakeTokenizer, any_contents, contents, count_grams, lut, lut2, plain
+from tests.strategies import any_json, damaged
+
+OTHER = contents(tables={"lut": lut([2, 4])}, corpus=count_grams([7, 8] * 9), about={"n": 2})
+BOTH = (contents(), OTHER)
+SPAWN = multiprocessing.get_context("spawn")
+FUZZ = settings(
+    max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    save_cache(tmp_path / "cache", contents())
+    return tmp_path / "cache.safetensors"
+
+
+def refused(path, match) -> None:
+    with pytest.raises(CacheError, match=match) as raised:
+        load_cache(path)
+    assert str(raised.value).isprintable()
+    assert repr(str(path)) in str(raised.value)
+
+
+def header(entry) -> bytes:
+    data = json.dumps({"__metadata__": {"selfspec": "{}"}, "lut.ids": entry}).encode()
+    return len(data).to_bytes(8, "little") + data + bytes(8)
+
+
+def names(folder) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+class TestRoundTrip:
+    @given(any_contents)
+    @settings(max_examples=60, deadline=None)
+    def test_whatever_is_saved_is_loaded(self, held):
+        with tempfile.TemporaryDirectory() as place:
+            paths = [Path(place) / name for name in ("one.safetensors", "two.safetensors")]
+            save_cache(paths[0], held)
+            loaded = load_cache(paths[0])
+            assert plain(loaded) == plain(held)
+            save_cache(paths[1], loaded)
+            assert paths[0].read_bytes() == paths[1].read_bytes()
+
+    def test_other_programs_can_read_it(self, path):
+        arrays = load_file(path)
+        np.testing.assert_array_equal(arrays["lut.ids"], lut()["ids"])
+        assert "corpus.token.1" in arrays
+        with safe_open(path, framework="numpy") as held:
+            card = json.loads(held.metadata()["selfspec"])
+        assert card["tokenizer"] == vars(OWNER)
+        assert card["about"]["corpus"] == "digits of π"
+
+    def test_an_empty_cache(self, tmp_path):
+        save_cache(tmp_path / "cache", CacheContents(tokenizer=OWNER))
+        assert plain(load_cache(tmp_path / "cache")) == (OWNER, {}, None, None, None, {})
+
+    def test_what_was_loaded_needs_the_file_no_more(self, path):
+        """As a map of the file, reading it would end this process."""
+        loaded = load_cache(path)
+        os.truncate(path, 0)
+        assert plain(loaded) == plain(contents())
+
+    def test_the_name_may_lack_its_ending(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("HOME", str(tmp_path))
+        save_cache("~/a/b/cache.v2", contents())
+        assert names(tmp_path / "a" / "b") == ["cache.v2.safetensors"]
+        for name in ("~/a/b/cache.v2", tmp_path / "a" / "b" / "cache.v2.safetensors"):
+            assert plain(load_cache(name)) == plain(contents())
+
+    def test_another_tokenizers_cache_is_refused(self, path):
+        with pytest.raises(CacheError, match=r"was made for tokenizer 5a5a5a5a… \(owner/toy\), "):
+            load_cache(path, tokenizer=FakeTokenizer())
+        assert load_cache(path, tokenizer=OWNER).tokenizer == OWNER
+
+    def test_about_may_hold_dictionaries_of_any_kind(self, tmp_path):
+        save_cache(tmp_path / "cache", contents(about={"words": Counter("aab")}))
+        assert load_cache(tmp_path / "cache").about == {"words": {"a": 2, "b": 1}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"about": {"when": {1, 2}}}, "not JSON serializable"),
+        ({"about": {"share": float("nan")}}, "not JSON compliant"),
+        ({"about": {"name": "\ud800"}}, "its card is damaged"),
+        ({"calibration": [[[["lut", 0, 1, 1, 0]], 3.0, 2.0]]}, "hits <= trials"),
+        ({"tables": {"lutt": lut()}}, "does not know .'lutt'"),
+        ({"tables": {"lut": {**lut(), "more": lut()["ids"]}}}, "does not know"),
+        ({"tables": {"lut": {**lut(), "tokens": np.arange(3)}}}, "wrong dtype"),
+        ({"tables": {"lut": {**lut(), "tokens": lut()["tokens"][:2]}}}, "wrong shape"),
+        ({"tables": {"lut": {**lut(), "ids": lut()["ids"][:, :2]}}}, "wrong shape"),
+    ],
+)
+def test_what_could_not_be_read_is_not_written(tmp_path, changes, said):
+    with pytest.raises(CacheError, match=f"this can't be saved as a cache: .*{said}"):
+        save_cache(tmp_path / "cache", contents(**changes))
+    assert names(tmp_path) == []
+
+
+class TestRefused:
+    @pytest.mark.parametrize("size", [0, 7, 8, 100, -1])
+    def test_a_file_that_was_cut_off(self, path, size):
+        path.write_bytes(path.read_bytes()[:size])
+        refused(path, r"can't be read .*; delete it, or build or fetch it anew")
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            b"text" * 99,
+            b"\xff" * 99,
+            (2).to_bytes(8, "little") + b"[]",
+            header({"dtype": "I32", "shape": [2**62, 2**62], "data_offsets": [0, 8]}),
+            header({"dtype": "BF16", "shape": [4], "data_offsets": [0, 8]}),  # not numpy's
+            header({"dtype": "U8", "shape": [1] * 99 + [8], "data_offsets": [0, 8]}),
+        ],
+    )
+    def test_anything_else(self, path, data):
+        path.write_bytes(data)
+        refused(path, "can't be read")
+
+    def test_a_file_of_something_else(self, path):
+        save_file({"weight": np.zeros(3)}, path)
+        refused(path, "it is no cache of selfspec")
+
+    def test_a_huge_one(self, path):
+        """On disk it takes a page."""
+        size = 1 << 42
+        path.write_bytes(header({"dtype": "I32", "shape": [size // 4], "data_offsets": [0, size]}))
+        os.truncate(path, path.stat().st_size - 8 + size)
+        refused(path, r"it must fit into the free memory, got 4,398,046,\d+,\d+ bytes")
+
+    @pytest.mark.parametrize("kind", ["a folder", "a pipe", "a device", "a circle", "nothing"])
+    def test_no_plain_file(self, path, kind):
+        """Nobody writes to the pipe, and the device never ends."""
+        path.unlink()
+        said = "it is no plain file"
+        if kind == "a folder":
+            path.mkdir()
+        elif kind == "a pipe":
+            os.mkfifo(path)
+        elif kind == "a device":
+            path.symlink_to("/dev/zero")
+        elif kind == "a circle":
+            path.symlink_to(path.name)
+            said = "Too many levels of symbolic links"
+        else:
+            said = r"No such file or directory\); make one with 'selfspec cache build'"
+        refused(path, said)
+
+    @pytest.mark.parametrize("name", ["", ".", "..", "/", "a\0b", "~nobody/cache", "x" * 300])
+    def test_names_of_no_file(self, name):
+        with pytest.raises(CacheError):
+            load_cache(name)
+
+    def test_a_folder_of_version_0_2(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        Path("old").mkdir()
+        with pytest.raises(CacheError, match=r"the folder 'old', .*'selfspec cache build old'$"):
+            load_cache("old")
+        save_cache("old", contents())  # What the command does.
+        assert plain(load_cache("old")) == plain(contents())
+
+    @pytest.mark.parametrize(
+        ("place", "value", "said"),
+        [
+            (["format_version"], 4, "format version must be 3, got 4: another version of selfspec"),
+            (["format_version"], "3", "format version must be 3, got '3'"),
+            (["tokenizer"], None, "tokenizer"),
+            (["tokenizer", "name"], 5, r"tokenizer\.name"),
+            (["about"], "text", "about"),
+            (["calibration"], {}, "calibration"),
+            (["calibration"], [[[["lut", 0, 1, 1]], 1.0, 2.0]], r"calibration\.0\.0"),
+            (["calibration"], [[[["lut", 0, 1, 1, "0"]], 1.0, 2.0]], r"calibration\.0\.0"),
+            (["calibration"], [[[["lut", 0, 1, 1, 0]], 0, 0]], "hits <= trials and trials > 0"),
+            (["calibration"], [[[["lut", 0, 1, 1, 0]], 1.0, float("inf")]], "calibration"),
+            (["calibration"], [[[["lut", 0, 1, 1, 0]], float("nan"), 2.0]], "calibration"),
+            (["fitted"], {"parents": [1], "ranks": [0], "chances": [0.5]}, "a fitted tree"),
+            (["fitted"], [], "fitted"),
+        ],
+        ids=str,
+    )
+    def test_a_wrong_card(self, path, place, value, said):
+        card = card_of(path)
+        inside = card
+        for name in place[:-1]:
+            inside = inside[name]
+        inside[place[-1]] = value
+        write_card(path, json.dumps(card))
+        refused(path, said)
+
+    @pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000, "\x00"])
+    def test_no_card(self, path, text):
+        write_card(path, text)
+        refused(path, "its card is damaged")
+
+    @pytest.mark.parametrize(
+        ("changes", "said"),
+        [
+            ({"lut.tokens": lut([-1, 1, 9])["tokens"]}, "table lut has .* negative ids"),
+            ({"lut.ids": lut()["ids"] - 2}, "table lut has .* negative ids"),
+            ({"lut.ids": lut()["ids"].astype(np.int64)}, "must be of F16, I32, U16, U32"),
+            ({"lut.ids": lut()["ids"].astype(np.uint32)}, "wrong dtype"),
+            ({"lut.ids": lut()["ids"][0]}, "wrong shape"),
+            ({"lut2.pairs": lut2()["pairs"][:, 0]}, "table lut2 has a wrong shape"),
+            ({"lut2.pairs": None}, "does not know .'lut2'"),
+            ({"more.ids": lut()["ids"]}, "does not know .'more'"),
+            ({"corpus.total.2": None}, "total.2 is missing"),
+            ({"corpus.token.1": np.zeros(3, np.int32)}, "token.1 must be of uint16 or uint32"),
+            ({"corpus.\x1b[31m": np.zeros(3, np.int32)}, r"\[31m does not belong there"),
+        ],
+        ids=str,
+    )
+    def test_a_wrong_table(self, path, changes, said):
+        arrays = {name: a for name, a in {**load_file(path), **changes}.items() if a is not None}
+        save_file(arrays, path, metadata={"selfspec": json.dumps(card_of(path))})
+        refused(path, said)
+
+
+def card_of(path) -> dict:
+    with safe_open(path, framework="numpy") as held:
+        return json.loads(held.metadata()["selfspec"])
+
+
+def write_card(path, text: str) -> None:
+    save_file(load_file(path), path, metadata={"selfspec": text})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A file, and its bytes."""
+    path = tmp_path_factory.mktemp("fuzz") / "cache.safetensors"
+    save_cache(path, contents())
+    return path, path.read_bytes()
+
+
+class TestFuzz:
+    """Each file is read or refused; nothing else comes out."""
+
+    @FUZZ
+    @given(st.data())
+    def test_bytes_that_changed(self, whole, data):
+        path, good = whole
+        path.write_bytes(data.draw(damaged(good)))
+        with suppress(CacheError):
+            load_cache(path).count_ids()
+
+    @FUZZ
+    @given(st.data())
+    def test_entries_that_changed(self, whole, data):
+        path, good = whole
+        path.write_bytes(good)
+        card = card_of(path)
+        inside = data.draw(
+            st.sampled_from([card, *(v for v in card.values() if isinstance(v, dict))])
+        )
+        inside[data.draw(st.sampled_from([*inside, "more"]))] = data.draw(any_json)
+        write_card(path, json.dumps(card))
+        with suppress(CacheError):
+            load_cache(path)
+
+
+class TestSaving:
+    def test_what_is_there_stays(self, path):
+        with pytest.raises(CacheError, match=r"must not be there yet .*, or replace it with"):
+            save_cache(path, OTHER)
+        assert plain(load_cache(path)) == plain(contents())
+        save_cache(path, OTHER, overwrite=True)
+        assert plain(load_cache(path)) == plain(OTHER)
+        assert names(path.parent) == [path.name]
+
+    def test_nothing_but_a_cache_is_overwritten(self, tmp_path):
+        save_file({"weight": np.zeros(3)}, tmp_path / "model.safetensors")
+        (tmp_path / "text.safetensors").write_text("text")
+        (tmp_path / "folder.safetensors").mkdir()
+        os.mkfifo(tmp_path / "pipe.safetensors")
+        for name in ("model", "text", "folder", "pipe"):
+            with pytest.raises(CacheError, match="what is overwritten must be a cache"):
+                check_target(tmp_path / name, overwrite=True)
+
+    def test_a_link_stays_a_link(self, path, tmp_path):
+        (tmp_path / "link.safetensors").symlink_to(path.name)
+        save_cache(tmp_path / "link", OTHER, overwrite=True)
+        assert (tmp_path / "link.safetensors").is_symlink()
+        assert plain(load_cache(path)) == plain(OTHER)
+        (tmp_path / "new.safetensors").symlink_to("elsewhere.safetensors")
+        save_cache(tmp_path / "new", OTHER)
+        assert plain(load_cache(tmp_path / "elsewhere")) == plain(OTHER)
+
+    def test_a_place_that_can_not_be_written_is_refused_before_any_work(self, tmp_path):
+        (tmp_path / "file").touch()
+        long = tmp_path / ("x" * 300)
+        for name in (tmp_path / "file" / "cache", "/proc/cache", "/proc/none/cache", long):
+            with pytest.raises(CacheError, match=r"can(|'t) be written"):
+                save_cache(name, contents())
+        with pytest.raises(CacheError, match="must be in a folder that can be written"):
+            check_target(tmp_path / "file" / "cache")
+
+    def test_others_may_read_it_unless_it_is_private(self, path, tmp_path):
+        mask = os.umask(0)
+        os.umask(mask)
+        assert path.stat().st_mode & 0o777 == 0o666 & ~mask
+        save_cache(tmp_path / "mine", contents(), mode=0o600)
+        assert (tmp_path / "mine.safetensors").stat().st_mode & 0o777 == 0o600
+
+    @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), KeyboardInterrupt()])
+    @pytest.mark.parametrize("step", ["fsync", "replace"])
+    def test_what_breaks_off_leaves_the_old_one_and_no_litter(self, path, monkeypatch, step, error):
+        def broken(*_args):
+            raise error
+
+        monkeypatch.setattr(file.os, step, broken)
+        with pytest.raises((CacheError, KeyboardInterrupt)):
+            save_cache(path, OTHER, overwrite=True)
+        assert names(path.parent) == [path.name]
+        assert plain(load_cache(path)) == plain(contents())
+
+    def test_a_full_disk_leaves_the_old_one(self, path):
+        """No file may grow beyond the limit, which the system says as if the disk were full."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+        try:
+            with pytest.raises(CacheError, match=r"can't be written \(File too large\)"):
+                save_cache(path, OTHER, overwrite=True)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert names(path.parent) == [path.name]
+        assert plain(load_cache(path)) == plain(contents())
+
+    @pytest.mark.parametrize("step", ["fsync", "replace"])
+    def test_a_killed_writer_leaves_the_old_one(self, path, step):
+        process = SPAWN.Process(target=_die_while_saving, args=(path, step))
+        process.start()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+        assert plain(load_cache(path)) == plain(contents())
+        save_cache(path, OTHER, overwrite=True)
+        assert plain(load_cache(path)) == plain(OTHER)
+
+    @pytest.mark.long
+    def test_two_processes_write_and_one_reads(self, path):
+        """A reader sees one of the two and nothing in between."""
+        writers = [SPAWN.Process(target=_write_often, args=(path, which, 25)) for which in (0, 1)]
+        for writer in writers:
+            writer.start()
+        good = [plain(held) for held in BOTH]
+        while any(writer.is_alive() for writer in writers):
+            assert plain(load_cache(path)) in good
+        for writer in writers:
+            writer.join()
+            assert writer.exitcode == 0
+        assert names(path.parent) == [path.name]
+
+
+def _die_while_saving(path, step) -> None:
+    setattr(file.os, step, lambda *_args: os.kill(os.getpid(), signal.SIGKILL))
+    save_cache(path, OTHER, overwrite=True)
+
+
+def _write_often(path, which, times) -> None:
+    for _ in range(times):
+        save_cache(path, BOTH[which], overwrite=True)

@@ -1,0 +1,357 @@
+"""`SelfSpec(remember=...)`: what one learned the next one knows, and nothing is kept unasked."""
+
+import gc
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+
+import filelock
+import numpy as np
+import pytest
+
+from selfspec import CacheError, ConfigError, SelfSpec, VocabularyError
+from selfspec.cache import CacheContents, Remembered, file, load_cache, save_cache, tokenizer_info
+from selfspec.cache import remember as remember_module
+from selfspec.draft.sources import Lut2Source
+from selfspec.records import TopK
+from tests.caches import (
+    OWNER,
+    FakeTokenizer,
+    add_rows,
+    count_grams,
+    die_while_saving,
+    learn,
+    lut,
+    lut2,
+    new_memory,
+    opened,
+)
+from tests.fakes import VOCAB, attached_model, lut_of, prompt
+
+TOKENIZER = FakeTokenizer(VOCAB)
+SPAWN = multiprocessing.get_context("spawn")
+KIND = [["lut", 0, 1, 0, 1]]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "mine"
+
+
+@pytest.fixture
+def always(monkeypatch) -> None:
+    """Saves after every call."""
+    monkeypatch.setattr(remember_module, "SAVE_SECONDS", 0.0)
+
+
+def new_spec(path, **knobs) -> SelfSpec:
+    return SelfSpec(remember=path, tokenizer=TOKENIZER, max_nodes=8, **knobs)
+
+
+def write(spec, seed=1):
+    inputs = prompt(seed=seed)
+    return attached_model().generate(**inputs, assistant=spec, max_new_tokens=24).tolist()
+
+
+def learned(path, seed=1, **knobs) -> SelfSpec:
+    """One that has answered and saved."""
+    spec = new_spec(path, **knobs)
+    write(spec, seed)
+    spec.save_memory()
+    return spec
+
+
+def tokens_kept(path) -> list[int]:
+    return load_cache(path).tables["lut"]["tokens"].tolist()
+
+
+def tokens_of(spec) -> list[int]:
+    return lut_of(spec).arrays()["tokens"].tolist()
+
+
+def kept(**changes) -> CacheContents:
+    return CacheContents(**{"tokenizer": OWNER, "tables": {"lut": lut()}, **changes})
+
+
+def test_the_next_one_knows_what_the_last_one_learned(path):
+    first = learned(path)
+    second = new_spec(path)
+    ours, theirs = second.memory(VOCAB), first.memory(VOCAB)
+    assert ours.calibration.rows() == theirs.calibration.rows()
+    for source, arrays in theirs.tables().items():
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(ours.tables()[source][name], array)
+
+
+def test_nothing_is_kept_unasked(tmp_path, monkeypatch, always):
+    monkeypatch.chdir(tmp_path)
+    spec = SelfSpec()
+    write(spec)
+    del spec
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(ConfigError, match=r"save_memory\(\) needs a file"):
+        SelfSpec().save_memory()
+
+
+def test_nothing_is_made_by_looking_or_before_minutes_have_passed(path, tmp_path, monkeypatch):
+    spec = new_spec(path / "below")
+    write(spec)
+    assert os.listdir(tmp_path) == []
+    monkeypatch.setattr(remember_module, "SAVE_SECONDS", 0.0)
+    write(spec)
+    assert tokens_kept(path / "below") == tokens_of(spec)
+
+
+def test_only_the_owner_can_read_it(path, tmp_path):
+    learned(path)
+    assert {each.stat().st_mode & 0o777 for each in tmp_path.iterdir()} == {0o600}
+
+
+def test_one_that_goes_saves_first(path):
+    spec = new_spec(path)
+    write(spec)
+    tokens = tokens_of(spec)
+    del spec
+    gc.collect()
+    assert tokens_kept(path) == tokens
+
+
+def test_nothing_new_is_not_written(path):
+    before = learned(path)._remembered.path.stat()
+    spec = new_spec(path)
+    spec.memory(VOCAB)
+    spec.save_memory()
+    assert spec._remembered.path.stat() == before
+
+
+@pytest.mark.parametrize("learning", ["frozen", "request"])
+def test_other_scopes_read_and_save_nothing(path, learning):
+    learned(path)
+    known = tokens_kept(path)
+    spec = new_spec(path, learning=learning)
+    assert tokens_of(spec) == known
+    write(spec, seed=5)
+    spec.save_memory()
+    assert tokens_kept(path) == known
+
+
+def test_threads_save_while_others_learn(path, always):
+    spec = new_spec(path)
+    threads = [threading.Thread(target=write, args=(spec, seed)) for seed in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    spec.save_memory()
+    assert tokens_kept(path) == tokens_of(spec)
+
+
+class TestRefused:
+    """Before any work, in the constructor."""
+
+    def test_no_tokenizer(self, path):
+        with pytest.raises(ConfigError, match="remember= must come with tokenizer="):
+            SelfSpec(remember=path)
+
+    def test_another_tokenizer(self, path):
+        learned(path)
+        with pytest.raises(CacheError, match=r"was made for tokenizer .*name another file"):
+            SelfSpec(remember=path, tokenizer=FakeTokenizer(VOCAB - 1))
+
+    def test_a_model_without_the_ids(self, path):
+        learned(path)
+        with pytest.raises(VocabularyError):
+            new_spec(path).memory(VOCAB // 2)
+        new_spec(path).memory(VOCAB + 64)  # Models pad their vocabularies.
+
+    def test_what_is_no_memory(self, path, tmp_path):
+        learned(path)
+        os.truncate(tmp_path / "mine.safetensors", 99)
+        with pytest.raises(CacheError, match=r"mine.safetensors' can't be read .*; delete it"):
+            new_spec(path)
+        (tmp_path / "folder").mkdir()
+        with pytest.raises(CacheError, match=r"got the folder .*as version 0\.2 made them"):
+            new_spec(tmp_path / "folder")
+        with pytest.raises(CacheError, match="must be in a folder that can be written"):
+            new_spec(tmp_path / "mine.safetensors" / "below")
+
+
+class TestOver:
+    """What is new goes over what is kept."""
+
+    def test_the_newer_row_wins_and_all_others_stay(self, path):
+        save_cache(path, kept())
+        remembered, memory = opened(path)
+        learn(memory, [3, 5])
+        save_cache(path, kept(tables={"lut": lut([1, 7]), "lut2": lut2()}), overwrite=True)
+        remembered.save()
+        tables = load_cache(path).tables
+        assert tables["lut"]["tokens"].tolist() == [1, 3, 5, 7]  # Row 9 was not ours.
+        assert tables["lut"]["ids"][1].tolist() == [5] * 8
+        assert tables["lut"]["ids"][3].tolist() == [*lut([1, 7])["ids"][1].tolist(), *[-1] * 4]
+        assert tables["lut2"]["pairs"].tolist() == lut2()["pairs"].tolist()
+
+    def test_a_row_that_only_another_has_changed_is_theirs(self, path):
+        save_cache(path, kept())
+        one, other = opened(path), opened(path)
+        for (remembered, memory), tokens, id_ in ((one, [3], 6), (other, [9], 7)):
+            learn(memory, tokens, id_)
+            remembered.save()
+        ids = load_cache(path).tables["lut"]["ids"]
+        assert [row[0] for row in ids[1:].tolist()] == [6, 7]
+
+    def test_pairs_never_outgrow_the_table(self, path):
+        """Two full tables of other pairs do not make one twice as large."""
+        memories = []
+        for first in (0, 1000):
+            remembered, memory = Remembered(path, OWNER, saves=True), new_memory()
+            memory.sources[1] = Lut2Source(2000, 1)
+            remembered.open(memory, 2000)
+            above, token = np.divmod(np.arange(150_000), 1000)
+            pairs, ids = np.stack([above + first, token], axis=-1), np.zeros((150_000, 1), np.int32)
+            memory.sources[1].observe_pairs(pairs, TopK(ids, np.ones(ids.shape, np.float16)))
+            memories.append((remembered, memory))
+        for remembered, _ in memories:
+            remembered.save()
+        held = {tuple(pair) for pair in load_cache(path).tables["lut2"]["pairs"].tolist()}
+        mine = memories[1][1].sources[1].arrays()["pairs"].tolist()
+        assert len(mine) > 70_000
+        assert {tuple(pair) for pair in mine} <= held
+        assert len(held) <= 1 << 17
+
+    @pytest.mark.parametrize(("ours", "theirs", "stays"), [(9, 8, 9), (8, 9, 9), (8, 8, 8)])
+    def test_of_two_rates_the_one_with_more_trials_stays(self, path, ours, theirs, stays):
+        remembered, memory = opened(path)
+        memory.calibration.restore([[KIND, 2.0, float(ours)]])
+        save_cache(path, kept(calibration=[[KIND, 1.0, float(theirs)]]))
+        remembered.save()
+        [(_, hits, trials)] = load_cache(path).calibration
+        assert (hits, trials) == (2.0 if ours >= theirs else 1.0, stays)
+
+    def test_no_more_rates_than_a_cache_keeps(self, path):
+        remembered, memory = opened(path)
+        memory.calibration.restore([[["lut", 0, n, 0, 0]], 1.0, 4.0 + n] for n in range(1, 4000))
+        remembered.save()
+        trials = [row[2] for row in load_cache(path).calibration]
+        assert len(trials) == 2048
+        assert min(trials) > 1900
+
+    def test_two_at_once_lose_nothing(self, path):
+        """Both opened it when it was empty."""
+        one, other = new_spec(path), new_spec(path)
+        for spec, seed in ((one, 1), (other, 2)):
+            write(spec, seed)
+        for spec in (one, other, one):
+            spec.save_memory()
+        assert set(tokens_kept(path)) == {*tokens_of(one), *tokens_of(other)}
+
+    def test_one_that_became_anothers_is_not_written(self, path):
+        spec = new_spec(path)
+        write(spec)
+        save_cache(path, kept())
+        with pytest.raises(CacheError, match="was made for tokenizer"):
+            spec.save_memory()
+        assert load_cache(path).tokenizer == OWNER
+
+
+class TestTrouble:
+    def test_one_that_can_not_be_written_is_warned_of_once(self, path, caplog, monkeypatch, always):
+        def refuse(*_args):
+            raise OSError(28, "No space left on device")
+
+        learned(path)
+        spec = new_spec(path)
+        with caplog.at_level(logging.WARNING, "selfspec"), monkeypatch.context() as patched:
+            patched.setattr(file.os, "replace", refuse)
+            assert write(spec, seed=2) == write(None, seed=2)
+            write(spec, seed=3)
+            with pytest.raises(CacheError, match="No space left on device"):
+                spec.save_memory()
+        assert caplog.text.count("what was learned is not saved: ") == 1
+        spec.save_memory()  # Nothing of it was lost.
+        assert set(tokens_kept(path)) >= set(tokens_of(spec))
+
+    def test_a_lock_that_is_never_released_ends_the_waiting(self, path, tmp_path, monkeypatch):
+        monkeypatch.setattr(remember_module, "_MAX_WAIT", 0.0)
+        spec = new_spec(path)
+        write(spec)
+        with (
+            filelock.FileLock(tmp_path / "mine.safetensors.lock"),
+            pytest.raises(CacheError, match="could not be acquired"),
+        ):
+            spec.save_memory()
+
+    @pytest.mark.long
+    @pytest.mark.parametrize("step", ["fsync", "replace"])
+    def test_killed_while_saving_loses_nothing(self, path, tmp_path, step):
+        save_cache(path, kept())
+        process = SPAWN.Process(target=die_while_saving, args=(path, step))
+        process.start()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+        assert tokens_kept(path) == [1, 3, 9]
+        assert len(list(tmp_path.glob(".*.tmp"))) == 1  # It lies there until the next save.
+        add_rows(path, [2])
+        assert tokens_kept(path) == [1, 2, 3, 9]
+        assert not list(tmp_path.glob(".*.tmp"))
+
+    @pytest.mark.long
+    def test_processes_that_save_at_once_lose_nothing(self, path):
+        parts = [list(range(start, 48, 3)) for start in range(3)]
+        processes = [SPAWN.Process(target=add_rows, args=(path, part)) for part in parts]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+            assert process.exitcode == 0
+        assert tokens_kept(path) == list(range(48))
+
+
+class TestTogether:
+    """With a cache: it comes first, and what is remembered goes on top."""
+
+    @pytest.fixture
+    def cache(self, tmp_path):
+        held = kept(tokenizer=tokenizer_info(TOKENIZER), corpus=count_grams([5, 6, 7] * 4))
+        save_cache(tmp_path / "cache", held)
+        return tmp_path / "cache"
+
+    def test_rows_of_the_memory_win(self, cache, path):
+        ours = lut_of(learned(path)).arrays()
+        arrays = lut_of(SelfSpec.from_pretrained(cache, remember=path)).arrays()
+        assert set(arrays["tokens"]) == {1, 3, 9, *ours["tokens"]}
+        found = np.searchsorted(arrays["tokens"], ours["tokens"])
+        np.testing.assert_array_equal(arrays["ids"][found], ours["ids"])
+
+    def test_only_what_was_learned_is_kept(self, cache, path):
+        spec = SelfSpec.from_pretrained(cache, remember=path)
+        learn(spec.memory(VOCAB), [20])
+        spec.save_memory()
+        assert tokens_kept(path) == [20]
+        assert load_cache(path).corpus is None
+
+
+class TestForgetting:
+    def test_what_was_not_saved_never_is(self, path):
+        learned(path)
+        known = tokens_kept(path)
+        spec = new_spec(path)
+        write(spec, seed=5)
+        spec.forget()
+        spec.save_memory()
+        del spec
+        gc.collect()
+        assert tokens_kept(path) == known
+
+    def test_the_next_call_opens_the_file_again(self, path):
+        learned(path)
+        known = tokens_kept(path)
+        spec = new_spec(path)
+        write(spec, seed=5)
+        spec.forget()
+        assert tokens_of(spec) == known
+        write(spec, seed=6)
+        spec.save_memory()
+        assert set(tokens_kept(path)) > set(known)
