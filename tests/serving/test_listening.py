@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
-import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
 import pytest
+import uvicorn
 
-from selfspec.serving import Gate, Listening, Rules, application
 from tests.serving.conftest import NAME, Served
 from tests.waiting import PATIENCE, free_port, wait_until
 
@@ -42,7 +43,7 @@ class Reply(NamedTuple):
 class Address:
     """Where a server listens."""
 
-    def __init__(self, served: Served, server: Listening, port: int) -> None:
+    def __init__(self, served: Served, server: uvicorn.Server, port: int) -> None:
         self.served = served
         self.server = server
         self.port = port
@@ -73,20 +74,21 @@ def listening(
     folder: str, *, gate: dict[str, Any] | None = None, **options: Any
 ) -> Iterator[Address]:
     """Inside, a server answers on a thread, as its command does in a process."""
-    served = Served(folder, **{"max_memory": None, **options})
-    served.answering.start()
-    app: Any = application(served.answering, Rules(NAME, served.rules.vocab_size, None))
+    options = {"max_memory": None, "max_positions": None, **options}
+    served = Served(folder, gate=gate, **options)
+    served.thread.start()
     port = free_port()
-    server = Listening(Gate(app, **(gate or {})), served.answering, host="127.0.0.1", port=port)
+    config = uvicorn.Config(served.app, host="127.0.0.1", port=port, server_header=False)
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
     thread.start()
     try:
         wait_until(lambda: server.started)
         yield Address(served, server, port)
     finally:
-        server.handle_exit(signal.SIGINT, None)
+        served.thread.break_off()
+        server.should_exit = True
         thread.join(PATIENCE)
-        served.answering.join(PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -161,37 +163,37 @@ def test_a_page_may_ask_whether_it_may_ask(address: Address) -> None:
 def test_requests_without_the_key_do_nothing(address: Address) -> None:
     connection = address.post({"max_tokens": 5})
     assert Reply.on(connection).status == 401
-    assert address.served.answering.num_running == 0
+    assert address.served.thread.session.num_running == 0
 
 
 @pytest.mark.parametrize("streams", [True, False])
 def test_a_client_that_goes_away_ends_its_row(address: Address, streams: bool) -> None:
-    answering = address.served.answering
+    thread = address.served.thread
     connection = address.post({**ENDLESSLY, "stream": streams}, **BEARER)
     with closing(connection):
         if streams:
             with connection.getresponse() as response:
                 assert response.readline().startswith(b"data: ")
-                wait_until(lambda: answering.num_running == 1)
-        wait_until(lambda: answering.num_running == 1)
-    wait_until(lambda: answering.num_running == 0)
-    assert answering.num_waiting == 0
+                wait_until(lambda: thread.session.num_running == 1)
+        wait_until(lambda: thread.session.num_running == 1)
+    wait_until(lambda: thread.session.num_running == 0)
+    assert thread.num_waiting == 0
     connection = address.post({"max_tokens": 4}, **BEARER)
     assert Reply.on(connection).status == 200
 
 
 def test_too_many_are_told_to_come_again(address: Address) -> None:
     held = [address.post(dict(ENDLESSLY), **BEARER) for _ in range(4)]
-    wait_until(lambda: address.served.answering.num_running == 2)
-    wait_until(lambda: address.served.answering.num_waiting == 2)
+    wait_until(lambda: address.served.thread.session.num_running == 2)
+    wait_until(lambda: address.served.thread.num_waiting == 2)
     response = Reply.on(address.post({"max_tokens": 1}, **BEARER))
     assert response.status == 503
     assert response.headers["Retry-After"] == "1"
     assert "at most 4 texts" in response.message
     for connection in reversed(held):  # Those that wait leave first.
         connection.close()
-    wait_until(lambda: address.served.answering.num_running == 0)
-    assert address.served.answering.num_waiting == 0
+    wait_until(lambda: address.served.thread.session.num_running == 0)
+    assert address.served.thread.num_waiting == 0
 
 
 def test_the_end_tells_those_who_wait(chat_folder: str) -> None:
@@ -203,8 +205,8 @@ def test_the_end_tells_those_who_wait(chat_folder: str) -> None:
     ):
         assert streaming.readline().startswith(b"data: ")
         waiting = address.post(dict(ENDLESSLY))
-        wait_until(lambda: address.served.answering.num_waiting == 1)
-        address.server.handle_exit(signal.SIGINT, None)
+        wait_until(lambda: address.served.thread.num_waiting == 1)
+        address.served.thread.break_off()
         response = Reply.on(waiting)
         assert response.status == 503
         assert "being stopped" in response.message
@@ -217,8 +219,14 @@ def test_what_runs_may_end_after_a_sigterm(chat_folder: str) -> None:
         body = {"max_tokens": 200, "stream": True, "temperature": 0, "logit_bias": {"1": -100}}
         with closing(address.post(body)) as running, running.getresponse() as streaming:
             assert streaming.readline().startswith(b"data: ")
-            address.server.handle_exit(signal.SIGTERM, None)
-            wait_until(lambda: address.served.answering.is_stopping)
+            address.server.should_exit = True
+            wait_until(lambda: not is_open(address.port))
             with pytest.raises(OSError, match="refused"):
                 address.post({"max_tokens": 1})
             assert streaming.read().endswith(b"data: [DONE]\n\n")
+
+
+def is_open(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False

@@ -168,7 +168,7 @@ def test_statistics_and_metrics(served: Served) -> None:
 
 def test_a_fault_ends_no_more_than_it_has_to(served: Served, monkeypatch: Any) -> None:
     """The model's thread goes on, and so does the next request."""
-    session = served.answering._session
+    session = served.thread.session
     monkeypatch.setattr(session, "step", lambda: [][1])
     body = {"model": NAME, "prompt": "def", "max_tokens": 4}
     response = served.client.post("/v1/completions", json=body)
