@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,16 +12,12 @@ from typer import Abort, Argument, Option
 
 from selfspec.building.recipe import Recipe
 from selfspec.cli.cache.recipe_options import RecipeOptions, recipe_of
-from selfspec.cli.fleet.fleet_options import FleetOptions, fleet
 from selfspec.cli.shared.messages import Verbose, working
 from selfspec.cli.shared.options import ModelOptions, unfolds
-from selfspec.errors import CliError
 from selfspec.machine.amounts import amount_in_bytes
 
 if TYPE_CHECKING:
     from selfspec.building.progress import Bars
-    from selfspec.building.warmup import CallWorkers
-    from selfspec.fleet import Work
     from selfspec.store import CacheContents
 
 
@@ -35,7 +30,6 @@ Overwrite = Annotated[
 def build(
     loading: ModelOptions,
     options: RecipeOptions,
-    fleet_options: FleetOptions,
     output: Annotated[Path, Argument(help="The cache folder to make.")],
     recipe: Annotated[
         Path | None,
@@ -68,15 +62,8 @@ def build(
         "overwrite": overwrite,
         "keep_work": keep_work,
     }
-    fleet_options.check(loading.device)
-    if fleet_options.ray is not None and asked.generates:
-        raise CliError(
-            "--learn-from must be text with --ray (got 'generations', where the model learns from "
-            "each answer for the next one); answer the prompts with 'selfspec batch --ray', and "
-            "build from its answers"
-        )
     with ExitStack() as stack:
-        contents = _Build(asked, loading, fleet_options, how).run(output, stack)
+        contents = _Build(asked, loading, how).run(output, stack)
     print(_summary(output, contents))
 
 
@@ -86,7 +73,6 @@ class _Build:
 
     recipe: Recipe
     loading: ModelOptions
-    fleet_options: FleetOptions
     how: dict[str, Any]  # the arguments of `BuildOptions`
 
     def run(self, output: Path, stack: ExitStack) -> CacheContents:
@@ -104,16 +90,14 @@ class _Build:
 
             stack.enter_context(quiet())
             tokenizer = load_tokenizer(self.loading)
-        spread = None if self.fleet_options.ray is None else stack.enter_context(self._spread())
         bars = Bars(Console(stderr=True))
         builder = Builder(
             self.recipe,
             tokenizer,
-            lambda: self._model(tokenizer, bars, spread is not None),
+            lambda: self._model(tokenizer, bars),
             bars,
             BuildOptions(**self.how),
             model_name=self.loading.model,
-            call_workers=spread,
         )
         stack.enter_context(bars)
         try:
@@ -122,44 +106,11 @@ class _Build:
             bars.say("interrupted; run the same command again to go on")
             raise Abort from error
 
-    def _model(self, tokenizer: Any, bars: Bars, is_spread: bool) -> Any:
-        """The model, or only its sizes where workers read."""
-        from selfspec.cli.shared.model_loading import load_model, load_shape
+    def _model(self, tokenizer: Any, bars: Bars) -> Any:
+        from selfspec.cli.shared.model_loading import load_model
 
-        if is_spread:
-            return load_shape(self.loading)
         bars.say(f"Loading {self.loading.title} ...")
         return load_model(self.loading, tokenizer).model
-
-    @contextmanager
-    def _spread(self) -> Iterator[CallWorkers]:
-        """Workers that read and count for a build. GPUs are asked for if a model reads."""
-        device = self.loading.device if self.recipe.wants_lut else "cpu"
-        with fleet(self.fleet_options, device, self._worker) as workers:
-
-            def spread(task: str, jobs: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-                for (_, job), result in workers.in_order((task, job) for job in jobs):
-                    yield job, result
-
-            yield spread
-
-    @contextmanager
-    def _worker(self) -> Iterator[Work]:
-        """In a worker: what does its part of a build."""
-        from selfspec.building.build_worker import BuildWorker
-        from selfspec.cli.shared.model_loading import load_model, load_tokenizer, quiet
-
-        with quiet():
-            tokenizer = load_tokenizer(self.loading)
-            worker = BuildWorker(
-                self.recipe,
-                tokenizer,
-                lambda: load_model(self.loading, tokenizer).model,
-                max_memory=self.how["max_memory"],
-            )
-            yield lambda jobs: [
-                (number, getattr(worker, task)(job)) for number, (task, job) in jobs
-            ]
 
 
 def _summary(output: Path, contents: CacheContents) -> str:
