@@ -194,7 +194,7 @@ class _Routes:
             self._meters.cancelled()
             return Response(status_code=_GONE)
         self._meters.answered(exchange)
-        return JSONResponse(form.whole(choices, exchange))
+        return JSONResponse(form.whole(choices, exchange.usage))
 
     async def _events(self, form: Form, exchange: Exchange) -> AsyncIterator[bytes]:
         """The events of a stream. When its client goes, its texts are forgotten."""
@@ -205,8 +205,9 @@ class _Routes:
                 for chunk in form.chunks(piece):
                     yield chunk
             self._meters.answered(exchange)
-            if exchange.request.tells_usage:
-                yield form.usage_chunk(exchange)
+            options = exchange.request.stream_options
+            if options is not None and options.include_usage:
+                yield form.usage_chunk(exchange.usage)
             yield DONE
         except asyncio.CancelledError:
             self._meters.cancelled()

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from selfspec.errors import CliError, SelfSpecError, one_line
 from selfspec.serving.calls import Limits
 from selfspec.serving.prompt_files import PromptLine, numbered_lines, read_line
+from selfspec.serving.replies import Form, Piece, usage_of
+from selfspec.serving.schema import Chat
 
 if TYPE_CHECKING:
     from selfspec.batch import Answer
@@ -39,14 +41,9 @@ class Outcome(NamedTuple):
 class Progress:
     """How far a file of prompts has come."""
 
-    done: set[int] = field(default_factory=set)  # The numbers of lines that have an answer.
+    left: set[int] = field(default_factory=set)  # The numbers of lines that need the model.
     unreadable: dict[int, str] = field(default_factory=dict)  # Other lines, and what is wrong.
     total: int = 0
-
-    @property
-    def num_known(self) -> int:
-        """How many lines need no model."""
-        return len(self.done) + len(self.unreadable)
 
 
 @dataclass(frozen=True)
@@ -99,9 +96,9 @@ class BatchFiles:
                 progress.unreadable[number] = str(error)
                 continue
             known = answered.pop(_key(line.name, number), None)
-            if known == line.checksum:
-                progress.done.add(number)
-            elif known is not None:
+            if known is None:
+                progress.left.add(number)
+            elif known != line.checksum:
                 raise self._foreign(f"holds an answer to another line {number}")
         if not progress.total:
             got = f"{str(self.prompts)!r}, which is empty"
@@ -115,7 +112,7 @@ class BatchFiles:
     def open_lines(self, progress: Progress) -> Iterator[PromptLine]:
         """The lines that are left for the model."""
         for number, data in numbered_lines(self.prompts, "INPUT"):
-            if number not in progress.done and number not in progress.unreadable:
+            if number in progress.left:
                 yield read_line(number, data)
 
     def begin(self, progress: Progress) -> None:
@@ -217,53 +214,33 @@ def outcomes(
             asked[line.number] = line
         for answer in session.work():
             line = asked.pop(answer.index)
-            written = json.dumps(_record(line, answer, model_name), ensure_ascii=False)
+            written = record(line, answer, model_name)
             yield Outcome(line.number, written, num_tokens=len(answer.ids))
 
 
-def _record(line: PromptLine, answer: Answer, model_name: str) -> dict[str, Any]:
-    """What is written of an answer."""
+def record(line: PromptLine, answer: Answer, model_name: str) -> str:
+    """What is written of an answer, in the form of its line."""
     stats = {
         "num_steps": answer.stats.num_steps,
         "tokens_per_step": round(answer.stats.tokens_per_step, 3),
         "seconds": round(sum(answer.stats.seconds.values()), 4),
     }
-    written = _in_body(line, answer, model_name) if line.in_body else _plain(line, answer)
+    if line.in_body:
+        form = Form(model_name, is_chat=isinstance(line.settings, Chat))
+        pieces = [Piece(0, answer.text, answer.finish_reason)]
+        body = form.whole(pieces, usage_of(answer.num_prompt_tokens, [answer]))
+        response = {"status_code": 200, "body": body}
+        written = {"custom_id": line.name, "response": response, "error": None}
+    else:
+        written = {
+            **({} if line.name is None else {"id": line.name}),
+            "text": answer.text,
+            "finish_reason": answer.finish_reason,
+            "num_prompt_tokens": answer.num_prompt_tokens,
+            "num_new_tokens": len(answer.ids),
+        }
     about = {"line": line.number, "input": line.checksum}
-    return {**about, **written, "ids": answer.ids, "stats": stats}
-
-
-def _plain(line: PromptLine, answer: Answer) -> dict[str, Any]:
-    return {
-        **({} if line.name is None else {"id": line.name}),
-        "text": answer.text,
-        "finish_reason": answer.finish_reason,
-        "num_prompt_tokens": answer.num_prompt_tokens,
-        "num_new_tokens": len(answer.ids),
-    }
-
-
-def _in_body(line: PromptLine, answer: Answer, model_name: str) -> dict[str, Any]:
-    """In the form of OpenAI's batches."""
-    is_chat = isinstance(line.prompt, list) and isinstance(line.prompt[0], dict)
-    message = {"message": {"role": "assistant", "content": answer.text}}
-    said = message if is_chat else {"text": answer.text}
-    num_prompt, num_new = answer.num_prompt_tokens, len(answer.ids)
-    body = {
-        "object": "chat.completion" if is_chat else "text_completion",
-        "model": model_name,
-        "choices": [{"index": 0, **said, "finish_reason": answer.finish_reason}],
-        "usage": {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": num_new,
-            "total_tokens": num_prompt + num_new,
-        },
-    }
-    return {
-        "custom_id": line.name,
-        "response": {"status_code": 200, "body": body},
-        "error": None,
-    }
+    return json.dumps({**about, **written, "ids": answer.ids, "stats": stats}, ensure_ascii=False)
 
 
 def _key(name: Any, number: int) -> Any:
@@ -287,16 +264,13 @@ def _is_begun(data: bytes) -> bool:
 
 
 def _is_ours(errors: Path) -> bool:
-    """Is it a file of errors, whose last line may be cut off?"""
+    """Does a file of errors begin as one of ours?"""
     with errors.open("rb") as stream:
-        for data in stream:
-            try:
-                is_error = set(json.loads(data)) == {"line", "error"}
-            except (RecursionError, TypeError, ValueError):
-                is_error = not data.endswith(b"\n") and _is_begun(data)
-            if not is_error:
-                return False
-    return True
+        data = stream.readline()
+    try:
+        return not data or set(json.loads(data)) == {"line", "error"}
+    except (RecursionError, TypeError, ValueError):
+        return False
 
 
 def _unwritable(path: Path, error: OSError) -> CliError:

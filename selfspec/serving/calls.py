@@ -35,7 +35,7 @@ class Limits:
         ids = self._encoded(prompt, tokenizer)
         own = settings.arguments()
         self._check_ids("logit_bias", [token for (token,) in own.get("sequence_bias", ())])
-        setting = settings.length_field if "max_new_tokens" in own else length_option
+        setting = next(iter(settings.length_fields), length_option)
         arguments = {**(default or {}), **own}
         length = self._length(len(ids), arguments.get("max_new_tokens"), setting or "max_tokens")
         return ids, {**arguments, "max_new_tokens": length}

@@ -8,23 +8,16 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any
 
 from selfspec.batch import Answer
 from selfspec.batch.ticket import Ticket
 from selfspec.errors import SelfSpecError, one_line
 from selfspec.serving.calls import Limits
 from selfspec.serving.model_thread import ModelThread, News
+from selfspec.serving.replies import Piece, usage_of
 from selfspec.serving.schema import Request, RequestError
 from selfspec.serving.text import TextStream
-
-
-class Piece(NamedTuple):
-    """Some more text of a choice; the last piece says why the text ended."""
-
-    choice: int
-    text: str
-    finish_reason: str | None
 
 
 class Exchange:
@@ -33,7 +26,7 @@ class Exchange:
     def __init__(self, model: ModelThread, request: Request, arrived: float) -> None:
         self.request = request
         self.arrived = arrived  # By `perf_counter`.
-        self.num_choices = request.num_choices * len(request.prompts)
+        self.num_choices = request.n * len(request.prompts)
         self.num_prompt_tokens = 0
         self.answers: list[Answer] = []  # Those that are complete.
         self.seconds_to_first: float | None = None
@@ -44,9 +37,9 @@ class Exchange:
         self._texts = [TextStream(model.tokenizer, stops) for _ in range(self.num_choices)]
 
     @property
-    def num_new_tokens(self) -> int:
-        """How many tokens the answers have that are complete."""
-        return sum(len(each.ids) for each in self.answers)
+    def usage(self) -> dict[str, Any]:
+        """How many tokens prompts and complete answers have."""
+        return usage_of(self.num_prompt_tokens, self.answers)
 
     async def open(self, limits: Limits, turn: asyncio.Lock) -> None:
         """Lets all texts wait for a row; refuses what can't be answered.
@@ -98,7 +91,7 @@ class Exchange:
             for prompt in request.prompts:
                 ids, arguments = limits.call(prompt, request, model.tokenizer)
                 self.num_prompt_tokens += len(ids)
-                for number in range(request.num_choices):
+                for number in range(request.n):
                     self._tickets.append(model.ticket(ids, seed + number, arguments))
         except RequestError:
             raise

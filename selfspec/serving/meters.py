@@ -65,9 +65,10 @@ class Meters:
     def answered(self, exchange: Exchange) -> None:
         """Counts the tokens of a request that was answered."""
         self._first.observe(exchange.seconds_to_first or 0)
-        self._read.inc(exchange.num_prompt_tokens)
-        self._written.inc(exchange.num_new_tokens)
-        self._recent.append((perf_counter(), exchange.num_new_tokens))
+        usage = exchange.usage
+        self._read.inc(usage["prompt_tokens"])
+        self._written.inc(usage["completion_tokens"])
+        self._recent.append((perf_counter(), usage["completion_tokens"]))
 
     def as_text(self) -> bytes:
         """What Prometheus reads."""

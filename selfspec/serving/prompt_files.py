@@ -29,25 +29,15 @@ _FORMS = ("prompt", "messages", "turns", "body")
 
 @dataclass(frozen=True)
 class PromptLine:
-    """One line: what is asked, and how the answer is to be written.
+    """One line: what is asked, and how the answer is to be written."""
 
-    Attributes:
-        number: Counted from 1, empty lines too.
-        checksum: Says whether a line is still the same.
-        name: Its `custom_id` or `id`; None if it has none.
-        prompt: Text, messages or token ids; with `turns` the first of them.
-        turns: The questions of a benchmark, one after the other; otherwise empty.
-        settings: What the line says about its answer.
-        in_body: Is it in OpenAI's form? Then its answer is, too.
-    """
-
-    number: int
+    number: int  # Counted from 1, empty lines too.
     checksum: str
-    name: str | int | None
-    prompt: Any
-    turns: tuple[str, ...]
+    name: str | int | None  # Its `custom_id` or `id`.
+    prompt: Any  # Text, messages or token ids; the first one of `turns`.
+    turns: tuple[str, ...]  # The questions of a benchmark; mostly empty.
     settings: Settings
-    in_body: bool
+    in_body: bool  # Is it in OpenAI's form? Then its answer is, too.
 
     def prompt_for(self, tokenizer: Any) -> Any:
         """The prompt for `encoded`: a first turn is a user's message if the model can chat."""
@@ -122,10 +112,9 @@ def _plain(line: _Line) -> tuple[Any, Settings]:
 
 def _in_body(body: dict[str, Any]) -> tuple[Any, Settings]:
     request = checked(Chat if "messages" in body else Completion, body)
-    if request.stream or request.num_choices * len(request.prompts) != 1:
-        field = "stream" if request.stream else "n" if request.num_choices != 1 else "prompt"
-        rule = "a line has one prompt and gets one answer, as a whole"
-        raise RequestError(f"{field} must ask for one answer: {rule}", field=field)
+    if request.stream or request.n * len(request.prompts) != 1:
+        field = "stream" if request.stream else "n" if request.n != 1 else "prompt"
+        raise RequestError(f"{field} must ask for one answer, as a whole", field=field)
     return request.prompts[0], request
 
 

@@ -5,12 +5,23 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from selfspec.serving.exchange import Exchange, Piece
 from selfspec.serving.schema import RequestError
 
+if TYPE_CHECKING:
+    from selfspec.batch import Answer
+
 DONE = b"data: [DONE]\n\n"
+
+
+class Piece(NamedTuple):
+    """Some more text of a choice; the last piece says why the text ended."""
+
+    choice: int
+    text: str
+    finish_reason: str | None
 
 
 class Form:
@@ -26,14 +37,14 @@ class Form:
             "model": model,
         }
 
-    def whole(self, pieces: list[Piece], exchange: Exchange) -> dict[str, Any]:
+    def whole(self, pieces: Sequence[Piece], usage: dict[str, Any]) -> dict[str, Any]:
         """All choices at once."""
         choices = []
         for piece in pieces:
             message = {"role": "assistant", "content": piece.text, "refusal": None}
             said = {"message": message} if self._is_chat else {"text": piece.text}
             choices.append(_choice(piece, said))
-        return {"object": self._whole, **self._same, "choices": choices, "usage": _usage(exchange)}
+        return {"object": self._whole, **self._same, "choices": choices, "usage": usage}
 
     def openings(self, num_choices: int) -> list[bytes]:
         """The chunks that say who speaks, before any text."""
@@ -47,9 +58,9 @@ class Form:
         parts = [text] * bool(piece.text) + [end] * (piece.finish_reason is not None)
         return [self._event([_choice(part, self._said(part.text))]) for part in parts]
 
-    def usage_chunk(self, exchange: Exchange) -> bytes:
+    def usage_chunk(self, usage: dict[str, Any]) -> bytes:
         """The last chunk, if the client asked for it."""
-        return self._event([], usage=_usage(exchange))
+        return self._event([], usage=usage)
 
     def _said(self, text: str) -> dict[str, Any]:
         if self._is_chat:
@@ -77,11 +88,13 @@ def _choice(piece: Piece, said: dict[str, Any]) -> dict[str, Any]:
     return {"index": piece.choice, **said, **end}
 
 
-def _usage(exchange: Exchange) -> dict[str, Any]:
-    num_prompt_tokens = exchange.num_prompt_tokens
-    num_new_tokens, stats = exchange.num_new_tokens, [each.stats for each in exchange.answers]
-    drafted = sum(each.drafted_by_source["prediction"] for each in stats)
-    accepted = sum(each.accepted_by_source["prediction"] for each in stats)
+def usage_of(num_prompt_tokens: int, answers: Sequence[Answer]) -> dict[str, Any]:
+    """How many tokens a request took, and how many of a prediction came true."""
+    num_new_tokens = sum(len(each.ids) for each in answers)
+    drafted, accepted = (
+        sum(getattr(each.stats, name)["prediction"] for each in answers)
+        for name in ("drafted_by_source", "accepted_by_source")
+    )
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_new_tokens,

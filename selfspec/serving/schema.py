@@ -33,13 +33,7 @@ _short.maxstring = _short.maxother = 80
 
 
 class RequestError(SelfSpecError, ValueError):
-    """A request, or a line of a prompt file, that can't be answered.
-
-    Attributes:
-        field: Which field is wrong, if it is one.
-        status: The HTTP status of the answer.
-        code: OpenAI's name for some of the reasons.
-    """
+    """A request, or a line of a prompt file, that can't be answered, and which field is wrong."""
 
     def __init__(
         self, message: str, *, field: str | None = None, status: int = 400, code: str | None = None
@@ -63,15 +57,10 @@ def _joined(value: Any) -> Any:
     if not isinstance(value, list):
         return value
     for part in value:
-        if not isinstance(part, dict) or set(part) != {"type", "text"} or part["type"] != "text":
+        is_text = isinstance(part, dict) and isinstance(part.get("text"), str)
+        if not is_text or set(part) != {"type", "text"} or part["type"] != "text":
             raise ValueError("must be text, or a list of parts with type: 'text', and text")
-    return "".join(_is(str, part["text"], "must be parts with text") for part in value)
-
-
-def _is(kind: type, value: Any, rule: str) -> Any:
-    if type(value) is not kind:
-        raise ValueError(rule)
-    return value
+    return "".join(part["text"] for part in value)
 
 
 def _listed(value: Any) -> Any:
@@ -110,7 +99,7 @@ def _only(*allowed: Any, rule: str = _NOT_HERE) -> AfterValidator:
     """For a field that may be there, as long as it asks for nothing."""
 
     def check(value: Any) -> Any:
-        for each in (None, *allowed):
+        for each in allowed:
             if isinstance(value, bool) == isinstance(each, bool) and value == each:
                 return value
         raise ValueError(rule)
@@ -141,6 +130,13 @@ class _Fields(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {name: each for name, each in value.items() if each is not None}
+
 
 class Message(_Fields):
     """What one side of a conversation said."""
@@ -159,7 +155,7 @@ Messages = Annotated[list[Message], Field(min_length=1)]
 
 
 class Prediction(_Fields):
-    """What the answer will probably look like."""
+    """An answer that is mostly known."""
 
     type: Literal["content"]
     content: Content
@@ -181,28 +177,26 @@ class Settings(_Fields):
     stop: Stops | None = None
 
     @property
-    def length_field(self) -> str:
-        """The field that says how long the answer may be."""
-        names = ("max_completion_tokens", "max_new_tokens")
-        return next((each for each in names if getattr(self, each) is not None), "max_tokens")
+    def length_fields(self) -> list[str]:
+        """The fields that say how long the answer may be, at most one in the end."""
+        names = ("max_tokens", "max_completion_tokens", "max_new_tokens")
+        return [name for name in names if name in self.model_fields_set]
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Settings:
-        given = {self.max_tokens, self.max_completion_tokens, self.max_new_tokens} - {None}
-        if len(given) > 1:
-            raise RequestError(
-                f"{self.length_field} must be equal to max_tokens where both are given (got "
-                f"{' and '.join(map(str, sorted(given, key=str)))})",
-                field=self.length_field,
-            )
+        for other in self.length_fields[1:]:
+            first = self.length_fields[0]
+            if (got := getattr(self, other)) != (length := getattr(self, first)):
+                rule = f"{other} must be equal to {first} where both are given"
+                raise RequestError(f"{rule} (got {got} and {length})", field=other)
         return self
 
     def arguments(self) -> dict[str, Any]:
         """How tokens are chosen, and how many at most, as arguments of `generate()`."""
         same = {"top_p", "top_k", "min_p", "repetition_penalty"}
         arguments = self.model_dump(include=same, exclude_none=True)
-        if (length := getattr(self, self.length_field)) is not None:
-            arguments["max_new_tokens"] = length
+        for name in self.length_fields:
+            arguments["max_new_tokens"] = getattr(self, name)
         if self.temperature is not None:
             arguments["do_sample"] = self.temperature > 0
         if self.temperature:
@@ -219,7 +213,7 @@ class Settings(_Fields):
 class StreamOptions(_Fields):
     """What a stream says beside its text."""
 
-    include_usage: bool | None = None
+    include_usage: bool = False
 
 
 class Request(Settings):
@@ -227,8 +221,8 @@ class Request(Settings):
 
     model: Text | None = None
     user: Text | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    stream: bool | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    stream: bool = False
     stream_options: StreamOptions | None = None
     prediction: Prediction | None = None
     frequency_penalty: NoPenalty = None
@@ -239,26 +233,13 @@ class Request(Settings):
         """What is answered: texts, conversations or token ids."""
         raise NotImplementedError
 
-    @property
-    def num_choices(self) -> int:
-        """How many answers each prompt gets."""
-        return self.n or 1
-
-    @property
-    def tells_usage(self) -> bool:
-        """Is there a last event with the number of tokens?"""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
     @model_validator(mode="after")
     def _check_together(self) -> Request:
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options must come with stream: true", field="stream_options")
-        if self.num_choices * len(self.prompts) > MAX_CHOICES:
-            raise RequestError(
-                f"n times the number of prompts must be <= {MAX_CHOICES} "
-                f"(got {self.num_choices} times {len(self.prompts)})",
-                field="n",
-            )
+        if self.n * len(self.prompts) > MAX_CHOICES:
+            rule = f"n times the number of prompts must be <= {MAX_CHOICES}"
+            raise RequestError(f"{rule} (got {self.n} times {len(self.prompts)})", field="n")
         return self
 
     def arguments(self) -> dict[str, Any]:
@@ -318,7 +299,7 @@ class Completion(Request):
 
     @model_validator(mode="after")
     def _check_best(self) -> Completion:
-        if self.best_of not in (None, self.num_choices):
+        if self.best_of not in (None, self.n):
             rule = "best_of must be n: the best ones are not chosen"
             raise RequestError(f"{rule} (got {self.best_of})", field="best_of")
         return self

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfspec.batch import Answer
-from selfspec.serving.batch_file import _record
+from selfspec.serving.batch_file import record
 from selfspec.serving.prompt_files import read_line, read_prompts
 from selfspec.serving.schema import RequestError
 from selfspec.stats import GenerationStats
@@ -83,7 +83,7 @@ def tried(data: bytes) -> None:
         json.loads(json.dumps({"error": str(error)}))
         return
     answer = Answer(0, "text", [1], "stop", 2, GenerationStats())
-    json.dumps(_record(line, answer, "model"), ensure_ascii=False).encode()
+    json.loads(record(line, answer, "model").encode())
 
 
 @FUZZ

@@ -53,14 +53,14 @@ def batch(
     with files.locked():
         progress = files.progress()
         num_bad, total = len(progress.unreadable), progress.total
-        if len(progress.done) == total:
+        if not progress.left and not num_bad:
             typer.echo(f"All {total} lines are answered in {answers}.", err=True)
             return
         files.begin(progress)
         if num_bad:
             count = f"{num_bad} of {total} lines can't be read"
             typer.echo(f"{count}; see {files.errors}.", err=True)
-        if progress.num_known < total:
+        if progress.left:
             num_bad += answer(files, progress, asked, config, max_new_tokens, max_rows)
     if num_bad:
         typer.echo(f"{num_bad} of {total} lines have no answer; see {files.errors}.", err=True)
@@ -113,7 +113,9 @@ def track(found: Iterator[Outcome], progress: Progress) -> Iterator[Outcome]:
     bar = Bar("Answers", *columns, TimeRemainingColumn(), about, console=Console(stderr=True))
     try:
         with bar:
-            task = bar.add_task("", total=progress.total, completed=progress.num_known, tokens=0)
+            task = bar.add_task(
+                "", total=progress.total, completed=progress.total - len(progress.left), tokens=0
+            )
             tokens = 0
             for outcome in found:
                 yield outcome
