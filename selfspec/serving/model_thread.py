@@ -121,6 +121,7 @@ class ModelThread:
     def _run(self) -> None:
         try:
             self.session.open()
+            self.ticket([0], 0, {"max_new_tokens": 1})  # Refuses a memory in which nothing fits.
         except BaseException as error:
             self._is_open.set_exception(error)
             return
