@@ -100,9 +100,6 @@ class BatchFiles:
                 progress.left.add(number)
             elif known != line.checksum:
                 raise self._foreign(f"holds an answer to another line {number}")
-        if not progress.total:
-            got = f"{str(self.prompts)!r}, which is empty"
-            raise CliError(f"INPUT must have a prompt at least (got {got})")
         for name in answered:
             raise self._foreign(f"holds an answer to {name!r:.80}, which is not in INPUT")
         if self.answers.exists() and self.answers.stat().st_size > num_whole_bytes:
@@ -134,6 +131,9 @@ class BatchFiles:
             raise _unwritable(path, error) from error
 
     def _check(self) -> None:
+        if next(numbered_lines(self.prompts, "INPUT"), None) is None:
+            got = f"{str(self.prompts)!r}, which is empty"
+            raise CliError(f"INPUT must have a prompt at least (got {got})")
         for path in (self.answers, self.errors):
             if not path.absolute().parent.is_dir() or (path.exists() and not path.is_file()):
                 raise CliError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +21,7 @@ from selfspec.cli.shared.messages import Verbose
 from selfspec.cli.shared.opened import checked, loaded, memory_of_texts
 from selfspec.cli.shared.options import Knobs, MaxNewTokens, WriteOptions, unfolds
 from selfspec.config import SpecConfig
-from selfspec.serving.batch_file import BatchFiles, Outcome, Progress, outcomes
+from selfspec.serving.batch_file import BatchFiles, Progress, outcomes
 from selfspec.serving.calls import Limits
 
 
@@ -60,8 +59,12 @@ def batch(
         if num_bad:
             count = f"{num_bad} of {total} lines can't be read"
             typer.echo(f"{count}; see {files.errors}.", err=True)
-        if progress.left:
-            num_bad += answer(files, progress, asked, config, max_new_tokens, max_rows)
+        try:
+            if progress.left:
+                num_bad += answer(files, progress, asked, config, max_new_tokens, max_rows)
+        except KeyboardInterrupt:
+            typer.echo("Stopped. The same command goes on from here.", err=True)
+            raise
     if num_bad:
         typer.echo(f"{num_bad} of {total} lines have no answer; see {files.errors}.", err=True)
         raise typer.Exit(1)
@@ -100,27 +103,14 @@ def answer(
             default={"max_new_tokens": max_new_tokens, **writer.choice()},
             length_option="--max-new-tokens",
         )
-        for outcome in track(found, progress):
-            files.write(outcome)
-            num_bad += outcome.answer is None
-    return num_bad
-
-
-def track(found: Iterator[Outcome], progress: Progress) -> Iterator[Outcome]:
-    """The same outcomes, which a bar counts; Ctrl-C says how to go on."""
-    columns = (BarColumn(14), MofNCompleteColumn(), TimeElapsedColumn())
-    about = TextColumn("{task.fields[tokens]} tokens")
-    bar = Bar("Answers", *columns, TimeRemainingColumn(), about, console=Console(stderr=True))
-    try:
-        with bar:
-            task = bar.add_task(
-                "", total=progress.total, completed=progress.total - len(progress.left), tokens=0
-            )
-            tokens = 0
+        columns = (BarColumn(14), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        about = TextColumn("{task.fields[tokens]} tokens")
+        with Bar("Answers", *columns, about, console=Console(stderr=True)) as bar:
+            num_known, tokens = progress.total - len(progress.left), 0
+            task = bar.add_task("", total=progress.total, completed=num_known, tokens=0)
             for outcome in found:
-                yield outcome
+                files.write(outcome)
+                num_bad += outcome.answer is None
                 tokens += outcome.num_tokens
                 bar.update(task, advance=1, tokens=tokens)
-    except KeyboardInterrupt:
-        typer.echo("Stopped. The same command goes on from here.", err=True)
-        raise
+    return num_bad
