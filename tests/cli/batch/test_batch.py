@@ -220,20 +220,20 @@ def test_a_draft_model_takes_its_part_of_the_memory(loaded):
 
 
 @pytest.mark.slow
-def test_ten_thousand_lines_killed_three_times(tmp_path, plain_folder):
-    given = write(tmp_path / "in.jsonl", *({"prompt": f"dog {n}"} for n in range(10_000)))
+def test_a_thousand_lines_killed_three_times(tmp_path, plain_folder):
+    given = write(tmp_path / "in.jsonl", *({"prompt": f"dog {n}"} for n in range(1_000)))
     out = tmp_path / "out.jsonl"
     command = [sys.executable, "-m", "selfspec.cli", "batch", given, out, "--model", plain_folder]
     command += ["--max-new-tokens", "4", "--max-rows", "16"]
     for _ in range(3):
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         before = len(read_lines(out))
-        while len(read_lines(out)) < before + 1500:
+        while len(read_lines(out)) < before + 150:
             time.sleep(0.2)
         process.send_signal(signal.SIGKILL)
         process.wait()
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
-    assert sorted(answer["line"] for answer in read(out)) == list(range(1, 10_001))
+    assert sorted(answer["line"] for answer in read(out)) == list(range(1, 1_001))
 
 
 def read_lines(path: Path) -> list[bytes]:
