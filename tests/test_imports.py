@@ -60,6 +60,10 @@ NO_TORCH = (
     "selfspec.machine.measured",
     "selfspec.machine.user_files",
     "selfspec.records",
+    "selfspec.serving.batch_file",
+    "selfspec.serving.calls",
+    "selfspec.serving.prompt_files",
+    "selfspec.serving.schema",
     "selfspec.stats",
     "selfspec.verify.walk",
 )

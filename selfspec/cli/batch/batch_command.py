@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as Bar
 
-from selfspec.building.progress import Bars
-from selfspec.cli.batch.answerer import Answerer, Outcome
-from selfspec.cli.batch.batch_files import Appended, BatchFiles, Errors, Progress
+from selfspec.building.limits import vocab_size
 from selfspec.cli.shared.messages import Verbose
-from selfspec.cli.shared.opened import checked
+from selfspec.cli.shared.opened import checked, loaded, memory_of_texts
 from selfspec.cli.shared.options import Knobs, MaxNewTokens, WriteOptions, unfolds
+from selfspec.config import SpecConfig
+from selfspec.serving.batch_file import BatchFiles, Progress, outcomes
+from selfspec.serving.calls import Limits
 
 
 @unfolds
@@ -42,52 +49,68 @@ def batch(
     """Answer a file of prompts. A run that was stopped continues where it was."""
     config = checked(asked, knobs)
     files = BatchFiles(prompts, answers)
-    files.check()
-    answerer = Answerer(asked, config, max_new_tokens, max_rows)
     with files.locked():
         progress = files.progress()
-        if len(progress.done) == progress.total:
-            typer.echo(f"All {progress.total} lines are answered in {answers}.", err=True)
+        num_bad, total = len(progress.unreadable), progress.total
+        if not progress.left and not num_bad:
+            typer.echo(f"All {total} lines are answered in {answers}.", err=True)
             return
-        num_bad = _run(files, progress, answerer)
+        files.begin(progress)
+        if num_bad:
+            count = f"{num_bad} of {total} lines can't be read"
+            typer.echo(f"{count}; see {files.errors}.", err=True)
+        try:
+            if progress.left:
+                num_bad += answer(files, progress, asked, config, max_new_tokens, max_rows)
+        except KeyboardInterrupt:
+            typer.echo("Stopped. The same command goes on from here.", err=True)
+            raise
     if num_bad:
-        total = progress.total
         typer.echo(f"{num_bad} of {total} lines have no answer; see {files.errors}.", err=True)
         raise typer.Exit(1)
 
 
-def _run(files: BatchFiles, progress: Progress, answerer: Answerer) -> int:
-    """Answers what is left; returns how many lines have no answer in the end."""
-    with closing(Errors(files.errors)) as errors:
-        for number, why in progress.unreadable.items():
-            errors.note(number, why)
-        if progress.unreadable:
-            count = f"{errors.number} of {progress.total} lines can't be read"
-            typer.echo(f"{count}; see {files.errors}.", err=True)
-        if not progress.num_open:
-            return errors.number
-        known = progress.done | progress.unreadable.keys()
-        try:
-            with answerer.alone() as answers:
-                lines = (each for each in files.lines() if each[0] not in known)
-                _write(answers(lines), files, errors, len(known), progress.total)
-        except KeyboardInterrupt:
-            typer.echo("Stopped. The same command goes on from here.", err=True)
-            raise
-        return errors.number
+def answer(
+    files: BatchFiles,
+    progress: Progress,
+    asked: WriteOptions,
+    config: SpecConfig,
+    max_new_tokens: int,
+    max_rows: int,
+) -> int:
+    """Answers what is left; returns how many lines have no answer."""
+    num_bad = 0
+    with loaded(asked, max_new_tokens, num_texts=max_rows) as writer:
+        from selfspec.batch.schedule import ShortestFirst
+        from selfspec.batch.session import Session
 
-
-def _write(
-    outcomes: Iterator[Outcome], files: BatchFiles, errors: Errors, num_known: int, total: int
-) -> None:
-    """Writes down each outcome as it comes."""
-    bars = Bars(Console(stderr=True))
-    with ExitStack() as stack:
-        written = stack.enter_context(closing(Appended(files.answers)))
-        bar = stack.enter_context(bars).stage("Answers", total, done=num_known)
-        for outcome in outcomes:
-            if outcome.answer is None:
-                errors.note(outcome.number, outcome.error or "")
-            else:
-                written.add(outcome.answer)
-            bar.advance(1, tokens=outcome.num_tokens)
+        model = writer.model
+        session = Session(
+            model,
+            writer.tokenizer,
+            writer.new_spec(config),
+            max_rows=max_rows,
+            max_memory=memory_of_texts(model, writer.start.draft_model, asked.max_memory, max_rows),
+            scheduler=ShortestFirst(),  # Nobody waits for a certain line of a file.
+        )
+        found = outcomes(
+            files.open_lines(progress),
+            session,
+            writer.tokenizer,
+            Limits(vocab_size(model), writer.loaded.max_positions),
+            model_name=writer.loaded.name,
+            seed=writer.seed,
+            default={"max_new_tokens": max_new_tokens, **writer.choice()},
+            length_option="--max-new-tokens",
+        )
+        columns = (BarColumn(14), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        about = TextColumn("{task.fields[tokens]} tokens")
+        with Bar("Answers", *columns, about, console=Console(stderr=True)) as bar:
+            num_known, tokens = progress.total - len(progress.left), 0
+            task = bar.add_task("", total=progress.total, completed=num_known, tokens=0)
+            for outcome in found:
+                files.write(outcome)
+                num_bad += outcome.answer is None
+                tokens += outcome.num_tokens
+                bar.update(task, advance=1, tokens=tokens)
+    return num_bad
