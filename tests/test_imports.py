@@ -42,7 +42,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "batch": {*_ENGINE, "engine", "plugin"},
     "serving": {*_ENGINE, "engine", "plugin", "batch"},
     "fleet": {"errors"},
-    "building": {*_ENGINE, "engine", "fitting", "plugin", "store"},
+    "building": {*_ENGINE, "batch", "engine", "fitting", "plugin", "store"},
     "cli": EVERYTHING,
     "": EVERYTHING,  # selfspec/__init__.py
 }

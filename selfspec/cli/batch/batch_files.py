@@ -13,9 +13,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from selfspec.building.work_folder import locked
 from selfspec.cli.batch.batch_lines import checksum, read_line
 from selfspec.errors import CliError
+from selfspec.machine.user_files import locked
 
 # Each line that we write begins so; the number of the line follows, and its checksum.
 _START = b'{"line": '

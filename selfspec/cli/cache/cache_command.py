@@ -1,4 +1,4 @@
-"""`selfspec cache`: builds, inspects, merges and checks cache folders."""
+"""`selfspec cache`: builds, inspects and merges caches."""
 
 from __future__ import annotations
 
@@ -6,67 +6,119 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
-from selfspec.cli.cache.build_command import Overwrite, build
+from selfspec.cli.cache.recipe_options import RecipeOptions
 from selfspec.cli.shared.group import Commands
 from selfspec.cli.shared.messages import Verbose, working
+from selfspec.cli.shared.options import ModelOptions, unfolds
 from selfspec.cli.shared.paint import harmless
-from selfspec.cli.shared.text_files import read_text
-from selfspec.errors import CliError, one_line
+from selfspec.errors import CliError
+from selfspec.machine.amounts import amount_in_bytes
 
 if TYPE_CHECKING:
-    from selfspec.cli.cache.coverage import Coverage
-    from selfspec.store import CacheContents, Card
+    from selfspec.store import CacheContents
 
-_DAMAGED = 2
+Output = Annotated[Path, typer.Argument(help="The cache to make.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a cache that exists.")]
 
 cache = typer.Typer(name="cache", cls=Commands)
-cache.command()(build)
 
 
 @cache.callback(invoke_without_command=True)
 def commands(context: typer.Context) -> None:
-    """Build, inspect, merge and check cache folders."""
+    """Build, inspect and merge caches."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
 
 @cache.command()
-def inspect(
-    folder: Annotated[str, typer.Argument(help="A cache folder or a Hub id.")],
-    tokenizer: Annotated[
+@unfolds
+def build(
+    loading: ModelOptions,
+    options: RecipeOptions,
+    output: Output,
+    recipe: Annotated[
         str | None,
-        typer.Option(help="Folder or Hub id of the tokenizer, to show text for token ids."),
+        typer.Option(
+            metavar="NAME",
+            help="A recipe that comes with selfspec (code, dialogue, folder, oanc, own-answers, "
+            "vocabulary), or a TOML file with the keys below. Options override its keys.",
+        ),
     ] = None,
-    text: Annotated[
-        Path | None,
-        typer.Option(help="Text file; show how much of it the cache knows. Needs --tokenizer."),
-    ] = None,
-    top: Annotated[int, typer.Option(min=0, help="Entries to show for each table.")] = 5,
+    max_memory: Annotated[
+        str,
+        typer.Option(
+            help="Memory for counting n-grams, without the model. What does not fit loses its "
+            "rarest long n-grams."
+        ),
+    ] = "4GB",
+    overwrite: Overwrite = False,
     verbose: Verbose = False,
 ) -> None:
-    """Show what is in a cache: its origin, counts, sizes, top entries, coverage of a text."""
-    if text is not None and tokenizer is None:
-        raise CliError("--text needs --tokenizer: a cache knows token ids, not text")
-    known = None if text is None else read_text(text, "--text")
-    with working(f"Reading {folder}"):
-        from selfspec.store import load_cache, locate, read_card
+    """Build a cache from texts, or from the model's own answers to them.
 
-        path = locate(folder)
-        _check(path)
-        reader = _tokenizer(tokenizer)
-        contents = load_cache(path, tokenizer=reader)
-    _print_card(path, read_card(path)[0])
-    _print_top(contents, reader, top)
-    if known is not None:
-        ids = reader(known, add_special_tokens=False, verbose=False)["input_ids"]
-        _print_coverage(contents, ids)
+    If a build of own answers was interrupted, the same command goes on with the next answer.
+    """
+    from selfspec.cli.shared.model_loading import check_options
+
+    asked = options.recipe(recipe)
+    check_options(loading)
+    memory = amount_in_bytes(max_memory, name="--max-memory")
+    _check_free(output, overwrite)
+    with working(f"Loading the tokenizer of {loading.title}"):
+        from selfspec.building.build import build_cache
+        from selfspec.building.documents import find_inputs
+        from selfspec.building.progress import Bars
+        from selfspec.cli.shared.model_loading import load_model, load_tokenizer, quiet
+
+        if not asked.reads_vocabulary:
+            find_inputs(asked)  # A wrong path is told before anything is loaded.
+        with quiet():
+            tokenizer = load_tokenizer(loading)
+    with quiet(), Bars(Console(stderr=True)) as bars:
+
+        def model() -> Any:
+            bars.say(f"Loading {loading.title} ...")
+            return load_model(loading, tokenizer).model
+
+        try:
+            contents = build_cache(
+                asked,
+                output,
+                tokenizer,
+                model,
+                bars=bars,
+                model_name=loading.model,
+                max_memory=memory,
+                overwrite=overwrite,
+            )
+        except KeyboardInterrupt as error:
+            if asked.generates:
+                bars.say("interrupted; the same command goes on with the next answer")
+            raise typer.Abort from error
+    _print_contents(output, contents)
+
+
+@cache.command()
+def inspect(
+    folder: Annotated[str, typer.Argument(metavar="CACHE", help="A cache or a Hub id.")],
+    verbose: Verbose = False,
+) -> None:
+    """Show what is in a cache, and where it comes from."""
+    with working(f"Reading {folder}"):
+        from selfspec.store import load_cache
+
+        contents = load_cache(folder)
+    _print_contents(folder, contents)
+    for name, value in sorted(contents.about.items()):
+        print(harmless(f"{name}: {value}"))  # A card may come from anywhere, and hold anything.
 
 
 @cache.command()
 def merge(
-    output: Annotated[Path, typer.Argument(help="The cache folder to make.")],
-    folders: Annotated[list[Path], typer.Argument(help="Cache folders of one tokenizer.")],
+    output: Output,
+    caches: Annotated[list[Path], typer.Argument(help="Caches of one tokenizer.")],
     overwrite: Overwrite = False,
     min_count: Annotated[
         int, typer.Option(min=1, help="Drop n-grams with a lower count. More: a smaller file.")
@@ -76,120 +128,47 @@ def merge(
     ] = 8,
     max_size: Annotated[
         str,
-        typer.Option(help="The largest n-gram file; the minimum count is raised until it fits."),
+        typer.Option(help="Largest n-gram tables; the minimum count is raised until they fit."),
     ] = "64MB",
     verbose: Verbose = False,
 ) -> None:
-    """Merge caches. Counts add up; of two LUT rows with one key, the later folder's is kept."""
-    from selfspec.machine.amounts import amount_in_bytes
-
-    pruning = {
-        "min_count": min_count,
-        "max_continuations": max_continuations,
-        "max_bytes": amount_in_bytes(max_size, name="--max-size"),
-    }
+    """Merge caches. Counts add up; of two LUT rows with one key, the later cache's is kept."""
+    size = amount_in_bytes(max_size, name="--max-size")
+    _check_free(output, overwrite)
     with working(f"Merging into {output}"):
-        from selfspec.cli.cache.merging import merged
-        from selfspec.store import check_target, save_cache
+        from selfspec.building.merging import merge_caches
 
-        check_target(output, overwrite=overwrite)
-        parts = _sound(folders)
-        save_cache(output, merged(parts, **pruning), overwrite=overwrite)
-    print(f"{len(parts)} caches are merged in {output}")
-
-
-@cache.command()
-def verify(
-    folder: Annotated[Path, typer.Argument(help="A cache folder.")], verbose: Verbose = False
-) -> None:
-    """Check every byte and every entry of a cache. The exit status is 2 if it is damaged."""
-    with working(f"Checking {folder}"):
-        from selfspec.store import verify_cache
-
-        verdicts = verify_cache(folder)
-    for name, problem in verdicts.items():
-        print(f"{name}: {'ok' if problem is None else f'DAMAGED: {one_line(problem)}'}")
-    raise typer.Exit(0 if verdicts.ok else _DAMAGED)
+        contents = merge_caches(
+            output,
+            caches,
+            overwrite=overwrite,
+            min_count=min_count,
+            max_continuations=max_continuations,
+            max_bytes=size,
+        )
+    _print_contents(output, contents)
 
 
-def _sound(folders: list[Path]) -> list[CacheContents]:
-    """The caches, checked in full: all of one tokenizer, and none given twice."""
-    from selfspec.cli.cache.merging import check_different, check_one_tokenizer
-    from selfspec.store import load_cache, read_card
-
-    cards = {folder: read_card(folder)[0] for folder in folders}
-    check_different(folders, cards)
-    for folder in folders:
-        _check(folder)
-    check_one_tokenizer(cards)
-    return [load_cache(folder) for folder in folders]
+def _check_free(output: Path, overwrite: bool) -> None:
+    """Refuses what is there already; whether it is a cache is checked by whoever replaces it."""
+    taken = any(output.iterdir()) if output.is_dir() else output.exists()
+    if taken and not overwrite:
+        raise CliError(
+            f"OUTPUT must be new (got {str(output)!r}, which exists); pass --overwrite to replace "
+            "it, or name another"
+        )
 
 
-def _check(folder: Path) -> None:
-    """Refuses a cache whose tables aren't sound. What follows reads every entry of them."""
-    from selfspec.store import verify_cache
-
-    for problem in verify_cache(folder).values():
-        if problem is not None:
-            raise problem
-
-
-def _tokenizer(name: str | None) -> Any:
-    if name is None:
-        return None
-    from transformers import AutoTokenizer
-
-    from selfspec.cli.shared.model_loading import attempt
-
-    return attempt(name, "tokenizer", lambda: AutoTokenizer.from_pretrained(name))
-
-
-def _print_card(folder: Path, card: Card) -> None:
-    import json
-
-    _say(f"cache {folder}")
-    _say(f"tokenizer {card.tokenizer}, {card.tokenizer.vocab_size:,} tokens")
-    for name, entry in sorted(card.files.items()):
-        _say(f"{name}: {entry.size:,} bytes")
-    for name, number in sorted(card.counts.items()):
-        _say(f"{name}: {number:,}")
-    _say(f"entries of a LUT row: {card.top_k or '-'}, longest prefix: {card.max_prefix or '-'}")
-    for name, value in sorted(card.about.items()):
-        _say(f"{name}: {value if isinstance(value, str) else json.dumps(value)}")
-
-
-def _print_top(contents: CacheContents, tokenizer: Any, limit: int) -> None:
-    from selfspec.cli.cache.top_entries import top_entries
-
-    for title, entries in top_entries(contents, limit) if limit else ():
-        _say(f"\n{title}:")
-        for entry in entries:
-            before, after = (_shown(ids, tokenizer) for ids in (entry.before, entry.after))
-            _say(f"  {before} -> {after}  ({entry.weight})")
-
-
-def _shown(token_ids: tuple[int, ...], tokenizer: Any) -> str:
-    from selfspec.cli.demo.tree_view import readable
-
-    if tokenizer is None:
-        return " ".join(map(str, token_ids))
-    return " ".join(readable(tokenizer, token_id) for token_id in token_ids)
-
-
-def _print_coverage(contents: CacheContents, token_ids: list[int]) -> None:
-    from selfspec.cli.cache.coverage import coverage
-
-    _say(f"\ncoverage of {len(token_ids):,} tokens (found: something is known there; named: the")
-    _say("next token is among it):")
-    for line in coverage(contents, token_ids):
-        found, named = _share(line, line.num_found), _share(line, line.num_named)
-        _say(f"  {line.what:<17} {found} found, {named} named")
-
-
-def _share(line: Coverage, number: int) -> str:
-    return f"{number / line.num_positions:6.1%}" if line.num_positions else "     -"
-
-
-def _say(line: str) -> None:
-    """Prints a line that may hold anything, since a card may come from anywhere."""
-    print(harmless(line))
+def _print_contents(name: object, contents: CacheContents) -> None:
+    """A line on what is in a cache."""
+    parts = [f"{len(arrays['ids']):,} {table} rows" for table, arrays in contents.tables.items()]
+    if contents.corpus is not None:
+        parts.append(
+            f"{contents.corpus.num_prefixes:,} n-gram prefixes of up to "
+            f"{contents.corpus.max_prefix} tokens"
+        )
+    if contents.calibration:
+        parts.append(f"{len(contents.calibration):,} rates")
+    if contents.fitted is not None:
+        parts.append(f"a tree of {contents.fitted.width} nodes")
+    print(harmless(f"{name}: {', '.join(parts)}; tokenizer {contents.tokenizer}"))

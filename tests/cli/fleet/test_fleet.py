@@ -176,22 +176,6 @@ def test_forty_prompts_and_a_worker_killed(
     assert (tmp_path / "memory" / "memory").is_dir()
 
 
-@pytest.mark.slow
-def test_a_cache_is_that_of_one_process(
-    local_ray, run, plain_folder, tmp_path, monkeypatch
-) -> None:
-    monkeypatch.setattr("selfspec.building.builder._SHARD_DOCUMENTS", 3)
-    texts = tmp_path / "texts.txt"
-    texts.write_text("\n".join(f"{LINES[n % 3]}number {n}\n" for n in range(20)))
-    options = ("--data", texts, "--form", "paragraph", "--window", "16", "--batch", "2")
-    model = ("--model", plain_folder)
-    for name, more in (("one", ()), ("two", ON_RAY)):
-        assert run("cache", "build", tmp_path / name, *model, *options, *more).exit_code == 0
-    one, two = ({p.name: p.read_bytes() for p in (tmp_path / n).iterdir()} for n in ("one", "two"))
-    assert set(one) == {"cache.json", "corpus.safetensors", "lut.safetensors"}
-    assert two == one
-
-
 def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
@@ -226,11 +210,8 @@ def test_mistakes_are_answered_in_a_line(
     options, said, fails, chat_folder, tmp_path, given
 ) -> None:
     options = [each.format(closed=free_port()) for each in options]
-    for command in (
-        ("batch", given, tmp_path / "out.jsonl"),
-        ("cache", "build", tmp_path / "cache", "--data", given),
-    ):
-        assert said in fails(*command, "--model", chat_folder, *options)
+    command = ("batch", given, tmp_path / "out.jsonl", "--model", chat_folder)
+    assert said in fails(*command, *options)
     assert not (tmp_path / "out.jsonl").exists()
 
 
@@ -248,11 +229,6 @@ def answer_as_a_web_server(server: socket.socket) -> None:
     connection, _ = server.accept()
     with connection:
         connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-
-
-def test_what_a_build_can_not_do_there(fails, tmp_path) -> None:
-    build = ("cache", "build", tmp_path / "cache", "--data", tmp_path, "--ray", "local")
-    assert "--learn-from must be text" in fails(*build, "--learn-from", "generations")
 
 
 def test_without_the_extra_the_command_names_it(
