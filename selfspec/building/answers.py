@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from selfspec.machine.user_files import locked
 from selfspec.plugin.spec import SelfSpec
 
 _FILE = "answers.jsonl"
+_SAVE_SECONDS = 30.0  # What was learned since is lost if the process is killed.
 
 
 @contextmanager
@@ -94,6 +96,7 @@ class OwnAnswers:
             max_new_tokens=recipe.max_new_tokens,
             **choice_of(recipe.temperature),
         )
+        saved_at = monotonic()
         try:
             with self._path.open("a", encoding="utf-8") as stream:
                 for answer in answers:
@@ -103,6 +106,9 @@ class OwnAnswers:
                     stream.flush()
                     self._answered[index] = answer.ids
                     tell(1, len(answer.ids))
+                    if monotonic() - saved_at > _SAVE_SECONDS:
+                        spec.save_memory()
+                        saved_at = monotonic()
         finally:
             spec.save_memory()
 
