@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
@@ -30,10 +30,15 @@ _FILE = "answers.jsonl"
 _SAVE_SECONDS = 30.0  # What was learned since is lost if the process is killed.
 
 
+def folder_of(cache: Path) -> Path:
+    """Where the answers for a cache are kept while it is being built."""
+    return cache.with_name(f"{cache.name}.answers")
+
+
 @contextmanager
-def answers_folder(cache: Path) -> Iterator[Path]:
+def opened_folder(cache: Path) -> Iterator[Path]:
     """The folder of a cache that is being built, kept from other processes."""
-    folder = cache.with_name(f"{cache.name}.answers")
+    folder = folder_of(cache)
 
     def refused(holder: str) -> BuildError:
         return BuildError(
@@ -42,13 +47,12 @@ def answers_folder(cache: Path) -> Iterator[Path]:
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = locked(folder / "lock", refused)
     except OSError as error:
         raise BuildError(
             f"the cache must be in a folder that can be written (got {str(cache)!r}: "
             f"{error.strerror})"
         ) from error
-    with lock:
+    with locked(folder / "lock", refused):
         yield folder
 
 
@@ -153,7 +157,7 @@ class OwnAnswers:
         )
 
 
-def usable(prompts: Iterator[TokenIds | None], recipe: Recipe, model: Any) -> list[TokenIds | None]:
+def usable(prompts: Iterable[TokenIds | None], recipe: Recipe, model: Any) -> list[TokenIds | None]:
     """The prompts that the model can answer; None for one that is empty or too long."""
     longest, positions = recipe.max_prompt_tokens, max_positions(model)
     if positions is not None:

@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from selfspec.building.answers import OwnAnswers, answers_folder, usable
+from selfspec.building.answers import OwnAnswers, folder_of, opened_folder, usable
 from selfspec.building.documents import TokenIds
 from selfspec.building.grams import GramCounter
 from selfspec.building.limits import vocab_size
@@ -55,14 +55,12 @@ def build_cache(
         )
     documents = _with_a_document(read_ids(recipe, tokenizer), recipe)
     build = _Build(recipe, tokenizer, load_model, bars, max_memory, model_name)
-    if not recipe.generates:
-        contents = build.from_text(documents)
-        save_cache(target, contents, overwrite=overwrite)
-        return contents
-    with answers_folder(target) as folder:
-        contents = build.from_answers(documents, folder)
-        save_cache(target, contents, overwrite=overwrite)
-    shutil.rmtree(folder)
+    contents = (
+        build.from_answers(documents, target) if recipe.generates else build.from_text(documents)
+    )
+    save_cache(target, contents, overwrite=overwrite)
+    if recipe.generates:
+        shutil.rmtree(folder_of(target))
     return contents
 
 
@@ -103,28 +101,28 @@ class _Build:
         corpus = self._counted(documents, recipe.max_documents) if recipe.wants_ngrams else None
         return self._contents(tables=tables, corpus=corpus)
 
-    def from_answers(self, documents: Iterable[TokenIds | None], folder: Path) -> CacheContents:
+    def from_answers(self, documents: Iterable[TokenIds | None], output: Path) -> CacheContents:
         """A cache of what the model answers, and of what is learned on the way."""
         recipe, tokenizer = self._recipe, self._tokenizer
         model = self._load_model().eval()
-        prompts = usable(iter(documents), recipe, model)
+        prompts = usable(documents, recipe, model)
         asked = [ids for ids in prompts if ids is not None]
         self._some(len(asked), "a prompt that the model can answer")
-        answers = OwnAnswers(folder, self._answer_settings(model), asked)
-        spec = SelfSpec(remember=folder / "memory", tokenizer=tokenizer, **_KNOBS)
-        bar = self._bars.stage("generating", len(asked), done=answers.num_answers)
-        answers.complete(model, tokenizer, spec, recipe, bar.advance)
-        bar.end()
-        corpus = None
+        with opened_folder(output) as folder:
+            answers = OwnAnswers(folder, self._answer_settings(model), asked)
+            spec = SelfSpec(remember=folder / "memory", tokenizer=tokenizer, **_KNOBS)
+            bar = self._bars.stage("generating", len(asked), done=answers.num_answers)
+            answers.complete(model, tokenizer, spec, recipe, bar.advance)
+            bar.end()
+            memory = spec.memory(vocab_size(model))  # Also where all was answered before.
+        found: dict[str, Any] = {}
         if recipe.wants_ngrams:
-            corpus = self._counted(answers.documents(recipe.max_prefix), len(asked))
+            found["corpus"] = self._counted(answers.documents(recipe.max_prefix), len(asked))
+        if recipe.wants_lut:
+            found |= {"tables": memory.tables(), "calibration": memory.calibration.rows()}
         left_out = len(prompts) - len(asked)
         self._facts |= {"prompts": len(prompts), "answers": len(asked), "left_out": left_out}
-        if not recipe.wants_lut:
-            return self._contents(corpus=corpus)
-        memory = spec.memory(vocab_size(model))
-        calibration = memory.calibration.rows()
-        return self._contents(tables=memory.tables(), corpus=corpus, calibration=calibration)
+        return self._contents(**found)
 
     def _counted(self, documents: Iterable[TokenIds | None], total: int | None) -> CorpusTables:
         recipe = self._recipe

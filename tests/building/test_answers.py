@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from selfspec.building import answers as module
-from selfspec.building.answers import OwnAnswers, answers_folder, usable
+from selfspec.building.answers import OwnAnswers, opened_folder, usable
 from selfspec.building.recipe import Recipe
 from selfspec.errors import BuildError
 from tests.building.test_grams import assert_tables, expected_arrays
@@ -170,8 +170,8 @@ def test_long_prompts_are_left_out(model):
 HOLD = """
 import sys
 from pathlib import Path
-from selfspec.building.answers import answers_folder
-with answers_folder(Path(sys.argv[1])):
+from selfspec.building.answers import opened_folder
+with opened_folder(Path(sys.argv[1])):
     print("in", flush=True)
     sys.stdin.read()
 """
@@ -184,9 +184,9 @@ def test_a_second_process_is_told_who_is_there(tmp_path):
     with subprocess.Popen(command, **pipes) as holder:
         assert holder.stdout.readline() == "in\n"
         said = f"is being built by process {holder.pid} on "
-        with pytest.raises(BuildError, match=said), answers_folder(output):
+        with pytest.raises(BuildError, match=said), opened_folder(output):
             pass
         holder.stdin.close()
         assert holder.wait() == 0
-    with answers_folder(output):
+    with opened_folder(output):
         pass

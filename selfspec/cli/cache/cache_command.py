@@ -98,6 +98,8 @@ def build(
                 bars.say("interrupted; the same command goes on with the next answer")
             raise typer.Abort from error
     _print_contents(output, contents)
+    if left_out := contents.about.get("left_out"):
+        print(f"left out (empty, too long, or refused by the template): {left_out:,}")
 
 
 @cache.command()
