@@ -27,6 +27,7 @@ from selfspec.machine.user_files import locked
 from selfspec.plugin.spec import SelfSpec
 
 _FILE = "answers.jsonl"
+_MEMORY = "memory"
 _SAVE_SECONDS = 30.0  # What was learned since is lost if the process is killed.
 
 
@@ -73,6 +74,11 @@ class OwnAnswers:
         self._prompts = prompts
         self._answered: dict[int, list[int]] = {}  # By the index of the prompt.
         self._read(json.loads(json.dumps(settings)))
+
+    @property
+    def memory(self) -> Path:
+        """Where a `SelfSpec` remembers what the answers taught it."""
+        return self._folder / _MEMORY
 
     @property
     def num_answers(self) -> int:
@@ -131,6 +137,8 @@ class OwnAnswers:
         data = self._path.read_bytes() if self._path.exists() else b""
         whole = data[: data.rfind(b"\n") + 1]
         if not whole:
+            if self.memory.exists():
+                raise self._other("what was learned, without the answers")
             self._path.write_text(json.dumps({"settings": settings}) + "\n", encoding="utf-8")
             return
         first, *lines = whole.splitlines()

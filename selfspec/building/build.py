@@ -110,7 +110,7 @@ class _Build:
         self._some(len(asked), "a prompt that the model can answer")
         with opened_folder(output) as folder:
             answers = OwnAnswers(folder, self._answer_settings(model), asked)
-            spec = SelfSpec(remember=folder / "memory", tokenizer=tokenizer, **_KNOBS)
+            spec = SelfSpec(remember=answers.memory, tokenizer=tokenizer, **_KNOBS)
             bar = self._bars.stage("generating", len(asked), done=answers.num_answers)
             answers.complete(model, tokenizer, spec, recipe, bar.advance)
             bar.end()

@@ -130,6 +130,12 @@ def test_other_prompts_are_refused_and_more_prompts_are_not(tmp_path, build, pro
     assert build(tmp_path / "cache", data=str(other), **OWN).about["answers"] == 5
 
 
+def test_what_was_learned_is_not_kept_without_its_answers(build, tmp_path, prompts, stopped):
+    stopped(3).unlink()
+    with pytest.raises(BuildError, match="what was learned, without the answers"):
+        build(tmp_path / "cache", data=str(prompts), **OWN)
+
+
 @pytest.mark.parametrize("content", ["[]\n", "{}\n", '{"settings": 3}\n', "\x00\n"])
 def test_a_file_of_something_else(tmp_path, content):
     (tmp_path / "answers.jsonl").write_text(content)
@@ -145,7 +151,7 @@ def test_a_prompt_that_comes_twice_has_two_answers(tmp_path, model, tokenizer):
     recipe = Recipe.of(data="d", temperature=2.0, max_new_tokens=8, learn_from="generations")
     for prompts in ([prompt], [prompt, prompt]):
         own = OwnAnswers(tmp_path, {}, prompts)
-        spec = SelfSpec(remember=tmp_path / "memory", tokenizer=tokenizer)
+        spec = SelfSpec(remember=own.memory, tokenizer=tokenizer)
         own.complete(model, tokenizer, spec, recipe, lambda *_: None)
     lines = (tmp_path / "answers.jsonl").read_text().splitlines()[1:]
     one, other = (json.loads(line)["ids"] for line in lines)
