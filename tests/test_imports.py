@@ -43,7 +43,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "plugin": _ENGINE | {"engine", "cache"},
     "batch": {*_ENGINE, "engine", "plugin"},
     "serving": {*_ENGINE, "engine", "plugin", "batch"},
-    "building": {*_ENGINE, "engine", "fitting", "plugin", "cache"},
+    "building": {*_ENGINE, "batch", "engine", "fitting", "plugin", "cache"},
     "cli": EVERYTHING,
     "": EVERYTHING,  # selfspec/__init__.py
 }

@@ -41,5 +41,7 @@ def test_the_demo_runs_from_the_wheel(installed: Path, tmp_path: Path) -> None:
 
     where = run("-c", "import selfspec; print(selfspec.__file__)")
     assert Path(where.strip()).is_relative_to(installed)
+    names = "from selfspec.building.recipe import recipe_names; print(len(recipe_names()))"
+    assert run("-c", names).strip() == "6"
     briefly = ["--prompt", "import os", "--rounds", "1", "--max-new-tokens", "8"]
     assert "Same text: 1 of 1" in run("-m", "selfspec.cli", "demo", *briefly)

@@ -1,4 +1,4 @@
-"""Building a cache folder: from texts, or from what a model itself says, to tables on disk.
+"""Building a cache: from texts, or from what a model itself says, to tables on disk.
 
-What reads data is imported when a build runs, since `datasets` comes with the `cache` extra only.
+`datasets` is imported when rows are read, since it comes with the `cache` extra only.
 """

@@ -53,10 +53,6 @@ class Bar:
         before = self._progress.tasks[self._task].fields["tokens"]
         self._progress.update(self._task, advance=amount, tokens=before + tokens)
 
-    def show(self, done: int, total: int) -> None:
-        """Sets what is done and what there is to do."""
-        self._progress.update(self._task, completed=done, total=total)
-
     def end(self) -> None:
         """Fills the bar: the stage is done, however much there was to do."""
         done = max(self._progress.tasks[self._task].completed, 1)

@@ -6,128 +6,132 @@ Knows nothing of data sets, tokenizers or models: only names and numbers.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from selfspec.errors import BuildError, ConfigError, unknown_name
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from selfspec.errors import BuildError, unknown_name
 from selfspec.machine.memory import amount_in_bytes
 
-BUILDS = ("both", "lut", "ngrams")
-LEARN_FROM = ("generations", "text")
-FORMS = ("document", "line", "paragraph")
-_PLACEHOLDER = "FILL-IN"
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 _VOCABULARY = "vocabulary"
-_MAX_PREFIX = 8
-_LEAST_SIZE = 10_000
-# What each key of a recipe means, in parts. The command's help says the same.
-KEYS = {
-    "Data (what is read)": {
-        "name": "Name on the cache's card. Default: that of the data.",
-        "data": "A Hub id, a file, a folder, or json, csv, parquet, arrow or text with "
-        "--data-files; vocabulary: no data, the model reads each of its tokens.",
-        "data_files": "Glob of the files to read; can be given again. Default: all of them.",
-        "config_name": "Configuration of a Hub data set that has several.",
-        "revision": "Branch, tag or commit of a Hub data set. A commit never changes.",
-        "split": "Split of a Hub data set. Default: train.",
-        "column": "Column that holds the text. Default: text.",
-        "messages": "Column that holds conversations, to be read instead of a text column.",
-        "roles": "Who speaks, as data=template, such as human=user; can be given again.",
-        "form": f"A document in a plain text file: {', '.join(FORMS)}. Default: all of it.",
-        "chat_template": "Put conversations and prompts through the tokenizer's template. "
-        "Default: yes.",
-        "licence": "Licence of the data, for the card.",
-        "max_documents": "Read at most this number of documents. More: rarer n-grams, more time.",
-    },
-    "Tables (what is kept)": {
-        "build": f"{', '.join(BUILDS)}. ngrams from text needs no model. Default: both.",
-        "learn_from": f"{', '.join(LEARN_FROM)}: the model's answers, or the data. Default: text.",
-        "max_prefix": "Longest prefix of an n-gram, 1 to 8. More: surer drafts. Default: 4.",
-        "min_count": "Drop n-grams with a lower count. More: a smaller file. Default: 2.",
-        "max_continuations": "Continuations kept for each prefix. More: a larger file. Default: 8.",
-        "max_size": "Largest n-gram file; min_count is raised until it fits. Default: 64MB.",
-    },
-    "The model's reading and writing": {
-        "warmup_tokens": "Tokens that the model reads for the LUTs; 0: all. Default: 1000000.",
-        "window": "Tokens read at once. More: more context. Default: 256.",
-        "batch": "Windows or prompts at once. More: faster, more memory. Default: 8.",
-        "max_prompt_tokens": "Leave out longer prompts. Default: 1024.",
-        "max_new_tokens": "The longest answer, in tokens. More: more text. Default: 256.",
-        "temperature": "0: likeliest answers. Higher: more varied ones. Default: 0.",
-        "seed": "For sampling: same seed, same answers. Default: 0.",
-    },
-}
+_LEAST_SIZE = 13_000  # The header of a file takes up to 8 kB of it.
+_RECIPES = resources.files("selfspec") / "building" / "recipes"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """What to read, what to build from it, and how much of it to keep; `KEYS` explains each."""
+def _size(value: Any) -> int:
+    size = amount_in_bytes(value, name="--max-size")
+    if size < _LEAST_SIZE:
+        raise ValueError(f"--max-size must be >= {_LEAST_SIZE // 1000}KB (got {value})")
+    return size
 
-    name: str
-    data: str
-    data_files: tuple[str, ...] = ()
-    config_name: str | None = None
-    revision: str | None = None
-    split: str = "train"
-    column: str = "text"
-    messages: str | None = None
-    roles: dict[str, str] = field(default_factory=dict)
-    form: str = "document"
+
+def _globs(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Text = Annotated[str, Field(min_length=1)]
+Texts = Annotated[list[Text], BeforeValidator(_globs)]
+Count = Annotated[int, Field(ge=1)]
+Size = Annotated[int, BeforeValidator(_size)]
+
+
+class Recipe(BaseModel):
+    """What to read, what to build from it, and how much of it to keep.
+
+    The text below a key is that of its option of `selfspec cache build`. Messages name the options.
+    """
+
+    model_config = ConfigDict(
+        allow_inf_nan=False, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+    )
+
+    data: Text
+    """A Hub id, a file or a folder; vocabulary: no data, the model reads each of its tokens."""
+    name: Text
+    """Name on the cache's card; if none is given, that of the data."""
+    data_files: Texts = []
+    """Glob of the files to read; can be given again. If none is given, all files are read."""
+    config_name: Text | None = None
+    """Configuration of a Hub data set that has several."""
+    revision: Text | None = None
+    """Branch, tag or commit of a Hub data set. A commit never changes."""
+    split: Text = "train"
+    """Split of a Hub data set."""
+    column: Text = "text"
+    """Column that holds texts, or lists of token ids."""
+    messages: Text | None = None
+    """Column that holds conversations, to be read instead of a text column."""
+    form: Literal["document", "line", "paragraph"] = "document"
+    """A document in a plain text file: document (all of it), line or paragraph."""
     chat_template: bool = True
-    licence: str = "unknown"
-    max_documents: int | None = None
-    build: str = "both"
-    learn_from: str = "text"
-    max_prefix: int = 4
-    min_count: int = 2
-    max_continuations: int = 8
-    max_size: int | str = "64MB"
-    warmup_tokens: int = 1_000_000
-    window: int = 256
-    batch: int = 8
-    max_prompt_tokens: int = 1024
-    max_new_tokens: int = 256
-    temperature: float = 0.0
-    seed: int = 0
+    """Put conversations and prompts through the tokenizer's template."""
+    licence: Text = "unknown"
+    """Licence of the data, for the card."""
+    max_documents: Count | None = None
+    """Read at most this number of documents. More: rarer n-grams, more time."""
 
-    def __post_init__(self) -> None:
-        self._check_texts()
-        self._check_numbers()
-        self._check_choice("build", "what to build", BUILDS)
-        self._check_choice("learn_from", "text to learn from", LEARN_FROM)
-        self._check_choice("form", "form of a document", FORMS)
+    build: Literal["both", "lut", "ngrams"] = "both"
+    """both, lut or ngrams. ngrams from text needs no model."""
+    learn_from: Literal["generations", "text"] = "text"
+    """generations: the model's answers to the data. text: the data."""
+    max_prefix: Annotated[int, Field(ge=1, le=8)] = 4
+    """Longest prefix of an n-gram, 1 to 8. More: surer drafts."""
+    min_count: Count = 2
+    """Drop n-grams with a lower count. More: a smaller file."""
+    max_continuations: Count = 8
+    """Continuations kept for each prefix. More: a larger file."""
+    max_size: Size = 64_000_000
+    """Largest n-gram tables, such as 64MB; the minimum count is raised until they fit."""
+
+    warmup_tokens: Annotated[int, Field(ge=0)] = 1_000_000
+    """Tokens that the model reads for the LUTs; 0: all."""
+    window: Count = 256
+    """Tokens read at once. More: more context."""
+    batch: Count = 8
+    """Windows or prompts at once. More: faster, more memory."""
+    max_prompt_tokens: Count = 1024
+    """Leave out longer prompts."""
+    max_new_tokens: Count = 256
+    """The longest answer, in tokens. More: more text."""
+    temperature: Annotated[float, Field(ge=0, lt=100)] = 0.0
+    """0: likeliest answers. Higher: more varied ones."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """For sampling: same seed, same answers."""
+
+    @model_validator(mode="after")
+    def _check_vocabulary(self) -> Recipe:
         if self.reads_vocabulary and (self.build, self.learn_from) != ("lut", "text"):
-            raise BuildError(
-                "build must be 'lut' and learn_from 'text' with data = 'vocabulary', whose tokens "
+            raise ValueError(
+                "--build must be lut and --learn-from text with --data vocabulary, whose tokens "
                 f"are no texts (got {self.build!r} and {self.learn_from!r})"
             )
-        if not isinstance(self.chat_template, bool):
-            raise BuildError(f"chat_template must be true or false (got {self.chat_template!r})")
-        try:
-            size = amount_in_bytes(self.max_size, name="max_size")
-        except ConfigError as error:
-            raise BuildError(str(error)) from error
-        object.__setattr__(self, "max_size", size)
-        if self.max_bytes < _LEAST_SIZE:
-            raise BuildError(f"max_size must be >= {_LEAST_SIZE // 1000}KB (got {self.max_size})")
+        return self
 
     @classmethod
-    def of(cls, **values: Any) -> Recipe:
-        """Builds a recipe from keywords; an unknown one is answered with the nearest name."""
-        known = [each.name for each in fields(cls)]
-        for name in values:
-            if name not in known:
-                raise BuildError(unknown_name("recipe key", name, known))
-        for name in ("name", "data"):
-            if values.get(name) is None:
-                raise BuildError(f"a recipe must have a {name}; write it in, or pass --{name}")
-        return cls(**values)
-
-    @property
-    def max_bytes(self) -> int:
-        """The size that the n-gram file may have."""
-        return int(self.max_size)
+    def of(cls, **keys: Any) -> Recipe:
+        """A recipe from keywords; the name of the data stands in for a missing name."""
+        data = keys.get("data")
+        if data is None:
+            raise BuildError("--data must name what to read: a file, a folder or a Hub id")
+        name = Path(data).resolve().name if isinstance(data, str) else None
+        try:
+            return cls(**{"name": name, **keys})
+        except ValidationError as error:
+            raise BuildError(_message(error)) from error
 
     @property
     def wants_ngrams(self) -> bool:
@@ -155,91 +159,54 @@ class Recipe:
         has_turns = self.messages is not None or self.generates or self.reads_vocabulary
         return self.chat_template and has_turns
 
-    def as_dict(self) -> dict[str, Any]:
-        """All keys with their values, in types that JSON has."""
-        return {**asdict(self), "data_files": list(self.data_files)}
 
-    def changed_keys(self) -> dict[str, Any]:
-        """The keys that differ from the defaults."""
-        defaults = Recipe(name="-", data="-").as_dict()
-        return {key: value for key, value in self.as_dict().items() if value != defaults[key]}
-
-    def _check_texts(self) -> None:
-        for name in ("name", "data", "split", "column", "licence"):
-            self._check_text(name, getattr(self, name))
-        for name in ("config_name", "revision", "messages"):
-            if getattr(self, name) is not None:
-                self._check_text(name, getattr(self, name))
-        if not isinstance(self.data_files, (str, list, tuple)):
-            raise BuildError(f"data_files must be a list of globs (got {self.data_files!r})")
-        globs = [self.data_files] if isinstance(self.data_files, str) else self.data_files
-        object.__setattr__(self, "data_files", tuple(globs))
-        for glob in self.data_files:
-            self._check_text("data_files", glob)
-        if not isinstance(self.roles, Mapping):
-            raise BuildError(f"roles must be a table of names (got {self.roles!r})")
-        for name, role in self.roles.items():
-            self._check_text("roles", name)
-            self._check_text(f"roles.{name}", role)
-
-    def _check_text(self, name: str, value: Any) -> None:
-        if not isinstance(value, str) or not value.strip():
-            raise BuildError(f"{name} must be a text that is not empty (got {value!r})")
-        if _PLACEHOLDER in value:
-            option = f"--{name.replace('_', '-')}"
-            raise BuildError(
-                f"{name} must be filled in (got {value!r}): write it into the recipe, "
-                f"or pass {option}"
-            )
-
-    def _check_numbers(self) -> None:
-        counts = ("max_prefix", "min_count", "max_continuations", "window", "batch")
-        for name in (*counts, "max_prompt_tokens", "max_new_tokens"):
-            self._check_count(name, 1)
-        for name in ("seed", "warmup_tokens"):
-            self._check_count(name, 0)
-        if self.max_documents is not None:
-            self._check_count("max_documents", 1)
-        if self.max_prefix > _MAX_PREFIX:
-            raise BuildError(f"max_prefix must be <= {_MAX_PREFIX} (got {self.max_prefix})")
-        value = self.temperature
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 100:
-            raise BuildError(f"temperature must be a number in [0, 100) (got {value!r})")
-        object.__setattr__(self, "temperature", float(value))
-
-    def _check_count(self, name: str, least: int) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise BuildError(f"{name} must be a whole number (got {value!r})")
-        if value < least:
-            raise BuildError(f"{name} must be >= {least} (got {value})")
-
-    def _check_choice(self, name: str, kind: str, known: Iterable[str]) -> None:
-        if getattr(self, name) not in known:
-            raise BuildError(unknown_name(kind, str(getattr(self, name)), known))
+def _message(error: ValidationError) -> str:
+    """The first thing that is wrong, in a line."""
+    first = error.errors(include_url=False)[0]
+    if first["type"] == "value_error":
+        return str(first["ctx"]["error"])
+    name = str(first["loc"][0])
+    if first["type"] == "extra_forbidden":
+        return unknown_name("recipe key", name, Recipe.model_fields)
+    rule = first["msg"].replace("Input should", "must").replace("String should", "must")
+    return f"{option_of(name)} {rule} (got {first['input']!r:.80})"
 
 
-def read_recipe(path: Path) -> dict[str, Any]:
-    """The keys of a TOML file. They are not checked yet, since options may replace them."""
-    tomllib = _tomllib()
+def option_of(key: str) -> str:
+    """The option of the command for a key of a recipe.
+
+    >>> option_of("min_count")
+    '--min-count'
+    """
+    return f"--{key.replace('_', '-')}"
+
+
+def read_recipe(name_or_path: str) -> dict[str, Any]:
+    """The keys of a recipe that comes with selfspec, or of a TOML file.
+
+    They are not checked yet, since options may replace them.
+    """
     try:
-        text = path.read_text(encoding="utf-8")
-        return dict(tomllib.loads(text))
+        return dict(tomllib.loads(_text_of(name_or_path)))
     except UnicodeDecodeError as error:
-        raise BuildError(f"recipe {str(path)!r} must be UTF-8 text") from error
+        raise BuildError(f"--recipe must be UTF-8 text (got {name_or_path!r})") from error
     except OSError as error:
-        raise BuildError(f"recipe must be a readable file (got {str(path)!r})") from error
+        raise BuildError(
+            f"--recipe must be a readable file (got {name_or_path!r}: {error.strerror})"
+        ) from error
     except tomllib.TOMLDecodeError as error:
-        raise BuildError(f"recipe {str(path)!r} must be TOML: {error}") from error
+        raise BuildError(f"--recipe must be TOML (got {name_or_path!r}: {error})") from error
 
 
-def _tomllib() -> Any:
-    if sys.version_info >= (3, 11):
-        import tomllib
+def recipe_names() -> list[str]:
+    """The recipes that come with selfspec."""
+    return sorted(path.name.removesuffix(".toml") for path in _RECIPES.iterdir())
 
-        return tomllib
-    try:
-        import tomli
-    except ImportError as error:
-        raise BuildError("a recipe needs tomli on Python 3.10: pip install tomli") from error
-    return tomli
+
+def _text_of(name_or_path: str) -> str:
+    if name_or_path in recipe_names():
+        return (_RECIPES / f"{name_or_path}.toml").read_text(encoding="utf-8")
+    path = Path(name_or_path)
+    if path.suffix or path.exists() or path.name != name_or_path:
+        return path.read_text(encoding="utf-8")
+    raise BuildError(f"{unknown_name('recipe', name_or_path, recipe_names())}, or name a file")

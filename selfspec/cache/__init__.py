@@ -11,17 +11,19 @@ from selfspec.cache.contents import (
     flat_keys,
     tokenizer_info,
 )
-from selfspec.cache.file import check_target, save_cache
+from selfspec.cache.file import SUFFIX, check_target, file_of, save_cache
 from selfspec.cache.hub import load_cache, locate, push_cache
 from selfspec.cache.remember import Remembered
 
 __all__ = [
     "KEY_OF",
+    "SUFFIX",
     "Arrays",
     "CacheContents",
     "Remembered",
     "TokenizerInfo",
     "check_target",
+    "file_of",
     "flat_keys",
     "load_cache",
     "locate",

@@ -6,15 +6,16 @@ Knows folders and bytes; not what a file holds.
 from __future__ import annotations
 
 import os
+import platform
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from platformdirs import user_cache_path
 
-__all__ = ["replace_text", "replacing", "sync", "user_folder"]
+__all__ = ["locked", "replace_text", "replacing", "sync", "user_folder"]
 
 
 def user_folder() -> Path | None:
@@ -53,6 +54,28 @@ def replace_text(path: Path, text: str) -> None:
     """Replaces a text file as a whole; raises `OSError` if that fails."""
     with replacing(path, lasting=False) as file:
         file.write(text.encode("utf-8"))
+
+
+@contextmanager
+def locked(path: Path, refused: Callable[[str], Exception]) -> Iterator[None]:
+    """Keeps other processes out; raises what `refused` makes of the name of the one that is in."""
+    from filelock import FileLock, Timeout
+
+    path.touch()
+    holder = ""
+    with suppress(OSError):  # An attempt to lock the file may empty it.
+        holder = path.read_text(encoding="utf-8", errors="replace")[:80]
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise refused(holder or "another process") from error
+    try:
+        with suppress(OSError):
+            path.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
+        yield
+    finally:
+        lock.release()
 
 
 def sync(path: Path) -> None:

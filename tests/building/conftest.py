@@ -1,45 +1,22 @@
-"""A tiny tokenizer and model, documents to read, and a build that can be stopped anywhere."""
+"""A tiny tokenizer and model, and documents to read."""
 
 from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from selfspec.building.build_worker import BuildWorker
-from selfspec.building.builder import Builder, BuildOptions
-from selfspec.building.progress import Bar, Bars
+from selfspec.building.build import build_cache
+from selfspec.building.progress import Bars
 from selfspec.building.recipe import Recipe
+from selfspec.cache import CacheContents
 from tests.conftest import TEMPLATE
 from tests.tiny import LINES, make_model, make_tokenizer
-
-
-class StoppingBars(Bars):
-    """Raises `error` when the bars have moved so many times."""
-
-    def __init__(self, moves: int | None = None, error: type[BaseException] = KeyboardInterrupt):
-        super().__init__(Console(quiet=True))
-        self.moves = moves
-        self.error = error
-
-    def stage(self, *args: Any, **more: Any) -> Bar:
-        bar = super().stage(*args, **more)
-        advance = bar.advance
-
-        def counted(amount: int, tokens: int = 0) -> None:
-            advance(amount, tokens)
-            if self.moves is not None:
-                self.moves -= 1
-                if self.moves == 0:
-                    raise self.error
-
-        bar.advance = counted  # type: ignore[method-assign]
-        return bar
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -84,49 +61,30 @@ def lines(tmp_path, texts) -> Path:
 
 
 @pytest.fixture
-def dialogue(tmp_path, loads_datasets) -> Path:
-    """Conversations as ShareGPT has them."""
-    path = tmp_path / "dialogue.jsonl"
-    rows = [
-        [{"from": "human", "value": f"say {i}"}, {"from": "gpt", "value": f"{i}, the quick fox"}]
-        for i in range(6)
-    ]
-    path.write_text("".join(json.dumps({"conversations": row}) + "\n" for row in rows))
+def prompts(tmp_path, loads_datasets) -> Path:
+    """Prompts and conversations in one file, and a row with neither."""
+    rows = [{"prompt": f"say {i}"} for i in range(4)]
+    rows[2] = {"messages": [{"from": "human", "value": "say 2"}, {"from": "gpt", "value": "two"}]}
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"prompt": ""}]))
     return path
 
 
 @pytest.fixture
-def build(tokenizer, model) -> Callable[..., dict[str, bytes]]:
-    """Builds a cache and returns its bytes."""
+def build(tokenizer, model) -> Callable[..., CacheContents]:
+    """Builds a cache."""
 
-    def run(
-        output: Path,
-        bars: Bars | None = None,
-        options: BuildOptions | None = None,
-        *,
-        by_workers: bool = False,
-        **keys: Any,
-    ) -> bytes:
+    def run(output: Path, *, overwrite: bool = False, **keys: Any) -> CacheContents:
         recipe = Recipe.of(**{"name": "tiny", "window": 16, "batch": 2, **keys})
-        bars = bars or Bars(Console(quiet=True))
-        options = options or BuildOptions(max_memory=10_000, save_seconds=0)
-        worker = BuildWorker(recipe, tokenizer, lambda: model, max_memory=3_000)
-
-        def call_workers(task: str, jobs: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-            for job in jobs:
-                yield job, getattr(worker, task)(job)
-
-        builder = Builder(
-            recipe,
-            tokenizer,
-            lambda: model,
-            bars,
-            options,
-            model_name="tiny",
-            call_workers=call_workers if by_workers else None,
-        )
-        with bars:
-            builder.run(output)
-        return output.with_name(f"{output.name}.safetensors").read_bytes()
+        with Bars(Console(quiet=True)) as bars:
+            return build_cache(
+                recipe,
+                output,
+                tokenizer,
+                lambda: model,
+                bars=bars,
+                model_name="tiny",
+                overwrite=overwrite,
+            )
 
     return run

@@ -35,9 +35,5 @@ def test_a_stage_that_ends_is_whole_however_much_it_was():
         bar = bars.stage("reading", 100)
         bar.advance(7)
         bar.end()
-        merging = bars.stage("merging", None)
-        merging.show(3, 9)
 
-    text = drawn(use)
-    assert "7/7" in text
-    assert "3/9" in text
+    assert "7/7" in drawn(use)

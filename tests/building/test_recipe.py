@@ -1,62 +1,53 @@
-"""A recipe refuses what it can't have by name, rule, value got and fix, before any work."""
+"""A recipe refuses what it can't have by option, rule, value got and fix, before any work."""
 
 import pytest
 
-from selfspec.building.recipe import Recipe, read_recipe
+from selfspec.building.recipe import Recipe, read_recipe, recipe_names
 from selfspec.errors import BuildError
 
 GOOD = {"name": "notes", "data": "notes"}
-
-
-def said(**keys):
-    with pytest.raises(BuildError) as caught:
-        Recipe.of(**{**GOOD, **keys})
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
         ({"min_cont": 3}, "unknown recipe key 'min_cont'; did you mean 'min_count'?"),
-        ({"min_count": 0}, "min_count must be >= 1 (got 0)"),
-        ({"min_count": True}, "min_count must be a whole number (got True)"),
-        ({"max_prefix": 9}, "max_prefix must be <= 8 (got 9)"),
-        ({"max_documents": "3"}, "max_documents must be a whole number (got '3')"),
-        ({"warmup_tokens": -1}, "warmup_tokens must be >= 0 (got -1)"),
-        ({"temperature": -0.1}, "temperature must be a number in [0, 100) (got -0.1)"),
-        ({"temperature": float("nan")}, "temperature must be a number in [0, 100) (got nan)"),
-        ({"build": "ngram"}, "unknown what to build 'ngram'; did you mean 'ngrams'?"),
-        ({"learn_from": "texts"}, "did you mean 'text'?"),
-        ({"data": "vocabulary"}, "build must be 'lut' and learn_from 'text' with data = 'vocab"),
-        ({"form": "page"}, "unknown form of a document 'page'"),
-        ({"max_size": "64 apples"}, "or text such as '2GB', '64M' or '500MiB' (got '64 apples'"),
-        ({"max_size": "1KB"}, "max_size must be >= 10KB (got 1000)"),
-        ({"chat_template": "yes"}, "chat_template must be true or false (got 'yes')"),
-        ({"column": ""}, "column must be a text that is not empty (got '')"),
-        ({"split": 3}, "split must be a text that is not empty (got 3)"),
-        ({"data_files": 7}, "data_files must be a list of globs (got 7)"),
-        ({"data_files": [""]}, "data_files must be a text that is not empty"),
-        ({"roles": ["human"]}, "roles must be a table of names"),
-        ({"roles": {"human": 1}}, "roles.human must be a text that is not empty (got 1)"),
-        ({"data": "FILL-IN/folder"}, "data must be filled in"),
-        ({"data": None}, "a recipe must have a data; write it in, or pass --data"),
+        ({"min_count": 0}, "--min-count must be greater than or equal to 1 (got 0)"),
+        ({"min_count": True}, "--min-count must be a valid integer (got True)"),
+        ({"max_prefix": 9}, "--max-prefix must be less than or equal to 8 (got 9)"),
+        ({"max_documents": "3"}, "--max-documents must be a valid integer (got '3')"),
+        ({"warmup_tokens": -1}, "--warmup-tokens must be greater than or equal to 0 (got -1)"),
+        ({"temperature": float("nan")}, "--temperature must be a finite number (got nan)"),
+        ({"build": "ngram"}, "--build must be 'both', 'lut' or 'ngrams' (got 'ngram')"),
+        ({"data": "vocabulary"}, "--build must be lut and --learn-from text with --data vocab"),
+        ({"max_size": "64 apples"}, "--max-size must be a number of bytes"),
+        ({"max_size": "1KB"}, "--max-size must be >= 13KB (got 1KB)"),
+        ({"chat_template": "yes"}, "--chat-template must be a valid boolean (got 'yes')"),
+        ({"column": ""}, "--column must have at least 1 character (got '')"),
+        ({"data_files": 7}, "--data-files must be a valid list (got 7)"),
+        ({"data": None}, "--data must name what to read"),
+        ({"data": 3}, "--data must be a valid string (got 3)"),
     ],
 )
 def test_what_a_recipe_refuses(keys, message):
-    assert message in said(**keys)
+    with pytest.raises(BuildError) as caught:
+        Recipe.of(**{**GOOD, **keys})
+    assert message in str(caught.value)
 
 
-def test_changed_keys_make_the_same_recipe():
-    recipe = Recipe.of(**GOOD, data_files="*.txt", roles={"me": "user"}, max_size="1MB", seed=3)
-    keys = recipe.changed_keys()
-    assert set(keys) == {"name", "data", "data_files", "roles", "max_size", "seed"}
-    assert Recipe.of(**keys) == recipe
+def test_a_cache_is_named_after_its_data():
+    assert Recipe.of(data="owner/texts").name == "texts"
+    assert Recipe.of(data="owner/texts", data_files="*.txt").data_files == ["*.txt"]
 
 
-def test_reading_a_file(tmp_path):
-    path = tmp_path / "r.toml"
-    path.write_text('name = "n"\ndata = "d"\n[roles]\nhuman = "user"\n')
-    assert Recipe.of(**read_recipe(path)).roles == {"human": "user"}
+@pytest.mark.parametrize("name", recipe_names())
+def test_the_recipes_that_come_with_selfspec(name):
+    keys = {"data": "filled-in", **read_recipe(name)}
+    assert Recipe.of(**keys).name == keys["name"]
+
+
+def test_there_is_a_recipe_for_each_use():
+    assert recipe_names() == ["code", "dialogue", "folder", "oanc", "own-answers", "vocabulary"]
 
 
 @pytest.mark.parametrize(
@@ -68,4 +59,9 @@ def test_files_that_are_no_recipe(tmp_path, content, message):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(BuildError, match=message):
-        read_recipe(path)
+        read_recipe(str(path))
+
+
+def test_a_name_that_no_recipe_has():
+    with pytest.raises(BuildError, match="unknown recipe 'own-answer'; did you mean 'own-answers'"):
+        read_recipe("own-answer")

@@ -6,20 +6,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
-from selfspec.cli.cache.build_command import Overwrite, build
+from selfspec.cli.cache.recipe_options import RecipeOptions
 from selfspec.cli.shared.group import Commands
 from selfspec.cli.shared.messages import Verbose, working
+from selfspec.cli.shared.options import ModelOptions, unfolds
 from selfspec.cli.shared.paint import harmless
-from selfspec.cli.shared.text_files import read_text
 from selfspec.errors import CliError
+from selfspec.machine.memory import amount_in_bytes
 
 if TYPE_CHECKING:
     from selfspec.cache import CacheContents
-    from selfspec.cli.cache.coverage import Coverage
+
+Output = Annotated[Path, typer.Argument(help="The cache to make.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a cache that exists.")]
 
 cache = typer.Typer(name="cache", cls=Commands)
-cache.command()(build)
 
 
 @cache.callback(invoke_without_command=True)
@@ -30,39 +33,93 @@ def commands(context: typer.Context) -> None:
 
 
 @cache.command()
-def inspect(
-    name: Annotated[str, typer.Argument(metavar="CACHE", help="A cache or a Hub id.")],
-    tokenizer: Annotated[
+@unfolds
+def build(
+    loading: ModelOptions,
+    options: RecipeOptions,
+    output: Output,
+    recipe: Annotated[
         str | None,
-        typer.Option(help="Folder or Hub id of the tokenizer, to show text for token ids."),
+        typer.Option(
+            metavar="NAME",
+            help="A recipe that comes with selfspec (code, dialogue, folder, oanc, own-answers, "
+            "vocabulary), or a TOML file with the keys below. Options override its keys.",
+        ),
     ] = None,
-    text: Annotated[
-        Path | None,
-        typer.Option(help="Text file; show how much of it the cache knows. Needs --tokenizer."),
-    ] = None,
-    top: Annotated[int, typer.Option(min=0, help="Entries to show for each table.")] = 5,
+    max_memory: Annotated[
+        str,
+        typer.Option(
+            help="Memory for counting n-grams, without the model. What does not fit loses its "
+            "rarest long n-grams."
+        ),
+    ] = "4GB",
+    overwrite: Overwrite = False,
     verbose: Verbose = False,
 ) -> None:
-    """Show what is in a cache: its origin, counts, sizes, top entries, coverage of a text."""
-    if text is not None and tokenizer is None:
-        raise CliError("--text needs --tokenizer: a cache knows token ids, not text")
-    known = None if text is None else read_text(text, "--text")
-    with working(f"Reading {name}"):
-        from selfspec.cache import load_cache, locate
+    """Build a cache from texts, or from the model's own answers to them.
 
-        path = locate(name)
-        reader = _tokenizer(tokenizer)
-        contents = load_cache(path, tokenizer=reader)
-    _print_card(path, contents)
-    _print_top(contents, reader, top)
-    if known is not None:
-        ids = reader(known, add_special_tokens=False, verbose=False)["input_ids"]
-        _print_coverage(contents, ids)
+    If a build of own answers was interrupted, the same command goes on with the next answer.
+    """
+    from selfspec.cli.shared.model_loading import check_options
+
+    asked = options.recipe(recipe)
+    check_options(loading)
+    memory = amount_in_bytes(max_memory, name="--max-memory")
+    _check_free(output, overwrite)
+    with working(f"Loading the tokenizer of {loading.title}"):
+        from selfspec.building.build import build_cache
+        from selfspec.building.documents import find_inputs
+        from selfspec.building.progress import Bars
+        from selfspec.cli.shared.model_loading import load_model, load_tokenizer, quiet
+
+        if not asked.reads_vocabulary:
+            find_inputs(asked)  # A wrong path is told before anything is loaded.
+        with quiet():
+            tokenizer = load_tokenizer(loading)
+    with quiet(), Bars(Console(stderr=True)) as bars:
+
+        def model() -> Any:
+            bars.say(f"Loading {loading.title} ...")
+            return load_model(loading, tokenizer).model
+
+        try:
+            contents = build_cache(
+                asked,
+                output,
+                tokenizer,
+                model,
+                bars=bars,
+                model_name=loading.model,
+                max_memory=memory,
+                overwrite=overwrite,
+            )
+        except KeyboardInterrupt as error:
+            if asked.generates:
+                bars.say("interrupted; the same command goes on with the next answer")
+            raise typer.Abort from error
+    _print_contents(output, contents)
+    if left_out := contents.about.get("left_out"):
+        print(f"left out (empty, too long, or refused by the template): {left_out:,}")
+
+
+@cache.command()
+def inspect(
+    folder: Annotated[str, typer.Argument(metavar="CACHE", help="A cache or a Hub id.")],
+    verbose: Verbose = False,
+) -> None:
+    """Show what is in a cache, and where it comes from."""
+    with working(f"Reading {folder}"):
+        from selfspec.cache import load_cache
+
+        contents = load_cache(folder)
+    _print_contents(folder, contents)
+    for name, value in sorted(contents.about.items()):
+        print(harmless(f"{name}: {value}"))  # A card may come from anywhere, and hold anything.
 
 
 @cache.command()
 def merge(
-    output: Annotated[Path, typer.Argument(help="The cache to make.")],
+    output: Output,
     caches: Annotated[list[Path], typer.Argument(help="Caches of one tokenizer.")],
     overwrite: Overwrite = False,
     min_count: Annotated[
@@ -73,99 +130,47 @@ def merge(
     ] = 8,
     max_size: Annotated[
         str,
-        typer.Option(help="The largest n-gram file; the minimum count is raised until it fits."),
+        typer.Option(help="Largest n-gram tables; the minimum count is raised until they fit."),
     ] = "64MB",
     verbose: Verbose = False,
 ) -> None:
     """Merge caches. Counts add up; of two LUT rows with one key, the later cache's is kept."""
-    from selfspec.machine.memory import amount_in_bytes
-
-    pruning = {
-        "min_count": min_count,
-        "max_continuations": max_continuations,
-        "max_bytes": amount_in_bytes(max_size, name="--max-size"),
-    }
+    size = amount_in_bytes(max_size, name="--max-size")
+    _check_free(output, overwrite)
     with working(f"Merging into {output}"):
-        from selfspec.cache import check_target, save_cache
-        from selfspec.cli.cache.merging import merged
+        from selfspec.building.merging import merge_caches
 
-        check_target(output, overwrite=overwrite)
-        parts = _loaded(caches)
-        save_cache(output, merged(parts, **pruning), overwrite=overwrite)
-    print(f"{len(parts)} caches are merged in {output}")
-
-
-def _loaded(caches: list[Path]) -> list[CacheContents]:
-    """The caches: all of one tokenizer, and none given twice."""
-    from selfspec.cache import load_cache, locate
-    from selfspec.cli.cache.merging import check_different, check_one_tokenizer
-
-    parts = {each: load_cache(each) for each in caches}
-    check_different([locate(each) for each in caches])
-    check_one_tokenizer(parts)
-    return list(parts.values())
+        contents = merge_caches(
+            output,
+            caches,
+            overwrite=overwrite,
+            min_count=min_count,
+            max_continuations=max_continuations,
+            max_bytes=size,
+        )
+    _print_contents(output, contents)
 
 
-def _tokenizer(name: str | None) -> Any:
-    if name is None:
-        return None
-    from transformers import AutoTokenizer
+def _check_free(output: Path, overwrite: bool) -> None:
+    """Refuses what is there already; whether it is a cache is checked by whoever replaces it."""
+    taken = any(output.iterdir()) if output.is_dir() else output.exists()
+    if taken and not overwrite:
+        raise CliError(
+            f"OUTPUT must be new (got {str(output)!r}, which exists); pass --overwrite to replace "
+            "it, or name another"
+        )
 
-    from selfspec.cli.shared.model_loading import attempt
 
-    return attempt(name, "tokenizer", lambda: AutoTokenizer.from_pretrained(name))
-
-
-def _print_card(path: Path, contents: CacheContents) -> None:
-    import json
-
-    _say(f"cache {path}: {path.stat().st_size:,} bytes")
-    _say(f"tokenizer {contents.tokenizer}, {contents.tokenizer.vocab_size:,} tokens")
-    for name, table in sorted(contents.tables.items()):
-        _say(f"{name}: {len(table['ids']):,} rows of {table['ids'].shape[1]}")
-    if (corpus := contents.corpus) is not None:
-        _say(f"prefixes: {corpus.num_prefixes:,} of at most {corpus.max_prefix} tokens")
-        _say(f"continuations: {corpus.num_continuations:,}")
+def _print_contents(name: object, contents: CacheContents) -> None:
+    """A line on what is in a cache."""
+    parts = [f"{len(arrays['ids']):,} {table} rows" for table, arrays in contents.tables.items()]
+    if contents.corpus is not None:
+        parts.append(
+            f"{contents.corpus.num_prefixes:,} n-gram prefixes of up to "
+            f"{contents.corpus.max_prefix} tokens"
+        )
     if contents.calibration:
-        _say(f"calibration: {len(contents.calibration):,}")
+        parts.append(f"{len(contents.calibration):,} rates")
     if contents.fitted is not None:
-        _say(f"fitted tree: {contents.fitted.width} nodes")
-    for name, value in sorted(contents.about.items()):
-        _say(f"{name}: {value if isinstance(value, str) else json.dumps(value)}")
-
-
-def _print_top(contents: CacheContents, tokenizer: Any, limit: int) -> None:
-    from selfspec.cli.cache.top_entries import top_entries
-
-    for title, entries in top_entries(contents, limit) if limit else ():
-        _say(f"\n{title}:")
-        for entry in entries:
-            before, after = (_shown(ids, tokenizer) for ids in (entry.before, entry.after))
-            _say(f"  {before} -> {after}  ({entry.weight})")
-
-
-def _shown(token_ids: tuple[int, ...], tokenizer: Any) -> str:
-    from selfspec.cli.demo.tree_view import readable
-
-    if tokenizer is None:
-        return " ".join(map(str, token_ids))
-    return " ".join(readable(tokenizer, token_id) for token_id in token_ids)
-
-
-def _print_coverage(contents: CacheContents, token_ids: list[int]) -> None:
-    from selfspec.cli.cache.coverage import coverage
-
-    _say(f"\ncoverage of {len(token_ids):,} tokens (found: something is known there; named: the")
-    _say("next token is among it):")
-    for line in coverage(contents, token_ids):
-        found, named = _share(line, line.num_found), _share(line, line.num_named)
-        _say(f"  {line.what:<17} {found} found, {named} named")
-
-
-def _share(line: Coverage, number: int) -> str:
-    return f"{number / line.num_positions:6.1%}" if line.num_positions else "     -"
-
-
-def _say(line: str) -> None:
-    """Prints a line that may hold anything, since a card may come from anywhere."""
-    print(harmless(line))
+        parts.append(f"a tree of {contents.fitted.width} nodes")
+    print(harmless(f"{name}: {', '.join(parts)}; tokenizer {contents.tokenizer}"))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
-from selfspec.building.recipe import KEYS, Recipe, read_recipe
+from selfspec.building.recipe import Recipe, read_recipe
 from selfspec.cli.shared.options import option
-from selfspec.errors import CliError
+
+_PANEL = "Recipe: what is read, kept and written"
+_KINDS = {"chat_template": bool, "data_files": list[str], "max_size": str, "temperature": float}
 
 
 class RecipeOptions(dict[str, Any]):
@@ -16,35 +17,26 @@ class RecipeOptions(dict[str, Any]):
 
     @classmethod
     def options(cls) -> list[inspect.Parameter]:
-        """An option for each key. Lists are given item by item, and roles as data=template."""
-        kinds = {**get_type_hints(Recipe), "data_files": list[str], "roles": list[str]}
-        kinds["max_size"] = str
+        """An option for each key. Lists are given item by item."""
         return [
-            option(name, kinds[name] | None, None, help=each, rich_help_panel=panel)
-            for panel, texts in KEYS.items()
-            for name, each in texts.items()
+            option(name, _kind(name) | None, None, help=_help(name), rich_help_panel=_PANEL)
+            for name in Recipe.model_fields
         ]
 
-    def given(self) -> dict[str, Any]:
-        """The keys that were set, as a recipe has them."""
-        values = {name: value for name, value in self.items() if value not in (None, [])}
-        if "roles" in values:
-            values["roles"] = dict(_pair(each) for each in values["roles"])
-        return values
+    def recipe(self, name_or_path: str | None) -> Recipe:
+        """The recipe of this name or in this file; options replace its keys."""
+        keys = read_recipe(name_or_path) if name_or_path else {}
+        given = {name: value for name, value in self.items() if value not in (None, [])}
+        return Recipe.of(**{**keys, **given})
 
 
-def recipe_of(file: Path | None, options: RecipeOptions) -> Recipe:
-    """The recipe in a file; options replace its keys."""
-    keys = {**(read_recipe(file) if file else {}), **options.given()}
-    if "data" not in keys:
-        raise CliError("--data must name what to read: a file, a folder or a Hub id (got nothing)")
-    if "name" not in keys and isinstance(keys.get("data"), str):
-        keys["name"] = Path(keys["data"]).resolve().name
-    return Recipe.of(**keys)
+def _kind(name: str) -> Any:
+    default = Recipe.model_fields[name].default
+    number = type(default) is int or name == "max_documents"
+    return _KINDS.get(name, int if number else str)
 
 
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, role = text.partition("=")
-    if not (name and equals and role):
-        raise CliError(f"--roles must be data=template, such as human=user (got {text!r})")
-    return name, role
+def _help(name: str) -> str:
+    field = Recipe.model_fields[name]
+    told = field.is_required() or field.default in (None, [])
+    return f"{field.description}{'' if told else f' Default: {field.default}.'}"

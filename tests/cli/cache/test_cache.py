@@ -1,18 +1,15 @@
-"""`selfspec cache inspect, merge`, and `--cache` of the commands that write text."""
+"""`selfspec cache build, inspect, merge`, and `--cache` of the commands that write text."""
 
 import os
-import shutil
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
 
+from selfspec.building.recipe import Recipe, recipe_names
 from selfspec.cache import load_cache, save_cache, tokenizer_info
-from selfspec.cli.cache.coverage import coverage
-from selfspec.cli.cache.merging import merged
-from selfspec.cli.cache.top_entries import top_entries
-from tests.caches import TEXT, contents, count_grams, lut, lut2, plain, rates
+from selfspec.cli.cache.recipe_options import RecipeOptions
+from tests.caches import OWNER, contents, count_grams, lut, rates
 from tests.tiny import LINES
 
 PROMPT = "def read(self, size"
@@ -24,61 +21,106 @@ def folder(tmp_path):
     return tmp_path / "cache.safetensors"
 
 
-@pytest.fixture
-def real(plain_folder, tmp_path):
-    """The n-grams of a text in the tokens of the tiny model, and its tokenizer."""
-    tokenizer = AutoTokenizer.from_pretrained(plain_folder)
-    ids = tokenizer("".join(LINES) * 3)["input_ids"]
-    held = contents(tokenizer=tokenizer_info(tokenizer), corpus=count_grams(ids, 3), about={"n": 3})
-    save_cache(tmp_path / "real", held)
-    return tmp_path / "real", tokenizer
+class TestBuild:
+    @pytest.fixture
+    def texts(self, tmp_path):
+        folder = tmp_path / "texts"
+        folder.mkdir()
+        for index, line in enumerate(LINES):
+            (folder / f"{index}.txt").write_text(line * 2)
+        return folder
+
+    @pytest.fixture
+    def command(self, plain_folder, tmp_path):
+        few = ("--window", "16", "--batch", "2")
+        return ("cache", "build", tmp_path / "cache", "--model", plain_folder, *few)
+
+    def test_a_folder_of_texts(self, run, command, texts, tmp_path):
+        result = run(*command, "--data", texts)
+        assert result.exit_code == 0
+        assert "n-gram prefixes of up to 4 tokens" in result.stdout
+        about = load_cache(tmp_path / "cache").about
+        assert (about["name"], about["documents"]) == ("texts", 3)
+
+    def test_options_replace_the_keys_of_a_recipe(self, run, command, texts, tmp_path):
+        file = tmp_path / "r.toml"
+        file.write_text('name = "n"\ndata = "x"\nbuild = "lut"\nmin_count = 4\n')
+        assert run(*command, "--recipe", file, "--data", texts, "--build", "ngrams").exit_code == 0
+        about = load_cache(tmp_path / "cache").about
+        assert about["name"] == "n"
+        assert (about["recipe"]["build"], about["recipe"]["min_count"]) == ("ngrams", 4)
+
+    def test_own_answers_by_name_and_after_ctrl_c(self, run, command, tmp_path, monkeypatch):
+        """The same command goes on; another one does not take the answers for its own."""
+        (tmp_path / "prompts.txt").write_text("the quick\n\ndef read\n")
+        own = ("--recipe", "own-answers", "--max-new-tokens", "5", "--no-chat-template")
+        command = (*command, "--data", tmp_path / "prompts.txt", "--form", "line", *own)
+
+        def interrupted(*_, **_more):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr("selfspec.building.build.GramCounter", interrupted)
+            result = run(*command)
+        assert result.exit_code == 130
+        assert "the same command goes on with the next answer" in result.stderr
+        assert not (tmp_path / "cache").exists()
+        other = run(*command, "--temperature", "0.5")
+        assert other.exit_code == 2
+        assert "holds the answers of another build (--temperature was 0.0, is 0.5)" in other.stderr
+        assert "left out (empty, too long, or refused by the template): 1" in run(*command).stdout
+        assert load_cache(tmp_path / "cache").about["answers"] == 2
+        assert not (tmp_path / "cache.answers").exists()
+
+    @pytest.mark.parametrize(
+        ("args", "said"),
+        [
+            ((), "--data must name what to read"),
+            (("--data", "./nowhere"), "--data must be a file or folder that exists"),
+            (("--data", "{texts}", "--min-count", "0"), "--min-count must be greater than"),
+            (("--data", "{texts}", "--max-memory", "lots"), "--max-memory must be a number of by"),
+            (("--data", "{texts}", "--max-size", "lots"), "--max-size must be a number of bytes"),
+            (("--data", "{texts}", "--recipe", "fodler"), "did you mean 'folder'"),
+            (("--data", "{texts}", "--recipe", "{texts}/none.toml"), "must be a readable file"),
+            (("--data", "{texts}", "--dtype", "int8"), "unknown dtype 'int8'"),
+            (("--data", "{texts}", "--learn-from", "generations"), "pass --no-chat-template"),
+            (("--data", "{texts}", "--messages", "talk"), "--messages must be read from"),
+        ],
+    )
+    def test_mistakes_are_answered_in_a_line(self, fails, command, texts, tmp_path, args, said):
+        assert said in fails(*command, *(arg.format(texts=texts) for arg in args))
+        assert [path.name for path in tmp_path.iterdir() if "cache" in path.name] == []
+
+    def test_what_is_there_is_replaced_only_when_asked(self, run, fails, command, texts, tmp_path):
+        there = tmp_path / "cache.safetensors"
+        there.write_text("x")
+        ngrams = (*command, "--data", texts, "--build", "ngrams")
+        assert "--overwrite" in fails(*ngrams)
+        assert "must be a cache" in fails(*ngrams, "--overwrite")
+        there.unlink()
+        assert run(*ngrams).exit_code == 0
+        assert run(*ngrams, "--overwrite").exit_code == 0
+
+    def test_help_names_every_key_and_recipe(self, run):
+        options = {each.name for each in RecipeOptions.options()}
+        assert options == set(Recipe.model_fields)
+        said = " ".join(run("cache", "build", "--help").stdout.replace("│", " ").split())
+        assert all(name in said for name in recipe_names())
 
 
 class TestInspect:
     def test_it_tells_what_is_in_it(self, run, folder):
         out = run("cache", "inspect", folder).stdout
-        assert "tokenizer 5a5a5a5a… (owner/toy), 50 tokens" in out
-        assert f"cache {folder}: {folder.stat().st_size:,} bytes" in out
-        assert "prefixes: 18 of at most 2 tokens\n" in out
-        assert "lut: 3 rows of 4\n" in out
+        assert "3 lut rows, 2 lut2 rows, 18 n-gram prefixes of up to 2 tokens, 2 rates" in out
+        assert "a tree of 4 nodes; tokenizer 5a5a5a5a… (owner/toy)" in out
         assert "corpus: digits of π\n" in out
-        assert "  3 1 -> 4  (3 times)\n" in out
-
-    def test_top_says_how_many(self, run, folder):
-        assert "->" not in run("cache", "inspect", folder, "--top", "0").stdout
-        out = run("cache", "inspect", folder, "--top", "2").stdout
-        assert out.count("->") == 4 * 2
-
-    def test_a_tokenizer_shows_text(self, run, real, plain_folder):
-        out = run("cache", "inspect", real[0], "--tokenizer", plain_folder).stdout
-        assert "' the'" in out or "'the'" in out or "' lazy'" in out or "'self'" in out
-
-    def test_coverage_of_a_text(self, run, real, tmp_path):
-        (tmp_path / "text").write_text(LINES[1])
-        real[1].model_max_length = 4  # The text may be longer than the model can read at once.
-        real[1].save_pretrained(tmp_path / "short")
-        asked = ("--tokenizer", tmp_path / "short", "--text", tmp_path / "text")
-        result = run("cache", "inspect", real[0], *asked)
-        assert result.stderr == f"Reading {real[0]} ...\n"
-        out = result.stdout
-        assert "corpus, 3 before  100.0% found, 100.0% named" in out
 
     def test_what_a_card_says_is_not_obeyed(self, run, tmp_path):
         save_cache(tmp_path / "cache", contents(about={"corpus": "\x1b[31mred"}))
         assert "\x1b" not in run("cache", "inspect", tmp_path / "cache").stdout
 
-    def test_what_is_wrong_is_one_line(self, fails, folder, plain_folder, tmp_path):
-        assert "--text needs --tokenizer" in fails("cache", "inspect", folder, "--text", folder)
-        asked = ("cache", "inspect", folder, "--tokenizer", plain_folder)
-        assert "was made for tokenizer 5a5a5a5a…" in fails(*asked)
-        assert "--text must be readable" in fails(*asked, "--text", tmp_path / "nowhere")
-        (tmp_path / "bytes").write_bytes(b"\xff")
-        assert "--text must be UTF-8 text" in fails(*asked, "--text", tmp_path / "bytes")
-        line = fails("cache", "inspect", folder, "--tokenizer", tmp_path)
-        assert f"the tokenizer of '{tmp_path}' can't be loaded" in line
-        assert "No such file" in fails("cache", "inspect", tmp_path / "nowhere")
-        os.truncate(folder, 99)
-        assert "can't be read" in fails("cache", "inspect", folder)
+    def test_a_cache_that_is_none(self, fails, tmp_path):
+        assert "nowhere" in fails("cache", "inspect", tmp_path / "nowhere")
 
 
 class TestMerge:
@@ -88,108 +130,44 @@ class TestMerge:
         result = run("cache", "merge", tmp_path / "out", folder, tmp_path / "other")
         assert result.exit_code == 0
         out = load_cache(tmp_path / "out")
-        rows = dict(
-            zip(out.tables["lut"]["tokens"], out.tables["lut"]["ids"].tolist(), strict=True)
-        )
+        ids = out.tables["lut"]["ids"].tolist()
+        rows = dict(zip(out.tables["lut"]["tokens"], ids, strict=True))
         assert rows[3] == lut([0, 3], 6)["ids"][1].tolist()
         assert rows[1] == [*lut()["ids"][0].tolist(), -1, -1]
         assert list(rows) == [0, 1, 3, 9]
+        assert out.tables["lut2"]["pairs"].tolist() == [[1, 4], [3, 1]]
         assert out.calibration == [[kinds, 2 * hits, 2 * trials] for kinds, hits, trials in rates()]
         assert out.about == {"merged_from": [contents().about, other.about]}
-        places = out.corpus.step(out.corpus.step((), 3), 1)
-        assert out.corpus.continuations(2, places[1], 9) == (7, [(5, 4), (4, 3)])
+        prefixes = out.corpus.step(out.corpus.step((), 3), 1)
+        assert out.corpus.continuations(2, prefixes[1], 9) == (7, [(5, 4), (4, 3)])
 
-    def test_a_cache_merged_alone_is_itself(self):
-        alone = merged([contents()])
-        assert plain(alone)[:4] == plain(contents())[:4]
-
-    def test_parts_that_are_missing_are_nothing(self):
-        bare = contents(tables={}, corpus=None, calibration=None)
-        assert plain(merged([bare, bare]))[1:4] == ({}, None, None)
-        assert plain(merged([bare, contents()]))[1:4] == plain(contents())[1:4]
-
-    def test_pairs_merge_by_both_tokens(self):
-        one = contents(tables={"lut2": lut2([(1, 4), (3, 1)])})
-        other = contents(tables={"lut2": lut2([(0, 9), (1, 4), (4, 1)])})
-        pairs = merged([one, other]).tables["lut2"]["pairs"].tolist()
-        assert pairs == [[0, 9], [1, 4], [3, 1], [4, 1]]
-
-    def test_what_is_wrong_is_one_line(self, fails, folder, tmp_path):
-        out = tmp_path / "out"
-        assert "must not be there yet" in fails("cache", "merge", folder, folder)
-        assert "must be one file" in fails("cache", "merge", out, folder, tmp_path)
-        save_cache(tmp_path / "longer", contents(corpus=count_grams(TEXT, 3)))
-        line = fails("cache", "merge", out, folder, tmp_path / "longer")
-        assert "the corpus tables can't be merged" in line
-        foreign = contents(tokenizer=tokenizer_info(_Other()), corpus=count_grams(TEXT[1:]))
-        save_cache(tmp_path / "foreign", foreign)
-        line = fails("cache", "merge", out, folder, tmp_path / "foreign")
-        assert "CACHES must belong to one tokenizer" in line
-        os.truncate(folder, 99)
-        assert "can't be read" in fails("cache", "merge", out, folder)
-        assert not (tmp_path / "out.safetensors").exists()
-        line = fails("cache", "merge", folder, folder, "--overwrite")
-        assert "what is overwritten must be a cache" in line
-
-    def test_the_same_cache_twice(self, fails, folder, tmp_path, monkeypatch):
+    def test_what_is_wrong_is_one_line(self, fails, folder, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
+        out = tmp_path / "out"
+        assert "--overwrite" in fails("cache", "merge", folder, folder)
         (tmp_path / "link.safetensors").symlink_to(folder)
         for other in (folder, Path("cache"), tmp_path / "link"):
-            line = fails("cache", "merge", "out", folder, other)
-            assert f"must name each cache once (got {str(folder)!r} and" in line
-
-    def test_a_copy_of_a_cache(self, fails, folder, tmp_path):
-        copy = shutil.copyfile(folder, tmp_path / "copy.safetensors")
-        line = fails("cache", "merge", tmp_path / "out", folder, copy)
-        assert f"(got {str(folder)!r} and {str(copy)!r}, which hold the same)" in line
+            line = fails("cache", "merge", out, folder, other)
+            assert f"must be named once, since counts add up (got {str(folder)!r} and" in line
+        save_cache(tmp_path / "longer", contents(corpus=count_grams(LINES[0].encode(), 3)))
+        line = fails("cache", "merge", out, folder, tmp_path / "longer")
+        assert "the corpus tables can't be merged" in line
+        foreign = contents(tokenizer=tokenizer_info(_Other()))
+        save_cache(tmp_path / "foreign", foreign)
+        line = fails("cache", "merge", out, folder, tmp_path / "foreign")
+        assert "caches to merge must belong to one tokenizer" in line
+        os.truncate(folder, 99)
+        assert "can't be read" in fails("cache", "merge", out, folder)
+        assert not out.exists()
 
     def test_overwrite(self, run, folder):
-        run("cache", "merge", folder, folder, "--overwrite")
+        assert run("cache", "merge", folder, folder, "--overwrite").exit_code == 0
         assert load_cache(folder).about == {"merged_from": [contents().about]}
 
 
 class _Other:
     def get_vocab(self) -> dict[str, int]:
-        return {"other": 0}
-
-
-class TestCoverage:
-    def test_a_plain_count_agrees(self):
-        held = contents(tables={"lut": lut(), "lut2": lut2()})
-        text = [3, 1, 4, 2, 8, 3, 1, 5]
-        lines = {line.what: line for line in coverage(held, text)}
-        grams = {tuple(TEXT[i - n : i + 1]) for n in (1, 2) for i in range(n, len(TEXT))}
-        for n in (1, 2):
-            spans = [tuple(text[i - n : i + 1]) for i in range(n, len(text))]
-            line = lines[f"corpus, {n} before"]
-            assert line.num_positions == len(spans)
-            assert line.num_found == sum(any(g[:-1] == s[:-1] for g in grams) for s in spans)
-            assert line.num_named == sum(s in grams for s in spans)
-        assert lines["corpus, any"].num_positions == 7
-        assert (lines["lut"].num_positions, lines["lut2"].num_positions) == (7, 6)
-        known = {t: set(i) for t, i in zip([1, 3, 9], lut()["ids"].tolist(), strict=True)}
-        pairs = list(pairwise(text))
-        assert lines["lut"].num_found == sum(a in known for a, _ in pairs)
-        assert lines["lut"].num_named == sum(b in known.get(a, ()) for a, b in pairs)
-
-    @pytest.mark.parametrize("text", [[], [3], [49, 49, 49]])
-    def test_texts_that_nobody_knows(self, text):
-        for line in coverage(contents(), text):
-            assert line.num_found == line.num_named == 0
-
-
-def test_top_entries_are_those_of_a_plain_count():
-    held = contents(corpus=count_grams(TEXT, 4))
-    counts: dict[tuple, int] = {}
-    for n in (1, 2, 3, 4):
-        for end in range(n, len(TEXT)):
-            span = tuple(TEXT[end - n : end + 1])
-            counts[span] = counts.get(span, 0) + 1
-    shown = [entry for title, each in top_entries(held, 99) if "behind" in title for entry in each]
-    assert {(*e.before, *e.after): int(e.weight.split()[0]) for e in shown} == counts
-    assert dict(top_entries(contents(tables={"lut": lut([])}, corpus=None), 5)) == {
-        "surest of lut": []
-    }
+        return {"other": OWNER.vocab_size - 1}
 
 
 class TestOption:
