@@ -83,7 +83,7 @@ class Generations:
         """What the model answers to each prompt, with the end-of-text token."""
         width = max(map(len, prompts))
         pad = self._pad_id()
-        input_ids = torch.full((len(prompts), width), pad, dtype=torch.long)
+        input_ids = torch.full((len(prompts), width), pad, dtype=torch.long, device="cpu")
         mask = torch.zeros_like(input_ids)
         for row, ids in enumerate(prompts):
             input_ids[row, width - len(ids) :] = torch.from_numpy(ids.astype(np.int64))

@@ -190,7 +190,7 @@ def predictions(model: Any, windows: Sequence[Window], top_k: int, behind: Any) 
     `behind` is a KV cache that the windows continue; None if they begin a text.
     """
     rows = [window.ids for window in windows]
-    input_ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
+    input_ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long, device="cpu")
     mask = torch.zeros_like(input_ids)
     for row, ids in enumerate(rows):
         input_ids[row, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
@@ -198,7 +198,7 @@ def predictions(model: Any, windows: Sequence[Window], top_k: int, behind: Any) 
     device = model.device
     more: dict[str, Any] = {"use_cache": False}
     if behind is not None:
-        known = torch.ones(len(rows), behind.get_seq_length(), dtype=torch.long)
+        known = torch.ones(len(rows), behind.get_seq_length(), dtype=torch.long, device="cpu")
         mask = torch.cat([known, mask], dim=1)
         more = {"use_cache": True, KV: behind}
     logits = model(input_ids=input_ids.to(device), attention_mask=mask.to(device), **more).logits
