@@ -140,17 +140,22 @@ class TreeKV(Columns):
         return max(old_first, min(self.lengths) - size + 1) if size else old_first
 
     def _refill(self, attention_type: str, first: int, capacity: int) -> None:
-        """Moves the columns from `first` on into arenas of another capacity."""
+        """Moves the columns from `first` on into arenas of another capacity.
+
+        Where that drops columns, no arena is changed before there is memory for all of them.
+        """
         start = first - self.first_columns[attention_type]
-        held = self.front - first
-        for arena in self._arenas:
-            if arena.attention_type != attention_type:
-                continue
-            old = arena.slots[:, :, :, start : start + held]
-            arena.slots = self._new_slots(_present_geometry(arena), len(arena.members), capacity)
-            arena.slots[:, :, :, :held] = old
+        arenas = [arena for arena in self._arenas if arena.attention_type == attention_type]
+        moved = (self._moved(arena, start, self.front - first, capacity) for arena in arenas)
+        for arena, slots in zip(arenas, list(moved) if start else moved, strict=True):
+            arena.slots = slots
             self._connect(arena)
         self.first_columns[attention_type] = first
+
+    def _moved(self, arena: Arena, start: int, held: int, capacity: int) -> torch.Tensor:
+        slots = self._new_slots(_present_geometry(arena), len(arena.members), capacity)
+        slots[:, :, :, :held] = arena.slots[:, :, :, start : start + held]
+        return slots
 
     def _fill_stock(self, arena: Arena, length: int) -> None:
         end = length - self.first_columns[arena.attention_type]
