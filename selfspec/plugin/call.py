@@ -23,7 +23,7 @@ from selfspec.machine.device import Device
 from selfspec.plugin.rules import (
     end_ids,
     for_rows,
-    longest,
+    length_limit,
     looks_at_rows,
     plain_reason,
     row_stops,
@@ -85,7 +85,7 @@ class Call:
     @property
     def max_length(self) -> int:
         """How long a text may get, prompt included."""
-        length = longest(self.stopping_criteria)
+        length = length_limit(self.stopping_criteria)
         return int(self.generation_config.max_length if length is None else length)
 
     @property

@@ -226,13 +226,13 @@ def row_stops(criteria: Any) -> RowStops | None:
             others.append(criterion)
         elif type(criterion) is not stopping_criteria.MaxLengthCriteria:
             return None
-    max_length = longest(criteria)
+    max_length = length_limit(criteria)
     if max_length is None or (others and not eos_ids):
         return None  # without an end token, stock lets a row that stopped go on writing
     return RowStops(max_length, eos_ids, others)
 
 
-def longest(criteria: Any) -> int | None:
+def length_limit(criteria: Any) -> int | None:
     """How long a text may get, prompt included: the least that a criterion says, if any does.
 
     A criterion of the caller's takes the place of the one that `generate()` makes of its config.

@@ -282,10 +282,10 @@ class SelfSpec(Persistent):
     def learn(self, call: Call, prompt: Prompt) -> Memory:
         """What one call works on, by the learning scope, with what the prompt teaches."""
         start = perf_counter()
-        model = call.model
         memory = self.memory(prompt.logits.shape[-1]).for_request(self.config.learning)
         if memory.learns:
-            teach(memory, prompt, model.get_output_embeddings(), num_readable(model))
+            head = call.model.get_output_embeddings()
+            teach(memory, prompt, head, num_readable(call.model))
         call.stats.table_bytes = memory.nbytes
         call.stats.seconds["learn"] += perf_counter() - start  # type: ignore[assignment]
         return memory
