@@ -145,8 +145,8 @@ class PromptReader:
 def teach(memory: Memory, prompt: Prompt, head: Any, num_readable: int) -> None:
     """Shows the sources the model's likeliest tokens after the last tokens of a prompt.
 
-    Ids from `num_readable` on, which the model can't read, are left out. If two tokens in a row occur several times, only the last occurrence is shown, since the
-    sources would keep no other.
+    Ids from `num_readable` on, which the model can't read, are left out. If two tokens in a row
+    occur several times, only the last occurrence is shown, since the sources would keep no other.
     """
     hidden, visible, ids = prompt.hidden, prompt.visible, prompt.input_ids
     length = 0 if hidden is None else min(hidden.shape[1], ids.shape[1])
