@@ -270,7 +270,8 @@ def test_what_breaks_off_while_slots_are_filled_leaves_the_cache_whole(monkeypat
         assert torch.equal(ours.values, stock.values)
 
 
-def test_running_out_of_memory_in_a_step_leaves_what_was_committed(monkeypatch):
+@pytest.mark.parametrize("num_before", range(5))
+def test_running_out_of_memory_in_a_step_leaves_what_was_committed(monkeypatch, num_before):
     """Some windowed arenas could have dropped columns, and others not."""
     cache, stock = stock_cache(window=3), stock_cache(window=3)
     for each in (cache, stock):
@@ -280,7 +281,7 @@ def test_running_out_of_memory_in_a_step_leaves_what_was_committed(monkeypatch):
         write(cache, [[stamp]])
         write(stock, [[stamp]])
         kv.commit([[0]])
-    num_left, new_slots = iter(range(2)), kv._new_slots
+    num_left, new_slots = iter(range(num_before)), kv._new_slots
 
     def scarce(*args):
         if next(num_left, None) is None:
