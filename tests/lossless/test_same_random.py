@@ -185,7 +185,8 @@ class RandomCall:
         spec.ability(self.model)  # Found out before, so that the fuse burns in the call.
         if self.breaks == "forward":
             lists = [m for m in self.model.modules() if isinstance(m, torch.nn.ModuleList)]
-            fuse = Fuse(self.error, self.breaks_at)
+            # Of a prompt's forward that breaks off, stock too leaves what the first layers read.
+            fuse = Fuse(self.error, self.breaks_at + 1)
             handle = lists[0][-1].register_forward_pre_hook(lambda *_: fuse.burn())
         try:
             self.run(extras, custom_generate=spec)
