@@ -91,7 +91,7 @@ class RandomCall:
         if dice.random() < 0.6:
             options["eos_token_id"] = dice.sample(range(1, VOCAB), dice.randrange(1, 6))
         if dice.random() < 0.3:
-            options["min_new_tokens"] = dice.randrange(1, 9)
+            options["min_new_tokens"] = min(dice.randrange(1, 9), options["max_new_tokens"])
         if self.inputs["input_ids"].dtype == torch.int64 and dice.random() < 0.3:
             options["repetition_penalty"] = dice.choice([0.8, 1.3])  # Stock's needs int64.
         if dice.random() < 0.3:
