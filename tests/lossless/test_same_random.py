@@ -65,8 +65,10 @@ class RandomCall:
         self.streams = self.breaks == "streamer" or dice.random() < 0.2
         # Stock's own windows and criteria make tensors that name no device.
         stays = self.name in ("llama", "gpt2", "bloom") and self.breaks != "criterion"
-        stays = stays and not (self.criteria() or "stop_strings" in self.options)
-        self.on_meta = stays and dice.random() < 0.3
+        stays = stays and not (
+            self.criteria() or {"eos_token_id", "stop_strings"} & {*self.options}
+        )
+        self.on_meta = stays and dice.random() < 0.6
 
     def _inputs(self) -> dict[str, torch.Tensor]:
         dice, length = self.dice, self.dice.randrange(1, 24)
