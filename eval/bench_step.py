@@ -48,7 +48,7 @@ from eval.runs.hosted import host_times
 from eval.runs.progress import RunProgress
 from eval.runs.recorded import RecordedText, read_texts, record, write_texts
 from eval.runs.run import run
-from selfspec import SpecConfig
+from selfspec import SpecConfig, attach
 from selfspec.cost import CostCurve
 
 _BENCHES = {"questions": "spec-bench", "random": "random"}  # by kind of text
@@ -108,7 +108,7 @@ def _recorded(options: argparse.Namespace) -> list[RecordedText]:
     prompts = load_prompts(options, load_tokenizer(options.model))
     asked = {"temperature": 0.0, "max_nodes": max(_HOST_WIDTHS)}
     asked["max_new_tokens"] = options.max_new_tokens
-    texts = list(record(load_asked(options), prompts, **asked))
+    texts = list(record(attach(load_asked(options)), prompts, **asked))
     if options.output is not None:
         write_texts(options.output, texts)
     return texts

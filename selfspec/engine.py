@@ -49,6 +49,7 @@ class Decoder:
     budget: Budget = field(default_factory=FixedBudget)
     device: Device = field(default_factory=CpuDevice)
     listeners: Sequence[Listener] = ()
+    num_readable: int | None = None  # Ids that the model can't read are not worth learning.
     before_step: Callable[[int], None] | None = None  # Told the rows; may change how they are run.
     clock: Callable[[], float] = perf_counter
 
@@ -161,7 +162,7 @@ class Decoder:
         if not memory.learns:
             return None
         with self.device.side(logits):
-            return self.device.fetch(*top_k(logits, memory.top_k))
+            return self.device.fetch(*top_k(logits[..., : self.num_readable], memory.top_k))
 
     def _commit(self, records: list[StepRecord]) -> None:
         """Moves the KV beside what the CPU does until the next forward, which waits for it."""

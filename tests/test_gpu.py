@@ -515,3 +515,19 @@ def test_ids_on_the_cpu_are_served() -> None:
     stock = model.generate(**inputs, max_new_tokens=20)
     ours = model.generate(**inputs, max_new_tokens=20, assistant=selfspec.SelfSpec())
     assert torch.equal(ours.cpu(), stock.cpu())
+
+
+def test_what_is_sent_may_be_overwritten_at_once() -> None:
+    """The copy waits behind other work, and a draft model's text is sent in many parts."""
+    device = CudaDevice(torch.device("cuda"), overlap=False)
+    busy = torch.randn(4096, 4096, device="cuda")
+    hosts = [torch.empty(512, dtype=torch.long), torch.empty(512, dtype=torch.long).pin_memory()]
+    arrived = []
+    for part in range(12):
+        busy = busy @ busy / 64
+        host, into = hosts[part % 2], torch.empty(512, dtype=torch.long, device="cuda")
+        host.fill_(part)
+        device.send(host, into=into)
+        host.fill_(-1)
+        arrived.append(into)
+    assert [each.unique().tolist() for each in arrived] == [[part] for part in range(12)]

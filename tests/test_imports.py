@@ -182,6 +182,30 @@ def test_private_names_of_others_are_in_one_room(path):
     assert not foreign, f"{path}: selfspec/compat is the room for {foreign}"
 
 
+# What makes a tensor out of nothing, on the default device where none is named.
+MAKERS = {
+    *("arange", "as_tensor", "asarray", "empty", "empty_permuted", "empty_strided", "eye", "full"),
+    *("hann_window", "linspace", "logspace", "normal", "ones", "rand", "randint", "randn"),
+    *("randperm", "range", "scalar_tensor", "sparse_coo_tensor", "tensor", "tril_indices"),
+    *("triu_indices", "zeros"),
+}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_every_tensor_names_its_device(path):
+    """A user's default device may be another one, such as ``meta``."""
+    nameless = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        owner, name = node.func.value, node.func.attr
+        if isinstance(owner, ast.Name) and owner.id == "torch":
+            is_named = any(keyword.arg == "device" for keyword in node.keywords)
+            if (name in MAKERS and not is_named) or (name == "Generator" and not node.args):
+                nameless.append(f"line {node.lineno}: {ast.unparse(node)}")
+    assert not nameless, f"{path}: add device= to {nameless}"
+
+
 def test_rooms_and_not_modules_side_by_side():
     on_top = [path.name for path in ROOT.glob("*.py") if path.name != "__init__.py"]
     assert len(on_top) <= MOST_MODULES_ON_TOP, on_top

@@ -79,7 +79,7 @@ class Ticket:
                 "several times"
             )
         if call.generation_config.do_sample:
-            seed = int(torch.randint(2**63 - 1, ())) if seed is None else seed
+            seed = int(torch.randint(2**63 - 1, (), device="cpu")) if seed is None else seed
             generator = torch.Generator(call.input_ids.device).manual_seed(seed)
             call = replace(call, generator=generator)
         reason = call.plain_reason(spec.forwards)
@@ -94,7 +94,7 @@ class Ticket:
     @property
     def need(self) -> int:
         """How many columns of KV its row may come to need, the widest tree's among them."""
-        return int(self.call.generation_config.max_length) + self.call.width
+        return len(self.ids) + self.call.reach + self.call.width
 
     def decode_alone(self, spec: SelfSpec, hear: Hear | None = None) -> list[int] | None:
         """Decodes the prompt with a call of its own; returns the new tokens.
@@ -122,10 +122,9 @@ class Ticket:
         return Answer(self.index, text, ids, reason, len(self.ids), stats)
 
     def _finish_reason(self, ids: list[int]) -> str:
-        config = self.call.generation_config
-        if ids and ids[-1] in end_ids(config):
+        if ids and ids[-1] in end_ids(self.call.generation_config):
             return "stop"
-        return "length" if len(self.ids) + len(ids) >= config.max_length else "stop"
+        return "length" if len(self.ids) + len(ids) >= self.call.max_length else "stop"
 
 
 class _NobodyReads(Exception):

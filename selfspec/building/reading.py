@@ -87,12 +87,14 @@ class _Reader:
 
     @torch.inference_mode()
     def _predictions(self, windows: Sequence[TokenIds]) -> list[TopK]:
-        input_ids = torch.zeros(len(windows), max(map(len, windows)), dtype=torch.long)
+        input_ids = torch.zeros(
+            len(windows), max(map(len, windows)), dtype=torch.long, device="cpu"
+        )
         mask = torch.zeros_like(input_ids)
         for row, ids in enumerate(windows):
             input_ids[row, : len(ids)] = torch.from_numpy(ids)
             mask[row, : len(ids)] = 1
-        known = torch.ones(len(windows), len(self._prefix), dtype=torch.long)
+        known = torch.ones(len(windows), len(self._prefix), dtype=torch.long, device="cpu")
         device = self._model.device
         logits = self._model(
             input_ids=input_ids.to(device),

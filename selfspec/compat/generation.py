@@ -42,6 +42,7 @@ __all__ = [
     "attention_functions",
     "attention_implementation",
     "belongs_to_caller",
+    "crop_to",
     "decode_plainly",
     "decoding_switches",
     "experts_by_number",
@@ -184,6 +185,21 @@ def using_candidates(model: Any, new_generator: Callable[..., Any]) -> Iterator[
 def record_past(kv: Any) -> None:
     """Lets windowed layers keep what falls out of their window, so that drafts can be cropped."""
     kv.activate_past_recording()
+
+
+def crop_to(kv: Any, length: int, num_behind: int) -> None:
+    """Crops what a forward has read behind the first `length` columns, `num_behind` of them.
+
+    A forward that breaks off has grown the first layers alone, so each one is asked. A convolution
+    knows no length, but it holds more columns than its kernel has if it has grown.
+    """
+    for layer in kv.layers:
+        if hasattr(layer, "get_seq_length"):
+            surplus = max(layer.get_seq_length() - length, 0)
+        else:
+            has_grown = layer.conv_states[0].shape[-1] > layer.conv_kernel_size[0]
+            surplus = num_behind if has_grown else 0
+        layer.crop(-surplus)
 
 
 def stop_recording_past(kv: Any) -> None:

@@ -75,7 +75,7 @@ class CudaDevice:
     def fetch(self, *tensors: torch.Tensor) -> Fetched:
         """Starts copies to pinned memory, which torch reuses when they are no longer needed."""
         hosts = tuple(
-            torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
+            torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True).copy_(
                 tensor, non_blocking=True
             )
             for tensor in tensors
@@ -83,8 +83,12 @@ class CudaDevice:
         return Fetched(hosts, torch.cuda.current_stream(self._device).record_event())
 
     def send(self, host: torch.Tensor, into: torch.Tensor) -> None:
-        """Starts a copy from pinned memory, which torch reuses only once the copy is done."""
-        into.copy_(host if host.is_pinned() else host.pin_memory(), non_blocking=True)
+        """Starts a copy from pinned memory, which torch reuses only once the copy is done.
+
+        That memory is never `host` itself: the CPU may write to it before the device reads it.
+        """
+        pinned = torch.empty(host.shape, dtype=host.dtype, device="cpu", pin_memory=True)
+        into.copy_(pinned.copy_(host), non_blocking=True)
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None] | str:
         """Captures `work` as a graph, after two runs of it on the stream of captures.

@@ -53,10 +53,7 @@ class Device(Protocol):
         ...
 
     def send(self, host: torch.Tensor, into: torch.Tensor) -> None:
-        """Starts to copy from the CPU.
-
-        `host` may be overwritten as soon as this returns, unless it is pinned memory.
-        """
+        """Starts to copy from the CPU; `host` may be overwritten as soon as this returns."""
         ...
 
     def capture(self, work: Callable[[], None]) -> Replay | str:

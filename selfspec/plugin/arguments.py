@@ -24,7 +24,8 @@ def for_drafts(model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """New arguments, with which stock's `generate()` may call the loop; refuses what can't be had.
 
     A draft model is named `draft_model`, a prediction is ids, and `stop_strings` are the criterion
-    that stock makes of them. Without a tokenizer they stay, so that stock's own error comes.
+    that stock makes of them, which one of the caller's replaces. Without a tokenizer they stay, so
+    that stock's own error comes.
     """
     if rule := unpassable(model, arguments):
         raise UnsupportedError(rule)
@@ -46,9 +47,10 @@ def for_drafts(model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
         ready["prediction"] = ids[0] if isinstance(prediction, str) else ids
     if strings := setting(model, arguments, "stop_strings"):
         ready["stop_strings"] = None  # A keyword goes before what any config says.
-        given = ready.get("stopping_criteria") or ()
-        criterion = StopStringCriteria(stop_strings=strings, tokenizer=tokenizer)
-        ready["stopping_criteria"] = StoppingCriteriaList([*given, criterion])
+        given = list(ready.get("stopping_criteria") or ())
+        if not any(type(each) is StopStringCriteria for each in given):
+            given.append(StopStringCriteria(stop_strings=strings, tokenizer=tokenizer))
+        ready["stopping_criteria"] = StoppingCriteriaList(given)
     return ready
 
 
@@ -77,11 +79,12 @@ def unpassable(model: Any, arguments: Mapping[str, Any]) -> str | None:
 
 
 def predictions_of(
-    given: Any, num_rows: int, num_return_sequences: int, model_config: Any
+    given: Any, num_rows: int, num_return_sequences: int, num_ids: int
 ) -> list[Prediction | None]:
     """What each row of a batch may draft from; None where its prediction is empty or not given.
 
-    The sequences that are returned for one prompt share its prediction.
+    The sequences that are returned for one prompt share its prediction. The model can read
+    `num_ids` ids.
     """
     if given is None:
         return [None] * num_rows
@@ -97,8 +100,7 @@ def predictions_of(
             f"prediction must be one for all prompts or one for each of the {num_prompts} "
             f"(got {len(rows)})"
         )
-    vocab_size = model_config.get_text_config(decoder=True).vocab_size
-    predictions = [_prediction(row, vocab_size) for row in rows]
+    predictions = [_prediction(row, num_ids) for row in rows]
     if len(rows) == 1:
         return predictions * num_rows
     return [each for each in predictions for _ in range(num_return_sequences)]
@@ -126,15 +128,15 @@ def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def _prediction(row: Any, vocab_size: int) -> Prediction | None:
+def _prediction(row: Any, num_ids: int) -> Prediction | None:
     if not isinstance(row, list):
         raise UnsupportedError(f"{_IDS_OR_TEXT} (got {row!r:.40} among rows of ids)")
     for token in row:
         if isinstance(token, bool) or not isinstance(token, int):
             raise UnsupportedError(f"{_IDS_OR_TEXT} (got {token!r:.40} among the ids)")
-        if not 0 <= token < vocab_size:
+        if not 0 <= token < num_ids:
             raise UnsupportedError(
-                f"prediction must hold ids of the model's {vocab_size} tokens (got {token}); "
+                f"prediction must hold ids of the model's {num_ids} tokens (got {token}); "
                 "encode it with the model's tokenizer"
             )
     return Prediction(row) if row else None

@@ -23,6 +23,7 @@ from selfspec.machine.device import Device
 from selfspec.plugin.rules import (
     end_ids,
     for_rows,
+    length_limit,
     looks_at_rows,
     plain_reason,
     row_stops,
@@ -30,6 +31,7 @@ from selfspec.plugin.rules import (
 )
 from selfspec.run.backend import Backend
 from selfspec.run.draft_model import DraftModel
+from selfspec.run.model import num_readable
 from selfspec.run.prepared import Forwards, Prepared
 from selfspec.run.probe import Ability, attention_for_trees
 from selfspec.run.prompt import Prompt
@@ -81,10 +83,15 @@ class Call:
     has_callers_cache: bool = False  # Was the KV cache handed in?
 
     @property
+    def max_length(self) -> int:
+        """How long a text may get, prompt included."""
+        length = length_limit(self.stopping_criteria)
+        return int(self.generation_config.max_length if length is None else length)
+
+    @property
     def reach(self) -> int:
         """How many tokens beyond the prompt the last one may stand, drafted or not."""
-        to_come: int = self.generation_config.max_length - self.input_ids.shape[1]
-        return max(to_come, 1)
+        return max(self.max_length - self.input_ids.shape[1], 1)
 
     def plain_reason(self, forwards: Forwards) -> str | None:
         """Why the call has to be decoded plainly; None if it can be drafted for."""
@@ -145,7 +152,7 @@ class Call:
         transcript = Transcript(
             self.input_ids,
             pad_token_id=ends[0] if pad is None and ends else pad,  # As transformers chooses it.
-            max_length=config.max_length,
+            max_length=self.max_length,
             # Stock's own test for filling up rows that stopped.
             pads_done_rows=any(hasattr(each, "eos_token_id") for each in self.stopping_criteria),
             streamer=self.streamer,
@@ -217,6 +224,7 @@ class Call:
             budget=budget,
             device=device,
             listeners=self.listeners,
+            num_readable=num_readable(self.model),
             before_step=partial(keep_up, prepared, backend, budget),
         )
 

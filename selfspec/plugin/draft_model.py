@@ -10,6 +10,7 @@ from selfspec.config import SpecConfig
 from selfspec.cost import Pacing
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.run.draft_model import DraftModel
+from selfspec.run.model import num_readable
 from selfspec.run.prepared import Forwards, may_pack
 
 # Sizes of vocabularies that differ by less are taken for one vocabulary with other padding.
@@ -50,7 +51,7 @@ def new_draft_model(
         _check_pair(draft, target, forwards)
     attention = forwards.ability(draft).attention
     assert attention is not None
-    pacing, num_ids = pacings.setdefault(draft, Pacing()), _vocab_size(target)
+    pacing, num_ids = pacings.setdefault(draft, Pacing()), num_readable(target)
     packing = forwards.packing(draft, config.max_nodes) if may_pack(config) else None
     sizes = {"num_ids": num_ids, "top_k": config.top_k}
     return DraftModel(draft, attention, pacing, packing=packing, **sizes)

@@ -142,11 +142,11 @@ class PromptReader:
             handle.remove()
 
 
-def teach(memory: Memory, prompt: Prompt, head: Any) -> None:
+def teach(memory: Memory, prompt: Prompt, head: Any, num_readable: int) -> None:
     """Shows the sources the model's likeliest tokens after the last tokens of a prompt.
 
-    If two tokens in a row occur several times, only the last occurrence is shown, since the
-    sources would keep no other.
+    Ids from `num_readable` on, which the model can't read, are left out. If two tokens in a row
+    occur several times, only the last occurrence is shown, since the sources would keep no other.
     """
     hidden, visible, ids = prompt.hidden, prompt.visible, prompt.input_ids
     length = 0 if hidden is None else min(hidden.shape[1], ids.shape[1])
@@ -159,15 +159,15 @@ def teach(memory: Memory, prompt: Prompt, head: Any) -> None:
     hidden = hidden[:, -length:].reshape(-1, hidden.shape[-1])
     # Where each pair came last, without those that end in padding.
     last = {(above, token): i for i, (above, token) in enumerate(pairs.tolist()) if token >= 0}
-    indices = torch.tensor(sorted(last.values()), dtype=torch.long)
+    indices = torch.tensor(sorted(last.values()), dtype=torch.long, device="cpu")
     for part in torch.split(indices, max(_CHUNK_ELEMENTS // prompt.logits.shape[-1], 1)):
-        logits = head(hidden[part.to(hidden.device)]) * scale
+        logits = head(hidden[part.to(hidden.device)])[:, :num_readable] * scale
         memory.observe_pairs(pairs[part].numpy(), top_k_of(logits, memory.top_k))
 
 
 def last_pairs(input_ids: torch.Tensor, visible: torch.Tensor | None, length: int) -> torch.Tensor:
     """(B * length, 2): the last two tokens at each of the last columns; -1 stands for none."""
-    ids = torch.nn.functional.pad(input_ids, (1, 0), value=-1)
+    ids = torch.nn.functional.pad(input_ids.long(), (1, 0), value=-1)
     if visible is not None:
         ids[:, 1:].masked_fill_(~visible[:, -input_ids.shape[1] :], -1)
     return torch.stack([ids[:, -length - 1 : -1], ids[:, -length:]], dim=-1).reshape(-1, 2)

@@ -221,11 +221,21 @@ def row_stops(criteria: Any) -> RowStops | None:
     others = []
     for criterion in criteria:
         if type(criterion) is stopping_criteria.EosTokenCriteria:
-            eos_ids |= frozenset(criterion.eos_token_id.tolist())
+            eos_ids |= frozenset(criterion.eos_token_id.flatten().tolist())
         elif type(criterion) is stopping_criteria.StopStringCriteria:
             others.append(criterion)
         elif type(criterion) is not stopping_criteria.MaxLengthCriteria:
             return None
-    if criteria.max_length is None or (others and not eos_ids):
+    max_length = length_limit(criteria)
+    if max_length is None or (others and not eos_ids):
         return None  # without an end token, stock lets a row that stopped go on writing
-    return RowStops(criteria.max_length, eos_ids, others)
+    return RowStops(max_length, eos_ids, others)
+
+
+def length_limit(criteria: Any) -> int | None:
+    """How long a text may get, prompt included: the least that a criterion says, if any does.
+
+    A criterion of the caller's takes the place of the one that `generate()` makes of its config.
+    """
+    lengths = [c.max_length for c in criteria if type(c) is stopping_criteria.MaxLengthCriteria]
+    return min(lengths, default=None)

@@ -31,6 +31,7 @@ from selfspec.plugin.prompt import PromptReader, teach
 from selfspec.plugin.rules import unservable
 from selfspec.records import StepRecord
 from selfspec.run.draft_model import DraftModel
+from selfspec.run.model import num_readable
 from selfspec.run.prepared import Forwards
 from selfspec.run.probe import Ability
 from selfspec.run.prompt import Prompt
@@ -158,7 +159,7 @@ class SelfSpec(Persistent):
             )
         fitted_for(self.config, self._loaded)
         num_returned = generation_config.num_return_sequences or 1
-        predictions = predictions_of(prediction, len(input_ids), num_returned, model.config)
+        predictions = predictions_of(prediction, len(input_ids), num_returned, num_readable(model))
         return Call(
             has_callers_cache=belongs_to_caller(kv_of(model_kwargs)),
             model=model,
@@ -282,7 +283,8 @@ class SelfSpec(Persistent):
         start = perf_counter()
         memory = self.memory(prompt.logits.shape[-1]).for_request(self.config.learning)
         if memory.learns:
-            teach(memory, prompt, call.model.get_output_embeddings())
+            head = call.model.get_output_embeddings()
+            teach(memory, prompt, head, num_readable(call.model))
         call.stats.table_bytes = memory.nbytes
         call.stats.seconds["learn"] += perf_counter() - start  # type: ignore[assignment]
         return memory

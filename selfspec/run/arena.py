@@ -111,7 +111,7 @@ def _move_one_by_one(
 def _move_by_index(
     arenas: Sequence[Arena], first_columns: Mapping[str, int], moves: Sequence[ColumnMove]
 ) -> None:
-    table = torch.tensor(moves).T
+    table = torch.tensor(moves, device="cpu").T
     devices = {arena.slots.device for arena in arenas}
     tables = {device: upload(table, device) for device in devices}
     for arena in arenas:

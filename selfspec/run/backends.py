@@ -7,7 +7,13 @@ from typing import Any
 
 import torch
 
-from selfspec.compat.generation import KV, record_past, stop_recording_past, update_arguments
+from selfspec.compat.generation import (
+    KV,
+    crop_to,
+    record_past,
+    stop_recording_past,
+    update_arguments,
+)
 from selfspec.machine.device import upload
 from selfspec.records import DraftTree, Queries
 from selfspec.run.columns import Columns
@@ -158,13 +164,9 @@ class ChainBackend:
         self._kwargs = {**model_kwargs, "logits_to_keep": 0}
         if not takes(model, "logits_to_keep"):
             del self._kwargs["logits_to_keep"]
-        self._width = 0
+        self._width = 0  # How many columns of the last chains are behind the committed ones.
+        self.front = int(cache.get_seq_length())  # The committed columns.
         record_past(cache)
-
-    @property
-    def front(self) -> int:
-        """How many columns are in front of the next chain."""
-        return int(self._cache.get_seq_length())
 
     def max_width(self, max_nodes: int) -> int:
         """All nodes asked for: a chain's tokens are where they will be in the text."""
@@ -174,8 +176,9 @@ class ChainBackend:
         """The model's own inputs for the chains; shorter ones are padded with their last token."""
         chains_ids = [tree.tokens for tree in trees]
         self._width = max(map(len, chains_ids))
-        chains = torch.tensor([ids + ids[-1:] * (self._width - len(ids)) for ids in chains_ids])
-        self._ids = torch.cat([self._ids, upload(chains, self._ids.device)], dim=-1)
+        padded = [ids + ids[-1:] * (self._width - len(ids)) for ids in chains_ids]
+        chains = upload(torch.tensor(padded, device="cpu"), self._ids.device)
+        self._ids = torch.cat([self._ids, chains], dim=-1)
         inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(
             self._ids,
             next_sequence_length=self._width,
@@ -192,24 +195,19 @@ class ChainBackend:
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keeps the same number of tokens of every row and crops the rest off."""
         num_kept = len(paths[0])
-        self._crop(self._width - num_kept)
+        self.front, self._width = self.front + num_kept, self._width - num_kept
+        crop_to(self._cache, self.front, self._width)
+        self._ids = self._ids[:, : self._ids.shape[1] - self._width]
         self._kwargs = self._advanced(num_kept)
-
-    def forget(self) -> None:
-        """Crops the last chains off whole, as if they had never been read."""
-        self._crop(self._width)
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Is never called: rows that advance together also stop together."""
         raise AssertionError("chains drop no rows")
 
     def release(self, *, fills: bool = True) -> None:
-        """Lets the cache's windowed layers drop old columns again."""
+        """Crops chains that an error has left, and lets windowed layers drop old columns again."""
+        crop_to(self._cache, self.front, self._width)
         stop_recording_past(self._cache)
-
-    def _crop(self, num_tokens: int) -> None:
-        self._cache.crop(-num_tokens)
-        self._ids = self._ids[:, : self._ids.shape[1] - num_tokens]
 
     def _advanced(self, num_tokens: int) -> dict[str, Any]:
         """The model's arguments, with masks and positions for `num_tokens` more tokens."""

@@ -41,10 +41,11 @@ class TreeLayer(ArenaLayer):
 
     def _append(self, name: str, states: torch.Tensor) -> torch.Tensor:
         start = self._kv.front - self._kv.first_columns[self.attention_type]
-        end = start + states.shape[-2]
+        width = states.shape[-2]
         store = self.stores[name]
-        store[:, :, start:end] = states
-        return store[:, :, :end]
+        # Unlike an assignment to a slice, this raises an error where the slots end too early.
+        store.narrow(2, start, width).copy_(states)
+        return store[:, :, : start + width]
 
 
 class Columns:
@@ -85,6 +86,7 @@ class Columns:
 
     def reserve(self, width: int) -> None:
         """Makes room for a tree of `width` nodes, if there is none yet."""
+        raise NotImplementedError
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drops all rows but these."""
@@ -96,16 +98,17 @@ class Columns:
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keeps the KV of each row's path of nodes and forgets the rest of the tree.
 
-        Costs nothing if the path already lies in the right slots, as a tree's first nodes do.
+        Costs nothing if the path already lies in the right slots, as a tree's first nodes do. What
+        breaks off here leaves the columns of earlier steps as they were.
         """
         # The nodes of a path lie behind their targets, so none is overwritten before it is read.
         moves: list[ColumnMove] = []
         for row, path in enumerate(paths):
             targets = enumerate(path, start=self.lengths[row])
             moves += [(row, self.front + n, to) for to, n in targets if self.front + n != to]
-            self.lengths[row] += len(path)
         if moves:
             move_columns(self._arenas, self.first_columns, moves)
+        self.lengths = [held + len(path) for held, path in zip(self.lengths, paths, strict=True)]
         self.front = max(self.lengths)
 
     def reopen(self) -> None:

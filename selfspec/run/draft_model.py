@@ -75,7 +75,7 @@ class DraftModel:
 
     def backend(self, cache: Any, num_tokens: int) -> TreeBackend | GraphBackend:
         """What reads nodes behind a text; the first one to ask gets the captured forwards."""
-        arguments = (cache, self.attention, torch.tensor([[num_tokens]]), None)
+        arguments = (cache, self.attention, torch.tensor([[num_tokens]], device="cpu"), None)
         runner, self.runner = self.runner, None
         if runner is not None:
             sizes: Any = {"room": _STATIC_ROOM, "widest": _STATIC_CHUNK + 1}
@@ -176,7 +176,8 @@ class DraftText:
         """Reads the text's first tokens as stock would, in parts, and takes over the KV."""
         model = self._draft_model.model
         cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-        ids = upload(torch.tensor([self._draft_model.known(token_ids)]), device_of(model))
+        known = torch.tensor([self._draft_model.known(token_ids)], device="cpu")
+        ids = upload(known, device_of(model))
         options = {"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}
         parts = torch.split(ids, _CHUNK, dim=1)
         for part in parts:

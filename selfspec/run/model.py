@@ -10,7 +10,7 @@ import torch
 from selfspec.compat.modules import execution_device
 from selfspec.run.layout import Window
 
-__all__ = ["AttentionTypes", "device_of", "takes"]
+__all__ = ["AttentionTypes", "device_of", "num_readable", "takes"]
 
 
 class AttentionTypes(NamedTuple):
@@ -40,6 +40,12 @@ def device_of(model: Any) -> torch.device:
     if device.type != "meta":
         return device
     return execution_device(model) or device
+
+
+def num_readable(model: Any) -> int:
+    """How many token ids the model can read; its head may name fewer, or more."""
+    config = model.config.get_text_config(decoder=True)
+    return int(getattr(model.get_input_embeddings(), "num_embeddings", config.vocab_size))
 
 
 def takes(model: Any, argument: str) -> bool:

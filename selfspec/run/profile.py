@@ -55,7 +55,7 @@ def _prompt(model: Any, num_columns: int, num_rows: int) -> Prompt:
     model(input_ids=ids, use_cache=True, logits_to_keep=1, **{KV: cache})
     positions = torch.full((num_rows, 1), num_columns, device=device_of(model))
     kwargs = {KV: cache, "position_ids": positions}
-    return Prompt(ids, kwargs, torch.empty(0), None)
+    return Prompt(ids, kwargs, torch.empty(0, device=ids.device), None)
 
 
 def _measured(backend: Backend, num_rows: int, max_seconds: float) -> CostCurve:

@@ -41,10 +41,10 @@ def bytes_per_token(cache: Cache) -> tuple[int, int]:
 class RowsKV(Columns):
     """Slots for at most `max_rows` rows, and for `max_tokens` tokens of all rows together.
 
-    `cache` shows what a token takes: it holds a single one, which is forgotten. Without a limit of
-    tokens the block grows when it has to. Windowed layers keep all columns, since a row that comes
-    may be shorter than those that are there. A row comes only where there is room for all that it
-    may need, so nothing is ever reserved, and nobody else gets the cache.
+    `cache` shows what a token takes: it holds a single one, which is forgotten. Windowed layers
+    keep all columns, since a row that comes may be shorter than those that are there. With a limit,
+    a row comes only where there is room for all that it may need. Without one, the block grows with
+    the rows and their texts, to at most what they may need. Nobody else gets the cache.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class RowsKV(Columns):
         self._arenas = [Arena(key, self._new_slots(key, len(m), 1), m) for key, m in parts]
         self._blocks = [arena.slots.new_empty(len(arena.members), 0) for arena in self._arenas]
         self._views = [arena.slots[:, :0] for arena in self._arenas]  # (members, rows, H, C, D)
-        self._columns = 0
+        self._shape = (0, 0)  # How many rows, and how many columns of each, have room.
         self._needs: list[int] = []  # How many columns each row may come to need.
         self.front = 0  # The one token is forgotten.
         cache.layers = self._layers
@@ -95,9 +95,8 @@ class RowsKV(Columns):
 
     def add_row(self, cache: Cache, need: int) -> None:
         """Moves a prompt's KV (1, H, L, D) behind the last row, and empties the cache."""
-        if len(self.lengths) == self._views[0].shape[1] or need > self._columns:
-            self._divide(max([*self._needs, need]))
         length, row = int(cache.get_seq_length()), len(self.lengths)
+        self._make_room(row + 1, max(self.front, length), max([*self._needs, need]))
         self._needs.append(need)
         self._starts.append(length)
         self.lengths.append(length)
@@ -107,6 +106,11 @@ class RowsKV(Columns):
                 _fill(slots, getattr(layer, name)[0], length)
                 setattr(layer, name, slots.new_empty(0))
         self._show()
+
+    def reserve(self, width: int) -> None:
+        """Makes room for a tree of `width` nodes, if there is none yet."""
+        if self._make_room(len(self.lengths), self.front + width, max(self._needs)):
+            self._show()
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Moves rows to the front of the block, in this order; none may move up."""
@@ -125,38 +129,56 @@ class RowsKV(Columns):
             arena.slots = view[:, : len(self.lengths)]
             self._connect(arena)
 
-    def _divide(self, need: int) -> None:
-        """Divides the block into rows of `need` columns or a few more; their contents stay.
+    def _make_room(self, num_rows: int, num_columns: int, most: int) -> bool:
+        """Divides the block anew where so many rows or columns have no room; was that the case?
 
-        Takes as much memory on top as the keys or values of one layer, for a moment.
+        `most` is how many columns a row may come to need.
         """
-        columns = -(-need // _MULTIPLE) * _MULTIPLE
-        if not self.fits([columns] * (len(self.lengths) + 1)):
-            columns = need
-        num_rows, tokens = self._max_rows, self._max_tokens
-        if tokens is not None:
-            num_rows = min(num_rows, tokens // columns)
+        rows, columns = self._shape
+        wanted = num_columns if self._max_tokens is None else most
+        if num_rows <= rows and wanted <= columns:
+            return False
+        if self._max_tokens is None:
+            rows = rows if num_rows <= rows else min(max(2 * rows, num_rows), self._max_rows)
+            columns = _rounded_up(max(min(2 * num_columns, most), num_columns))
+        else:
+            columns = _rounded_up(most)
+            if not self.fits([columns] * num_rows):
+                columns = most
+            rows = min(self._max_rows, self._max_tokens // columns)
+        self._divide(rows, columns)
+        return True
+
+    def _divide(self, num_rows: int, columns: int) -> None:
+        """Divides the block, or a larger one, into rows of some columns; their contents stay.
+
+        Takes as much memory on top as the keys or values of one layer, for a moment, or as one
+        arena if the block grows.
+        """
+        self._shape = (0, 0)  # If memory runs out on the way, the next row divides all of it anew.
         for index, view in enumerate(self._views):
-            block, new = self._block(index, tokens or num_rows * columns, (num_rows, columns))
+            block, new = self._block(index, num_rows, columns)
             for member in range(len(block)):
                 held = view[member, : len(self.lengths), :, : self.front].clone()
                 slots = new[member, : len(held)]
                 slots[:, :, : self.front] = held
                 slots[:, :, self.front :] = 0
             self._blocks[index], self._views[index] = block, new
-        self._columns = columns
+        self._shape = (num_rows, columns)
 
-    def _block(
-        self, index: int, num_tokens: int, shape: tuple[int, int]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """An arena's block for this many tokens, the old one if that will do, and its new view."""
+    def _block(self, index: int, num_rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """An arena's block for all tokens, the old one if that will do, and its new view."""
         block, geometry = self._blocks[index], self._arenas[index].geometry
-        num_rows, columns = shape
+        num_tokens = self._max_tokens or num_rows * columns
         _, heads, dim = geometry.shape
         if num_tokens * heads * dim > block.shape[1]:
             block = block.new_empty(len(block), num_tokens * heads * dim)
         used = block[:, : num_rows * heads * columns * dim]
         return block, used.view(len(block), num_rows, heads, columns, dim)
+
+
+def _rounded_up(num_columns: int) -> int:
+    return -(-num_columns // _MULTIPLE) * _MULTIPLE
 
 
 def _fill(slots: torch.Tensor, held: torch.Tensor, length: int) -> None:
@@ -190,7 +212,8 @@ class RowsBackend(TreeBackend):
             self.max_prompt = max_bytes // (whole * (max_rows + 1) + part * max_rows)
             self.max_tokens = self.max_prompt * max_rows
         kv = RowsKV(cache, attention.by_layer, max_rows=max_rows, max_tokens=self.max_tokens)
-        super().__init__(model, cache, attention, torch.zeros(0, 1, dtype=torch.long), None, kv=kv)
+        positions = torch.zeros(0, 1, dtype=torch.long, device="cpu")
+        super().__init__(model, cache, attention, positions, None, kv=kv)
 
     def add_row(self, cache: Cache, next_positions: torch.Tensor, need: int) -> None:
         """Takes in a prompt that was read, with the position ids (..., 1, 1) of its next token.

@@ -62,7 +62,12 @@ class TreeKV(Columns):
             if isinstance(layer, DynamicSlidingWindowLayer)
         }
         self._max_length = math.inf if reach is None else self.front + reach
-        self._arenas = self._adopt(room)
+        try:
+            self._adopt(room)
+        except BaseException:  # No memory, or an interrupt: the owner of the cache gets it back.
+            for arena in self._arenas:
+                self._fill_stock(arena, self.front)
+            raise
         if layers is None:
             cache.layers = self._layers
 
@@ -96,22 +101,14 @@ class TreeKV(Columns):
             self._fill_stock(arena, min(self.lengths))
         self._cache.layers = self._stock_layers
 
-    def _adopt(self, room: int) -> list[Arena]:
+    def _adopt(self, room: int) -> None:
         """Moves what the stock layers hold into arenas, one part after the other.
 
-        So only one part of the KV is ever held twice. If memory runs out, the parts that were
-        moved go back into the stock layers.
+        So only one part of the KV is ever held twice.
         """
-        arenas: list[Arena] = []
-        try:
-            for key, members in self._parts(room):
-                arenas.append(self._new_arena(key, members, room))
-                self._fill_arena(arenas[-1])
-        except torch.OutOfMemoryError:
-            for arena in arenas:
-                self._fill_stock(arena, self.front)
-            raise
-        return arenas
+        for key, members in self._parts(room):
+            self._arenas.append(self._new_arena(key, members, room))
+            self._fill_arena(self._arenas[-1])
 
     def _new_arena(self, key: Geometry, members: list[Member], room: int) -> Arena:
         held = self.front - self.first_columns[key.attention_type]
@@ -143,22 +140,29 @@ class TreeKV(Columns):
         return max(old_first, min(self.lengths) - size + 1) if size else old_first
 
     def _refill(self, attention_type: str, first: int, capacity: int) -> None:
-        """Moves the columns from `first` on into arenas of another capacity."""
+        """Moves the columns from `first` on into arenas of another capacity.
+
+        Where that drops columns, no arena is changed before there is memory for all of them.
+        """
         start = first - self.first_columns[attention_type]
-        held = self.front - first
-        for arena in self._arenas:
-            if arena.attention_type != attention_type:
-                continue
-            old = arena.slots[:, :, :, start : start + held]
-            arena.slots = self._new_slots(_present_geometry(arena), len(arena.members), capacity)
-            arena.slots[:, :, :, :held] = old
+        arenas = [arena for arena in self._arenas if arena.attention_type == attention_type]
+        moved = (self._moved(arena, start, self.front - first, capacity) for arena in arenas)
+        for arena, slots in zip(arenas, list(moved) if start else moved, strict=True):
+            arena.slots = slots
             self._connect(arena)
         self.first_columns[attention_type] = first
+
+    def _moved(self, arena: Arena, start: int, held: int, capacity: int) -> torch.Tensor:
+        slots = self._new_slots(_present_geometry(arena), len(arena.members), capacity)
+        slots[:, :, :, :held] = arena.slots[:, :, :, start : start + held]
+        return slots
 
     def _fill_stock(self, arena: Arena, length: int) -> None:
         end = length - self.first_columns[arena.attention_type]
         for member, (index, name) in enumerate(arena.members):
             stock = self._stock_layers[index]
+            if getattr(stock, name).numel():  # It was not moved yet.
+                continue
             start = 0
             if isinstance(stock, DynamicSlidingWindowLayer):
                 start = max(end - stock.sliding_window + 1, 0)

@@ -165,7 +165,7 @@ class ProcessedChooser(_RowChooser):
         self._rows = rows
         self._tape = tape
         self._device = device or CpuDevice()
-        self._logits = torch.empty(0)
+        self._logits = torch.empty(0, device="cpu")
         self._drawn: Drawn | Likeliest | None = None
 
     def forget_before(self, step: int) -> None:

@@ -46,7 +46,7 @@ def processed(
     nodes = sorted(range(len(tree)), key=tree.depths.__getitem__)
     deepest = tree.depths[nodes[-1]]
     padded = [[node, *paths[node], *[0] * (deepest - tree.depths[node])] for node in nodes]
-    table = upload(torch.tensor(padded), scores.device)  # (N, 1 + deepest)
+    table = upload(torch.tensor(padded, device="cpu"), scores.device)  # (N, 1 + deepest)
     counts = Counter(tree.depths)
     outcome = torch.empty_like(scores)
     sizes = [counts[depth] for depth in range(deepest + 1)]
@@ -101,7 +101,8 @@ class Drawn:
                 indices.append(index)
         self._fetched: Fetched | None = None
         if numbers:
-            of_nodes = torch.stack(numbers)[upload(torch.tensor(indices), scores.device)]
+            of_node = upload(torch.tensor(indices, device="cpu"), scores.device)
+            of_nodes = torch.stack(numbers)[of_node]
             self._fetched = device.fetch(highest_ratios(scores, of_nodes))
 
     def token(self, row: int, node: int, step: int) -> int | None:

@@ -101,9 +101,9 @@ def largest(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     behind = num_blocks * _BLOCK
     maxima = values[..., :behind].reshape(*values.shape[:-1], num_blocks, _BLOCK).amax(-1)
     blocks = maxima.topk(k, dim=-1).indices
-    candidates = (blocks[..., None] * _BLOCK + torch.arange(_BLOCK)).flatten(-2)
+    candidates = (blocks[..., None] * _BLOCK + torch.arange(_BLOCK, device="cpu")).flatten(-2)
     if num_behind:
-        rest = torch.arange(behind, values.shape[-1])
+        rest = torch.arange(behind, values.shape[-1], device="cpu")
         candidates = torch.cat([candidates, rest.expand(*candidates.shape[:-1], -1)], dim=-1)
     highest, chosen = values.gather(-1, candidates).topk(k, dim=-1)
     return highest, candidates.gather(-1, chosen)

@@ -61,7 +61,8 @@ class Transcript:
         room: int = 256,
     ) -> None:
         num_rows, self.prompt_length = input_ids.shape
-        self._ids = input_ids.new_empty(num_rows, self.prompt_length + room)
+        # As in stock's output, whatever integers the prompt is made of.
+        self._ids = input_ids.new_empty(num_rows, self.prompt_length + room, dtype=torch.long)
         self._ids[:, : self.prompt_length] = input_ids
         self.pad_token_id = 0 if pad_token_id is None else pad_token_id
         self._pads_done_rows = pads_done_rows
@@ -133,7 +134,7 @@ class Transcript:
         self.done = [was or now for was, now in zip(self.done, stopped, strict=True)]
         ids: list[int] = tokens.tolist()
         if self._streamer is not None:
-            self._streamer.put(torch.tensor(ids))
+            self._streamer.put(torch.tensor(ids, device="cpu"))
         return ids
 
     def sequences(self) -> torch.Tensor:
@@ -159,7 +160,9 @@ class Transcript:
             self._reserve(end)
             many = len(waiting) > 1  # A single number can be written without a tensor.
             self._ids[row, end - len(waiting) : end] = (
-                upload(torch.tensor(waiting), self._ids.device) if many else waiting[0]
+                upload(torch.tensor(waiting, device="cpu"), self._ids.device)
+                if many
+                else waiting[0]
             )
             self._num_written[row] += len(waiting)
 
@@ -180,5 +183,5 @@ class Transcript:
             index = self._num_streamed - self.prompt_length
             rows = self._committed
             column = [ids[index] if index < len(ids) else self.pad_token_id for ids in rows]
-            self._streamer.put(torch.tensor(column))
+            self._streamer.put(torch.tensor(column, device="cpu"))
             self._num_streamed += 1

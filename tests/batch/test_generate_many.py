@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import MaxLengthCriteria, StoppingCriteriaList
 
 from selfspec import AttachError, ConfigError, SelfSpec, UnsupportedError, generate_many
 from selfspec.batch.session import Session
@@ -60,6 +61,17 @@ def test_texts_are_those_of_each_prompt_alone(name: str, mode: str) -> None:
     assert spec.total_stats.num_calls == len(LENGTHS)
     assert spec.total_stats.disabled_reason is None
     assert spec.total_stats.num_nodes > spec.total_stats.num_steps
+
+
+@pytest.mark.parametrize("lengths", [[90], [3], [60, 40]])
+def test_lengths_that_a_criterion_names(lengths: list[int]) -> None:
+    """The caller's goes before that of the config, be it longer or shorter than a prompt."""
+    criteria = StoppingCriteriaList(map(MaxLengthCriteria, lengths))
+    options = {"max_new_tokens": 5, "stopping_criteria": criteria, "do_sample": False}
+    spec = wild()
+    assert_as_alone(tiny_model(), prompts(), spec, **options)
+    answers = generate_many(tiny_model(), tiny_tokenizer(), prompts(), assistant=spec, **options)
+    assert {answer.finish_reason for answer in answers} == {"length"}
 
 
 def test_a_draft_model_beside_many_prompts() -> None:

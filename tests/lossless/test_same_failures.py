@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -14,10 +15,12 @@ from selfspec.compat.generation import KV
 from tests.fakes import WildSource, new_model, prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
+    NUM_COLUMNS,
     NUM_NEW,
     Call,
     assert_clean,
     assert_same_ids,
+    doubting,
     knowing,
     recorded_forwards,
     run,
@@ -37,9 +40,11 @@ class Fuse:
     def __init__(self, error: type[BaseException], at: int) -> None:
         self._error = error
         self._left = at
+        self.num_burnt = 0
 
     def burn(self) -> None:
         self._left -= 1
+        self.num_burnt += 1
         if self._left == 0:
             raise self._error("on purpose")
 
@@ -113,6 +118,51 @@ def test_a_cache_goes_on_behind_an_interrupt(name: str, num_rows: int) -> None:
     so_far = {"input_ids": said, "attention_mask": mask}
     left = {KV: kv, "max_new_tokens": NUM_NEW - num_new}
     assert_same_ids(run(model, so_far, **left, **GREEDY).ids, whole)
+
+
+@pytest.mark.parametrize("place", [*PLACES, "layer"])
+@pytest.mark.parametrize("name", ["bloom", "falcon-alibi", "lfm2", "llama", "gemma3"])
+def test_a_cache_holds_no_column_that_was_not_committed(name: str, place: str) -> None:
+    """Of trees and of chains; a forward that breaks off has grown the first layers alone."""
+    model, inputs = tiny_model(name), prompt()
+    whole_kv = DynamicCache(config=model.config)
+    whole = run(model, inputs, **{KV: whole_kv}, **GREEDY).ids
+    for at in range(2, 8):
+        kv, fuse = DynamicCache(config=model.config), Fuse(KeyboardInterrupt, at)
+        spec, extra = doubting(whole, inputs, seed=at), {}
+        spec.ability(model)  # Found out before, so that the fuse burns in the call.
+        with ExitStack() as stack:
+            if place == "layer":
+                last = [m for m in model.modules() if type(m).__name__.endswith("MLP")][-1]
+                hook = last.register_forward_pre_hook(lambda *_, fuse=fuse: fuse.burn())
+                stack.callback(hook.remove)
+            else:
+                extra = PLACES[place](fuse)
+            stack.enter_context(pytest.raises(KeyboardInterrupt))
+            run(model, inputs, custom_generate=spec, **{KV: kv}, **extra, **GREEDY)
+        assert_begins(kv, whole_kv)
+        num_known = kv.get_seq_length()
+        num_told = NUM_COLUMNS + fuse.num_burnt
+        assert num_known < num_told if place != "layer" else num_known >= NUM_COLUMNS
+        so_far = {"input_ids": whole[:, : num_known + 1]}
+        left = {KV: kv, "max_new_tokens": NUM_NEW + NUM_COLUMNS - num_known - 1}
+        assert_same_ids(run(model, so_far, **left, **GREEDY).ids, whole)
+
+
+def assert_begins(kv: DynamicCache, whole: DynamicCache) -> None:
+    """All layers have the same columns, which are the first ones of the whole text's."""
+    length = kv.get_seq_length()
+    for mine, theirs in zip(kv.layers, whole.layers, strict=True):
+        if not hasattr(theirs, "get_seq_length"):  # A convolution knows no length.
+            assert mine.conv_states[0].shape == theirs.conv_states[0].shape
+            continue
+        assert mine.get_seq_length() == length
+        held = length if type(theirs) is DynamicLayer else min(length, mine.sliding_window - 1)
+        assert mine.keys.shape[-2] == mine.values.shape[-2] == held
+        if type(theirs) is DynamicLayer:
+            for name in ("keys", "values"):
+                ours, true = getattr(mine, name), getattr(theirs, name)[..., :length, :]
+                assert torch.allclose(ours, true, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])

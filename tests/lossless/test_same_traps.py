@@ -167,3 +167,39 @@ def test_the_models_own_generation_config() -> None:
     for num_rows in (1, 3):
         both = run_both(model, prompt(num_rows))
         assert len(both.ours.output.scores) == len(both.stock.output.scores)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bloom"])
+def test_another_default_device(name: str, call: Call) -> None:
+    """Without an end token: to compare it with the pad token, stock makes tensors of no device."""
+    model, inputs = tiny_model(name), call.inputs
+    with torch.device("meta"):
+        both = run_both(model, inputs, drafts=False, **call.options)
+    assert both.stats.num_nodes > both.stats.num_steps
+
+
+@pytest.mark.parametrize("name", ["llama", "bloom"])
+def test_ids_of_32_bits(name: str, call: Call) -> None:
+    inputs = call.inputs | {"input_ids": call.inputs["input_ids"].int()}
+    both = run_both(tiny_model(name), inputs, drafts=False, **call.options)
+    assert both.ours.ids.dtype == both.stock.ids.dtype
+    assert both.stats.num_nodes > both.stats.num_steps
+
+
+@pytest.mark.parametrize(("num_read", "num_said"), [(VOCAB, VOCAB - 9), (VOCAB - 9, VOCAB)])
+def test_a_head_for_other_ids_than_the_embedding(num_read: int, num_said: int, call: Call) -> None:
+    model: Any = new_model(vocab_size=VOCAB - 9)
+    wide = new_model()
+    if num_read == VOCAB:
+        model.set_input_embeddings(wide.get_input_embeddings())
+    else:
+        model.set_output_embeddings(wide.get_output_embeddings())
+        with torch.no_grad():  # Often the second best, and never the best.
+            model.lm_head.weight[num_said - 9 :] = 0.98 * model.lm_head.weight[5:14]
+    inputs = call.inputs
+    inputs["input_ids"] %= num_read
+    inputs["input_ids"][:, [-9, -5, -1]] = num_read - 1
+    spec = SelfSpec(budget="fixed", num_branches=2)
+    for _ in range(2):  # The second call knows the first one's text.
+        both = run_both(model, inputs, spec, drafts=False, suppress_tokens=None, **GREEDY)
+        assert both.stats.num_nodes > both.stats.num_steps

@@ -84,7 +84,7 @@ def heard(
     prompt = Prompt(batch["input_ids"], {"attention_mask": mask}, logits[:, -1], reader.hidden)
     memory = Memory([listener], Calibration(), top_k=K)  # type: ignore[list-item]
     with torch.no_grad():
-        teach(memory, prompt, model.get_output_embeddings())
+        teach(memory, prompt, model.get_output_embeddings(), model.config.vocab_size)
     return listener
 
 

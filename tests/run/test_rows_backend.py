@@ -33,6 +33,7 @@ def assert_holds(kv: RowsKV, cache: DynamicCache, texts: list[list[int]]) -> Non
     """What each row shows in front of the next tree; behind its end nothing is NaN."""
     if not texts:
         return
+    kv.reserve(1)
     for shown in written(cache, [[7] for _ in texts]):
         assert not shown.isnan().any()
         for row, text in enumerate(texts):
@@ -63,6 +64,7 @@ def test_rows_keep_what_is_theirs(max_tokens: int | None, seed: int) -> None:
             texts = [texts[i] for i in order]
         elif texts and max(kv.lengths) + 3 <= min(kv.needs):
             width = dice.randrange(1, 4)
+            kv.reserve(width)
             trees = [[next(stamps) for _ in range(width)] for _ in texts]
             written(cache, trees)
             paths = [[0, *sorted(dice.sample(range(1, width), width // 2))] for _ in texts]
@@ -86,3 +88,43 @@ def test_what_an_earlier_row_left_is_wiped_out() -> None:
     kv.add_row(prompt_of([5]), 20)
     kv.add_row(prompt_of([6, 7, 8, 9]), 20)
     assert_holds(kv, cache, [[5], [6, 7, 8, 9]])
+
+
+def test_without_a_limit_it_takes_what_the_texts_need() -> None:
+    """And not what they may come to need, times the rows that may come."""
+    cache = prompt_of([1])
+    each = bytes_per_token(cache)[0]
+    kv = RowsKV(cache, ["a", "a"], max_rows=64, max_tokens=None)
+    need, texts = 100_000, [[1, 2, 3]]
+    kv.add_row(prompt_of(texts[0]), need)
+    assert kv.nbytes <= 64 * each
+    for stamp in range(4, 1000):
+        kv.reserve(1)
+        written(cache, [[stamp]])
+        kv.commit([[0]])
+        texts[0].append(stamp)
+        assert kv.nbytes <= 2 * (stamp + 64) * each
+    texts.append([5])
+    kv.add_row(prompt_of(texts[1]), need)
+    assert kv.nbytes <= 2 * 2 * (1000 + 64) * each
+    assert_holds(kv, cache, texts)
+
+
+def test_running_out_of_memory_for_a_row_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = prompt_of([1])
+    kv = RowsKV(cache, ["a", "a"], max_rows=4, max_tokens=None)
+    kv.add_row(prompt_of([3, 4]), 90)
+    block, num_left = kv._block, iter(range(1))
+
+    def scarce(*args: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if next(num_left, None) is None:
+            raise torch.OutOfMemoryError("on purpose")
+        return block(*args)
+
+    monkeypatch.setattr(kv, "_block", scarce)
+    with pytest.raises(torch.OutOfMemoryError):
+        kv.add_row(prompt_of([5, 6, 7]), 90)
+    monkeypatch.undo()
+    assert_holds(kv, cache, [[3, 4]])
+    kv.add_row(prompt_of([5, 6, 7]), 90)
+    assert_holds(kv, cache, [[3, 4], [5, 6, 7]])

@@ -245,6 +245,86 @@ def test_its_memory_ends_with_its_last_user():
     assert slots() is None
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, torch.OutOfMemoryError])
+@pytest.mark.parametrize("at", range(8))
+def test_what_breaks_off_while_slots_are_filled_leaves_the_cache_whole(monkeypatch, at, error):
+    cache, untouched = stock_cache(window=4), stock_cache(window=4)
+    for each in (cache, untouched):
+        write(each, [[1, 2, 3, 4, 5]])
+    num_left = iter(range(at))
+
+    class Interrupted(DynamicLayer):
+        """Breaks off where its contents are taken away, key by key and value by value."""
+
+        def __setattr__(self, name, value):
+            if name in ("keys", "values") and not value.numel() and next(num_left, None) is None:
+                raise error("on purpose")
+            super().__setattr__(name, value)
+
+    for layer in cache.layers:
+        layer.__class__ = type("Interrupted", (Interrupted, type(layer)), {})
+    with pytest.raises(error):
+        adopt(cache, 4, num_rows=1, room=8)
+    for ours, stock in zip(cache.layers, untouched.layers, strict=True):
+        assert torch.equal(ours.keys, stock.keys)
+        assert torch.equal(ours.values, stock.values)
+
+
+@pytest.mark.parametrize("num_before", range(5))
+def test_running_out_of_memory_in_a_step_leaves_what_was_committed(monkeypatch, num_before):
+    """Some windowed arenas could have dropped columns, and others not."""
+    cache, stock = stock_cache(window=3), stock_cache(window=3)
+    for each in (cache, stock):
+        write(each, [[1, 2, 3, 4, 5]])
+    kv = adopt(cache, 3, num_rows=1, room=4)
+    for stamp in range(6, 9):
+        write(cache, [[stamp]])
+        write(stock, [[stamp]])
+        kv.commit([[0]])
+    num_left, new_slots = iter(range(num_before)), kv._new_slots
+
+    def scarce(*args):
+        if next(num_left, None) is None:
+            raise torch.OutOfMemoryError("on purpose")
+        return new_slots(*args)
+
+    monkeypatch.setattr(kv, "_new_slots", scarce)
+    with pytest.raises(torch.OutOfMemoryError):
+        kv.reserve(9)
+    kv.release()
+    for ours, theirs in zip(cache.layers, stock.layers, strict=True):
+        assert torch.equal(ours.keys, theirs.keys)
+        assert torch.equal(ours.values, theirs.values)
+
+
+def test_an_interrupt_while_a_path_is_moved_commits_nothing(monkeypatch):
+    cache, stock = stock_cache(window=9), stock_cache(window=9)
+    for each in (cache, stock):
+        write(each, [[1, 2]])
+    kv = adopt(cache, 9, num_rows=1, room=8)
+    write(cache, [[3, 4, 5]])
+
+    def broken(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("selfspec.run.columns.move_columns", broken)
+    with pytest.raises(KeyboardInterrupt):
+        kv.commit([[0, 2]])
+    kv.release()
+    for ours, theirs in zip(cache.layers, stock.layers, strict=True):
+        assert torch.equal(ours.keys, theirs.keys)
+
+
+def test_slots_that_are_too_few_are_an_error():
+    """One column that is assigned to none would be lost in silence."""
+    cache = stock_cache(window=9)
+    write(cache, [[1, 2]])
+    kv = adopt(cache, 9, num_rows=1, room=0)
+    assert kv.front == 2
+    with pytest.raises(RuntimeError, match="exceeds dimension size"):
+        write(cache, [[3]])
+
+
 @pytest.mark.parametrize("num_before", range(8))
 def test_running_out_of_memory_on_the_way_leaves_the_cache_whole(monkeypatch, num_before):
     monkeypatch.setattr("selfspec.run.columns._SMALL_ARENA", 1)

@@ -142,11 +142,11 @@ def test_growth_beyond_the_room_keeps_every_row(room):
     assert text.prefix(1).tolist() == [[4, 5, 6, *range(201, 250, 2)]]
 
 
-def test_sequences_are_a_copy_of_the_prompts_dtype():
+def test_sequences_are_a_copy_of_stocks_dtype():
     prompt = torch.tensor([[1, 2]], dtype=torch.int32)
     text = Transcript(prompt, pad_token_id=PAD, max_length=FAR)
     text.commit(0, 3, ENDLESS)
     out = text.sequences()
     text.commit(0, 4, ENDLESS)
     assert out.tolist() == [[1, 2, 3]]
-    assert out.dtype == torch.int32
+    assert out.dtype == torch.int64

@@ -249,6 +249,8 @@ def _plain_seconds(model: Any) -> float:
 
 def _entropy(model: Any, prompt: Sequence[int], new_ids: Sequence[int]) -> float:
     """How undecided the model was about the tokens of an answer, in bits a token."""
+    import math
+
     import torch
 
     ids = torch.tensor([[*prompt, *new_ids]], device=model.device)
@@ -256,4 +258,4 @@ def _entropy(model: Any, prompt: Sequence[int], new_ids: Sequence[int]) -> float
         logits = model(input_ids=ids, use_cache=False, logits_to_keep=len(new_ids) + 1).logits
     logs = logits[0, :-1].float().log_softmax(-1)
     nats = -(logs.exp() * logs.nan_to_num(neginf=0.0)).sum(-1).mean()
-    return float(nats) / torch.tensor(2.0).log().item()
+    return float(nats) / math.log(2)

@@ -21,7 +21,8 @@ __all__ = ["LutCursor", "LutSource"]
 class LutSource:
     """The pair of tables, shared by all rows and calls of a `SelfSpec`.
 
-    6.2 MB for a vocabulary of 128,256 and K = 8.
+    6.2 MB for a vocabulary of 128,256 and K = 8. A prompt may hold tokens beyond it, which a model
+    can read and never says; nothing is learned behind them.
     """
 
     name = "lut"
@@ -50,8 +51,12 @@ class LutSource:
 
         Costs two indexed writes, whatever the number of tokens.
         """
+        tokens = np.asarray(token_ids, np.int64)
+        known = tokens < len(self.rows.token_ids)
+        if not known.all():
+            tokens, top = tokens[known], top.at(known)
         with self.rows.lock:
-            self.rows.write(np.asarray(token_ids, np.int64), top)
+            self.rows.write(tokens, top)
 
     def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
         """Learns what follows the second token of each pair."""
@@ -60,7 +65,7 @@ class LutSource:
     def next_tokens(self, token: int) -> list[Candidate]:
         """The candidates of a token's row, likeliest first."""
         with self.rows.lock:
-            return self.rows.read(token)
+            return self.rows.read(token) if token < len(self.rows.token_ids) else []
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The rows that are not empty, by token: what a cache keeps."""

@@ -58,7 +58,7 @@ class Lut2Source:
 
     def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
         """Learns what follows each pair of tokens; of repeated pairs the last one wins."""
-        known = pairs[:, 0] >= 0
+        known = ((pairs >= 0) & (pairs < self._vocab_size)).all(-1)  # Others have no key.
         if not known.all():
             pairs, top = pairs[known], top.at(known)
         keys = pairs[:, 0] * self._vocab_size + pairs[:, 1]
@@ -69,6 +69,8 @@ class Lut2Source:
 
     def next_tokens(self, pair: Pair) -> list[Candidate]:
         """The candidates behind two tokens; none where another pair has the slot."""
+        if pair[1] >= self._vocab_size:
+            return []
         key = pair[0] * self._vocab_size + pair[1]
         slot = (key * _SPREAD & _WORD) >> self._shift
         with self._rows.lock:

@@ -56,7 +56,7 @@ class StaticRunner:
         self._windows = attention.windows
         self._device = device
         self._torch_device = torch_device
-        self._visible = torch.ones(0, 1, dtype=torch.bool)
+        self._visible = torch.ones(0, 1, dtype=torch.bool, device=torch_device)
         self._buffers: dict[InputShape, _Buffers] = {}
         self._replays: dict[ForwardKey, Replay] = {}
         self._generation = 0  # the generation of arenas that the replays work on
@@ -174,8 +174,8 @@ class _Buffers:
 
     def __init__(self, shape: InputShape, device: torch.device) -> None:
         with torch.inference_mode(False):
-            self.writer = InputWriter(shape, pinned=device.type == "cuda")
-            self.written = torch.empty(0)  # What was written last.
+            self.writer = InputWriter(shape)
+            self.written = torch.empty(0, device="cpu")  # What was written last.
             self.flat = torch.zeros(shape.size, dtype=torch.long, device=device)
         self.logits: torch.Tensor | None = None
 

@@ -155,13 +155,12 @@ class StaticKV(TreeKV):
             self._cache.layers = self._stock_layers
         self._static.rest()
 
-    def _adopt(self, room: int) -> list[Arena]:
-        """Takes all memory before it moves anything, so that running out leaves the cache whole."""
+    def _adopt(self, room: int) -> None:
+        """Takes all memory before it moves anything."""
         groups = self._members_by_geometry()
-        arenas = [self._new_arena(key, members, room) for key, members in groups.items()]
-        for arena in arenas:
+        self._arenas = [self._new_arena(key, members, room) for key, members in groups.items()]
+        for arena in self._arenas:
             self._fill_arena(arena)
-        return arenas
 
     def _new_arena(self, key: Geometry, members: list[Member], room: int) -> Arena:
         """A new arena; a windowed one needs no more than two windows, since it drops columns."""

@@ -10,7 +10,6 @@ repeat a root and see what a root sees, and no other node sees them.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
@@ -80,19 +79,17 @@ class StepState(NamedTuple):
 
 
 class InputWriter:
-    """Writes the inputs of one shape, in turns into one of two tensors.
+    """Writes the inputs of one shape into a tensor on the CPU."""
 
-    So those of the step before stay whole while they are copied to the device. With `pinned`, that
-    copy needs no other one before it.
-    """
-
-    def __init__(self, shape: InputShape, *, pinned: bool = False) -> None:
+    def __init__(self, shape: InputShape) -> None:
         self._width = shape.width
-        self._turns = itertools.cycle([_Buffer.new(shape, pinned), _Buffer.new(shape, pinned)])
+        self._flat = torch.zeros(shape.size, dtype=torch.long, device="cpu")
+        self._fields = _Fields(*(part.numpy() for part in _split(self._flat, shape)))
+        self._fields.bits[..., 0] = 1  # A row without a tree sees its root.
 
     def write(self, trees: Sequence[DraftTree | Queries], state: StepState) -> torch.Tensor:
-        """The inputs (size,) of some trees; send them before the next but one are written."""
-        flat, fields = next(self._turns)
+        """The inputs (size,) of some trees; send them before the next ones are written."""
+        fields = self._fields
         num_rows = len(trees)
         for row, tree in enumerate(trees):
             num_nodes = len(tree.tokens)
@@ -108,22 +105,7 @@ class InputWriter:
         fields.front[:] = state.front
         if num_rows < len(fields.lengths):
             _clear_from(num_rows, fields)
-        return flat
-
-
-class _Buffer(NamedTuple):
-    """The inputs of one step, and views of their parts as arrays."""
-
-    flat: torch.Tensor  # (size,)
-    fields: _Fields
-
-    @classmethod
-    def new(cls, shape: InputShape, pinned: bool) -> _Buffer:
-        """A buffer in which every row is empty."""
-        flat = torch.zeros(shape.size, dtype=torch.long, pin_memory=pinned)
-        fields = _Fields(*(part.numpy() for part in _split(flat, shape)))
-        fields.bits[..., 0] = 1  # A row without a tree sees its root.
-        return cls(flat, fields)
+        return self._flat
 
 
 def _clear_from(num_rows: int, fields: _Fields) -> None:

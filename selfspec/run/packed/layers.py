@@ -132,7 +132,7 @@ def put_in_place(module: nn.Linear, copy: Copy) -> None:
     """
     vars(module)["forward"] = _InPlace(module.bias, copy)
     weight = module.weight
-    weight.data = torch.full((), math.nan, dtype=weight.dtype).expand(weight.shape)
+    weight.data = weight.new_full((), math.nan).expand(weight.shape)
 
 
 def linears_of(model: nn.Module) -> list[nn.Linear]:

@@ -124,7 +124,9 @@ class _Float16:
 
     def __init__(self, parts: list[object], shape: torch.Size, factor: float) -> None:
         self._parts = parts
-        self._unscale = torch.tensor([1 / factor])  # Times this, an input becomes float32.
+        self._unscale = torch.tensor(
+            [1 / factor], device="cpu"
+        )  # Times this, an input becomes float32.
         self.num_bytes = 2 * shape.numel()
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

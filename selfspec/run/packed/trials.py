@@ -184,8 +184,9 @@ def _part(weight: torch.Tensor, most: int) -> tuple[torch.Tensor, float]:
 
 
 def _input(weight: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(num_tokens, weight.shape[1], generator=generator).to(weight.dtype)
+    generator = torch.Generator("cpu").manual_seed(0)
+    x = torch.randn(num_tokens, weight.shape[1], generator=generator, device="cpu")
+    return x.to(weight.dtype)
 
 
 def _seconds(products: Sequence[_Product], x: torch.Tensor) -> float:

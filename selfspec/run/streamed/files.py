@@ -156,7 +156,7 @@ class Shard:
 def aligned_buffer(num_bytes: int, *, pinned: bool = False) -> torch.Tensor:
     """Bytes (N,) on the CPU that direct reads can fill; N is a multiple of `BLOCK`."""
     num_bytes = -(-num_bytes // BLOCK) * BLOCK
-    buffer = torch.empty(num_bytes + BLOCK, dtype=torch.uint8, pin_memory=pinned)
+    buffer = torch.empty(num_bytes + BLOCK, dtype=torch.uint8, device="cpu", pin_memory=pinned)
     first = -buffer.data_ptr() % BLOCK
     return buffer[first : first + num_bytes]
 

@@ -193,3 +193,11 @@ def test_learning_and_reading_from_several_threads_never_mix_two_rows():
     for candidates in reads + copies:
         kinds = {(token, kind.probability_bin) for token, kind in candidates}
         assert kinds in ({(1, 0)}, {(2, 6)})
+
+
+def test_a_token_beyond_the_vocabulary_is_not_known():
+    """A model may read more ids than it says."""
+    source = LutSource(10, 1)
+    source.observe_pairs(np.array([[4, 10], [4, 3]]), top([(5, 0.9)], [(6, 0.9)]))
+    assert held(source, 10) == []
+    assert held(source, 3) == [6]

@@ -132,3 +132,11 @@ def test_a_copy_is_independent_both_ways():
 
 def test_memory_is_bounded_whatever_the_vocabulary():
     assert REGISTRY["lut2"](128_256, 8).nbytes == REGISTRY["lut2"](100, 8).nbytes <= 7.4e6
+
+
+def test_tokens_beyond_the_vocabulary_make_no_pair():
+    """They would share the key of another one."""
+    source = Lut2Source(10, 1)
+    top = TopK(np.array([[5], [6]], np.int32), np.ones((2, 1), np.float16))
+    source.observe_pairs(np.array([[2, 14], [14, 2]]), top)
+    assert [source.next_tokens(pair) for pair in ((2, 14), (3, 4), (14, 2))] == [[], [], []]
