@@ -23,6 +23,7 @@ __all__ = [
     "inside_compiled",
     "is_compiled",
     "is_parallel",
+    "num_writes",
     "prompt_learning",
 ]
 
@@ -75,6 +76,15 @@ def is_parallel(model: Any) -> bool:
     """
     marks = ("_device_mesh", "_tp_size")
     return any(getattr(model, name, None) is not None for name in marks)
+
+
+def num_writes(tensor: torch.Tensor) -> int:
+    """How often torch has seen a tensor being written in place.
+
+    Always 0 for tensors of inference mode, for which torch does not count. Without the count, a
+    weight that is written while a call runs would be noticed by the next call alone.
+    """
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def has_moving_hook(module: nn.Module) -> bool:

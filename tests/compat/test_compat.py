@@ -247,6 +247,15 @@ def test_hooks_are_seen():
     handle.remove()
 
 
+def test_writes_are_counted():
+    weight = nn.Linear(2, 2).requires_grad_(False).weight
+    before = modules.num_writes(weight)
+    weight.mul_(2)
+    assert modules.num_writes(weight) == before + 1
+    with torch.inference_mode():
+        assert modules.num_writes(torch.ones(2)) == 0
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")  # torch's own
 def test_compiled_code_is_seen():
     model = nn.Sequential(nn.Linear(2, 2))

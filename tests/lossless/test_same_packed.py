@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import copy
+import random
 import threading
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import linear
+from torch.nn.utils import prune
 
 from selfspec import SelfSpec, SpecConfig, UnsupportedError
-from selfspec.run.packed import layers, weights
+from selfspec.run.packed import PackedWeights, layers, weights
 from selfspec.run.profile import profile
 from tests.fakes import fake_trials, new_model, packs_here, prompt, tiny_model
-from tests.lossless.same import FIXED, GREEDY, MODES, assert_clean, doubting, run, run_both
+from tests.lossless.same import FIXED, GREEDY, MODES, assert_clean, doubting, run, run_both, slow
 
 pytestmark = pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
 
@@ -79,6 +85,118 @@ def test_weights_that_changed_between_two_calls_are_packed_anew() -> None:
         texts.append(run_both(model, prompt(), spec, drafts=False, **GREEDY).stock.ids)
     assert not torch.equal(texts[0], texts[1])
     assert not torch.equal(texts[1], texts[2])
+
+
+def pruned(_model: Any, layer: nn.Linear) -> None:
+    if "weight_orig" in dict(layer.named_parameters()):
+        prune.remove(layer, "weight")
+    else:
+        prune.l1_unstructured(layer, "weight", 0.5)
+
+
+def transposed(_model: Any, layer: nn.Linear) -> None:
+    layer.weight.data = torch.randn(layer.weight.shape[::-1]).mul(0.3).T
+
+
+def contiguous_again(_model: Any, layer: nn.Linear) -> None:
+    layer.weight.data = layer.weight.data.contiguous()
+
+
+def scaled(_model: Any, layer: nn.Linear) -> None:
+    layer.weight.data.mul_(-2).clamp_(-1, 1)
+
+
+def with_columns_rolled(_model: Any, layer: nn.Linear) -> None:
+    layer.weight.data.copy_(layer.weight.data.roll(layer.in_features // 2, 1))
+
+
+def with_rows_rolled(_model: Any, layer: nn.Linear) -> None:
+    layer.weight.data.copy_(layer.weight.data.roll(1, 0))
+
+
+def with_columns_negated(_model: Any, layer: nn.Linear) -> None:
+    layer.weight.data[:, [1, 3, 5, 7]] *= -1
+
+
+def in_float64(model: Any, layer: nn.Linear) -> None:
+    model.double()
+    layer.weight.data.mul_(-1)
+
+
+def in_bfloat16_and_back(model: Any, _layer: nn.Linear) -> None:
+    model.bfloat16()
+    model.float()
+
+
+def resized(model: Any, _layer: nn.Linear) -> None:
+    model.resize_token_embeddings(model.config.vocab_size + 8, mean_resizing=False)
+
+
+def loaded(model: Any, _layer: nn.Linear) -> None:
+    model.load_state_dict({name: -each for name, each in model.state_dict().items()})
+
+
+def tied(model: Any, _layer: nn.Linear) -> None:
+    model.lm_head.weight = model.get_input_embeddings().weight
+
+
+def untied(model: Any, _layer: nn.Linear) -> None:
+    model.lm_head.weight = nn.Parameter(torch.randn_like(model.lm_head.weight) * 0.3)
+
+
+def swapped(model: Any, layer: nn.Linear) -> None:
+    others = [m for m in model.modules() if type(m) is nn.Linear and m is not layer]
+    other = next((m for m in others if m.weight.shape == layer.weight.shape), layer)
+    for name in (name for name, _ in layer.named_parameters() if name == "weight"):
+        if isinstance(getattr(other, name), nn.Parameter):
+            layer.weight.data, other.weight.data = other.weight.data, layer.weight.data
+
+
+EDITS = [
+    pruned,
+    transposed,
+    contiguous_again,
+    scaled,
+    with_columns_rolled,
+    with_rows_rolled,
+    with_columns_negated,
+    in_bfloat16_and_back,
+    resized,
+    loaded,
+    tied,
+    untied,
+    swapped,
+]
+
+
+@pytest.mark.parametrize("edit", [*EDITS, in_float64])
+def test_an_edited_model_is_not_computed_from_old_copies(
+    edit: Callable[[Any, nn.Linear], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_trials(monkeypatch)
+    model, spec = new_model(), SelfSpec(forward="packed")
+    assert run_both(model, prompt(), spec, drafts=False, **GREEDY).stats.packed_bytes
+    edit(model, model.model.layers[0].mlp.down_proj)
+    run_both(model, prompt(), SelfSpec(forward="packed"), drafts=False, **GREEDY)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, slow(3), slow(4), slow(5)])
+def test_any_edits_one_after_the_other(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_trials(monkeypatch)
+    chance, model, packed = random.Random(seed), new_model(), 0
+    torch.manual_seed(seed)
+    for _ in range(20):
+        copies = PackedWeights.of(model)  # Those of one call are there in the next one.
+        for _ in range(chance.randrange(1, 4)):
+            inside = [module for module in model.model.modules() if type(module) is nn.Linear]
+            chance.choice(EDITS)(model, chance.choice(inside))
+        is_pruned = any("weight_orig" in name for name, _ in model.named_parameters())
+        if chance.random() < 0.3 and not is_pruned:  # torch copies no pruned layer.
+            model = copy.deepcopy(model)
+        spec, few = SelfSpec(forward="packed"), {"max_new_tokens": 8, "do_sample": False}
+        run_both(model, prompt(seed=seed), spec, drafts=False, **few)
+        packed += copies.num_bytes > 0
+    assert packed > 10
 
 
 def test_chains_are_packed_too() -> None:

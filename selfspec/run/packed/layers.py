@@ -6,51 +6,68 @@ import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from selfspec.compat.modules import is_compiled
+from selfspec.compat.modules import is_compiled, num_writes
 from selfspec.run.packed.linears import Copy, own_linear, packed_linear, ways_for
 from selfspec.run.packed.trials import Kind
 
-__all__ = ["Kinds", "Slot", "StandIns", "kinds_of", "linears_of", "put_in_place", "row_sums"]
+__all__ = ["Held", "Kinds", "Origin", "Slot", "StandIns", "kinds_of", "linears_of", "put_in_place"]
 
 _LEAST_WEIGHTS = 1 << 16  # In a smaller layer, the call costs more than the product.
+_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
+_AT_ONCE = 8  # Rows of words that are added up at once, which the memory can keep pace with.
 
 Kinds: TypeAlias = dict[Kind, list[nn.Linear]]
 
 
+class Origin(NamedTuple):
+    """Which weight a copy was made of. Another value, and the copy is not used.
+
+    Torch does not count writes through `.data`, so the contents belong to it. Looking at them takes
+    a part of a plain step's time.
+    """
+
+    place: tuple[int, int]  # the address, and how often torch has seen it written
+    layout: tuple[object, ...]
+    contents: bytes
+
+    @classmethod
+    def of(cls, weight: torch.Tensor) -> Origin:
+        """The origin of a copy that is made now, of a weight on the CPU that is contiguous."""
+        layout = (weight.shape, weight.stride(), weight.dtype, weight.device)
+        return cls(_place_of(weight), layout, _word_sums(weight).numpy().tobytes())
+
+
+class Held(NamedTuple):
+    """The copy of one weight, or None if it can't be packed, and the inputs it is faster for."""
+
+    origin: Origin
+    copy: Copy | None
+    least_tokens: int = 1
+    most_tokens: int | None = None
+
+
 class Slot:
-    """Where the copy of one layer is, once it has one; it is up to date for these row sums."""
+    """Where the copy of one layer is, once it has one."""
 
-    def __init__(self) -> None:
-        self.copy: Copy | None = None
-        self.least_tokens = 1
-        self.most_tokens: int | None = None
-        self._address = 0
-        self._sums: torch.Tensor | None = None
+    held: Held | None = None
 
-    def fill(
-        self, weight: torch.Tensor, copy: Copy, least_tokens: int, most_tokens: int | None
-    ) -> None:
-        """From now on, inputs of as many tokens as these are computed from the copy."""
-        self._address, self._sums = weight.data_ptr(), row_sums(weight)
-        self.least_tokens, self.most_tokens = least_tokens, most_tokens
-        self.copy = copy
+    def __deepcopy__(self, memo: dict[int, Any]) -> Slot:
+        """A layer that is copied while it is in use has no copy of its weight yet."""
+        return Slot()
 
-    def is_outdated(self, weight: torch.Tensor) -> bool:
-        """Whether the weight has changed since the copy was made."""
-        if self.copy is None or self._sums is None:
-            return False
-        return weight.data_ptr() != self._address or not torch.equal(row_sums(weight), self._sums)
-
-    def copy_for(self, num_tokens: int) -> Copy | None:
-        """The copy, if it is the faster way for that number of tokens."""
-        is_narrow = self.most_tokens is None or num_tokens <= self.most_tokens
-        return self.copy if is_narrow and num_tokens >= self.least_tokens else None
+    def copy_for(self, weight: torch.Tensor, num_tokens: int) -> Copy | None:
+        """The copy, if it is of this weight and the faster way for that number of tokens."""
+        held = self.held
+        if held is None or held.origin.place != _place_of(weight):
+            return None
+        is_narrow = held.most_tokens is None or num_tokens <= held.most_tokens
+        return held.copy if is_narrow and num_tokens >= held.least_tokens else None
 
 
 class _ThisThread(threading.local):
@@ -68,13 +85,11 @@ class _StandIn:
         self._slot = slot
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        module = self._module
+        weight, bias = self._module.weight, self._module.bias
         if not _this_thread.is_inside or not (num_tokens := x.numel() // x.shape[-1]):
-            return linear(x, module.weight, module.bias)
-        copy = self._slot.copy_for(num_tokens)
-        if copy is None:
-            return own_linear(x, module.weight, module.bias)
-        return packed_linear(x, module.weight, module.bias, copy)
+            return linear(x, weight, bias)
+        copy = self._slot.copy_for(weight, num_tokens)
+        return own_linear(x, weight, bias) if copy is None else packed_linear(x, weight, bias, copy)
 
 
 class _InPlace:
@@ -96,7 +111,7 @@ class StandIns:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._num_inside = 0
-        self._put: list[nn.Linear] = []
+        self._put: set[nn.Linear] = set()
 
     @contextmanager
     def put(self, slots: Mapping[nn.Linear, Slot]) -> Iterator[None]:
@@ -104,9 +119,9 @@ class StandIns:
         with self._lock:
             self._num_inside += 1
             for module, slot in slots.items():
-                if "forward" not in vars(module):
+                if _has_own_forward(module):
                     vars(module)["forward"] = _StandIn(module, slot)
-                    self._put.append(module)
+                    self._put.add(module)
         outside, _this_thread.is_inside = _this_thread.is_inside, True
         try:
             yield
@@ -119,9 +134,8 @@ class StandIns:
 
     def _take_away(self) -> None:
         for module in self._put:
-            # Other code may have replaced it.
-            if isinstance(vars(module).get("forward"), _StandIn):
-                del vars(module)["forward"]
+            if _has_own_forward(module):  # Other code may have replaced it.
+                vars(module).pop("forward", None)
         self._put.clear()
 
 
@@ -142,10 +156,9 @@ def linears_of(model: nn.Module) -> list[nn.Linear]:
     """
     found = []
     for module in model.modules():
-        own = vars(module).get("forward")
         if is_compiled(module):
             return []
-        if type(module) is nn.Linear and (own is None or isinstance(own, _StandIn)):
+        if type(module) is nn.Linear and _has_own_forward(module):
             found.append(module)
     return found
 
@@ -161,11 +174,33 @@ def kinds_of(modules: Sequence[nn.Linear]) -> Kinds:
     return kinds
 
 
-def row_sums(weight: torch.Tensor) -> torch.Tensor:
-    """The sum of each row's bits, read as the longest integers that fill the row."""
-    num_bytes = weight.shape[1] * weight.element_size()
-    words = torch.int64 if num_bytes % 8 == 0 else torch.int16 if num_bytes % 2 == 0 else torch.int8
-    return weight.detach().view(words).sum(-1)
+def _place_of(weight: torch.Tensor) -> tuple[int, int]:
+    return weight.data_ptr(), num_writes(weight)
+
+
+def _word_sums(weight: torch.Tensor) -> torch.Tensor:
+    """The weight's bits as integers, of which every n-th is summed up.
+
+    Two integers of the same row or column never go into the same sum, since n shares no factor with
+    their number in a row and exceeds that and the number of rows. So a value that moves is seen.
+    """
+    num_rows, num_bytes = weight.shape[0], weight.shape[1] * weight.element_size()
+    size = math.gcd(8, num_bytes, weight.storage_offset() * weight.element_size())
+    words = weight.detach().view(-1).view(_WORDS[size])
+    n = max(num_rows, num_bytes // size) + 1
+    while math.gcd(n, num_bytes // size) > 1:
+        n += 1
+    whole = len(words) // (_AT_ONCE * n) * _AT_ONCE * n
+    sums = words[:whole].view(-1, _AT_ONCE, n).sum(1).sum(0)
+    for rest in torch.split(words[whole:], n):
+        sums[: len(rest)] += rest
+    return sums
+
+
+def _has_own_forward(module: nn.Linear) -> bool:
+    """Whether nothing but a stand-in of ours has replaced the layer's `forward`."""
+    own = vars(module).get("forward")
+    return own is None or isinstance(own, _StandIn)
 
 
 def _is_plain(weight: nn.Parameter) -> bool:

@@ -46,7 +46,7 @@ class Way(NamedTuple):
     """How copies are made. Only private operators of torch pack weights, and any may be missing."""
 
     name: str
-    pack: Callable[[Sequence[torch.Tensor]], list[Copy]]
+    pack: Callable[[Sequence[torch.Tensor]], list[Copy | None]]
     bytes_per_weight: int
     weights_per_second: float  # about how fast copies are made; a trial finds out more
 
@@ -67,8 +67,8 @@ def ways_for(dtype: torch.dtype) -> list[Way]:
     return ways
 
 
-def pack_all(way: Way, weights: Sequence[torch.Tensor]) -> list[Copy]:
-    """A copy of each weight; raises `RuntimeError` or `ValueError` for one that can't be packed."""
+def pack_all(way: Way, weights: Sequence[torch.Tensor]) -> list[Copy | None]:
+    """A copy of each weight; None for one that has to be used as it is."""
     return way.pack([weight.detach() for weight in weights])
 
 
@@ -91,7 +91,7 @@ def own_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None)
     A CPU that can't calculate in half precision multiplies token by token. For a prompt it is three
     times as fast to make float32 of the weight, block by block, each time.
     """
-    is_slow = x.dtype is weight.dtype and _is_slow(weight.dtype)
+    is_slow = x.dtype is weight.dtype and _is_slow(weight.dtype) and x.device.type == "cpu"
     if not is_slow or x.numel() < _WIDE * x.shape[-1] or torch.is_autocast_enabled("cpu"):
         return linear(x, weight, bias)
     wide, num_rows = x.float(), max(_BLOCK // weight.shape[1], 1)
@@ -124,9 +124,8 @@ class _Float16:
 
     def __init__(self, parts: list[object], shape: torch.Size, factor: float) -> None:
         self._parts = parts
-        self._unscale = torch.tensor(
-            [1 / factor], device="cpu"
-        )  # Times this, an input becomes float32.
+        # Times this, an input becomes float32.
+        self._unscale = torch.tensor([1 / factor], dtype=torch.float32, device="cpu")
         self.num_bytes = 2 * shape.numel()
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -144,21 +143,22 @@ def _is_slow(dtype: torch.dtype) -> bool:
     return dtype in _HALVES and [way.name for way in ways_for(dtype)] == ["float16"]
 
 
-def _same_dtype(weights: Sequence[torch.Tensor]) -> list[Copy]:
+def _same_dtype(weights: Sequence[torch.Tensor]) -> list[Copy | None]:
     return [_Reordered(weight) for weight in weights]
 
 
-def _float32_copies(weights: Sequence[torch.Tensor]) -> list[Copy]:
+def _float32_copies(weights: Sequence[torch.Tensor]) -> list[Copy | None]:
     return [_Reordered(weight.float()) for weight in weights]
 
 
-def _float16_copies(weights: Sequence[torch.Tensor]) -> list[Copy]:
+def _float16_copies(weights: Sequence[torch.Tensor]) -> list[Copy | None]:
     """FBGEMM packs on one core, so threads pack different parts at the same time.
 
     What they run starts no OpenMP threads, which would stay and slow down later steps.
     """
     factors = [_factor_for(weight) for weight in weights]
-    owned = [(i, part) for i, weight in enumerate(weights) for part in _parts_of(weight)]
+    packable = [(i, weight) for i, weight in enumerate(weights) if factors[i]]
+    owned = [(i, part) for i, weight in packable for part in _parts_of(weight)]
     parts: list[list[object]] = [[] for _ in weights]
     num_threads = torch.get_num_threads()
     with ThreadPoolExecutor(num_threads) as pool:
@@ -168,7 +168,7 @@ def _float16_copies(weights: Sequence[torch.Tensor]) -> list[Copy]:
             for (i, _), packed in zip(some, pool.map(float16_packed, wide), strict=True):
                 parts[i].append(packed)
     each = zip(parts, weights, factors, strict=True)
-    return [_Float16(packed, weight.shape, factor) for packed, weight, factor in each]
+    return [_Float16(packed, w.shape, factor) if factor else None for packed, w, factor in each]
 
 
 def _parts_of(weight: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -179,10 +179,13 @@ def _parts_of(weight: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 def _factor_for(weight: torch.Tensor) -> float:
-    """The power of two that brings the largest weight between 2^14 and 2^15; 1 for float16."""
+    """The power of two that brings the largest weight between 2^14 and 2^15; 1 for float16.
+
+    0 if a weight is not finite, for which FBGEMM would put its largest number.
+    """
     largest = float(weight.abs().max())
     if not math.isfinite(largest):
-        raise ValueError("a weight that is not finite can't be packed in float16")
+        return 0.0
     if weight.dtype is torch.float16 or not largest:
         return 1.0
     return 2.0 ** (15 - math.frexp(largest)[1])
@@ -192,9 +195,8 @@ def _factor_for(weight: torch.Tensor) -> float:
 def _is_right(way: Way, dtype: torch.dtype) -> bool:
     """Whether small products of this dtype are right."""
     x, weight = torch.ones(2, _TRIED, _TRIED, dtype=dtype, device="cpu")
-    bias = weight[0].contiguous()
     try:
         (copy,) = way.pack([weight])
-        return torch.equal(copy(x, bias), linear(x, weight, bias))
+        return copy is not None and torch.equal(copy(x, weight[0].clone()), (_TRIED + 1) * weight)
     except (AttributeError, NotImplementedError, RuntimeError, TypeError):
         return False

@@ -122,20 +122,20 @@ def trial(kind: Kind, weights: Sequence[torch.Tensor]) -> Trial:
     """Times layers of one kind in all ways, in turns; keeps what it found. Draws no randomness."""
     weights, scale = _sample(kind, weights)
     own: list[_Product] = [partial(own_linear, weight=w, bias=None) for w in weights]
-    copies, packing = {}, {}
+    layers: dict[str | None, Sequence[_Product]] = {None: own}
+    packing: dict[str, float] = {}
     for way in ways_for(kind.dtype):
         start = perf_counter()
         try:
-            copies[way.name] = pack_all(way, weights)
-        except (RuntimeError, ValueError):
+            copies = [copy for copy in pack_all(way, weights) if copy]
+        except RuntimeError:
             continue
-        packing[way.name] = perf_counter() - start
-    layers: dict[str | None, Sequence[_Product]] = {None: own}
-    for name, of in copies.items():
-        layers[name] = [partial(copy, bias=None) for copy in of]
-    times = _in_turns(layers, weights[0])
-    found = _decided(times, packing, scale / len(weights))
-    keep_measured([(_key(kind), found._asdict())])
+        if len(copies) == len(weights):
+            packing[way.name] = perf_counter() - start
+            layers[way.name] = [partial(copy, bias=None) for copy in copies]
+    found = _decided(_in_turns(layers, weights[0]), packing, scale / len(weights))
+    if packing.keys() == {way.name for way in ways_for(kind.dtype)}:  # Other weights may do better.
+        keep_measured([(_key(kind), found._asdict())])
     return found
 
 
@@ -184,9 +184,8 @@ def _part(weight: torch.Tensor, most: int) -> tuple[torch.Tensor, float]:
 
 
 def _input(weight: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    generator = torch.Generator("cpu").manual_seed(0)
-    x = torch.randn(num_tokens, weight.shape[1], generator=generator, device="cpu")
-    return x.to(weight.dtype)
+    shape, generator = (num_tokens, weight.shape[1]), torch.Generator("cpu").manual_seed(0)
+    return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(weight)
 
 
 def _seconds(products: Sequence[_Product], x: torch.Tensor) -> float:

@@ -22,7 +22,15 @@ from transformers.utils import logging as hf_logging
 
 from selfspec.machine.memory import free_memory
 from selfspec.run.packed.account import Products, Work
-from selfspec.run.packed.layers import Slot, StandIns, kinds_of, linears_of, put_in_place
+from selfspec.run.packed.layers import (
+    Held,
+    Origin,
+    Slot,
+    StandIns,
+    kinds_of,
+    linears_of,
+    put_in_place,
+)
 from selfspec.run.packed.linears import Way, pack_all, ways_for
 from selfspec.run.packed.trials import (
     WIDTHS,
@@ -70,7 +78,8 @@ class PackedWeights:
     @property
     def num_bytes(self) -> int:
         """How many bytes the copies take."""
-        return sum(slot.copy.num_bytes for slot in list(self.slots.values()) if slot.copy)
+        held = [slot.held for slot in list(self.slots.values())]
+        return sum(each.copy.num_bytes for each in held if each and each.copy)
 
 
 _lock = threading.Lock()
@@ -80,9 +89,9 @@ _shared: WeakKeyDictionary[nn.Module, ref[PackedWeights]] = WeakKeyDictionary()
 class Packing:
     """One call's use of a model's copies, with the model's layers as they are now.
 
-    Making one renews the copies of weights that have changed. Weights can change between two calls
-    without a trace in torch, for example when adapters are merged. So the rows of packed weights
-    are summed up, which takes a part of a plain step's time.
+    Making one drops the copies of weights that have changed, and packs the layers anew that can
+    still be packed. Weights can change between two calls without a trace in torch, for example when
+    adapters are merged. So packed weights are summed up, which takes a part of a plain step's time.
 
     With `in_place`, copies take the place of the weights of layers for good, and none is made that
     takes more memory. Inside of that context no other thread may run these layers.
@@ -189,7 +198,7 @@ class Packing:
                 start = perf_counter()
                 trials[kind] = trial(kind, [module.weight for module in modules])
                 _log.info("tried %s in %.2f s: %s", kind, perf_counter() - start, trials[kind].way)
-        if self.reason is None and not any(trials[kind].way for kind in self._kinds):
+        if self.reason is None and not any(self._way_of(kind) for kind in self._kinds):
             self.reason, self._is_settled = "no layer is at least 10 % faster packed", True
 
     def _saved(self) -> float:
@@ -202,24 +211,27 @@ class Packing:
     def _price(self) -> float:
         """The seconds that packing takes."""
         trials = self._weights.trials
-        return sum(trials[kind].packing * len(modules) for kind, modules in self._missing())
+        return sum(trials[kind].packing * len(modules) for kind, _, modules in self._missing())
 
-    def _missing(self) -> list[tuple[Kind, list[nn.Linear]]]:
+    def _missing(self) -> list[tuple[Kind, Way, list[nn.Linear]]]:
         """The layers that would be faster packed and are not."""
-        trials, slots = self._weights.trials, self._slots
-        lacking = {
-            kind: [module for module in modules if slots[module].copy is None]
-            for kind, modules in self._kinds.items()
-            if kind in trials and self._may_pack(kind, trials[kind])
-        }
-        return [(kind, modules) for kind, modules in lacking.items() if modules]
+        lacking = []
+        for kind, modules in self._kinds.items():
+            way = self._way_of(kind)
+            without = [module for module in modules if self._slots[module].held is None]
+            if way is not None and without:
+                lacking.append((kind, way, without))
+        return lacking
 
-    def _may_pack(self, kind: Kind, found: Trial) -> bool:
-        """Whether packed layers are faster and, in place, about as fast for one token too."""
-        if found.way is None or self._in_place is None:
-            return found.way is not None
-        takes_more = self._way_of(kind).bytes_per_weight > kind.dtype.itemsize
-        return not takes_more and found.packed[1] <= _NEARLY * found.own[1]
+    def _way_of(self, kind: Kind) -> Way | None:
+        """The way that is faster, if one is known; in place, about as fast for one token too."""
+        found = self._weights.trials.get(kind)
+        ways = ways_for(kind.dtype) if found else ()
+        way = next((way for way in ways if found and way.name == found.way), None)
+        if not way or not found or self._in_place is None:
+            return way
+        takes_more = way.bytes_per_weight > kind.dtype.itemsize
+        return None if takes_more or found.packed[1] > _NEARLY * found.own[1] else way
 
     @torch.no_grad()
     def _pack_all(self, *, whatever_memory: bool) -> None:
@@ -227,8 +239,7 @@ class Packing:
         self._is_settled = True
         missing = self._missing()
         num_bytes = sum(
-            self._way_of(kind).bytes_per_weight * kind.num_weights * len(modules)
-            for kind, modules in missing
+            way.bytes_per_weight * kind.num_weights * len(modules) for kind, way, modules in missing
         )
         if not num_bytes:
             return
@@ -242,33 +253,39 @@ class Packing:
         _log.info("packing %.0f MB of weights, which takes about %.1f s", num_bytes / 1e6, price)
         options = {"unit": "B", "unit_scale": True, "disable": price < _SHOWN}
         with hf_logging.tqdm(total=num_bytes, desc="Packing weights", **options) as bar:
-            for kind, modules in missing:
+            for kind, way, modules in missing:
                 for some in _in_parts(modules, _AT_ONCE // kind.num_weights):
-                    self._fill(kind, some)
-                    bar.update(self._way_of(kind).bytes_per_weight * kind.num_weights * len(some))
+                    self._fill(kind, way, some)
+                    bar.update(way.bytes_per_weight * kind.num_weights * len(some))
         _log.info("packed %.0f MB of weights in %.2f s", num_bytes / 1e6, perf_counter() - start)
 
     def _renew(self) -> None:
-        """Packs weights anew that have changed."""
-        for kind, modules in self._kinds.items():
-            changed = [m for m in modules if self._slots[m].is_outdated(m.weight)]
-            if changed:
-                self._fill(kind, changed)
+        """Drops copies that are not of a layer's weight as it is, and packs what can be packed."""
+        packable = {module for modules in self._kinds.values() for module in modules}
+        changed = set()
+        for module, slot in self._slots.items():
+            if slot.held is not None and (
+                module not in packable or slot.held.origin != Origin.of(module.weight)
+            ):
+                slot.held = None
+                changed.add(module)
+        for kind, way, modules in self._missing():
+            if some := [module for module in modules if module in changed]:
+                self._fill(kind, way, some)
 
-    def _fill(self, kind: Kind, modules: Sequence[nn.Linear]) -> None:
+    def _fill(self, kind: Kind, way: Way, modules: Sequence[nn.Linear]) -> None:
         found = self._weights.trials[kind]
         weights = [module.weight for module in modules]
-        copies = pack_all(self._way_of(kind), weights)
-        for module, weight, copy in zip(modules, weights, copies, strict=True):
-            self._slots[module].fill(weight, copy, found.least_tokens, found.most_tokens)
+        origins = [Origin.of(weight) for weight in weights]  # What is written now is seen later.
+        copies = pack_all(way, weights)
+        limits = (found.least_tokens, found.most_tokens)
+        for module, origin, copy in zip(modules, origins, copies, strict=True):
+            self._slots[module].held = Held(origin, copy, *limits)
         if self._in_place is not None:
             with self._in_place:
                 for module, copy in zip(modules, copies, strict=True):
-                    put_in_place(module, copy)
-
-    def _way_of(self, kind: Kind) -> Way:
-        name = self._weights.trials[kind].way
-        return next(way for way in ways_for(kind.dtype) if way.name == name)
+                    if copy is not None:
+                        put_in_place(module, copy)
 
     def _products(self, times: Mapping[Kind, Mapping[int, float]]) -> Products:
         """The seconds of all layers together, the output head apart."""

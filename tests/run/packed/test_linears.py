@@ -95,10 +95,31 @@ def test_a_large_weight_is_packed_in_parts(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("odd", [float("inf"), float("nan")])
 def test_weights_that_are_not_finite_get_no_float16_copy(odd: float) -> None:
     way = way_named("float16", torch.bfloat16)
-    weight = torch.ones(8, 8, dtype=torch.bfloat16)
+    finite, weight = torch.ones(2, 8, 8, dtype=torch.bfloat16)
     weight[3, 4] = odd
-    with pytest.raises(ValueError, match="not finite"):
-        pack_all(way, [weight])
+    none, copy = pack_all(way, [weight, finite])
+    assert none is None
+    assert copy is not None
+    assert torch.equal(copy(finite, None), linear(finite, finite))
+
+
+@pytest.mark.parametrize("dtype", [*ROUNDING])
+def test_what_torch_makes_by_default_is_not_asked_for(dtype: torch.dtype, fresh: None) -> None:
+    expected = [way.name for way in ways_for(dtype)]
+    x, weight = torch.ones(2, 8, 8, dtype=dtype)
+    linears._is_right.cache_clear()
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        with torch.device("meta"), torch.autocast("cpu", torch.bfloat16):
+            ways = ways_for(dtype)
+            assert [way.name for way in ways] == expected
+            for way in ways:
+                (copy,) = pack_all(way, [weight])
+                assert copy is not None
+                assert torch.equal(copy(x, None), torch.full_like(x, 8))
+    finally:
+        torch.set_default_dtype(before)
 
 
 @needs_packs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import sys
 import threading
@@ -14,9 +15,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import linear
+from torch.nn.utils import prune
 from transformers.utils import logging
 
 from selfspec.run.packed import PackedWeights, Packing, layers, weights
+from selfspec.run.packed.layers import Origin
+from selfspec.run.packed.linears import Copy, Way
 from tests.fakes import fake_trials, packs_here
 
 pytestmark = pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
@@ -56,6 +60,20 @@ def changed_at_one_index(weight: torch.Tensor) -> None:
     weight.data[3, 5] += 1e-3
 
 
+def permuted_within_rows(weight: torch.Tensor) -> None:
+    weight.data.copy_(weight.data.roll(8, 1))
+
+
+def permuted_both_ways(weight: torch.Tensor) -> None:
+    """An identity, which becomes a permutation: all sums of rows and of columns stay."""
+    weight.data[:16] = torch.eye(16)[torch.arange(16).roll(2)]
+
+
+def with_negated_columns(weight: torch.Tensor) -> None:
+    """The topmost bit of an even number of words changes in each row and in each column."""
+    weight.data[:, [1, 3]] *= -1
+
+
 def changed_as_training_does(weight: torch.Tensor) -> None:
     weight.mul_(1.5)
 
@@ -70,6 +88,9 @@ def changed_memory(weight: torch.Tensor) -> None:
         changed_rows,
         changed_in_place,
         changed_at_one_index,
+        permuted_within_rows,
+        permuted_both_ways,
+        with_negated_columns,
         changed_as_training_does,
         changed_memory,
     ],
@@ -77,15 +98,16 @@ def changed_memory(weight: torch.Tensor) -> None:
 def test_a_weight_that_changed_is_packed_anew(
     model: nn.Sequential, change: Callable[[torch.Tensor], None]
 ) -> None:
-    held, x = PackedWeights(), torch.ones(3, 16)
+    held, x = PackedWeights(), torch.randn(3, 16)
+    model[0].weight.data[:16] = torch.eye(16)
     assert packed(model, held).reason is None
-    before = {module: slot.copy for module, slot in held.slots.items()}
+    before = {module: slot.held for module, slot in held.slots.items()}
     Packing(held, model)
-    assert all(held.slots[module].copy is copy for module, copy in before.items())
+    assert all(held.slots[module].held is each for module, each in before.items())
     change(model[0].weight)
     packing = Packing(held, model)
-    assert held.slots[model[0]].copy is not before[model[0]]
-    assert held.slots[model[1]].copy is before[model[1]]
+    assert held.slots[model[0]].held is not before[model[0]]
+    assert held.slots[model[1]].held is before[model[1]]
     with packing.in_use():
         torch.testing.assert_close(
             model[0](x), linear(x, model[0].weight, model[0].bias), rtol=1e-5, atol=1e-5
@@ -93,12 +115,109 @@ def test_a_weight_that_changed_is_packed_anew(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("in_features", [15, 16, 17, 18])
-def test_rows_of_every_length_are_summed(in_features: int, dtype: torch.dtype) -> None:
-    weight = torch.ones(3, in_features, dtype=dtype)
-    sums = layers.row_sums(weight)
-    weight[1, -1] += 0.5
-    assert (layers.row_sums(weight) != sums).tolist() == [False, True, False]
+@pytest.mark.parametrize("shape", [(3, 15), (5, 16), (40, 6), (1, 17), (33, 34)], ids=str)
+def test_every_value_that_changes_or_moves_is_seen(
+    shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    whole = torch.randn(shape[0] * shape[1] + 3, dtype=dtype)
+    weight = whole[3:].view(shape)  # Its first value lies at an odd place.
+    origin, kept = Origin.of(weight), weight.clone()
+    assert Origin.of(weight) == origin
+    for row, column in ((0, 0), (-1, -1), (shape[0] // 2, 1)):
+        weight.data[row, column] *= -1
+        assert Origin.of(weight) != origin
+        weight.data[row, column] *= -1
+    for dim, size in enumerate(shape):
+        for distance in range(1, size):
+            weight.data.copy_(kept.roll(distance, dim))
+            assert Origin.of(weight) != origin
+    weight.data.copy_(kept)
+    assert Origin.of(weight) == origin
+    assert Origin.of(weight.clone()) != origin
+    weight.mul_(1)
+    assert Origin.of(weight) != origin
+
+
+def put_on_meta(module: nn.Module) -> None:
+    module.to("meta")
+
+
+def transposed(module: nn.Linear) -> None:
+    module.weight.data = torch.randn(16, 24).T
+
+
+def pruned(module: nn.Module) -> None:
+    prune.l1_unstructured(module, "weight", 0.9)
+
+
+def made_float64(module: nn.Module) -> None:
+    module.double()
+
+
+def made_float16(module: nn.Module) -> None:
+    module.half()
+
+
+@pytest.mark.parametrize("change", [put_on_meta, transposed, pruned, made_float64, made_float16])
+def test_the_copy_of_a_weight_that_is_no_longer_packed_is_dropped(
+    model: nn.Sequential, change: Callable[[nn.Module], None]
+) -> None:
+    held = PackedWeights()
+    packed(model, held)
+    change(model[0])
+    packing = Packing(held, model)
+    assert held.slots[model[0]].held is None
+    x = torch.ones(3, 16, dtype=model[0].weight.dtype, device=model[0].weight.device)
+    expected = model[0](x)
+    with packing.in_use():
+        assert model[0](x).device == x.device
+        if x.device.type == "cpu":
+            assert torch.equal(model[0](x), expected)
+
+
+@pytest.mark.parametrize("change", [changed_as_training_does, changed_memory])
+def test_a_weight_that_changes_during_a_call_is_used_itself(
+    model: nn.Sequential, change: Callable[[torch.Tensor], None]
+) -> None:
+    packing, x = packed(model), torch.ones(3, 16)
+    with packing.in_use():
+        change(model[0].weight)
+        assert torch.equal(model[0](x), linear(x, model[0].weight, model[0].bias))
+
+
+def test_a_weight_that_can_no_longer_be_packed_ends_no_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As one with a NaN, of which there is no float16 copy."""
+    model = nn.Sequential(nn.Linear(16, 24), nn.Linear(16, 24)).requires_grad_(False)
+    held, really = PackedWeights(), weights.pack_all
+    packed(model, held)
+
+    def pack_all(way: Way, of: list[torch.Tensor]) -> list[Copy | None]:
+        found = zip(of, really(way, of), strict=True)
+        return [each if weight.isfinite().all() else None for weight, each in found]
+
+    monkeypatch.setattr(weights, "pack_all", pack_all)
+    model[0].weight.data[3, 4] = torch.nan
+    packing = packed(model, held)
+    assert packing.is_packed
+    assert packing.num_bytes == SIZE
+    with packing.in_use():
+        assert model[0](torch.ones(2, 16)).isnan().any()
+
+
+def test_a_model_that_is_copied_in_use_has_no_copies_yet(model: nn.Sequential) -> None:
+    packing, x = packed(model), torch.ones(3, 16)
+    with packing.in_use():
+        other = copy.deepcopy(model)
+    other[0].weight.mul_(-2)
+    expected = linear(x, other[0].weight, other[0].bias)
+    assert torch.equal(other[0](x), expected)
+    again = packed(other)
+    assert again.num_bytes == packing.num_bytes
+    with again.in_use():
+        torch.testing.assert_close(other[0](x), expected)
+    assert "forward" not in vars(other[0])
 
 
 def test_all_who_use_a_model_share_its_copies_and_the_last_one_frees_them(
@@ -148,8 +267,8 @@ def test_only_what_pays_is_packed(model: nn.Sequential, monkeypatch: pytest.Monk
     )
     held = PackedWeights()
     assert packed(model, held).is_packed
-    assert held.slots[model[0]].copy is not None
-    assert held.slots[model[1]].copy is None
+    assert held.slots[model[0]].held is not None
+    assert held.slots[model[1]].held is None
     packed(model, held)
     assert len(tried) == 1  # Once for each kind of layer.
 
