@@ -79,6 +79,7 @@ class Call:
     draft_model: DraftModel | None = None
     generator: torch.Generator | None = None  # Draws the tokens; None: the one that stock uses.
     has_callers_cache: bool = False  # Was the KV cache handed in?
+    synced_gpus: bool = False  # Do other processes wait for each forward?
 
     @property
     def reach(self) -> int:
@@ -86,9 +87,11 @@ class Call:
         to_come: int = self.generation_config.max_length - self.input_ids.shape[1]
         return max(to_come, 1)
 
-    def plain_reason(self, forwards: Forwards) -> str | None:
-        """Why the call has to be decoded plainly; None if it can be drafted for."""
+    def ability(self, forwards: Forwards) -> Ability | str:
+        """What the model can verify in this call, or why it has to be decoded plainly."""
         start = perf_counter()
+        if self.synced_gpus:
+            return "synced_gpus=True lets several processes run their forwards in step"
         reason = plain_reason(self.model, self.generation_config, self.model_kwargs, self.reach)
         if reason is None and self.config.strict:
             attention = attention_for_trees(self.model)
@@ -97,10 +100,10 @@ class Call:
             return reason
         ability = forwards.ability(self.model)
         self.stats.seconds["prepare"] += perf_counter() - start  # type: ignore[assignment]
-        if ability.mode == "plain" or (ability.reason and self.config.strict):
+        if ability.reason and (ability.mode == "plain" or self.config.strict):
             return ability.reason
         is_tree = ability.mode == "tree"
-        return foreign_layer(kv_of(self.model_kwargs)) if is_tree else None
+        return (foreign_layer(kv_of(self.model_kwargs)) if is_tree else None) or ability
 
     def decode_plainly(self, reason: str) -> Any:
         """Stock's own loop, with the reason noted; an error instead under `strict`."""
@@ -116,6 +119,7 @@ class Call:
             stopping_criteria=self.stopping_criteria,
             generation_config=self.generation_config,
             streamer=self.streamer,
+            synced_gpus=self.synced_gpus,
             **self.model_kwargs,
         )
         self.stats.seconds["plain"] += perf_counter() - start  # type: ignore[assignment]
