@@ -223,6 +223,7 @@ def edits(model: PeftModel, dice: random.Random, handles: list[Any]) -> None:
         inner.to(torch.float64 if inner.dtype == torch.float32 else torch.float32)
 
 
+@pytest.mark.filterwarnings("ignore:Adapter cannot be set when the model is merged:UserWarning")
 @pytest.mark.filterwarnings(PEFT_NOTE)
 @pytest.mark.parametrize(
     "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 20))]
