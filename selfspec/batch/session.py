@@ -23,6 +23,7 @@ from selfspec.batch.schedule import ArrivalOrder, Scheduler
 from selfspec.batch.ticket import Answer, Hear, Ticket
 from selfspec.batch.waiting import Waiting
 from selfspec.compat.generation import kv_of
+from selfspec.compat.modules import inside_wrappers
 from selfspec.errors import ConfigError, UnsupportedError
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.plugin.prompt import PromptReader
@@ -66,18 +67,19 @@ class Session:
     ) -> None:
         if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1:
             raise ConfigError(f"max_rows must be a whole number >= 1 (got {max_rows!r})")
-        self._model = model
+        self._model = inside_wrappers(model)
+        self._wrapper = model  # Its generate() may do more than that of the model.
         self._tokenizer = tokenizer
         self._spec = spec
         self._max_bytes = None if max_memory is None else amount_in_bytes(max_memory)
         self._scheduler = ArrivalOrder() if scheduler is None else scheduler
         self._pace = pace
         self._hear = hear
-        self._config, self._eager_reason = config_for_rows(spec.config, model)
+        self._config, self._eager_reason = config_for_rows(spec.config, self._model)
         self._waiting = Waiting(short_first=short_first)
         self._reading: _Reading | None = None
         sizes: dict[str, Any] = {"max_rows": max_rows, "max_bytes": self._max_bytes}
-        self._rows = Rows(model, spec, self._config, **sizes)
+        self._rows = Rows(self._model, spec, self._config, **sizes)
         self._open_forwards = ExitStack()
         self._kept: Prepared | None = None
         self._limits: Limits | None = None
@@ -144,7 +146,7 @@ class Session:
         """The call of a prompt, checked; it does not wait yet."""
         if not ids:
             raise UnsupportedError("a prompt must have at least one token (got none)")
-        ticket = Ticket.of(index, ids, seed, self._model, self._tokenizer, self._spec, arguments)
+        ticket = Ticket.of(index, ids, seed, self._wrapper, self._tokenizer, self._spec, arguments)
         self._limits_for(ticket).check(ticket)
         return ticket
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 
 from selfspec.errors import UnsupportedError
 from selfspec.machine.device import own_seed
-from selfspec.plugin.arguments import for_drafts
+from selfspec.plugin.arguments import for_drafts, loop_of
 from selfspec.plugin.call import Call
 from selfspec.plugin.rules import end_ids
 from selfspec.plugin.spec import SelfSpec
+from selfspec.run.probe import Ability
 from selfspec.stats import GenerationStats
 
 # Gets the index of a ticket and its new tokens; says whether anybody reads on.
@@ -51,6 +51,7 @@ class Ticket:
     """One prompt, with the call that `generate()` would make of it."""
 
     index: int
+    model: Any  # or what wraps it, as PEFT does
     ids: list[int]
     seed: int | None  # None where nothing is drawn.
     arguments: dict[str, Any]  # of `generate()`
@@ -70,9 +71,15 @@ class Ticket:
     ) -> Ticket:
         """Lets `generate()` prepare the call, up to where it would decode; runs no forward."""
         arguments = _prepared(arguments, model, tokenizer)
-        call: Call = model.generate(
-            **_inputs(ids, model), custom_generate=spec.open_call, **arguments
-        )
+
+        def opened(*args: Any, **kwargs: Any) -> tuple[Call, Ability | str]:
+            call = spec.open_call(*args, **kwargs)
+            # A wrapper of PEFT changes the model until its generate() returns.
+            return call, call.ability(spec.forwards)
+
+        loop = loop_of(opened, model, arguments)
+        call: Call
+        call, ability = model.generate(**_inputs(ids, model), custom_generate=loop, **arguments)
         if len(call.input_ids) != 1:
             raise UnsupportedError(
                 f"num_return_sequences must be 1 (got {len(call.input_ids)}); give the prompt "
@@ -82,9 +89,11 @@ class Ticket:
             seed = int(torch.randint(2**63 - 1, (), device="cpu")) if seed is None else seed
             generator = torch.Generator(call.input_ids.device).manual_seed(seed)
             call = replace(call, generator=generator)
-        reason = call.plain_reason(spec.forwards)
-        reason = reason or call.together_reason(spec.ability(model), several=True)
-        return cls(index, list(ids), seed, arguments, call, reason)
+        if isinstance(ability, str):
+            reason: str | None = ability
+        else:
+            reason = call.together_reason(ability, several=True)
+        return cls(index, model, list(ids), seed, arguments, call, reason)
 
     @property
     def is_alone(self) -> bool:
@@ -101,13 +110,13 @@ class Ticket:
 
         `hear` gets each of them at once. If it says that nobody reads them, there is no answer.
         """
-        model, device = self.call.model, self.call.input_ids.device
+        model, device = self.model, self.call.input_ids.device
         told = None if hear is None else _Told(self.index, hear)
         with own_seed(self.seed, [device]):
             try:
                 output = model.generate(
                     **_inputs(self.ids, model),
-                    custom_generate=partial(spec, streamer=told),
+                    custom_generate=loop_of(spec, model, {**self.arguments, "streamer": told}),
                     streamer=told,
                     **self.arguments,
                 )

@@ -19,7 +19,11 @@ from selfspec.errors import UnsupportedError
 
 try:
     from transformers.cache_utils import Cache
-    from transformers.generation.utils import GenerateDecoderOnlyOutput
+    from transformers.generation.utils import (
+        GenerateDecoderOnlyOutput,
+        is_deepspeed_zero3_enabled,
+        is_fsdp_managed_module,
+    )
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 except ImportError as error:
@@ -54,6 +58,7 @@ __all__ = [
     "length_of_dropped_mask",
     "offer_experts",
     "record_past",
+    "runs_in_step",
     "sdpa_attention_forward",
     "set_columns_seen",
     "stop_recording_past",
@@ -138,6 +143,19 @@ def decode_plainly(model: Any, input_ids: torch.Tensor, **arguments: Any) -> Any
             "can't be decoded either; leave assistant= out"
         )
     return loop(model, input_ids, **arguments)
+
+
+def runs_in_step(model: Any, synced_gpus: bool | None) -> bool:
+    """Must several processes run each forward together, as `generate()` decides it?
+
+    It hands the answer to no loop of others. Without it, the processes would wait for each other.
+    """
+    if synced_gpus is not None:
+        return synced_gpus
+    is_alone = not torch.distributed.is_available() or not torch.distributed.is_initialized()
+    if is_alone or torch.distributed.get_world_size() == 1:
+        return False
+    return bool(is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))
 
 
 def length_of_dropped_mask(generation_config: Any) -> int | None:

@@ -17,6 +17,7 @@ __all__ = [
     "float16_packed",
     "float16_product",
     "has_float16_product",
+    "is_out_of_memory",
     "reordered",
     "reordered_product",
     "tree_leaves",
@@ -35,6 +36,12 @@ def calculates_in_half(name: str) -> bool:
     """
     ask = getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported", None)
     return ask is None or bool(ask())
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Does an error say that memory ran out? On a CPU, torch says it in words alone."""
+    kinds = (MemoryError, torch.OutOfMemoryError)
+    return isinstance(error, kinds) or "can't allocate memory" in str(error)
 
 
 def reordered(weight: torch.Tensor) -> Any:

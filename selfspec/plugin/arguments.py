@@ -8,10 +8,12 @@ prompts. What the loop gets as `prediction=` becomes a `Prediction` for each row
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from transformers.generation.stopping_criteria import StoppingCriteriaList, StopStringCriteria
 
+from selfspec.compat.generation import runs_in_step
 from selfspec.draft.sources.prediction import Prediction
 from selfspec.errors import UnsupportedError
 
@@ -52,6 +54,12 @@ def for_drafts(model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
             given.append(StopStringCriteria(stop_strings=strings, tokenizer=tokenizer))
         ready["stopping_criteria"] = StoppingCriteriaList(given)
     return ready
+
+
+def loop_of(loop: Any, model: Any, arguments: Mapping[str, Any]) -> Any:
+    """A loop of ours with the arguments that transformers hands to no loop."""
+    is_synced = runs_in_step(model, arguments.get("synced_gpus"))
+    return partial(loop, streamer=arguments.get("streamer"), synced_gpus=is_synced)
 
 
 def setting(model: Any, arguments: Mapping[str, Any], name: str) -> Any:

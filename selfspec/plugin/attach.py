@@ -18,7 +18,7 @@ from transformers.generation.utils import GenerationMixin
 
 from selfspec.compat.modules import inside_compiled
 from selfspec.errors import AttachError, UnsupportedError
-from selfspec.plugin.arguments import for_drafts, setting, unpassable
+from selfspec.plugin.arguments import for_drafts, loop_of, setting, unpassable
 from selfspec.plugin.rules import unservable
 from selfspec.plugin.spec import SelfSpec
 from selfspec.stats import GenerationStats
@@ -127,8 +127,7 @@ def _generate(model: Any, *args: Any, **kwargs: Any) -> Any:
         assistant.warn(model, GenerationStats(disabled_reason=reason))
         kwargs.pop("prediction", None)  # It decides nothing, and stock doesn't know it.
         return stock(*args, **kwargs)
-    # transformers hands a loop no streamer.
-    loop = functools.partial(assistant, streamer=kwargs.get("streamer"))
+    loop = loop_of(assistant, model, kwargs)
     return stock(*args, custom_generate=loop, **for_drafts(model, kwargs))
 
 

@@ -81,6 +81,7 @@ class Call:
     draft_model: DraftModel | None = None
     generator: torch.Generator | None = None  # Draws the tokens; None: the one that stock uses.
     has_callers_cache: bool = False  # Was the KV cache handed in?
+    synced_gpus: bool = False  # Do other processes wait for each forward?
 
     @property
     def max_length(self) -> int:
@@ -93,9 +94,11 @@ class Call:
         """How many tokens beyond the prompt the last one may stand, drafted or not."""
         return max(self.max_length - self.input_ids.shape[1], 1)
 
-    def plain_reason(self, forwards: Forwards) -> str | None:
-        """Why the call has to be decoded plainly; None if it can be drafted for."""
+    def ability(self, forwards: Forwards) -> Ability | str:
+        """What the model can verify in this call, or why it has to be decoded plainly."""
         start = perf_counter()
+        if self.synced_gpus:
+            return "synced_gpus=True lets several processes run their forwards in step"
         reason = plain_reason(self.model, self.generation_config, self.model_kwargs, self.reach)
         if reason is None and self.config.strict:
             attention = attention_for_trees(self.model)
@@ -104,10 +107,10 @@ class Call:
             return reason
         ability = forwards.ability(self.model)
         self.stats.seconds["prepare"] += perf_counter() - start  # type: ignore[assignment]
-        if ability.mode == "plain" or (ability.reason and self.config.strict):
+        if ability.reason and (ability.mode == "plain" or self.config.strict):
             return ability.reason
         is_tree = ability.mode == "tree"
-        return foreign_layer(kv_of(self.model_kwargs)) if is_tree else None
+        return (foreign_layer(kv_of(self.model_kwargs)) if is_tree else None) or ability
 
     def decode_plainly(self, reason: str) -> Any:
         """Stock's own loop, with the reason noted; an error instead under `strict`."""
@@ -123,6 +126,7 @@ class Call:
             stopping_criteria=self.stopping_criteria,
             generation_config=self.generation_config,
             streamer=self.streamer,
+            synced_gpus=self.synced_gpus,
             **self.model_kwargs,
         )
         self.stats.seconds["plain"] += perf_counter() - start  # type: ignore[assignment]

@@ -23,7 +23,7 @@ from selfspec.compat.generation import (
     keeps_only_states,
     kv_of,
 )
-from selfspec.compat.modules import prompt_learning
+from selfspec.compat.modules import is_parallel, prompt_learning
 from selfspec.run.rope import rope_reason
 from selfspec.verify.choosers import Processing
 from selfspec.verify.shortlist import Warpers
@@ -129,6 +129,8 @@ def plain_reason(
 
     `reach`: how many tokens beyond the prompt the deepest draft may stand.
     """
+    if is_parallel(model):
+        return "it is spread over several processes, each of which would choose a width of its own"
     if prompt_learning(model):
         return "prompt learning puts tokens into the KV cache that generate() does not count"
     if reason := rope_reason(model.config, reach, model_kwargs):

@@ -17,6 +17,7 @@ import transformers
 from selfspec.cache.persistent import Persistent, check_sources, fitted_for, new_memory
 from selfspec.cache.remember import Remembered
 from selfspec.compat.generation import belongs_to_caller, kv_of
+from selfspec.compat.modules import inside_wrappers
 from selfspec.compat.versions import untried_reason
 from selfspec.config import SpecConfig
 from selfspec.draft.memory import Memory
@@ -108,6 +109,7 @@ class SelfSpec(Persistent):
         prediction: Any = None,
         draft_model: Any = None,
         streamer: Any = _NOT_SAID,
+        synced_gpus: bool = False,
         **arguments: Any,
     ) -> Any:
         """The decoding loop, which the `generate()` of an attached model calls.
@@ -122,15 +124,19 @@ class SelfSpec(Persistent):
                 "streamer nor tokenizer to a loop of ours (got a model that is not attached); call "
                 "selfspec.attach(model) once, then generate(..., assistant=spec)"
             )
-        own = {"prediction": prediction, "draft_model": draft_model, "streamer": streamer}
-        call = self.open_call(model, input_ids, **own, **arguments)
+        own = {"prediction": prediction, "draft_model": draft_model}
+        told = {"streamer": streamer, "synced_gpus": synced_gpus}
+        call = self.open_call(model, input_ids, **own, **told, **arguments)
         try:
-            reason = call.plain_reason(self.forwards)
-            result = self._drafted(call) if reason is None else call.decode_plainly(reason)
+            found = call.ability(self.forwards)
+            if isinstance(found, str):
+                result = call.decode_plainly(found)
+            else:
+                result = self._drafted(call, found)
         except BaseException:
             self.count(call)  # It counts as far as it came, and its error says the rest.
             raise
-        self.finish(call, drafted=reason is None)
+        self.finish(call, drafted=not isinstance(found, str))
         return result
 
     def open_call(
@@ -144,6 +150,7 @@ class SelfSpec(Persistent):
         prediction: Any = None,
         draft_model: Any = None,
         streamer: Any = None,
+        synced_gpus: bool = False,
         **model_kwargs: Any,
     ) -> Call:
         """The call that `generate()` asks for, checked; runs nothing yet."""
@@ -168,6 +175,7 @@ class SelfSpec(Persistent):
             stopping_criteria=stopping_criteria,
             generation_config=generation_config,
             streamer=streamer,
+            synced_gpus=synced_gpus,
             model_kwargs=model_kwargs,
             config=self.config,
             stats=GenerationStats(num_calls=1),
@@ -239,7 +247,7 @@ class SelfSpec(Persistent):
 
     def ability(self, model: Any) -> Ability:
         """What `model` can verify as it stands now; tried on first use."""
-        return self.forwards.ability(model)
+        return self.forwards.ability(inside_wrappers(model))
 
     def draft_model_for(self, model: Any, num_tokens: int, given: Any) -> DraftModel | None:
         """How a call's draft model is asked, the one `given` or else our own; None without one."""
@@ -248,11 +256,11 @@ class SelfSpec(Persistent):
             return None
         return new_draft_model(draft, model, num_tokens, self.forwards, self.config)
 
-    def _drafted(self, call: Call) -> Any:
+    def _drafted(self, call: Call, ability: Ability) -> Any:
         """Reads the prompt, yields its first token, learns from it, and decodes to the end."""
         start = perf_counter()
         with (
-            self.forwards.prepare(call.model, call.config) as prepared,
+            self.forwards.prepare(call.model, call.config, ability) as prepared,
             self.forwards.drafting(call.draft_model, call.config),
         ):
             call.stats.seconds["prepare"] += perf_counter() - start  # type: ignore[assignment]

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from selfspec.compat.modules import has_moving_hook, hooks_behind, is_compiled
+from selfspec.compat.modules import has_moving_hook, is_compiled
 from selfspec.run.model import AttentionTypes
+from selfspec.run.state import foreign_code
 
 __all__ = ["Depth"]
 
@@ -45,14 +46,14 @@ class Depth:
     def of(cls, model: Any) -> Depth:
         """The first layers of this model that include each kind; all if the kinds don't show.
 
-        All layers are run if the model has hooks or is compiled, since code that is not ours may
-        expect whole forwards. A hook that has `allows_partial_forwards` set says that it does not.
+        All layers are run if foreign code runs in the model or it is compiled, since that may
+        expect whole forwards.
         """
         config = model.config.get_text_config(decoder=True)
         total = int(getattr(config, "num_hidden_layers", 0))
         layers = _layers(model, total)
         shares_kv = getattr(config, "num_kv_shared_layers", None)
-        if layers is None or shares_kv or _is_hooked(model):
+        if layers is None or shares_kv or _wants_whole_forwards(model):
             return cls.whole()
         kinds = _kinds(config, layers)
         needed = max(kinds.index(kind) + 1 for kind in kinds)
@@ -84,12 +85,9 @@ def _layers(model: nn.Module, number: int) -> nn.ModuleList | None:
     return lists[0] if len(lists) == 1 else None
 
 
-def _is_hooked(model: nn.Module) -> bool:
-    return any(
-        is_compiled(module)
-        or has_moving_hook(module)
-        or not all(getattr(hook, "allows_partial_forwards", False) for hook in hooks_behind(module))
-        for module in model.modules()
+def _wants_whole_forwards(model: nn.Module) -> bool:
+    return bool(foreign_code(model)) or any(
+        is_compiled(module) or has_moving_hook(module) for module in model.modules()
     )
 
 

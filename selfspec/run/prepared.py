@@ -17,7 +17,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from selfspec.compat.generation import attention_implementation
 from selfspec.compat.kernels import has_float16_product
 from selfspec.config import SpecConfig
 from selfspec.cost import Ledger, Pacing
@@ -34,9 +33,10 @@ from selfspec.run.graphs.kept import KeptRunner
 from selfspec.run.graphs.runner import StaticRunner
 from selfspec.run.model import AttentionTypes, device_of
 from selfspec.run.packed import PackedWeights, Packing
-from selfspec.run.probe import Ability, probe
+from selfspec.run.probe import Ability, BrokenTrial, probe
 from selfspec.run.prompt import Prompt
 from selfspec.run.rows_backend import RowsBackend
+from selfspec.run.state import state_of
 from selfspec.run.streamed import is_streamed, no_forward
 from selfspec.run.two_parts import TwoParts
 
@@ -50,6 +50,7 @@ _MIN_ROOM = 256
 _MIN_STATIC_ROOM = 4096
 # Attention in two parts is tried once this many tokens were decoded with the model.
 TOKENS_THAT_PAY = 512
+_MOST_STATES = 16  # Of one model, whose abilities are kept.
 
 
 @dataclass
@@ -158,6 +159,12 @@ class _Known:
     num_tokens: int = 0  # that were decoded
     pacings: WeakKeyDictionary[Any, Pacing] = field(default_factory=WeakKeyDictionary)
 
+    def keep(self, state: Any, ability: Ability) -> None:
+        """Keeps a verdict in place of the oldest, where hooks come and go with each call."""
+        if len(self.abilities) == _MOST_STATES:
+            del self.abilities[next(iter(self.abilities))]
+        self.abilities[state] = ability
+
 
 class Forwards:
     """What one `SelfSpec` knows of running each model. Safe to use from several threads."""
@@ -174,22 +181,26 @@ class Forwards:
 
     def ability(self, model: Any) -> Ability:
         """What a model can verify as it stands now; tried on first use."""
-        implementation = attention_implementation(model.config)
-        state = (implementation, model.dtype, device_of(model), model.training)
-        known = self._of(model)
+        known, state = self._of(model), state_of(model)
         with known.probing:  # A second thread waits for the first one's verdict.
             if state not in known.abilities:
                 start = perf_counter()
-                found = known.abilities[state] = probe(model)
+                try:
+                    found = probe(model)
+                except BrokenTrial as broken:  # The next call tries again.
+                    return Ability("plain", str(broken), None)
                 taken = (type(model).__name__, found.mode, perf_counter() - start)
                 _log.info("%s can verify: %s (tried in %.2f s)", *taken)
+                known.keep(state, found)
             return known.abilities[state]
 
     @contextmanager
-    def prepare(self, model: Any, config: SpecConfig) -> Iterator[Prepared]:
+    def prepare(
+        self, model: Any, config: SpecConfig, ability: Ability | None = None
+    ) -> Iterator[Prepared]:
         """How one call is to run the model; what that takes is made here, when it is due."""
-        known = self._of(model)
-        prepared = Prepared(model, self.ability(model), config, self.costs, known.ledger)
+        known, ability = self._of(model), ability or self.ability(model)
+        prepared = Prepared(model, ability, config, self.costs, known.ledger)
         if may_pack(config) and known.num_tokens >= TOKENS_THAT_PAY:
             prepared.two_parts = self._two_parts
         device = device_for(device_of(model), overlap=False)

@@ -9,19 +9,29 @@ round a lot.
 from __future__ import annotations
 
 from collections.abc import Callable
+from traceback import walk_tb
 from typing import Any, NamedTuple
 
 import torch
 
 from selfspec.compat.generation import attention_implementation
+from selfspec.compat.kernels import is_out_of_memory
 from selfspec.machine.device import default_generator, own_seed
 from selfspec.run.backends import TreeBackend
 from selfspec.run.depth import Depth
 from selfspec.run.layout import Window
 from selfspec.run.model import AttentionTypes, device_of, takes
-from selfspec.run.trials import check_chain, check_logits, check_tree
+from selfspec.run.state import foreign_code, has_adapters_of_one_call
+from selfspec.run.trials import check_chain, check_logits, check_steps, check_tree
 
-__all__ = ["Ability", "attention_for_trees", "attention_types", "probe", "try_backend"]
+__all__ = [
+    "Ability",
+    "BrokenTrial",
+    "attention_for_trees",
+    "attention_types",
+    "probe",
+    "try_backend",
+]
 
 _ATTENTIONS = ("sdpa", "eager")
 _NUM_PROBE_IDS = 10
@@ -37,6 +47,10 @@ class Ability(NamedTuple):
     mode: str
     reason: str | None
     attention: AttentionTypes | None
+
+
+class BrokenTrial(Exception):
+    """A trial failed in our own code, or in what it calls; this says nothing of the model."""
 
 
 def attention_types(config: Any) -> AttentionTypes | str:
@@ -73,15 +87,23 @@ def probe(model: Any) -> Ability:
     If the first layers show enough, the forwards stop after them, so that all together cost a few
     plain steps. A model that draws from the global random stream, as dropout does in training
     mode, is decoded plainly, with the same draws as without us.
+
+    Raises `BrokenTrial`, or what says that the machine has no memory left.
     """
+    if has_adapters_of_one_call(model):
+        return Ability("plain", "its adapters depend on the rows and the tokens of this call", None)
     ids = _probe_ids(model)
     if ids is None:
         return Ability("plain", "its vocabulary is too small to try a draft on", None)
     devices = _devices(model)
     with torch.no_grad():
         before = [default_generator(device).get_state() for device in devices]
-        types, reason = _try_tree(model, ids)
-        chain_reason = None if reason is None else _try_chain(model, ids)
+        foreign = foreign_code(model)
+        steps = _attempt(check_steps, model, ids) if foreign else None
+        types, reason, chain_reason = None, steps, steps
+        if steps is None:
+            types, reason = _try_tree(model, ids)
+            chain_reason = None if reason is None else _try_chain(model, ids)
         # Another thread may have drawn, too; then its draws must stay drawn.
         after = [default_generator(device).get_state() for device in devices]
         is_moved = not all(map(torch.equal, before, after))
@@ -90,6 +112,8 @@ def probe(model: Any) -> Ability:
         for device, state in zip(devices, before, strict=True):
             default_generator(device).set_state(state)
         return Ability("plain", draws, None)
+    if steps is not None:
+        return Ability("plain", f"{foreign}, and with them {steps}", None)
     if reason is None:
         return Ability("tree", None, types)
     if chain_reason is None:
@@ -160,11 +184,21 @@ def _attempt(check: Any, model: Any, *args: Any) -> str | None:
     """A check's verdict; an exception in the model's own code counts as one."""
     try:
         verdict: str | None = check(model, *args)
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:
-        return f"{type(model).__name__} fails on it ({type(error).__name__}: {error})"
+        if is_out_of_memory(error):
+            raise
+        said = f"{type(error).__name__}: {error}"
+        if not _is_of_model(error):
+            raise BrokenTrial(f"the trial of {type(model).__name__} broke off ({said})") from error
+        return f"{type(model).__name__} fails on it ({said})"
     return verdict
+
+
+def _is_of_model(error: Exception) -> bool:
+    """Was an error raised by code that is neither ours nor torch's?"""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    packages = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame in frames]
+    return [package for package in packages if package != "torch"][-1] != "selfspec"
 
 
 def _probe_ids(model: Any) -> list[int] | None:

@@ -21,7 +21,7 @@ from selfspec.run.depth import Depth
 from selfspec.run.model import AttentionTypes, device_of, takes
 from selfspec.run.tree_kv import can_hold_trees
 
-__all__ = ["check_chain", "check_logits", "check_tree"]
+__all__ = ["check_chain", "check_logits", "check_steps", "check_tree"]
 
 # An outcome is clearly right if its distance to the right answer is this share of the distance to
 # each wrong one, and clearly wrong if it is above the second share. Between the two it is right if
@@ -30,6 +30,8 @@ __all__ = ["check_chain", "check_logits", "check_tree"]
 _CLEARLY_RIGHT = 0.02
 _CLEARLY_WRONG = 0.5
 _LIKE_PLAIN = 16
+# The same for plain steps of foreign code, of which there is no wrong answer to compare with.
+_LIKE_STEPS = 4
 # Other hidden tokens may change an outcome by this share of what seeing them would change. Experts
 # sort their tokens, so the hidden ones affect their rounding. A mask that leaks changes more.
 _HIDDEN = 0.1
@@ -145,6 +147,27 @@ def check_chain(model: Any, ids: Sequence[int], depth: Depth) -> str | None:
     return _verdict(got, truth, faults, answers, lambda: _read_on(model, right, depth))
 
 
+def check_steps(model: Any, ids: Sequence[int]) -> str | None:
+    """Why forwards of several tokens can't stand for plain steps; None if they can.
+
+    Plain steps are right, whatever the code in the model does. Two equal rows must both give what
+    a row gives alone, and several tokens in one forward the same. How far the first row of two is
+    off shows the rounding. To be asked where foreign code runs in a model.
+    """
+    text = _Text(ids, range(len(ids)), range(_PROMPT, len(ids)))
+    ((alone,), (again,), (first, second)) = (_stepped(model, text, number) for number in (1, 1, 2))
+    together = _read_on(model, text, Depth.whole())
+    least = _LIKE_PLAIN * torch.finfo(model.dtype).eps
+    limit = max(_LIKE_STEPS * _distance(first, alone), least)
+    if _distance(again, alone) > least:
+        return "the same forwards give other results when they are repeated"
+    if _distance(second, alone) > limit:
+        return "the rows of a batch are not treated alike"
+    if _distance(together, alone) > limit:
+        return "several tokens in one forward give other results than one after the other"
+    return None
+
+
 def check_logits(model: Any, ids: Sequence[int], depth: Depth) -> str | None:
     """Why the model does not return the logits of every token; None if it does.
 
@@ -222,22 +245,33 @@ def _read(model: Any, texts: Sequence[_Text], depth: Depth) -> list[torch.Tensor
 def _read_on(model: Any, text: _Text, depth: Depth) -> torch.Tensor:
     """The outcome of a text's compared tokens (N, D), in a forward after that of the prompt."""
     cache = _prefilled(model, text.ids[:_PROMPT], depth)
-    outcome = _run(model, text.ids[_PROMPT:], cache, depth)
+    outcome = _run(model, text.ids[_PROMPT:], cache, depth)[0]
     return outcome[[index - _PROMPT for index in text.compared]].float()
 
 
-def _prefilled(model: Any, prompt: Sequence[int], depth: Depth) -> DynamicCache:
+def _stepped(model: Any, text: _Text, num_rows: int) -> list[torch.Tensor]:
+    """The outcome of a text's compared tokens (N, D) in each of some equal rows, by plain steps."""
+    depth = Depth.whole()
+    cache = _prefilled(model, text.ids[:_PROMPT], depth, num_rows)
+    steps = [_run(model, [text.ids[index]], cache, depth, num_rows) for index in text.compared]
+    return list(torch.cat(steps, dim=1).float())
+
+
+def _prefilled(model: Any, prompt: Sequence[int], depth: Depth, num_rows: int = 1) -> DynamicCache:
     """A KV cache that holds the prompt, for the layers that are run."""
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     depth.cut(cache)
-    _run(model, prompt, cache, depth)
+    _run(model, prompt, cache, depth, num_rows)
     return cache
 
 
-def _run(model: Any, ids: Sequence[int], cache: DynamicCache, depth: Depth) -> torch.Tensor:
-    input_ids = torch.tensor([list(ids)], device=device_of(model))
+def _run(
+    model: Any, ids: Sequence[int], cache: DynamicCache, depth: Depth, num_rows: int = 1
+) -> torch.Tensor:
+    """The outcome (B, Q, D) of some equal rows behind what the KV cache holds."""
+    input_ids = torch.tensor([list(ids)] * num_rows, device=device_of(model))
     inputs = {"input_ids": input_ids, KV: cache, "use_cache": True}
-    return depth.outcome(lambda: model(**inputs).logits)[0]
+    return depth.outcome(lambda: model(**inputs).logits)
 
 
 def _outcome(backend: Backend, tree: DraftTree, depth: Depth) -> torch.Tensor:

@@ -90,8 +90,8 @@ class Transcript:
         return self._ids[row : row + 1, : self.lengths[row]]
 
     def prefixes(self) -> torch.Tensor:
-        """(B, L): all rows, where they move together."""
-        return self._ids[:, : self.lengths[0]]
+        """(B, L): all rows, where they move together, in memory as those of stock."""
+        return self._ids[:, : self.lengths[0]].contiguous()
 
     def num_new(self, row: int) -> int:
         """Tokens committed to a row."""

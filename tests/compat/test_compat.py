@@ -138,6 +138,18 @@ def test_without_stocks_loop_plain_decoding_is_refused():
         generation.decode_plainly(nn.Linear(1, 1), torch.zeros(1, 1))
 
 
+def test_who_runs_in_step_is_decided_as_by_generate(monkeypatch):
+    model = new_model()
+    assert generation.runs_in_step(model, True)
+    assert not generation.runs_in_step(model, None)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+    assert not generation.runs_in_step(model, None)
+    monkeypatch.setattr(generation, "is_deepspeed_zero3_enabled", lambda: True)
+    assert generation.runs_in_step(model, None)
+    assert not generation.runs_in_step(model, False)
+
+
 def test_the_length_of_a_dropped_mask():
     def loop(model, input_ids, generation_config, **kwargs):
         if kwargs.get("attention_mask") is None:
@@ -216,7 +228,7 @@ def test_hooks_of_output_capturing_are_known():
     model = new_model()
     model(**prompt(), output_hidden_states=True)
     origins = {
-        hook.__module__ for module in model.modules() for hook in modules.hooks_behind(module)
+        hook.__module__ for module in model.modules() for hook in modules.hooks_on(module).values()
     }
     assert origins
     assert all(generation.is_of_output_capturing(origin) for origin in origins)
@@ -237,14 +249,15 @@ def test_decoding_switches_and_experts():
 
 def test_hooks_are_seen():
     layer = nn.Linear(2, 2)
-    assert modules.hooks_before(layer) == modules.hooks_behind(layer) == ()
+    assert modules.hooks_on(layer) == modules.hooks_of_all() == {}
     layer.register_forward_pre_hook(print)
     layer.register_forward_hook(print)
-    assert modules.hooks_before(layer) == modules.hooks_behind(layer) == (print,)
-    assert not modules.has_global_hooks()
+    assert list(modules.hooks_on(layer).values()) == [print, print]
     handle = nn.modules.module.register_module_forward_hook(print)
-    assert modules.has_global_hooks()
+    assert list(modules.hooks_of_all().values()) == [print]
+    assert not {*modules.hooks_of_all()} & {*modules.hooks_on(layer)}
     handle.remove()
+    assert modules.hooks_of_all() == {}
 
 
 def test_writes_are_counted():
@@ -262,6 +275,7 @@ def test_compiled_code_is_seen():
     assert not modules.is_compiled(model)
     assert modules.inside_compiled(model) is model
     assert modules.inside_compiled(torch.compile(model)) is model
+    assert modules.inside_wrappers(torch.compile(model)) is model
     model.compile()
     assert modules.is_compiled(model)
     other = nn.Linear(2, 2)
@@ -300,16 +314,84 @@ def test_adapters_are_seen():
     model = new_model()
     wrapper = get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
     layer = next(m for m in wrapper.modules() if hasattr(m, "merged_adapters"))
-    states = [modules.adapter_state(nn.Linear(1, 1)), modules.adapter_state(layer)]
+    states = [state_of(layer)]
     with wrapper.disable_adapter():
-        states.append(modules.adapter_state(layer))
+        states.append(state_of(layer))
     wrapper.merge_adapter()
-    states.append(modules.adapter_state(layer))
+    states.append(state_of(layer))
     layer.set_scale("default", 3.0)
-    states.append(modules.adapter_state(layer))
-    assert states[0] is None
+    states.append(state_of(layer))
     assert len(set(states)) == len(states)
+    wrapper.unmerge_adapter()
+    layer.set_scale("default", 1.0)
+    assert state_of(layer) == states[0]
     assert not modules.prompt_learning(model)
+    assert modules.inside_wrappers(wrapper) is modules.inside_wrappers(model) is model
+
+
+@pytest.mark.filterwarnings(PEFT_NOTE)
+def test_adapters_of_one_call_are_seen():
+    wrapper, seen = get_peft_model(new_model(), LoraConfig(target_modules=["q_proj"])).eval(), []
+
+    def loop(model, input_ids, **_):
+        hooks = [hook for part in model.modules() for hook in modules.hooks_on(part).values()]
+        seen.append(bool(hooks) and all(map(modules.is_of_one_call, hooks)))
+        return input_ids
+
+    for names in (None, ["default"]):
+        arguments = {} if names is None else {"adapter_names": names}
+        wrapper.generate(**prompt(), custom_generate=loop, max_new_tokens=2, **arguments)
+    assert seen == [False, True]
+    assert not modules.is_of_one_call(print)
+
+
+def state_of(module):
+    return modules.state_of_modules(module, lambda _hook: False)
+
+
+CHANGES = {
+    "hook": lambda layer: layer.register_forward_hook(print),
+    "mode": lambda layer: layer.train(not layer.training),
+    "switch": lambda layer: setattr(layer, "gradient_checkpointing", True),
+    "dtype": lambda layer: layer.double(),
+    "device": lambda layer: layer.to("meta"),
+    "forward": lambda layer: setattr(layer, "forward", lambda x: x),
+    "part": lambda layer: layer.register_module("part", nn.Identity()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_the_state_of_a_module(change):
+    layer = nn.Linear(2, 2)
+    before = state_of(layer)
+    assert state_of(layer) == before
+    change(layer)
+    after = state_of(layer)
+    assert after != before
+    assert state_of(layer) == after
+    assert hash(after) == hash(state_of(layer))
+
+
+def test_a_later_forward_at_the_same_address_is_another():
+    """Closures that come and go often get the address of the one before."""
+    layer, states = nn.Linear(2, 2), set()
+    for _ in range(5):
+        layer.forward = lambda x: x
+        states.add(state_of(layer))
+        del layer.forward
+    assert len(states) == 5
+
+
+def test_harmless_code_is_no_state():
+    states = []
+    for number in range(3):
+        layer = nn.Linear(2, 2)
+        for _ in range(number):
+            layer.register_forward_hook(print)
+        if number:
+            layer.forward = print
+        states.append(modules.state_of_modules(layer, lambda code: code is print))
+    assert states[1] == states[2]
 
 
 @pytest.mark.filterwarnings(PEFT_NOTE)
@@ -356,6 +438,14 @@ def test_a_torch_without_the_float16_product_says_so_in_the_statistics(monkeypat
         told.append(spec.stats.eager_reason)
     assert told[0] is None
     assert "no float16 product" in told[1]
+
+
+def test_memory_that_runs_out_on_a_cpu_is_known():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 58)
+    assert kernels.is_out_of_memory(caught.value)
+    assert kernels.is_out_of_memory(torch.OutOfMemoryError())
+    assert not kernels.is_out_of_memory(RuntimeError("shapes differ"))
 
 
 def test_attention_comes_with_its_sums():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 from transformers.dynamic_module_utils import get_imports
 
@@ -17,14 +20,23 @@ def run(model, **options):
 def test_what_is_learned_stays_with_the_model_until_other_knobs_come():
     model = new_model()
     run(model, max_nodes=4)
-    kept = model._selfspec
+    kept = model._selfspec.spec
     run(model, max_nodes=4)
     run(model)
-    assert model._selfspec is kept
+    assert model._selfspec.spec is kept
     assert kept.total_stats.num_calls == 3
     run(model, max_nodes=8)
-    assert model._selfspec is not kept
-    assert model._selfspec.config.max_nodes == 8
+    assert model._selfspec.spec is not kept
+    assert model._selfspec.spec.config.max_nodes == 8
+
+
+def test_a_model_that_was_used_can_be_copied_and_pickled():
+    model = new_model()
+    run(model)
+    twin = copy.deepcopy(model)
+    assert twin._selfspec.spec is model._selfspec.spec
+    assert pickle.loads(pickle.dumps(model._selfspec)).spec is None
+    run(twin)
 
 
 def test_no_package_is_named_that_nobody_has_registered():

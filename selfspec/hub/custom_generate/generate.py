@@ -1,13 +1,13 @@
 """Loaded by transformers for `model.generate(custom_generate=..., trust_remote_code=True)`."""
 
-import functools
 import inspect
 
 from transformers.generation.utils import GenerationMixin
 
 try:  # transformers would tell to install a package of this name from an index.
     import selfspec
-    from selfspec.plugin.arguments import for_drafts
+    from selfspec.plugin.arguments import for_drafts, loop_of
+    from selfspec.plugin.attach import DefaultAssistant
 except ImportError as error:
     raise ImportError(
         "this needs selfspec, which is on no package index: clone "
@@ -32,13 +32,13 @@ def generate(model, *, spec=None, **kwargs):
         )
     # transformers fills in its own arguments with None; a None of the user's own says something
     kwargs = {name: v for name, v in kwargs.items() if v is not None or name not in _NAMED}
-    loop = functools.partial(spec, streamer=kwargs.get("streamer"))
+    loop = loop_of(spec, model, kwargs)
     return type(model).generate(model, custom_generate=loop, **for_drafts(model, kwargs))
 
 
 def _spec_of(model, knobs):
-    kept = getattr(model, "_selfspec", None)
+    kept = getattr(model, "_selfspec", DefaultAssistant()).spec
     if kept is None or (knobs and kept.config != selfspec.SpecConfig.of(**knobs)):
         kept = selfspec.SelfSpec(**knobs)
-        model._selfspec = kept
+        model._selfspec = DefaultAssistant(kept)
     return kept

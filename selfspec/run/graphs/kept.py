@@ -13,24 +13,16 @@ from typing import Any
 
 import torch
 
-from selfspec.compat.generation import implementations_of, is_of_output_capturing
-from selfspec.compat.modules import (
-    adapter_state,
-    has_global_hooks,
-    has_moving_hook,
-    hooks_before,
-    hooks_behind,
-    is_compiled,
-    is_parallel,
-)
+from selfspec.compat.modules import has_moving_hook, is_compiled, is_parallel
 from selfspec.machine.device import device_for
 from selfspec.machine.memory import free_memory
 from selfspec.run.experts import decode_mode
 from selfspec.run.graphs.backend import GraphBackend
 from selfspec.run.graphs.runner import StaticRunner, has_more_free
 from selfspec.run.model import AttentionTypes
-from selfspec.run.probe import try_backend
+from selfspec.run.probe import BrokenTrial, try_backend
 from selfspec.run.rope import changing_rope
+from selfspec.run.state import addresses_of, foreign_hooks, state_of
 
 __all__ = ["KeptRunner"]
 
@@ -59,11 +51,14 @@ class KeptRunner:
 
     def _fresh(self, model: Any, attention: AttentionTypes) -> StaticRunner | str:
         """The result of an earlier trial if the model has not changed since, else of a new one."""
-        state = _capture_state(model)
+        state = state_of(model), addresses_of(model)
         if state != self._state or has_more_free(model.device, self._free_then):
             # This frees the old runner before there is a new one.
             self._state, self._found, self._free_then = None, "", None
-            self._found = _tried(model, attention)
+            try:
+                self._found = _tried(model, attention)
+            except BrokenTrial as broken:
+                return str(broken)  # The next call tries again.
             self._state = state
         if isinstance(self._found, StaticRunner):
             self._found.widen()
@@ -101,58 +96,17 @@ def _capture_reason(model: Any, attention: AttentionTypes) -> str | None:
         return f"its {kind} rotary embedding changes with the length of a forward"
     if is_parallel(model):
         return "it is spread over several processes"
-    if has_global_hooks():
-        return "all modules have forward hooks, which a replay would leave out"
+    if hooks := foreign_hooks(model):
+        return f"{hooks}, which a replay would leave out"
     return _module_reason(model)
-
-
-def _capture_state(model: Any) -> Hashable:
-    """A value that changes when an earlier capture no longer computes the model's forward.
-
-    It covers the addresses of the weights and what switches the model's code. Costs some µs per
-    module.
-    """
-    kind = model.device.type
-    autocast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
-    configs = (model.config, model.config.get_text_config(decoder=True))
-    implementations = tuple(map(implementations_of, configs))
-    precision = torch.get_float32_matmul_precision()
-    modules = tuple(part for module in model.modules() for part in _module_state(module))
-    return autocast, precision, implementations, modules
 
 
 def _module_reason(model: Any) -> str | None:
     devices = set()
-    for name, module in model.named_modules():
+    for module in model.modules():
         if has_moving_hook(module):
             return "accelerate's hooks move its tensors about"
         if is_compiled(module):
             return "torch.compile runs it, which may make graphs of its own"
-        if not all(map(_is_harmless, (*hooks_before(module), *hooks_behind(module)))):
-            where = f"its module {name!r}" if name else "it"
-            return f"{where} has forward hooks, which a replay would leave out"
         devices |= {str(tensor.device) for tensor in module.parameters(recurse=False)}
     return f"it is spread over {', '.join(sorted(devices))}" if len(devices) > 1 else None
-
-
-def _is_harmless(hook: Any) -> bool:
-    """Does a hook act only in the prompt's forward, or only if a caller wants outputs?"""
-    origin = getattr(hook, "__module__", "")
-    return origin.startswith("selfspec.") or is_of_output_capturing(origin)
-
-
-def _module_state(module: Any) -> Iterator[Hashable]:
-    own = vars(module)
-    yield module.training
-    if "forward" in own:
-        yield id(own["forward"])
-    yield adapter_state(module)
-    for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-        yield _address(tensor), tensor.dtype
-
-
-def _address(tensor: torch.Tensor) -> int:
-    try:
-        return tensor.data_ptr()
-    except RuntimeError:  # Some quantised weights consist of several tensors.
-        return id(tensor)

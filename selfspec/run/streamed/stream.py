@@ -13,12 +13,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import nn
 
-from selfspec.compat.modules import MOVES, hooks_before
+from selfspec.compat.modules import MOVES, hooks_on
 from selfspec.errors import UnsupportedError
 from selfspec.run.streamed.buffers import CpuBuffers, CudaBuffers
 from selfspec.run.streamed.reader import Reader
@@ -83,13 +83,14 @@ class Stream:
 
 @dataclass(frozen=True)
 class _Hook:
-    """Called before or after the forward of a streamed layer."""
+    """Called before or after the forward of a streamed layer.
+
+    A forward may end behind any layer: the next one makes the reader start anew.
+    """
 
     stream: Stream
     act: Callable[[int], None]
     number: int  # of the layer, among the streamed ones
-    # A forward may end behind any layer: the next one makes the reader start anew.
-    allows_partial_forwards: ClassVar[bool] = True
 
     def __call__(self, *_args: Any) -> None:
         self.act(self.number)
@@ -139,7 +140,7 @@ class _Refusal(NamedTuple):
 
 def _stream_of(model: Any) -> Stream | None:
     for module in model.modules():
-        for hook in hooks_before(module):
+        for hook in hooks_on(module).values():
             if isinstance(hook, _Hook):
                 return hook.stream
     return None
@@ -154,5 +155,6 @@ def _one_at_a_time(module: nn.Module, lock: threading.RLock) -> Any:
         with lock:
             return forward(owner(), *args, **kwargs)
 
+    locked_forward.__module__ = __name__  # It does nothing but wait.
     locked_forward.__signature__ = inspect.signature(module.forward)  # type: ignore[attr-defined]
     return locked_forward

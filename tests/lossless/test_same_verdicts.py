@@ -1,0 +1,244 @@
+"""What a model can verify depends on its state now: hooks, adapters, modes, who waits for it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+
+from selfspec import SelfSpec, attach, generate_many
+from tests.fakes import new_model, prompt, tiny_tokenizer
+from tests.lossless.same import FIXED, GREEDY, run_both
+
+PEFT_NOTE = "ignore:.*is_gradient_checkpointing.*:FutureWarning"
+Hook = Callable[[Any, Any, Any], Any]
+
+
+def steering(scale: float) -> torch.Tensor:
+    return scale * torch.randn(32, generator=torch.Generator().manual_seed(1))
+
+
+def first(output: Any) -> torch.Tensor:
+    return output if isinstance(output, torch.Tensor) else output[0]
+
+
+def newest(scale: float) -> Hook:
+    def steer(_module: Any, _args: Any, output: Any) -> None:
+        first(output)[:, -1] += steering(scale)[: first(output).shape[-1]]
+
+    return steer
+
+
+def while_decoding(_module: Any, _args: Any, output: Any) -> None:
+    if first(output).shape[1] == 1:
+        first(output).add_(steering(0.1)[: first(output).shape[-1]])
+
+
+def one_row(_module: Any, _args: Any, output: Any) -> None:
+    first(output)[0] += steering(1.0)[: first(output).shape[-1]]
+
+
+def all_tokens(_module: Any, _args: Any, output: Any) -> None:
+    first(output).add_(steering(1.0)[: first(output).shape[-1]])
+
+
+def nothing(*_: Any) -> None:
+    """An observer."""
+
+
+NOT_DRAFTED = {
+    "newest": (newest(1.0), "one after the other"),
+    "newest, little": (newest(0.001), "one after the other"),
+    "while decoding": (while_decoding, "one after the other"),
+    "one row": (one_row, "rows of a batch"),
+}
+
+
+@pytest.mark.parametrize(("hook", "said"), NOT_DRAFTED.values(), ids=NOT_DRAFTED)
+@pytest.mark.parametrize("name", ["llama", "bloom"])
+def test_a_hook_that_treats_tokens_or_rows_differently(name: str, hook: Hook, said: str) -> None:
+    model, spec = new_model(name), SelfSpec(**FIXED)
+    run_both(model, prompt(2), spec, drafts=False, **GREEDY)
+    layers = next(m for m in model.modules() if isinstance(m, torch.nn.ModuleList))
+    handle = layers[0].register_forward_hook(hook)
+    run_both(model, prompt(2), spec, drafts=False, **GREEDY)
+    assert said in spec.stats.disabled_reason
+    assert "0' has forward hooks" in spec.stats.disabled_reason
+    handle.remove()
+    run_both(model, prompt(2), spec, drafts=False, **GREEDY)
+    assert said not in str(spec.stats.disabled_reason)
+
+
+@pytest.mark.parametrize("hook", [nothing, all_tokens])
+def test_a_hook_that_treats_all_tokens_alike_keeps_drafts(hook: Hook) -> None:
+    model = new_model()
+    model.model.layers[0].register_forward_hook(hook)
+    run_both(model, prompt(2), **GREEDY)
+
+
+def test_a_forward_of_somebody_elses_is_compared_with_plain_steps() -> None:
+    model, spec = new_model(), SelfSpec(**FIXED)
+    run_both(model, prompt(), spec, drafts=False, **GREEDY)
+    layer = model.model.layers[1]
+    stock = layer.forward
+
+    def steered(*args: Any, **kwargs: Any) -> Any:
+        output = stock(*args, **kwargs)
+        newest(1.0)(layer, args, output)
+        return output
+
+    layer.forward = steered
+    run_both(model, prompt(), spec, drafts=False, **GREEDY)
+    assert "'model.layers.1' has a forward of its own" in spec.stats.disabled_reason
+
+
+# adapters
+
+
+def adapted(**changes: Any) -> PeftModel:
+    torch.manual_seed(11)
+    config = LoraConfig(
+        r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, **changes
+    )
+    model = get_peft_model(new_model(eos_token_id=list(range(3, 12))), config, "one")
+    model.add_adapter("two", config)
+    return attach(model.eval())
+
+
+def num_hooks(model: torch.nn.Module) -> int:
+    return sum(
+        len(vars(m)[f"_forward{kind}_hooks"]) for m in model.modules() for kind in ("", "_pre")
+    )
+
+
+@pytest.mark.filterwarnings(PEFT_NOTE)
+def test_adapters_by_row_are_decoded_plainly_and_spoil_no_later_call() -> None:
+    model, spec = adapted(), SelfSpec(**FIXED)
+    names = {"adapter_names": ["one", "two", "__base__"]}
+    for extra in (names, {}, names, {}):
+        options = {"drafts": False, "entrance": "assistant", **extra}
+        run_both(model, prompt(3), spec, **options, **GREEDY)
+        reason = spec.stats.disabled_reason
+        assert ("adapters depend on the rows" in str(reason)) == bool(extra)
+    assert num_hooks(model) == 0
+
+
+@pytest.mark.filterwarnings(PEFT_NOTE)
+@pytest.mark.parametrize("order", [1, -1])
+def test_an_activated_lora_whether_it_is_off_or_on_at_first(order: int) -> None:
+    model, spec = adapted(alora_invocation_tokens=[20, 21], task_type="CAUSAL_LM"), SelfSpec()
+    off = torch.arange(30, 50)[None]
+    on = torch.tensor([[30, 31, 20, 21, 40]])
+    for ids in [off, on][::order] * 2:
+        inputs = {"input_ids": ids}
+        run_both(model, inputs, spec, drafts=False, entrance="assistant", **GREEDY)
+    assert spec.ability(model).mode == "tree"  # The model inside, without an adapter that is on.
+    texts = {len(ids): model.generate(ids[None], max_new_tokens=9, **GREEDY) for ids in (off[0],)}
+    many = generate_many(model, tiny_tokenizer(), off.tolist(), max_new_tokens=9, **GREEDY)
+    for answer in many:
+        assert answer.ids == texts[len(off[0])][0, len(off[0]) :].tolist()
+    assert num_hooks(model) == 0
+
+
+@pytest.mark.filterwarnings(PEFT_NOTE)
+def test_many_prompts_on_a_wrapper_share_their_forwards() -> None:
+    model, spec = adapted(), SelfSpec()
+    prompts = [prompt(seed=seed)["input_ids"][0].tolist() for seed in range(3)]
+    stock = [model.generate(torch.tensor([ids]), max_new_tokens=9, **GREEDY) for ids in prompts]
+    options = {"max_new_tokens": 9, "assistant": spec, **GREEDY}
+    for answer in generate_many(model, tiny_tokenizer(), prompts, **options):
+        assert answer.ids == stock[answer.index][0, len(prompts[answer.index]) :].tolist()
+        assert answer.stats.disabled_reason is None
+        assert answer.stats.seconds["plain"] == 0
+
+
+# several processes
+
+
+@pytest.fixture
+def process_group() -> Any:
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_forwards_in_step_with_other_processes(process_group: None) -> None:
+    model, spec = attach(new_model()), SelfSpec()
+    options = {"synced_gpus": True, "drafts": False, "entrance": "assistant"}
+    run_both(model, prompt(), spec, **options, **GREEDY)
+    assert "synced_gpus=True" in spec.stats.disabled_reason
+    run_both(model, prompt(), spec, drafts=False, **GREEDY)
+    assert spec.stats.disabled_reason is None
+
+
+def test_a_model_that_is_spread_over_processes() -> None:
+    model, spec = new_model(), SelfSpec()
+    model._tp_size = 2
+    run_both(model, prompt(), spec, drafts=False, **GREEDY)
+    assert "spread over several processes" in spec.stats.disabled_reason
+
+
+# the rest
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
+def test_gradient_checkpointing_after_the_first_call() -> None:
+    model, spec = new_model().train(), SelfSpec(**FIXED)
+    run_both(model, prompt(), spec, drafts=False, **GREEDY)
+    model.gradient_checkpointing_enable()
+    run_both(model, prompt(), spec, drafts=False, **GREEDY)
+
+
+def test_a_processor_that_wants_ids_in_one_piece_of_memory() -> None:
+    def process(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        assert ids.view(-1).numel() == ids.numel()
+        return scores
+
+    run_both(new_model(), prompt(3), logits_processor=[process], **GREEDY)
+
+
+def edits(model: PeftModel, dice: random.Random, handles: list[Any]) -> None:
+    """One random change of a model's state."""
+    inner = model.get_base_model()
+    layer = dice.choice(list(inner.model.layers))
+    kind = dice.randrange(7)
+    if kind < 2 and handles:
+        handles.pop(dice.randrange(len(handles))).remove()
+    elif kind < 3:
+        hook = dice.choice([newest(0.3), while_decoding, one_row, all_tokens, nothing])
+        handles.append(layer.register_forward_hook(hook))
+    elif kind < 4:
+        model.set_adapter(dice.choice(["one", "two"]))
+    elif kind < 5:
+        is_merged = any(getattr(m, "merged_adapters", None) for m in model.modules())
+        (model.unmerge_adapter if is_merged else model.merge_adapter)()
+    elif kind < 6:
+        inner.train(not inner.training)
+    else:
+        inner.to(torch.float64 if inner.dtype == torch.float32 else torch.float32)
+
+
+@pytest.mark.filterwarnings("ignore:Adapter cannot be set when the model is merged:UserWarning")
+@pytest.mark.filterwarnings(PEFT_NOTE)
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 20))]
+)
+def test_random_states_of_one_model(seed: int) -> None:
+    dice, model, spec, handles = random.Random(seed), adapted(), SelfSpec(**FIXED), []
+    for number in range(12):
+        edits(model, dice, handles)
+        num_rows = dice.randint(1, 3)
+        extra = {}
+        if dice.random() < 0.2 and not model.training:
+            extra["adapter_names"] = [
+                dice.choice(["one", "two", "__base__"]) for _ in range(num_rows)
+            ]
+        if any(getattr(m, "merged_adapters", None) for m in model.modules()):
+            extra = {}
+        options = {"drafts": False, "entrance": "assistant", **extra}
+        run_both(model, prompt(num_rows, seed=number), spec, **options, **GREEDY)
