@@ -5,7 +5,6 @@ import math
 
 import pytest
 
-from selfspec import SelfSpec
 from selfspec.config import FORWARDS, LEARNING_SCOPES, SOURCE_NAMES, SpecConfig
 from selfspec.errors import ConfigError
 
@@ -129,18 +128,3 @@ def test_a_config_is_frozen_hashable_and_keyword_only():
 def test_every_knob_is_documented():
     for field in dataclasses.fields(SpecConfig):
         assert f"\n        {field.name}: " in SpecConfig.__doc__
-
-
-@pytest.mark.parametrize(
-    "new",
-    [SpecConfig, SpecConfig.of, SpecConfig().changed, lambda **knobs: SelfSpec(**knobs).config],
-)
-@pytest.mark.parametrize(
-    "name", ["rounding=stock", "rounding=free", "forward=turned", "forward=compiled"]
-)
-def test_what_was_a_knob_or_value_warns_of_the_line_that_sets_it_and_does_nothing(new, name):
-    """Python shows a deprecation only if the line is the user's own."""
-    rules = "rounding has no effect any more|is now the same as forward='auto'"
-    with pytest.warns(DeprecationWarning, match=rules) as said:
-        assert new(**dict([name.split("=")])) == SpecConfig()
-    assert {warning.filename for warning in said} == {__file__}

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from selfspec.cli.batch.batch_lines import Line, read_line
 from selfspec.cli.fleet.fleet_options import FleetOptions, fleet
-from selfspec.cli.shared.opened import loaded, memory_of_texts
 from selfspec.cli.shared.options import WriteOptions
+from selfspec.cli.shared.writer import loaded, memory_of_texts
 from selfspec.config import SpecConfig
 from selfspec.errors import SelfSpecError, one_line
 
@@ -39,7 +39,6 @@ class Answerer:
 
     asked: WriteOptions
     config: SpecConfig
-    max_new_tokens: int
     max_rows: int
 
     @contextmanager
@@ -64,7 +63,7 @@ class Answerer:
 
     @contextmanager
     def _batch(self) -> Iterator[_Batch]:
-        with loaded(self.asked, self.max_new_tokens, num_texts=self.max_rows) as writer:
+        with loaded(self.asked, num_texts=self.max_rows) as writer:
             from selfspec.batch.schedule import ShortestFirst
             from selfspec.batch.session import Session
 

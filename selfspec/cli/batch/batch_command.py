@@ -4,59 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
 
-import typer
+from cyclopts.types import PositiveInt
 from rich.console import Console
 
 from selfspec.building.progress import Bars
 from selfspec.cli.batch.answerer import Answerer, Outcome
 from selfspec.cli.batch.batch_files import Appended, BatchFiles, Errors, Progress
 from selfspec.cli.fleet.fleet_options import FleetOptions
-from selfspec.cli.shared.messages import Verbose
-from selfspec.cli.shared.opened import checked
-from selfspec.cli.shared.options import Knobs, MaxNewTokens, WriteOptions, unfolds
+from selfspec.cli.shared.messages import say
+from selfspec.cli.shared.options import Knobs, Model, WriteOptions
+from selfspec.cli.shared.writer import checked
 
 
-@unfolds
 def batch(
-    asked: WriteOptions,
-    knobs: Knobs,
-    workers: FleetOptions,
-    prompts: Annotated[
-        Path, typer.Argument(metavar="INPUT", help="A file with one prompt a line, in JSON.")
-    ],
-    answers: Annotated[
-        Path,
-        typer.Argument(
-            metavar="OUTPUT",
-            help="Append the answers to this file. If it exists, the run is continued.",
-        ),
-    ],
-    max_new_tokens: MaxNewTokens = 256,
-    max_rows: Annotated[
-        int,
-        typer.Option(min=1, help="The largest number of texts that are written at the same time."),
-    ] = 8,
-    verbose: Verbose = False,
-) -> None:
-    """Answer a file of prompts. A run that was stopped continues where it was."""
-    config = checked(asked, knobs)
+    model: Model,
+    prompts: Path,
+    answers: Path,
+    /,
+    *,
+    max_rows: PositiveInt = 8,
+    asked: WriteOptions = WriteOptions(),
+    workers: FleetOptions = FleetOptions(),
+    knobs: Knobs = Knobs(),
+) -> int:
+    """Answer a file of prompts. A run that was stopped continues where it was.
+
+    Args:
+        prompts: A file with one prompt a line, in JSON.
+        answers: Append the answers to this file. If it exists, the run is continued.
+        max_rows: The largest number of texts that are written at the same time.
+    """
+    asked = replace(asked, model=model)
+    config = checked(asked, knobs.config())
     files = BatchFiles(prompts, answers)
     files.check()
     workers.check(asked.device)
-    answerer = Answerer(asked, config, max_new_tokens, max_rows)
+    answerer = Answerer(asked, config, max_rows)
     with files.locked():
         progress = files.progress()
         if len(progress.done) == progress.total:
-            typer.echo(f"All {progress.total} lines are answered in {answers}.", err=True)
-            return
+            say(f"All {progress.total} lines are answered in {answers}.")
+            return 0
         num_bad = _run(files, progress, answerer, workers)
     if num_bad:
-        total = progress.total
-        typer.echo(f"{num_bad} of {total} lines have no answer; see {files.errors}.", err=True)
-        raise typer.Exit(1)
+        say(f"{num_bad} of {progress.total} lines have no answer; see {files.errors}.")
+    return 1 if num_bad else 0
 
 
 def _run(files: BatchFiles, progress: Progress, answerer: Answerer, workers: FleetOptions) -> int:
@@ -66,7 +61,7 @@ def _run(files: BatchFiles, progress: Progress, answerer: Answerer, workers: Fle
             errors.note(number, why)
         if progress.unreadable:
             count = f"{errors.number} of {progress.total} lines can't be read"
-            typer.echo(f"{count}; see {files.errors}.", err=True)
+            say(f"{count}; see {files.errors}.")
         if not progress.num_open:
             return errors.number
         known = progress.done | progress.unreadable.keys()
@@ -75,7 +70,7 @@ def _run(files: BatchFiles, progress: Progress, answerer: Answerer, workers: Fle
                 lines = (each for each in files.lines() if each[0] not in known)
                 _write(answers(lines), files, errors, len(known), progress.total)
         except KeyboardInterrupt:
-            typer.echo("Stopped. The same command goes on from here.", err=True)
+            say("Stopped. The same command goes on from here.")
             raise
         return errors.number
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import takewhile
+from time import perf_counter
 from typing import Any, NamedTuple
 
 from selfspec.batch.prompts import encoded
@@ -18,6 +19,7 @@ class Answer(NamedTuple):
 
     num_prompt_tokens: int
     num_reused: int
+    seconds: float = 0.0  # from the first token to the last one
     interrupted: bool = False
     cut_at: int | None = None  # The number of tokens, if the model had not finished.
 
@@ -36,9 +38,13 @@ class Conversation:
         self._writer = writer
         self._spec = spec
         self._show = show
-        self._opening = [{"role": "system", "content": system}] if system else []
-        # A template that takes no system message refuses here, before the first question.
-        encoded([*self._opening, {"role": "user", "content": "?"}], writer.tokenizer)
+        self.begin(system)
+
+    def begin(self, system: str | None) -> None:
+        """Starts over with another system message; refuses one that the template does not take."""
+        opening = [{"role": "system", "content": system}] if system else []
+        encoded([*opening, {"role": "user", "content": "?"}], self._writer.tokenizer)
+        self._opening = opening
         self.reset()
 
     def reset(self) -> None:
@@ -70,7 +76,15 @@ class Conversation:
             new_ids = output.sequences[0, len(ids) :].tolist()
             answer = answer._replace(cut_at=self._cut_at(new_ids, budget))
         self.messages = [*messages, {"role": "assistant", "content": live.text}]
-        return answer
+        ended = perf_counter()
+        return answer._replace(seconds=ended - (live.first_came or ended))
+
+    def retry(self) -> Answer:
+        """Asks the last question again."""
+        if len(self.messages) <= len(self._opening):
+            raise CliError("/retry needs a question that was asked (got none so far)")
+        *self.messages, question, _answer = self.messages
+        return self.ask(question["content"])
 
     def _budget(self, num_prompt_tokens: int) -> int:
         """The number of tokens that the answer may have."""

@@ -16,9 +16,16 @@ _MARK = "\ufeff"  # Some editors begin a file with it.
 
 
 def check_output(path: Path | None, option: str = "--output") -> None:
-    """Refuses an output that can't be a file, before the model is loaded. Writes nothing."""
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+    """Refuses an output that can't be a file, or is one already, before the model is loaded."""
+    if path is None:
+        return
+    if path.is_dir() or not path.absolute().parent.is_dir():
         raise CliError(f"{option} must be a file in a folder that exists (got {str(path)!r})")
+    if path.is_file():  # A device or a pipe may be there.
+        raise CliError(
+            f"{option} must be a new file (got {str(path)!r}, which exists); name another, or "
+            "delete that one"
+        )
 
 
 @contextmanager

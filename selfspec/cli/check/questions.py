@@ -1,4 +1,4 @@
-"""The questions that `selfspec check` asks: its own, of several kinds, or those of a file."""
+"""What `selfspec check` and `selfspec demo` ask: prompts of their own, or the user's."""
 
 from __future__ import annotations
 
@@ -34,6 +34,37 @@ class Question(NamedTuple):
     kind: str
     prompt: Any  # a text, messages, or a tuple with one question
     prediction: str | None = None
+
+
+# What the embedded model continues. Each ends in the middle of something that Python's library often
+# says, and the model makes sense of it for fifty tokens or so.
+SNIPPETS = (
+    Question(
+        "comparison",
+        """    def __lt__(self, other):
+        if not isinstance(other, Date):
+            return NotImplemented
+        return self.value < other.value
+
+    def __le__(self, other):
+        if not""",
+    ),
+    Question(
+        "visitor",
+        """    def visit_Name(self, node):
+        self.write(node.id)
+
+    def visit_Constant(self, node):""",
+    ),
+    Question(
+        "options",
+        """def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument('-v', '--verbose', action='store_true',
+                        help='print more')
+    parser.add_argument('-q', '--quiet',""",
+    ),
+)
 
 
 def own_questions() -> list[Question]:

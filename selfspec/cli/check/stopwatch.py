@@ -1,0 +1,250 @@
+"""The stopwatch of `selfspec demo` and `selfspec check`: plain and drafted answers, in turns."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from statistics import median
+from time import perf_counter, process_time
+from typing import TYPE_CHECKING, Any
+
+from selfspec.cli.check.questions import Question
+from selfspec.cli.shared.live_text import OWN, Watch, origins
+from selfspec.cli.shared.writer import Writer
+from selfspec.records import StepRecord
+from selfspec.stats import GenerationStats
+
+if TYPE_CHECKING:
+    from selfspec.cost import CostCurve
+    from selfspec.plugin import SelfSpec
+
+PLAIN, DRAFTED, CACHED = "plain", "selfspec", "with the cache"
+
+MIN_ROUNDS, _MOST_ROUNDS = 2, 10
+_LOOK = 0.05  # seconds for which the processor's share is looked at
+
+# Makes the `SelfSpec` of a round, for each way of drafting by its name.
+Ways = Mapping[str, Callable[[], "SelfSpec"]]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer: what it took to read the prompt and to write the rest, and how it was drafted."""
+
+    num_prompt: int
+    new_ids: list[int]
+    prompt_seconds: float  # up to the first new token
+    answer_seconds: float  # for those behind it
+    stats: GenerationStats = field(default_factory=GenerationStats)
+    drafted_by: Counter[str] = field(default_factory=Counter)  # of the new tokens
+
+    @property
+    def num_timed(self) -> int:
+        """The tokens behind the first one; 1 for an answer without any."""
+        return max(len(self.new_ids) - 1, 1)
+
+    @property
+    def origins(self) -> Counter[str]:
+        """How many of the new tokens came from where; they add up to all of them."""
+        own = len(self.new_ids) - self.drafted_by.total() + self.drafted_by[OWN]
+        return Counter({**self.drafted_by, OWN: own})
+
+    def seconds(self, num_timed: int) -> float:
+        """What the whole call would take for an answer of another length."""
+        return self.prompt_seconds + self.answer_seconds * num_timed / self.num_timed
+
+
+@dataclass
+class Compared:
+    """One prompt, answered in each way, round by round."""
+
+    kind: str
+    answers: dict[str, list[Answer]]
+
+    def seconds(self, way: str) -> list[float]:
+        """The seconds of each round, as if all answers were as long as the plain one."""
+        return [
+            answer.seconds(plain.num_timed)
+            for plain, answer in zip(self.answers[PLAIN], self.answers[way], strict=True)
+        ]
+
+    def speed_up(self, way: str) -> float:
+        """How many times faster than plain decoding it was, over all rounds."""
+        return sum(self.seconds(PLAIN)) / sum(self.seconds(way))
+
+    @property
+    def parts_at(self) -> int | None:
+        """The first token at which a drafted text differs from the plain one, if one does."""
+        expected = self.answers[PLAIN][0].new_ids
+        for way, answers in self.answers.items():
+            for got in (answer.new_ids for answer in answers if way != PLAIN):
+                if got != expected:
+                    pairs = enumerate(zip(got, expected, strict=False))
+                    shorter = min(len(got), len(expected))
+                    return next((i for i, (one, other) in pairs if one != other), shorter)
+        return None
+
+
+@dataclass
+class Measured:
+    """All that was found out about a model in one precision."""
+
+    dtype: str
+    prompts: list[Compared]
+    shares: list[float] = field(default_factory=list)  # of the processor, where we asked for it
+    curve: CostCurve | None = None  # what a step costs by its width, if that was measured
+
+    @property
+    def ways(self) -> list[str]:
+        """The ways of drafting."""
+        return [way for way in self.prompts[0].answers if way != PLAIN]
+
+    @property
+    def num_rounds(self) -> int:
+        """How often each prompt was answered in each way."""
+        return len(self.prompts[0].answers[PLAIN])
+
+    @property
+    def num_tokens(self) -> int:
+        """Of one plain answer to each prompt."""
+        return sum(len(each.answers[PLAIN][0].new_ids) for each in self.prompts)
+
+    def stats(self, way: str) -> GenerationStats:
+        """Of all answers in that way."""
+        answers = (answer for each in self.prompts for answer in each.answers[way])
+        return sum((answer.stats for answer in answers), GenerationStats())
+
+    @property
+    def num_drafted(self) -> int:
+        """The drafted tokens that were in any forward."""
+        return sum(self.stats(way).drafted_by_source.total() for way in self.ways)
+
+    def seconds(self, way: str) -> list[float]:
+        """Of all prompts together, round by round."""
+        return [sum(each) for each in zip(*(p.seconds(way) for p in self.prompts), strict=True)]
+
+    def speed_ups(self, way: str) -> list[float]:
+        """Of all prompts together, round by round."""
+        pairs = zip(self.seconds(PLAIN), self.seconds(way), strict=True)
+        return [plain / drafted for plain, drafted in pairs]
+
+    def speed_up(self, way: str) -> float:
+        """The median over the rounds."""
+        return median(self.speed_ups(way))
+
+    @property
+    def best_way(self) -> str:
+        """The way of drafting that was fastest."""
+        return max(self.ways, key=self.speed_up)
+
+    @property
+    def seconds_a_token(self) -> float:
+        """In the fastest way, plain decoding included."""
+        most = max(1.0, self.speed_up(self.best_way))
+        return median(self.seconds(PLAIN)) / max(self.num_tokens, 1) / most
+
+    @property
+    def variation(self) -> float:
+        """By how much the slowest plain run of a prompt usually exceeds the fastest one."""
+        runs = [each.seconds(PLAIN) for each in self.prompts]
+        return median(max(seconds) / min(seconds) - 1 for seconds in runs)
+
+    @property
+    def share(self) -> float:
+        """The part of the processor that this process got where it asked for all of it."""
+        return median(self.shares) if self.shares else 1.0
+
+
+def warm_up(writer: Writer, spec: SelfSpec, ids: Sequence[int]) -> float:
+    """Runs each way for some tokens, so that a first call's costs are not timed.
+
+    Returns what a plain step takes about, in seconds.
+    """
+    for assistant in (spec, None):
+        answer = _answer(writer, assistant, ids, 8)
+    return answer.answer_seconds / answer.num_timed
+
+
+def measure(
+    writer: Writer,
+    asked: Sequence[tuple[Question, list[int]]],
+    ways: Ways,
+    *,
+    num_new: int,
+    seconds: float,
+    say: Say = lambda _: None,
+) -> Measured:
+    """Answers all prompts plainly and in each way, in as many rounds as there is time for.
+
+    Each round has new `SelfSpec`s, so every round drafts alike: the first prompt from nothing or
+    from a cache, and later ones from what was learned by then.
+    """
+    end = perf_counter() + seconds
+    limit = writer.loaded.max_positions or math.inf
+    prompts = [Compared(each.kind, {way: [] for way in (PLAIN, *ways)}) for each, _ in asked]
+    found = Measured(writer.dtype, prompts)
+    for number in range(_MOST_ROUNDS):
+        began = perf_counter()
+        specs = {PLAIN: None, **{way: new_spec() for way, new_spec in ways.items()}}
+        for index, (question, ids) in enumerate(asked):
+            say(f"{writer.dtype}: round {number + 1}, {question.kind}")
+            found.shares += _processor_share(writer.model)
+            turns = list(specs.items())
+            # The second run may find the processor's caches warm, so the order alternates.
+            for way, spec in turns if (number + index) % 2 == 0 else reversed(turns):
+                expected = writer.encode_prediction(question.prediction) if spec else None
+                length = int(min(num_new, limit - len(ids)))
+                answer = _answer(writer, spec, ids, length, expected)
+                prompts[index].answers[way].append(answer)
+        left = end - perf_counter()
+        if number + 1 >= MIN_ROUNDS and left < perf_counter() - began:
+            break
+    return found
+
+
+def _answer(
+    writer: Writer,
+    spec: SelfSpec | None,
+    ids: Sequence[int],
+    num_new: int,
+    prediction: list[int] | None = None,
+) -> Answer:
+    """Times one call. Its records are only collected meanwhile, and nothing is drawn."""
+    watch, records = Watch(), list[StepRecord]()
+    writer.reseed()
+    start = perf_counter()
+    with spec.listening(records.append) if spec else nullcontext():
+        new_ids = writer.new_ids(
+            ids, spec, streamer=watch, max_new_tokens=num_new, prediction=prediction
+        )
+    ended = perf_counter()
+    first = watch.first_came or ended
+    return Answer(
+        len(ids),
+        new_ids,
+        first - start,
+        ended - first,
+        spec.stats if spec else GenerationStats(),
+        Counter(origin for record in records for origin in origins(record)),
+    )
+
+
+def _processor_share(model: Any) -> list[float]:
+    """The part of a processor that this process gets when it asks for all of torch's threads.
+
+    Empty for a model on a GPU. Half means that others are as busy as we are.
+    """
+    import torch
+
+    if model.device.type != "cpu":
+        return []
+    matrix = torch.ones(512, 512)
+    start, used = perf_counter(), process_time()
+    while perf_counter() - start < _LOOK:
+        torch.mm(matrix, matrix)
+    took = perf_counter() - start
+    return [(process_time() - used) / took / torch.get_num_threads()]
