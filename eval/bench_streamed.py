@@ -37,7 +37,7 @@ from eval.models.loading import DTYPES, load_tokenizer
 from eval.options import add_drafting, add_questions, check_at_least, checked_knobs, command
 from eval.report.table import Table
 from eval.runs.environment import told
-from selfspec.machine.amounts import amount_in_bytes
+from selfspec.machine.memory import amount_in_bytes
 from selfspec.run.streamed.budget import text_bytes
 
 Results = dict[str, dict[str, list[Result]]]  # by budget and method, in the order of the rounds

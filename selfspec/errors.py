@@ -37,10 +37,6 @@ class WeightsError(SelfSpecError, OSError):
     """A file of a streamed model's weights is missing, damaged, of another kind, or unreadable."""
 
 
-class FleetError(SelfSpecError, RuntimeError):
-    """Ray is missing, can't be reached, has no room for the workers, or they keep ending."""
-
-
 class CliError(SelfSpecError, ValueError):
     """An option or a file is wrong. The command ends with one line and exit status 2."""
 

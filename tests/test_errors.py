@@ -9,7 +9,7 @@ CLASSES = [value for name, value in vars(errors).items() if name.endswith("Error
 
 def test_each_is_in_the_tree_and_a_builtin_as_well_and_the_package_exports_it():
     """But for what ends a command, which nobody catches."""
-    builtins = {"AttachError": TypeError, "FleetError": RuntimeError, "WeightsError": OSError}
+    builtins = {"AttachError": TypeError, "WeightsError": OSError}
     for error in CLASSES:
         assert issubclass(error, SelfSpecError)
         if error is not SelfSpecError:

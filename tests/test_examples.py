@@ -19,6 +19,7 @@ EXAMPLES: dict[str, tuple[list[str], str]] = {
     "edit_a_file.py": ([], "with a prediction:"),
     "own_answers_cache.py": (FEW, "with the cache:"),
     "pipeline_streaming.py": (FEW, "tokens per step]"),
+    "ray_batch.py": ([], "--- def find_line("),
 }
 
 
@@ -32,6 +33,7 @@ def test_an_example_runs(name: str, tmp_path: Path) -> None:
     script, (arguments, printed) = ROOT / "examples" / name, EXAMPLES[name]
     # The examples import selfspec from the checkout, and measure into a folder of their own.
     surroundings = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)}
+    surroundings["RAY_USAGE_STATS_ENABLED"] = "0"
     done = subprocess.run(
         [sys.executable, str(script), *arguments],
         capture_output=True,

@@ -41,7 +41,6 @@ ALLOWED: dict[str, set[str] | None] = {
     "plugin": _ENGINE | {"engine", "store"},
     "batch": {*_ENGINE, "engine", "plugin"},
     "serving": {*_ENGINE, "engine", "plugin", "batch"},
-    "fleet": {"errors"},
     "building": {*_ENGINE, "engine", "fitting", "plugin", "store"},
     "cli": EVERYTHING,
     "": EVERYTHING,  # selfspec/__init__.py
@@ -54,7 +53,6 @@ NO_TORCH = (
     "selfspec.draft",
     "selfspec.errors",
     "selfspec.fitting",
-    "selfspec.fleet",
     "selfspec.machine.measured",
     "selfspec.machine.user_files",
     "selfspec.records",

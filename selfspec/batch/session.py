@@ -23,7 +23,7 @@ from selfspec.batch.schedule import ArrivalOrder, Scheduler
 from selfspec.batch.ticket import Answer, Hear, Ticket
 from selfspec.batch.waiting import Waiting
 from selfspec.errors import ConfigError, UnsupportedError
-from selfspec.machine.amounts import amount_in_bytes
+from selfspec.machine.memory import amount_in_bytes
 from selfspec.plugin.prompt import PromptReader
 from selfspec.plugin.spec import SelfSpec
 from selfspec.run.prepared import Prepared

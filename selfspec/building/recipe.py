@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from selfspec.errors import BuildError, ConfigError, unknown_name
-from selfspec.machine.amounts import amount_in_bytes
+from selfspec.machine.memory import amount_in_bytes
 
 BUILDS = ("both", "lut", "ngrams")
 LEARN_FROM = ("generations", "text")

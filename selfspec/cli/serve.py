@@ -17,7 +17,7 @@ from selfspec.cli.shared.messages import say, working
 from selfspec.cli.shared.options import DraftOptions, Knobs, Model
 from selfspec.cli.shared.writer import checked, memory_of_texts, opened
 from selfspec.errors import CliError
-from selfspec.machine.amounts import amount_in_bytes
+from selfspec.machine.memory import amount_in_bytes
 
 if TYPE_CHECKING:
     from selfspec import SpecConfig
@@ -127,7 +127,7 @@ def serve(
 
 def _answering(asked: DraftOptions, load: Load, config: SpecConfig) -> Answering:
     """Loads everything; nothing is answered yet."""
-    from selfspec.machine.free_memory import free_memory
+    from selfspec.machine.memory import free_memory
     from selfspec.run.rows_backend import kv_bytes_per_token
     from selfspec.serving import Answering
 

@@ -1,66 +1,88 @@
-"""Measurements of this machine, kept on disk: one file for each key.
+"""What was measured on this machine: one JSON file in the user's cache folder.
 
-A file that can't be read counts as missing. If a file can't be written, the next process measures
-again. Knows keys and plain values; not what they mean.
+A file that can't be read counts as empty. Where none can be written, a warning says so once, and
+each process measures anew. Knows keys and plain values; not what they mean.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
+from datetime import date
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from selfspec.machine.user_files import replace_text, user_folder
 
-__all__ = ["Key", "Measured"]
+__all__ = ["Key", "find_measured", "keep_measured"]
 
-_FORMAT = 1
+_log = logging.getLogger("selfspec")
+
+_FORMAT = 2
+# What was measured while other programs kept the machine busy must not be believed for good.
+_MAX_DAYS = 3
+_MAX_ENTRIES = 128  # Those that were kept first are dropped.
+_PATIENCE = 1.0  # In seconds, for other processes that write.
 
 Key = Mapping[str, str | int]  # Names and values of everything that a measurement depends on.
 
 
-class Measured:
-    """Measurements in a folder, by default one of that name in the user's cache folder.
-
-    Without a cache folder nothing is kept. Values are found only under exactly the key that they
-    were kept with: the file's name is a hash of the key, and the file holds the key.
-    """
-
-    def __init__(self, name: str, folder: Path | None = None) -> None:
-        ours = user_folder() if folder is None else None
-        self._folder = folder if ours is None else ours / name
-
-    def find(self, key: Key) -> Any:
-        """The values kept under this key; None if there are none, or the file is damaged."""
-        path = self._path(key)
-        if path is None:
-            return None
-        try:
-            kept = json.loads(path.read_text(encoding="utf-8"))
-            if kept["format"] != _FORMAT or _canonical(kept["key"]) != _canonical(key):
-                return None
-            return kept["values"]
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
-            return None
-
-    def keep(self, key: Key, values: Any) -> None:
-        """Replaces the values of this key; of several writers the last one wins."""
-        path = self._path(key)
-        if path is None:
-            return
-        kept = {"format": _FORMAT, "key": dict(key), "values": values}
-        with contextlib.suppress(OSError):
-            replace_text(path, json.dumps(kept, indent=1))
-
-    def _path(self, key: Key) -> Path | None:
-        if self._folder is None:
-            return None
-        digest = hashlib.sha256(_canonical(key).encode()).hexdigest()
-        return self._folder / f"{digest[:32]}.json"
+def find_measured(key: Key) -> dict[str, Any]:
+    """The values kept under exactly this key in the last days; empty if there are none."""
+    path = _path()
+    return {} if path is None else dict(_entries(path).get(_name(key), {}).get("values", {}))
 
 
-def _canonical(key: Key) -> str:
+def keep_measured(measured: Iterable[tuple[Key, Mapping[str, Any]]]) -> None:
+    """Adds values to those of their keys; of several writers of a value, the last one wins."""
+    path = _path()
+    if path is None:
+        _warn("you have no home folder")
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{path}.lock", timeout=_PATIENCE):
+            entries = _entries(path)
+            for key, values in measured:
+                known = entries.pop(_name(key), {"values": {}})["values"]
+                entries[_name(key)] = {"date": str(date.today()), "values": {**known, **values}}
+            kept = dict(list(entries.items())[-_MAX_ENTRIES:])
+            replace_text(path, json.dumps({"format": _FORMAT, "entries": kept}))
+    except TimeoutError:  # It is kept after the next call, if that is long enough.
+        _log.info("%s is in use, so nothing was added to it", path)
+    except (NotImplementedError, OSError) as error:
+        _warn(f"{path}: {getattr(error, 'strerror', None) or error}")
+
+
+def _path() -> Path | None:
+    folder = user_folder()
+    return None if folder is None else folder / "measured.json"
+
+
+def _name(key: Key) -> str:
     return json.dumps(dict(key), sort_keys=True)
+
+
+def _entries(path: Path) -> dict[str, dict[str, Any]]:
+    """What the file holds and is not too old, by the names of the keys."""
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        entries = kept["entries"] if kept["format"] == _FORMAT else {}
+        return {name: entry for name, entry in entries.items() if _is_recent(entry)}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return {}
+
+
+def _is_recent(entry: Any) -> bool:
+    age = (date.today() - date.fromisoformat(entry["date"])).days
+    return isinstance(entry["values"], dict) and 0 <= age <= _MAX_DAYS
+
+
+@cache
+def _warn(why: str) -> None:
+    """Once in a process, since it would be said after each call."""
+    _log.warning("what was measured on this machine can't be kept for the next process: %s", why)

@@ -6,30 +6,24 @@ Knows folders and bytes; not what a file holds.
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from platformdirs import user_cache_path
+
 __all__ = ["replace_text", "replacing", "sync", "user_folder"]
 
 
 def user_folder() -> Path | None:
     """Our folder in the platform's cache folder; None if the user has no home folder."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
     try:
-        base = Path(given) if os.path.isabs(given) else _platform_folder()
-    except RuntimeError:  # The user has no home folder.
+        folder = user_cache_path("selfspec", appauthor=False)
+    except RuntimeError:
         return None
-    return base / "selfspec"
-
-
-def _platform_folder() -> Path:
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
+    return folder if folder.is_absolute() else None  # Older versions of platformdirs say "~".
 
 
 @contextmanager

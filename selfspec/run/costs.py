@@ -19,14 +19,14 @@ import transformers
 
 from selfspec.cost import CostCurve, SteppedCurve
 from selfspec.machine.hardware import calculates_in, device_name
-from selfspec.machine.measured import Measured
+from selfspec.machine.measured import find_measured, keep_measured
 from selfspec.run.backend import Backend
 from selfspec.run.backends import ChainBackend
 from selfspec.run.graphs.backend import GraphBackend
 from selfspec.run.model import device_of
 from selfspec.run.packed import Packing
 
-__all__ = ["Costs", "context_bucket", "keep_measured", "kept_curve", "new_costs"]
+__all__ = ["Costs", "context_bucket", "keep_curve", "kept_curve"]
 
 _LEAST_CONTEXT = 128  # All texts shorter than twice this share one curve.
 # The guess for what one more query costs, as a share of a plain step. Where weights are read from
@@ -58,8 +58,7 @@ def context_bucket(num_columns: int) -> tuple[int, int]:
 class Costs:
     """All curves that one `SelfSpec` knows. Safe to use from several threads."""
 
-    def __init__(self, kept: Measured | None = None) -> None:
-        self._kept = new_costs() if kept is None else kept
+    def __init__(self) -> None:
         self._curves: dict[tuple[Any, ...], tuple[_Key, dict[int, CostCurve]]] = {}
         self._lock = threading.Lock()
 
@@ -80,7 +79,7 @@ class Costs:
         with self._lock:
             known = tuple(key.values())
             if known not in self._curves:
-                kept = _read(self._kept.find(key), kind)
+                kept = _read(find_measured(key), kind)
                 self._curves[known] = key, {i: curve.reopened() for i, curve in kept.items()}
             _, curves = self._curves[known]
             if first not in curves:
@@ -96,15 +95,14 @@ class Costs:
         """Writes all curves to disk, with what the steps have taught."""
         with self._lock:
             known = [(key, dict(curves)) for key, curves in self._curves.values()]
-        for key, curves in known:
-            timed = {str(i): curve.as_dict() for i, curve in curves.items() if curve.knows_plain}
-            if timed:
-                self._kept.keep(key, {**_kept_values(self._kept.find(key)), **timed})
-
-
-def new_costs() -> Measured:
-    """The store of all curves, in the user's cache folder."""
-    return Measured("costs")
+        timed = [
+            (key, {str(i): curve.as_dict()})
+            for key, curves in known
+            for i, curve in curves.items()
+            if curve.knows_plain
+        ]
+        if timed:
+            keep_measured(timed)
 
 
 def kept_curve(
@@ -115,18 +113,16 @@ def kept_curve(
     `forward` is how forwards are run, as `GenerationStats.forward` names it.
     """
     kind = SteppedCurve if forward == "graph" else CostCurve
-    kept = _read(new_costs().find(_key(model, num_rows, forward)), kind)
+    kept = _read(find_measured(_key(model, num_rows, forward)), kind)
     return kept.get(context_bucket(num_columns)[0])
 
 
-def keep_measured(
+def keep_curve(
     model: Any, backend: Backend, curve: CostCurve, *, num_columns: int, num_rows: int
 ) -> _Key:
     """Keeps a curve that was measured; returns everything that it depends on but the length."""
     key = _key(model, num_rows, _forward_of(backend))
-    kept = _kept_values(new_costs().find(key))
-    kept[str(context_bucket(num_columns)[0])] = curve.as_dict()
-    new_costs().keep(key, kept)
+    keep_measured([(key, {str(context_bucket(num_columns)[0]): curve.as_dict()})])
     return key
 
 
@@ -154,19 +150,15 @@ def _doublings(num_columns: int) -> int:
     return max(num_columns, _LEAST_CONTEXT).bit_length()
 
 
-def _read(kept: Any, kind: type[CostCurve]) -> dict[int, CostCurve]:
-    """The curves in a kept file, by their shortest text. Leaves out what can't be used."""
+def _read(kept: Mapping[str, Any], kind: type[CostCurve]) -> dict[int, CostCurve]:
+    """Curves that were kept, by their shortest text. Leaves out what can't be used."""
     curves = {}
-    for first, values in _kept_values(kept).items():
+    for first, values in kept.items():
         try:
             curves[int(first)] = kind.from_dict(values)
         except ValueError:
             continue
     return curves
-
-
-def _kept_values(kept: Any) -> dict[str, Any]:
-    return dict(kept) if isinstance(kept, dict) else {}
 
 
 def _forward_of(backend: Backend) -> str:
@@ -179,6 +171,7 @@ def _key(model: Any, num_rows: int, forward: str) -> _Key:
     """Names and values of all that the cost depends on, except the length of the text."""
     shape = hashlib.sha256(model.config.to_json_string().encode()).hexdigest()[:16]
     return {
+        "measured": "steps",
         "model": type(model).__name__,
         "config": shape,
         "parameters": sum(p.numel() for p in model.parameters()),

@@ -12,7 +12,7 @@ from selfspec.cost import STEPS, WIDTHS, CostCurve, SteppedCurve, measure_curve
 from selfspec.errors import UnsupportedError
 from selfspec.records import Queries
 from selfspec.run.backend import Backend
-from selfspec.run.costs import keep_measured
+from selfspec.run.costs import keep_curve
 from selfspec.run.graphs.backend import GraphBackend
 from selfspec.run.model import device_of
 from selfspec.run.prepared import TOKENS_THAT_PAY, Forwards
@@ -44,7 +44,7 @@ def profile(
         backend = prepared.backend(prompt, reach=width, width=width)
         curve = _measured(backend, num_rows, max_seconds)
     sizes = {"num_columns": num_columns, "num_rows": num_rows}
-    return keep_measured(model, backend, curve, **sizes), curve
+    return keep_curve(model, backend, curve, **sizes), curve
 
 
 def _prompt(model: Any, num_columns: int, num_rows: int) -> Prompt:

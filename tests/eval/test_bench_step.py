@@ -143,12 +143,12 @@ def test_a_kept_curve_stays_as_it_is(bench, measuring):
     """It says what calls go by: looking at it must not measure it anew."""
     asked = ["--methods", "stock", "selfspec"]
     bench(*asked)
-    folder = Path(os.environ["XDG_CACHE_HOME"]) / "selfspec" / "costs"
-    (kept,) = folder.iterdir()
+    kept = Path(os.environ["XDG_CACHE_HOME"]) / "selfspec" / "measured.json"
     before = kept.read_text()
     _, lines, _ = bench(*asked, "--budget", "fixed")
     assert kept.read_text() == before
-    plain = CostCurve.from_dict(json.loads(before)["values"]["0"]).seconds(1)
+    (curves,) = (entry["values"] for entry in json.loads(before)["entries"].values())
+    plain = CostCurve.from_dict(curves["0"]).seconds(1)
     assert json.loads(lines[-1])["curve"]["ms"]["1"] == round(1000 * plain, 4)
 
 

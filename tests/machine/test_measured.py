@@ -1,160 +1,146 @@
-"""Values are found under their own key and no other, and a damaged file is none."""
+"""Values are found under their own key for some days, and a damaged file holds none."""
+
+from __future__ import annotations
 
 import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from selfspec.machine import measured
-from selfspec.machine.measured import Measured
+from selfspec.machine.measured import find_measured, keep_measured
 
-KEY = {"model": "llama 135M", "device": "a card", "batch": 1, "versions": "torch 2.9"}
-VALUES = {"widths": [1, 8, 64], "seconds": [0.01, 0.012, 0.03]}
-OTHERS = {"widths": [1], "seconds": [1.0]}
+KEY: dict[str, Any] = {"model": "llama 135M", "device": "a card", "rows": 1}
+VALUES = {"0": {"widths": [1, 8, 64], "seconds": [0.01, 0.012, 0.03]}}
 
 KEEP = """
 import sys
-from pathlib import Path
-from selfspec.machine.measured import Measured
-costs, seconds = Measured("costs", Path(sys.argv[1])), float(sys.argv[2])
-values = {"seconds": [seconds] * 400}
+from selfspec.machine.measured import keep_measured
 print("ready", flush=True)
 sys.stdin.readline()
-for _ in range(100):
-    costs.keep({"model": "one"}, values)
+for number in range(10):
+    keep_measured([({"model": f"{sys.argv[1]} {number}"}, {"seconds": [number] * 400})])
 """
 
 
-def kept_file(folder):
-    (path,) = folder.iterdir()
-    return path
+@pytest.fixture(autouse=True)
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the file is."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    measured._warn.cache_clear()
+    return tmp_path / "selfspec" / "measured.json"
 
 
-def test_a_curve_is_found_again_under_its_key(tmp_path):
-    Measured("costs", tmp_path).keep(KEY, VALUES)
-    found = Measured("costs", tmp_path).find(dict(reversed(KEY.items())))
-    assert found == VALUES
-    Measured("costs", tmp_path).keep(KEY, OTHERS)
-    assert Measured("costs", tmp_path).find(KEY) == OTHERS
-    assert len(list(tmp_path.iterdir())) == 1
+def keep(key: dict[str, Any] = KEY, values: dict[str, Any] = VALUES) -> None:
+    keep_measured([(key, values)])
 
 
-@pytest.mark.parametrize(
-    "change", [{"batch": 2}, {"batch": "1"}, {"device": "another"}, {"more": 1}], ids=str
-)
-def test_another_key_finds_nothing(tmp_path, change):
-    Measured("costs", tmp_path).keep(KEY, VALUES)
-    assert Measured("costs", tmp_path).find({**KEY, **change}) is None
-    assert Measured("costs", tmp_path).find({}) is None
+def dated(days_ago: int) -> str:
+    return str(date.today() - timedelta(days=days_ago))
 
 
-def test_a_hash_that_collides_is_a_miss(tmp_path, monkeypatch):
-    costs = Measured("costs", tmp_path)
-    monkeypatch.setattr(costs, "_path", lambda _key: tmp_path / "one.json")
-    costs.keep(KEY, VALUES)
-    assert costs.find(KEY) is not None
-    assert costs.find({**KEY, "batch": 2}) is None
+def test_values_are_found_again_and_others_are_added() -> None:
+    keep()
+    assert find_measured(dict(reversed(KEY.items()))) == VALUES
+    keep(values={"256": 1})
+    keep(values={"256": 2})
+    assert find_measured(KEY) == {**VALUES, "256": 2}
+
+
+@pytest.mark.parametrize("change", [{"rows": 2}, {"rows": "1"}, {"more": 1}], ids=str)
+def test_another_key_finds_nothing(change: dict[str, Any]) -> None:
+    keep()
+    assert find_measured({**KEY, **change}) == {}
+    assert find_measured({}) == {}
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "null", "3", "{}", "[" * 100_000, '{"format": 1}', "\udcff"],
-    ids=range(9),
-)
-def test_a_damaged_file_is_none_and_is_replaced(tmp_path, text):
-    costs = Measured("costs", tmp_path)
-    costs.keep(KEY, VALUES)
-    kept_file(tmp_path).write_text(text, encoding="utf-8", errors="surrogateescape")
-    assert costs.find(KEY) is None
-    costs.keep(KEY, VALUES)
-    assert costs.find(KEY) is not None
-
-
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.99])
-def test_a_file_cut_off_is_none(tmp_path, share):
-    Measured("costs", tmp_path).keep(KEY, VALUES)
-    path = kept_file(tmp_path)
-    data = path.read_bytes()
-    path.write_bytes(data[: int(share * len(data))])
-    assert Measured("costs", tmp_path).find(KEY) is None
-
-
-@pytest.mark.parametrize(
-    "change",
     [
-        {"format": 2},
-        {"format": None},
-        {"key": {}},
-        {"key": []},
-        {"key": None},
+        *("", "{", "[]", "null", "3", "{}", "[" * 100_000, '{"format": 2}', "\udcff"),
+        *('{"format": 1, "entries": {}}', '{"format": 2, "entries": {"x": {"date": 3}}}'),
     ],
-    ids=str,
+    ids=range(11),
 )
-def test_a_foreign_or_newer_file_is_none(tmp_path, change):
-    Measured("costs", tmp_path).keep(KEY, VALUES)
-    path = kept_file(tmp_path)
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    assert Measured("costs", tmp_path).find(KEY) is None
+def test_a_damaged_or_foreign_file_is_empty_and_is_replaced(text: str, path: Path) -> None:
+    keep()
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
+    assert find_measured(KEY) == {}
+    keep()
+    assert find_measured(KEY) == VALUES
 
 
-def test_a_folder_that_can_not_be_written(tmp_path):
-    (tmp_path / "file").write_text("a file where a folder should be")
-    costs = Measured("costs", tmp_path / "file")
-    costs.keep(KEY, VALUES)
-    assert costs.find(KEY) is None
+@pytest.mark.parametrize(("days_ago", "is_found"), [(3, True), (4, False), (-1, False)])
+def test_what_was_measured_days_ago_is_measured_anew(
+    days_ago: int, is_found: bool, path: Path
+) -> None:
+    keep()
+    path.write_text(path.read_text().replace(dated(0), dated(days_ago)))
+    assert bool(find_measured(KEY)) == is_found
+    keep({"rows": 2})
+    assert len(json.loads(path.read_text())["entries"]) == 1 + is_found
 
 
-def test_a_write_that_fails_leaves_the_earlier_curve(tmp_path, monkeypatch):
-    costs = Measured("costs", tmp_path)
-    costs.keep(KEY, VALUES)
-
-    def fail(*_names):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(os, "replace", fail)
-    costs.keep(KEY, OTHERS)
-    assert costs.find(KEY) == VALUES
-    assert len(list(tmp_path.iterdir())) == 1
+def test_the_file_stays_small(path: Path) -> None:
+    keep_measured(({"rows": rows}, VALUES) for rows in range(200))
+    assert (find_measured({"rows": 71}), find_measured({"rows": 72})) == ({}, VALUES)
 
 
-def test_by_default_it_is_the_users_own(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    Measured("costs").keep(KEY, VALUES)
-    assert kept_file(tmp_path / "selfspec" / "costs").suffix == ".json"
-    assert Measured("costs").find(KEY) is not None
+@pytest.mark.parametrize("fault", ["no home", "no folder", "disk full"])
+def test_what_can_not_be_kept_is_said_once(
+    fault: str, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if fault == "no home":
+        monkeypatch.setattr(measured, "user_folder", lambda: None)
+    elif fault == "no folder":
+        path.parent.write_text("a file where a folder should be")
+    else:
+        keep()
+        monkeypatch.setattr(os, "replace", _disk_full)
+    for _ in range(2):
+        keep(values={"0": 3})
+    assert find_measured(KEY) == (VALUES if fault == "disk full" else {})
+    (record,) = caplog.records
+    assert "can't be kept for the next process" in record.message
+    if fault == "disk full":
+        assert {each.name for each in path.parent.iterdir()} <= {path.name, f"{path.name}.lock"}
 
 
-def test_without_a_home_it_knows_and_keeps_nothing(monkeypatch):
-    monkeypatch.setattr(measured, "user_folder", lambda: None)
-    Measured("costs").keep(KEY, VALUES)
-    assert Measured("costs").find(KEY) is None
+def _disk_full(*_names: object) -> None:
+    raise OSError(28, "No space left on device")
 
 
-def test_two_processes_write_the_same_key(tmp_path):
-    """Whenever it is read, it is one of their curves, whole."""
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", KEEP, str(tmp_path), seconds],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for seconds in ("0.25", "0.5")
-    ]
-    Measured("costs", tmp_path).keep({"model": "one"}, {"seconds": [0.25] * 400})
+def test_nobody_waits_long_for_others(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured, "_PATIENCE", 0.01)
+    keep()
+    with FileLock(f"{path}.lock"), ThreadPoolExecutor() as other:
+        other.submit(keep, {"rows": 2}).result()
+    assert find_measured({"rows": 2}) == {}
+
+
+def test_many_processes_may_write_at_once() -> None:
+    """Whenever it is read it is whole, and in the end it has what each of them kept."""
+    names = ("one", "two", "three")
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    writers = [subprocess.Popen([sys.executable, "-c", KEEP, name], **pipes) for name in names]
+    keep()
     for writer in writers:
         assert writer.stdout.readline() == "ready\n"
     for writer in writers:
         writer.stdin.write("go\n")
         writer.stdin.flush()
     while any(writer.poll() is None for writer in writers):
-        assert Measured("costs", tmp_path).find({"model": "one"})["seconds"] in (
-            [0.25] * 400,
-            [0.5] * 400,
-        )
+        assert find_measured(KEY) == VALUES
     for writer in writers:
         writer.communicate()
         assert writer.returncode == 0
-    assert len(list(tmp_path.iterdir())) == 1
+    for number in range(10):
+        for name in names:
+            assert find_measured({"model": f"{name} {number}"}) == {"seconds": [number] * 400}

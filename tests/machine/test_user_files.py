@@ -1,37 +1,29 @@
 """A folder of our own wherever the platform wants it, and files that are whole."""
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
+from selfspec.machine import user_files
 from selfspec.machine.user_files import replace_text, replacing, user_folder
 
 
-@pytest.mark.parametrize(("platform", "tail"), [("linux", ".cache"), ("darwin", "Library/Caches")])
-def test_where_platforms_keep_it(monkeypatch, tmp_path, platform, tail):
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(sys, "platform", platform)
-    assert user_folder() == tmp_path / tail / "selfspec"
+def test_it_is_in_the_cache_folder_of_the_user(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert user_folder() == tmp_path / "selfspec"
 
 
-def test_an_absolute_xdg_folder_is_taken_and_a_relative_one_ignored(monkeypatch, tmp_path):
-    """As its specification asks."""
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert user_folder() == tmp_path / "xdg" / "selfspec"
-    monkeypatch.setenv("XDG_CACHE_HOME", "here")
-    assert user_folder().is_relative_to(tmp_path / "home")
+@pytest.mark.parametrize("is_old", [False, True])
+def test_no_home_at_all(is_old, monkeypatch):
+    """platformdirs raises an error, or in older versions names a folder in none."""
 
+    def no_home(*_names, **_more):
+        if is_old:
+            return Path("~/.cache/selfspec")
+        raise RuntimeError("could not determine the home directory")
 
-def test_no_home_at_all(monkeypatch):
-    def no_home():
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", staticmethod(no_home))
+    monkeypatch.setattr(user_files, "user_cache_path", no_home)
     assert user_folder() is None
 
 

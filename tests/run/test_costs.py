@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from selfspec.cost import CostCurve, SteppedCurve
-from selfspec.machine.measured import Measured
+from selfspec.run import costs as module
 from selfspec.run.costs import Costs, context_bucket, kept_curve
 from tests.fakes import new_model
 
@@ -20,8 +20,8 @@ def backend(front: int = 20, kind: str = "eager") -> Any:
 
 
 @pytest.fixture
-def costs(tmp_path) -> Costs:
-    return Costs(Measured("costs", tmp_path))
+def costs() -> Costs:
+    return Costs()
 
 
 def teach(curve: CostCurve, slope: float) -> None:
@@ -48,7 +48,7 @@ def test_the_same_situation_has_the_same_curve(costs):
 
 def test_the_kept_file_is_read_once(costs, monkeypatch):
     keys, model = [], new_model()
-    monkeypatch.setattr(Measured, "find", lambda _self, key: keys.append(key))
+    monkeypatch.setattr(module, "find_measured", lambda key: keys.append(key) or {})
     for front in (20, 20, 300):
         costs.curve(model, backend(front), 1)
     assert len(keys) == 1
@@ -70,27 +70,27 @@ def test_a_new_length_starts_from_the_nearest_known_one(costs):
     assert costs.curve(model, backend(front=1500), 1).as_dict() == long.as_dict()
 
 
-def test_what_was_learned_comes_back(costs, tmp_path):
+def test_what_was_learned_comes_back(costs):
     model = new_model()
     curve = costs.curve(model, backend(), 1)
     teach(curve, 0.3)
     costs.keep()
-    again = Costs(Measured("costs", tmp_path)).curve(model, backend(), 1)
+    again = Costs().curve(model, backend(), 1)
     assert again.as_dict() == curve.reopened().as_dict()
     assert again.seconds(1) == curve.seconds(1)
     assert not again.knows_plain  # The machine may be slower or faster by now.
 
 
-@pytest.mark.parametrize("kept", [None, 3, [1], {"0": 3}, {"x": {}}, {"0": {"widths": [1]}}])
-def test_what_is_no_curve_counts_as_none(kept, costs, tmp_path, monkeypatch):
-    monkeypatch.setattr(Measured, "find", lambda *_: kept)
+@pytest.mark.parametrize("kept", [{"0": 3}, {"x": {}}, {"0": {"widths": [1]}}])
+def test_what_is_no_curve_counts_as_none(kept, costs, monkeypatch):
+    monkeypatch.setattr(module, "find_measured", lambda _key: kept)
     assert not costs.curve(new_model(), backend(), 1).knows_plain
     assert kept_curve(new_model(), num_columns=20, num_rows=1) is None
 
 
 def test_captured_forwards_come_in_steps(monkeypatch):
     kept = {"0": CostCurve({1: 1.0, 4: 2.0}).as_dict()}
-    monkeypatch.setattr(Measured, "find", lambda *_: kept)
+    monkeypatch.setattr(module, "find_measured", lambda _key: kept)
     curve = kept_curve(new_model(), num_columns=20, num_rows=1, forward="graph")
     assert isinstance(curve, SteppedCurve)
     assert curve.seconds(3) == curve.seconds(4)

@@ -9,7 +9,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from selfspec.cli.batch.batch_lines import Line, read_line
-from selfspec.cli.fleet.fleet_options import FleetOptions, fleet
 from selfspec.cli.shared.options import WriteOptions
 from selfspec.cli.shared.writer import loaded, memory_of_texts
 from selfspec.config import SpecConfig
@@ -35,7 +34,7 @@ Answers = Callable[[Iterable[tuple[int, bytes]]], Iterator[Outcome]]
 
 @dataclass(frozen=True)
 class Answerer:
-    """All that decides about answers. It is sent to workers, and each of them loads the model."""
+    """All that decides about answers."""
 
     asked: WriteOptions
     config: SpecConfig
@@ -46,20 +45,6 @@ class Answerer:
         """Answers in this process."""
         with self._batch() as batch:
             yield batch.answers
-
-    @contextmanager
-    def in_fleet(self, options: FleetOptions) -> Iterator[Answers]:
-        """Answers in workers, each of which writes as many texts at once as one process would."""
-        with fleet(options, self.asked.device, self._opened, jobs_each=self.max_rows) as workers:
-            yield lambda lines: (_outcome(*each) for each in workers.results(lines))
-
-    @contextmanager
-    def _opened(self) -> Iterator[Any]:
-        """In a worker: what answers lines. What was learned is kept at the end."""
-        with self._batch() as batch:
-            yield batch.work
-            if self.asked.remember is not None:
-                batch.spec.save_memory()
 
     @contextmanager
     def _batch(self) -> Iterator[_Batch]:
@@ -78,13 +63,6 @@ class Answerer:
                 scheduler=ShortestFirst(),  # Nobody waits for a certain line of a file.
             )
             yield _Batch(writer, session, spec)
-
-
-def _outcome(number: int, result: Any) -> Outcome:
-    """The outcome of a line in a worker, or that of a line that no worker survived."""
-    if isinstance(result, Outcome):
-        return result
-    return Outcome(number, None, f"{result.num_workers} workers ended while they wrote the answer")
 
 
 class _Batch:

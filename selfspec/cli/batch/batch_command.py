@@ -13,7 +13,6 @@ from rich.console import Console
 from selfspec.building.progress import Bars
 from selfspec.cli.batch.answerer import Answerer, Outcome
 from selfspec.cli.batch.batch_files import Appended, BatchFiles, Errors, Progress
-from selfspec.cli.fleet.fleet_options import FleetOptions
 from selfspec.cli.shared.messages import say
 from selfspec.cli.shared.options import Knobs, Model, WriteOptions
 from selfspec.cli.shared.writer import checked
@@ -27,7 +26,6 @@ def batch(
     *,
     max_rows: PositiveInt = 8,
     asked: WriteOptions = WriteOptions(),
-    workers: FleetOptions = FleetOptions(),
     knobs: Knobs = Knobs(),
 ) -> int:
     """Answer a file of prompts. A run that was stopped continues where it was.
@@ -41,20 +39,19 @@ def batch(
     config = checked(asked, knobs.config())
     files = BatchFiles(prompts, answers)
     files.check()
-    workers.check(asked.device)
     answerer = Answerer(asked, config, max_rows)
     with files.locked():
         progress = files.progress()
         if len(progress.done) == progress.total:
             say(f"All {progress.total} lines are answered in {answers}.")
             return 0
-        num_bad = _run(files, progress, answerer, workers)
+        num_bad = _run(files, progress, answerer)
     if num_bad:
         say(f"{num_bad} of {progress.total} lines have no answer; see {files.errors}.")
     return 1 if num_bad else 0
 
 
-def _run(files: BatchFiles, progress: Progress, answerer: Answerer, workers: FleetOptions) -> int:
+def _run(files: BatchFiles, progress: Progress, answerer: Answerer) -> int:
     """Answers what is left; returns how many lines have no answer in the end."""
     with closing(Errors(files.errors)) as errors:
         for number, why in progress.unreadable.items():
@@ -66,7 +63,7 @@ def _run(files: BatchFiles, progress: Progress, answerer: Answerer, workers: Fle
             return errors.number
         known = progress.done | progress.unreadable.keys()
         try:
-            with answerer.alone() if workers.ray is None else answerer.in_fleet(workers) as answers:
+            with answerer.alone() as answers:
                 lines = (each for each in files.lines() if each[0] not in known)
                 _write(answers(lines), files, errors, len(known), progress.total)
         except KeyboardInterrupt:

@@ -2,65 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from typer import Abort, Argument, Option
 
 from selfspec.building.recipe import Recipe
 from selfspec.cli.cache.recipe_options import RecipeOptions, recipe_of
-from selfspec.cli.fleet.fleet_options import FleetOptions, fleet
-from selfspec.cli.shared.messages import Verbose, working
-from selfspec.cli.shared.options import ModelOptions, unfolds
-from selfspec.errors import CliError
-from selfspec.machine.amounts import amount_in_bytes
+from selfspec.cli.shared.messages import show_log, working
+from selfspec.cli.shared.options import Flag, Model, ModelOptions
+from selfspec.machine.memory import amount_in_bytes
 
 if TYPE_CHECKING:
     from selfspec.building.progress import Bars
-    from selfspec.building.warmup import CallWorkers
-    from selfspec.fleet import Work
     from selfspec.store import CacheContents
 
 
-Overwrite = Annotated[
-    bool, Option("--overwrite", help="Replace a cache folder that exists already.")
-]
-
-
-@unfolds
 def build(
-    loading: ModelOptions,
-    options: RecipeOptions,
-    fleet_options: FleetOptions,
-    output: Annotated[Path, Argument(help="The cache folder to make.")],
-    recipe: Annotated[
-        Path | None,
-        Option(help="TOML file with the keys below; options override its keys."),
-    ] = None,
-    max_memory: Annotated[
-        str,
-        Option(help="Memory for counting n-grams, without the model. More: fewer parts to merge."),
-    ] = "1GB",
-    restart: Annotated[
-        bool, Option("--restart", help="Begin anew, and delete what an interrupted build left.")
-    ] = False,
-    overwrite: Overwrite = False,
-    keep_work: Annotated[
-        bool, Option("--keep-work", help="Keep the work folder, with the model's answers in it.")
-    ] = False,
-    verbose: Verbose = False,
+    model: Model,
+    output: Path,
+    /,
+    *,
+    recipe: Path | None = None,
+    max_memory: str = "1GB",
+    restart: Flag = False,
+    overwrite: Flag = False,
+    keep_work: Flag = False,
+    asked: ModelOptions = ModelOptions(),
+    options: RecipeOptions = RecipeOptions(),
 ) -> None:
     """Build a cache from texts, or from the model's own answers to them.
 
     Run the same command again to go on with a build that was interrupted.
+
+    Args:
+        output: The cache folder to make.
+        recipe: TOML file with the keys below; options override its keys.
+        max_memory: Memory for counting n-grams, without the model. More: fewer parts to merge.
+        restart: Begin anew, and delete what an interrupted build left.
+        overwrite: Replace a cache folder that exists already.
+        keep_work: Keep the work folder, with the model's answers in it.
     """
+    loading = replace(asked, model=model)
+    show_log(loading.verbose)
     from selfspec.cli.shared.model_loading import check_options
 
-    asked = recipe_of(recipe, options)
+    wanted = recipe_of(recipe, options)
     check_options(loading)
     how = {
         "max_memory": amount_in_bytes(max_memory, name="--max-memory"),
@@ -68,15 +57,8 @@ def build(
         "overwrite": overwrite,
         "keep_work": keep_work,
     }
-    fleet_options.check(loading.device)
-    if fleet_options.ray is not None and asked.generates:
-        raise CliError(
-            "--learn-from must be text with --ray (got 'generations', where the model learns from "
-            "each answer for the next one); answer the prompts with 'selfspec batch --ray', and "
-            "build from its answers"
-        )
     with ExitStack() as stack:
-        contents = _Build(asked, loading, fleet_options, how).run(output, stack)
+        contents = _Build(wanted, loading, how).run(output, stack)
     print(_summary(output, contents))
 
 
@@ -86,7 +68,6 @@ class _Build:
 
     recipe: Recipe
     loading: ModelOptions
-    fleet_options: FleetOptions
     how: dict[str, Any]  # the arguments of `BuildOptions`
 
     def run(self, output: Path, stack: ExitStack) -> CacheContents:
@@ -104,62 +85,27 @@ class _Build:
 
             stack.enter_context(quiet())
             tokenizer = load_tokenizer(self.loading)
-        spread = None if self.fleet_options.ray is None else stack.enter_context(self._spread())
         bars = Bars(Console(stderr=True))
         builder = Builder(
             self.recipe,
             tokenizer,
-            lambda: self._model(tokenizer, bars, spread is not None),
+            lambda: self._model(tokenizer, bars),
             bars,
             BuildOptions(**self.how),
             model_name=self.loading.model,
-            call_workers=spread,
         )
         stack.enter_context(bars)
         try:
             return builder.run(output)
-        except KeyboardInterrupt as error:
+        except KeyboardInterrupt:
             bars.say("interrupted; run the same command again to go on")
-            raise Abort from error
+            raise
 
-    def _model(self, tokenizer: Any, bars: Bars, is_spread: bool) -> Any:
-        """The model, or only its sizes where workers read."""
-        from selfspec.cli.shared.model_loading import load_model, load_shape
+    def _model(self, tokenizer: Any, bars: Bars) -> Any:
+        from selfspec.cli.shared.model_loading import load_model
 
-        if is_spread:
-            return load_shape(self.loading)
         bars.say(f"Loading {self.loading.title} ...")
         return load_model(self.loading, tokenizer).model
-
-    @contextmanager
-    def _spread(self) -> Iterator[CallWorkers]:
-        """Workers that read and count for a build. GPUs are asked for if a model reads."""
-        device = self.loading.device if self.recipe.wants_lut else "cpu"
-        with fleet(self.fleet_options, device, self._worker) as workers:
-
-            def spread(task: str, jobs: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-                for (_, job), result in workers.in_order((task, job) for job in jobs):
-                    yield job, result
-
-            yield spread
-
-    @contextmanager
-    def _worker(self) -> Iterator[Work]:
-        """In a worker: what does its part of a build."""
-        from selfspec.building.build_worker import BuildWorker
-        from selfspec.cli.shared.model_loading import load_model, load_tokenizer, quiet
-
-        with quiet():
-            tokenizer = load_tokenizer(self.loading)
-            worker = BuildWorker(
-                self.recipe,
-                tokenizer,
-                lambda: load_model(self.loading, tokenizer).model,
-                max_memory=self.how["max_memory"],
-            )
-            yield lambda jobs: [
-                (number, getattr(worker, task)(job)) for number, (task, job) in jobs
-            ]
 
 
 def _summary(output: Path, contents: CacheContents) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from cyclopts import App, Parameter
+from cyclopts.types import NonNegativeInt, PositiveInt
 
-from selfspec.cli.cache.build_command import Overwrite, build
-from selfspec.cli.shared.group import Commands
-from selfspec.cli.shared.messages import Verbose, working
-from selfspec.cli.shared.paint import harmless
+from selfspec.cli.cache.build_command import build
+from selfspec.cli.shared.messages import show_log, working
+from selfspec.cli.shared.options import Flag, Verbose
+from selfspec.cli.shared.paint import harmless, readable
 from selfspec.cli.shared.text_files import read_text
 from selfspec.errors import CliError, one_line
 
@@ -20,32 +22,30 @@ if TYPE_CHECKING:
 
 _DAMAGED = 2
 
-cache = typer.Typer(name="cache", cls=Commands)
-cache.command()(build)
+cache = App(name="cache", help="Build, inspect, merge and check cache folders.")
+cache.command(build)
 
 
-@cache.callback(invoke_without_command=True)
-def commands(context: typer.Context) -> None:
-    """Build, inspect, merge and check cache folders."""
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-
-
-@cache.command()
+@cache.command
 def inspect(
-    folder: Annotated[str, typer.Argument(help="A cache folder or a Hub id.")],
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(help="Folder or Hub id of the tokenizer, to show text for token ids."),
-    ] = None,
-    text: Annotated[
-        Path | None,
-        typer.Option(help="Text file; show how much of it the cache knows. Needs --tokenizer."),
-    ] = None,
-    top: Annotated[int, typer.Option(min=0, help="Entries to show for each table.")] = 5,
+    folder: str,
+    /,
+    *,
+    tokenizer: str | None = None,
+    text: Path | None = None,
+    top: NonNegativeInt = 5,
     verbose: Verbose = False,
 ) -> None:
-    """Show what is in a cache: its origin, counts, sizes, top entries, coverage of a text."""
+    """Show what is in a cache: its origin, counts, sizes, top entries, coverage of a text.
+
+    Args:
+        folder: A cache folder or a Hub id.
+        tokenizer: Folder or Hub id of the tokenizer, to show text for token ids.
+        text: Text file; show how much of it the cache knows. Needs --tokenizer.
+        top: Entries to show for each table.
+        verbose: Also say on stderr what is prepared, and how long that takes.
+    """
+    show_log(verbose)
     if text is not None and tokenizer is None:
         raise CliError("--text needs --tokenizer: a cache knows token ids, not text")
     known = None if text is None else read_text(text, "--text")
@@ -63,25 +63,31 @@ def inspect(
         _print_coverage(contents, ids)
 
 
-@cache.command()
+@cache.command
 def merge(
-    output: Annotated[Path, typer.Argument(help="The cache folder to make.")],
-    folders: Annotated[list[Path], typer.Argument(help="Cache folders of one tokenizer.")],
-    overwrite: Overwrite = False,
-    min_count: Annotated[
-        int, typer.Option(min=1, help="Drop n-grams with a lower count. More: a smaller file.")
-    ] = 1,
-    max_continuations: Annotated[
-        int, typer.Option(min=1, help="Continuations kept for each prefix. More: a larger file.")
-    ] = 8,
-    max_size: Annotated[
-        str,
-        typer.Option(help="The largest n-gram file; the minimum count is raised until it fits."),
-    ] = "64MB",
+    output: Path,
+    folders: Annotated[tuple[Path, ...], Parameter(negative=())],
+    /,
+    *,
+    overwrite: Flag = False,
+    min_count: PositiveInt = 1,
+    max_continuations: PositiveInt = 8,
+    max_size: str = "64MB",
     verbose: Verbose = False,
 ) -> None:
-    """Merge caches. Counts add up; of two LUT rows with one key, the later folder's is kept."""
-    from selfspec.machine.amounts import amount_in_bytes
+    """Merge caches. Counts add up; of two LUT rows with one key, the later folder's is kept.
+
+    Args:
+        output: The cache folder to make.
+        folders: Cache folders of one tokenizer.
+        overwrite: Replace a cache folder that exists already.
+        min_count: Drop n-grams with a lower count. More: a smaller file.
+        max_continuations: Continuations kept for each prefix. More: a larger file.
+        max_size: The largest n-gram file; the minimum count is raised until it fits.
+        verbose: Also say on stderr what is prepared, and how long that takes.
+    """
+    show_log(verbose)
+    from selfspec.machine.memory import amount_in_bytes
 
     pruning = {
         "min_count": min_count,
@@ -98,21 +104,25 @@ def merge(
     print(f"{len(parts)} caches are merged in {output}")
 
 
-@cache.command()
-def verify(
-    folder: Annotated[Path, typer.Argument(help="A cache folder.")], verbose: Verbose = False
-) -> None:
-    """Check every byte and every entry of a cache. The exit status is 2 if it is damaged."""
+@cache.command
+def verify(folder: Path, /, *, verbose: Verbose = False) -> int:
+    """Check every byte and every entry of a cache. The exit status is 2 if it is damaged.
+
+    Args:
+        folder: A cache folder.
+        verbose: Also say on stderr what is prepared, and how long that takes.
+    """
+    show_log(verbose)
     with working(f"Checking {folder}"):
         from selfspec.store import verify_cache
 
         verdicts = verify_cache(folder)
     for name, problem in verdicts.items():
         print(f"{name}: {'ok' if problem is None else f'DAMAGED: {one_line(problem)}'}")
-    raise typer.Exit(0 if verdicts.ok else _DAMAGED)
+    return 0 if verdicts.ok else _DAMAGED
 
 
-def _sound(folders: list[Path]) -> list[CacheContents]:
+def _sound(folders: Sequence[Path]) -> list[CacheContents]:
     """The caches, checked in full: all of one tokenizer, and none given twice."""
     from selfspec.cli.cache.merging import check_different, check_one_tokenizer
     from selfspec.store import load_cache, read_card
@@ -169,8 +179,6 @@ def _print_top(contents: CacheContents, tokenizer: Any, limit: int) -> None:
 
 
 def _shown(token_ids: tuple[int, ...], tokenizer: Any) -> str:
-    from selfspec.cli.demo.tree_view import readable
-
     if tokenizer is None:
         return " ".join(map(str, token_ids))
     return " ".join(readable(tokenizer, token_id) for token_id in token_ids)

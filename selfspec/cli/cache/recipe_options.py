@@ -2,35 +2,55 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+from cyclopts import Group, Parameter
 
 from selfspec.building.recipe import KEYS, Recipe, read_recipe
-from selfspec.cli.shared.options import option
+from selfspec.cli.shared.options import record
 from selfspec.errors import CliError
 
+_KINDS = {"data_files": tuple[str, ...], "roles": tuple[str, ...], "max_size": str}
 
-class RecipeOptions(dict[str, Any]):
-    """Every key of a `Recipe`, under its own name; None leaves it to the recipe or its default."""
 
-    @classmethod
-    def options(cls) -> list[inspect.Parameter]:
-        """An option for each key. Lists are given item by item, and roles as data=template."""
-        kinds = {**get_type_hints(Recipe), "data_files": list[str], "roles": list[str]}
-        kinds["max_size"] = str
-        return [
-            option(name, kinds[name] | None, None, help=each, rich_help_panel=panel)
-            for panel, texts in KEYS.items()
-            for name, each in texts.items()
-        ]
-
+class _Given:
     def given(self) -> dict[str, Any]:
         """The keys that were set, as a recipe has them."""
-        values = {name: value for name, value in self.items() if value not in (None, [])}
+        values = {name: value for name, value in vars(self).items() if value not in (None, ())}
         if "roles" in values:
             values["roles"] = dict(_pair(each) for each in values["roles"])
         return values
+
+
+def _options() -> list[tuple[str, Any, Any]]:
+    """An option for each key. Lists are given item by item, and roles as data=template.
+
+    None leaves a key to the recipe or its default.
+    """
+    kinds = get_type_hints(Recipe) | _KINDS
+    return [
+        (
+            name,
+            Annotated[
+                kinds[name] | None,
+                Parameter(
+                    help=text,
+                    group=Group(panel),
+                    negative=None if kinds[name] is bool else (),
+                ),
+            ],
+            None,
+        )
+        for panel, texts in KEYS.items()
+        for name, text in texts.items()
+    ]
+
+
+if TYPE_CHECKING:
+    RecipeOptions = _Given
+else:
+    RecipeOptions = record("RecipeOptions", _options(), _Given)
 
 
 def recipe_of(file: Path | None, options: RecipeOptions) -> Recipe:

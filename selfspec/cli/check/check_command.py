@@ -272,6 +272,6 @@ def _precisions(asked: WriteOptions) -> tuple[list[str], list[str]]:
 
 def _num_parameters_and_free_memory(asked: WriteOptions) -> tuple[int, int]:
     from selfspec.cli.shared.model_loading import device_of, load_shape
-    from selfspec.machine.free_memory import free_memory
+    from selfspec.machine.memory import free_memory
 
     return int(load_shape(asked).num_parameters()), free_memory(device_of(asked.device))

@@ -17,7 +17,7 @@ def facts(writer: Writer, spec: SelfSpec) -> dict[str, str]:
     import torch
 
     from selfspec import __version__
-    from selfspec.machine.free_memory import free_memory
+    from selfspec.machine.memory import free_memory
     from selfspec.machine.hardware import device_name
 
     device = writer.model.device
@@ -54,7 +54,11 @@ def _packed_weights() -> str:
 
     half = {way.name for way in ways_for(torch.bfloat16)}
     whole = {way.name for way in ways_for(torch.float32)}
-    found = {"oneDNN": bool(whole), "oneDNN in bfloat16": "same" in half, "FBGEMM": "float16" in half}
+    found = {
+        "oneDNN": bool(whole),
+        "oneDNN in bfloat16": "same" in half,
+        "FBGEMM": "float16" in half,
+    }
     parts = [f"{name} {'yes' if has else 'no'}" for name, has in found.items()]
     own = "calculates" if calculates_in(torch.bfloat16) else "does not calculate"
     return f"{', '.join(parts)}; this CPU {own} in bfloat16"

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from selfspec.building.limits import max_positions
 from selfspec.cli.shared.options import DraftOptions, ModelOptions, RunOptions
 from selfspec.errors import CliError, SelfSpecError, one_line, unknown_name
-from selfspec.machine.amounts import amount_in_bytes
+from selfspec.machine.memory import amount_in_bytes
 
 TINY = Path(__file__).parents[2] / "models" / "tiny"
 _DEVICE_RULE = "--device must be one that torch can use here"
@@ -78,8 +78,7 @@ def check_options(options: ModelOptions) -> None:
     if options.dtype not in DTYPES:
         raise CliError(unknown_name("dtype", options.dtype, DTYPES))
     if isinstance(options, RunOptions) and options.max_memory is not None:
-        # A share is taken of what the model takes, which is not known yet.
-        amount_in_bytes(options.max_memory, whole=1 << 40, name="--max-memory")
+        amount_in_bytes(options.max_memory, whole=1, name="--max-memory")
     if isinstance(options, DraftOptions) and options.draft_model is not None:
         source_of(options.draft_model, "--draft-model")
 

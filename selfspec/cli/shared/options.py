@@ -5,7 +5,8 @@ A field's text in `--help` is the string below it. What knobs do is written in `
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, make_dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field, make_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from cyclopts import Group, Parameter
@@ -125,6 +126,20 @@ def _option_of_knob(name: str, kind: Any, text: str) -> Any:
     ]
 
 
+def record(name: str, options: Iterable[tuple[str, Any, Any]], base: type) -> Any:
+    """A record with an option for each name, kind and default."""
+    fields_of_it = [(option, kind, field(default=default)) for option, kind, default in options]
+    made = make_dataclass(
+        name,
+        fields_of_it,
+        bases=(base,),
+        namespace={"__module__": __name__},  # cyclopts takes a class of `types` for a built-in one.
+        frozen=True,
+        kw_only=True,
+    )
+    return Parameter(name="*")(made)
+
+
 class _Checked:
     def config(self) -> SpecConfig:
         """The knobs, checked."""
@@ -135,17 +150,12 @@ if TYPE_CHECKING:
     Knobs = _Checked
 else:
     _hints, _texts = get_type_hints(SpecConfig), knob_texts()
-    _options = [
-        (each.name, _option_of_knob(each.name, _hints[each.name], _texts[each.name]), each.default)
-        for each in fields(SpecConfig)
-    ]
     # Every knob under its own name, with the same type and default.
-    Knobs = make_dataclass(
+    Knobs = record(
         "Knobs",
-        [(name, kind, field(default=default)) for name, kind, default in _options],
-        bases=(_Checked,),
-        namespace={"__module__": __name__},  # cyclopts takes a class of `types` for a built-in one.
-        frozen=True,
-        kw_only=True,
+        [
+            (name, _option_of_knob(name, _hints[name], _texts[name]), default)
+            for name, default in vars(SpecConfig()).items()
+        ],
+        _Checked,
     )
-    Parameter(name="*")(Knobs)

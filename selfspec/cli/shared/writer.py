@@ -10,7 +10,7 @@ from selfspec.building.limits import choice_of
 from selfspec.cli.shared.messages import show_log, working
 from selfspec.cli.shared.options import DraftOptions, WriteOptions
 from selfspec.errors import CliError
-from selfspec.machine.amounts import amount_in_bytes
+from selfspec.machine.memory import amount_in_bytes
 from selfspec.records import DRAFT_MODEL
 
 if TYPE_CHECKING:

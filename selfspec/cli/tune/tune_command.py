@@ -96,7 +96,9 @@ def _opened(loading: RunOptions, out: Path) -> Iterator[tuple[Loaded, CacheConte
 
         target = check_target(out, overwrite=True)
         held = str(target) if target.is_dir() and any(target.iterdir()) else None
-        loaded, start = opened(DraftOptions(**{**vars(loading), "cache": held}), cache_option="--out")
+        loaded, start = opened(
+            DraftOptions(**{**vars(loading), "cache": held}), cache_option="--out"
+        )
     with quiet():
         yield loaded, start.cache or CacheContents(tokenizer=tokenizer_info(loaded.tokenizer))
 

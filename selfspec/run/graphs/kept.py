@@ -15,7 +15,7 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from selfspec.machine.device import device_for
-from selfspec.machine.free_memory import free_memory
+from selfspec.machine.memory import free_memory
 from selfspec.run.experts import decode_mode
 from selfspec.run.graphs.backend import GraphBackend
 from selfspec.run.graphs.runner import StaticRunner, has_more_free

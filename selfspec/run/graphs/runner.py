@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from selfspec.machine.device import Device, Replay
-from selfspec.machine.free_memory import free_memory
+from selfspec.machine.memory import free_memory
 from selfspec.records import DraftTree, Queries
 from selfspec.run.backends import logits_of
 from selfspec.run.graphs.static_kv import Span, StaticArenas

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from selfspec.machine.hardware import processor
-from selfspec.machine.measured import Measured
+from selfspec.machine.measured import find_measured, keep_measured
 from selfspec.run.packed.linears import own_linear, pack_all, ways_for
 
 __all__ = ["WIDTHS", "Kind", "Trial", "glance", "known_trial", "price_of", "seconds_for", "trial"]
@@ -105,7 +105,7 @@ def price_of(kind: Kind, num_layers: int) -> float:
 
 def known_trial(kind: Kind) -> Trial | None:
     """What an earlier trial on this machine has found; None if there was none."""
-    values = _store().find(_key(kind))
+    values = find_measured(_key(kind))
     try:
         own, packed = ({int(w): float(s) for w, s in values[name].items()} for name in _TIMES)
         found = Trial(own, values["way"], packed, float(values["packing"]))
@@ -135,7 +135,7 @@ def trial(kind: Kind, weights: Sequence[torch.Tensor]) -> Trial:
         layers[name] = [partial(copy, bias=None) for copy in of]
     times = _in_turns(layers, weights[0])
     found = _decided(times, packing, scale / len(weights))
-    _store().keep(_key(kind), found._asdict())
+    keep_measured([(_key(kind), found._asdict())])
     return found
 
 
@@ -199,12 +199,9 @@ def _seconds(products: Sequence[_Product], x: torch.Tensor) -> float:
 _TIMES = ("own", "packed")
 
 
-def _store() -> Measured:
-    return Measured("packing")
-
-
 def _key(kind: Kind) -> dict[str, Any]:
     return {
+        "measured": "products",
         "out": kind.num_out,
         "in": kind.num_in,
         "dtype": str(kind.dtype),

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from transformers.utils import logging as hf_logging
 
-from selfspec.machine.free_memory import free_memory
+from selfspec.machine.memory import free_memory
 from selfspec.run.packed.account import Products, Work
 from selfspec.run.packed.layers import Slot, StandIns, kinds_of, linears_of, put_in_place
 from selfspec.run.packed.linears import Way, pack_all, ways_for

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from selfspec.machine.free_memory import free_memory
+from selfspec.machine.memory import free_memory
 from selfspec.run.streamed.budget import NUM_BUFFERS
 from selfspec.run.streamed.files import Shard, aligned_buffer, pinned_bytes
 from selfspec.run.streamed.images import Image

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from selfspec.errors import ConfigError, UnsupportedError, WeightsError
-from selfspec.machine.amounts import amount_in_bytes
+from selfspec.machine.memory import amount_in_bytes
 from selfspec.run.streamed.budget import Sizes, choose_streamed, draft_model_bytes, text_bytes
 from selfspec.run.streamed.buffers import CpuBuffers, CudaBuffers
 from selfspec.run.streamed.checkpoint import Piece, find_files, open_shards, pieces_of

@@ -11,7 +11,7 @@ from selfspec.cli.check.check_measuring import Answered, Compared, Measured
 from selfspec.cli.check.check_report import bars, python_lines, verdict
 from selfspec.cli.shared.options import RunOptions
 from selfspec.cost import CostCurve
-from selfspec.machine import free_memory
+from selfspec.machine import memory
 from selfspec.stats import GenerationStats
 from tests.fakes import new_model
 from tests.tiny import make_tokenizer
@@ -47,7 +47,8 @@ def test_it_measures_both_precisions_and_says_what_to_use(run, chat_folder, prom
         assert each["widths"][:2] == [1, 2]
         assert len(each["prompts"]) == 2
         assert 0 <= each["entropy"] < 9  # bits; the vocabulary has fewer than 512 tokens
-    assert len(list((tmp_path / "caches").rglob("*.json"))) == 2  # Later calls start from these.
+    kept = json.loads((tmp_path / "caches" / "selfspec" / "measured.json").read_text())
+    assert len(kept["entries"]) == 2  # Later calls start from these.
 
 
 def test_its_own_prompts_and_one_precision(run, chat_folder):
@@ -72,7 +73,7 @@ def test_a_model_without_trees_has_no_picture(run, prompts, tmp_path):
 def test_what_does_not_fit_is_left_out_or_refused(run, fails, chat_folder, prompts, monkeypatch):
     number, _ = check_module._num_parameters_and_free_memory(RunOptions(model=chat_folder))
     free = {"bytes": 0.0}
-    monkeypatch.setattr(free_memory, "free_memory", lambda _device: free["bytes"])
+    monkeypatch.setattr(memory, "free_memory", lambda _device: free["bytes"])
     assert "MODEL must fit into memory" in fails("check", chat_folder)
     free["bytes"] = 3.5 * number
     said = run("check", chat_folder, "--prompts", prompts, "--seconds", "1").stdout

@@ -109,3 +109,5 @@ def test_generate_within_a_budget(run, fails, deep_folder):
     line = fails(*options, "--max-memory", "1KB", stdin="the fox")
     assert f"max_memory must be at least {least} for this model" in line
     assert "--max-memory must be a number" in fails(*options, "--max-memory", "big", stdin="a")
+    # A share is an amount, though too small a one for this model.
+    assert "must be at least" in fails(*options, "--max-memory", "25%", stdin="a")

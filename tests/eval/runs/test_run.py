@@ -332,11 +332,11 @@ def test_the_curve_that_the_run_went_by_is_not_measured_again(asked, out, monkey
 
     monkeypatch.setattr("eval.runs.stage.profile", measured)
     assert asked("--limit", "1", "--turns", "1", "--max-new-tokens", "100") == 0
-    folder = Path(os.environ["XDG_CACHE_HOME"]) / "selfspec" / "costs"
-    (kept,) = folder.iterdir()
+    kept = Path(os.environ["XDG_CACHE_HOME"]) / "selfspec" / "measured.json"
     curve = read_record(out).curve
     first, _ = context_bucket(curve["num_columns"])
-    values = json.loads(kept.read_text())["values"][str(first)]
+    (curves,) = (entry["values"] for entry in json.loads(kept.read_text())["entries"].values())
+    values = curves[str(first)]
     assert values == {name: curve[name] for name in values}
 
 

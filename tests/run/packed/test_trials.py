@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from selfspec.machine.measured import Measured
+from selfspec.machine.measured import keep_measured
 from selfspec.run.packed import trials
 from selfspec.run.packed.linears import own_linear
 from selfspec.run.packed.trials import WIDTHS, Kind, Trial, glance, known_trial, trial
@@ -22,11 +23,9 @@ def weights() -> list[torch.Tensor]:
     return list(torch.randn(3, 24, 16, generator=torch.Generator().manual_seed(0)))
 
 
-@pytest.fixture
-def store(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Measured:
-    store = Measured("packing", tmp_path)
-    monkeypatch.setattr(trials, "_store", lambda: store)
-    return store
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
 def clocked(monkeypatch: pytest.MonkeyPatch, share: dict[int, float]) -> None:
@@ -38,7 +37,7 @@ def clocked(monkeypatch: pytest.MonkeyPatch, share: dict[int, float]) -> None:
     monkeypatch.setattr(trials, "_seconds", seconds)
 
 
-def test_a_trial_runs_here_and_draws_nothing(weights: list[torch.Tensor], store: Measured) -> None:
+def test_a_trial_runs_here_and_draws_nothing(weights: list[torch.Tensor]) -> None:
     before = torch.get_rng_state()
     found = trial(KIND, weights)
     assert set(found.own) == set(WIDTHS)
@@ -64,7 +63,6 @@ def test_copies_are_used_for_as_many_tokens_as_they_are_faster_for(
     least: int,
     most: int | None,
     weights: list[torch.Tensor],
-    store: Measured,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clocked(monkeypatch, dict(zip(WIDTHS, shares, strict=True)))
@@ -77,7 +75,7 @@ def test_copies_are_used_for_as_many_tokens_as_they_are_faster_for(
 
 
 def test_a_large_layer_is_tried_in_part(
-    weights: list[torch.Tensor], store: Measured, monkeypatch: pytest.MonkeyPatch
+    weights: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clocked(monkeypatch, dict.fromkeys(WIDTHS, 0.5))
     monkeypatch.setattr(trials, "_MOST_WEIGHTS", 16 * 8)
@@ -87,8 +85,6 @@ def test_a_large_layer_is_tried_in_part(
 @pytest.mark.parametrize(
     "damage",
     [
-        None,
-        {},
         {"own": 3},
         {"own": {"1": 1.0}},
         {"way": "other"},
@@ -97,12 +93,12 @@ def test_a_large_layer_is_tried_in_part(
         {"packed": {"1": -1.0, "4": 1.0, "16": 1.0, "64": 1.0}},
     ],
 )
-def test_what_is_damaged_on_disk_counts_as_missing(damage: Any, store: Measured) -> None:
+def test_what_is_damaged_on_disk_counts_as_missing(damage: Any) -> None:
     times = dict.fromkeys(map(str, WIDTHS), 1.0)
     sound = {"own": times, "way": "same", "packed": times, "packing": 1.0}
-    store.keep(trials._key(KIND), sound)
+    keep_measured([(trials._key(KIND), sound)])
     assert known_trial(KIND) == Trial(
         dict.fromkeys(WIDTHS, 1.0), "same", dict.fromkeys(WIDTHS, 1.0), 1.0
     )
-    store.keep(trials._key(KIND), {**sound, **damage} if damage else damage)
+    keep_measured([(trials._key(KIND), damage)])
     assert known_trial(KIND) is None

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from eval.methods.storages import StorageLog
 from selfspec import ConfigError, load_streamed
-from selfspec.machine.amounts import amount_in_bytes
 from selfspec.run.streamed.budget import (
     NUM_BUFFERS,
     Sizes,
@@ -23,41 +22,6 @@ from selfspec.run.streamed.budget import (
     kv_bytes,
 )
 from tests.fakes import new_model, prompt
-
-
-@pytest.mark.parametrize(
-    ("text", "amount"),
-    [
-        (12345, 12345),
-        ("2GB", 2 * 10**9),
-        ("0.5 gb", 5 * 10**8),
-        ("500MB", 5 * 10**8),
-        ("3KiB", 3 * 1024),
-        ("1GiB", 1 << 30),
-        ("12B", 12),
-        ("64M", 64_000_000),
-        ("1.5 g", 1_500_000_000),
-        ("2kb", 2000),
-        ("500MiB", 500 << 20),
-        ("2", 2),
-        ("25%", 250),
-        ("12.5 %", 125),
-    ],
-)
-def test_amounts(text, amount):
-    assert amount_in_bytes(text, 1000) == amount
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "GB", "2PB", "-1GB", "2 GB each", "%", "0", "0.1", "5i", "1e3", "٢GB"),
-        *("9" * 400 + "GB", 0, -5, True, 1.5, None),
-    ],
-)
-def test_what_is_no_amount(text):
-    with pytest.raises(ConfigError, match="max_memory must be a number of bytes, or text"):
-        amount_in_bytes(text, 1000)
 
 
 def sizes(number: int, *, fixed: int = 100) -> Sizes:

@@ -1,17 +1,24 @@
-"""Amounts of memory, as users write them: one grammar for every option and argument."""
+"""Amounts of memory: as users write them, and how much is free."""
 
 from __future__ import annotations
 
+import math
 import re
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from selfspec.errors import ConfigError
 
-__all__ = ["amount_in_bytes"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["amount_in_bytes", "free_memory"]
 
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _AMOUNT = re.compile(
     r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*(?:(%)|(?:([kmgt])(i?))?b?)\s*", re.IGNORECASE | re.ASCII
 )
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 def amount_in_bytes(
@@ -34,6 +41,23 @@ def amount_in_bytes(
     return found
 
 
+def free_memory(device: torch.device | None = None) -> int:
+    """The bytes that are free on a GPU, or on this machine, or in our container if it has fewer."""
+    if device is not None and device.type == "cuda":
+        import torch
+
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + kept  # Torch's allocator keeps some.
+    import psutil
+
+    free = int(psutil.virtual_memory().available)
+    try:
+        limit, used = (int((_CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
+    except (OSError, ValueError):  # No container, or one without a limit.
+        return free
+    return min(free, max(limit - used, 0))
+
+
 def _read(amount: int | str, whole: int | None) -> int:
     """The number of bytes; 0 for what is none."""
     if isinstance(amount, int) and not isinstance(amount, bool):
@@ -42,7 +66,7 @@ def _read(amount: int | str, whole: int | None) -> int:
     if match is None:
         return 0
     number, percent, unit, binary = match.groups()
-    if percent:
-        return 0 if whole is None else int(whole * float(number) / 100)
+    if percent:  # Any share is a byte at least, even of a whole that is not known yet.
+        return 0 if whole is None else math.ceil(whole * float(number) / 100)
     thousand = 1024 if binary else 1000
     return int(float(number) * thousand ** _POWERS[(unit or "").lower()])

@@ -1,1 +1,0 @@
-"""`--ray` and `--num-workers`: the options of commands whose work can be spread over workers."""

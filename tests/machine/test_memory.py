@@ -1,0 +1,70 @@
+"""Amounts as users write them, and what is free here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from selfspec.errors import ConfigError
+from selfspec.machine import memory
+from selfspec.machine.memory import amount_in_bytes, free_memory
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [
+        (12345, 12345),
+        ("2GB", 2 * 10**9),
+        ("0.5 gb", 5 * 10**8),
+        ("3KiB", 3 * 1024),
+        ("12B", 12),
+        ("64M", 64_000_000),
+        ("500MiB", 500 << 20),
+        ("2", 2),
+        ("25%", 250),
+        ("12.5 %", 125),
+        ("0.01%", 1),
+    ],
+)
+def test_amounts(text: Any, amount: int) -> None:
+    assert amount_in_bytes(text, 1000) == amount
+
+
+def test_a_share_of_whatever_it_will_be_is_an_amount() -> None:
+    """Commands check their options before they know the model's size."""
+    assert amount_in_bytes("25%", 1) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "GB", "2PB", "-1GB", "2 GB each", "%", "0%", "0", "0.1", "5i", "1e3", "٢GB"),
+        *("9" * 400 + "GB", 0, -5, True, 1.5, None),
+    ],
+)
+def test_what_is_no_amount(text: Any) -> None:
+    with pytest.raises(ConfigError, match=r"max_memory must be a number of bytes, or .* or '25%'"):
+        amount_in_bytes(text, 1000)
+
+
+def test_there_may_be_nothing_to_take_a_share_of() -> None:
+    with pytest.raises(ConfigError, match=r"--size must be .*'64M' or '500MiB' \(got '25%'\)"):
+        amount_in_bytes("25%", name="--size")
+
+
+@pytest.mark.parametrize(
+    ("limit", "free"), [("max", 9000), ("6000", 5000), ("99999", 9000), ("none", 9000)]
+)
+def test_a_container_has_a_limit_of_its_own(
+    limit: str, free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=9000))
+    if limit != "none":
+        (tmp_path / "memory.max").write_text(limit + "\n")
+        (tmp_path / "memory.current").write_text("1000\n")
+    assert free_memory() == free
