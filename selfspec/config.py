@@ -26,15 +26,16 @@ class SpecConfig:
     number of tokens that it yields.
 
     Args:
-        max_nodes: The most nodes of a draft tree, its root included, and so the width of a forward.
-            Higher brings more tokens a step where wide forwards are cheap. 1 is plain decoding.
-        budget: How many nodes a step takes. "measured": as many as pay on this machine. "fixed": all
-            that there are guesses for, so that nothing depends on a clock. Two more are for
-            comparisons, "threshold" and "fitted".
-        max_depth: The longest draft, in tokens. Higher takes a longer copied passage in one step;
-            lower makes broader trees.
-        top_k: Candidates kept for each token in the look-up tables, and the most that a source may
-            name for a node. This is not the top_k of sampling.
+        max_nodes: The most nodes of a draft tree, its root included; 1 is plain decoding. This is
+            also the width of a forward. Higher brings more tokens a step where wide forwards are
+            cheap. Under a budget that is not measured, 8 to 16 suit a CPU.
+        budget: How many nodes a step takes: "measured", as many as pay on this machine, or "fixed",
+            all that there are guesses for. With "fixed" nothing depends on a clock. Two more are
+            for comparisons, "threshold" and "fitted".
+        max_depth: The longest draft, in tokens. Higher takes a longer copied passage in one step.
+            Lower makes broader trees.
+        top_k: Candidates kept for each token in the look-up tables. It is also the most that a
+            source may name for a node, and not the top_k of sampling.
         depth_decay: The factor δ in (0, 1] on a node's score for each level below the first. Lower
             makes wide, shallow trees. For comparisons with the DIAA paper.
         width_decay: The factor α in (0, 1] on a node's score for each rank below the best sibling.
@@ -43,17 +44,20 @@ class SpecConfig:
             shorter drafts. For comparisons with the DIAA paper.
         update_interval: Steps for which a tree keeps its shape and only gets new tokens. Higher
             makes drafting cheaper and the guesses worse. For comparisons with the DIAA paper.
-        sources: Where drafts come from. "lut": what followed a token before. "lut2": what followed
-            two tokens. "context": what this text has said already. "corpus": the n-grams of a
-            loaded cache. "runners": what the model nearly said. None at all is plain decoding.
-        num_branches: Self-Draft's branches: rows of guesses that each forward computes beside the
-            tree. Higher finds more phrases and widens the forward. 0 is none; the paper's is 6.
-        branch_length: Tokens of a branch, 1 or more. Higher finds longer phrases.
-        learning: How far what is learned reaches. "session": from call to call. "request": within
-            a call, which keeps the tenants of a server apart. "frozen": nothing is learned.
-        forward: How the model is run over drafts. "auto": captured graphs on CUDA; on a CPU packed
-            weights as soon as they pay, with at most a quarter of the free memory. "eager": as
-            `generate()` runs it. "packed" or "graph": that way from the start, if it is possible.
+        sources: Where drafts come from, by name; none at all is plain decoding. "lut": what
+            followed a token before. "lut2": what followed two tokens. "context": what this text has
+            said already. "corpus": the n-grams of a loaded cache. "runners": what the model nearly
+            said.
+        num_branches: Self-Draft's branches, rows of guesses computed beside the tree; 0 is none.
+            Higher finds more phrases and widens each forward. The paper's choice is 6.
+        branch_length: Tokens of a branch, 1 or more. Higher finds longer phrases and widens each
+            forward.
+        learning: How far what is learned reaches: "session", from call to call; "request", within a
+            call; "frozen", nothing is learned. "request" keeps the tenants of a server apart.
+        forward: How the model is run over drafts: "auto", "eager", "packed" or "graph". "auto":
+            captured graphs on CUDA, and on a CPU packed weights as soon as they pay, with at most a
+            quarter of the free memory. "eager": as `generate()` runs it. The others ask for one way
+            from the start, and go on eagerly if that can't be.
         overlap: On CUDA, update tables and move keys and values while the CPU works. False does one
             after the other.
         strict: Refuse a call that can't be drafted for. False decodes it plainly and says why in

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
+from cyclopts import App, CycloptsError, MissingArgumentError
 
 from selfspec.cli.batch.batch_command import batch
 from selfspec.cli.cache.cache_command import cache
@@ -32,16 +32,20 @@ app = App(
     name="selfspec",
     help="The same text from a language model, in fewer forwards.",
     version=_version,
-    default_parameter=Parameter(consume_multiple=False),
     help_format="markdown",
     result_action="return_value",
     exit_on_error=False,
     print_error=False,
 )
 # In the order in which most people need them.
-for _order, _each in enumerate((demo, check, chat, generate, batch, serve, tune)):
-    app.command(_each, sort_key=_order)
-app.command(cache, sort_key=7)
+app.command(demo, sort_key=0)
+app.command(check, sort_key=1)
+app.command(chat, sort_key=2)
+app.command(generate, sort_key=3)
+app.command(batch, sort_key=4)
+app.command(serve, sort_key=5)
+app.command(tune, sort_key=6)
+app.command(cache)
 
 
 def main() -> None:

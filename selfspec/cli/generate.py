@@ -40,10 +40,9 @@ def generate(
     Args:
         file: The file with the prompt. Default: --prompt, or else stdin.
         prompt: The prompt itself.
-        chat: Ask the prompt as a question, in the model's chat template.
+        chat: Put the prompt into the model's chat template, as a question.
         output: Write to this new file, not to stdout.
-        prediction: A file that says roughly what the answer will be, such as the text to be
-            edited. The closer it is, the fewer steps are needed.
+        prediction: A file that says roughly what the answer will be, such as a text to be edited.
         full: Write the prompt too.
         stats: Print statistics on stderr.
     """

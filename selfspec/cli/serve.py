@@ -41,14 +41,11 @@ class Access:
     port: _Port = 8000
     """The port to listen at."""
     api_key: _Key = None
-    """Answer only requests with this key. Set it in the environment if you can, since other users
-    of the machine may see a command's options."""
+    """Answer only requests with this key. The environment hides it from other users."""
     allow_host: _Names = ()
-    """A host name that requests may use, beside localhost and IP addresses; can be given several
-    times."""
+    """A host name that requests may use; can be given several times."""
     allow_origin: _Names = ()
-    """A web site whose pages may send requests, such as https://chat.example.org; can be given
-    several times."""
+    """A web site whose pages may send requests, such as https://chat.example.org."""
 
     @property
     def is_wide(self) -> bool:
@@ -73,12 +70,12 @@ class Load:
     """How many texts are written, and what they may take."""
 
     max_rows: PositiveInt = 16
-    """The largest number of texts that are written at the same time; others wait."""
+    """The most texts that are written at the same time; others wait."""
     max_waiting: NonNegativeInt = 256
-    """The largest number of texts that wait; further ones are refused with 503."""
+    """The most texts that wait; further ones are refused with 503."""
     max_kv_memory: str | None = None
-    """Memory for the keys and values of all texts, such as 4GB. Default: half of the memory that is
-    free once the model is loaded, or what --max-memory leaves."""
+    """Memory for the keys and values of all texts, such as 4GB. Default: half of what is free, or
+    what --max-memory leaves."""
 
     @property
     def kv_bytes(self) -> int | None:

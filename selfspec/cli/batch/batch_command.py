@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
+from cyclopts import Parameter
 from cyclopts.types import PositiveInt
 from rich.console import Console
 
@@ -20,8 +22,8 @@ from selfspec.cli.shared.writer import checked
 
 def batch(
     model: Model,
-    prompts: Path,
-    answers: Path,
+    prompts: Annotated[Path, Parameter(name="INPUT")],
+    answers: Annotated[Path, Parameter(name="OUTPUT")],
     /,
     *,
     max_rows: PositiveInt = 8,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _DAMAGED = 2
 
-cache = App(name="cache", help="Build, inspect, merge and check cache folders.")
+cache = App(name="cache", help="Build, inspect, merge and check cache folders.", sort_key=7)
 cache.command(build)
 
 

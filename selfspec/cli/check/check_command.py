@@ -118,7 +118,8 @@ def check(
     check_output(output)
     kinds, console = questions_of(prompts), Console(highlight=False)
     dtypes, left_out = _precisions(writing)
-    found, about = [], {}
+    found: list[Measured] = []
+    about: dict[str, str] = {}
     for dtype in dtypes:
         with loaded(replace(writing, dtype=dtype)) as writer:
             measured, about = _checked(console, writer, kinds, seconds / len(dtypes))

@@ -17,8 +17,8 @@ def facts(writer: Writer, spec: SelfSpec) -> dict[str, str]:
     import torch
 
     from selfspec import __version__
-    from selfspec.machine.memory import free_memory
     from selfspec.machine.hardware import device_name
+    from selfspec.machine.memory import free_memory
 
     device = writer.model.device
     return {

@@ -36,8 +36,8 @@ class Question(NamedTuple):
     prediction: str | None = None
 
 
-# What the embedded model continues. Each ends in the middle of something that Python's library often
-# says, and the model makes sense of it for fifty tokens or so.
+# What the embedded model continues. Each ends in the middle of something that Python's library
+# often says, and the model makes sense of it for fifty tokens or so.
 SNIPPETS = (
     Question(
         "comparison",

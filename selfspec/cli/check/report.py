@@ -40,11 +40,11 @@ class Verdict(NamedTuple):
 
 def verdict(found: Sequence[Measured]) -> Verdict:
     """Is it faster, in which precision, how sure is that, and if it is not, why not?"""
-    best = fastest(found)
+    best, busy = fastest(found), _busy(found)
     if not any(each.num_drafted for each in found):
-        why = best.stats(DRAFTED).disabled_reason or "no step of these answers was worth a draft"
+        why = best.stats(DRAFTED).disabled_reason or busy or "no step was worth a draft here"
         return Verdict(f"Nothing was drafted: {why}.", is_sure=False)
-    if (busy := _busy(found)) is not None:
+    if busy is not None:
         return Verdict(f"Too busy to say: {busy}.", is_sure=False)
     if best.num_tokens < _ENOUGH:
         return Verdict(
@@ -61,7 +61,8 @@ def verdict(found: Sequence[Measured]) -> Verdict:
         using = "" if way == DRAFTED else f" and the cache ({alone} without it)"
         return Verdict(
             f"{best.speed_up(way):.2f}x faster with selfspec{using}, in {best.dtype} ({low:.2f}x "
-            f"to {high:.2f}x in {basis}; single prompts {min(singles):.2f}x to {max(singles):.2f}x).",
+            f"to {high:.2f}x in {basis}; single prompts {min(singles):.2f}x to "
+            f"{max(singles):.2f}x).",
             gains=True,
         )
     if high >= _GAIN:

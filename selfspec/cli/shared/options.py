@@ -16,13 +16,9 @@ from docstring_parser import parse
 from selfspec.config import SpecConfig
 
 _MEMORY = Group("Devices, memory and what is kept", sort_key=1)
-_DRAFTING = Group(
-    "For experts: how drafts are made",
-    help="Each knob of docs/knobs.md is an option. None of them changes the text.",
-    sort_key=2,
-)
-# What `--help` shows; the other knobs are for comparisons, or for very few.
-_SHOWN_KNOBS = ("max_nodes", "budget", "learning", "forward", "strict")
+_DRAFTING = Group("For experts (docs/knobs.md has more of these)", sort_key=2)
+# What `--help` shows, in a sentence each; the other knobs are for comparisons, or for very few.
+_SHOWN_KNOBS = ("max_nodes", "budget", "max_depth", "sources", "learning", "forward", "strict")
 
 Model = Annotated[str, Parameter(help="Folder or Hub id of a causal language model.")]
 # There is no --no-full beside --full.
@@ -38,12 +34,11 @@ class ModelOptions:
 
     model: Annotated[str | None, Parameter(parse=False)] = None  # None: the embedded one
     device: Annotated[str, Parameter(group=_MEMORY)] = "auto"
-    """cpu, cuda, cuda:1 and so on. auto: a GPU if there is one, else the CPU."""
+    """cpu, cuda, cuda:1 and so on. auto: a GPU if there is one."""
     dtype: str = "auto"
-    """float32, bfloat16 or float16. auto: as the model was saved. In half precision the text may
-    differ from that of plain generate() where two tokens are almost equally likely."""
+    """float32, bfloat16 or float16. auto: as the model was saved."""
     verbose: Verbose = False
-    """Also say on stderr what is prepared, and how long that takes."""
+    """Also say on stderr what is prepared, and how long it takes."""
 
     @property
     def title(self) -> str:
@@ -57,11 +52,10 @@ class RunOptions(ModelOptions):
     """The same for commands that run the model for a user, within what memory, and from what."""
 
     max_memory: _Kept = None
-    """Memory for the model and a draft model, such as 2GB, 500MB or 25% of what the model takes.
-    Layers that do not fit are read from disk in each step."""
+    """Memory for the weights, such as 2GB or 25%. Layers that do not fit are read from disk in each
+    step."""
     cache: _Kept = None
-    """Start with this cache, a folder or a Hub id. 'selfspec cache build' makes one for the model's
-    tokenizer."""
+    """Start with this cache of 'selfspec cache build': a folder or a Hub id."""
 
 
 @Parameter(name="*")
@@ -71,10 +65,9 @@ class DraftOptions(RunOptions):
 
     remember: _Kept = None
     """Start with what earlier runs left in this folder, and add what this run learns. It holds
-    pieces of texts, and only you can read it."""
+    pieces of texts."""
     draft_model: _Kept = None
-    """Folder or Hub id of a small model with the same tokenizer, which drafts too where that
-    pays."""
+    """A small model with the same tokenizer, which drafts too where that pays."""
 
 
 @Parameter(name="*")
@@ -83,10 +76,9 @@ class Sampling:
     """How the next token is chosen."""
 
     temperature: NonNegativeFloat | None = None
-    """0: always the likeliest token. Higher: more varied text. Default: what the model's own
-    generation config says."""
+    """0: always the likeliest token. Default: as the model's own config says."""
     seed: int | None = None
-    """For sampling: the same seed gives the same text. Default: a new one each time."""
+    """The same seed gives the same text. Default: a new one each time."""
 
 
 @Parameter(name="*")
@@ -115,13 +107,13 @@ def _option_of_knob(name: str, kind: Any, text: str) -> Any:
     return Annotated[
         kind,
         Parameter(
-            help=text,
+            help=text.partition(". ")[0],
             group=_DRAFTING,
             show=name in _SHOWN_KNOBS,
             negative=None if kind is bool else (),
             converter=_names if is_list else None,
             n_tokens=1 if is_list else None,
-            show_default=",".join if is_list else None,
+            show_default=",".join if is_list else kind is not bool,
         ),
     ]
 

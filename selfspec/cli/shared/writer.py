@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from selfspec.building.limits import choice_of
 from selfspec.cli.shared.messages import show_log, working
-from selfspec.cli.shared.options import DraftOptions, WriteOptions
+from selfspec.cli.shared.options import DraftOptions, RunOptions, WriteOptions
 from selfspec.errors import CliError
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.records import DRAFT_MODEL
@@ -41,7 +41,7 @@ class Start(NamedTuple):
         return SelfSpec.from_contents(self.cache, config=config, **options)
 
 
-def checked(asked: DraftOptions, config: SpecConfig) -> SpecConfig:
+def checked(asked: RunOptions, config: SpecConfig) -> SpecConfig:
     """Refuses options that can't be, as far as torch is not needed for that."""
     from selfspec.cli.shared.model_loading import check_options
 
