@@ -19,7 +19,7 @@ from selfspec.errors import SelfSpecError, one_line
 
 _USER_ERROR = 2
 _INTERRUPTED = 130
-_EXAMPLE = "a folder or a Hub id, such as HuggingFaceTB/SmolLM2-135M-Instruct"
+_EXAMPLE = ": a folder or a Hub id, such as HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 def _version() -> str:
@@ -36,6 +36,7 @@ app = App(
     result_action="return_value",
     exit_on_error=False,
     print_error=False,
+    suppress_keyboard_interrupt=False,
 )
 # In the order in which most people need them.
 app.command(demo, sort_key=0)
@@ -83,7 +84,7 @@ def _missing(error: MissingArgumentError) -> str:
     """What must be named, and where to read how."""
     command = " ".join(["selfspec", *(error.command_chain or ())])
     name = "" if error.argument is None else error.argument.name
-    what = f" ({_EXAMPLE})" if name == "MODEL" else ""
+    what = _EXAMPLE if name == "MODEL" else ""
     return f"{name} must be given{what} (got nothing); see '{command} --help'"
 
 

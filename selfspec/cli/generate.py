@@ -67,13 +67,12 @@ def _read_prompt(file: str | None, prompt: str | None) -> str:
         raise CliError(f"give FILE or --prompt, not both (got {file!r} and {prompt[:40]!r})")
     if prompt is not None:
         return prompt
-    is_stdin = file in (None, "-")
-    if is_stdin and sys.stdin.isatty():
+    if file is None and sys.stdin.isatty():
         say("Type the prompt; end it with Ctrl-D on a line of its own.")
-    path = None if is_stdin else Path(str(file))
+    path = None if file is None else Path(file)
     text = read_text(path, "FILE", "; --prompt takes the text itself")
     if not text:
-        where = "stdin" if is_stdin else repr(file)
+        where = "stdin" if file is None else repr(file)
         raise CliError(f"the prompt must not be empty (got nothing from {where}); write some text")
     return text
 

@@ -225,7 +225,7 @@ class TestOption:
     def written(self, run, plain_folder):
         def write(*args):
             few = ("--max-new-tokens", "24")
-            return run("generate", "--model", plain_folder, *few, "--stats", *args, stdin=PROMPT)
+            return run("generate", plain_folder, *few, "--stats", *args, stdin=PROMPT)
 
         return write
 
@@ -249,7 +249,7 @@ class TestOption:
     def test_another_tokenizers_cache_and_a_damaged_one_are_refused(
         self, fails, chat_folder, folder
     ):
-        asked = ("demo", "--model", chat_folder, "--cache", folder)
+        asked = ("demo", chat_folder, "--cache", folder)
         line = fails(*asked)
         assert "--cache was built for tokenizer 5a5a5a5a… (owner/toy), this model uses" in line
         flip_byte(folder / "corpus.safetensors")

@@ -36,18 +36,18 @@ def card(folder):
 @pytest.fixture
 def build(run, plain_folder, tmp_path):
     def build(*args):
-        return run("cache", "build", tmp_path / "cache", "--model", plain_folder, *FEW, *args)
+        return run("cache", "build", plain_folder, tmp_path / "cache", *FEW, *args)
 
     return build
 
 
 @pytest.fixture
 def refused(fails, plain_folder, tmp_path):
-    return lambda *args: fails("cache", "build", tmp_path / "cache", "--model", plain_folder, *args)
+    return lambda *args: fails("cache", "build", plain_folder, tmp_path / "cache", *args)
 
 
 def test_options_and_recipe_have_the_same_keys():
-    options = {each.name for each in RecipeOptions.options()}
+    options = {each.name for each in dataclasses.fields(RecipeOptions)}
     assert options == {each.name for each in dataclasses.fields(Recipe)}
 
 
@@ -142,8 +142,8 @@ def test_a_folder_that_is_taken(refused, texts, tmp_path):
 
 @pytest.mark.slow
 def test_the_script_is_the_command(texts, tmp_path, plain_folder):
-    command = [sys.executable, ROOT / "caches" / "build.py", tmp_path / "cache"]
-    options = ["--model", plain_folder, "--data", texts, "--build", "ngrams"]
+    command = [sys.executable, ROOT / "caches" / "build.py", plain_folder, tmp_path / "cache"]
+    options = ["--data", texts, "--build", "ngrams"]
     subprocess.run([*command, *options], check=True, cwd=tmp_path, capture_output=True)
     assert card(tmp_path / "cache")["about"]["documents"] == 3
 

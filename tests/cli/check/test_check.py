@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-
-from selfspec.cli.check import check_command as check_module
 from selfspec.cli.check.check_measuring import Answered, Compared, Measured
 from selfspec.cli.check.check_report import bars, python_lines, verdict
+
+from selfspec.cli.check import check_command as check_module
 from selfspec.cli.shared.options import RunOptions
 from selfspec.cost import CostCurve
 from selfspec.machine import memory
