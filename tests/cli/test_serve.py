@@ -24,7 +24,8 @@ pytest.importorskip("openai", reason="needs the extra: pip install 'selfspec[tes
 import openai
 from transformers.cli.serve import Serve
 
-from selfspec.cli.serve import serve_command as serve
+from selfspec.cli import serve
+from selfspec.cli.shared.options import DraftOptions
 from selfspec.config import SpecConfig
 from selfspec.serving import Listening
 from tests.waiting import PATIENCE, free_port, wait_until
@@ -73,7 +74,7 @@ def stock(chat_folder: str) -> Iterator[Any]:
 def client(chat_folder: str) -> Iterator[Any]:
     """Of the command's own server, but for its signals."""
     access = serve.Access(host="127.0.0.1", port=free_port(), api_key=KEY)
-    asked = serve.ServeOptions(model=chat_folder, dtype="float32")
+    asked = DraftOptions(model=chat_folder, dtype="float32")
     config = SpecConfig(max_nodes=8, budget="fixed")
     answering = serve._answering(asked, serve.Load(), config)
     answering.start()
@@ -156,6 +157,8 @@ def test_a_port_in_use(fails, chat_folder: str) -> None:
         (("--allow-origin", "https://example.org/"), "--allow-origin must be a scheme and a host"),
         (("--max-kv-memory", "much"), "--max-kv-memory must be"),
         (("--budget", "endless"), "budget"),
+        (("--budget", "fitted"), "--budget fitted needs --cache"),
+        (("--port", "70000"), "--port"),
     ],
 )
 def test_options_that_can_not_be(fails, chat_folder: str, wrong: tuple[str, ...], said) -> None:
@@ -164,11 +167,13 @@ def test_options_that_can_not_be(fails, chat_folder: str, wrong: tuple[str, ...]
 
 def test_within_a_memory(fails, chat_folder: str) -> None:
     """Keys and values get what the model leaves."""
-    asked = serve.ServeOptions(model=chat_folder, dtype="float32", max_memory="3MB")
+    asked = DraftOptions(model=chat_folder, dtype="float32", max_memory="3MB")
     answering = serve._answering(asked, serve.Load(max_rows=3), SpecConfig())
     weights = sum(4 * each.numel() for each in answering.model.parameters())
     assert answering.max_memory == 3_000_000 - weights
     assert "must be a number of bytes" in fails("serve", chat_folder, "--max-memory", "lots")
+    line = fails("serve", chat_folder, "--port", free_port(), "--max-kv-memory", "1KB")
+    assert "--max-kv-memory must be at least " in line
 
 
 def test_a_wide_address_is_warned_of() -> None:
