@@ -122,7 +122,7 @@ def check(
     about: dict[str, str] = {}
     for dtype in dtypes:
         with loaded(replace(writing, dtype=dtype)) as writer:
-            measured, about = _checked(console, writer, kinds, seconds / len(dtypes))
+            measured, about = _checked(console, writer, kinds, seconds / len(dtypes), about)
             found.append(measured)
         del writer
         gc.collect()  # Its model is gone before the next one comes.
@@ -139,11 +139,15 @@ def check(
 
 
 def _checked(
-    console: Console, writer: Writer, kinds: Sequence[Question], seconds: float
+    console: Console,
+    writer: Writer,
+    kinds: Sequence[Question],
+    seconds: float,
+    known: dict[str, str],
 ) -> tuple[Measured, dict[str, str]]:
-    """All that `check` measures in one precision, and the facts."""
+    """All that `check` measures in one precision, and the facts; what is known is not said."""
     config, questions = SpecConfig(), _fitting(writer, kinds, _LEAST_TOKENS)
-    spec, about = _begun(console, writer, config, questions)
+    spec, about = _begun(console, writer, config, questions, known)
     with working(f"Measuring in {writer.dtype}") as say:
         say(f"{writer.dtype}: what a step costs by its width")
         curve = _curve(writer, spec, _CURVE_SHARE * seconds)
@@ -157,8 +161,9 @@ def _begun(
     writer: Writer,
     config: SpecConfig,
     questions: Sequence[tuple[Question, list[int]]],
+    known: dict[str, str] | None = None,
 ) -> tuple[SelfSpec, dict[str, str]]:
-    """Warms the model up, which shows whether drafts are on, and says what there is.
+    """Warms the model up, which shows whether drafts are on, and says what was not known yet.
 
     What is prepared of a model, such as packed weights, lives as long as the `SelfSpec`.
     """
@@ -167,7 +172,8 @@ def _begun(
         warm_up(writer, spec, questions[0][1])
         about = facts(writer, spec)
     for name, value in about.items():
-        console.print(Text(f"{name}: {value}", "dim"), soft_wrap=True)
+        if value != (known or {}).get(name):
+            console.print(Text(f"{name}: {value}", "dim"), soft_wrap=True)
     return spec, about
 
 

@@ -22,8 +22,7 @@ from selfspec.cost import CostCurve
 
 _GAIN = 1.03  # Less than that is no gain.
 _ENOUGH = 96  # tokens of one answer to each prompt
-_FREE = 0.8  # The machine is too busy if we get less of its processor than that,
-_STEADY = 0.25  # or if plain runs of one prompt differ by more than this.
+_STEADY = 0.25  # The machine is too busy if plain runs of one prompt differ by more than this.
 _DEAR = 1.5  # plain steps for a step of four nodes
 _FEW = 1.15  # tokens a step
 _LONG = 0.5  # of the time, for reading prompts
@@ -84,8 +83,8 @@ def fastest(found: Sequence[Measured]) -> Measured:
 
 def _busy(found: Sequence[Measured]) -> str | None:
     """Why no time that was measured can be trusted, if that is so."""
-    share = min(each.share for each in found)
-    if share < _FREE:
+    if any(each.is_busy for each in found):
+        share = min(each.share for each in found)
         return (
             f"this process got {share:.0%} of the processor that it asked for, so other programs "
             "are at work, or torch has more threads than this container has cores. End them, or "
@@ -208,7 +207,7 @@ def print_texts(console: Console, found: Sequence[Measured]) -> bool:
         if not parted:
             console.print(Text(f"Same text: {same} ({measured.dtype}).", "green"))
             continue
-        where = ", ".join(f"{each.kind} at token {each.parts_at}" for each in parted)
+        where = ", ".join(f"{each.kind} at token {(each.parts_at or 0) + 1}" for each in parted)
         if measured.dtype == "float32":
             is_allowed = False
             line = (

@@ -25,6 +25,7 @@ PLAIN, DRAFTED, CACHED = "plain", "selfspec", "with the cache"
 
 MIN_ROUNDS, _MOST_ROUNDS = 2, 10
 _LOOK = 0.05  # seconds for which the processor's share is looked at
+_FREE = 0.8  # The machine is too busy if we get less of its processor than that.
 
 # Makes the `SelfSpec` of a round, for each way of drafting by its name.
 Ways = Mapping[str, Callable[[], "SelfSpec"]]
@@ -158,6 +159,11 @@ class Measured:
         """The part of the processor that this process got where it asked for all of it."""
         return median(self.shares) if self.shares else 1.0
 
+    @property
+    def is_busy(self) -> bool:
+        """Do other programs take so much of the processor that times say little?"""
+        return self.share < _FREE
+
 
 def warm_up(writer: Writer, spec: SelfSpec, ids: Sequence[int]) -> float:
     """Runs each way for some tokens, so that a first call's costs are not timed.
@@ -200,8 +206,8 @@ def measure(
                 length = int(min(num_new, limit - len(ids)))
                 answer = _answer(writer, spec, ids, length, expected)
                 prompts[index].answers[way].append(answer)
-        left = end - perf_counter()
-        if number + 1 >= MIN_ROUNDS and left < perf_counter() - began:
+        now = perf_counter()
+        if found.is_busy or (number + 1 >= MIN_ROUNDS and end - now < now - began):
             break
     return found
 
