@@ -1,6 +1,6 @@
 """Builds a cache folder: the same command as `selfspec cache build`, run from a checkout.
 
-python caches/build.py FOLDER --recipe caches/recipes/folder.toml --data ~/notes
+python caches/build.py MODEL FOLDER --recipe caches/recipes/folder.toml --data ~/notes
 """
 
 import sys

@@ -41,5 +41,5 @@ def test_the_demo_runs_from_the_wheel(installed: Path, tmp_path: Path) -> None:
 
     where = run("-c", "import selfspec; print(selfspec.__file__)")
     assert Path(where.strip()).is_relative_to(installed)
-    briefly = ["--prompt", "import os", "--rounds", "1", "--max-new-tokens", "8"]
-    assert "Same text: 1 of 1" in run("-m", "selfspec.cli", "demo", *briefly)
+    briefly = ["--seconds", "1", "--budget", "fixed", "--max-new-tokens", "40"]
+    assert "Same text: 3 of 3" in run("-m", "selfspec.cli", "demo", *briefly)

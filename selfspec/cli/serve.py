@@ -85,12 +85,13 @@ class Load:
         return amount_in_bytes(self.max_kv_memory, name="--max-kv-memory")
 
     def check(self, bytes_per_token: int) -> None:
-        """Refuses a memory in which no text has room."""
-        least = _LEAST_TOKENS * bytes_per_token
+        """Refuses a memory in which texts have no room. A text has one of `max_rows` + 1 shares."""
+        least = _LEAST_TOKENS * (self.max_rows + 1) * bytes_per_token
         if self.kv_bytes is not None and self.kv_bytes < least:
             raise CliError(
-                f"--max-kv-memory must be at least {least} for this model, which is room for a "
-                f"text of {_LEAST_TOKENS} tokens (got {self.max_kv_memory!r})"
+                f"--max-kv-memory must be at least {least} for this model, so that {self.max_rows} "
+                f"texts have room for {_LEAST_TOKENS} tokens each (got {self.max_kv_memory!r}); "
+                "raise it, or lower --max-rows"
             )
 
 
