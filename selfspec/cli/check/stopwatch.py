@@ -18,7 +18,6 @@ from selfspec.records import StepRecord
 from selfspec.stats import GenerationStats
 
 if TYPE_CHECKING:
-    from selfspec.cost import CostCurve
     from selfspec.plugin import SelfSpec
 
 PLAIN, DRAFTED, CACHED = "plain", "selfspec", "with the cache"
@@ -30,6 +29,7 @@ _FREE = 0.8  # The machine is too busy if we get less of its processor than that
 # Makes the `SelfSpec` of a round, for each way of drafting by its name.
 Ways = Mapping[str, Callable[[], "SelfSpec"]]
 Say = Callable[[str], None]
+Asked = Sequence[tuple[Question, list[int]]]  # with the ids of each prompt
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,11 @@ class Compared:
 
 @dataclass
 class Measured:
-    """All that was found out about a model in one precision."""
+    """All answers of a model, and what they say."""
 
     dtype: str
     prompts: list[Compared]
     shares: list[float] = field(default_factory=list)  # of the processor, where we asked for it
-    curve: CostCurve | None = None  # what a step costs by its width, if that was measured
 
     @property
     def ways(self) -> list[str]:
@@ -143,12 +142,6 @@ class Measured:
         return max(self.ways, key=self.speed_up)
 
     @property
-    def seconds_a_token(self) -> float:
-        """In the fastest way, plain decoding included."""
-        most = max(1.0, self.speed_up(self.best_way))
-        return median(self.seconds(PLAIN)) / max(self.num_tokens, 1) / most
-
-    @property
     def variation(self) -> float:
         """By how much the slowest plain run of a prompt usually exceeds the fastest one."""
         runs = [each.seconds(PLAIN) for each in self.prompts]
@@ -177,7 +170,7 @@ def warm_up(writer: Writer, spec: SelfSpec, ids: Sequence[int]) -> float:
 
 def measure(
     writer: Writer,
-    asked: Sequence[tuple[Question, list[int]]],
+    asked: Asked,
     ways: Ways,
     *,
     num_new: int,
@@ -197,7 +190,7 @@ def measure(
         began = perf_counter()
         specs = {PLAIN: None, **{way: new_spec() for way, new_spec in ways.items()}}
         for index, (question, ids) in enumerate(asked):
-            say(f"{writer.dtype}: round {number + 1}, {question.kind}")
+            say(f"Measuring: round {number + 1}, {question.kind}")
             found.shares += _processor_share(writer.model)
             turns = list(specs.items())
             # The second run may find the processor's caches warm, so the order alternates.

@@ -135,20 +135,6 @@ def load_model(
     return Loaded(Path(source).name if options.model is None else source, model, tokenizer)
 
 
-def load_shape(options: ModelOptions) -> Any:
-    """The model with no weights in it, for those who only ask for its sizes."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    source = source_of(options.model)
-
-    def load() -> Any:
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))
-
-    return attempt(source, "model", load)
-
-
 def load_draft_model(name: str | None, options: ModelOptions) -> Any:
     """Loads the small model in the options' dtype and onto their device; None if none is named."""
     if name is None:

@@ -132,7 +132,7 @@ class Writer:
 
         self.loaded, self.model, self.tokenizer = loaded, loaded.model, loaded.tokenizer
         attach(self.model)
-        self.sampling = asked
+        self.asked = asked
         self.max_new_tokens = asked.max_new_tokens
         self.start = start or Start()
         # Without a given seed one is drawn, since torch starts every process with the same one.
@@ -142,7 +142,7 @@ class Writer:
     @property
     def samples(self) -> bool:
         """Is the next token drawn, not the likeliest one?"""
-        temperature = self.sampling.temperature
+        temperature = self.asked.temperature
         return bool(self.model.generation_config.do_sample if temperature is None else temperature)
 
     @property
@@ -150,15 +150,10 @@ class Writer:
         """The name of the model's dtype, as in ``--dtype``."""
         return str(self.model.dtype).removeprefix("torch.")
 
-    @property
-    def in_half_precision(self) -> bool:
-        """Does a forward of another width round so much that near-ties fall differently?"""
-        return self.dtype in ("bfloat16", "float16")
-
     def __str__(self) -> str:
         if not self.samples:
             return "greedy"
-        temperature = self.sampling.temperature or self.model.generation_config.temperature
+        temperature = self.asked.temperature or self.model.generation_config.temperature
         return f"sampling at temperature {temperature}, seed {self.seed}"
 
     def new_spec(self, config: SpecConfig) -> SelfSpec:
@@ -238,5 +233,5 @@ class Writer:
 
     def choice(self) -> dict[str, Any]:
         """How the next token is chosen, as arguments of `generate()`."""
-        temperature = self.sampling.temperature
+        temperature = self.asked.temperature
         return {} if temperature is None else choice_of(temperature)
