@@ -22,12 +22,15 @@ pytest.importorskip("fastapi", reason="needs the extra: pip install 'selfspec[se
 pytest.importorskip("openai", reason="needs the extra: pip install 'selfspec[test]'")
 
 import openai
+from transformers import AutoTokenizer
 from transformers.cli.serve import Serve
 
 from selfspec.cli import serve
 from selfspec.cli.shared.options import DraftOptions
 from selfspec.config import SpecConfig
 from selfspec.serving import Listening
+from selfspec.store import save_cache, tokenizer_info
+from tests.caches import contents
 from tests.waiting import PATIENCE, free_port, wait_until
 
 MESSAGES = [{"role": "user", "content": "the quick brown fox"}]
@@ -163,6 +166,15 @@ def test_a_port_in_use(fails, chat_folder: str) -> None:
 )
 def test_options_that_can_not_be(fails, chat_folder: str, wrong: tuple[str, ...], said) -> None:
     assert said in fails("serve", chat_folder, "--port", free_port(), *wrong)
+
+
+def test_a_fitted_budget_without_a_fitted_tree(fails, chat_folder: str, tmp_path: Path) -> None:
+    """The operator is told at the start, and not a client later."""
+    info = tokenizer_info(AutoTokenizer.from_pretrained(chat_folder))
+    held = contents(tokenizer=info, tables={}, corpus=None, calibration=None, fitted=None)
+    save_cache(tmp_path / "cache", held)
+    asked = ("serve", chat_folder, "--port", free_port(), "--cache", tmp_path / "cache")
+    assert "(got a cache without one)" in fails(*asked, "--budget", "fitted")
 
 
 def test_within_a_memory(fails, chat_folder: str) -> None:

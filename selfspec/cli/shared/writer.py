@@ -35,6 +35,11 @@ class Start(NamedTuple):
         """A new `SelfSpec`, which knows what the cache and the remembered folder hold."""
         from selfspec import SelfSpec
 
+        if config.budget == "fitted" and (self.cache is None or self.cache.fitted is None):
+            raise CliError(
+                "--budget fitted needs --cache with a fitted tree (got a cache without one); "
+                "'selfspec tune' makes one"
+            )
         options: dict[str, Any] = {"remember": self.remember, "draft_model": self.draft_model}
         if self.cache is None:
             return SelfSpec(config, tokenizer=tokenizer, **options)
@@ -49,7 +54,7 @@ def checked(asked: RunOptions, config: SpecConfig) -> SpecConfig:
     check_options(asked)
     if config.budget == "fitted" and asked.cache is None:
         raise CliError(
-            "--budget fitted needs --cache with a folder that has a fitted tree (got no --cache); "
+            "--budget fitted needs --cache with a fitted tree (got no --cache); "
             "'selfspec tune' makes one"
         )
     return config
