@@ -20,7 +20,7 @@ from selfspec.errors import SelfSpecError, unknown_name
 
 if TYPE_CHECKING:
     from selfspec import SpecConfig
-    from selfspec.cli.chat.conversation import Answer
+    from selfspec.cli.chat.conversation import Turn
     from selfspec.cli.shared.writer import Writer
 
 _PROMPT = "> "
@@ -75,7 +75,7 @@ class Chat:
         self._show_drafts = show_drafts
         self._writer = writer
         self._spec = writer.new_spec(config)
-        self._last: Answer | None = None
+        self._last: Turn | None = None
         self.conversation = Conversation(writer, self._spec, self._show, system=system)
 
     def run(self, read: Callable[[], str]) -> None:
@@ -122,7 +122,7 @@ class Chat:
             known = [name.split()[0] for name in _COMMANDS]
             self._note(f"error: {unknown_name('command', command, known)}")
 
-    def _answer(self, ask: Callable[[], Answer]) -> None:
+    def _answer(self, ask: Callable[[], Turn]) -> None:
         with self._spinner:
             self._spinner.enter_context(working("Reading", only_spinner=True))
             self._last = ask()
@@ -135,7 +135,7 @@ class Chat:
         reused, length = self._last.num_reused, self._last.num_prompt_tokens
         return f"{self._spec.total_stats}\n  {reused} of the last {length} prompt tokens reused"
 
-    def _ending(self, answer: Answer) -> str:
+    def _ending(self, answer: Turn) -> str:
         """The line below an answer: how long it is, and what did not go as usual."""
         stats = self._spec.stats
         if answer.interrupted:

@@ -14,8 +14,8 @@ from selfspec.errors import CliError
 from selfspec.plugin import SelfSpec
 
 
-class Answer(NamedTuple):
-    """How an answer ended. `num_reused` tokens of its prompt were in the KV already."""
+class Turn(NamedTuple):
+    """How a turn ended. `num_reused` tokens of its prompt were in the KV already."""
 
     num_prompt_tokens: int
     num_reused: int
@@ -57,29 +57,29 @@ class Conversation:
         self._kv: Any = None
         self._kv_ids: list[int] = []
 
-    def ask(self, text: str) -> Answer:
+    def ask(self, text: str) -> Turn:
         """Streams the answer and keeps it. Ctrl-C ends it; what was shown by then is kept."""
         messages = [*self.messages, {"role": "user", "content": text}]
         ids = encoded(messages, self._writer.tokenizer)
         budget = self._budget(len(ids))
         kv, num_reused = self._take_kv(ids)
         live = LiveText(self._writer.tokenizer, ids, self._show)
-        answer = Answer(len(ids), num_reused)
+        turn = Turn(len(ids), num_reused)
         try:
             output = self._writer.write(
                 ids, self._spec, streamer=live, kv=kv, max_new_tokens=budget
             )
         except KeyboardInterrupt:
-            answer = answer._replace(interrupted=True)
+            turn = turn._replace(interrupted=True)
         else:
             self._keep_kv(output)
             new_ids = output.sequences[0, len(ids) :].tolist()
-            answer = answer._replace(cut_at=self._cut_at(new_ids, budget))
+            turn = turn._replace(cut_at=self._cut_at(new_ids, budget))
         self.messages = [*messages, {"role": "assistant", "content": live.text}]
         ended = perf_counter()
-        return answer._replace(seconds=ended - (live.first_came or ended))
+        return turn._replace(seconds=ended - (live.first_came or ended))
 
-    def retry(self) -> Answer:
+    def retry(self) -> Turn:
         """Asks the last question again."""
         if len(self.messages) <= len(self._opening):
             raise CliError("/retry needs a question that was asked (got none so far)")

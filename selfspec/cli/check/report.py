@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from selfspec.cli.check.stopwatch import DRAFTED, PLAIN, Answer, Measured
+from selfspec.cli.check.stopwatch import DRAFTED, PLAIN, Comparison, TimedAnswer
 from selfspec.cli.shared.live_text import OWN
 from selfspec.cli.shared.paint import labels, style_of
 from selfspec.config import SpecConfig
@@ -40,7 +40,7 @@ class Verdict(NamedTuple):
 
 def print_report(
     console: Console,
-    measured: Measured,
+    measured: Comparison,
     writer: Writer,
     config: SpecConfig,
     curve: CostCurve | None = None,
@@ -65,7 +65,7 @@ def print_report(
     return 0 if same and measured.num_drafted else 1
 
 
-def verdict(measured: Measured, curve: CostCurve | None = None) -> Verdict:
+def verdict(measured: Comparison, curve: CostCurve | None = None) -> Verdict:
     """Is it faster, how sure is that, and if it is not, why not?"""
     busy = _busy(measured)
     if not measured.num_drafted:
@@ -104,7 +104,7 @@ def verdict(measured: Measured, curve: CostCurve | None = None) -> Verdict:
     )
 
 
-def _busy(measured: Measured) -> str | None:
+def _busy(measured: Comparison) -> str | None:
     """Why no time that was measured can be trusted, if that is so."""
     if measured.is_busy:
         return (
@@ -120,7 +120,7 @@ def _busy(measured: Measured) -> str | None:
     return None
 
 
-def _because(measured: Measured, curve: CostCurve | None) -> str:
+def _because(measured: Comparison, curve: CostCurve | None) -> str:
     """Why there is no gain."""
     per_step = measured.stats(measured.best_way).tokens_per_step
     if curve is not None and curve.relative(4) > _DEAR:
@@ -136,7 +136,7 @@ def _because(measured: Measured, curve: CostCurve | None) -> str:
     return "drafts cost about as much as they save"
 
 
-def _by_packing(measured: Measured) -> str:
+def _by_packing(measured: Comparison) -> str:
     """What packed weights bring beside drafts, and what they take."""
     stats = measured.stats(measured.best_way)
     if not stats.packed_bytes or stats.speed_up is None:
@@ -147,7 +147,7 @@ def _by_packing(measured: Measured) -> str:
     )
 
 
-def python_lines(writer: Writer, measured: Measured, said: Verdict) -> list[str]:
+def python_lines(writer: Writer, measured: Comparison, said: Verdict) -> list[str]:
     """How to load the model, and how to draft, if that pays."""
     asked = writer.asked
     load = f'model = AutoModelForCausalLM.from_pretrained("{asked.model}", dtype="{writer.dtype}")'
@@ -170,7 +170,7 @@ def bars(curve: CostCurve) -> list[str]:
     return [f"{width:4} {cost:6.2f} {'█' * round(scale * cost)}" for width, cost in costs.items()]
 
 
-def _origins_table(measured: Measured, sources: Iterable[str]) -> Table:
+def _origins_table(measured: Comparison, sources: Iterable[str]) -> Table:
     """The share of the tokens that each source drafted, and the model's own."""
     names = {**labels(sources), OWN: "model's own"}
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
@@ -184,18 +184,18 @@ def _origins_table(measured: Measured, sources: Iterable[str]) -> Table:
     return table
 
 
-def _figures_table(measured: Measured, said: Verdict) -> Table:
+def _figures_table(measured: Comparison, said: Verdict) -> Table:
     """A row for each prompt, and one for all of them."""
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), show_footer=True)
     everything = [answer for each in measured.prompts for answer in each.answers[PLAIN]]
     table.add_column("prompt", "all")
     table.add_column("tokens", str(measured.num_tokens), justify="right")
     if said.is_sure:
-        table.add_column("plain, tokens/s", _rate(everything), justify="right")
+        table.add_column("plain,\ntokens/s", _rate(everything), justify="right")
     for way in measured.ways:
         per_step = f"{measured.stats(way).tokens_per_step:.2f}"
-        name = "" if way == DRAFTED else f"{way}: "
-        table.add_column(f"{name}tokens a step", per_step, justify="right")
+        title = "tokens\na step" if way == DRAFTED else f"{way},\na step"
+        table.add_column(title, per_step, justify="right")
         if said.is_sure:
             table.add_column("speed-up", f"{measured.speed_up(way):.2f}x", justify="right")
     for each in measured.prompts:
@@ -209,13 +209,13 @@ def _figures_table(measured: Measured, said: Verdict) -> Table:
     return table
 
 
-def _rate(answers: Sequence[Answer]) -> str:
+def _rate(answers: Sequence[TimedAnswer]) -> str:
     """Tokens a second behind the prompts."""
     tokens = sum(len(each.new_ids) - 1 for each in answers)
     return f"{tokens / max(sum(each.answer_seconds for each in answers), 1e-9):.1f}"
 
 
-def print_texts(console: Console, measured: Measured) -> bool:
+def print_texts(console: Console, measured: Comparison) -> bool:
     """Says how many texts are those of plain `generate()`; False if one differs that must not."""
     parted = [each for each in measured.prompts if each.parts_at is not None]
     total = len(measured.prompts)

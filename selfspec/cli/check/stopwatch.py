@@ -33,10 +33,9 @@ Asked = Sequence[tuple[Question, list[int]]]  # with the ids of each prompt
 
 
 @dataclass(frozen=True)
-class Answer:
+class TimedAnswer:
     """One answer: what it took to read the prompt and to write the rest, and how it was drafted."""
 
-    num_prompt: int
     new_ids: list[int]
     prompt_seconds: float  # up to the first new token
     answer_seconds: float  # for those behind it
@@ -60,11 +59,11 @@ class Answer:
 
 
 @dataclass
-class Compared:
+class ComparedPrompt:
     """One prompt, answered in each way, round by round."""
 
     kind: str
-    answers: dict[str, list[Answer]]
+    answers: dict[str, list[TimedAnswer]]
 
     def seconds(self, way: str) -> list[float]:
         """The seconds of each round, as if all answers were as long as the plain one."""
@@ -91,11 +90,11 @@ class Compared:
 
 
 @dataclass
-class Measured:
+class Comparison:
     """All answers of a model, and what they say."""
 
     dtype: str
-    prompts: list[Compared]
+    prompts: list[ComparedPrompt]
     shares: list[float] = field(default_factory=list)  # of the processor, where we asked for it
 
     @property
@@ -176,7 +175,7 @@ def measure(
     num_new: int,
     seconds: float,
     say: Say = lambda _: None,
-) -> Measured:
+) -> Comparison:
     """Answers all prompts plainly and in each way, in as many rounds as there is time for.
 
     Each round has new `SelfSpec`s, so every round drafts alike: the first prompt from nothing or
@@ -184,8 +183,8 @@ def measure(
     """
     end = perf_counter() + seconds
     limit = writer.loaded.max_positions or math.inf
-    prompts = [Compared(each.kind, {way: [] for way in (PLAIN, *ways)}) for each, _ in asked]
-    found = Measured(writer.dtype, prompts)
+    prompts = [ComparedPrompt(each.kind, {way: [] for way in (PLAIN, *ways)}) for each, _ in asked]
+    found = Comparison(writer.dtype, prompts)
     for number in range(_MOST_ROUNDS):
         began = perf_counter()
         specs = {PLAIN: None, **{way: new_spec() for way, new_spec in ways.items()}}
@@ -211,7 +210,7 @@ def _answer(
     ids: Sequence[int],
     num_new: int,
     prediction: list[int] | None = None,
-) -> Answer:
+) -> TimedAnswer:
     """Times one call. Its records are only collected meanwhile, and nothing is drawn."""
     watch, records = Watch(), list[StepRecord]()
     writer.reseed()
@@ -222,8 +221,7 @@ def _answer(
         )
     ended = perf_counter()
     first = watch.first_came or ended
-    return Answer(
-        len(ids),
+    return TimedAnswer(
         new_ids,
         first - start,
         ended - first,

@@ -15,7 +15,15 @@ from rich.console import Console
 from selfspec.cli.check import check_command, stopwatch
 from selfspec.cli.check.questions import SNIPPETS, Question
 from selfspec.cli.check.report import bars, print_texts, python_lines, verdict
-from selfspec.cli.check.stopwatch import CACHED, DRAFTED, PLAIN, Answer, Compared, Measured, measure
+from selfspec.cli.check.stopwatch import (
+    CACHED,
+    DRAFTED,
+    PLAIN,
+    ComparedPrompt,
+    Comparison,
+    TimedAnswer,
+    measure,
+)
 from selfspec.cli.shared.live_text import OWN
 from selfspec.cli.shared.paint import harmless
 from selfspec.cost import CostCurve
@@ -46,7 +54,7 @@ def briefly(monkeypatch):
 def quiet(monkeypatch):
     """A machine that does nothing else, as far as we are told."""
     monkeypatch.setattr(stopwatch, "_processor_share", lambda _model: [1.0])
-    monkeypatch.setattr(Measured, "variation", 0.0)
+    monkeypatch.setattr(Comparison, "variation", 0.0)
 
 
 @pytest.fixture
@@ -94,8 +102,8 @@ class TestCheck:
         )
         save_cache(tmp_path / "cache", held)
         given = ("--prompts", prompts, "--seconds", "1")
-        said = run("check", chat_folder, *given, "--cache", tmp_path / "cache").stdout
-        assert "with the cache" in said
+        result = run("check", chat_folder, *given, "--cache", tmp_path / "cache")
+        assert "with the cache," in result.stdout
 
     def test_within_a_memory(self, run, chat_folder, prompts):
         given = ("--prompts", prompts, "--seconds", "1", "--max-memory", "100%")
@@ -187,7 +195,7 @@ def test_rounds_start_cold_and_take_turns(writer, monkeypatch):
 
     def noted(_writer, spec, ids, *_):
         calls.append((ids[0], spec))
-        return Answer(1, [1], 1.0, 1.0)
+        return TimedAnswer([1], 1.0, 1.0)
 
     monkeypatch.setattr(stopwatch, "_answer", noted)
     monkeypatch.setattr(stopwatch, "_processor_share", lambda _model: [1.0])
@@ -207,25 +215,25 @@ def test_origins_add_up_to_all_tokens(writer):
     found = measure(writer, [(Question("a", "a"), ids)], {DRAFTED: SelfSpec}, num_new=24, seconds=0)
     (prompt,) = found.prompts
     assert prompt.answers[DRAFTED][0].origins.total() == 24
-    assert Answer(1, [1, 2, 3], 1.0, 1.0).origins == Counter({OWN: 3})
+    assert TimedAnswer([1, 2, 3], 1.0, 1.0).origins == Counter({OWN: 3})
     assert prompt.parts_at is None
 
 
-def measured(plain: list[float], drafted: list[float], **more) -> Measured:
+def measured(plain: list[float], drafted: list[float], **more) -> Comparison:
     values = {name: more.pop(name) for name in ("dtype", "shares") if name in more}
     stats = GenerationStats(num_new_tokens=150, num_steps=more.pop("steps", 100))
     stats.drafted_by_source["lut"] = more.pop("drafts", 9)
-    answers = {PLAIN: [Answer(9, [1] * 101, 0.0, each) for each in plain]}
+    answers = {PLAIN: [TimedAnswer([1] * 101, 0.0, each) for each in plain]}
     for way, seconds in {DRAFTED: drafted, **more}.items():
-        answers[way] = [Answer(9, [1] * 101, 0.0, each, stats) for each in seconds]
-    return Measured(**{"dtype": "float32", **values}, prompts=[Compared("a", answers)])
+        answers[way] = [TimedAnswer([1] * 101, 0.0, each, stats) for each in seconds]
+    return Comparison(**{"dtype": "float32", **values}, prompts=[ComparedPrompt("a", answers)])
 
 
 @pytest.fixture
 def advice(writer):
     """The lines of Python for a model of that name."""
 
-    def lines(found: Measured, **asked) -> list[str]:
+    def lines(found: Comparison, **asked) -> list[str]:
         writer.asked = replace(writer.asked, model="me/model", **asked)
         return python_lines(writer, found, verdict(found))
 
@@ -288,30 +296,30 @@ def test_what_is_not_sure_is_not_praised(found, text):
 
 
 def test_few_tokens_are_no_basis():
-    answers = {way: [Answer(9, [1] * 20, 0.0, 1.0)] * 2 for way in (PLAIN, DRAFTED)}
+    answers = {way: [TimedAnswer([1] * 20, 0.0, 1.0)] * 2 for way in (PLAIN, DRAFTED)}
     answers[DRAFTED][0].stats.drafted_by_source["lut"] = 1
-    text = verdict(Measured("float32", [Compared("a", answers)])).text
+    text = verdict(Comparison("float32", [ComparedPrompt("a", answers)])).text
     assert text.startswith("Too few tokens to say: the answers have 20 in all")
 
 
 def test_answers_of_different_lengths_are_compared_by_their_tokens():
-    plain, drafted = Answer(9, [1] * 11, 1.0, 10.0), Answer(9, [1] * 6, 1.0, 2.0)
-    assert Compared("a", {PLAIN: [plain], DRAFTED: [drafted]}).speed_up(DRAFTED) == 11 / 5
+    plain, drafted = TimedAnswer([1] * 11, 1.0, 10.0), TimedAnswer([1] * 6, 1.0, 2.0)
+    assert ComparedPrompt("a", {PLAIN: [plain], DRAFTED: [drafted]}).speed_up(DRAFTED) == 11 / 5
 
 
 def test_where_texts_part():
-    def found(*drafted: list[int]) -> Compared:
+    def found(*drafted: list[int]) -> ComparedPrompt:
         answers = {PLAIN: [[1, 2, 3]] * len(drafted), DRAFTED: drafted}
-        return Compared(
-            "a", {way: [Answer(1, each, 0, 1) for each in ids] for way, ids in answers.items()}
+        return ComparedPrompt(
+            "a", {way: [TimedAnswer(each, 0, 1) for each in ids] for way, ids in answers.items()}
         )
 
     assert found([1, 2, 3], [1, 2, 3]).parts_at is None
     assert found([1, 2, 3], [1, 9, 3]).parts_at == 1
     assert found([1, 2]).parts_at == 2
     console = Console(file=StringIO(), width=200)
-    assert print_texts(console, Measured("float32", [found([1, 2, 3])]))
-    assert not print_texts(console, Measured("float32", [found([1, 2])]))
+    assert print_texts(console, Comparison("float32", [found([1, 2, 3])]))
+    assert not print_texts(console, Comparison("float32", [found([1, 2])]))
 
 
 def test_bars_are_to_scale():
