@@ -28,7 +28,7 @@ def facts(writer: Writer, spec: SelfSpec) -> dict[str, str]:
         ),
         "model": f"{writer.loaded}, {type(writer.model).__name__}, {writer}",
         "machine": (
-            f"{device_name(device)}, {torch.get_num_threads()} threads, "
+            f"{device_name(device)}, threads: {torch.get_num_threads()}, "
             f"{free_memory(device) / 1e9:.0f} GB free"
         ),
         "packed weights": _packed_weights() if device.type == "cpu" else "on a CPU only",

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from selfspec.cli.check.stopwatch import DRAFTED, PLAIN, Comparison, TimedAnswer
-from selfspec.cli.shared.live_text import OWN
+from selfspec.cli.shared.live_text import OWN, SEVERAL
 from selfspec.cli.shared.paint import labels, style_of
 from selfspec.config import SpecConfig
 
@@ -81,7 +81,7 @@ def verdict(measured: Comparison, curve: CostCurve | None = None) -> Verdict:
             is_sure=False,
         )
     way, dtype = measured.best_way, measured.dtype
-    low, high = min(measured.speed_ups(way)), max(measured.speed_ups(way))
+    low, high = measured.interval(way)
     basis = f"{measured.num_rounds} rounds of {measured.num_tokens} tokens"
     singles = [each.speed_up(way) for each in measured.prompts]
     if low >= _GAIN:
@@ -172,15 +172,20 @@ def bars(curve: CostCurve) -> list[str]:
 
 def _origins_table(measured: Comparison, sources: Iterable[str]) -> Table:
     """The share of the tokens that each source drafted, and the model's own."""
-    names = {**labels(sources), OWN: "model's own"}
+    way = measured.ways[-1]
+    counts = {
+        each.kind: sum((one.origins for one in each.answers[way]), Counter[str]())
+        for each in measured.prompts
+    }
+    seen = (name for each in counts.values() for name in each if name not in (OWN, SEVERAL))
+    names = {**labels(dict.fromkeys([*sources, *seen])), OWN: "model's own"}
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("tokens came from")
     for origin, label in names.items():
         table.add_column(label, style=style_of(origin), justify="right")
-    for each in measured.prompts:
-        counts = sum((one.origins for one in each.answers[measured.ways[-1]]), Counter[str]())
-        shares = (f"{counts[origin] / max(counts.total(), 1):.0%}" for origin in names)
-        table.add_row(each.kind, *shares)
+    for kind, each in counts.items():
+        shares = (f"{each[origin] / max(each.total(), 1):.0%}" for origin in names)
+        table.add_row(kind, *shares)
     return table
 
 

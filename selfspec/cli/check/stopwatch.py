@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import mean, median, stdev
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any
 
@@ -134,6 +134,17 @@ class Comparison:
     def speed_up(self, way: str) -> float:
         """The median over the rounds."""
         return median(self.speed_ups(way))
+
+    def interval(self, way: str) -> tuple[float, float]:
+        """Where the speed-up lies, two standard errors around the mean of the rounds' logarithms.
+
+        The more rounds there are, the narrower it is.
+        """
+        logs = [math.log(each) for each in self.speed_ups(way)]
+        if len(logs) < MIN_ROUNDS:
+            return 0.0, math.inf
+        middle, half = mean(logs), 2 * stdev(logs) / math.sqrt(len(logs))
+        return math.exp(middle - half), math.exp(middle + half)
 
     @property
     def best_way(self) -> str:
