@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError, MissingArgumentError
 
-from selfspec.cli.batch.batch_command import batch
+from selfspec.cli.batch import batch
 from selfspec.cli.cache.cache_command import cache
 from selfspec.cli.chat.chat_command import chat
 from selfspec.cli.check.check_command import check, demo

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from cyclopts.types import NonNegativeInt, PositiveInt
@@ -21,7 +22,7 @@ from selfspec.machine.memory import amount_in_bytes
 
 if TYPE_CHECKING:
     from selfspec import SpecConfig
-    from selfspec.serving import Answering
+    from selfspec.serving.model_thread import ModelThread
 
 _WILDCARDS = ("0.0.0.0", "::", "")  # Addresses that mean all of this machine's.
 _LEAST_TOKENS = 64  # Of them a text must have room among the keys and values.
@@ -118,22 +119,31 @@ def serve(
     with working(f"Loading {asked.title}"):
         # In a thread that ends: its threads of OpenMP would stay beside those of the answers.
         with ThreadPoolExecutor(1) as thread:
-            answering = thread.submit(_answering, asked, load, config).result()
-        answering.start()
-    _serve(answering, asked.title if name is None else name, access)
+            model = thread.submit(_model_thread, asked, load, config).result()
+        model.start()
+    from selfspec.serving.app import serve as listen
+
+    name = asked.title if name is None else name
+    host = f"[{access.host}]" if ":" in access.host else access.host
+    where = f"http://{host}:{access.port}"
+    say(f"{name} answers at {where}/v1, statistics: {where}/selfspec/stats")
+    for line in _notes(access, model.model.dtype.itemsize):
+        say(line)
+    app = _application(model, name, access)
+    listen(app, host=access.host, port=access.port, access_log=asked.verbose)
 
 
-def _answering(asked: DraftOptions, load: Load, config: SpecConfig) -> Answering:
+def _model_thread(asked: DraftOptions, load: Load, config: SpecConfig) -> ModelThread:
     """Loads everything; nothing is answered yet."""
     from selfspec.machine.memory import free_memory
     from selfspec.run.rows_backend import kv_bytes_per_token
-    from selfspec.serving import Answering
+    from selfspec.serving.model_thread import ModelThread
 
     loaded, start = opened(asked, num_texts=load.max_rows)
     model = loaded.model
     load.check(kv_bytes_per_token(model))
     left = memory_of_texts(model, start.draft_model, asked.max_memory, load.max_rows)
-    return Answering(
+    return ModelThread(
         model,
         loaded.tokenizer,
         start.new_spec(config, loaded.tokenizer),
@@ -143,20 +153,30 @@ def _answering(asked: DraftOptions, load: Load, config: SpecConfig) -> Answering
     )
 
 
-def _serve(answering: Answering, name: str, access: Access) -> None:
+def _application(model: ModelThread, name: str, access: Access) -> Any:
     from selfspec.building.limits import max_positions, vocab_size
-    from selfspec.serving import Gate, Listening, Rules, application
+    from selfspec.serving.app import application
+    from selfspec.serving.calls import Limits
 
-    model = answering.model
-    app = application(answering, Rules(name, vocab_size(model), max_positions(model)))
-    origins = list(access.allow_origin)
-    gate = Gate(app, hosts=access.hosts, origins=origins, api_key=access.api_key)
-    host = f"[{access.host}]" if ":" in access.host else access.host
-    where = f"http://{host}:{access.port}"
-    say(f"{name} answers at {where}/v1, statistics: {where}/selfspec/stats")
+    return application(
+        model,
+        name=name,
+        limits=Limits(vocab_size(model.model), max_positions(model.model)),
+        hosts=access.hosts,
+        origins=list(access.allow_origin),
+        api_key=access.api_key,
+    )
+
+
+def _notes(access: Access, num_bytes: int) -> Iterator[str]:
+    """What whoever starts the server should know."""
+    if num_bytes < 4:
+        yield (
+            "note: in half precision one seed may give two texts, since near-ties depend on what "
+            "else is being answered; --dtype float32 gives one"
+        )
     if access.is_wide:
-        say(_warning(access))
-    Listening(gate, answering, host=access.host, port=access.port).run()
+        yield _warning(access)
 
 
 def _warning(access: Access) -> str:

@@ -1,76 +1,151 @@
-"""The routes: what is asked, what is answered, and what a client is told that goes wrong."""
+"""The routes, and the server that listens: what is asked, answered, and told if it goes wrong."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import signal
+import threading
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
-from fastapi import FastAPI, Request
+import uvicorn
+from fastapi import APIRouter, Depends, FastAPI, Request
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from selfspec.errors import SelfSpecError
-from selfspec.serving.answering import Answering
-from selfspec.serving.asked import Rules
-from selfspec.serving.body import Gone, read_json, while_there
-from selfspec.serving.exchange import Exchange, Exchanges, Piece
+from selfspec.serving.calls import Limits
+from selfspec.serving.exchange import Exchange
+from selfspec.serving.gate import Gate, key_check
 from selfspec.serving.meters import Meters
-from selfspec.serving.protocol import CHAT, COMPLETION, DONE, Form, Kind, event
-from selfspec.serving.refusal import Refused
+from selfspec.serving.model_thread import ModelThread
+from selfspec.serving.replies import DONE, Form, error_body, event
+from selfspec.serving.schema import Chat, Completion, RequestError, checked, json_object
+
+T = TypeVar("T")
 
 _LEAST_BODY = 1 << 20  # Every body may have this length,
 _BYTES_A_POSITION = 16  # or this for each position of the model, if that is more.
+_PATIENCE_FOR_BODY = 30.0  # Seconds in which a body has to come.
+_PATIENCE = 5.0  # Seconds that answers get when the server is being stopped.
+_LAST_WORDS = 5  # Seconds more in which clients are told.
+_MAX_CONNECTIONS = 1024
 _GONE = 499  # As nginx counts requests whose client had gone.
 
 
-def application(answering: Answering, rules: Rules) -> FastAPI:
-    """An application that answers by OpenAI's protocol, without a gate in front of it."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    routes = _Routes(answering, rules)
-    app.add_api_route("/v1/chat/completions", routes.chat, methods=["POST"])
-    app.add_api_route("/v1/completions", routes.complete, methods=["POST"])
-    app.add_api_route("/v1/models", routes.models, methods=["GET"])
-    app.add_api_route("/v1/models/{name:path}", routes.model, methods=["GET"])
-    app.add_api_route("/health", routes.health, methods=["GET"])
-    app.add_api_route("/metrics", routes.metrics, methods=["GET"])
-    app.add_api_route("/selfspec/stats", routes.stats, methods=["GET"])
-    app.add_exception_handler(Refused, _refused)
+def serve(app: FastAPI, *, host: str, port: int, access_log: bool = False) -> None:
+    """Answers until a signal comes. After a SIGTERM it returns; Ctrl-C interrupts."""
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        log_level="info" if access_log else "warning",
+        access_log=access_log,
+        server_header=False,
+        limit_concurrency=_MAX_CONNECTIONS,
+        timeout_graceful_shutdown=int(_PATIENCE) + _LAST_WORDS,
+    )
+    # uvicorn raises its signals once more at the end. A SIGTERM that was obeyed is no fault.
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        uvicorn.Server(config).run()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _break_off_at_signals(model: ModelThread) -> None:
+    """uvicorn waits for running answers, but not for ever: Ctrl-C ends them, SIGTERM soon does."""
+    loop = asyncio.get_running_loop()
+    for number, patience in ((signal.SIGTERM, _PATIENCE), (signal.SIGINT, 0)):
+        uvicorns: Any = signal.getsignal(number)
+
+        def hear(number: int, frame: Any, then: Any = uvicorns, patience: float = patience) -> None:
+            loop.call_soon_threadsafe(loop.call_later, patience, model.break_off)
+            then(number, frame)
+
+        signal.signal(number, hear)
+
+
+def application(
+    model: ModelThread,
+    *,
+    name: str,
+    limits: Limits,
+    hosts: Sequence[str] = (),
+    origins: Sequence[str] = (),
+    api_key: str | None = None,
+) -> FastAPI:
+    """An application that answers by OpenAI's protocol. When it ends, it ends the model's thread.
+
+    `hosts`, `origins` and `api_key` say who may ask; see `Gate`.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        if threading.current_thread() is threading.main_thread():
+            _break_off_at_signals(model)
+        try:
+            yield
+        finally:
+            model.join(_PATIENCE)
+
+    app = FastAPI(
+        docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=lifespan
+    )
+    routes = _Routes(model, name, limits)
+    app.add_api_route("/health", routes.health)  # Whoever looks after the server asks for it.
+    guarded = APIRouter(dependencies=[Depends(key_check(api_key))] if api_key is not None else [])
+    guarded.add_api_route("/v1/chat/completions", routes.chat, methods=["POST"])
+    guarded.add_api_route("/v1/completions", routes.complete, methods=["POST"])
+    guarded.add_api_route("/v1/models", routes.models)
+    guarded.add_api_route("/v1/models/{name:path}", routes.model)
+    guarded.add_api_route("/metrics", routes.metrics)
+    guarded.add_api_route("/selfspec/stats", routes.stats)
+    app.include_router(guarded)
     app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(Exception, _failed)
+    app.add_exception_handler(RequestError, _refused)
+    if origins:
+        methods = ["GET", "POST"]
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=methods, allow_headers=["*"]
+        )
+    app.add_middleware(Gate, hosts=hosts, origins=origins)
     return app
 
 
 class _Routes:
-    def __init__(self, answering: Answering, rules: Rules) -> None:
-        self._answering = answering
-        self._rules = rules
-        self._exchanges = Exchanges(answering, rules)
-        self._meters = Meters(answering)
-        self._max_body = max(_LEAST_BODY, _BYTES_A_POSITION * (rules.max_positions or 0))
+    def __init__(self, model: ModelThread, name: str, limits: Limits) -> None:
+        self._model = model
+        self._name = name
+        self._limits = limits
+        self._meters = Meters(model)
+        self._turn = asyncio.Lock()
+        self._max_body = max(_LEAST_BODY, _BYTES_A_POSITION * (limits.max_positions or 0))
 
     async def chat(self, request: Request) -> Response:
         """Answers a conversation."""
-        return await self._counted(request, CHAT)
+        return await self._counted(request, Chat)
 
     async def complete(self, request: Request) -> Response:
         """Continues a text."""
-        return await self._counted(request, COMPLETION)
+        return await self._counted(request, Completion)
 
     async def models(self) -> Response:
         """The one model that answers."""
-        return JSONResponse({"object": "list", "data": [self._model()]})
+        return JSONResponse({"object": "list", "data": [self._about()]})
 
     async def model(self, name: str) -> Response:
         """The same, by its name."""
-        if name != self._rules.model:
-            raise Refused(f"no model {name!r:.80} is here", status=404, code="model_not_found")
-        return JSONResponse(self._model())
+        if name != self._name:
+            raise RequestError(f"no model {name!r:.80} is here", status=404, code="model_not_found")
+        return JSONResponse(self._about())
 
     async def health(self) -> Response:
         """Whether requests are taken."""
-        stopping = self._answering.is_stopping
+        stopping = self._model.is_stopping
         return JSONResponse({"status": "stopping" if stopping else "ok"}, 503 if stopping else 200)
 
     async def metrics(self) -> Response:
@@ -79,130 +154,128 @@ class _Routes:
 
     async def stats(self) -> Response:
         """What was counted over all answers that ended so far, and the server's own numbers."""
-        drafting = self._answering.spec.total_stats.as_dict()
+        drafting = self._model.spec.total_stats.as_dict()
         return JSONResponse({**drafting, "server": self._meters.as_dict()})
 
-    def _model(self) -> dict[str, Any]:
-        return {"id": self._rules.model, "object": "model", "created": 0, "owned_by": "selfspec"}
+    def _about(self) -> dict[str, Any]:
+        return {"id": self._name, "object": "model", "created": 0, "owned_by": "selfspec"}
 
-    async def _counted(self, request: Request, kind: Kind) -> Response:
-        route, status = request.url.path, 500
+    async def _counted(self, request: Request, kind: type[Chat] | type[Completion]) -> Response:
         try:
             response = await self._answer(request, kind)
-            status = response.status_code
-        except Refused as error:
-            status = error.status
+        except RequestError as error:
+            self._meters.request(request.url.path, error.status)
             raise
-        except Gone:
-            self._meters.cancelled()
-            status = _GONE
-            response = Response(status_code=_GONE)
-        finally:
-            self._meters.request(route, status)
+        self._meters.request(request.url.path, response.status_code)
         return response
 
-    async def _answer(self, request: Request, kind: Kind) -> Response:
+    async def _answer(self, request: Request, kind: type[Chat] | type[Completion]) -> Response:
         arrived = perf_counter()
-        self._answering.check_open()
-        asked = kind.read(await read_json(request, self._max_body), self._rules)
-        exchange = await while_there(request.receive, self._exchanges.open(asked))
-        form = Form(kind, self._rules.model)
-        if asked.streams:
-            return _Stream(form, exchange, self._meters, arrived)
+        self._model.check_open()
         try:
-            choices = await while_there(request.receive, _all(exchange))
+            data = await asyncio.wait_for(_body(request, self._max_body), _PATIENCE_FOR_BODY)
+        except asyncio.TimeoutError:
+            rule = f"the body must come within {_PATIENCE_FOR_BODY:.0f} seconds"
+            raise RequestError(rule, status=408) from None
+        asked = checked(kind, json_object(data, "the body"))
+        self._check_model(asked.model)
+        exchange = Exchange(self._model, asked, arrived)
+        await exchange.open(self._limits, self._turn)
+        form = Form(self._name, is_chat=kind is Chat)
+        if asked.stream:
+            headers = {"cache-control": "no-cache"}
+            events = self._events(form, exchange)
+            return StreamingResponse(events, headers=headers, media_type="text/event-stream")
+        try:
+            choices = await _while_there(request, exchange.whole())
         finally:
             exchange.cancel()
-        self._meters.first_token((exchange.first_token or perf_counter()) - arrived)
-        self._meters.answered(exchange.usage.num_prompt_tokens, exchange.usage.num_new_tokens)
+        if choices is None:
+            self._meters.cancelled()
+            return Response(status_code=_GONE)
+        self._meters.answered(exchange)
         return JSONResponse(form.whole(choices, exchange.usage))
 
-
-class _Stream(Response):  # type: ignore[misc]
-    """Events as the text comes; the texts are forgotten when the client goes."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, form: Form, exchange: Exchange, meters: Meters, arrived: float) -> None:
-        super().__init__(headers={"cache-control": "no-cache"})
-        del self.headers["content-length"]
-        self._form = form
-        self._exchange = exchange
-        self._meters = meters
-        self._arrived = arrived
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Sends everything, for as long as the client is there."""
+    async def _events(self, form: Form, exchange: Exchange) -> AsyncIterator[bytes]:
+        """The events of a stream. When its client goes, its texts are forgotten."""
         try:
-            await while_there(receive, self._send(send))
-        except Gone:
+            for chunk in form.openings(exchange.num_choices):
+                yield chunk
+            async for piece in exchange.pieces():
+                for chunk in form.chunks(piece):
+                    yield chunk
+            self._meters.answered(exchange)
+            options = exchange.request.stream_options
+            if options is not None and options.include_usage:
+                yield form.usage_chunk(exchange.usage)
+            yield DONE
+        except asyncio.CancelledError:
             self._meters.cancelled()
+            raise
+        except RequestError as error:
+            yield event(error_body(error))
         finally:
-            self._exchange.cancel()
+            exchange.cancel()
 
-    async def _send(self, send: Any) -> None:
-        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        await send(start)
-        try:
-            async for data in self._events():
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-        except Exception as error:
-            data = event(_as_refused(error).as_json())
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
-
-    async def _events(self) -> AsyncIterator[bytes]:
-        form, exchange = self._form, self._exchange
-        for chunk in form.openings(exchange.num_choices):
-            yield event(chunk)
-        has_first = False
-        async for piece in exchange.pieces():
-            if not has_first and exchange.first_token is not None:
-                self._meters.first_token(exchange.first_token - self._arrived)
-                has_first = True
-            for chunk in form.chunks(piece):
-                yield event(chunk)
-        self._meters.answered(exchange.usage.num_prompt_tokens, exchange.usage.num_new_tokens)
-        if exchange.asked.tells_usage:
-            yield event(form.usage_chunk(exchange.usage))
-        yield DONE
+    def _check_model(self, name: str | None) -> None:
+        if name != self._name:
+            given = "no model" if name is None else f"{name!r:.80}"
+            rule = f"model must be {self._name!r}, the one that this server answers with"
+            raise RequestError(
+                f"{rule} (got {given})",
+                field="model",
+                status=400 if name is None else 404,
+                code="model_not_found",
+            )
 
 
-async def _all(exchange: Exchange) -> list[Piece]:
-    """The whole text of each choice, with the reason why it ended."""
-    texts = [""] * exchange.num_choices
-    reasons: list[str | None] = [None] * exchange.num_choices
+async def _body(request: Request, max_bytes: int) -> bytes:
+    """The body; refuses a long one before it is read."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        rule = f"Content-Type must be application/json (got {kind!r:.60})"
+        raise RequestError(rule, status=415)
+    declared = request.headers.get("content-length", "0")
+    data = bytearray()
+    if declared.isdigit() and int(declared) <= max_bytes:
+        async for chunk in request.stream():
+            data += chunk
+            if len(data) > max_bytes:
+                break
+        else:
+            return bytes(data)
+    rule = f"the body must have at most {max_bytes} bytes"
+    raise RequestError(f"{rule} (got more)", status=413, code="body_too_long")
+
+
+async def _while_there(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """The outcome of some work, which is broken off when the client goes; None if it did."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(gone())
     try:
-        async for piece in exchange.pieces():
-            texts[piece.choice] += piece.text
-            reasons[piece.choice] = piece.finish_reason or reasons[piece.choice]
-    except asyncio.CancelledError:
-        raise
-    except Exception as error:
-        raise _as_refused(error) from error
-    return [Piece(n, *each) for n, each in enumerate(zip(texts, reasons, strict=True))]
-
-
-def _as_refused(error: Exception) -> Refused:
-    """What a client is told: the reason, unless it is a fault of ours."""
-    if isinstance(error, Refused):
-        return error
-    if isinstance(error, SelfSpecError):
-        return Refused(str(error))
-    return Refused("the answer broke off by a fault of the server; its log says more", status=500)
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        watching.cancel()
 
 
 async def _refused(_request: Request, error: Any) -> Response:
     headers = {"retry-after": "1"} if error.status == 503 else None
-    return JSONResponse(error.as_json(), error.status, headers)
+    return JSONResponse(error_body(error), error.status, headers)
 
 
-async def _failed(_request: Request, error: Any) -> Response:
+async def _failed(_request: Request, _error: Any) -> Response:
     """A fault of ours, which uvicorn logs."""
-    return JSONResponse(_as_refused(error).as_json(), 500)
+    told = RequestError("this is a fault of the server; its log says more", status=500)
+    return JSONResponse(error_body(told), 500)
 
 
 async def _no_route(request: Request, error: Any) -> Response:
     rule = f"no such route: {request.method} {request.url.path[:80]}"
-    refused = Refused(rule, status=error.status_code, code="no_such_route")
-    return JSONResponse(refused.as_json(), error.status_code, getattr(error, "headers", None))
+    refused = RequestError(rule, status=error.status_code, code="no_such_route")
+    return JSONResponse(error_body(refused), error.status_code, error.headers)

@@ -4,83 +4,72 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import threading
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 from selfspec.batch import Answer
-from selfspec.batch.prompts import encoded
 from selfspec.batch.ticket import Ticket
-from selfspec.errors import SelfSpecError
-from selfspec.serving.answering import Answering, News
-from selfspec.serving.asked import Asked, Rules
-from selfspec.serving.refusal import Refused
+from selfspec.errors import SelfSpecError, one_line
+from selfspec.serving.calls import Limits
+from selfspec.serving.model_thread import ModelThread, News
+from selfspec.serving.replies import Piece, usage_of
+from selfspec.serving.schema import Request, RequestError
 from selfspec.serving.text import TextStream
-
-T = TypeVar("T")
-
-
-class Piece(NamedTuple):
-    """Some more text of a choice; the last piece says why the text ended."""
-
-    choice: int
-    text: str
-    finish_reason: str | None
-
-
-@dataclass
-class Usage:
-    """How many tokens a request took."""
-
-    num_prompt_tokens: int = 0
-    num_new_tokens: int = 0
-    num_accepted: int = 0  # Tokens of a prediction that came true.
-    num_rejected: int = 0  # Those that were tried in vain.
-
-    def count(self, answer: Answer) -> None:
-        """Adds what one text took."""
-        stats = answer.stats
-        accepted = stats.accepted_by_source["prediction"]
-        self.num_new_tokens += len(answer.ids)
-        self.num_accepted += accepted
-        self.num_rejected += stats.drafted_by_source["prediction"] - accepted
 
 
 class Exchange:
     """The texts of one request, from the first token to the last."""
 
-    def __init__(
-        self, answering: Answering, tickets: list[Ticket], asked: Asked, num_prompt_tokens: int
-    ) -> None:
-        self._answering = answering
-        self._tickets = tickets
-        self._texts = [TextStream(answering.tokenizer, asked.stops) for _ in tickets]
+    def __init__(self, model: ModelThread, request: Request, arrived: float) -> None:
+        self.request = request
+        self.arrived = arrived  # By `perf_counter`.
+        self.num_choices = request.n * len(request.prompts)
+        self.num_prompt_tokens = 0
+        self.answers: list[Answer] = []  # Those that are complete.
+        self.seconds_to_first: float | None = None
+        self._model = model
+        self._tickets: list[Ticket] = []
         self._news: asyncio.Queue[tuple[int, News]] = asyncio.Queue()
-        self.asked = asked
-        self.usage = Usage(num_prompt_tokens)
-        self.num_choices = len(tickets)
-        self.first_token: float | None = None  # When it came, by `perf_counter`.
+        stops = request.stop or ()
+        self._texts = [TextStream(model.tokenizer, stops) for _ in range(self.num_choices)]
 
-    def submit(self) -> None:
-        """Lets all texts wait for a row."""
+    @property
+    def usage(self) -> dict[str, Any]:
+        """How many tokens prompts and complete answers have."""
+        return usage_of(self.num_prompt_tokens, self.answers)
+
+    async def open(self, limits: Limits, turn: asyncio.Lock) -> None:
+        """Lets all texts wait for a row; refuses what can't be answered.
+
+        Tokens are counted and calls prepared for one request after the other. That takes a thread
+        that ends: one that stayed would keep threads of OpenMP, and with more of them than cores
+        all wait.
+        """
+        self._model.check_open(self.num_choices)
+        async with turn:
+            pool = ThreadPoolExecutor(1, "selfspec request")
+            try:
+                await asyncio.get_running_loop().run_in_executor(pool, self._prepare, limits)
+            finally:
+                pool.shutdown(wait=False)
+        self._model.check_open(self.num_choices)
         for choice, ticket in enumerate(self._tickets):
-            self._answering.submit(ticket, partial(self._hear, choice))
+            self._model.submit(ticket, partial(self._hear, choice))
 
     def cancel(self) -> None:
         """Forgets the texts that are not complete."""
         for ticket in self._tickets:
-            self._answering.cancel(ticket.index)
+            self._model.cancel(ticket.index)
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Text as it comes. Raises what ends the request without an answer."""
         num_left = self.num_choices
         while num_left:
             choice, news = await self._news.get()
-            if isinstance(news, Exception):
+            if isinstance(news, RequestError):
                 raise news
             if isinstance(news, Answer):
                 num_left -= 1
@@ -88,77 +77,34 @@ class Exchange:
             elif text := self._texts[choice].add(news):
                 yield Piece(choice, text, None)
 
+    async def whole(self) -> list[Piece]:
+        """The whole text of each choice, with the reason why it ended."""
+        texts = [Piece(choice, "", None) for choice in range(self.num_choices)]
+        async for choice, text, reason in self.pieces():
+            texts[choice] = Piece(choice, texts[choice].text + text, reason)
+        return texts
+
+    def _prepare(self, limits: Limits) -> None:
+        request, model = self.request, self._model
+        seed = secrets.randbits(62) if request.seed is None else request.seed
+        try:
+            for prompt in request.prompts:
+                ids, arguments = limits.call(prompt, request, model.tokenizer)
+                self.num_prompt_tokens += len(ids)
+                for number in range(request.n):
+                    self._tickets.append(model.ticket(ids, seed + number, arguments))
+        except RequestError:
+            raise
+        except (SelfSpecError, TypeError, ValueError) as error:
+            raise RequestError(one_line(error)) from error
+
     def _hear(self, choice: int, news: News) -> None:
-        if self.first_token is None:
-            self.first_token = perf_counter()
+        if self.seconds_to_first is None:
+            self.seconds_to_first = perf_counter() - self.arrived
         self._news.put_nowait((choice, news))
 
     def _last(self, choice: int, answer: Answer) -> Piece:
-        self.usage.count(answer)
+        self.answers.append(answer)
         text = self._texts[choice]
         rest = text.end()
         return Piece(choice, rest, "stop" if text.is_stopped else answer.finish_reason)
-
-
-class Exchanges:
-    """Opens exchanges: tokens are counted and calls prepared, one request after the other."""
-
-    def __init__(self, answering: Answering, rules: Rules) -> None:
-        self._answering = answering
-        self._rules = rules
-        self._turn = asyncio.Lock()
-
-    async def open(self, asked: Asked) -> Exchange:
-        """Prepares and submits the texts of a request; refuses what can't be answered."""
-        num_texts = len(asked.prompts) * asked.num_choices
-        self._answering.check_open(num_texts)
-        async with self._turn:
-            exchange = await _aside(lambda: self._prepared(asked))
-        self._answering.check_open(num_texts)
-        exchange.submit()
-        return exchange
-
-    def _prepared(self, asked: Asked) -> Exchange:
-        prompts = [self._encoded(prompt) for prompt in asked.prompts]
-        seed = secrets.randbits(62) if asked.seed is None else asked.seed
-        given = {"prediction": asked.prediction} if asked.prediction else {}
-        tickets = []
-        try:
-            for ids in prompts:
-                length = asked.num_new_tokens(len(ids), self._rules)
-                for number in range(asked.num_choices):
-                    arguments = {**asked.arguments, **given, "max_new_tokens": length}
-                    tickets.append(self._answering.ticket(ids, seed + number, arguments))
-        except (SelfSpecError, TypeError, ValueError) as error:
-            raise Refused(" ".join(str(error).split())) from error
-        return Exchange(self._answering, tickets, asked, sum(map(len, prompts)))
-
-    def _encoded(self, prompt: Any) -> list[int]:
-        tokenizer = self._answering.tokenizer
-        field = "messages" if isinstance(prompt, list) and isinstance(prompt[0], dict) else "prompt"
-        try:
-            ids = encoded(prompt, tokenizer)
-        except Exception as error:  # A template may raise whatever it likes.
-            why = " ".join(str(error).split())[:300]
-            raise Refused(f"{field} can't be made into tokens: {why}", field=field) from error
-        if not ids:
-            raise Refused(f"{field} must have at least one token (got none)", field=field)
-        return ids
-
-
-async def _aside(work: Callable[[], T]) -> T:
-    """Runs work in a thread that ends, so that the event loop and the model's thread go on.
-
-    A thread that stayed would keep threads of OpenMP, and with more of them than cores all wait.
-    """
-    future: Future[T] = Future()
-    future.set_running_or_notify_cancel()  # If nobody waits any more, the outcome is dropped.
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="selfspec request", daemon=True).start()
-    return await asyncio.wrap_future(future)

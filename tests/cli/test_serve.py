@@ -22,13 +22,13 @@ pytest.importorskip("fastapi", reason="needs the extra: pip install 'selfspec[se
 pytest.importorskip("openai", reason="needs the extra: pip install 'selfspec[test]'")
 
 import openai
+import uvicorn
 from transformers import AutoTokenizer
 from transformers.cli.serve import Serve
 
 from selfspec.cli import serve
 from selfspec.cli.shared.options import DraftOptions
 from selfspec.config import SpecConfig
-from selfspec.serving import Listening
 from selfspec.store import save_cache, tokenizer_info
 from tests.caches import contents
 from tests.waiting import PATIENCE, free_port, wait_until
@@ -79,16 +79,12 @@ def client(chat_folder: str) -> Iterator[Any]:
     access = serve.Access(host="127.0.0.1", port=free_port(), api_key=KEY)
     asked = DraftOptions(model=chat_folder, dtype="float32")
     config = SpecConfig(max_nodes=8, budget="fixed")
-    answering = serve._answering(asked, serve.Load(), config)
-    answering.start()
-    servers: list[Any] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Listening, "run", lambda server: servers.append(server))
-        serve._serve(answering, chat_folder, access)
-    (server,) = servers
+    model = serve._model_thread(asked, serve.Load(), config)
+    model.start()
+    app = serve._application(model, chat_folder, access)
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=access.port))
     with running(server, lambda: asyncio.run(server.serve()), access.port) as client:
         yield client
-    answering.join(PATIENCE)
 
 
 def chat(client: Any, model: str, **extra: Any) -> str:
@@ -180,7 +176,7 @@ def test_a_fitted_budget_without_a_fitted_tree(fails, chat_folder: str, tmp_path
 def test_within_a_memory(fails, chat_folder: str) -> None:
     """Keys and values get what the model leaves."""
     asked = DraftOptions(model=chat_folder, dtype="float32", max_memory="3MB")
-    answering = serve._answering(asked, serve.Load(max_rows=3), SpecConfig())
+    answering = serve._model_thread(asked, serve.Load(max_rows=3), SpecConfig())
     weights = sum(4 * each.numel() for each in answering.model.parameters())
     assert answering.max_memory == 3_000_000 - weights
     assert "must be a number of bytes" in fails("serve", chat_folder, "--max-memory", "lots")

@@ -14,7 +14,9 @@ pytest.importorskip("fastapi", reason="needs the extra: pip install 'selfspec[se
 from starlette.testclient import TestClient
 
 from selfspec import SelfSpec
-from selfspec.serving import Answering, Rules, application
+from selfspec.serving.app import application
+from selfspec.serving.calls import Limits
+from selfspec.serving.model_thread import ModelThread
 
 NAME = "tiny"
 
@@ -22,14 +24,21 @@ NAME = "tiny"
 class Served:
     """A model that answers, and a client."""
 
-    def __init__(self, folder: str, **options: Any) -> None:
+    def __init__(
+        self,
+        folder: str,
+        *,
+        max_positions: int | None = 512,
+        gate: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.spec = SelfSpec(max_nodes=6, budget="fixed")
         options = {"max_rows": 3, "max_memory": 1 << 24, **options}
-        self.answering = Answering(self.model, self.tokenizer, self.spec, **options)
-        self.rules = Rules(NAME, self.model.config.vocab_size, 512)
-        self.app = application(self.answering, self.rules)
+        self.thread = ModelThread(self.model, self.tokenizer, self.spec, **options)
+        limits = Limits(self.model.config.vocab_size, max_positions)
+        self.app = application(self.thread, name=NAME, limits=limits, **(gate or {}))
         self.client = TestClient(self.app, base_url="http://localhost")
 
     def ask(self, path: str, **body: Any) -> Any:
@@ -59,7 +68,6 @@ class Served:
 @pytest.fixture(scope="module")
 def served(chat_folder: str) -> Iterator[Served]:
     served = Served(chat_folder)
-    served.answering.start()
+    served.thread.start()
     with served.client:
         yield served
-    served.answering.join(30)

@@ -20,7 +20,6 @@ from selfspec.cli.shared.live_text import LiveText
 from selfspec.cli.shared.messages import working
 from selfspec.cli.shared.options import Knobs, Model, RunOptions, WriteOptions
 from selfspec.cli.shared.paint import Painter
-from selfspec.cli.shared.text_files import encoded_prompts
 from selfspec.cli.shared.writer import checked, loaded
 from selfspec.config import SpecConfig
 from selfspec.errors import CliError
@@ -116,7 +115,7 @@ def check(
 def _fitting(writer: Writer, questions: Sequence[Question], num_new: int) -> Asked:
     """The questions with their ids. Those that leave no room for an answer are left out."""
     limit = writer.loaded.max_positions or _ENDLESS
-    ids = encoded_prompts([each.prompt for each in questions], writer.tokenizer)
+    ids = [each.ids(writer.tokenizer) for each in questions]
     pairs = zip(questions, ids, strict=True)
     found = [(each, prompt) for each, prompt in pairs if 0 < len(prompt) <= limit - num_new]
     if not found:

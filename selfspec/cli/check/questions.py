@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from selfspec.cli.shared.text_files import read_prompts
+from selfspec.serving.prompt_files import read_prompts
 
 _PASSAGE = """\
 The harbour of Lindal was built twice. The first quay, of oak, was finished in 1871 and lasted for \
@@ -32,8 +32,17 @@ class Question(NamedTuple):
     """What is asked, what kind of work it is, and the answer that somebody might expect."""
 
     kind: str
-    prompt: Any  # a text, messages, or a tuple with one question
+    prompt: Any  # a text, or messages
     prediction: str | None = None
+    is_turn: bool = False  # Is the text what a user would say to a model that can chat?
+
+    def ids(self, tokenizer: Any) -> list[int]:
+        """The tokens of the prompt."""
+        from selfspec.batch.prompts import encoded
+
+        if self.is_turn and tokenizer.chat_template:
+            return encoded([{"role": "user", "content": self.prompt}], tokenizer)
+        return encoded(self.prompt, tokenizer)
 
 
 # What the embedded model continues. Each ends in the middle of something that Python's library
@@ -69,19 +78,17 @@ SNIPPETS = (
 
 def own_questions() -> list[Question]:
     """One of each kind."""
+    edit = f"Rename the argument items to goods, and change nothing else:\n\n{_CODE}"
+    why = f"{_PASSAGE}\n\nWhy did the fishermen have to sail so far? Quote the sentences."
+    asked = {
+        "summary": f"Summarize this text in three sentences:\n\n{_PASSAGE}",
+        "question about a text": why,
+        "code": "Write a Python class for a queue with put, get, peek and len.",
+        "chat": "What should I pack for a week of walking in the mountains?",
+    }
     return [
-        Question(
-            "edit, with prediction=",
-            (f"Rename the argument items to goods, and change nothing else:\n\n{_CODE}",),
-            _CODE.replace("items", "goods"),
-        ),
-        Question("summary", (f"Summarize this text in three sentences:\n\n{_PASSAGE}",)),
-        Question(
-            "question about a text",
-            (f"{_PASSAGE}\n\nWhy did the fishermen have to sail so far? Quote the sentences.",),
-        ),
-        Question("code", ("Write a Python class for a queue with put, get, peek and len.",)),
-        Question("chat", ("What should I pack for a week of walking in the mountains?",)),
+        Question("edit, with prediction=", edit, _CODE.replace("items", "goods"), is_turn=True),
+        *(Question(kind, text, is_turn=True) for kind, text in asked.items()),
     ]
 
 
@@ -89,5 +96,7 @@ def questions_of(path: Path | None) -> list[Question]:
     """Those of the file, each named by its line; our own where there is no file."""
     if path is None:
         return own_questions()
-    prompts = read_prompts(path, "--prompts")
-    return [Question(f"prompt {number}", each) for number, each in enumerate(prompts, start=1)]
+    return [
+        Question(f"prompt {line.number}", line.prompt, is_turn=bool(line.turns))
+        for line in read_prompts(path, "--prompts")
+    ]

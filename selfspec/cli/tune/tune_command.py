@@ -20,10 +20,11 @@ from rich.table import Table
 from selfspec.building.progress import Bars
 from selfspec.cli.shared.messages import working
 from selfspec.cli.shared.options import DraftOptions, Model, RunOptions
-from selfspec.cli.shared.text_files import check_output, encoded_prompts, read_prompts
+from selfspec.cli.shared.text_files import check_output
 from selfspec.cli.shared.writer import checked, opened
 from selfspec.config import SpecConfig
 from selfspec.errors import CliError
+from selfspec.serving.prompt_files import read_prompts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +67,10 @@ def tune(
     check_output(report, "--report")
     prompts = read_prompts(data, "--data")
     with _opened(loading, out) as (loaded, contents):
-        ids = encoded_prompts(prompts, loaded.tokenizer)
+        from selfspec.batch.prompts import encoded
+
+        reader = loaded.tokenizer
+        ids = [encoded(line.prompt_for(reader), reader) for line in prompts]
         for number, prompt in enumerate(ids, start=1):
             loaded.check_length(len(prompt), max_new_tokens, f" {number} of --data")
         curve = _measured_costs(loaded.model, ids, max_new_tokens)

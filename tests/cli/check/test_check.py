@@ -110,7 +110,9 @@ class TestCheck:
         assert "Same text: 2 of 2" in run("check", chat_folder, *given).stdout
 
     def test_what_is_wrong_is_one_line(self, fails, chat_folder, tmp_path):
-        assert "--prompts must be readable" in fails("check", chat_folder, "--prompts", tmp_path)
+        assert "--prompts must be a file with one prompt a line" in fails(
+            "check", chat_folder, "--prompts", tmp_path
+        )
         assert "unknown dtype 'int8'" in fails("check", chat_folder, "--dtype", "int8")
         (tmp_path / "long.jsonl").write_text(json.dumps({"prompt": "x" * 600}))
         line = fails("check", chat_folder, "--prompts", tmp_path / "long.jsonl")

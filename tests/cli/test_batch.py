@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from selfspec.cli.batch.batch_files import Appended, BatchFiles
 from selfspec.cli.shared.writer import memory_of_texts
 from selfspec.errors import CliError
+from selfspec.serving.batch_file import BatchFiles, Outcome
 
 FEW = ("--max-new-tokens", "6", "--max-rows", "3")
 PROMPTS = ["def read(self, size", "the quick brown", "class Queue", "x", "lazy dog over"]
@@ -90,39 +90,61 @@ def test_a_run_that_was_cut_off_goes_on(batch, tmp_path):
     assert "Loading" not in done.stderr
 
 
+def test_answers_are_found_by_the_ids_of_their_lines(batch, fails, tmp_path, chat_folder):
+    lines = [{"id": 7, "prompt": "x"}, {"custom_id": "b", "body": {"prompt": "y"}}]
+    given, out = write(tmp_path / "in.jsonl", *lines), tmp_path / "out.jsonl"
+    batch(given, out)
+    write(given, {"id": "new", "prompt": "z"}, *reversed(lines))
+    assert "3/3" in batch(given, out).stderr
+    names = [each.get("id", each.get("custom_id")) for each in read(out)]
+    assert set(names[:2]) == {7, "b"}
+    assert names[2:] == ["new"]
+    for changed, said in (
+        ([{"id": 7, "prompt": "another"}, lines[1]], "an answer to another line 1"),
+        (lines, "an answer to 'new', which is not in INPUT"),
+    ):
+        write(given, *changed)
+        before = out.read_bytes()
+        assert said in fails("batch", chat_folder, given, out)
+        assert out.read_bytes() == before
+
+
 def test_bad_lines_are_told_and_the_rest_goes_on(batch, tmp_path):
-    given = write(
-        tmp_path / "in.jsonl",
-        "nonsense",
-        {"prompt": "x" * 600},
-        {"prompt": "x"},
-        {"prompt": ""},
-        {"messages": "hello"},
-        {"prompt": "x", "temperature": "hot"},
-        {"custom_id": "a", "body": {"prompt": "x", "n_best": 2}},
-        {"messages": [{"role": "user"}]},
-        {"prompt": "x", "temprature": 0},
-        {"prompt": "x", "max_tokens": 9000},
-    )
+    """Each of them ended the run once, or could have: no other line was answered."""
+    wrong = {
+        "nonsense": "a line must be JSON",
+        "[" * 100_000: "a line must be JSON",
+        '{"a": ' * 100_000: "a line must be JSON",
+        "[1]": "a line must be a JSON object (got a list)",
+        '{"text": "x"}': "a line must have one of prompt, messages, turns, body (got text)",
+        '{"prompt": "x", "messages": [{"role": "user", "content": "x"}]}': "must have one of",
+        '{"prompt": ""}': "prompt must have at least 1 character (got '')",
+        '{"prompt": "\\ud800"}': "prompt must be a valid string",
+        '{"id": [1], "prompt": "x"}': "id must be text or a whole number (got [1])",
+        '{"id": "\\ud800", "prompt": "x"}': "id must be whole characters",
+        '{"messages": "hello"}': "messages must be a valid list (got 'hello')",
+        '{"messages": [{"role": "user"}]}': "messages[0].content must be given",
+        '{"messages": [{"role": "nobody", "content": "x"}]}': "messages[0].role must be 'system'",
+        '{"prompt": "x", "stop": "\\ud800"}': "stop[0] must be a valid string",
+        '{"prompt": "x", "temperature": "hot"}': "temperature must be a valid number (got 'hot')",
+        '{"prompt": "x", "temperature": Infinity}': "temperature must be a finite number",
+        '{"prompt": "x", "seed": 1e70}': "seed must be a valid integer",
+        '{"prompt": "x", "temprature": 0}': "'temprature'; did you mean 'temperature'?",
+        '{"custom_id": "a", "body": {"prompt": "x", "n_best": 2}}': "unknown field 'n_best'",
+        '{"custom_id": "b", "body": {"prompt": "x", "n": 2}}': "n must ask for one answer",
+        '{"prompt": "x", "max_tokens": 9000}': "+ 9000 tokens); shorten the prompt, or lower max_",
+        json.dumps({"prompt": "x" * 600}): "positions (got 600 + 6 tokens); shorten the prompt, or",
+        '{"prompt": "x", "logit_bias": {"999999": 1}}': "logit_bias must have ids of the model's",
+        '{"id": "good", "prompt": "y"}': "custom_id must be another one for each line (got 'good'",
+    }
+    given = write(tmp_path / "in.jsonl", {"id": "good", "prompt": "x"}, *wrong)
     result = batch(given, tmp_path / "out.jsonl")
     assert result.exit_code == 1
-    assert "9 of 10 lines have no answer; see" in result.stderr
-    assert [answer["line"] for answer in read(tmp_path / "out.jsonl")] == [3]
+    assert f"{len(wrong)} of {len(wrong) + 1} lines have no answer; see" in result.stderr
+    assert [answer["line"] for answer in read(tmp_path / "out.jsonl")] == [1]
     errors = {each["line"]: each["error"] for each in read(tmp_path / "out.errors.jsonl")}
-    said = {
-        1: "each in JSON (got 'nonsense",
-        2: "must fit into the model's 512 positions",
-        4: "prompt must not be empty",
-        5: "text or a list of messages",
-        6: "temperature must be a number >= 0 (got 'hot')",
-        7: "unknown field of body 'n_best'",
-        8: "list of messages with role and content",
-        9: "unknown field 'temprature'; did you mean 'temperature'?",
-        10: "+ 9000); shorten the prompt, or lower max_tokens",
-    }
-    assert errors.keys() == said.keys()
-    for line, part in said.items():
-        assert part in errors[line]
+    for number, said in enumerate(wrong.values(), start=2):
+        assert said in errors[number]
 
 
 def test_files_that_can_not_be(fails, tmp_path, chat_folder):
@@ -135,7 +157,7 @@ def test_files_that_can_not_be(fails, tmp_path, chat_folder):
         (tmp_path / "none.jsonl", tmp_path / "out.jsonl"): "INPUT must be a file",
         (given, tmp_path / "none" / "out.jsonl"): "OUTPUT must be a plain file in a folder that",
         (given, given): "OUTPUT must be another file than INPUT",
-        (given, other): "whose line 1 is no answer to this INPUT",
+        (given, other): "has a line 1 that is no answer to this INPUT",
         (
             given,
             tmp_path / "mine.jsonl",
@@ -152,35 +174,10 @@ def test_files_that_can_not_be(fails, tmp_path, chat_folder):
     assert "--max-memory must be a number of bytes" in line
 
 
-def test_hostile_lines_end_no_run(batch, tmp_path):
-    """Each of them ended the run, or could have: no other line was answered."""
-    given = write(
-        tmp_path / "in.jsonl",
-        "[" * 100_000,
-        '{"a": ' * 100_000,
-        {"id": [1], "prompt": "x"},
-        {"id": "\ud800", "prompt": "x"},
-        {"prompt": "\ud800"},
-        {"prompt": "x", "stop": "\ud800"},
-        {"prompt": "x", "temperature": float("inf")},
-        {"prompt": "x", "seed": 1 << 70},
-        {"messages": [{"role": "nobody", "content": "x"}]},
-        {"prompt": "x"},
-    )
-    result = batch(given, tmp_path / "out.jsonl")
-    assert result.exit_code == 1
-    assert 10 in [answer["line"] for answer in read(tmp_path / "out.jsonl")]
-    assert {each["line"] for each in read(tmp_path / "out.errors.jsonl")} >= set(range(1, 9))
-
-
 def test_lines_are_read_before_the_model_is(batch, tmp_path):
-    given = write(tmp_path / "in.jsonl", "nonsense", {"turns": ["x"]}, {"text": "x"})
-    result = batch(given, tmp_path / "out.jsonl")
+    result = batch(write(tmp_path / "in.jsonl", "nonsense"), tmp_path / "out.jsonl")
     assert result.exit_code == 1
     assert "Loading" not in result.stderr
-    _, turns, text = (each["error"] for each in read(tmp_path / "out.errors.jsonl"))
-    assert "(got 'turns'); write the turns as messages" in turns
-    assert "(got 'text'); rename it to 'prompt'" in text
     assert not (tmp_path / "out.jsonl").exists()
 
 
@@ -197,18 +194,14 @@ def test_an_output_that_is_no_plain_file(fails, tmp_path, chat_folder):
 def test_two_runs_on_one_output(fails, tmp_path, chat_folder):
     files = BatchFiles(write(tmp_path / "in.jsonl", {"prompt": "x"}), tmp_path / "out.jsonl")
     with files.locked():
-        line = fails("batch", chat_folder, *files)
-    assert f"which process {os.getpid()} on " in line
+        line = fails("batch", chat_folder, files.prompts, files.answers)
+    assert "which another run is writing" in line
     assert not files.answers.exists()
-    with files.locked():
-        pass  # It is free again.
 
 
-def test_a_disk_that_is_full(tmp_path):
-    full = Appended(Path("/dev/full"))
+def test_a_disk_that_is_full():
     with pytest.raises(CliError, match=r"OUTPUT must be writable .*No space left.*goes on from"):
-        full.add("x")
-    full.close()
+        BatchFiles(Path("in"), Path("/dev/full")).write(Outcome(1, "x"))
 
 
 def test_within_a_memory(batch, tmp_path, stock_text):
@@ -227,20 +220,20 @@ def test_a_draft_model_takes_its_part_of_the_memory(loaded):
 
 
 @pytest.mark.slow
-def test_ten_thousand_lines_killed_three_times(tmp_path, plain_folder):
-    given = write(tmp_path / "in.jsonl", *({"prompt": f"dog {n}"} for n in range(10_000)))
+def test_a_thousand_lines_killed_three_times(tmp_path, plain_folder):
+    given = write(tmp_path / "in.jsonl", *({"prompt": f"dog {n}"} for n in range(1_000)))
     out = tmp_path / "out.jsonl"
     command = [sys.executable, "-m", "selfspec.cli", "batch", plain_folder, given, out]
     command += ["--max-new-tokens", "4", "--max-rows", "16"]
     for _ in range(3):
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         before = len(read_lines(out))
-        while len(read_lines(out)) < before + 1500:
+        while len(read_lines(out)) < before + 150:
             time.sleep(0.2)
         process.send_signal(signal.SIGKILL)
         process.wait()
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
-    assert sorted(answer["line"] for answer in read(out)) == list(range(1, 10_001))
+    assert sorted(answer["line"] for answer in read(out)) == list(range(1, 1_001))
 
 
 def read_lines(path: Path) -> list[bytes]:

@@ -10,8 +10,8 @@ import pytest
 
 from selfspec import SelfSpec, UnsupportedError
 from selfspec.batch import Answer
-from selfspec.serving import Answering
-from selfspec.serving.refusal import Refused
+from selfspec.serving.model_thread import ModelThread
+from selfspec.serving.schema import RequestError
 from tests.fakes import tiny_model, tiny_tokenizer
 
 ENDLESS = {"max_new_tokens": 5000, "do_sample": False}
@@ -20,10 +20,10 @@ ENDLESS = {"max_new_tokens": 5000, "do_sample": False}
 class Heard:
     """The news of one text."""
 
-    def __init__(self, answering: Answering, **arguments: Any) -> None:
+    def __init__(self, thread: ModelThread, **arguments: Any) -> None:
         self.news: asyncio.Queue[Any] = asyncio.Queue()
-        self.ticket = answering.ticket([5, 6, 7], 0, arguments)
-        answering.submit(self.ticket, self.news.put_nowait)
+        self.ticket = thread.ticket([5, 6, 7], 0, arguments)
+        thread.submit(self.ticket, self.news.put_nowait)
 
     async def last(self) -> Any:
         while isinstance(news := await self.news.get(), list):
@@ -31,16 +31,16 @@ class Heard:
         return news
 
 
-def play(name: str, work: Callable[[Answering], Awaitable[None]], **knobs: Any) -> Answering:
+def play(name: str, work: Callable[[ModelThread], Awaitable[None]], **knobs: Any) -> ModelThread:
     """Lets clients talk to a new thread of a model."""
     spec = SelfSpec(**knobs)
-    answering = Answering(tiny_model(name), tiny_tokenizer(), spec, max_rows=2, max_waiting=3)
-    answering.start()
+    thread = ModelThread(tiny_model(name), tiny_tokenizer(), spec, max_rows=2, max_waiting=3)
+    thread.start()
     try:
-        asyncio.run(asyncio.wait_for(work(answering), 60))
+        asyncio.run(asyncio.wait_for(work(thread), 60))
     finally:
-        answering.join(30)
-    return answering
+        thread.join(30)
+    return thread
 
 
 async def until(done: Callable[[], bool]) -> None:
@@ -50,42 +50,41 @@ async def until(done: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "bloom"])
 def test_a_text_is_left_and_another_one_broken_off(name: str) -> None:
-    async def work(answering: Answering) -> None:
-        left = Heard(answering, **ENDLESS)
+    async def work(thread: ModelThread) -> None:
+        left = Heard(thread, **ENDLESS)
         assert isinstance(await left.news.get(), list)
-        answering.cancel(left.ticket.index)
-        short = Heard(answering, max_new_tokens=4)
+        thread.cancel(left.ticket.index)
+        short = Heard(thread, max_new_tokens=4)
         answer = await short.last()
         assert isinstance(answer, Answer)
         assert len(answer.ids) == 4
-        await until(lambda: answering.num_running == 0)
-        long = Heard(answering, **ENDLESS)
+        await until(lambda: thread.session.num_running == 0)
+        long = Heard(thread, **ENDLESS)
         assert isinstance(await long.news.get(), list)
-        answering.break_off()
+        thread.break_off()
         error = await long.last()
-        assert isinstance(error, Refused)
+        assert isinstance(error, RequestError)
         assert error.status == 503
-        with pytest.raises(Refused, match="being stopped"):
-            answering.check_open()
-        assert isinstance(await Heard(answering, max_new_tokens=4).last(), Refused)
+        with pytest.raises(RequestError, match="being stopped"):
+            thread.check_open()
 
-    answering = play(name, work)
-    assert bool(answering.alone_reasons) == (name == "bloom")
-    assert answering.num_waiting == 0
+    thread = play(name, work)
+    assert bool(thread.session.alone_reasons) == (name == "bloom")
+    assert thread.num_waiting == 0
 
 
 def test_what_fails_alone_takes_no_others_along() -> None:
-    async def work(answering: Answering) -> None:
-        running = Heard(answering, max_new_tokens=30)
-        failing = Heard(answering, max_new_tokens=3, logits_processor=[Failing()])
+    async def work(thread: ModelThread) -> None:
+        running = Heard(thread, max_new_tokens=30)
+        failing = Heard(thread, max_new_tokens=3, logits_processor=[Failing()])
         assert isinstance(await running.last(), Answer)
         error = await failing.last()
-        assert isinstance(error, UnsupportedError)
+        assert isinstance(error, RequestError)
         assert "no such luck" in str(error)
-        assert isinstance(await Heard(answering, max_new_tokens=3).last(), Answer)
+        assert isinstance(await Heard(thread, max_new_tokens=3).last(), Answer)
 
-    answering = play("llama", work)
-    assert list(answering.alone_reasons) == ["a logits processor may look at other rows"]
+    thread = play("llama", work)
+    assert list(thread.session.alone_reasons) == ["a logits processor may look at other rows"]
 
 
 class Failing:
@@ -103,12 +102,12 @@ def test_when_nothing_can_be_answered_any_more_everybody_is_told(
     def fail(*_given: Any) -> None:
         raise RuntimeError("the device is lost")
 
-    async def work(answering: Answering) -> None:
-        monkeypatch.setattr(answering._session, "step", fail)
-        monkeypatch.setattr(answering, "_new_session", fail)
-        error = await Heard(answering, max_new_tokens=3).last()
-        assert isinstance(error, Refused)
-        assert answering.is_stopping
+    async def work(thread: ModelThread) -> None:
+        monkeypatch.setattr(thread.session, "step", fail)
+        monkeypatch.setattr(thread, "_new_session", fail)
+        error = await Heard(thread, max_new_tokens=3).last()
+        assert isinstance(error, RequestError)
+        assert thread.is_stopping
 
     play("llama", work)
     assert "no request is answered any more" in caplog.text
@@ -119,6 +118,6 @@ def test_a_model_that_can_not_be_tried_out_says_so(monkeypatch: pytest.MonkeyPat
         raise UnsupportedError("not this one")
 
     monkeypatch.setattr(SelfSpec, "ability", fail)
-    answering = Answering(tiny_model(), tiny_tokenizer(), SelfSpec())
+    thread = ModelThread(tiny_model(), tiny_tokenizer(), SelfSpec())
     with pytest.raises(UnsupportedError, match="not this one"):
-        answering.start()
+        thread.start()

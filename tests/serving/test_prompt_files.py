@@ -1,0 +1,107 @@
+"""Files of prompts: each line is understood, or refused with one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from selfspec.batch import Answer
+from selfspec.serving.batch_file import record
+from selfspec.serving.prompt_files import read_line, read_prompts
+from selfspec.serving.schema import RequestError
+from selfspec.stats import GenerationStats
+from tests.strategies import any_json, damaged
+
+FUZZ = settings(max_examples=300, deadline=None)
+MESSAGES = [{"role": "user", "content": "a"}]
+LINES = (
+    {"id": "a", "prompt": "x", "max_new_tokens": 4},
+    {"messages": MESSAGES, "temperature": 0.5, "top_p": 1.0, "stop": ["."], "seed": 1},
+    {"custom_id": "c", "body": {"messages": MESSAGES, "max_tokens": 3, "user": "me"}},
+    {"question_id": 81, "category": "writing", "turns": ["one", "two"]},
+)
+PARTS = [
+    {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+]
+
+
+@pytest.mark.parametrize(
+    ("line", "prompt", "arguments"),
+    [
+        ({"prompt": "x", "n": "mine", "model": 7}, "x", {}),
+        ({"messages": PARTS}, [{"role": "user", "content": "ab"}], {}),
+        ({"messages": MESSAGES, "max_completion_tokens": 3}, MESSAGES, {"max_new_tokens": 3}),
+        ({"body": {"prompt": [5, 6], "temperature": 0}}, [5, 6], {"do_sample": False}),
+        (
+            {"prompt": "x", "stop": ".", "logit_bias": {"7": -100}},
+            "x",
+            {"stop_strings": ["."], "sequence_bias": {(7,): -100}},
+        ),
+    ],
+)
+def test_one_dialect(line: dict[str, Any], prompt: Any, arguments: dict[str, Any]) -> None:
+    read = read_line(1, json.dumps(line).encode())
+    assert read.prompt == prompt
+    assert read.settings.arguments() == arguments
+
+
+def test_a_benchmark_file(tmp_path: Path) -> None:
+    """As Spec-Bench has them, here with the mark that some editors begin a file with."""
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(LINES[3]).encode() + b"\r\n\r\n")
+    (line,) = read_prompts(path, "--prompts")
+    assert line.turns == ("one", "two")
+    assert line.prompt_for(SimpleNamespace(chat_template=None)) == "one"
+    asked = line.prompt_for(SimpleNamespace(chat_template="a template"))
+    assert asked == [{"role": "user", "content": "one"}]
+
+
+def test_a_file_is_refused_by_its_first_wrong_line(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    for data, said in (
+        ('{"prompt": "x"}\n\n{"text": "x"}', "--prompts, line 3: a line must have one of prompt"),
+        ("\n", "--prompts must have a prompt at least"),
+    ):
+        path.write_text(data)
+        with pytest.raises(RequestError, match=said):
+            read_prompts(path, "--prompts")
+    with pytest.raises(RequestError, match="--prompts must be a file"):
+        read_prompts(tmp_path, "--prompts")
+
+
+def tried(data: bytes) -> None:
+    """What is understood can be answered, and the answer be written."""
+    try:
+        line = read_line(1, data)
+    except RequestError as error:
+        json.loads(json.dumps({"error": str(error)}))
+        return
+    answer = Answer(0, "text", [1], "stop", 2, GenerationStats())
+    json.loads(record(line, answer, "model").encode())
+
+
+@FUZZ
+@given(st.binary(max_size=60) | any_json.map(lambda value: json.dumps(value).encode()))
+def test_anything(data: bytes) -> None:
+    tried(data)
+
+
+@FUZZ
+@given(st.data())
+def test_lines_that_changed(data: st.DataObject) -> None:
+    line: dict[str, Any] = json.loads(json.dumps(data.draw(st.sampled_from(LINES))))
+    inside = line["body"] if "body" in line and data.draw(st.booleans()) else line
+    inside[data.draw(st.sampled_from([*inside, "body", "prompt", "turns"]))] = data.draw(any_json)
+    tried(json.dumps(line).encode())
+
+
+@FUZZ
+@given(st.data())
+def test_bytes_that_changed(data: st.DataObject) -> None:
+    tried(data.draw(damaged(json.dumps(data.draw(st.sampled_from(LINES))).encode())))
