@@ -119,17 +119,17 @@ def serve(
     with working(f"Loading {asked.title}"):
         # In a thread that ends: its threads of OpenMP would stay beside those of the answers.
         with ThreadPoolExecutor(1) as thread:
-            model = thread.submit(_model_thread, asked, load, config).result()
-        model.start()
+            answering = thread.submit(_model_thread, asked, load, config).result()
+        answering.start()
     from selfspec.serving.app import serve as listen
 
     name = asked.title if name is None else name
     host = f"[{access.host}]" if ":" in access.host else access.host
     where = f"http://{host}:{access.port}"
     say(f"{name} answers at {where}/v1, statistics: {where}/selfspec/stats")
-    for line in _notes(access, model.model.dtype.itemsize):
+    for line in _notes(access, answering.model.dtype.itemsize):
         say(line)
-    app = _application(model, name, access)
+    app = _application(answering, name, access)
     listen(app, host=access.host, port=access.port, access_log=asked.verbose)
 
 
