@@ -1,6 +1,7 @@
 """`SpecConfig`: every knob of selfspec, named, typed, defaulted and validated.
 
-Knows nothing of models, tensors or sources: only names and numbers.
+Knows nothing of models, tensors or sources: only names and numbers. What a knob does is written
+here alone: `--help` and the table in `docs/knobs.md` are made from the docstring.
 """
 
 from __future__ import annotations
@@ -25,59 +26,42 @@ class SpecConfig:
     number of tokens that it yields.
 
     Args:
-        max_nodes: The most nodes of the draft tree, its root included, and so the width of a
-            forward. Higher: more tokens a step, and a dearer step. 1 is plain decoding. Under a
-            budget that is not measured, 8 to 16 suit a CPU.
-        budget: How many of `max_nodes` a step takes. ``"measured"``: as many as bring the most
-            tokens a second, by what a forward of each width costs on this machine and by how
-            likely each guess is. The cost is learned from the steps themselves, and kept in the
-            user's cache folder. ``"fixed"``: all that there are guesses for. ``"threshold"``: those
-            whose chance is above EdgeLLM's threshold, which falls while drafts are right and rises
-            where they are not. ``"fitted"``: the places of the one tree that ``selfspec tune`` put
-            into the loaded cache; no step searches.
-        max_depth: The deepest draft, in tokens beyond the root. Higher: long copied spans are
-            taken in one step. Lower: the tree spends its nodes on breadth.
-        top_k: Candidates kept for each token in the LUTs, and the most that a source names for a
-            node. Higher: rarer continuations have a chance, and the LUTs grow in memory. 1 drafts
-            chains.
-        depth_decay: δ in (0, 1], multiplied in once for each level below the first. Lower: wider
-            and shallower trees. 1 trusts the probabilities as they are.
-        width_decay: α in (0, 1], multiplied in once for each rank below the first among siblings.
-            Lower: narrower and deeper trees. 1 trusts the probabilities as they are.
-        threshold: τ in [0, 1). A node below the first level with a lower score is discarded.
-            Higher: fewer wasted nodes, and shorter drafts. 0 lets only the budget stop the growth.
-        update_interval: Steps for which the shape of a tree is kept and only refilled with new
-            tokens. Higher: cheaper drafting. 1 grows every tree anew and guesses best.
-        sources: Where drafts come from: ``"lut"``, what followed a token before; ``"lut2"``, what
-            followed two tokens; ``"context"``, what this request has said already; ``"corpus"``,
-            the n-grams of a loaded cache, nothing without one; ``"runners"``, what the model
-            nearly said. Fewer: less work on the CPU. None at all is plain decoding.
-        num_branches: Self-Draft's branches: rows of guesses that ride along in a forward and fill
-            the context with what the model would say next; under a measured budget only where
-            they bring more than their time would otherwise. Higher: more n-grams, and a wider
-            forward by as many times `branch_length`. 0: none; the paper's choice is 6.
-        branch_length: Tokens of a branch, 1 or more. Higher: longer n-grams, wider forwards.
-        learning: How far what is learned reaches. ``"session"``: from call to call of one
-            `SelfSpec`. ``"request"``: each call starts from what was there before and leaves no
-            trace, which keeps tenants of a server apart. ``"frozen"``: nothing is learned.
-        forward: How the model is run over drafts. ``"auto"``: as captured graphs on CUDA; on a CPU
-            from packed weights where a short trial shows that to be faster, as soon as they would
-            have saved the time that it takes to make them, under a measured budget, and if the
-            copies take no more than a quarter of the free memory; else as stock does. ``"eager"``:
-            as stock does; nothing is
-            kept from call to call. ``"packed"``: from packed weights at once, however much memory
-            they take. They are second copies, laid out as the CPU's math library wants them, and
-            live as long as a `SelfSpec` that used them. ``"graph"``: as captured graphs, each made
-            on first use and kept with fixed KV slots for the next calls. Where a way can't be had
-            the call goes on eagerly, and ``stats.eager_reason`` says why. A captured forward may be
-            wider than its tree: 1, 2, 4, … 64, or a multiple of 64.
-        overlap: True lets a CUDA device look up what is learned from a forward while the CPU
-            reads which drafts were right, and move their KV while the CPU learns. The next draft
-            waits for both. False does one after the other. What is learned is the same; without
-            CUDA there is no difference.
-        strict: True refuses a call that can't be drafted for, before the first forward. False
-            decodes it plainly and says why in ``stats.disabled_reason``. With a `forward` other
-            than ``"auto"`` and ``"eager"``, True refuses to go on eagerly, too.
+        max_nodes: The most nodes of a draft tree, its root included; 1 is plain decoding. This is
+            also the width of a forward. Higher brings more tokens a step where wide forwards are
+            cheap. Under a budget that is not measured, 8 to 16 suit a CPU.
+        budget: How many nodes a step takes: "measured", as many as pay on this machine, or "fixed",
+            all that there are guesses for. With "fixed" nothing depends on a clock. Two more are
+            for comparisons, "threshold" and "fitted".
+        max_depth: The longest draft, in tokens. Higher takes a longer copied passage in one step.
+            Lower makes broader trees.
+        top_k: Candidates kept for each token in the look-up tables. It is also the most that a
+            source may name for a node, and not the top_k of sampling.
+        depth_decay: The factor δ in (0, 1] on a node's score for each level below the first. Lower
+            makes wide, shallow trees. For comparisons with the DIAA paper.
+        width_decay: The factor α in (0, 1] on a node's score for each rank below the best sibling.
+            Lower makes narrow, deep trees. For comparisons with the DIAA paper.
+        threshold: The lowest score τ in [0, 1) of a node below the first level. Higher makes
+            shorter drafts. For comparisons with the DIAA paper.
+        update_interval: Steps for which a tree keeps its shape and only gets new tokens. Higher
+            makes drafting cheaper and the guesses worse. For comparisons with the DIAA paper.
+        sources: Where drafts come from, by name; none at all is plain decoding. "lut": what
+            followed a token before. "lut2": what followed two tokens. "context": what this text has
+            said already. "corpus": the n-grams of a loaded cache. "runners": what the model nearly
+            said.
+        num_branches: Self-Draft's branches, rows of guesses computed beside the tree; 0 is none.
+            Higher finds more phrases and widens each forward. The paper's choice is 6.
+        branch_length: Tokens of a branch, 1 or more. Higher finds longer phrases and widens each
+            forward.
+        learning: How far what is learned reaches: "session", from call to call; "request", within a
+            call; "frozen", nothing is learned. "request" keeps the tenants of a server apart.
+        forward: How the model is run over drafts: "auto", "eager", "packed" or "graph". "auto":
+            captured graphs on CUDA, and on a CPU packed weights as soon as they pay, with at most a
+            quarter of the free memory. "eager": as `generate()` runs it. The others ask for one way
+            from the start, and go on eagerly if that can't be.
+        overlap: On CUDA, update tables and move keys and values while the CPU works. False does one
+            after the other.
+        strict: Refuse a call that can't be drafted for. False decodes it plainly and says why in
+            `spec.stats.disabled_reason`.
 
     >>> SpecConfig(max_nodes=0)
     Traceback (most recent call last):

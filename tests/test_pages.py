@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
+from cyclopts import App
 
 import selfspec
 from selfspec import GenerationStats, SpecConfig, config
 from selfspec.cli.app import app
+from selfspec.cli.shared.options import knob_texts
 from tests.test_imports import ALLOWED
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,7 +34,6 @@ PAGES = [
 # These two tell of what is gone, so the names in them need not exist.
 HISTORIES = {"CHANGELOG.md", "log.md"}
 TODAY = [page for page in PAGES if page.name not in HISTORIES]
-OLD_NAMES = {"rounding", "turned", "compiled"}  # still accepted, with a deprecation warning
 
 FOLDERS = "selfspec|tests|eval|docs|examples|caches"
 FENCED = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -128,13 +128,13 @@ def test_commands_of_selfspec_exist(page: Path) -> None:
     for words in commands_in(page, "selfspec"):
         if words[0] != "selfspec":  # Such as selfspec.attach(model, spec)
             continue
-        command: Any = typer.main.get_command(app)
+        command = app
         for word in words[1:]:
-            if word not in getattr(command, "commands", {}):
+            if word not in commands_below(command):
                 break
-            command = command.commands[word]
+            command = command[word]
         named = " ".join(words)
-        missing = hasattr(command, "commands") and len(words) > 1 and words[1][0] != "-"
+        missing = command.default_command is None and len(words) > 1 and words[1][0] != "-"
         assert not missing, f"{named}: no such command"
         assert options_in(words) <= options_of_selfspec(command) | {"--help"}, (
             f"{named}: no such option"
@@ -156,15 +156,21 @@ def test_options_named_alone_exist(page: Path) -> None:
     """As in "`--restart` begins anew"."""
     for code in code_in(page):
         if code.startswith("--"):
-            known = options_of_selfspec(typer.main.get_command(app)) | options_of_eval()
+            known = options_of_selfspec(app) | options_of_eval()
             assert options_in(code.split()) <= known, code
 
 
-def options_of_selfspec(command: Any) -> set[str]:
+def commands_below(command: App) -> list[str]:
+    return [name for name in command if not name.startswith("-")]
+
+
+def options_of_selfspec(command: App) -> set[str]:
     """The options of a command and of all commands below it."""
-    found = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
-    below = getattr(command, "commands", {}).values()
-    return found.union({"--help"}, *map(options_of_selfspec, below))
+    found = {"--help", "--version"}
+    if command.default_command is not None:
+        arguments = command.assemble_argument_collection()
+        found |= {name for argument in arguments for name in argument.names}
+    return found.union(*(options_of_selfspec(command[name]) for name in commands_below(command)))
 
 
 def options_in(words: list[str]) -> set[str]:
@@ -221,20 +227,24 @@ def literals(arguments: str) -> dict[str, Any]:
     return {str(word.arg): ast.literal_eval(word.value) for word in words}
 
 
-def test_the_page_of_knobs_is_whole() -> None:
+def test_the_table_of_knobs_is_made_from_their_texts() -> None:
+    """Run this file's `table_of_knobs` to make it anew."""
     text = (ROOT / "docs" / "knobs.md").read_text(encoding="utf-8")
-    heading = re.compile(r"^### `(\w+)`: .*default (.+)$", re.MULTILINE)
-    written = {
-        name: ast.literal_eval(default.strip("`")) for name, default in heading.findall(text)
-    }
-    defaults = {field.name: field.default for field in fields(SpecConfig)}
-    assert written == {name: v for name, v in defaults.items() if name not in OLD_NAMES}
+    assert table_of_knobs() in text
+
+
+def table_of_knobs() -> str:
+    rows = []
+    for field in fields(SpecConfig):
+        default = ", ".join(field.default) if field.name == "sources" else f"{field.default}"
+        rows.append(f"| `{field.name}` | {default} | {knob_texts()[field.name]} |")
+    return "\n".join(["| knob | default | what it does |", "|---|---|---|", *rows, ""])
 
 
 @pytest.mark.parametrize("values", ["BUDGETS", "FORWARDS", "LEARNING_SCOPES", "SOURCE_NAMES"])
 def test_the_page_of_knobs_has_every_value(values: str) -> None:
     text = (ROOT / "docs" / "knobs.md").read_text(encoding="utf-8")
-    for value in set(getattr(config, values)) - OLD_NAMES:
+    for value in getattr(config, values):
         assert f'"{value}"' in text, value
 
 

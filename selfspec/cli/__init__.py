@@ -1,4 +1,4 @@
-"""The command line. Each command has a room, and `shared/` is what several of them need.
+"""The command line: each command parses, calls one function of the package, and prints.
 
 Nothing here imports torch before a command says what it does, so that it answers at once.
 """

@@ -1,23 +1,52 @@
-"""The `selfspec` command and its subcommands."""
+"""The `selfspec` command, its subcommands, and how errors end them."""
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Annotated
+from collections.abc import Sequence
 
-import typer
+from cyclopts import App, CycloptsError, MissingArgumentError
 
-from selfspec.cli.batch.batch_command import batch
+from selfspec.cli.batch import batch
 from selfspec.cli.cache.cache_command import cache
 from selfspec.cli.chat.chat_command import chat
-from selfspec.cli.check.check_command import check
-from selfspec.cli.demo.demo_command import demo
-from selfspec.cli.generate.generate_command import generate
-from selfspec.cli.serve.serve_command import serve
-from selfspec.cli.shared.group import Commands
+from selfspec.cli.check.check_command import check, demo
+from selfspec.cli.generate import generate
+from selfspec.cli.serve import serve
 from selfspec.cli.tune.tune_command import tune
+from selfspec.errors import SelfSpecError, one_line
 
-app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False)
+_USER_ERROR = 2
+_INTERRUPTED = 130
+_EXAMPLE = ": a folder or a Hub id, such as HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+def _version() -> str:
+    from selfspec import __version__
+
+    return f"selfspec {__version__}"
+
+
+app = App(
+    name="selfspec",
+    help="The same text from a language model, in fewer forwards.",
+    version=_version,
+    help_format="markdown",
+    result_action="return_value",
+    exit_on_error=False,
+    print_error=False,
+    suppress_keyboard_interrupt=False,
+)
+# In the order in which most people need them.
+app.command(demo, sort_key=0)
+app.command(check, sort_key=1)
+app.command(chat, sort_key=2)
+app.command(generate, sort_key=3)
+app.command(batch, sort_key=4)
+app.command(serve, sort_key=5)
+app.command(tune, sort_key=6)
+app.command(cache)
 
 
 def main() -> None:
@@ -26,33 +55,39 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):
             # A model writes characters that not every terminal can show.
             stream.reconfigure(errors="replace")
-    app(prog_name="selfspec")
+    sys.exit(run(sys.argv[1:]))
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
-        from selfspec import __version__
+def run(arguments: Sequence[str]) -> int:
+    """Runs a command and returns its exit status.
 
-        print(f"selfspec {__version__}")
-        raise typer.Exit
+    What the user got wrong is one line and status 2. An error that nobody foresaw keeps its
+    traceback.
+    """
+    try:
+        status = app(arguments)
+        return status if isinstance(status, int) else 0
+    except SelfSpecError as error:
+        return _complain(str(error))
+    except MissingArgumentError as error:
+        return _complain(_missing(error))
+    except CycloptsError as error:
+        return _complain(str(error))
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:  # The reader of stdout has left. Python must not try to flush it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
-@app.callback(invoke_without_command=True)
-def selfspec(
-    context: typer.Context,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", is_eager=True, callback=_print_version, help="Show the version and exit."
-        ),
-    ] = False,
-) -> None:
-    """The same text from a language model, in fewer forwards."""
-    if context.invoked_subcommand is None:
-        print(context.get_help())
+def _missing(error: MissingArgumentError) -> str:
+    """What must be named, and where to read how."""
+    command = " ".join(["selfspec", *(error.command_chain or ())])
+    name = "" if error.argument is None else error.argument.name
+    what = _EXAMPLE if name == "MODEL" else ""
+    return f"{name} must be given{what} (got nothing); see '{command} --help'"
 
 
-# In the order in which most people need them.
-for each in (demo, check, chat, generate, batch, serve, tune):
-    app.command()(each)
-app.add_typer(cache)
+def _complain(message: str) -> int:
+    print(f"error: {one_line(message)}", file=sys.stderr)
+    return _USER_ERROR

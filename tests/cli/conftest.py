@@ -1,18 +1,29 @@
 """A tiny random model in a folder, and a way to run commands."""
 
+import io
 import logging
+import sys
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from typer.testing import CliRunner
 
-from selfspec.cli.app import app
+from selfspec.cli import app
 from selfspec.cli.shared.model_loading import Loaded
-from selfspec.cli.shared.options import Sampling
+from selfspec.cli.shared.options import WriteOptions
 from selfspec.cli.shared.writer import Writer
+
+
+class Result(NamedTuple):
+    """What a command printed, and how it ended."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +44,7 @@ def loaded(chat_folder) -> Loaded:
 
 @pytest.fixture
 def writer(loaded) -> Writer:
-    return Writer(loaded, Sampling(seed=0), 24)
+    return Writer(loaded, WriteOptions(seed=0, max_new_tokens=24))
 
 
 @pytest.fixture
@@ -55,14 +66,16 @@ def stock_text(loaded):
 
 
 @pytest.fixture
-def run():
-    """Runs a command in this process; an exception that is no exit is raised."""
+def run(monkeypatch):
+    """Runs a command in this process; an exception that nobody foresaw is raised."""
 
-    def invoke(*args: str | Path, stdin: str | bytes | None = None):
-        result = CliRunner().invoke(app, [str(arg) for arg in args], input=stdin)
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return result
+    def invoke(*args: object, stdin: str | bytes | None = None) -> Result:
+        given = stdin.encode() if isinstance(stdin, str) else stdin or b""
+        out, err = io.StringIO(), io.StringIO()
+        with monkeypatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given), encoding="utf-8"))
+            status = app.run([str(arg) for arg in args])
+        return Result(status, out.getvalue(), err.getvalue())
 
     return invoke
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from cyclopts import App, Parameter
+from cyclopts.types import PositiveInt
 from rich.console import Console
 
-from selfspec.cli.cache.recipe_options import RecipeOptions
-from selfspec.cli.shared.group import Commands
-from selfspec.cli.shared.messages import Verbose, working
-from selfspec.cli.shared.options import ModelOptions, unfolds
+from selfspec.cli.cache.recipe_options import RecipeOptions, recipe_of
+from selfspec.cli.shared.messages import show_log, working
+from selfspec.cli.shared.options import Flag, Model, ModelOptions, Verbose
 from selfspec.cli.shared.paint import harmless
 from selfspec.errors import CliError
 from selfspec.machine.memory import amount_in_bytes
@@ -19,50 +20,38 @@ from selfspec.machine.memory import amount_in_bytes
 if TYPE_CHECKING:
     from selfspec.cache import CacheContents
 
-Output = Annotated[Path, typer.Argument(help="The cache to make.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a cache that exists.")]
-
-cache = typer.Typer(name="cache", cls=Commands)
+cache = App(name="cache", help="Build, inspect and merge caches.", sort_key=7)
 
 
-@cache.callback(invoke_without_command=True)
-def commands(context: typer.Context) -> None:
-    """Build, inspect and merge caches."""
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-
-
-@cache.command()
-@unfolds
+@cache.command
 def build(
-    loading: ModelOptions,
-    options: RecipeOptions,
-    output: Output,
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="A recipe that comes with selfspec (code, dialogue, folder, oanc, own-answers, "
-            "vocabulary), or a TOML file with the keys below. Options override its keys.",
-        ),
-    ] = None,
-    max_memory: Annotated[
-        str,
-        typer.Option(
-            help="Memory for counting n-grams, without the model. What does not fit loses its "
-            "rarest long n-grams."
-        ),
-    ] = "4GB",
-    overwrite: Overwrite = False,
-    verbose: Verbose = False,
+    model: Model,
+    output: Path,
+    /,
+    *,
+    recipe: str | None = None,
+    max_memory: str = "4GB",
+    overwrite: Flag = False,
+    asked: ModelOptions = ModelOptions(),
+    options: RecipeOptions = RecipeOptions(),
 ) -> None:
     """Build a cache from texts, or from the model's own answers to them.
 
     If a build of own answers was interrupted, the same command goes on with the next answer.
+
+    Args:
+        output: The cache to make.
+        recipe: A recipe that comes with selfspec (code, dialogue, folder, oanc, own-answers,
+            vocabulary), or a TOML file with the keys below. Options override its keys.
+        max_memory: Memory for counting n-grams, without the model. What does not fit loses its
+            rarest long n-grams.
+        overwrite: Replace a cache that exists.
     """
+    loading = replace(asked, model=model)
+    show_log(loading.verbose)
     from selfspec.cli.shared.model_loading import check_options
 
-    asked = options.recipe(recipe)
+    wanted = recipe_of(recipe, options)
     check_options(loading)
     memory = amount_in_bytes(max_memory, name="--max-memory")
     _check_free(output, overwrite)
@@ -72,69 +61,78 @@ def build(
         from selfspec.building.progress import Bars
         from selfspec.cli.shared.model_loading import load_model, load_tokenizer, quiet
 
-        if not asked.reads_vocabulary:
-            find_inputs(asked)  # A wrong path is told before anything is loaded.
+        if not wanted.reads_vocabulary:
+            find_inputs(wanted)  # A wrong path is told before anything is loaded.
         with quiet():
             tokenizer = load_tokenizer(loading)
     with quiet(), Bars(Console(stderr=True)) as bars:
 
-        def model() -> Any:
+        def loaded_model() -> Any:
             bars.say(f"Loading {loading.title} ...")
             return load_model(loading, tokenizer).model
 
         try:
             contents = build_cache(
-                asked,
+                wanted,
                 output,
                 tokenizer,
-                model,
+                loaded_model,
                 bars=bars,
                 model_name=loading.model,
                 max_memory=memory,
                 overwrite=overwrite,
             )
-        except KeyboardInterrupt as error:
-            if asked.generates:
+        except KeyboardInterrupt:
+            if wanted.generates:
                 bars.say("interrupted; the same command goes on with the next answer")
-            raise typer.Abort from error
+            raise
     _print_contents(output, contents)
     if left_out := contents.about.get("left_out"):
         print(f"left out (empty, too long, or refused by the template): {left_out:,}")
 
 
-@cache.command()
-def inspect(
-    folder: Annotated[str, typer.Argument(metavar="CACHE", help="A cache or a Hub id.")],
-    verbose: Verbose = False,
-) -> None:
-    """Show what is in a cache, and where it comes from."""
-    with working(f"Reading {folder}"):
+@cache.command
+def inspect(name: str, /, *, verbose: Verbose = False) -> None:
+    """Show what is in a cache, and where it comes from.
+
+    Args:
+        name: A cache or a Hub id.
+        verbose: Also say on stderr what is prepared, and how long that takes.
+    """
+    show_log(verbose)
+    with working(f"Reading {name}"):
         from selfspec.cache import load_cache
 
-        contents = load_cache(folder)
-    _print_contents(folder, contents)
-    for name, value in sorted(contents.about.items()):
-        print(harmless(f"{name}: {value}"))  # A card may come from anywhere, and hold anything.
+        contents = load_cache(name)
+    _print_contents(name, contents)
+    for key, value in sorted(contents.about.items()):
+        print(harmless(f"{key}: {value}"))  # A card may come from anywhere, and hold anything.
 
 
-@cache.command()
+@cache.command
 def merge(
-    output: Output,
-    caches: Annotated[list[Path], typer.Argument(help="Caches of one tokenizer.")],
-    overwrite: Overwrite = False,
-    min_count: Annotated[
-        int, typer.Option(min=1, help="Drop n-grams with a lower count. More: a smaller file.")
-    ] = 1,
-    max_continuations: Annotated[
-        int, typer.Option(min=1, help="Continuations kept for each prefix. More: a larger file.")
-    ] = 8,
-    max_size: Annotated[
-        str,
-        typer.Option(help="Largest n-gram tables; the minimum count is raised until they fit."),
-    ] = "64MB",
+    output: Path,
+    caches: Annotated[tuple[Path, ...], Parameter(negative=())],
+    /,
+    *,
+    overwrite: Flag = False,
+    min_count: PositiveInt = 1,
+    max_continuations: PositiveInt = 8,
+    max_size: str = "64MB",
     verbose: Verbose = False,
 ) -> None:
-    """Merge caches. Counts add up; of two LUT rows with one key, the later cache's is kept."""
+    """Merge caches. Counts add up; of two LUT rows with one key, the later cache's is kept.
+
+    Args:
+        output: The cache to make.
+        caches: Caches of one tokenizer.
+        overwrite: Replace a cache that exists.
+        min_count: Drop n-grams with a lower count. More: a smaller file.
+        max_continuations: Continuations kept for each prefix. More: a larger file.
+        max_size: Largest n-gram tables; the minimum count is raised until they fit.
+        verbose: Also say on stderr what is prepared, and how long that takes.
+    """
+    show_log(verbose)
     size = amount_in_bytes(max_size, name="--max-size")
     _check_free(output, overwrite)
     with working(f"Merging into {output}"):
@@ -153,8 +151,9 @@ def merge(
 
 def _check_free(output: Path, overwrite: bool) -> None:
     """Refuses what is there already; whether it is a cache is checked by whoever replaces it."""
-    taken = any(output.iterdir()) if output.is_dir() else output.exists()
-    if taken and not overwrite:
+    from selfspec.cache import file_of
+
+    if not overwrite and file_of(output).exists():
         raise CliError(
             f"OUTPUT must be new (got {str(output)!r}, which exists); pass --overwrite to replace "
             "it, or name another"

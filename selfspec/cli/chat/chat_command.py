@@ -2,48 +2,191 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-import typer
+from rich.console import Console
+from rich.text import Text
 
-from selfspec.cli.shared.messages import Verbose
-from selfspec.cli.shared.model_loading import check_template
-from selfspec.cli.shared.opened import checked, loaded
-from selfspec.cli.shared.options import Knobs, MaxNewTokens, WriteOptions, unfolds
+from selfspec.cli.shared.live_text import OWN
+from selfspec.cli.shared.messages import working
+from selfspec.cli.shared.options import Flag, Knobs, Model, WriteOptions
+from selfspec.cli.shared.paint import Painter
+from selfspec.cli.shared.writer import checked, loaded
+from selfspec.errors import SelfSpecError, unknown_name
+
+if TYPE_CHECKING:
+    from selfspec import SpecConfig
+    from selfspec.cli.chat.conversation import Turn
+    from selfspec.cli.shared.writer import Writer
+
+_PROMPT = "> "
+_COMMANDS = {
+    "/retry": "ask the last question again",
+    "/system TEXT": "begin anew with this system message; without a text, with none",
+    "/stats": "tokens per step and where they came from, over all answers",
+    "/reset": "forget the conversation; what was learned for drafting stays",
+    "/help": "this list",
+    "/exit": "leave; so does Ctrl-D. Ctrl-C stops an answer",
+}
+_KEYS = "Enter sends, Alt-Enter or Ctrl-J adds a line, the up key brings back a question."
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChatOptions(WriteOptions):
-    """The same for a model that must be named, since the embedded one can't chat."""
-
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder or Hub id of a chat model, such as HuggingFaceTB/SmolLM2-135M-Instruct. "
-            "Required.",
-        ),
-    ] = None
-
-
-@unfolds
 def chat(
-    asked: ChatOptions,
-    knobs: Knobs,
-    system: Annotated[
-        str | None, typer.Option(help="The system message at the start of the conversation.")
-    ] = None,
-    max_new_tokens: MaxNewTokens = 512,
-    show_drafts: Annotated[
-        bool, typer.Option("--show-drafts", help="Colour the tokens that were drafted.")
-    ] = False,
-    verbose: Verbose = False,
+    model: Model,
+    /,
+    *,
+    system: str | None = None,
+    show_drafts: Flag = False,
+    asked: WriteOptions = WriteOptions(max_new_tokens=512),
+    knobs: Knobs = Knobs(),
 ) -> None:
-    """Talk with a chat model in the terminal."""
-    if asked.model is None:
-        check_template(None, None)
-    config = checked(asked, knobs)
-    with loaded(asked, max_new_tokens, chats=True) as writer:
-        from selfspec.cli.chat.terminal import Chat
+    """Talk with a chat model in the terminal.
 
-        Chat(writer, config, system=system, show_drafts=show_drafts).run()
+    Args:
+        system: The system message at the start of the conversation.
+        show_drafts: Colour the tokens that were drafted.
+    """
+    asked = replace(asked, model=model)
+    config = checked(asked, knobs.config())
+    with loaded(asked, chats=True) as writer:
+        Chat(writer, config, system=system, show_drafts=show_drafts).run(_reader())
+
+
+class Chat:
+    """Answers questions until the user leaves."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        config: SpecConfig,
+        *,
+        system: str | None = None,
+        show_drafts: bool = False,
+    ) -> None:
+        from selfspec.cli.chat.conversation import Conversation
+
+        self._console = Console(highlight=False)
+        self._painter = Painter(self._console)
+        self._spinner = ExitStack()
+        self._show_drafts = show_drafts
+        self._writer = writer
+        self._spec = writer.new_spec(config)
+        self._last: Turn | None = None
+        self.conversation = Conversation(writer, self._spec, self._show, system=system)
+
+    def run(self, read: Callable[[], str]) -> None:
+        """Answers what is read until Ctrl-D, the end of stdin, or `/exit`."""
+        self._introduce()
+        while True:
+            try:
+                line = read().strip()
+                if line == "/exit":
+                    return
+                if line:
+                    self._handle(line)
+            except EOFError:
+                self._console.print()
+                return
+            except KeyboardInterrupt:
+                self._note("\n(Ctrl-D or /exit leaves)")
+            except SelfSpecError as error:
+                self._note(f"error: {error}")
+
+    def _introduce(self) -> None:
+        self._note(f"{self._writer.loaded}, {self._writer}. /help lists commands.")
+        if self._show_drafts and self._painter.in_colour:
+            self._console.print(self._painter.legend(self._writer.origins(self._spec.config)))
+
+    def _handle(self, line: str) -> None:
+        command, _, rest = line.partition(" ")
+        if not line.startswith("/"):
+            self._answer(lambda: self.conversation.ask(line))
+        elif command == "/retry":
+            self._answer(self.conversation.retry)
+        elif command == "/system":
+            self.conversation.begin(rest.strip() or None)
+            self._note("The conversation starts over.")
+        elif command == "/reset":
+            self.conversation.reset()
+            self._note("The conversation starts over.")
+        elif command == "/stats":
+            self._note(self._stats())
+        elif command == "/help":
+            commands = [f"{name:<12} {what}" for name, what in _COMMANDS.items()]
+            self._note("\n".join([*commands, _KEYS]))
+        else:
+            known = [name.split()[0] for name in _COMMANDS]
+            self._note(f"error: {unknown_name('command', command, known)}")
+
+    def _answer(self, ask: Callable[[], Turn]) -> None:
+        with self._spinner:
+            self._spinner.enter_context(working("Reading", only_spinner=True))
+            self._last = ask()
+        self._console.print()
+        self._note(self._ending(self._last))
+
+    def _stats(self) -> str:
+        if self._last is None:
+            return "No answer yet."
+        reused, length = self._last.num_reused, self._last.num_prompt_tokens
+        return f"{self._spec.total_stats}\n  {reused} of the last {length} prompt tokens reused"
+
+    def _ending(self, answer: Turn) -> str:
+        """The line below an answer: how long it is, and what did not go as usual."""
+        stats = self._spec.stats
+        if answer.interrupted:
+            return "(stopped; the conversation goes on from here)"
+        parts = [f"{stats.num_new_tokens} tokens", f"{stats.tokens_per_step:.2f} a step"]
+        if answer.seconds and stats.num_new_tokens > 1:
+            parts.append(f"{(stats.num_new_tokens - 1) / answer.seconds:.1f} a second")
+        if answer.cut_at is not None:
+            parts.append(f"cut at {answer.cut_at}")
+        return f"({', '.join(parts)})"
+
+    def _show(self, piece: str, origin: str) -> None:
+        self._spinner.close()
+        self._painter.show(piece, origin if self._show_drafts else OWN)
+
+    def _note(self, text: str) -> None:
+        self._console.print(Text(text, style="dim"))
+
+
+def _reader() -> Callable[[], str]:
+    """Each call gives the next question, or raises `EOFError` after the last one.
+
+    From a pipe each line is a question, and is printed with the prompt in front of it, so that the
+    output reads like a chat. At a terminal a text that is pasted is one question.
+    """
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        return _session().prompt  # type: ignore[no-any-return]
+
+    def line() -> str:
+        text = sys.stdin.readline()
+        if not text:
+            raise EOFError
+        print(f"{_PROMPT}{text.rstrip()}")
+        return text
+
+    return line
+
+
+def _session() -> Any:
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.key_binding import KeyBindings
+
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def _send(event: Any) -> None:
+        event.current_buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    @keys.add("c-j")
+    def _add_line(event: Any) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return PromptSession(_PROMPT, key_bindings=keys, multiline=True, prompt_continuation="  ")

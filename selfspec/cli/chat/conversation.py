@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import takewhile
+from time import perf_counter
 from typing import Any, NamedTuple
 
 from selfspec.batch.prompts import encoded
@@ -13,11 +14,12 @@ from selfspec.errors import CliError
 from selfspec.plugin import SelfSpec
 
 
-class Answer(NamedTuple):
-    """How an answer ended. `num_reused` tokens of its prompt were in the KV already."""
+class Turn(NamedTuple):
+    """How a turn ended. `num_reused` tokens of its prompt were in the KV already."""
 
     num_prompt_tokens: int
     num_reused: int
+    seconds: float = 0.0  # from the first token to the last one
     interrupted: bool = False
     cut_at: int | None = None  # The number of tokens, if the model had not finished.
 
@@ -36,9 +38,13 @@ class Conversation:
         self._writer = writer
         self._spec = spec
         self._show = show
-        self._opening = [{"role": "system", "content": system}] if system else []
-        # A template that takes no system message refuses here, before the first question.
-        encoded([*self._opening, {"role": "user", "content": "?"}], writer.tokenizer)
+        self.begin(system)
+
+    def begin(self, system: str | None) -> None:
+        """Starts over with another system message; refuses one that the template does not take."""
+        opening = [{"role": "system", "content": system}] if system else []
+        encoded([*opening, {"role": "user", "content": "?"}], self._writer.tokenizer)
+        self._opening = opening
         self.reset()
 
     def reset(self) -> None:
@@ -51,26 +57,34 @@ class Conversation:
         self._kv: Any = None
         self._kv_ids: list[int] = []
 
-    def ask(self, text: str) -> Answer:
+    def ask(self, text: str) -> Turn:
         """Streams the answer and keeps it. Ctrl-C ends it; what was shown by then is kept."""
         messages = [*self.messages, {"role": "user", "content": text}]
         ids = encoded(messages, self._writer.tokenizer)
         budget = self._budget(len(ids))
         kv, num_reused = self._take_kv(ids)
         live = LiveText(self._writer.tokenizer, ids, self._show)
-        answer = Answer(len(ids), num_reused)
+        turn = Turn(len(ids), num_reused)
         try:
             output = self._writer.write(
                 ids, self._spec, streamer=live, kv=kv, max_new_tokens=budget
             )
         except KeyboardInterrupt:
-            answer = answer._replace(interrupted=True)
+            turn = turn._replace(interrupted=True)
         else:
             self._keep_kv(output)
             new_ids = output.sequences[0, len(ids) :].tolist()
-            answer = answer._replace(cut_at=self._cut_at(new_ids, budget))
+            turn = turn._replace(cut_at=self._cut_at(new_ids, budget))
         self.messages = [*messages, {"role": "assistant", "content": live.text}]
-        return answer
+        ended = perf_counter()
+        return turn._replace(seconds=ended - (live.first_came or ended))
+
+    def retry(self) -> Turn:
+        """Asks the last question again."""
+        if len(self.messages) <= len(self._opening):
+            raise CliError("/retry needs a question that was asked (got none so far)")
+        *self.messages, question, _answer = self.messages
+        return self.ask(question["content"])
 
     def _budget(self, num_prompt_tokens: int) -> int:
         """The number of tokens that the answer may have."""

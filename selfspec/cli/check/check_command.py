@@ -1,135 +1,175 @@
-"""`selfspec check`: what drafts bring with one model on this machine, in about a minute."""
+"""`selfspec check` and `selfspec demo`: what drafts bring with one model on this machine."""
 
 from __future__ import annotations
 
-import gc
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from cyclopts import Parameter
+from cyclopts.types import NonNegativeFloat, PositiveInt
+from rich.console import Console
+from rich.text import Text
 
-from selfspec.cli.shared.messages import Verbose, working
-from selfspec.cli.shared.opened import loaded
-from selfspec.cli.shared.options import (
-    CacheFolder,
-    DeviceName,
-    WriteOptions,
-    unfolds,
-)
-from selfspec.cli.shared.text_files import check_output
+from selfspec.cli.check.facts import facts
+from selfspec.cli.check.questions import SNIPPETS, Question, questions_of
+from selfspec.cli.check.report import print_report
+from selfspec.cli.check.stopwatch import CACHED, DRAFTED, MIN_ROUNDS, measure, warm_up
+from selfspec.cli.shared.live_text import LiveText
+from selfspec.cli.shared.messages import working
+from selfspec.cli.shared.options import Knobs, Model, RunOptions, WriteOptions
+from selfspec.cli.shared.paint import Painter
+from selfspec.cli.shared.writer import checked, loaded
+from selfspec.config import SpecConfig
 from selfspec.errors import CliError
 
 if TYPE_CHECKING:
-    from selfspec.cli.check.check_measuring import Measured
-    from selfspec.cli.check.check_prompts import Question
+    from selfspec.cli.check.stopwatch import Asked
     from selfspec.cli.shared.writer import Writer
+    from selfspec.cost import CostCurve
+    from selfspec.plugin import SelfSpec
 
-_SHARE = 0.8  # of the free memory, which weights may take
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_LEAST_TOKENS, _MOST_TOKENS = 48, 128  # of an answer
+_CURVE_SHARE = 0.15  # of the time, for what a step costs by its width
+_CONTEXT = 512  # tokens before a step whose cost is measured
+_ENDLESS = 1 << 30  # positions, where a model's config names no limit
 
 
-@unfolds
-def check(
+def demo(
     model: Annotated[
         str | None,
-        typer.Argument(
-            metavar="MODEL",
-            help="Folder or Hub id of a causal language model. Default: the small one that comes "
-            "with selfspec.",
-        ),
+        Parameter(help="Folder or Hub id of a model. Default: a small one that continues Python."),
     ] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Your own prompts, one a line in JSON: as 'selfspec batch' reads them, or "
-            '{"turns": ["...", ...]}. Default: five of different kinds.',
-        ),
-    ] = None,
-    dtype: Annotated[
-        str,
-        typer.Option(
-            help="float32, bfloat16 or float16. auto: bfloat16 and float32, one after the other, "
-            "if the memory is large enough."
-        ),
-    ] = "auto",
-    temperature: Annotated[
-        float, typer.Option(min=0.0, help="0: always the likeliest token. Higher: more varied.")
-    ] = 0.0,
-    seconds: Annotated[
-        int,
-        typer.Option(
-            min=1, help="How long to measure. More: longer answers, more reliable figures."
-        ),
-    ] = 60,
-    output: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write all figures to this JSON file too."),
-    ] = None,
-    device: DeviceName = "auto",
-    cache: CacheFolder = None,
-    verbose: Verbose = False,
-) -> None:
-    """Measure how much faster a model is with drafts on this machine, and say what to use."""
-    from selfspec.cli.check.check_prompts import questions_of
-    from selfspec.cli.shared.model_loading import check_options
+    /,
+    *,
+    prompt: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = (),
+    seconds: PositiveInt = 10,
+    asked: WriteOptions = WriteOptions(max_new_tokens=48),
+    knobs: Knobs = Knobs(),
+) -> int:
+    """Watch drafts being accepted, then see the same texts timed against plain generate().
 
-    asked = WriteOptions(
-        model=model, device=device, dtype=dtype, temperature=temperature, seed=0, cache=cache
+    The embedded model samples at temperature 0.5 with seed 1, unless you ask for something else.
+
+    Args:
+        prompt: Text to continue; can be given several times. Default: three pieces of Python.
+        seconds: About how long to measure.
+    """
+    asked = replace(asked, model=model)
+    if model is None and asked.temperature is None and asked.seed is None:
+        asked = replace(asked, temperature=0.5, seed=1)
+    config, console = checked(asked, knobs.config()), Console(highlight=False)
+    questions = [Question(each.strip().split("\n")[0][:20], each) for each in prompt] or SNIPPETS
+    with loaded(asked) as writer:
+        found = _fitting(writer, questions, asked.max_new_tokens)
+        spec = _warmed(console, writer, config, found)
+        _show(console, writer, config, found)
+        with working("Timing") as say:
+            ways = _ways(writer, config)
+            length = asked.max_new_tokens
+            measured = measure(writer, found, ways, num_new=length, seconds=seconds, say=say)
+        status = print_report(console, measured, writer, spec.config)
+    console.print(
+        "This tiny model only shows the way: measure yours with 'selfspec check your/model'."
+        if model is None
+        else "Other texts gain more or less: 'selfspec check' measures several kinds."
     )
-    check_options(asked, "MODEL")
-    check_output(output)
+    return status
+
+
+def check(
+    model: Model,
+    /,
+    *,
+    prompts: Path | None = None,
+    temperature: NonNegativeFloat = 0.0,
+    seconds: PositiveInt = 60,
+    asked: RunOptions = RunOptions(),
+) -> int:
+    """Measure how much faster a model is with drafts on this machine, and say what to use.
+
+    Args:
+        prompts: Your own prompts, one a line in JSON, as 'selfspec batch' reads them. Default: five
+            of different kinds.
+        temperature: 0: always the likeliest token. Higher: more varied text.
+        seconds: About how long to measure. A slow model takes longer, for enough tokens.
+    """
+    wanted = {**vars(asked), "model": model, "temperature": temperature, "seed": 0}
+    writing = WriteOptions(**wanted, max_new_tokens=_LEAST_TOKENS)
+    config, console = checked(writing, SpecConfig()), Console(highlight=False)
     questions = questions_of(prompts)
-    dtypes, left_out = _precisions(asked)
-    found = []
-    for each in dtypes:
-        with loaded(replace(asked, dtype=each), 1) as writer:
-            found.append(_measured(writer, questions, seconds / len(dtypes)))
-        del writer
-        gc.collect()  # Its model is gone before the next one comes.
-    from selfspec.cli.check.check_report import print_report, write_json
-
-    name = model or "your/model"
-    print_report(name, found, left_out)
-    if output is not None:
-        write_json(output, name, found, left_out)
+    with loaded(writing) as writer:
+        found = _fitting(writer, questions, _LEAST_TOKENS)
+        spec = _warmed(console, writer, config, found)
+        with working("Measuring") as say:
+            say("Measuring what a step costs by its width")
+            curve, ways = _curve(writer, spec, _CURVE_SHARE * seconds), _ways(writer, config)
+            step = warm_up(writer, spec, found[0][1])
+            fits = int(seconds / step / (MIN_ROUNDS * (1 + len(ways)) * len(found)))
+            length = min(max(fits, _LEAST_TOKENS), _MOST_TOKENS)
+            measured = measure(writer, found, ways, num_new=length, seconds=seconds, say=say)
+        return print_report(console, measured, writer, spec.config, curve)
 
 
-def _measured(writer: Writer, questions: list[Question], seconds: float) -> Measured:
-    from selfspec import detach
-    from selfspec.cli.check.check_measuring import measure_model
-
-    with working("Measuring") as say:
-        found = measure_model(writer, questions, seconds=seconds, say=say)
-    detach(writer.model)
+def _fitting(writer: Writer, questions: Sequence[Question], num_new: int) -> Asked:
+    """The questions with their ids. Those that leave no room for an answer are left out."""
+    limit = writer.loaded.max_positions or _ENDLESS
+    ids = [each.ids(writer.tokenizer) for each in questions]
+    pairs = zip(questions, ids, strict=True)
+    found = [(each, prompt) for each, prompt in pairs if 0 < len(prompt) <= limit - num_new]
+    if not found:
+        raise CliError(
+            f"a prompt must leave room for {num_new} tokens in the model's {limit} positions (got "
+            f"{min(map(len, ids))} tokens in the shortest one); give another"
+        )
     return found
 
 
-def _precisions(asked: WriteOptions) -> tuple[list[str], list[str]]:
-    """The precisions whose weights fit into memory, and what is said about the others."""
-    if asked.dtype != "auto":
-        return [asked.dtype], []
-    with working("Looking at the model and the memory"):
-        number, free = _num_parameters_and_free_memory(asked)
-    sizes = {dtype: number * _BYTES[dtype] for dtype in ("bfloat16", "float32")}
-    fits = [dtype for dtype, size in sizes.items() if size <= _SHARE * free]
-    if not fits:
-        raise CliError(
-            f"MODEL must fit into memory: it takes {sizes['bfloat16'] / 1e9:.1f} GB in bfloat16 "
-            f"(got {free / 1e9:.1f} GB free); 'selfspec generate --max-memory' reads layers from "
-            "disk"
-        )
-    left_out = [
-        f"{dtype} is left out: it takes {size / 1e9:.1f} GB of {free / 1e9:.1f} GB free."
-        for dtype, size in sizes.items()
-        if dtype not in fits
-    ]
-    return fits, left_out
+def _warmed(console: Console, writer: Writer, config: SpecConfig, asked: Asked) -> SelfSpec:
+    """Warms the model up, which shows whether drafts are on, and says what there is.
+
+    What is prepared of a model, such as packed weights, lives as long as the `SelfSpec`.
+    """
+    with working("Warming up"):
+        spec = writer.new_spec(config)
+        warm_up(writer, spec, asked[0][1])
+        about = facts(writer, spec)
+    for name, value in about.items():
+        console.print(Text(f"{name}: {value}", "dim"), soft_wrap=True)
+    return spec
 
 
-def _num_parameters_and_free_memory(asked: WriteOptions) -> tuple[int, int]:
-    from selfspec.cli.shared.model_loading import device_of, load_shape
-    from selfspec.machine.memory import free_memory
+def _ways(writer: Writer, config: SpecConfig) -> dict[str, Callable[[], SelfSpec]]:
+    """With drafts, and with a cache too if there is one."""
+    bare = writer.start._replace(cache=None)
+    ways = {DRAFTED: lambda: bare.new_spec(config, writer.tokenizer)}
+    return ways if writer.start.cache is None else ways | {CACHED: lambda: writer.new_spec(config)}
 
-    return int(load_shape(asked).num_parameters()), free_memory(device_of(asked.device))
+
+def _curve(writer: Writer, spec: SelfSpec, max_seconds: float) -> CostCurve | None:
+    """What a step costs by its width behind a text, for a model that is whole in memory."""
+    from selfspec.run.profile import profile
+
+    if spec.ability(writer.model).attention is None or spec.stats.forward == "streamed":
+        return None
+    context = min(_CONTEXT, (writer.loaded.max_positions or _ENDLESS) // 2)
+    _, curve = profile(
+        writer.model, spec.config, num_columns=context, num_rows=1, max_seconds=max_seconds
+    )
+    return curve
+
+
+def _show(console: Console, writer: Writer, config: SpecConfig, asked: Asked) -> None:
+    """Streams each text in the colours of its drafts. One `SelfSpec` learns from all of them."""
+    painter, spec = Painter(console), writer.new_spec(config)
+    if painter.in_colour:
+        console.print(painter.legend(writer.origins(config)))
+    for question, ids in asked:
+        console.rule(Text(question.kind), align="left", style="dim")
+        painter.write(str(question.prompt), "dim")
+        writer.reseed()
+        live = LiveText(writer.tokenizer, ids, painter.show)
+        writer.write(ids, spec, streamer=live)
+        painter.show("" if live.text.endswith("\n") else "\n")
+    console.rule(style="dim")

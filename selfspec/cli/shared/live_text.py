@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Any
 
 from selfspec.records import Evidence, StepRecord, sources_of
@@ -23,7 +24,30 @@ def origins(record: StepRecord) -> list[str]:
     return drafted + [OWN] * (len(record.committed_ids) - len(drafted))
 
 
-class LiveText:
+class Watch:
+    """A streamer that looks at the clock when the first token comes, behind the prompt."""
+
+    def __init__(self) -> None:
+        self.first_came: float | None = None
+        self._prompt_came = False
+
+    def put(self, value: Any) -> None:
+        """Takes the prompt, then one token of the only row."""
+        if not self._prompt_came:
+            self._prompt_came = True
+            return
+        if self.first_came is None:
+            self.first_came = perf_counter()
+        self.take(int(value))
+
+    def take(self, token_id: int) -> None:
+        """Takes one token behind the prompt."""
+
+    def end(self) -> None:
+        """Nothing is held back."""
+
+
+class LiveText(Watch):
     """A streamer and a listener in one; `show(piece, origin)` gets the text.
 
     Tokens come through the streamer and wait until the record of their step says where they came
@@ -38,19 +62,16 @@ class LiveText:
     ) -> None:
         from selfspec.batch.words import Words
 
+        super().__init__()
         self.text = ""
         self._words = Words(tokenizer, prompt_ids)
         self._show = show
         self._waiting: list[int] = []
-        self._prompt_came = False
         self._has_records = False
 
-    def put(self, value: Any) -> None:
-        """Takes the prompt, then one token of the only row."""
-        if not self._prompt_came:
-            self._prompt_came = True
-            return
-        self._waiting.append(int(value))
+    def take(self, token_id: int) -> None:
+        """Takes one token behind the prompt."""
+        self._waiting.append(token_id)
         # With drafts, the record of the first token comes before the second token.
         if not self._has_records and len(self._waiting) > 1:
             self._emit([OWN] * len(self._waiting))

@@ -6,15 +6,18 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated
 
 from rich.console import Console
 from rich.text import Text
-from typer import Option
 
 from selfspec.errors import one_line
 
 _LOGGER = logging.getLogger("selfspec")
+
+
+def say(line: str) -> None:
+    """Prints a line on stderr."""
+    print(line, file=sys.stderr)
 
 
 @contextmanager
@@ -61,22 +64,9 @@ class _Lines(logging.Handler):
         print(line, file=sys.stderr)
 
 
-def show_log(verbose: bool) -> bool:
+def show_log(verbose: bool) -> None:
     """Shows the library's warnings from now on, and with `verbose` what it prepares, too."""
     for handler in [each for each in _LOGGER.handlers if isinstance(each, _Lines)]:
         _LOGGER.removeHandler(handler)
     _LOGGER.addHandler(_Lines())
     _LOGGER.setLevel(logging.INFO if verbose else logging.WARNING)
-    return verbose
-
-
-# A command takes this as a parameter, and the callback does the work before the command runs.
-Verbose = Annotated[
-    bool,
-    Option(
-        "--verbose",
-        "-v",
-        callback=show_log,
-        help="Also say on stderr what is prepared, and how long that takes.",
-    ),
-]

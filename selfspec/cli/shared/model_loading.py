@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from selfspec.building.limits import max_positions
-from selfspec.cli.shared.options import ModelOptions, RunOptions
+from selfspec.cli.shared.options import DraftOptions, ModelOptions, RunOptions
 from selfspec.errors import CliError, SelfSpecError, one_line, unknown_name
 from selfspec.machine.memory import amount_in_bytes
 
@@ -27,11 +27,6 @@ class Loaded:
     name: str
     model: Any
     tokenizer: Any
-
-    @property
-    def is_embedded(self) -> bool:
-        """Is it the small model that comes with selfspec?"""
-        return Path(self.model.name_or_path) == TINY
 
     @property
     def max_positions(self) -> int | None:
@@ -77,24 +72,24 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def check_options(options: ModelOptions, option: str = "--model") -> None:
+def check_options(options: ModelOptions) -> None:
     """Refuses wrong options, as far as that is possible without importing torch."""
-    source_of(options.model, option)
+    source_of(options.model)
     if options.dtype not in DTYPES:
         raise CliError(unknown_name("dtype", options.dtype, DTYPES))
     if isinstance(options, RunOptions) and options.max_memory is not None:
         amount_in_bytes(options.max_memory, whole=1, name="--max-memory")
+    if isinstance(options, DraftOptions) and options.draft_model is not None:
+        source_of(options.draft_model, "--draft-model")
 
 
 def check_template(name: str | None, template: str | None) -> None:
     """Refuses a model without a chat template."""
-    if name is not None and template:
-        return
-    which = "the embedded model" if name is None else f"{name!r}"
-    raise CliError(
-        f"chat needs a model with a chat template, and {which} has none; "
-        "name another with --model, or continue text with 'selfspec generate'"
-    )
+    if not template:
+        raise CliError(
+            f"chat needs a MODEL with a chat template, and {name!r} has none; name another, or "
+            "continue text with 'selfspec generate'"
+        )
 
 
 def load_tokenizer(options: ModelOptions) -> Any:
@@ -140,20 +135,6 @@ def load_model(
     return Loaded(Path(source).name if options.model is None else source, model, tokenizer)
 
 
-def load_shape(options: ModelOptions) -> Any:
-    """The model with no weights in it, for those who only ask for its sizes."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    source = source_of(options.model)
-
-    def load() -> Any:
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))
-
-    return attempt(source, "model", load)
-
-
 def load_draft_model(name: str | None, options: ModelOptions) -> Any:
     """Loads the small model in the options' dtype and onto their device; None if none is named."""
     if name is None:
@@ -173,13 +154,18 @@ def _whole_model(source: str, dtype: Any, device: Any) -> Any:
     return model.to(device)
 
 
-def source_of(name: str | None, option: str = "--model") -> str:
+def source_of(name: str | None, option: str = "MODEL") -> str:
     """A folder or a Hub id; refuses what can only be a path and leads nowhere."""
     if name is None:
         if not (TINY / "config.json").is_file():
-            raise CliError(f"the embedded model is missing from {TINY}; name one with --model")
+            raise CliError(f"the embedded model is missing from {TINY}; name another MODEL")
         return str(TINY)
     path = Path(name).expanduser()
+    if path.is_file():
+        raise CliError(
+            f"{option} must be a folder or a Hub id, such as HuggingFaceTB/SmolLM2-135M (got the "
+            f"file {name!r})"
+        )
     if path.exists():
         if not (path / "config.json").is_file():
             raise CliError(f"{option} must be a folder with a config.json (got {name!r})")

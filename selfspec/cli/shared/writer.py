@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from selfspec.building.limits import choice_of
-from selfspec.cli.shared.model_loading import Loaded
-from selfspec.cli.shared.options import Sampling
+from selfspec.cli.shared.messages import show_log, working
+from selfspec.cli.shared.options import DraftOptions, RunOptions, WriteOptions
 from selfspec.errors import CliError
+from selfspec.machine.memory import amount_in_bytes
 from selfspec.records import DRAFT_MODEL
 
 if TYPE_CHECKING:
     from selfspec import SelfSpec, SpecConfig
     from selfspec.cache import CacheContents
+    from selfspec.cli.shared.model_loading import Loaded
+
+# Under --max-memory each of many texts has room for this number of tokens, if layers have to be
+# streamed. Two more have room beside them: one that is being read, and one for dividing rows anew.
+TOKENS_A_TEXT = 512
+OTHER_TEXTS = 2
 
 
 class Start(NamedTuple):
@@ -28,35 +35,115 @@ class Start(NamedTuple):
         """A new `SelfSpec`, which knows what the cache and the remembered file hold."""
         from selfspec import SelfSpec
 
+        if config.budget == "fitted" and (self.cache is None or self.cache.fitted is None):
+            raise CliError(
+                "--budget fitted needs --cache with a fitted tree (got a cache without one); "
+                "'selfspec tune' makes one"
+            )
         options: dict[str, Any] = {"remember": self.remember, "draft_model": self.draft_model}
         if self.cache is None:
             return SelfSpec(config, tokenizer=tokenizer, **options)
         return SelfSpec.from_contents(self.cache, config=config, **options)
 
 
+def checked(asked: RunOptions, config: SpecConfig) -> SpecConfig:
+    """Refuses options that can't be, as far as torch is not needed for that."""
+    from selfspec.cli.shared.model_loading import check_options
+
+    show_log(asked.verbose)
+    check_options(asked)
+    if config.budget == "fitted" and asked.cache is None:
+        raise CliError(
+            "--budget fitted needs --cache with a fitted tree (got no --cache); "
+            "'selfspec tune' makes one"
+        )
+    return config
+
+
+@contextmanager
+def loaded(asked: WriteOptions, *, chats: bool = False, num_texts: int = 0) -> Iterator[Writer]:
+    """The model, loaded and ready to write; transformers' own messages are off meanwhile."""
+    with working(f"Loading {asked.title}"):
+        from selfspec.cli.shared.model_loading import quiet
+
+        model, start = opened(asked, chats=chats, num_texts=num_texts)
+        writer = Writer(model, asked, start)
+    with quiet():
+        yield writer
+
+
+def opened(
+    asked: DraftOptions,
+    *,
+    chats: bool = False,
+    num_texts: int = 0,
+) -> tuple[Loaded, Start]:
+    """The model, and what drafts start with.
+
+    Under `--max-memory` room is set aside for `num_texts` texts, or for a long one. Tokenizer and
+    caches are quick to read, so their faults are told before the model is read.
+    """
+    from selfspec.cache import Remembered, load_cache
+    from selfspec.cli.shared.model_loading import (
+        check_template,
+        load_draft_model,
+        load_model,
+        load_tokenizer,
+    )
+
+    tokenizer = load_tokenizer(asked)
+    if chats:
+        check_template(asked.model, tokenizer.chat_template)
+    held = None if asked.cache is None else load_cache(asked.cache, tokenizer=tokenizer)
+    if asked.remember is not None:
+        Remembered(asked.remember, tokenizer, saves=False)  # Refuses a file of another tokenizer.
+    small = load_draft_model(asked.draft_model, asked)
+    room = (TOKENS_A_TEXT, num_texts + OTHER_TEXTS) if num_texts else (2048, 1)
+    return load_model(asked, tokenizer, *room, small), Start(held, asked.remember, small)
+
+
+def memory_of_texts(
+    model: Any, draft_model: Any, max_memory: str | None, num_texts: int
+) -> int | None:
+    """What the keys and values of all texts may take: what the models leave of `--max-memory`."""
+    if max_memory is None:
+        return None
+    from selfspec.run.rows_backend import kv_bytes_per_token
+
+    num_tokens = TOKENS_A_TEXT * (num_texts + OTHER_TEXTS)
+    weights, set_aside = _weight_bytes(model), num_tokens * kv_bytes_per_token(model)
+    left = amount_in_bytes(max_memory, weights + set_aside) - weights
+    if draft_model is not None:  # It keeps the texts' keys and values, too.
+        left -= _weight_bytes(draft_model) + num_tokens * kv_bytes_per_token(draft_model)
+    return max(left, set_aside)
+
+
+def _weight_bytes(model: Any) -> int:
+    num_bytes: int = sum(each.numel() * each.element_size() for each in model.parameters())
+    return num_bytes
+
+
 class Writer:
     """One model with the settings of one command."""
 
-    def __init__(
-        self, loaded: Loaded, sampling: Sampling, max_new_tokens: int, start: Start | None = None
-    ) -> None:
+    def __init__(self, loaded: Loaded, asked: WriteOptions, start: Start | None = None) -> None:
         import torch
 
         from selfspec import attach
 
         self.loaded, self.model, self.tokenizer = loaded, loaded.model, loaded.tokenizer
         attach(self.model)
-        self.sampling = sampling
-        self.max_new_tokens = max_new_tokens
+        self.asked = asked
+        self.max_new_tokens = asked.max_new_tokens
         self.start = start or Start()
         # Without a given seed one is drawn, since torch starts every process with the same one.
-        self.seed = torch.seed() % 2**32 if sampling.seed is None else sampling.seed
+        self.seed = torch.seed() % 2**32 if asked.seed is None else asked.seed
         self.reseed()
 
     @property
     def samples(self) -> bool:
         """Is the next token drawn, not the likeliest one?"""
-        temperature = self.sampling.temperature
+        temperature = self.asked.temperature
         return bool(self.model.generation_config.do_sample if temperature is None else temperature)
 
     @property
@@ -64,15 +151,10 @@ class Writer:
         """The name of the model's dtype, as in ``--dtype``."""
         return str(self.model.dtype).removeprefix("torch.")
 
-    @property
-    def in_half_precision(self) -> bool:
-        """Does a forward of another width round so much that near-ties fall differently?"""
-        return self.dtype in ("bfloat16", "float16")
-
     def __str__(self) -> str:
         if not self.samples:
             return "greedy"
-        temperature = self.sampling.temperature or self.model.generation_config.temperature
+        temperature = self.asked.temperature or self.model.generation_config.temperature
         return f"sampling at temperature {temperature}, seed {self.seed}"
 
     def new_spec(self, config: SpecConfig) -> SelfSpec:
@@ -97,9 +179,12 @@ class Writer:
 
         torch.manual_seed(self.seed)
 
-    def encode(self, prompt: str) -> list[int]:
+    def encode(self, prompt: str, *, chats: bool = False) -> list[int]:
         """The ids of a prompt; refuses one that leaves no room for `max_new_tokens`."""
-        ids: list[int] = self.tokenizer(prompt)["input_ids"] if prompt else []
+        from selfspec.batch.prompts import encoded
+
+        asked = [{"role": "user", "content": prompt}] if chats and prompt else prompt
+        ids = encoded(asked, self.tokenizer)
         if not ids:
             raise CliError("the prompt must not be empty (got no tokens); write some text")
         self.loaded.check_length(len(ids), self.max_new_tokens)
@@ -151,5 +236,5 @@ class Writer:
 
     def choice(self) -> dict[str, Any]:
         """How the next token is chosen, as arguments of `generate()`."""
-        temperature = self.sampling.temperature
+        temperature = self.asked.temperature
         return {} if temperature is None else choice_of(temperature)

@@ -10,17 +10,21 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from cyclopts import Parameter
+from cyclopts.types import PositiveInt
+from cyclopts.validators import Number
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from selfspec.building.progress import Bars
-from selfspec.cli.shared.messages import Verbose, working
-from selfspec.cli.shared.opened import opened
-from selfspec.cli.shared.options import DraftOptions, MaxNewTokens, RunOptions, unfolds
-from selfspec.cli.shared.text_files import check_output, encoded_prompts, read_prompts
+from selfspec.cli.shared.messages import working
+from selfspec.cli.shared.options import DraftOptions, Model, RunOptions
+from selfspec.cli.shared.text_files import check_output
+from selfspec.cli.shared.writer import checked, opened
+from selfspec.config import SpecConfig
 from selfspec.errors import CliError
+from selfspec.serving.prompt_files import read_prompts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,52 +38,39 @@ if TYPE_CHECKING:
 _SHOWN = (2, 4, 8, 16, 32, 64)  # The widths of the paper's table.
 
 
-@unfolds
 def tune(
-    loading: RunOptions,
-    data: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE",
-            help="Prompts like those to come, one a line in JSON: as 'selfspec batch' reads them, "
-            'or {"turns": ["...", ...]}. Some dozen are enough.',
-        ),
-    ],
-    out: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE",
-            help="The cache for the tree. If it exists, drafts start with what it holds, "
-            "and the tree is added to it.",
-        ),
-    ],
-    max_new_tokens: MaxNewTokens = 128,
-    width: Annotated[
-        int | None,
-        typer.Option(
-            min=2,
-            max=64,
-            help="Keep the tree of this width, for example for another device. Default: the width "
-            "with the most tokens a second here.",
-        ),
-    ] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write a page with pictures: trees, and how often candidates were right.",
-        ),
-    ] = None,
-    verbose: Verbose = False,
+    model: Model,
+    /,
+    *,
+    data: Path,
+    out: Path,
+    max_new_tokens: PositiveInt = 128,
+    width: Annotated[int | None, Parameter(validator=Number(gte=2, lte=64))] = None,
+    report: Path | None = None,
+    asked: RunOptions = RunOptions(),
 ) -> None:
-    """Fit one tree shape to a model and this machine, for use with --budget fitted."""
-    from selfspec.cli.shared.model_loading import check_options
+    """Fit one tree shape to a model and this machine, for use with --budget fitted.
 
-    check_options(loading)
+    Args:
+        data: A file of prompts like those to come, one a line in JSON, as 'selfspec batch' reads
+            them. Some dozen are enough.
+        out: The cache folder for the tree. If it exists, drafts start with what it holds, and the
+            tree is added to it.
+        max_new_tokens: Stop an answer after this number of new tokens.
+        width: Keep the tree of this width, for example for another device. Default: the width with
+            the most tokens a second here.
+        report: Write a page with pictures to this new file: trees, and how often candidates were
+            right.
+    """
+    loading = replace(asked, model=model)
+    checked(loading, SpecConfig())
     check_output(report, "--report")
     prompts = read_prompts(data, "--data")
     with _opened(loading, out) as (loaded, contents):
-        ids = encoded_prompts(prompts, loaded.tokenizer)
+        from selfspec.batch.prompts import encoded
+
+        reader = loaded.tokenizer
+        ids = [encoded(line.prompt_for(reader), reader) for line in prompts]
         for number, prompt in enumerate(ids, start=1):
             loaded.check_length(len(prompt), max_new_tokens, f" {number} of --data")
         curve = _measured_costs(loaded.model, ids, max_new_tokens)
@@ -109,7 +100,7 @@ def _opened(loading: RunOptions, out: Path) -> Iterator[tuple[Loaded, CacheConte
 
         target = check_target(out, overwrite=True)
         held = str(target) if target.exists() else None
-        loaded, start = opened(DraftOptions(**vars(loading), cache=held))
+        loaded, start = opened(DraftOptions(**{**vars(loading), "cache": held}))
     with quiet():
         yield loaded, start.cache or CacheContents(tokenizer=tokenizer_info(loaded.tokenizer))
 

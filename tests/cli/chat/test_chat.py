@@ -1,21 +1,20 @@
-"""`selfspec chat`: turns, the KV cache between them, commands, and ways to leave."""
+"""`selfspec chat`: turns, the KV cache between them, commands, questions, and ways to leave."""
 
-from contextlib import nullcontext
-from io import StringIO
+import sys
 from unittest.mock import Mock
 
 import pytest
 import torch
-from rich.console import Console
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
 from transformers import MistralConfig, MistralForCausalLM
 
 from selfspec import SelfSpec, SpecConfig
-from selfspec.cli.chat import terminal
-from selfspec.cli.chat.conversation import Answer, Conversation
-from selfspec.cli.chat.terminal import Chat
-from selfspec.cli.shared.live_text import OWN
+from selfspec.cli.chat.chat_command import Chat, _reader
+from selfspec.cli.chat.conversation import Conversation
 from selfspec.cli.shared.model_loading import Loaded
-from selfspec.cli.shared.options import Sampling
+from selfspec.cli.shared.options import WriteOptions
 from selfspec.cli.shared.paint import harmless
 from selfspec.cli.shared.writer import Writer
 from selfspec.errors import CliError, UnsupportedError
@@ -31,7 +30,7 @@ def ignore(_piece: str, _origin: str) -> None:
 @pytest.fixture
 def chat(run, chat_folder):
     return lambda *lines, args=(): run(
-        "chat", "--model", chat_folder, *FEW, *args, stdin="".join(f"{line}\n" for line in lines)
+        "chat", chat_folder, *FEW, *args, stdin="".join(f"{line}\n" for line in lines)
     )
 
 
@@ -54,7 +53,7 @@ def stock_answers(loaded, stock_text):
 
 @pytest.fixture
 def writer(loaded):
-    return Writer(loaded, Sampling(seed=0), 16)
+    return Writer(loaded, WriteOptions(seed=0, max_new_tokens=16))
 
 
 @pytest.fixture
@@ -123,7 +122,8 @@ def sliding(loaded):
     texts = [loaded.tokenizer.decode([i]) for i in range(config.vocab_size)]
     words = [i for i, text in enumerate(texts) if text[0] == " " and text[1:].isalpha()]
     model.generation_config.suppress_tokens = sorted(set(range(config.vocab_size)) - set(words))
-    return Writer(Loaded("sliding", model, loaded.tokenizer), Sampling(temperature=0), 16)
+    asked = WriteOptions(temperature=0, max_new_tokens=16)
+    return Writer(Loaded("sliding", model, loaded.tokenizer), asked)
 
 
 def test_a_window_that_slid_goes_on_but_is_not_cropped(sliding):
@@ -177,64 +177,64 @@ def test_commands(chat, stock_answers):
     out = chat(*asked, "/exit", "dog").stdout
     assert f"> {QUESTIONS[0]}\n{harmless(stock_answers(QUESTIONS[0])[0])}\n" in out
     assert "No answer yet." in out
-    assert "/reset" in out
+    assert "/system TEXT" in out
     assert "error: unknown command '/res'; did you mean '/reset'?" in out
     assert "The conversation starts over." in out
     assert "tokens per step" in out
+    assert " a second, " in out
     assert "> dog" not in out
 
 
-@pytest.fixture
-def keyboard(monkeypatch):
-    """Stands in for a terminal: says each thing, raises each exception, then is at its end."""
-
-    def says(*things):
-        read = Mock(side_effect=[*things, EOFError])
-        monkeypatch.setattr(terminal, "question_reader", lambda _echo: nullcontext(read))
-
-    return says
+def test_retry_asks_again_and_system_begins_anew(chat, stock_answers):
+    out = chat("/retry", QUESTIONS[0], "/retry", "/system be a fox", QUESTIONS[1]).stdout
+    first, then = stock_answers(QUESTIONS[0])[0], stock_answers(QUESTIONS[1], system="be a fox")[0]
+    assert "error: /retry needs a question that was asked (got none so far)" in out
+    assert f"> {QUESTIONS[0]}\n{harmless(first)}\n" in out
+    assert f"> /retry\n{harmless(first)}\n" in out
+    assert f"> {QUESTIONS[1]}\n{harmless(then)}\n" in out
 
 
-def test_ctrl_c_at_the_prompt_stays_and_ctrl_d_leaves(writer, keyboard, capsys):
-    keyboard(KeyboardInterrupt, "/help")
-    Chat(writer, SpecConfig()).run()
+def test_ctrl_c_at_the_prompt_stays_and_ctrl_d_leaves(writer, capsys):
+    Chat(writer, SpecConfig()).run(Mock(side_effect=[KeyboardInterrupt, "/help", EOFError]))
     out = capsys.readouterr().out
     assert "(Ctrl-D or /exit leaves)" in out
     assert "/stats" in out
 
 
-def test_a_stopped_answer_says_so(writer, keyboard, monkeypatch, capsys):
-    keyboard(QUESTIONS[0])
+def test_a_stopped_answer_says_so(writer, monkeypatch, capsys):
     monkeypatch.setattr(writer.model, "generate", Mock(side_effect=KeyboardInterrupt))
-    Chat(writer, SpecConfig()).run()
+    Chat(writer, SpecConfig()).run(Mock(side_effect=[QUESTIONS[0], EOFError]))
     assert "(stopped; the conversation goes on from here)" in capsys.readouterr().out
 
 
-def test_a_terminal_gets_whole_words_and_keeps_the_text(writer, monkeypatch):
-    chat = Chat(writer, SpecConfig())
-    console = Console(file=StringIO(), force_terminal=True, width=20, highlight=False)
-    chat._console = chat._painter.console = console
-    text = "some words that are longer than a line of this terminal\n\n    x = 1\n"
-
-    def ask(_question):
-        for position in range(0, len(text), 3):
-            chat._show(text[position : position + 3], OWN)
-        return Answer(1, 0)
-
-    monkeypatch.setattr(chat.conversation, "ask", ask)
-    chat._handle("well?")
-    lines = console.file.getvalue().splitlines()
-    assert lines[:3] == ["some words that are", "longer than a line", "of this terminal"]
-    assert lines[3:5] == ["", "    x = 1"]
+@pytest.mark.parametrize(
+    ("keys", "questions"),
+    [
+        (["hello\r", "again\r"], ["hello", "again"]),
+        (["one\x1b\rtwo\r"], ["one\ntwo"]),  # Alt-Enter
+        (["one\ntwo\r"], ["one\ntwo"]),  # Ctrl-J
+        (["\x1b[200~one\rtwo\r\nthree\x1b[201~!\r"], ["one\ntwo\nthree!"]),  # a paste
+        (["first\r", "\x1b[A!\r"], ["first", "first!"]),  # the up key
+    ],
+)
+def test_questions_typed_at_a_terminal(monkeypatch, keys, questions):
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    with (
+        create_pipe_input() as terminal,
+        create_app_session(input=terminal, output=DummyOutput()),
+    ):
+        read, found = _reader(), []
+        for text in keys:
+            terminal.send_text(text)
+            found.append(read())
+    assert found == questions
 
 
 def test_a_model_without_a_template_is_refused(fails, plain_folder):
-    """The embedded one at once."""
-    named = ("--model", plain_folder)
-    for args, which in (((), "the embedded model"), (named, repr(plain_folder))):
-        line = fails("chat", *args)
-        assert f"{which} has none" in line
-        assert "selfspec generate" in line
+    line = fails("chat", plain_folder)
+    assert f"{plain_folder!r} has none" in line
+    assert "selfspec generate" in line
 
 
 def test_a_template_that_takes_no_system_message(writer):

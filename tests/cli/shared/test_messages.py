@@ -49,7 +49,7 @@ def test_a_terminal_gets_a_spinner(terminal):
 
 
 @pytest.mark.parametrize(
-    "args", [["demo"], ["generate", __file__], ["check"], ["chat", "--model", "MODEL"]]
+    "args", [["demo"], ["generate", "MODEL", __file__], ["check", "MODEL"], ["chat", "MODEL"]]
 )
 def test_words_are_on_the_screen_before_torch_is_imported(args, chat_folder):
     args = [chat_folder if arg == "MODEL" else arg for arg in args]

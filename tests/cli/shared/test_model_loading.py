@@ -100,7 +100,7 @@ def test_a_budget_of_memory_streams_layers(deep_folder):
 
 
 def test_generate_within_a_budget(run, fails, deep_folder):
-    options = ("generate", "--model", deep_folder, "--max-new-tokens", "9", "--device", "cpu")
+    options = ("generate", deep_folder, "--max-new-tokens", "9", "--device", "cpu")
     text = run(*options, stdin="the fox").stdout
     least = least_memory(deep_folder)
     streamed = run(*options, "--max-memory", least, "--stats", stdin="the fox")

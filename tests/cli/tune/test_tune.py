@@ -27,14 +27,15 @@ def data(tmp_path):
 
 def test_a_cache_that_serves(run, tmp_path, data, chat_folder, loaded):
     """It is said how long it takes; the tree is the same every time, and so is the text."""
-    options = ("--model", chat_folder, "--data", data, "--max-new-tokens", 24, "--width", 6)
-    for name in ("one", "one", "other"):  # The second time it is replaced.
-        result = run("tune", *options, "--out", tmp_path / name, "--report", tmp_path / "r.html")
+    options = (chat_folder, "--data", data, "--max-new-tokens", 24, "--width", 6)
+    for number, name in enumerate(("one", "one", "other")):  # The second time it is replaced.
+        report = tmp_path / f"{number}.html"
+        result = run("tune", *options, "--out", tmp_path / name, "--report", report)
         assert result.exit_code == 0, result.stderr
     assert "minutes at most" in result.stderr
     assert "3/3" in result.stderr
     assert "kept" in result.stdout
-    page = (tmp_path / "r.html").read_text()
+    page = report.read_text()
     assert "<svg" in page
     assert page.count("<table>") == 3
     held = load_cache(tmp_path / "one")
@@ -51,7 +52,7 @@ def test_a_cache_that_serves(run, tmp_path, data, chat_folder, loaded):
 
 
 def test_what_is_wrong_is_told_before_the_model_is_loaded(fails, tmp_path, data, chat_folder):
-    out = ("--out", tmp_path / "new", "--model", chat_folder)
+    out = (chat_folder, "--out", tmp_path / "new")
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"prompt": "x"}\n{"prompt": 3}\n')
     assert "--data, line 2: " in fails("tune", "--data", bad, *out)

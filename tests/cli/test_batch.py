@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from selfspec.cli.shared.opened import memory_of_texts
+from selfspec.cli.shared.writer import memory_of_texts
 from selfspec.errors import CliError
 from selfspec.serving.batch_file import BatchFiles, Outcome
 
@@ -34,7 +34,7 @@ def read(path: Path) -> list[dict]:
 
 @pytest.fixture
 def batch(run, chat_folder):
-    return lambda *args: run("batch", *args, "--model", chat_folder, *FEW)
+    return lambda *args: run("batch", chat_folder, *args, *FEW)
 
 
 def test_three_forms_of_a_line(batch, tmp_path, stock_text, loaded):
@@ -105,7 +105,7 @@ def test_answers_are_found_by_the_ids_of_their_lines(batch, fails, tmp_path, cha
     ):
         write(given, *changed)
         before = out.read_bytes()
-        assert said in fails("batch", given, out, "--model", chat_folder)
+        assert said in fails("batch", chat_folder, given, out)
         assert out.read_bytes() == before
 
 
@@ -168,9 +168,9 @@ def test_files_that_can_not_be(fails, tmp_path, chat_folder):
     }
     before = [path.read_bytes() for path in (other, old, errors)]
     for files, said in wrong.items():
-        assert said in fails("batch", *files, "--model", chat_folder)
+        assert said in fails("batch", chat_folder, *files)
     assert before == [path.read_bytes() for path in (other, old, errors)]
-    line = fails("batch", given, tmp_path / "out.jsonl", "--max-memory", "lots")
+    line = fails("batch", chat_folder, given, tmp_path / "out.jsonl", "--max-memory", "lots")
     assert "--max-memory must be a number of bytes" in line
 
 
@@ -187,14 +187,14 @@ def test_an_output_that_is_no_plain_file(fails, tmp_path, chat_folder):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "out.errors.jsonl").mkdir()
     for path in (tmp_path / "pipe", Path(os.devnull), Path("/dev/full"), tmp_path / "out.jsonl"):
-        line = fails("batch", given, path, "--model", chat_folder)
+        line = fails("batch", chat_folder, given, path)
         assert "OUTPUT must be a plain file" in line
 
 
 def test_two_runs_on_one_output(fails, tmp_path, chat_folder):
     files = BatchFiles(write(tmp_path / "in.jsonl", {"prompt": "x"}), tmp_path / "out.jsonl")
     with files.locked():
-        line = fails("batch", files.prompts, files.answers, "--model", chat_folder)
+        line = fails("batch", chat_folder, files.prompts, files.answers)
     assert "which another run is writing" in line
     assert not files.answers.exists()
 
@@ -223,7 +223,7 @@ def test_a_draft_model_takes_its_part_of_the_memory(loaded):
 def test_a_thousand_lines_killed_three_times(tmp_path, plain_folder):
     given = write(tmp_path / "in.jsonl", *({"prompt": f"dog {n}"} for n in range(1_000)))
     out = tmp_path / "out.jsonl"
-    command = [sys.executable, "-m", "selfspec.cli", "batch", given, out, "--model", plain_folder]
+    command = [sys.executable, "-m", "selfspec.cli", "batch", plain_folder, given, out]
     command += ["--max-new-tokens", "4", "--max-rows", "16"]
     for _ in range(3):
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL)

@@ -6,15 +6,17 @@ import ipaddress
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from cyclopts import Parameter
+from cyclopts.types import NonNegativeInt, PositiveInt
+from cyclopts.validators import Number
 
-from selfspec.cli.shared.messages import Verbose, working
-from selfspec.cli.shared.opened import checked, memory_of_texts, opened
-from selfspec.cli.shared.options import DraftOptions, Knobs, unfolds
+from selfspec.cli.shared.messages import say, working
+from selfspec.cli.shared.options import DraftOptions, Knobs, Model
+from selfspec.cli.shared.writer import checked, memory_of_texts, opened
 from selfspec.errors import CliError
 from selfspec.machine.memory import amount_in_bytes
 
@@ -23,49 +25,28 @@ if TYPE_CHECKING:
     from selfspec.serving.model_thread import ModelThread
 
 _WILDCARDS = ("0.0.0.0", "::", "")  # Addresses that mean all of this machine's.
+_LEAST_TOKENS = 64  # Of them a text must have room among the keys and values.
+
+_Port = Annotated[int, Parameter(validator=Number(gte=1, lte=65535))]
+_Names = Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)]
+_Key = Annotated[str | None, Parameter(env_var="SELFSPEC_API_KEY")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServeOptions(DraftOptions):
-    """The same for a model that must be named."""
-
-    model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="Folder or Hub id of a language model.")
-    ] = field()
-
-
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Access:
     """Where the server listens, and whom it answers."""
 
-    host: Annotated[
-        str, typer.Option(help="The address to listen at. 0.0.0.0: reachable from other machines.")
-    ] = "localhost"
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen at.")] = 8000
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            envvar="SELFSPEC_API_KEY",
-            help="Answer only requests with this key. Set it in the environment if you can, since "
-            "other users of the machine may see a command's options. Default: no key.",
-        ),
-    ] = None
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="A host name that requests may use, beside localhost and IP addresses; can be "
-            "given several times.",
-        ),
-    ] = None
-    allow_origin: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ORIGIN",
-            help="A web site whose pages may send requests, such as https://chat.example.org; can "
-            "be given several times. Default: none.",
-        ),
-    ] = None
+    host: str = "localhost"
+    """The address to listen at. 0.0.0.0: reachable from other machines."""
+    port: _Port = 8000
+    """The port to listen at."""
+    api_key: _Key = None
+    """Answer only requests with this key. The environment hides it from other users."""
+    allow_host: _Names = ()
+    """A host name that requests may use; can be given several times."""
+    allow_origin: _Names = ()
+    """A web site whose pages may send requests, such as https://chat.example.org."""
 
     @property
     def is_wide(self) -> bool:
@@ -81,33 +62,21 @@ class Access:
     def hosts(self) -> list[str]:
         """The names by which the server may be called."""
         own = [] if self.host in _WILDCARDS else [self.host]
-        return [*own, *(self.allow_host or [])]
+        return [*own, *self.allow_host]
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Load:
     """How many texts are written, and what they may take."""
 
-    max_rows: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="The largest number of texts that are written at the same time; others wait.",
-        ),
-    ] = 16
-    max_waiting: Annotated[
-        int,
-        typer.Option(
-            min=0, help="The largest number of texts that wait; further ones are refused with 503."
-        ),
-    ] = 256
-    max_kv_memory: Annotated[
-        str | None,
-        typer.Option(
-            help="Memory for the keys and values of all texts, such as 4GB. Default: half of the "
-            "memory that is free once the model is loaded, or what --max-memory leaves.",
-        ),
-    ] = None
+    max_rows: PositiveInt = 16
+    """The most texts that are written at the same time; others wait."""
+    max_waiting: NonNegativeInt = 256
+    """The most texts that wait; further ones are refused with 503."""
+    max_kv_memory: str | None = None
+    """Memory for the keys and values of all texts, such as 4GB. Default: half of what is free, or
+    what --max-memory leaves."""
 
     @property
     def kv_bytes(self) -> int | None:
@@ -116,48 +85,63 @@ class Load:
             return None
         return amount_in_bytes(self.max_kv_memory, name="--max-kv-memory")
 
+    def check(self, bytes_per_token: int) -> None:
+        """Refuses a memory in which texts have no room. A text has one of `max_rows` + 1 shares."""
+        least = _LEAST_TOKENS * (self.max_rows + 1) * bytes_per_token
+        if self.kv_bytes is not None and self.kv_bytes < least:
+            raise CliError(
+                f"--max-kv-memory must be at least {least} for this model, so that {self.max_rows} "
+                f"texts have room for {_LEAST_TOKENS} tokens each (got {self.max_kv_memory!r}); "
+                "raise it, or lower --max-rows"
+            )
 
-@unfolds
+
 def serve(
-    asked: ServeOptions,
-    access: Access,
-    load: Load,
-    knobs: Knobs,
-    name: Annotated[
-        str | None,
-        typer.Option(help="The name of the model in requests. Default: MODEL as given."),
-    ] = None,
-    verbose: Verbose = False,
+    model: Model,
+    /,
+    *,
+    name: str | None = None,
+    access: Access = Access(),
+    load: Load = Load(),
+    asked: DraftOptions = DraftOptions(),
+    knobs: Knobs = Knobs(),
 ) -> None:
-    """Serve a model over HTTP, with OpenAI's protocol, to many clients at once."""
-    config = checked(asked, knobs, "MODEL")
+    """Serve a model over HTTP, with OpenAI's protocol, to many clients at once.
+
+    Args:
+        name: The name of the model in requests. Default: MODEL as given.
+    """
+    asked = replace(asked, model=model)
+    config = checked(asked, knobs.config())
     _check_access(access)
     _ = load.kv_bytes  # Refuses what is no amount before anything is loaded.
     _check_extra()
     with working(f"Loading {asked.title}"):
         # In a thread that ends: its threads of OpenMP would stay beside those of the answers.
         with ThreadPoolExecutor(1) as thread:
-            model = thread.submit(_model_thread, asked, load, config).result()
-        model.start()
+            answering = thread.submit(_model_thread, asked, load, config).result()
+        answering.start()
     from selfspec.serving.app import serve as listen
 
     name = asked.title if name is None else name
     host = f"[{access.host}]" if ":" in access.host else access.host
     where = f"http://{host}:{access.port}"
-    typer.echo(f"{name} answers at {where}/v1, statistics: {where}/selfspec/stats", err=True)
-    for line in _notes(access, model.model.dtype.itemsize):
-        typer.echo(line, err=True)
-    app = _application(model, name, access)
-    listen(app, host=access.host, port=access.port, access_log=verbose)
+    say(f"{name} answers at {where}/v1, statistics: {where}/selfspec/stats")
+    for line in _notes(access, answering.model.dtype.itemsize):
+        say(line)
+    app = _application(answering, name, access)
+    listen(app, host=access.host, port=access.port, access_log=asked.verbose)
 
 
 def _model_thread(asked: DraftOptions, load: Load, config: SpecConfig) -> ModelThread:
     """Loads everything; nothing is answered yet."""
     from selfspec.machine.memory import free_memory
+    from selfspec.run.rows_backend import kv_bytes_per_token
     from selfspec.serving.model_thread import ModelThread
 
     loaded, start = opened(asked, num_texts=load.max_rows)
     model = loaded.model
+    load.check(kv_bytes_per_token(model))
     left = memory_of_texts(model, start.draft_model, asked.max_memory, load.max_rows)
     return ModelThread(
         model,
@@ -179,7 +163,7 @@ def _application(model: ModelThread, name: str, access: Access) -> Any:
         name=name,
         limits=Limits(vocab_size(model.model), max_positions(model.model)),
         hosts=access.hosts,
-        origins=access.allow_origin or [],
+        origins=list(access.allow_origin),
         api_key=access.api_key,
     )
 
@@ -212,7 +196,7 @@ def _check_extra() -> None:
 def _check_access(access: Access) -> None:
     if access.api_key is not None and not access.api_key.strip():
         raise CliError("--api-key must not be empty (got no characters); leave it out for no key")
-    for origin in access.allow_origin or []:
+    for origin in access.allow_origin:
         if "://" not in origin or origin.rstrip("/") != origin:
             raise CliError(
                 "--allow-origin must be a scheme and a host, such as https://chat.example.org "

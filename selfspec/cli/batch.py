@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
+from cyclopts.types import PositiveInt
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -17,57 +19,53 @@ from rich.progress import (
 from rich.progress import Progress as Bar
 
 from selfspec.building.limits import vocab_size
-from selfspec.cli.shared.messages import Verbose
-from selfspec.cli.shared.opened import checked, loaded, memory_of_texts
-from selfspec.cli.shared.options import Knobs, MaxNewTokens, WriteOptions, unfolds
+from selfspec.cli.shared.messages import say
+from selfspec.cli.shared.options import Knobs, Model, WriteOptions
+from selfspec.cli.shared.writer import checked, loaded, memory_of_texts
 from selfspec.config import SpecConfig
 from selfspec.serving.batch_file import BatchFiles, Progress, outcomes
 from selfspec.serving.calls import Limits
 
 
-@unfolds
 def batch(
-    asked: WriteOptions,
-    knobs: Knobs,
-    prompts: Annotated[
-        Path, typer.Argument(metavar="INPUT", help="A file with one prompt a line, in JSON.")
-    ],
-    answers: Annotated[
-        Path,
-        typer.Argument(
-            metavar="OUTPUT",
-            help="Append the answers to this file. If it exists, the run is continued.",
-        ),
-    ],
-    max_new_tokens: MaxNewTokens = 256,
-    max_rows: Annotated[
-        int,
-        typer.Option(min=1, help="The largest number of texts that are written at the same time."),
-    ] = 8,
-    verbose: Verbose = False,
-) -> None:
-    """Answer a file of prompts. A run that was stopped continues where it was."""
-    config = checked(asked, knobs)
+    model: Model,
+    prompts: Annotated[Path, Parameter(name="INPUT")],
+    answers: Annotated[Path, Parameter(name="OUTPUT")],
+    /,
+    *,
+    max_rows: PositiveInt = 8,
+    asked: WriteOptions = WriteOptions(),
+    knobs: Knobs = Knobs(),
+) -> int:
+    """Answer a file of prompts. A run that was stopped continues where it was.
+
+    Args:
+        prompts: A file with one prompt a line, in JSON.
+        answers: Append the answers to this file. If it exists, the run is continued.
+        max_rows: The largest number of texts that are written at the same time.
+    """
+    asked = replace(asked, model=model)
+    config = checked(asked, knobs.config())
     files = BatchFiles(prompts, answers)
     with files.locked():
         progress = files.progress()
         num_bad, total = len(progress.unreadable), progress.total
         if not progress.left and not num_bad:
-            typer.echo(f"All {total} lines are answered in {answers}.", err=True)
-            return
+            say(f"All {total} lines are answered in {answers}.")
+            return 0
         files.begin(progress)
         if num_bad:
             count = f"{num_bad} of {total} lines can't be read"
-            typer.echo(f"{count}; see {files.errors}.", err=True)
+            say(f"{count}; see {files.errors}.")
         try:
             if progress.left:
-                num_bad += answer(files, progress, asked, config, max_new_tokens, max_rows)
+                num_bad += answer(files, progress, asked, config, max_rows)
         except KeyboardInterrupt:
-            typer.echo("Stopped. The same command goes on from here.", err=True)
+            say("Stopped. The same command goes on from here.")
             raise
     if num_bad:
-        typer.echo(f"{num_bad} of {total} lines have no answer; see {files.errors}.", err=True)
-        raise typer.Exit(1)
+        say(f"{num_bad} of {total} lines have no answer; see {files.errors}.")
+    return 1 if num_bad else 0
 
 
 def answer(
@@ -75,12 +73,11 @@ def answer(
     progress: Progress,
     asked: WriteOptions,
     config: SpecConfig,
-    max_new_tokens: int,
     max_rows: int,
 ) -> int:
     """Answers what is left; returns how many lines have no answer."""
     num_bad = 0
-    with loaded(asked, max_new_tokens, num_texts=max_rows) as writer:
+    with loaded(asked, num_texts=max_rows) as writer:
         from selfspec.batch.schedule import ShortestFirst
         from selfspec.batch.session import Session
 
@@ -100,7 +97,7 @@ def answer(
             Limits(vocab_size(model), writer.loaded.max_positions),
             model_name=writer.loaded.name,
             seed=writer.seed,
-            default={"max_new_tokens": max_new_tokens, **writer.choice()},
+            default={"max_new_tokens": asked.max_new_tokens, **writer.choice()},
             length_option="--max-new-tokens",
         )
         columns = (BarColumn(14), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())

@@ -19,9 +19,7 @@ FEW = ("--max-new-tokens", "24")
 
 @pytest.fixture
 def generate(run, plain_folder):
-    return lambda *args, stdin=PROMPT: run(
-        "generate", "--model", plain_folder, *FEW, *args, stdin=stdin
-    )
+    return lambda *args, stdin=PROMPT: run("generate", plain_folder, *args, *FEW, stdin=stdin)
 
 
 def test_stdin_to_stdout_is_the_continuation_alone(generate, stock_text, plain_folder):
@@ -39,9 +37,20 @@ def test_from_a_file_to_a_file_with_the_prompt_in_front(generate, stock_text, tm
     assert (tmp_path / "out.txt").read_bytes().decode() == text
 
 
+def test_a_prompt_on_the_command_line(run, fails, generate, stock_text, loaded, chat_folder):
+    assert generate("--prompt", "the fox", stdin="").stdout == stock_text("the fox", 24)
+    asked = ("generate", chat_folder, *FEW, "--chat", "--prompt", "the fox")
+    messages = [{"role": "user", "content": "the fox"}]
+    ids = loaded.tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_dict=False
+    )
+    assert run(*asked).stdout == stock_text(ids, 24)
+    assert "give FILE or --prompt, not both" in fails("generate", chat_folder, "a", "--prompt", "b")
+
+
 def test_stats_begin_a_line_of_their_own(generate, stock_text):
     """The text, which is in front of it at a terminal, may end in the middle of a line."""
-    result = generate("-", "--stats")
+    result = generate("--stats")
     assert result.stdout == stock_text(PROMPT, 24)
     assert "\n\n24 new tokens in" in result.stderr
 
@@ -67,11 +76,11 @@ def test_plain_decoding_writes_the_same_and_says_why(generate, stock_text, monke
 def test_wrong_prompts_and_predictions(fails, plain_folder, tmp_path):
     wrong = tmp_path / "latin.txt"
     wrong.write_bytes(b"ab\xff")
-    command = ("generate", "--model", plain_folder)
+    command = ("generate", plain_folder)
     assert "the prompt must not be empty (got nothing from stdin)" in fails(*command, stdin="")
     assert "FILE must be UTF-8 text (got byte 2 wrong)" in fails(*command, stdin=b"ab\xff")
     line = fails(*command, "def main():")
-    assert line.endswith("No such file or directory); a text itself goes through a pipe\n")
+    assert line.endswith("No such file or directory); --prompt takes the text itself\n")
     line = fails(*command, "--prediction", wrong, stdin=PROMPT)
     assert "--prediction must be UTF-8 text (got byte 2 wrong)" in line
 
@@ -90,18 +99,23 @@ def test_a_draft_model_saves_steps_and_changes_no_text(generate, fails, stock_te
     result = generate("--draft-model", plain_folder, "--sources", "", "--stats")
     assert result.stdout == stock_text(PROMPT, 24)
     assert "forwards of the draft model" in result.stderr
-    line = fails("generate", "--draft-model", "./nowhere", stdin=PROMPT)
+    line = fails("generate", plain_folder, "--draft-model", "./nowhere", stdin=PROMPT)
     assert "--draft-model must be a folder that exists" in line
 
 
 def test_wrong_outputs(fails, plain_folder, tmp_path):
     for path in (tmp_path, tmp_path / "nowhere" / "out.txt"):
-        line = fails("generate", "--model", plain_folder, "--output", path, stdin=PROMPT)
+        line = fails("generate", plain_folder, "--output", path, stdin=PROMPT)
         assert "--output must be a file in a folder that exists" in line
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text(PROMPT)
+    line = fails("generate", plain_folder, prompt, "--output", prompt)
+    assert f"--output must be a new file (got {str(prompt)!r}, which exists)" in line
+    assert prompt.read_text() == PROMPT
 
 
 def test_a_disk_that_is_full(plain_folder):
-    command = [sys.executable, "-m", "selfspec.cli", "generate", "--model", plain_folder, *FEW]
+    command = [sys.executable, "-m", "selfspec.cli", "generate", plain_folder, *FEW]
     with open("/dev/full", "w") as full:
         for more, name in ((["--output", "/dev/full"], "--output"), ([], "stdout")):
             done = subprocess.run(
@@ -121,7 +135,7 @@ def test_an_error_of_the_model_is_not_told_as_one_of_stdout(generate, monkeypatc
 
 @pytest.mark.long
 def test_a_reader_that_leaves_is_not_an_error(plain_folder):
-    command = [sys.executable, "-m", "selfspec.cli", "generate", "--model", plain_folder]
+    command = [sys.executable, "-m", "selfspec.cli", "generate", plain_folder]
     process = subprocess.Popen(
         [*command, "--max-new-tokens", "400"],
         stdin=subprocess.PIPE,
@@ -148,5 +162,5 @@ def test_what_a_run_learned_the_next_one_knows(generate, stock_text, tmp_path):
 
 def test_what_another_tokenizer_learned_is_refused(fails, chat_folder, tmp_path):
     save_cache(tmp_path / "kept", contents(corpus=None))
-    line = fails("generate", "--model", chat_folder, "--remember", tmp_path / "kept", stdin=PROMPT)
+    line = fails("generate", chat_folder, "--remember", tmp_path / "kept", stdin=PROMPT)
     assert "was made for tokenizer 5a5a5a5a… (owner/toy), this model uses" in line

@@ -23,10 +23,14 @@ pytest.importorskip("openai", reason="needs the extra: pip install 'selfspec[tes
 
 import openai
 import uvicorn
+from transformers import AutoTokenizer
 from transformers.cli.serve import Serve
 
-from selfspec.cli.serve import serve_command as serve
+from selfspec.cache import save_cache, tokenizer_info
+from selfspec.cli import serve
+from selfspec.cli.shared.options import DraftOptions
 from selfspec.config import SpecConfig
+from tests.caches import contents
 from tests.waiting import PATIENCE, free_port, wait_until
 
 MESSAGES = [{"role": "user", "content": "the quick brown fox"}]
@@ -73,7 +77,7 @@ def stock(chat_folder: str) -> Iterator[Any]:
 def client(chat_folder: str) -> Iterator[Any]:
     """Of the command's own server, but for its signals."""
     access = serve.Access(host="127.0.0.1", port=free_port(), api_key=KEY)
-    asked = serve.ServeOptions(model=chat_folder, dtype="float32")
+    asked = DraftOptions(model=chat_folder, dtype="float32")
     config = SpecConfig(max_nodes=8, budget="fixed")
     model = serve._model_thread(asked, serve.Load(), config)
     model.start()
@@ -152,19 +156,32 @@ def test_a_port_in_use(fails, chat_folder: str) -> None:
         (("--allow-origin", "https://example.org/"), "--allow-origin must be a scheme and a host"),
         (("--max-kv-memory", "much"), "--max-kv-memory must be"),
         (("--budget", "endless"), "budget"),
+        (("--budget", "fitted"), "--budget fitted needs --cache"),
+        (("--port", "70000"), "--port"),
     ],
 )
 def test_options_that_can_not_be(fails, chat_folder: str, wrong: tuple[str, ...], said) -> None:
     assert said in fails("serve", chat_folder, "--port", free_port(), *wrong)
 
 
+def test_a_fitted_budget_without_a_fitted_tree(fails, chat_folder: str, tmp_path: Path) -> None:
+    """The operator is told at the start, and not a client later."""
+    info = tokenizer_info(AutoTokenizer.from_pretrained(chat_folder))
+    held = contents(tokenizer=info, tables={}, corpus=None, calibration=None, fitted=None)
+    save_cache(tmp_path / "cache", held)
+    asked = ("serve", chat_folder, "--port", free_port(), "--cache", tmp_path / "cache")
+    assert "(got a cache without one)" in fails(*asked, "--budget", "fitted")
+
+
 def test_within_a_memory(fails, chat_folder: str) -> None:
     """Keys and values get what the model leaves."""
-    asked = serve.ServeOptions(model=chat_folder, dtype="float32", max_memory="3MB")
+    asked = DraftOptions(model=chat_folder, dtype="float32", max_memory="3MB")
     answering = serve._model_thread(asked, serve.Load(max_rows=3), SpecConfig())
     weights = sum(4 * each.numel() for each in answering.model.parameters())
     assert answering.max_memory == 3_000_000 - weights
     assert "must be a number of bytes" in fails("serve", chat_folder, "--max-memory", "lots")
+    line = fails("serve", chat_folder, "--port", free_port(), "--max-kv-memory", "1KB")
+    assert "--max-kv-memory must be at least " in line
 
 
 def test_a_wide_address_is_warned_of() -> None:

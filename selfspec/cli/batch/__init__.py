@@ -1,1 +1,0 @@
-"""`selfspec batch`: a file of prompts in, a file of answers out, line by line."""

@@ -1,0 +1,102 @@
+"""What `selfspec check` and `selfspec demo` ask: prompts of their own, or the user's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from selfspec.serving.prompt_files import read_prompts
+
+_PASSAGE = """\
+The harbour of Lindal was built twice. The first quay, of oak, was finished in 1871 and lasted for \
+eleven winters, until ice broke it from below. The second one, of granite from the quarry at Sorn, \
+took nine years and cost three times as much as the town had set aside. To pay for it, the council \
+sold the right to fish in the bay to a company from the capital, and for forty years the fishermen \
+of Lindal had to sail beyond the islands for their catch. The granite quay still stands. In 1923 \
+the town bought its fishing rights back, and since then the first herring of every spring has been \
+given away on the quay, free of charge, to whoever comes with a basket."""
+
+_CODE = """\
+def total_price(items, tax):
+    total = 0
+    for item in items:
+        price = item["price"] * item["count"]
+        if item["discount"]:
+            price = price - price * item["discount"]
+        total = total + price
+    return total + total * tax
+"""
+
+
+class Question(NamedTuple):
+    """What is asked, what kind of work it is, and the answer that somebody might expect."""
+
+    kind: str
+    prompt: Any  # a text, or messages
+    prediction: str | None = None
+    is_turn: bool = False  # Is the text what a user would say to a model that can chat?
+
+    def ids(self, tokenizer: Any) -> list[int]:
+        """The tokens of the prompt."""
+        from selfspec.batch.prompts import encoded
+
+        if self.is_turn and tokenizer.chat_template:
+            return encoded([{"role": "user", "content": self.prompt}], tokenizer)
+        return encoded(self.prompt, tokenizer)
+
+
+# What the embedded model continues. Each ends in the middle of something that Python's library
+# often says, and the model makes sense of it for fifty tokens or so.
+SNIPPETS = (
+    Question(
+        "comparison",
+        """    def __lt__(self, other):
+        if not isinstance(other, Date):
+            return NotImplemented
+        return self.value < other.value
+
+    def __le__(self, other):
+        if not""",
+    ),
+    Question(
+        "visitor",
+        """    def visit_Name(self, node):
+        self.write(node.id)
+
+    def visit_Constant(self, node):""",
+    ),
+    Question(
+        "options",
+        """def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument('-v', '--verbose', action='store_true',
+                        help='print more')
+    parser.add_argument('-q', '--quiet',""",
+    ),
+)
+
+
+def own_questions() -> list[Question]:
+    """One of each kind."""
+    edit = f"Rename the argument items to goods, and change nothing else:\n\n{_CODE}"
+    why = f"{_PASSAGE}\n\nWhy did the fishermen have to sail so far? Quote the sentences."
+    asked = {
+        "summary": f"Summarize this text in three sentences:\n\n{_PASSAGE}",
+        "question about a text": why,
+        "code": "Write a Python class for a queue with put, get, peek and len.",
+        "chat": "What should I pack for a week of walking in the mountains?",
+    }
+    return [
+        Question("edit, with prediction=", edit, _CODE.replace("items", "goods"), is_turn=True),
+        *(Question(kind, text, is_turn=True) for kind, text in asked.items()),
+    ]
+
+
+def questions_of(path: Path | None) -> list[Question]:
+    """Those of the file, each named by its line; our own where there is no file."""
+    if path is None:
+        return own_questions()
+    return [
+        Question(f"prompt {line.number}", line.prompt, is_turn=bool(line.turns))
+        for line in read_prompts(path, "--prompts")
+    ]

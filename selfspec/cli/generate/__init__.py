@@ -1,1 +1,0 @@
-"""`selfspec generate`: one prompt in, its continuation out, through files or pipes."""

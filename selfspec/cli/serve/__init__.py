@@ -1,1 +1,0 @@
-"""`selfspec serve`: the options of the server and its start. The server itself is in `serving`."""
