@@ -12,7 +12,7 @@ from selfspec.building import answers as module
 from selfspec.building.answers import OwnAnswers, opened_folder, usable
 from selfspec.building.recipe import Recipe
 from selfspec.errors import BuildError
-from tests.building.test_grams import assert_tables, expected_arrays
+from tests.building.test_counting_grams import assert_tables, expected_arrays
 
 OWN = {"column": "prompt", "learn_from": "generations", "max_new_tokens": 6}
 

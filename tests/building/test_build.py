@@ -12,7 +12,7 @@ from selfspec.building.grams import GramCounter
 from selfspec.building.merging import merged
 from selfspec.cache import load_cache
 from selfspec.errors import BuildError, CacheError
-from tests.building.test_grams import assert_tables
+from tests.building.test_counting_grams import assert_tables
 
 VOCABULARY = {"data": "vocabulary", "build": "lut", "batch": 7, "warmup_tokens": 0}
 
