@@ -15,6 +15,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from eval.models.loading import DTYPES, load_asked, load_tokenizer
 from eval.options import add_drafting, add_model, add_questions, command, drafting_knobs
 from eval.report.table import Table
 from eval.runs.environment import told, where
-from selfspec import SelfSpec, attach
+from selfspec import SelfSpec
 
 _DTYPES = ("bfloat16", "float16", "float32")
 _COLUMNS = {
@@ -67,14 +68,13 @@ def compare(
     model: Any, prompts: Prompts, spec: SelfSpec, *, max_new_tokens: int
 ) -> Iterator[Texts]:
     """For each prompt: is selfspec's text stock's, and is stock's own, in a batch of two."""
-    attach(model)
     pad = _pad_token(model)
     for _, ids in prompts:
         ids = ids.to(model.device)
         alone = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         asked = {"max_new_tokens": max_new_tokens, "pad_token_id": pad, **sampling(0)}
         stock = model.generate(**alone, **asked, return_dict_in_generate=True, output_scores=True)
-        drafted = model.generate(**alone, **asked, assistant=spec)
+        drafted = model.generate(**alone, **asked, custom_generate=partial(spec, streamer=None))
         pair = beside_a_longer_one(ids, pad)
         batched = model.generate(**pair, **asked)[0, pair["input_ids"].shape[1] :]
         batched = batched[: len(stock.scores)]  # padded behind its end while the other row goes on

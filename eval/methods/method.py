@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -146,7 +147,7 @@ class SelfSpecMethod(Method):
     learns = True
 
     def __init__(self, name: str, spec: SelfSpec) -> None:
-        super().__init__(name, {"custom_generate": spec})
+        super().__init__(name, {"custom_generate": partial(spec, streamer=None)})
         self.spec = spec
 
     @property

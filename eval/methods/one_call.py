@@ -57,7 +57,7 @@ def _run(job: Job) -> Result:
     # Both methods write the same number of tokens, whatever half precision makes of the text.
     model.generation_config.eos_token_id = None
     loaded = perf_counter()
-    spec = None if job.method == "stock" else _new_spec(job.knobs)
+    spec = None if job.method == "stock" else _new_spec(model, job.knobs)
     imported = perf_counter()
     ids = torch.tensor([job.prompt_ids])
     output = model.generate(
@@ -65,7 +65,7 @@ def _run(job: Job) -> Result:
         attention_mask=torch.ones_like(ids),
         max_new_tokens=job.max_new_tokens,
         do_sample=False,
-        **({} if spec is None else {"custom_generate": spec}),
+        **({} if spec is None else {"assistant": spec}),
     )
     end = perf_counter()
     return Result(
@@ -77,9 +77,10 @@ def _run(job: Job) -> Result:
     )
 
 
-def _new_spec(knobs: dict[str, Any]) -> Any:
-    from selfspec import SelfSpec
+def _new_spec(model: Any, knobs: dict[str, Any]) -> Any:
+    from selfspec import SelfSpec, attach
 
+    attach(model)
     return SelfSpec(**knobs)
 
 

@@ -51,19 +51,24 @@ def synchronise(device: torch.device) -> None:
 def _reading_timed(model: Any, device: torch.device) -> Iterator[Callable[[], float]]:
     """Yields what tells the seconds from here until the model has read its prompt.
 
-    `generate()` reads it by one method, and assisted decoding by its first forward. A hook on the
-    model in any other case would be seen by whoever captures forwards, and all of them would be
-    run eagerly.
+    Behind the prompt's forward, every loop updates the arguments of the next one; assisted decoding
+    has read the prompt with its first forward. A hook on the model in any other case would be seen
+    by whoever captures forwards, and all of them would be run eagerly.
     """
-    start, read, assist = _stamp(device), model._prefill, model._get_candidate_generator
+    start, update = _stamp(device), model._update_model_kwargs_for_generation
+    assist = model._get_candidate_generator
     ends: list[Any] = []
+    is_assisted = False
 
-    def reading(*args: Any, **kwargs: Any) -> Any:
-        outputs = read(*args, **kwargs)
-        ends.append(_stamp(device))
-        return outputs
+    def updating(*args: Any, **kwargs: Any) -> Any:
+        if not is_assisted and not ends:
+            ends.append(_stamp(device))
+        return update(*args, **kwargs)
 
     def assisting(*args: Any, **kwargs: Any) -> Any:
+        nonlocal is_assisted
+        is_assisted = True
+
         def fire(*_args: object) -> None:
             handle.remove()
             ends.append(_stamp(device))
@@ -71,11 +76,12 @@ def _reading_timed(model: Any, device: torch.device) -> Iterator[Callable[[], fl
         handle = model.register_forward_hook(fire)
         return assist(*args, **kwargs)
 
-    model._prefill, model._get_candidate_generator = reading, assisting
+    model._update_model_kwargs_for_generation = updating
+    model._get_candidate_generator = assisting
     try:
         yield lambda: _seconds_between(start, ends[0]) if ends else 0.0
     finally:
-        del model._prefill, model._get_candidate_generator
+        del model._update_model_kwargs_for_generation, model._get_candidate_generator
 
 
 def _stamp(device: torch.device) -> Any:

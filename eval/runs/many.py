@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -49,7 +50,7 @@ def _stock(many: Many, _spec: SelfSpec) -> _Answers:
 
 
 def _drafted(many: Many, spec: SelfSpec) -> _Answers:
-    return _in_batches(many, {"custom_generate": spec})
+    return _in_batches(many, {"custom_generate": partial(spec, streamer=None)})
 
 
 def _arrival(many: Many, spec: SelfSpec) -> _Answers:

@@ -42,7 +42,7 @@ REFUSED = [
     ("command", RUN + "--prompt-format chatt", "prompt format 'chatt'; did you mean 'chat'?"),
     ("command", RUN + "--model {plain} --prompt-format chat", "a model with a chat template"),
     ("command", RUN + "--knob max_nods=3", "unknown knob 'max_nods'; did you mean 'max_nodes'?"),
-    ("command", RUN + "--model /no/where", "--model must be"),
+    ("command", RUN + "--model /no/where", "MODEL must be"),
     ("command", RUN + "--shape 1356m", "135m"),
     ("command", RUN + "--max-prompt-tokens 3", "must leave a question to measure (got none of 36)"),
     ("command", RUN + "--max-new-tokens 510", "must leave a question to measure (got none of 36)"),

@@ -95,5 +95,5 @@ def test_the_stamp_is_gone_after_an_error():
     model = tiny_model()
     with pytest.raises(RuntimeError, match="stop"):
         timed(model, lambda: (_ for _ in ()).throw(RuntimeError("stop")))
-    assert "_prefill" not in vars(model)
+    assert "_update_model_kwargs_for_generation" not in vars(model)
     assert not model._forward_hooks
