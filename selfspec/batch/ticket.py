@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from typing import Any
 
 import torch
@@ -72,6 +73,7 @@ class Ticket:
         """Lets `generate()` prepare the call, up to where it would decode; runs no forward."""
         arguments = _prepared(arguments, model, tokenizer)
 
+        @wraps(spec.open_call)  # transformers hands over what its signature names.
         def opened(*args: Any, **kwargs: Any) -> tuple[Call, Ability | str]:
             call = spec.open_call(*args, **kwargs)
             # A wrapper of PEFT changes the model until its generate() returns.
