@@ -76,8 +76,9 @@ class TestCheck:
             assert words in said
         assert "edit, with prediction=" in said
         assert "summary" not in said  # It leaves no room in the 512 positions of this model.
-        assert (result.exit_code, "speed-up" in said) in ((0, True), (1, False))
-        if result.exit_code == 0:
+        is_busy = "Too busy to say" in said  # By what others do on this machine meanwhile.
+        assert ("speed-up" in said) == (result.exit_code == 0 and not is_busy)
+        if result.exit_code == 0 and not is_busy:
             assert "Cost of a step in plain steps" in said
             assert f'from_pretrained("{chat_folder}", dtype="float32")' in said
         assert (tmp_path / "caches").exists()  # Later calls start from what was measured.
