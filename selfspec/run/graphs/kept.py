@@ -13,7 +13,11 @@ from typing import Any
 
 import torch
 
-from selfspec.compat.generation import implementations_of, is_of_output_capturing
+from selfspec.compat.generation import (
+    decoding_switches,
+    implementations_of,
+    is_of_output_capturing,
+)
 from selfspec.compat.modules import (
     adapter_state,
     has_global_hooks,
@@ -24,10 +28,8 @@ from selfspec.compat.modules import (
     is_parallel,
 )
 from selfspec.machine.device import device_for
-from selfspec.machine.memory import free_memory
-from selfspec.run.experts import decode_mode
 from selfspec.run.graphs.backend import GraphBackend
-from selfspec.run.graphs.runner import StaticRunner, has_more_free
+from selfspec.run.graphs.runner import StaticRunner
 from selfspec.run.model import AttentionTypes
 from selfspec.run.probe import try_backend
 from selfspec.run.rope import changing_rope
@@ -44,7 +46,6 @@ class KeptRunner:
         self._lock = threading.Lock()
         self._state: Hashable = None
         self._found: StaticRunner | str = ""
-        self._free_then: int | None = None  # Bytes that were free when memory ran out.
 
     @contextmanager
     def borrow(self, model: Any, attention: AttentionTypes) -> Iterator[StaticRunner | str]:
@@ -60,16 +61,14 @@ class KeptRunner:
     def _fresh(self, model: Any, attention: AttentionTypes) -> StaticRunner | str:
         """The result of an earlier trial if the model has not changed since, else of a new one."""
         state = _capture_state(model)
-        if state != self._state or has_more_free(model.device, self._free_then):
+        if state != self._state:
             # This frees the old runner before there is a new one.
-            self._state, self._found, self._free_then = None, "", None
+            self._state, self._found = None, ""
             self._found = _tried(model, attention)
             self._state = state
-        if isinstance(self._found, StaticRunner):
-            self._found.widen()
-            if self._found.reason is not None:
-                # Without graphs, eager forwards are faster than those over fixed slots.
-                self._free_then, self._found = self._found.free_then, self._found.reason
+        if isinstance(self._found, StaticRunner) and self._found.reason is not None:
+            # Without graphs, eager forwards are faster than those over fixed slots.
+            self._found = self._found.reason
         return self._found
 
 
@@ -81,10 +80,10 @@ def _tried(model: Any, attention: AttentionTypes) -> StaticRunner:
         return GraphBackend(model, runner, *args, **kwargs, widest=_WIDEST_TRIED)
 
     try:
-        with decode_mode(model):
+        with decoding_switches(model):
             reason = try_backend(model, attention, new_backend)
     except torch.OutOfMemoryError:
-        reason, runner.free_then = "there is no memory to try it", free_memory(model.device)
+        reason = "there is no memory to try it"
     runner.reason = runner.reason or reason
     return runner
 
