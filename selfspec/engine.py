@@ -59,10 +59,11 @@ class Decoder:
 
         A backend to which rows are added one by one must have them already.
         """
+        self._lap = self.clock()
         self.rows += rows
+        tops = self._fetch_tops(first.logits, rows[0].memory)
         self.stats.num_new_tokens += len(first.records)
         self.stats.num_prompt_tokens_out += len(first.records)
-        tops = self._timed("learn", self._fetch_tops, first.logits, rows[0].memory)
         self.device.join()
         self._timed("learn", self._learn, rows, first.records, tops)
         self._tell(first.records)
@@ -75,12 +76,13 @@ class Decoder:
 
     def step(self) -> list[StepRecord]:
         """One forward and all that belongs to it; returns what came of each row."""
+        rows, timed, self._lap = self.rows, self._timed, self.clock()
         if self.before_step is not None:
-            self._timed("prepare", self.before_step, len(self.rows))
-        rows, timed, start = self.rows, self._timed, self.clock()
-        step = timed("draft", self.budget.step, self.backend.max_width(self.config.max_nodes))
+            timed("prepare", self.before_step, len(rows))
+        start = self._lap
+        step = self.budget.step(self.backend.max_width(self.config.max_nodes))
         trees, queries = timed("draft", self._draft, step)
-        drafted = self.clock()
+        drafted = self._lap
         layout = timed("layout", self.backend.lay_out, queries)
         logits = timed("forward", self.backend.forward, layout)
         # The device is asked for what the walk needs first, and for the tables beside it.
@@ -92,9 +94,9 @@ class Decoder:
         timed("learn", self._learn, rows, records, tops)
         timed("learn", self._count, records)
         width = max(len(asked.tokens) for asked in queries)
-        rest = self.clock() - drafted - self.backend.setting_up
+        rest = self._lap - drafted - self.backend.setting_up
         timed("learn", step.observe, Took(width, drafted - start, rest), records)
-        self.stats.count_time(width, len(records), self.clock() - start)
+        self.stats.count_time(width, len(records), self._lap - start)
         self._tell(records)
         return records
 
@@ -176,10 +178,11 @@ class Decoder:
         *args: Asked.args,
         **kwargs: Asked.kwargs,
     ) -> Given:
-        """What `verb` gives; the time that it takes is added to a stage."""
-        start = self.clock()
+        """What `verb` gives; the time since the verb before it is added to a stage."""
         given = verb(*args, **kwargs)
-        self.stats.seconds[stage] += self.clock() - start  # type: ignore[assignment]
+        now = self.clock()
+        self.stats.seconds[stage] += now - self._lap  # type: ignore[assignment]
+        self._lap = now
         return given
 
 
