@@ -76,7 +76,8 @@ class Decoder:
 
     def step(self) -> list[StepRecord]:
         """One forward and all that belongs to it; returns what came of each row."""
-        rows, timed, self._lap = self.rows, self._timed, self.clock()
+        self._lap = self.clock()
+        rows, timed = self.rows, self._timed
         if self.before_step is not None:
             timed("prepare", self.before_step, len(rows))
         start = self._lap
