@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +28,8 @@ from selfspec.verify.verifier import RowText, Verifier
 __all__ = ["Decoder", "FirstTokens", "first_tokens", "top_k_of"]
 
 Listener = Callable[[StepRecord], None]
+Asked = ParamSpec("Asked")
+Given = TypeVar("Given")
 
 
 class FirstTokens(NamedTuple):
@@ -64,8 +66,7 @@ class Decoder:
         self.stats.num_new_tokens += len(first.records)
         self.stats.num_prompt_tokens_out += len(first.records)
         self.device.join()
-        self._learn(rows, first.records, tops)
-        self._time("learn")
+        self._timed("learn", self._learn, rows, first.records, tops)
         self._tell(first.records)
 
     def run(self) -> None:
@@ -77,28 +78,27 @@ class Decoder:
     def step(self) -> list[StepRecord]:
         """One forward and all that belongs to it; returns what came of each row."""
         self._lap = self.clock()
+        rows, timed = self.rows, self._timed
         if self.before_step is not None:
-            self.before_step(len(self.rows))
-            self._time("prepare")
-        step = self.budget.step(self.backend.max_width(self.config.max_nodes))
-        trees, queries = self._draft(step)
-        drafting = self._time("draft")
+            timed("prepare", self.before_step, len(rows))
         start = self._lap
-        layout = self.backend.lay_out(queries)
-        self._time("layout")
-        logits = self.backend.forward(layout)
-        self._time("forward")
-        records, tops = self._verify(self.rows, trees, logits)
-        self._commit(records)
-        self._learn(self.rows, records, tops)
-        for record in records:
-            self.stats.count_step(record)
-        self._time("learn")
+        step = self.budget.step(self.backend.max_width(self.config.max_nodes))
+        trees, queries = timed("draft", self._draft, step)
+        drafted = self._lap
+        layout = timed("layout", self.backend.lay_out, queries)
+        logits = timed("forward", self.backend.forward, layout)
+        # The device is asked for what the walk needs first, and for the tables beside it.
+        indices = [row.index for row in rows]
+        logits = timed("verify", _read, self.verifier, indices, logits)
+        tops = timed("learn", self._fetch_tops, logits, rows[0].memory)
+        records = timed("verify", self.verifier.verify, indices, trees)
+        timed("commit", self._commit, records)
+        timed("learn", self._learn, rows, records, tops)
+        timed("learn", self._count, records)
         width = max(len(asked.tokens) for asked in queries)
-        seconds = self._lap - start - self.backend.setting_up
-        step.observe(Took(width, drafting, seconds), records)
-        self._time("learn")
-        self.stats.count_time(width, len(records), drafting + self._lap - start)
+        rest = self._lap - drafted - self.backend.setting_up
+        timed("learn", step.observe, Took(width, drafted - start, rest), records)
+        self.stats.count_time(width, len(records), self._lap - start)
         self._tell(records)
         return records
 
@@ -139,24 +139,6 @@ class Decoder:
         asked = zip(self.rows, trees, depths, strict=True)
         return trees, [row.branches.ride(tree, depth) for row, tree, depth in asked]
 
-    def _verify(
-        self, rows: list[Row], trees: list[DraftTree], logits: torch.Tensor
-    ) -> tuple[list[StepRecord], Fetched | None]:
-        """The walks, and the tables on their way.
-
-        The device is asked for what the walk needs first, and for the tables beside it.
-        """
-        if fits_at_once(logits):
-            logits = as_read(logits)
-        indices = [row.index for row in rows]
-        self.verifier.read(indices, logits)
-        self._time("verify")
-        tops = self._fetch_tops(logits, rows[0].memory)
-        self._time("learn")
-        records = self.verifier.verify(indices, trees)
-        self._time("verify")
-        return records, tops
-
     def _fetch_tops(self, logits: torch.Tensor, memory: Memory) -> Fetched | None:
         """The tables to learn from; all rows learn alike, so any row's memory will do."""
         if not memory.learns:
@@ -169,7 +151,6 @@ class Decoder:
         with self.device.side():
             self.backend.commit([record.path for record in records])
         self.device.join()
-        self._time("commit")
 
     def _learn(
         self, rows: Sequence[Row], records: list[StepRecord], fetched: Fetched | None
@@ -183,18 +164,28 @@ class Decoder:
         for row, record in zip(rows, records, strict=True):
             row.observe(record)
 
+    def _count(self, records: Sequence[StepRecord]) -> None:
+        for record in records:
+            self.stats.count_step(record)
+
     def _tell(self, records: list[StepRecord]) -> None:
         for listener in self.listeners:
             for record in records:
                 listener(record)
 
-    def _time(self, stage: str) -> float:
-        """Adds the time since the last stage to this one, and returns it."""
+    def _timed(
+        self,
+        stage: str,
+        verb: Callable[Asked, Given],
+        *args: Asked.args,
+        **kwargs: Asked.kwargs,
+    ) -> Given:
+        """What `verb` gives; the time since the verb before it is added to a stage."""
+        given = verb(*args, **kwargs)
         now = self.clock()
-        seconds = now - self._lap
-        self.stats.seconds[stage] += seconds  # type: ignore[assignment]
+        self.stats.seconds[stage] += now - self._lap  # type: ignore[assignment]
         self._lap = now
-        return seconds
+        return given
 
 
 def first_tokens(
@@ -208,10 +199,7 @@ def first_tokens(
     This needs neither tables nor slots for drafts, so that a streamer has the first token before
     any of them is made. `last_tokens` are the ends of the prompts.
     """
-    logits = prompt_logits[:, None]
-    if fits_at_once(logits):
-        logits = as_read(logits)
-    verifier.read(rows, logits)
+    logits = _read(verifier, rows, prompt_logits[:, None])
     trees = [DraftTree.of_root(token) for token in last_tokens]
     return FirstTokens(verifier.verify(rows, trees), logits)
 
@@ -220,6 +208,14 @@ def top_k_of(logits: torch.Tensor, k: int) -> TopK:
     """The K likeliest next tokens that `logits` (..., V) tell, with their probabilities."""
     ids, probabilities = top_k(logits, k)
     return _tables(ids.cpu(), probabilities.cpu())
+
+
+def _read(verifier: Verifier, rows: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+    """Asks the device for what the walks need; returns the logits that tables are made of."""
+    if fits_at_once(logits):
+        logits = as_read(logits)
+    verifier.read(rows, logits)
+    return logits
 
 
 def _add_pads(trees: Sequence[DraftTree], texts: Sequence[RowText]) -> None:

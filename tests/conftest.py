@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from selfspec.cost import WIDTHS, CostCurve
 from selfspec.run import costs
 from tests.recorder import use_recorders
-from tests.split import use_two_parts
 from tests.tiny import make_model, make_tokenizer
 
 TESTS = Path(__file__).parent
@@ -53,11 +52,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="drafts are verified by captured graphs, on a device that a CPU plays",
     )
-    parser.addoption(
-        "--two-parts",
-        action="store_true",
-        help="attention over drafts is computed in two parts wherever it can be",
-    )
 
 
 @pytest.fixture(autouse=True)
@@ -82,13 +76,6 @@ def recorded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     by_itself = "use_recorders" in vars(request.module)
     if request.config.getoption("--recorded") and not by_itself:
         use_recorders(monkeypatch)
-
-
-@pytest.fixture(autouse=True)
-def split(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And one of attention in two parts."""
-    if request.config.getoption("--two-parts") and "use_two_parts" not in vars(request.module):
-        use_two_parts(monkeypatch)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,7 +9,7 @@ garbage.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -18,21 +18,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from selfspec.machine.waiting import NothingWaits
-
 aten = torch.ops.aten
 
-# What needs a number from the device, or a shape that depends on one, or copies to the host.
-REFUSED_OPS = {
-    aten._local_scalar_dense,
-    aten.bincount,
-    aten.equal,
-    aten.is_nonzero,
-    aten.item,
-    aten.masked_select,
-    aten.nonzero,
-    aten.unique_consecutive,
-}
+# Operations that need a number from the device, or have a shape that depends on one.
+WAITING_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+INDEXED = (aten.index, aten.index_put, aten.index_put_)
 REFUSED_CALLS = {
     torch.Tensor.__bool__,
     torch.Tensor.__float__,
@@ -89,7 +79,7 @@ class Tape(TorchDispatchMode):
         self.operations: list[Operation] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket in REFUSED_OPS or func is aten.repeat_interleave.Tensor:
+        if _waits(func, args, kwargs or {}):
             raise RuntimeError(f"{NOT_PERMITTED} ({func})")
         operation = Operation(func, args, kwargs or {})
         self.operations.append(operation)
@@ -154,10 +144,8 @@ class RecordingDevice:
         *,
         overlap: bool = True,
         fails_at: int | None = None,
-        looks_first: bool = True,
     ) -> None:
         self.log = log
-        self._looks_first = looks_first  # for what waits, before the capture, as CUDA's device does
         self._overlap = overlap
         self._fails_at = fails_at  # the capture, counted over the log, that fails
         self._waiting: list[Operation] = []
@@ -193,13 +181,10 @@ class RecordingDevice:
     def capture(self, work: Callable[[], None]) -> Callable[[], None] | str:
         self.log.append("capture")
         try:
-            with NothingWaits("cpu") if self._looks_first else nullcontext():
-                work()
+            work()
             with NoNumbers(), Tape() as tape:
                 self._fail_if_asked()
                 work()
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:
             return f"capturing it fails ({type(error).__name__}: {error})"
 
@@ -235,6 +220,13 @@ def use_recorders(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[str]:
     for name in ("plugin.spec", "run.prepared", "run.graphs.kept"):
         monkeypatch.setattr(f"selfspec.{name}.device_for", new_device)
     return log
+
+
+def _waits(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    if func.overloadpacket in INDEXED:  # Numbers as indices have a shape that is known.
+        return any(index is not None and index.dtype == torch.bool for index in args[1])
+    knows_size = kwargs.get("output_size") is not None
+    return not knows_size and not WAITING_TAGS.isdisjoint(func.tags)
 
 
 def _is_tensor(value: Any) -> bool:

@@ -23,6 +23,7 @@ from tests.scripted import (
     PAD,
     VOCAB,
     Run,
+    ScriptedBackend,
     ScriptedModel,
     doubtful,
     hostile,
@@ -138,6 +139,32 @@ def test_an_omniscient_chain_is_counted_exactly():
     assert run.stats.tokens_per_step == 3.5
     assert run.stats.nodes_per_step == 3.5
     assert set(run.stats.seconds) == {"draft", "layout", "forward", "verify", "commit", "learn"}
+
+
+def test_each_stage_gets_the_time_of_its_verb():
+    class Clocked(ScriptedBackend):
+        now = 0
+
+        def lay_out(self, trees):
+            self.now += 1
+            return super().lay_out(trees)
+
+        def forward(self, layout):
+            self.now += 10
+            return super().forward(layout)
+
+        def commit(self, paths):
+            self.now += 100
+            super().commit(paths)
+
+    run = Run(MODEL, [[1, 2]], [omniscient(MODEL)], max_length=12)
+    run.backend = backend = Clocked(MODEL, [[1, 2]])
+    run.clock = lambda: backend.now
+    run.decode()
+    number = run.stats.num_steps
+    spent = {stage: seconds for stage, seconds in run.stats.seconds.items() if seconds}
+    assert spent == {"layout": number, "forward": 10 * number, "commit": 100 * number}
+    assert run.stats.step_seconds == 111 * number
 
 
 def test_a_backend_may_ask_for_narrower_trees():

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import DynamicCache, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
@@ -21,15 +20,11 @@ from eval import hetero
 from selfspec.compat.generation import KV, kv_of
 from selfspec.machine.cuda import CudaDevice
 from selfspec.records import DraftTree
-from selfspec.run import masked_attention
 from selfspec.run.backends import TreeBackend
-from selfspec.run.masked_attention import mask_for_kernel
 from selfspec.run.model import AttentionTypes
 from selfspec.run.probe import attention_for_trees
 from tests.fakes import VOCAB, new_model, prompt, tiny_tokenizer
 from tests.lossless.same import assert_same_kv
-from tests.run.test_masked_attention import inputs as attention_inputs
-from tests.split import use_two_parts
 
 pytestmark = [
     pytest.mark.gpu,
@@ -88,24 +83,6 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return results
 
 
-@pytest.mark.parametrize(("rows", "width", "columns"), [(1, 1, 4096), (2, 16, 8192), (3, 64, 1001)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_masked_attention_by_the_kernel(
-    dtype: torch.dtype, rows: int, width: int, columns: int
-) -> None:
-    """Whole and in parts, with a mask that begins and ends anywhere."""
-    given = attention_inputs(rows, 2, width, columns, dtype)
-    query, key, value, mask = (tensor.cuda() for tensor in given)
-    asked: dict[str, Any] = {"dropout": 0.0, "scale": 0.3}
-    found = masked_attention.masked_attention(query, key, value, mask_for_kernel(mask), **asked)
-    with sdpa_kernel(SDPBackend.MATH):
-        exact = scaled_dot_product_attention(
-            *(part.double() for part in (query, key, value)), attn_mask=mask.double(), scale=0.3
-        )
-    assert (found - exact).norm() <= (1e-4 if dtype is torch.float32 else 0.02) * exact.norm()
-    assert masked_attention._num_parts(query, columns) == 1 or columns > 4000
-
-
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "in-turn"])
@@ -148,17 +125,6 @@ def test_a_large_cache_is_taken_over_in_parts(name: str, monkeypatch: pytest.Mon
         check_same(on_gpu(name=name), spec, prompts(3), **asked)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
-@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
-def test_attention_in_two_parts(
-    asked: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = use_two_parts(monkeypatch)
-    spec = selfspec.SelfSpec(forward="eager", **FIXED)
-    check_same(on_gpu(name=name), spec, prompts(1), **asked)
-    assert log
-
-
 def test_all_ways_of_attention_agree(capsys: pytest.CaptureFixture[str]) -> None:
     """The two parts come from another kernel in each precision."""
     assert hetero.main(["--attention", "--units", "cuda", "--rounds", "1"]) == 0
@@ -172,18 +138,12 @@ def test_a_gpu_and_a_cpu_share_a_layer() -> None:
     assert hetero.main(options) == 0
 
 
-def test_long_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys are cut into parts inside of graphs."""
-    parts: list[int] = []
-    in_parts = masked_attention._in_parts
-    counted = lambda *args: parts.append(args[4]) or in_parts(*args)  # noqa: E731
-    monkeypatch.setattr(masked_attention, "_in_parts", counted)
+def test_long_contexts() -> None:
     model = on_gpu(max_position_embeddings=8192)
     spec = selfspec.SelfSpec(forward="graph", **FIXED)
     for num_rows in (1, 2):
         check_same(model, spec, prompts(num_rows, 3000), **GREEDY)
         assert spec.stats.forward == "graph"
-    assert parts
 
 
 def path_logits(

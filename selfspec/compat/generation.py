@@ -31,10 +31,6 @@ except ImportError as error:
         raise ImportError(f"{untried}, where something is missing: {error}") from error
     raise
 try:
-    from transformers.integrations import moe
-except ImportError:  # Experts then run as the model's own code does it.
-    moe = None
-try:
     from transformers.utils import output_capturing
 except ImportError:  # Then no hook is known to be harmless, and captured graphs are refused.
     output_capturing = None
@@ -49,14 +45,12 @@ __all__ = [
     "crop_to",
     "decode_plainly",
     "decoding_switches",
-    "experts_by_number",
     "hidden_kv_name",
     "implementations_of",
     "is_of_output_capturing",
     "keeps_only_states",
     "kv_of",
     "length_of_dropped_mask",
-    "offer_experts",
     "record_past",
     "runs_in_step",
     "sdpa_attention_forward",
@@ -69,7 +63,6 @@ __all__ = [
 
 KV_NAMES = ("cache", "past_key_values")
 _OF_STATES = "cache_params"  # What recurrent models called their states before 5.24.
-_BATCHED = "batched_mm"  # How transformers runs experts while it decodes.
 
 
 def _kv_name() -> str:
@@ -266,24 +259,3 @@ def decoding_switches(model: Any) -> AbstractContextManager[Any]:
     switches: Callable[[], AbstractContextManager[Any]]
     switches = getattr(model, "_optimize_model_for_decode", nullcontext)
     return switches()
-
-
-def offer_experts(name: str, way: Callable[..., Any]) -> bool:
-    """Gives a way to run experts a name; other kinds of experts, such as FP8, keep their own.
-
-    False if this version of transformers has no such ways.
-    """
-    if moe is None:
-        return False
-    moe.ExpertsInterface.register(name, way)
-    for interface in moe.ExpertsInterface.__subclasses__():
-        ways = interface()
-        if name not in ways and _BATCHED in ways:
-            interface.register(name, ways[_BATCHED])
-    return True
-
-
-def experts_by_number(*, copies: bool) -> Callable[..., Any]:
-    """How transformers runs experts with a copy of each token's weights, or with none."""
-    way: Any = moe.batched_mm_experts_forward if copies else moe.grouped_mm_experts_forward
-    return way  # type: ignore[no-any-return]

@@ -15,8 +15,6 @@ from weakref import ref
 
 import torch
 
-from selfspec.machine.waiting import NothingWaits
-
 __all__ = ["CudaDevice", "Fetched", "index_of"]
 
 # A capture that fails leaves the generator and the pool of an older torch in the midst of it.
@@ -91,10 +89,9 @@ class CudaDevice:
         into.copy_(pinned.copy_(host), non_blocking=True)
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None] | str:
-        """Captures `work` as a graph, after two runs of it on the stream of captures.
+        """Captures `work` as a graph, after a run of it on the stream of captures.
 
-        The second run refuses what would break a capture off. The graph is replayed once, which
-        loads it onto the device. Running out of memory is an error, not a reason.
+        The graph is replayed once, which loads it onto the device.
         """
         graph = torch.cuda.CUDAGraph()
         try:
@@ -102,9 +99,6 @@ class CudaDevice:
                 self._warm_up(work)
                 self._record(graph, work)
         except Exception as error:  # Models can fail here in any way that their code allows.
-            for each in (error, error.__context__):  # The end of the capture may have failed too.
-                if isinstance(each, torch.OutOfMemoryError):
-                    raise each from None
             return f"capturing it fails ({type(error).__name__}: {_first_line(error)})"
         graph.replay()
         torch.cuda.current_stream(self._device).synchronize()
@@ -112,14 +106,12 @@ class CudaDevice:
         return graph.replay
 
     def _warm_up(self, work: Callable[[], None]) -> None:
-        """In the first run, libraries make their handles and choose their kernels."""
+        """Lets libraries make their handles and choose their kernels."""
         stream, main = _stream(self._device, "capture"), torch.cuda.current_stream(self._device)
         stream.wait_stream(main)
         try:
             with torch.cuda.stream(stream):
                 work()
-                with NothingWaits(self._device.type):
-                    work()
         finally:  # What was queued before an error still writes keys and values.
             main.wait_stream(stream)
 

@@ -60,8 +60,7 @@ class Device(Protocol):
         """Returns a function that queues `work` again without running Python, or why it can't.
 
         The replay works on the same tensors. `work` is run several times during the capture and
-        perhaps not at the end of it, so one more run of it must change nothing. Raises
-        `torch.OutOfMemoryError` if there is no memory for it.
+        perhaps not at the end of it, so one more run of it must change nothing.
         """
         ...
 

@@ -195,10 +195,8 @@ class SelfSpec(Persistent):
 
         What steps cost is written down unless others that take the same steps go on.
         """
-        if drafted:
-            self.forwards.count(call.model, call.stats.num_new_tokens)
-            if is_last and call.stats.num_steps >= _STEPS_THAT_TEACH:
-                self.forwards.costs.keep()
+        if drafted and is_last and call.stats.num_steps >= _STEPS_THAT_TEACH:
+            self.forwards.costs.keep()
         self.count(call)
         self.warn(call.model, call.stats)
         if self._remembered is not None:

@@ -21,20 +21,14 @@ from selfspec.run.grouped_attention import grouped_attention
 from selfspec.run.layout import Layout, RowState, lay_out
 from selfspec.run.model import AttentionTypes, device_of, takes
 from selfspec.run.tree_kv import TreeKV
-from selfspec.run.two_parts import Splits, TwoParts
 
 __all__ = ["ChainBackend", "OverColumns", "TreeBackend", "logits_of"]
 
 
-def logits_of(
-    model: Any, layout: Layout, cache: Any, two_parts: TwoParts | None = None
-) -> torch.Tensor:
+def logits_of(model: Any, layout: Layout, cache: Any) -> torch.Tensor:
     """The logits (B, Q, V) of one forward of the model over trees."""
     masks = layout.masks
-    splits = None
-    if two_parts is not None and layout.input_ids.shape[1] > 1:  # A plain step has no mask.
-        splits = Splits(two_parts, {id(masks[name]): n for name, n in layout.num_open.items()})
-    with grouped_attention(splits):
+    with grouped_attention():
         output = model(
             input_ids=layout.input_ids,
             position_ids=layout.position_ids,
@@ -66,10 +60,7 @@ class OverColumns:
 
 
 class TreeBackend(OverColumns):
-    """Trees of several rows in one forward, through 4-D masks.
-
-    With `two_parts`, attention is computed in two parts where that is faster.
-    """
+    """Trees of several rows in one forward, through 4-D masks."""
 
     reason = None
     setting_up = 0.0
@@ -85,11 +76,9 @@ class TreeBackend(OverColumns):
         room: int = 0,
         reach: int | None = None,
         kind: str = "eager",
-        two_parts: TwoParts | None = None,
         kv: Columns | None = None,  # Columns of another kind than those of a batch that stays.
     ) -> None:
         self.kind = kind
-        self._two_parts = two_parts
         self._model = model
         self._device = device_of(model)
         self._cache = cache
@@ -127,7 +116,7 @@ class TreeBackend(OverColumns):
 
     def forward(self, layout: Layout) -> torch.Tensor:
         """The logits (B, Q, V) of the forward."""
-        return logits_of(self._model, layout, self._cache, self._two_parts)
+        return logits_of(self._model, layout, self._cache)
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drops all rows but these."""

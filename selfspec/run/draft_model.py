@@ -221,4 +221,4 @@ def _last(layout: Layout, first: int) -> Layout:
     masks = {
         name: mask if mask is None else mask[:, :, first:] for name, mask in layout.masks.items()
     }
-    return Layout(layout.input_ids[:, first:], layout.position_ids[..., first:], masks, {})
+    return Layout(layout.input_ids[:, first:], layout.position_ids[..., first:], masks)

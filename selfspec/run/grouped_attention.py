@@ -3,8 +3,7 @@
 In most models several query heads share one head of keys and values. If there is a mask, stock's
 sdpa attention copies the keys and values of the whole text for each of these heads, in each layer
 and each step. Here the queries of heads that share keys are joined into one head with more
-queries, and nothing is copied. Each query sees the same keys as before. Where every query sees the
-whole committed text, the two parts of `two_parts` are tried as well, and used if they are faster.
+queries, and nothing is copied. Each query sees the same keys as before.
 
 A plain step has no mask, and stock's attention computes it. The exception is half precision on a
 CPU, where torch is slow with a single query: there queries are joined too, and a single one is
@@ -16,14 +15,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from selfspec.compat.generation import attention_functions, sdpa_attention_forward
-from selfspec.run.masked_attention import is_on_card, mask_for_kernel, masked_attention
-from selfspec.run.two_parts import Parts, Splits, in_two_parts
 
 __all__ = ["grouped_attention"]
 
@@ -35,16 +32,15 @@ _STOCK_ONLY = ("position_bias", "cache", "softcap")
 
 
 @contextmanager
-def grouped_attention(splits: Splits | None = None) -> Iterator[None]:
+def grouped_attention() -> Iterator[None]:
     """Inside, in this thread, sdpa attention joins heads that share keys. Use it for one forward.
 
-    With `splits`, attention is computed in two parts where that can be and is faster. Nothing is
-    changed if other code has replaced stock's attention, or while torch compiles.
+    Nothing is changed if other code has replaced stock's attention, or while torch compiles.
     """
     if torch.compiler.is_compiling() or not _is_ours():
         yield
         return
-    outside, _this_thread.forward = _this_thread.forward, _Forward(splits)
+    outside, _this_thread.forward = _this_thread.forward, _Forward()
     try:
         yield
     finally:
@@ -98,60 +94,36 @@ class _Asked(NamedTuple):
 class _Forward:
     """The masks for joined heads, which all layers of one forward share."""
 
-    def __init__(self, splits: Splits | None) -> None:
-        self._splits = splits
-        self._masks: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+    def __init__(self) -> None:
+        self._masks: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def attend(self, asked: _Asked) -> torch.Tensor:
-        """The outcome (B, Q, heads, D), in the way that is the fastest here."""
+        """The outcome (B, Q, heads, D); heads are joined where that is faster."""
         if asked.needs_stock:
             return asked.of_stock()
-        splits = self._splits
-        num_open = splits.num_open.get(id(asked.mask), 0) if splits is not None else 0
-        if splits is None or not num_open or asked.dropout:
-            return self._whole(asked)
-        split, whole = partial(self._split, asked, num_open), partial(self._whole, asked)
-        is_faster = splits.two_parts.pay(asked.query, asked.key, num_open, split, whole)
-        return split() if is_faster else whole()
-
-    def mask_for(
-        self, num_heads: int, mask: torch.Tensor | None, first: int = 0
-    ) -> torch.Tensor | None:
-        """The mask (B, 1, heads * Q, columns from `first` on) for joined heads, made once."""
-        if mask is None:
-            return None
-        key = id(mask), num_heads, first
-        if key not in self._masks:  # Holding the mask keeps its id from being reused.
-            joined = mask[..., first:]
-            if num_heads > 1 and mask.shape[2] > 1:
-                joined = joined.repeat(1, 1, num_heads, 1)
-            self._masks[key] = mask, mask_for_kernel(joined)
-        return self._masks[key][1]
-
-    def _whole(self, asked: _Asked) -> torch.Tensor:
-        """All keys under one mask; heads are joined where that is faster."""
         num_joined = _num_joined(asked.query, asked.num_sharing, asked.mask)
         if not num_joined:
             return asked.of_stock()
         queries = asked.joined_queries(num_joined)
         on_cpu = queries.device.type == "cpu"
-        outcome = masked_attention(
+        outcome = scaled_dot_product_attention(
             torch.cat([queries, queries], dim=2) if on_cpu and queries.shape[2] == 1 else queries,
             _copied(asked.key, asked.num_sharing // num_joined),
             _copied(asked.value, asked.num_sharing // num_joined),
-            self.mask_for(num_joined, asked.mask),
-            dropout=asked.dropout,
+            attn_mask=self.mask_for(num_joined, asked.mask),
+            dropout_p=asked.dropout,
             scale=asked.scaling,
         )
         return asked.apart(outcome[:, :, : queries.shape[2]])
 
-    def _split(self, asked: _Asked, num_open: int) -> torch.Tensor:
-        """The committed text, which every query sees, and the tree behind it under its mask."""
-        mask = self.mask_for(asked.num_sharing, asked.mask, num_open)
-        assert mask is not None
-        scale = asked.query.shape[-1] ** -0.5 if asked.scaling is None else asked.scaling
-        queries = asked.joined_queries(asked.num_sharing)
-        return asked.apart(in_two_parts(Parts(queries, asked.key, asked.value, mask, scale)))
+    def mask_for(self, num_heads: int, mask: torch.Tensor | None) -> torch.Tensor | None:
+        """The mask (B, 1, heads * Q, columns) for joined heads, made once."""
+        if mask is None or num_heads == 1 or mask.shape[2] == 1:
+            return mask
+        key = id(mask), num_heads
+        if key not in self._masks:  # Holding the mask keeps its id from being reused.
+            self._masks[key] = mask, mask.repeat(1, 1, num_heads, 1)
+        return self._masks[key][1]
 
 
 class _ThisThread(threading.local):
@@ -183,8 +155,6 @@ def _num_joined(query: torch.Tensor, num_sharing: int, mask: torch.Tensor | None
     """
     rows, num_heads, width, _ = query.shape
     on_cpu = query.device.type == "cpu"
-    if mask is not None and is_on_card(query.device):
-        return num_sharing
     if mask is None or num_sharing == 1:
         return num_sharing if on_cpu and width == 1 and query.dtype in _HALVES else 0
     if width == 1 or not on_cpu:

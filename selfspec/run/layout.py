@@ -51,7 +51,6 @@ class Layout(NamedTuple):
     input_ids: torch.Tensor  # (B, Q)
     position_ids: torch.Tensor  # (..., B, Q)
     masks: dict[str, torch.Tensor | None]  # by attention type: (B, 1, Q, columns)
-    num_open: dict[str, int]  # by attention type: leading columns that every node sees, if known
 
 
 def ancestors(parents: Sequence[Sequence[int]], width: int) -> NDArray[np.bool_]:
@@ -105,7 +104,6 @@ def lay_out(
         _sent(np.array(tokens, np.int64), device),
         _sent(state.first_positions[..., None] + _shifted(depths, state.num_committed), device),
         {name: masker.mask(window, first_columns[name]) for name, window in windows.items()},
-        {name: masker.num_open(window, first_columns[name]) for name, window in windows.items()},
     )
 
 
@@ -183,11 +181,6 @@ class _Masker:
         if is_limited:
             mask.masked_fill_(~self._in_window(window, self._columns(first_column)), lowest)
         return mask[:, None]
-
-    def num_open(self, window: Window, first_column: int) -> int:
-        """How many columns every node sees: all committed ones, or none that could be named."""
-        is_open = not self._has_holes and not self._is_limited(window, first_column)
-        return self._front - first_column if is_open else 0
 
     def _columns(self, first_column: int) -> torch.Tensor:
         return torch.arange(first_column, self._front, device=self._device)

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from selfspec.compat.generation import decoding_switches
 from selfspec.compat.kernels import has_float16_product
 from selfspec.config import SpecConfig
 from selfspec.cost import Ledger, Pacing
@@ -27,7 +28,6 @@ from selfspec.run.backend import Backend
 from selfspec.run.backends import ChainBackend, TreeBackend
 from selfspec.run.costs import Costs
 from selfspec.run.draft_model import DraftModel
-from selfspec.run.experts import decode_mode
 from selfspec.run.graphs.backend import GraphBackend
 from selfspec.run.graphs.kept import KeptRunner
 from selfspec.run.graphs.runner import StaticRunner
@@ -38,9 +38,8 @@ from selfspec.run.prompt import Prompt
 from selfspec.run.rows_backend import RowsBackend
 from selfspec.run.state import state_of
 from selfspec.run.streamed import is_streamed, no_forward
-from selfspec.run.two_parts import TwoParts
 
-__all__ = ["TOKENS_THAT_PAY", "Forwards", "Prepared", "may_pack"]
+__all__ = ["Forwards", "Prepared", "may_pack"]
 
 _log = logging.getLogger("selfspec")
 
@@ -48,8 +47,6 @@ _log = logging.getLogger("selfspec")
 # Fixed slots start with more, since adding some voids what was captured.
 _MIN_ROOM = 256
 _MIN_STATIC_ROOM = 4096
-# Attention in two parts is tried once this many tokens were decoded with the model.
-TOKENS_THAT_PAY = 512
 _MOST_STATES = 16  # Of one model, whose abilities are kept.
 
 
@@ -59,8 +56,8 @@ class Prepared:
 
     `ledger` knows what drafts have gained and lost with the model so far. `runner` replays captured
     forwards, `packing` packs weights when that pays; without both the model is run as it is.
-    `is_streamed` says that it reads weights meanwhile. `two_parts` tries whether attention in two
-    parts is faster. `reason` says why the model is not run as it was asked for.
+    `is_streamed` says that it reads weights meanwhile. `reason` says why the model is not run as it
+    was asked for.
     """
 
     model: Any
@@ -71,7 +68,6 @@ class Prepared:
     runner: StaticRunner | None = None
     packing: Packing | None = None
     is_streamed: bool = False
-    two_parts: TwoParts | None = None
     reason: str | None = None
 
     @property
@@ -108,7 +104,7 @@ class Prepared:
     @contextmanager
     def decoding(self) -> Iterator[None]:
         """The same with stock's own switches for decoding."""
-        with decode_mode(self.model), self.reading():
+        with decoding_switches(self.model), self.reading():
             yield
 
     def backend(self, prompt: Prompt, *, reach: int, width: int) -> Backend:
@@ -136,8 +132,7 @@ class Prepared:
                 return GraphBackend(self.model, self.runner, *arguments, **sizes)
             except torch.OutOfMemoryError:
                 self.note_or_refuse("there is no memory for fixed KV slots beside the prompt's")
-        ways: Any = {"kind": self.kind, "two_parts": self.two_parts}
-        return TreeBackend(self.model, *arguments, room=room, reach=reach, **ways)
+        return TreeBackend(self.model, *arguments, room=room, reach=reach, kind=self.kind)
 
     def rows_backend(self, max_rows: int, max_bytes: int | None) -> RowsBackend:
         """What runs the forwards of rows that come and go, never as captured graphs."""
@@ -156,7 +151,6 @@ class _Known:
     runner: KeptRunner = field(default_factory=KeptRunner)
     packed: PackedWeights | None = None
     ledger: Ledger = field(default_factory=Ledger)
-    num_tokens: int = 0  # that were decoded
     pacings: WeakKeyDictionary[Any, Pacing] = field(default_factory=WeakKeyDictionary)
 
     def keep(self, state: Any, ability: Ability) -> None:
@@ -171,7 +165,6 @@ class Forwards:
 
     def __init__(self) -> None:
         self.costs = Costs()
-        self._two_parts = TwoParts()
         self._known: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
@@ -201,8 +194,6 @@ class Forwards:
         """How one call is to run the model; what that takes is made here, when it is due."""
         known, ability = self._of(model), ability or self.ability(model)
         prepared = Prepared(model, ability, config, self.costs, known.ledger)
-        if may_pack(config) and known.num_tokens >= TOKENS_THAT_PAY:
-            prepared.two_parts = self._two_parts
         device = device_for(device_of(model), overlap=False)
         if is_streamed(model):
             self._stream(prepared)
@@ -231,12 +222,6 @@ class Forwards:
     def pacings(self, model: Any) -> WeakKeyDictionary[Any, Pacing]:
         """What each draft model costs and brings beside a model."""
         return self._of(model).pacings
-
-    def count(self, model: Any, num_tokens: int) -> None:
-        """Takes in how many tokens were decoded with a model."""
-        known = self._of(model)
-        with self._lock:
-            known.num_tokens += num_tokens
 
     @contextmanager
     def _lent(self, model: Any, attention: AttentionTypes | None) -> Iterator[StaticRunner | str]:

@@ -16,7 +16,7 @@ from selfspec.run.backend import Backend
 from selfspec.run.costs import keep_curve
 from selfspec.run.graphs.backend import GraphBackend
 from selfspec.run.model import device_of
-from selfspec.run.prepared import TOKENS_THAT_PAY, Forwards
+from selfspec.run.prepared import Forwards
 from selfspec.run.prompt import Prompt
 
 __all__ = ["profile"]
@@ -36,7 +36,6 @@ def profile(
     ability = forwards.ability(model)
     if ability.attention is None:
         raise UnsupportedError(f"a profile needs a model that can verify trees: {ability.reason}")
-    forwards.count(model, TOKENS_THAT_PAY)
     strict = config.changed(strict=True)
     with forwards.prepare(model, strict) as prepared, prepared.decoding():
         if prepared.packing is not None:

@@ -235,13 +235,10 @@ def test_hooks_of_output_capturing_are_known():
     assert not generation.is_of_output_capturing("torch")
 
 
-def test_decoding_switches_and_experts():
+def test_decoding_switches():
     model = tiny_model("qwen3-moe")
     with generation.decoding_switches(model), generation.decoding_switches(nn.Linear(1, 1)):
         pass
-    assert generation.offer_experts("selfspec_tried", lambda *_: None)
-    assert callable(generation.experts_by_number(copies=True))
-    assert callable(generation.experts_by_number(copies=False))
 
 
 # --- modules
@@ -446,24 +443,6 @@ def test_memory_that_runs_out_on_a_cpu_is_known():
     assert kernels.is_out_of_memory(caught.value)
     assert kernels.is_out_of_memory(torch.OutOfMemoryError())
     assert not kernels.is_out_of_memory(RuntimeError("shapes differ"))
-
-
-def test_attention_comes_with_its_sums():
-    query, key, value = torch.randn(3, 1, 2, 5, 16)
-    outcome, sums = kernels.attention_and_sums(query, key, value, 0.25)
-    scores = query @ key.mT * 0.25
-    torch.testing.assert_close(outcome, scores.softmax(-1) @ value)
-    torch.testing.assert_close(sums, scores.logsumexp(-1))
-
-
-def test_the_kernel_for_cuda_has_its_name():
-    with pytest.raises((NotImplementedError, RuntimeError)):
-        kernels.efficient_attention(*torch.randn(3, 1, 2, 5, 16), None, True, None)
-
-
-def test_copies_between_devices_are_operators():
-    assert all(hasattr(each, "overloads") for each in kernels.copies_between_devices)
-    assert kernels.tree_leaves([1, (2, {"a": 3})]) == [1, 2, 3]
 
 
 # --- checkpoints

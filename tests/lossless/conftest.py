@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from selfspec.run import prepared
 from tests.fakes import fake_trials
 from tests.lossless.same import CALLS, Call
 
@@ -21,7 +20,6 @@ from tests.lossless.same import CALLS, Call
 @pytest.fixture(autouse=True)
 def packed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sums come out rounded otherwise wherever they ever may."""
-    monkeypatch.setattr(prepared, "TOKENS_THAT_PAY", 0)
     fake_trials(monkeypatch)
 
 

@@ -92,24 +92,23 @@ def test_a_side_stream_waits_and_is_waited_for(overlap: bool, calls: list[str], 
     assert cuda == calls
 
 
-def test_a_capture_comes_after_two_runs_on_a_stream_of_its_own(cuda: list[str]):
+def test_a_capture_comes_after_a_run_on_a_stream_of_its_own(cuda: list[str]):
     device = CudaDevice(torch.device("cuda"), overlap=True)
     assert not isinstance(device.capture(lambda: cuda.append("work")), str)
-    runs = ["into capturing", "work", "work", "out of capturing", "main.wait_stream capturing"]
-    assert cuda[1:6] == runs
+    runs = ["into capturing", "work", "out of capturing", "main.wait_stream capturing"]
+    assert cuda[1:5] == runs
     assert cuda[-2:] == ["graph.replay", "main.synchronize"]
 
 
 @pytest.mark.parametrize("at", ["into capturing", "into capture thread_local"])
-def test_no_memory_for_a_capture_is_an_error(at: str, cuda: list[str]):
+def test_no_memory_for_a_capture_is_a_reason(at: str, cuda: list[str]):
     device = CudaDevice(torch.device("cuda"), overlap=True)
 
     def work() -> None:
         if at in cuda:
             raise torch.OutOfMemoryError("on purpose")
 
-    with pytest.raises(torch.OutOfMemoryError, match="on purpose"):
-        device.capture(work)
+    assert device.capture(work) == "capturing it fails (OutOfMemoryError: on purpose)"
     assert "main.wait_stream capturing" in cuda  # What was queued before may still write.
 
 
@@ -182,15 +181,15 @@ def test_the_recorder_replays_on_the_same_tensors_and_runs_no_python():
         lambda x: x.cpu(),
         lambda x: x.nonzero(),
         lambda x: torch.arange(4)[x:],
+        lambda x: x[x > 1],
+        lambda x: x.new_zeros(2).repeat_interleave(x),
     ],
-    ids=["item", "tolist", "bool", "cpu", "nonzero", "index"],
+    ids=["item", "tolist", "bool", "cpu", "nonzero", "index", "mask", "repeats"],
 )
 def test_the_recorder_lets_no_value_be_read_while_it_captures(read: Callable[[torch.Tensor], Any]):
-    device = RecordingDevice([], looks_first=False)
+    device = RecordingDevice([])
     reason = device.capture(lambda: read(torch.zeros((), dtype=torch.long)))
     assert NOT_PERMITTED in str(reason)
-    looking = RecordingDevice([]).capture(lambda: torch.zeros(1).item())
-    assert "makes the CPU wait for the device" in str(looking)
 
 
 def test_in_the_recorder_side_work_is_late_and_garbage_until_then():

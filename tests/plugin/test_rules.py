@@ -17,7 +17,6 @@ from transformers.generation import logits_process as lp
 from transformers.generation import stopping_criteria as sc
 
 from selfspec.compat.generation import KV
-from selfspec.machine.waiting import NothingWaits
 from selfspec.plugin import rules
 from selfspec.plugin.rules import (
     for_rows,
@@ -30,7 +29,7 @@ from selfspec.plugin.rules import (
 from selfspec.verify.choosers import Processing
 from selfspec.verify.shortlist import Warpers
 from tests.fakes import tiny_model
-from tests.recorder import NoNumbers
+from tests.recorder import NoNumbers, Tape
 
 VOCAB, LENGTH = 31, 6
 
@@ -105,7 +104,7 @@ def test_those_that_do_not_wait_take_several_prefixes_of_a_row_at_once(name):
         pytest.skip("its tokens are chosen at visited nodes alone")
     each = zip(ids.split(1), scores.split(1), strict=True)
     alone = torch.cat([of_row(prefix, row.clone()) for prefix, row in each])
-    with NoNumbers(), NothingWaits("cpu"):
+    with NoNumbers(), Tape():
         together = of_row(ids, scores.clone())
     torch.testing.assert_close(together, alone, rtol=0, atol=0, equal_nan=True)
 

@@ -13,7 +13,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from selfspec import SelfSpec, attach
-from selfspec.run import masked_attention
+from selfspec.run import grouped_attention as module
 from selfspec.run.grouped_attention import grouped_attention
 from tests.tiny import make_model
 
@@ -43,13 +43,13 @@ def _few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Tensor, ...]]:
     """The queries, keys and masks that were put together."""
     calls = []
-    ask = masked_attention.scaled_dot_product_attention
+    ask = module.scaled_dot_product_attention
 
     def watch(query: Any, key: Any, value: Any, *, attn_mask: Any, **others: Any) -> torch.Tensor:
         calls.append((query, key, attn_mask))
         return ask(query, key, value, attn_mask=attn_mask, **others)
 
-    monkeypatch.setattr(masked_attention, "scaled_dot_product_attention", watch)
+    monkeypatch.setattr(module, "scaled_dot_product_attention", watch)
     return calls
 
 

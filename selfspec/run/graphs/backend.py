@@ -83,25 +83,11 @@ class GraphBackend(OverColumns):
         return self._runner.setting_up
 
     def max_width(self, max_nodes: int) -> int:
-        """All nodes that the caller asks for, unless there is no memory for them."""
-        return min(max_nodes, self._runner.widest)
+        """All nodes that the caller asks for."""
+        return max_nodes
 
     def lay_out(self, trees: Sequence[DraftTree | Queries]) -> tuple[ForwardKey, int, int]:
-        """Writes and sends the inputs; returns their key, and how many rows and nodes count.
-
-        Where there is no memory to capture so wide a forward, the trees are cut. With branches
-        behind them they can't be, and the forward is run without a graph.
-        """
-        key, widest = self._written(trees)
-        self._runner.ready(self._model, key)
-        drafts = [tree for tree in trees if isinstance(tree, DraftTree)]
-        if widest <= self._runner.widest or len(drafts) < len(trees):
-            return key, len(trees), widest
-        for tree in drafts:
-            tree.cut(self._runner.widest)
-        return self.lay_out(trees)
-
-    def _written(self, trees: Sequence[DraftTree | Queries]) -> tuple[ForwardKey, int]:
+        """Writes and sends the inputs; returns their key, and how many rows and nodes count."""
         widest = max(len(tree.tokens) for tree in trees)
         width = stepped(widest)
         self.kv.reserve(width)
@@ -112,7 +98,8 @@ class GraphBackend(OverColumns):
         positions = self._positions + np.array(self.kv.num_committed)
         state = StepState(self.kv.lengths, positions, self._starts, firsts, self.kv.front)
         self._runner.write(key, trees, state)
-        return key, widest
+        self._runner.ready(self._model, key)
+        return key, len(trees), widest
 
     def forward(self, layout: tuple[ForwardKey, int, int]) -> torch.Tensor:
         """The logits (B, Q, V), which the next forward overwrites."""

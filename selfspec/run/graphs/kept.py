@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 
+from selfspec.compat.generation import decoding_switches
 from selfspec.compat.modules import has_moving_hook, is_compiled, is_parallel
 from selfspec.machine.device import device_for
-from selfspec.machine.memory import free_memory
-from selfspec.run.experts import decode_mode
 from selfspec.run.graphs.backend import GraphBackend
-from selfspec.run.graphs.runner import StaticRunner, has_more_free
+from selfspec.run.graphs.runner import StaticRunner
 from selfspec.run.model import AttentionTypes
 from selfspec.run.probe import BrokenTrial, try_backend
 from selfspec.run.rope import changing_rope
@@ -36,7 +35,6 @@ class KeptRunner:
         self._lock = threading.Lock()
         self._state: Hashable = None
         self._found: StaticRunner | str = ""
-        self._free_then: int | None = None  # Bytes that were free when memory ran out.
 
     @contextmanager
     def borrow(self, model: Any, attention: AttentionTypes) -> Iterator[StaticRunner | str]:
@@ -52,19 +50,17 @@ class KeptRunner:
     def _fresh(self, model: Any, attention: AttentionTypes) -> StaticRunner | str:
         """The result of an earlier trial if the model has not changed since, else of a new one."""
         state = state_of(model), addresses_of(model)
-        if state != self._state or has_more_free(model.device, self._free_then):
+        if state != self._state:
             # This frees the old runner before there is a new one.
-            self._state, self._found, self._free_then = None, "", None
+            self._state, self._found = None, ""
             try:
                 self._found = _tried(model, attention)
             except BrokenTrial as broken:
                 return str(broken)  # The next call tries again.
             self._state = state
-        if isinstance(self._found, StaticRunner):
-            self._found.widen()
-            if self._found.reason is not None:
-                # Without graphs, eager forwards are faster than those over fixed slots.
-                self._free_then, self._found = self._found.free_then, self._found.reason
+        if isinstance(self._found, StaticRunner) and self._found.reason is not None:
+            # Without graphs, eager forwards are faster than those over fixed slots.
+            self._found = self._found.reason
         return self._found
 
 
@@ -76,10 +72,10 @@ def _tried(model: Any, attention: AttentionTypes) -> StaticRunner:
         return GraphBackend(model, runner, *args, **kwargs, widest=_WIDEST_TRIED)
 
     try:
-        with decode_mode(model):
+        with decoding_switches(model):
             reason = try_backend(model, attention, new_backend)
     except torch.OutOfMemoryError:
-        reason, runner.free_then = "there is no memory to try it", free_memory(model.device)
+        reason = "there is no memory to try it"
     runner.reason = runner.reason or reason
     return runner
 

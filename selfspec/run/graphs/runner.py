@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 
 from selfspec.machine.device import Device, Replay
-from selfspec.machine.memory import free_memory
 from selfspec.records import DraftTree, Queries
 from selfspec.run.backends import logits_of
 from selfspec.run.graphs.static_kv import Span, StaticArenas
@@ -21,10 +20,8 @@ from selfspec.run.graphs.step_inputs import InputShape, InputWriter, StepState, 
 from selfspec.run.layout import Window
 from selfspec.run.model import AttentionTypes
 
-__all__ = ["ForwardKey", "StaticRunner", "has_more_free"]
+__all__ = ["ForwardKey", "StaticRunner"]
 
-_WIDEST = 1 << 16  # No forward is as wide.
-_NARROWEST = 8  # Graphs for fewer nodes are not worth having.
 _MULTIPLE = 256  # The width of the tensor that says which columns of a prompt count.
 
 
@@ -40,9 +37,8 @@ class StaticRunner:
     """Runs forwards of fixed shape; serves one call at a time.
 
     `reason` says why a capture failed. After a failure no other capture is tried, and the same
-    forwards are run without graphs. So are those that are wider than `widest`, since there was no
-    memory to capture one; `free_then` are the bytes that were free at that time. `setting_up` has
-    the seconds of the last `ready` that went into a capture.
+    forwards are run without graphs. `setting_up` has the seconds of the last `ready` that went into
+    a capture.
     """
 
     def __init__(
@@ -50,8 +46,6 @@ class StaticRunner:
     ) -> None:
         self.arenas = StaticArenas(attention.by_layer)
         self.reason: str | None = None
-        self.widest = _WIDEST
-        self.free_then: int | None = None
         self.setting_up = 0.0
         self._windows = attention.windows
         self._device = device
@@ -119,34 +113,16 @@ class StaticRunner:
         return logits
 
     def _captured(self, model: Any, key: ForwardKey) -> Replay | None:
-        width = key.shape.width
-        if not self._device.can_capture or self.reason is not None or width > self.widest:
+        if not self._device.can_capture or self.reason is not None:
             return None
-        captured: Replay | str | None
         start = perf_counter()
-        try:
-            captured = self._device.capture(self._work(model, key))
-        except torch.OutOfMemoryError:
-            captured = self._narrow(width)
+        captured = self._device.capture(self._work(model, key))
         self.setting_up = perf_counter() - start
         if isinstance(captured, str):
             self.reason = captured
-        elif captured is not None:
-            self._replays[key] = captured
-        return self._replays.get(key)
-
-    def _narrow(self, width: int) -> str | None:
-        """Tries no more forwards of this width; a reason to try none at all if that is narrow."""
-        self.free_then = free_memory(self._torch_device)
-        if width // 2 < _NARROWEST:
-            return f"there is no memory to capture a forward of width {width}"
-        self.widest = width // 2
-        return None
-
-    def widen(self) -> None:
-        """Lets forwards be wide again, if there is more memory now."""
-        if self.reason is None and has_more_free(self._torch_device, self.free_then):
-            self.widest, self.free_then = _WIDEST, None
+            return None
+        self._replays[key] = captured
+        return captured
 
     def _work(self, model: Any, key: ForwardKey) -> Callable[[], None]:
         """A function that runs the model over the inputs that were sent; it may run repeatedly."""
@@ -158,11 +134,6 @@ class StaticRunner:
             )
 
         return work
-
-
-def has_more_free(device: torch.device, free_then: int | None) -> bool:
-    """Are there twice the bytes free that were free when memory ran out, if it ever did?"""
-    return free_then is not None and free_memory(device) > 2 * free_then
 
 
 def _no_forward() -> None:

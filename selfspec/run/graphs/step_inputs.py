@@ -143,9 +143,7 @@ def static_layout(
         first = fields.firsts[index]
         masks[name] = masker.mask(window, first, num_keys[name])
         slots[name] = fields.front - first + nodes
-    # Free slots are holes between the text and the end, and the CPU reads none of the numbers.
-    num_open = dict.fromkeys(masks, 0)
-    layout = Layout(fields.ids, fields.positions[..., None] + fields.depths, masks, num_open)
+    layout = Layout(fields.ids, fields.positions[..., None] + fields.depths, masks)
     return StaticForward(layout, slots, fields.front[0])
 
 
