@@ -28,7 +28,7 @@ from eval.report.table import Table
 from eval.runs.clocked import Answer, Host, Machine, answered
 from eval.runs.environment import told
 from eval.runs.recorded import RecordedText, read_texts, record, write_texts
-from selfspec import SelfSpec, SpecConfig
+from selfspec import SelfSpec, SpecConfig, attach
 from selfspec.cost import Budget, CostCurve, FixedBudget, Ledger, MeasuredBudget
 
 FIXED = (2, 4, 8, 16)
@@ -94,7 +94,9 @@ def _record(options: argparse.Namespace) -> int:
         raise EvalError("--record needs --model (got none)")
     prompts = load_questions(options, load_tokenizer(options.model))
     asked = {"temperature": options.temperature, "max_nodes": options.record_nodes}
-    texts = record(load_asked(options), prompts, max_new_tokens=options.record_tokens, **asked)
+    texts = record(
+        attach(load_asked(options)), prompts, max_new_tokens=options.record_tokens, **asked
+    )
     number = write_texts(options.texts, texts)
     print(json.dumps(told("simulate", options, recorded=number)))
     return 0
