@@ -74,6 +74,7 @@ class Decoder:
         while not self.verifier.all_done:
             self.drop_done_rows()
             self.step()
+        self.stats.paused = self.budget.paused
 
     def step(self) -> list[StepRecord]:
         """One forward and all that belongs to it; returns what came of each row."""

@@ -38,6 +38,7 @@ class GenerationStats:
         plain_seconds: Time of these.
         num_disabled_calls: Calls in which drafting was off, or not as asked.
         disabled_reason: Why it was, in the last such call.
+        paused: Why the last call that drafted nothing for a good part of it did so.
         forward: How the last call ran the model over drafts: ``"eager"`` (as stock does),
             ``"packed"``, ``"graph"`` or ``"streamed"`` (as stock does, while weights are read).
         eager_reason: Why that is not as it was asked for.
@@ -61,6 +62,7 @@ class GenerationStats:
     plain_seconds: float = 0.0
     num_disabled_calls: int = 0
     disabled_reason: str | None = field(default=None, metadata=_LATEST)
+    paused: str | None = field(default=None, metadata=_LATEST)
     forward: str = field(default="", metadata=_LATEST)
     eager_reason: str | None = field(default=None, metadata=_LATEST)
     table_bytes: int = field(default=0, metadata=_LATEST)
@@ -161,6 +163,8 @@ class GenerationStats:
             lines.append(f"  {self.num_draft_forwards} forwards of the draft model")
         if self.disabled_reason:
             lines.append(f"{self._which_calls}not drafted as asked: {self.disabled_reason}")
+        if self.paused:
+            lines.append(f"  {self.paused}")
         if self.forward not in ("", "eager") or self.eager_reason:
             reason = f": {self.eager_reason}" if self.eager_reason else ""
             copies = f", {self.packed_bytes / 1e6:.0f} MB of copies" if self.packed_bytes else ""

@@ -90,7 +90,7 @@ def test_json_has_all_that_is_counted():
 steps = st.lists(st.sampled_from([(), (1,), (2,), (2, 3)]), max_size=6)
 
 
-LATEST = ("disabled_reason", "forward", "eager_reason", "table_bytes", "packed_bytes")
+LATEST = ("disabled_reason", "paused", "forward", "eager_reason", "table_bytes", "packed_bytes")
 
 
 def test_adding_leaves_out_no_field():

@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 import threading
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +28,13 @@ _PRIOR_STEPS = 0.1
 # Once a point has seen this many steps, a time farther off than by this factor counts as this far.
 _KNOWN = 8
 _FAR = math.log(1.25)
+# A time that was seen once, beyond what is expected, halves with this many plain steps in a row;
+# one that was seen twice takes four times as long, and so on.
+_FORGET = 0.5 ** (1 / 16)
+# The machine is in a slow or a fast moment if the median of the last plain steps is off by _FAR.
+_NEAR_PLAIN = 3
+# Plain steps tell of the machine for this many steps.
+_STALE = 16
 # Where both are flatter than this share of a plain step for each query, shapes are alike.
 _FLAT = 0.02
 # Behind twice the widest step that was timed, queries may cost this many times what is expected;
@@ -84,6 +93,8 @@ class CostCurve:
         # The seconds at each timed width, and how many steps they were learned from.
         self._points = dict(timed)
         self._counts = dict.fromkeys(timed, _KNOWN if is_timed else 0)
+        self._last_plain: deque[float] = deque(maxlen=_NEAR_PLAIN)
+        self._since_plain = 0
         self._lock = threading.Lock()
         self._fit = self._fitted()
 
@@ -102,6 +113,14 @@ class CostCurve:
     def knows_plain(self) -> bool:
         """Were two plain steps timed? Before, no width can be weighed against them."""
         return self._counts[1] > 1
+
+    @property
+    def slowness(self) -> float:
+        """How many times longer than usual plain steps take just now; 1.0 if that can't be said."""
+        if len(self._last_plain) < _NEAR_PLAIN or self._since_plain > _STALE:
+            return 1.0
+        slowness = median(self._last_plain) / self._points[1]
+        return slowness if abs(math.log(slowness)) > _FAR else 1.0
 
     def corners(self, widest: int) -> Sequence[int]:
         """The widths up to `widest` between which the curve is straight."""
@@ -141,6 +160,7 @@ class CostCurve:
     def refine(self, width: int, seconds: float) -> None:
         """Takes in what a real step of this width took; some 20 µs.
 
+        It is compared with the plain steps near it: a slow moment of the machine is no slow width.
         A change that lasts is followed within some 16 steps of its width. One odd step moves a
         width that is known by less than 2 %.
         """
@@ -149,6 +169,10 @@ class CostCurve:
         seconds = min(max(seconds, _SHORTEST), _LONGEST)
         with self._lock:
             point = self._point_for(min(width, _WIDEST))
+            if point > 1:
+                # No tree costs more than as many plain steps: what took longer was bad luck.
+                seconds = min(seconds / self.slowness, width * self._points[1])
+                self._since_plain += 1
             count = self._counts[point] = self._counts[point] + 1
             there = self._points[point] * self.seconds(width) / self.seconds(point)
             news = math.log(seconds) - math.log(there)
@@ -158,6 +182,8 @@ class CostCurve:
             is_scale = point == 1 and count <= 2
             gain = 1.0 if is_scale else max(1 / (count + _PRIOR_STEPS), _FADE)
             self._points[point] *= math.exp(gain * news)
+            if point == 1:
+                self._see_plain(seconds)
             self._fit = self._fitted()
 
     def as_dict(self) -> dict[str, Any]:
@@ -174,9 +200,27 @@ class CostCurve:
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"a curve must have widths and seconds (got: {error!r})") from error
 
-    def reopened(self) -> CostCurve:
-        """What to expect at another time or behind another text: the shape of this curve."""
-        return type(self).from_dict(self.as_dict(), is_timed=False)
+    def reopened(self, most: float = math.inf) -> CostCurve:
+        """What to expect at another time or behind another text: the shape of this curve.
+
+        No query is expected to cost more than `most` plain steps.
+        """
+        plain = self.seconds(1)
+        points = {w: min(self.seconds(w), plain * (1 + most * (w - 1))) for w in self.widths[1:]}
+        return type(self)({1: plain, **points}, is_timed=False)
+
+    def _see_plain(self, seconds: float) -> None:
+        """Takes in what the machine does now; what wide steps took is forgotten, if unlucky."""
+        self._last_plain.append(seconds)
+        in_a_row, self._since_plain = self._since_plain == 0, 0
+        if not in_a_row:
+            return
+        plain = self._points[1]
+        for width, seconds_there in self._points.items():
+            above = math.log(seconds_there / (plain * self._expected.at(width)))
+            if width > 1 and above > 0:
+                seen = min(max(self._counts[width], 1), _KNOWN)
+                self._points[width] *= math.exp(above * (_FORGET ** (1 / seen**2) - 1))
 
     def _point_for(self, width: int) -> int:
         """The timed width that a step belongs to; it gets one of its own where none is near."""

@@ -20,6 +20,8 @@ _LESSON = 0.01
 _RETIME = 64
 # A time that is farther off than this factor from what its width took before counts as this far.
 _FAR = 1.5
+# A time without drafts that is worth a word lasts this many steps.
+_LONG_PAUSE = 16
 # EdgeLLM's threshold stays between these.
 _LEAST, _MOST = 1e-6, 0.99
 # What a branch query brings: assumed before anything was counted, since 12 queries brought about
@@ -65,6 +67,11 @@ class Budget:
     def step(self, allowed: int) -> Step:
         """The next step, of at most `allowed` nodes."""
         return Step(allowed)
+
+    @property
+    def paused(self) -> str | None:
+        """Why drafting was paused, if it was for a good part of the call."""
+        return None
 
     def pays_to_read(self, scores: Sequence[float]) -> bool:
         """Is a draft model's forward over nodes with these scores worth its time in this step?"""
@@ -146,6 +153,33 @@ class BranchWorth:
         return False
 
 
+class Pause:
+    """The longest time without drafts in a call, and what was seen before it."""
+
+    def __init__(self) -> None:
+        self._num_steps = 0
+        self._since = 0  # The last step with drafts.
+        self._last = (1, 1.0)  # Its width, and the plain steps that it took.
+        self._longest, self._before = 0, (0, 1, 1.0)
+
+    def observe(self, width: int, plain_steps: float) -> None:
+        """Takes in a step."""
+        self._num_steps += 1
+        if width > 1:
+            self._since, self._last = self._num_steps, (width, plain_steps)
+        elif self._num_steps - self._since > self._longest:
+            self._longest, self._before = self._num_steps - self._since, (self._since, *self._last)
+
+    def __str__(self) -> str:
+        """Empty unless it lasted for 16 steps and half of the call."""
+        if self._longest < max(_LONG_PAUSE, self._num_steps / 2):
+            return ""
+        step, width, plain_steps = self._before
+        if not step:
+            return "nothing was drafted: no guess seemed worth the time of a wider step"
+        return f"drafts paused after step {step}: {width} nodes took {plain_steps:.1f} plain steps"
+
+
 class MeasuredBudget(Budget):
     """The width that brings the most tokens a second, by what steps of each width took.
 
@@ -163,6 +197,7 @@ class MeasuredBudget(Budget):
         self.branches = BranchWorth()
         self.looking = MeanRatio(0.0, weight=1.0, fade=0.95)  # The seconds to look for drafts.
         self.num_since_plain = 0
+        self.pause = Pause()
         self._step = MeasuredStep(self, 1)
 
     def step(self, allowed: int) -> MeasuredStep:
@@ -172,6 +207,11 @@ class MeasuredBudget(Budget):
         is_due = not self.curve.knows_plain or self.num_since_plain >= _RETIME
         self._step = MeasuredStep(self, 1 if is_due else self.curve.widest_within(end, allowed))
         return self._step
+
+    @property
+    def paused(self) -> str | None:
+        """Why drafting was paused, if it was for a good part of the call."""
+        return str(self.pause) or None
 
     def pays_to_read(self, scores: Sequence[float]) -> bool:
         """Is what the scores promise worth more time than the draft model's forward takes?"""
@@ -242,13 +282,14 @@ class MeasuredStep(Step):
     def observe(self, took: Took, records: Sequence[StepRecord]) -> None:
         """Refines the curve, and weighs what the step took against plain steps for its tokens.
 
-        A slow moment of the machine slows plain steps too, and counts as this far.
+        The plain steps near it count, and a time that is far from what is usual counts as this far.
         """
         budget, curve = self._budget, self._budget.curve
         num_tokens = sum(len(record.committed_ids) for record in records)
         curve.refine(took.width, took.rest)
-        plain, usual = curve.seconds(1), curve.seconds(took.width)
-        rest = min(max(took.rest, usual / _FAR), usual * _FAR)
+        plain = curve.slowness * curve.seconds(1)
+        usual = curve.slowness * curve.seconds(took.width)
+        rest = min(max(took.rest, usual / _FAR), usual * _FAR, took.width * plain * _FAR)
         tokens, saved = num_tokens / max(len(records), 1), 0.0
         drafting = took.drafting - self.setting_up
         if self._looks:
@@ -256,6 +297,7 @@ class MeasuredStep(Step):
             budget.looking.observe(drafting, 1)
         budget.num_since_plain = 0 if took.width == 1 else budget.num_since_plain + 1
         budget.ledger.observe(rest + drafting, saved)
+        budget.pause.observe(took.width, took.rest / plain)
         if budget.pacing is not None:
             named = sum(map(_num_named, records))
             budget.pacing.observe_step(

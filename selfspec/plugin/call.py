@@ -60,7 +60,7 @@ def keep_up(
     if prepared.before_step(num_rows) and backend.kind != prepared.kind:
         backend.kind, has_changed = prepared.kind, True
     if has_changed and isinstance(budget, MeasuredBudget):
-        budget.curve = prepared.costs.curve(prepared.model, backend, num_rows, prepared.packing)
+        budget.curve = prepared.costs.curve(prepared.model, backend, num_rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +216,7 @@ class Call:
         budget: Budget = ThresholdBudget() if config.budget == "threshold" else FixedBudget()
         if config.budget == "measured":
             pacing = None if self.draft_model is None else self.draft_model.pacing
-            curve = prepared.costs.curve(self.model, backend, num_rows, prepared.packing)
+            curve = prepared.costs.curve(self.model, backend, num_rows)
             budget = MeasuredBudget(curve, pacing, prepared.ledger)
         if prepared.ability.mode == "chain":
             config = config.changed(top_k=1, num_branches=0)

@@ -2,7 +2,7 @@
 
 Each curve belongs to a model, the devices of its weights, a precision, an attention, a batch size,
 a way to run forwards and a range of text lengths. What an earlier process wrote down, the curve for
-another length, a trial of the model's products, or a guess for the kind of device and the precision
+another length, or a guess for the kind of device and the precision
 say what shape to expect.
 """
 
@@ -25,7 +25,6 @@ from selfspec.run.backend import Backend
 from selfspec.run.backends import ChainBackend
 from selfspec.run.graphs.backend import GraphBackend
 from selfspec.run.model import device_of
-from selfspec.run.packed import Packing
 
 __all__ = ["Costs", "context_bucket", "keep_curve", "kept_curve"]
 
@@ -42,6 +41,9 @@ _QUERY = {
     "row by row": 0.7,
     "other": 0.2,
 }
+
+# A query is expected to cost this many times the guess at most: the machine may have been busy.
+_DISBELIEF = 2.0
 
 _Key = dict[str, str | int]
 
@@ -68,28 +70,28 @@ class Costs:
         model: Any,
         backend: Backend,
         num_rows: int,
-        packing: Packing | None = None,
     ) -> CostCurve:
         """The curve for a batch at its present length, as far as it is known or expected.
 
-        Runs no forward. Where nothing is known, the trials of `packing` say what to expect.
+        Runs no forward. What was learned in a busy moment is believed no further than up to some
+        times the guess.
         """
         key = _key(model, num_rows, _forward_of(backend))
         kind = SteppedCurve if isinstance(backend, GraphBackend) else CostCurve
         first, _ = context_bucket(backend.front)
+        slope = _query_of(model, backend)
         with self._lock:
             known = tuple(key.values())
+            most = _DISBELIEF * slope
             if known not in self._curves:
                 kept = _read(find_measured(key), kind)
-                self._curves[known] = key, {i: curve.reopened() for i, curve in kept.items()}
+                self._curves[known] = key, {i: curve.reopened(most) for i, curve in kept.items()}
             _, curves = self._curves[known]
             if first not in curves:
                 if nearest := _nearest(curves, first):
-                    curves[first] = nearest.reopened()
-                elif tried := packing and packing.costs(num_rows):
-                    curves[first] = kind(tried, is_timed=False)
+                    curves[first] = nearest.reopened(most)
                 else:
-                    curves[first] = kind.unknown(_query_of(model, backend))
+                    curves[first] = kind.unknown(slope)
             return curves[first]
 
     def keep(self) -> None:
