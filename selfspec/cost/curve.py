@@ -28,13 +28,16 @@ _PRIOR_STEPS = 0.1
 # Once a point has seen this many steps, a time farther off than by this factor counts as this far.
 _KNOWN = 8
 _FAR = math.log(1.25)
-# A time that was seen once, beyond what is expected, halves with this many plain steps in a row;
-# one that was seen twice takes four times as long, and so on.
+# What two queries took once, beyond what is expected, halves in 16 plain steps in a row. It takes
+# longer in proportion to the width, since to try that again costs more, and to the square of how
+# often it was seen.
 _FORGET = 0.5 ** (1 / 16)
 # The machine is in a slow or a fast moment if the median of the last plain steps is off by _FAR.
 _NEAR_PLAIN = 3
 # Plain steps tell of the machine for this many steps.
 _STALE = 16
+# A query is expected to cost this many plain steps at most: as where each is computed alone.
+_DEAREST = 0.7
 # Where both are flatter than this share of a plain step for each query, shapes are alike.
 _FLAT = 0.02
 # Behind twice the widest step that was timed, queries may cost this many times what is expected;
@@ -200,13 +203,15 @@ class CostCurve:
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"a curve must have widths and seconds (got: {error!r})") from error
 
-    def reopened(self, most: float = math.inf) -> CostCurve:
+    def reopened(self) -> CostCurve:
         """What to expect at another time or behind another text: the shape of this curve.
 
-        No query is expected to cost more than `most` plain steps.
+        The machine may have been busy: no query is expected to cost so much that none is tried.
         """
         plain = self.seconds(1)
-        points = {w: min(self.seconds(w), plain * (1 + most * (w - 1))) for w in self.widths[1:]}
+        points = {
+            w: min(self.seconds(w), plain * (1 + _DEAREST * (w - 1))) for w in self.widths[1:]
+        }
         return type(self)({1: plain, **points}, is_timed=False)
 
     def _see_plain(self, seconds: float) -> None:
@@ -220,7 +225,7 @@ class CostCurve:
             above = math.log(seconds_there / (plain * self._expected.at(width)))
             if width > 1 and above > 0:
                 seen = min(max(self._counts[width], 1), _KNOWN)
-                self._points[width] *= math.exp(above * (_FORGET ** (1 / seen**2) - 1))
+                self._points[width] *= math.exp(above * (_FORGET ** (2 / (width * seen**2)) - 1))
 
     def _point_for(self, width: int) -> int:
         """The timed width that a step belongs to; it gets one of its own where none is near."""

@@ -39,7 +39,7 @@ class MeanRatio:
 
 
 class Ledger:
-    """Counts the seconds that drafts have saved against plain steps; negative if they lost.
+    """Counts the time that drafts have saved against plain steps; negative if they lost.
 
     `kept` is how many drafts were accepted of those that their scores promised.
     """
@@ -47,6 +47,7 @@ class Ledger:
     def __init__(self) -> None:
         self._seconds = 0.0
         self._saved = 0.0
+        self._doubted = (0.0, 0.0)  # What a query cost in odd steps, and what these lost.
         self.kept = MeanRatio(1.0, weight=_PRIOR, fade=_FADE)
 
     @property
@@ -58,6 +59,15 @@ class Ledger:
         """What the next step may lose, in seconds; `plain_seconds` is what a plain step takes."""
         self._saved = min(self._saved, _CREDIT * plain_seconds)
         return self._saved + _STEPS * plain_seconds + _SHARE * self._seconds
+
+    def doubt(self, slope: float, lost: float) -> None:
+        """Notes a loss that may have been bad luck: each further query cost `slope` plain steps."""
+        self._doubted = slope, lost
+
+    def settle(self, slope: float) -> float:
+        """The loss that a step with drafts confirms, whose further queries cost `slope`."""
+        (odd, lost), self._doubted = self._doubted, (0.0, 0.0)
+        return lost if slope > odd / 2 else 0.0
 
     def observe(self, seconds: float, saved: float) -> None:
         """Takes in what a step took, and what it saved against plain steps for its tokens."""

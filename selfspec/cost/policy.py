@@ -22,6 +22,9 @@ _RETIME = 64
 _FAR = 1.5
 # A time without drafts that is worth a word lasts this many steps.
 _LONG_PAUSE = 16
+# Of a time that is this many times what was believed, one plain step is charged, and the rest only
+# if the next step with drafts shows that it was no bad luck.
+_SURPRISE = 2.0
 # EdgeLLM's threshold stays between these.
 _LEAST, _MOST = 1e-6, 0.99
 # What a branch query brings: assumed before anything was counted, since 12 queries brought about
@@ -203,7 +206,7 @@ class MeasuredBudget(Budget):
     def step(self, allowed: int) -> MeasuredStep:
         """As wide as drafts may still lose; 1 until plain steps were timed, and now and then."""
         plain = self.curve.seconds(1)
-        end = plain + self.ledger.room(plain) - self.looking.value
+        end = plain + plain * self.ledger.room(1.0) - self.looking.value
         is_due = not self.curve.knows_plain or self.num_since_plain >= _RETIME
         self._step = MeasuredStep(self, 1 if is_due else self.curve.widest_within(end, allowed))
         return self._step
@@ -286,17 +289,24 @@ class MeasuredStep(Step):
         """
         budget, curve = self._budget, self._budget.curve
         num_tokens = sum(len(record.committed_ids) for record in records)
+        believed = curve.relative(took.width)
         curve.refine(took.width, took.rest)
         plain = curve.slowness * curve.seconds(1)
         usual = curve.slowness * curve.seconds(took.width)
-        rest = min(max(took.rest, usual / _FAR), usual * _FAR, took.width * plain * _FAR)
+        rest = min(max(took.rest, usual / _FAR), usual * _FAR, took.width * plain)
         tokens, saved = num_tokens / max(len(records), 1), 0.0
         drafting = took.drafting - self.setting_up
         if self._looks:
             saved = tokens * plain - rest - drafting
             budget.looking.observe(drafting, 1)
+        if took.width > 1:
+            slope = (rest / plain - 1) / (took.width - 1)
+            saved -= plain * budget.ledger.settle(slope)
+            if took.rest > _SURPRISE * believed * plain and saved < -plain:
+                budget.ledger.doubt(slope, saved / -plain - 1)
+                saved = -plain
         budget.num_since_plain = 0 if took.width == 1 else budget.num_since_plain + 1
-        budget.ledger.observe(rest + drafting, saved)
+        budget.ledger.observe((rest + drafting) / plain, saved / plain)
         budget.pause.observe(took.width, took.rest / plain)
         if budget.pacing is not None:
             named = sum(map(_num_named, records))

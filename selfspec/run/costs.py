@@ -42,9 +42,6 @@ _QUERY = {
     "other": 0.2,
 }
 
-# A query is expected to cost this many times the guess at most: the machine may have been busy.
-_DISBELIEF = 2.0
-
 _Key = dict[str, str | int]
 
 
@@ -73,25 +70,22 @@ class Costs:
     ) -> CostCurve:
         """The curve for a batch at its present length, as far as it is known or expected.
 
-        Runs no forward. What was learned in a busy moment is believed no further than up to some
-        times the guess.
+        Runs no forward.
         """
         key = _key(model, num_rows, _forward_of(backend))
         kind = SteppedCurve if isinstance(backend, GraphBackend) else CostCurve
         first, _ = context_bucket(backend.front)
-        slope = _query_of(model, backend)
         with self._lock:
             known = tuple(key.values())
-            most = _DISBELIEF * slope
             if known not in self._curves:
                 kept = _read(find_measured(key), kind)
-                self._curves[known] = key, {i: curve.reopened(most) for i, curve in kept.items()}
+                self._curves[known] = key, {i: curve.reopened() for i, curve in kept.items()}
             _, curves = self._curves[known]
             if first not in curves:
                 if nearest := _nearest(curves, first):
-                    curves[first] = nearest.reopened(most)
+                    curves[first] = nearest.reopened()
                 else:
-                    curves[first] = kind.unknown(slope)
+                    curves[first] = kind.unknown(_query_of(model, backend))
             return curves[first]
 
     def keep(self) -> None:

@@ -64,7 +64,7 @@ def test_a_model_that_is_offloaded_has_a_curve_of_its_own(costs):
 def test_a_new_length_starts_from_the_nearest_known_one(costs):
     model = new_model()
     short, long = (costs.curve(model, backend(front=front), 1) for front in (20, 3000))
-    teach(short, 0.3)
+    teach(short, 0.5)
     teach(long, 0.1)
     assert costs.curve(model, backend(front=300), 1).as_dict() == short.as_dict()
     assert costs.curve(model, backend(front=1500), 1).as_dict() == long.as_dict()
