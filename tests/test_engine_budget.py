@@ -110,3 +110,48 @@ def test_what_later_steps_use_too_is_no_cost_of_a_step() -> None:
     run.decode()
     assert len(set(backend.widths)) > 2
     assert budget.curve.seconds(8) < 2 * curve.seconds(8)
+
+
+def widths_beside(slowness) -> list[int]:
+    """The widths of an answer with drafts that are half right, beside other work.
+
+    `slowness` is asked for each forward: how many were run before, and how wide it is.
+    """
+
+    class Busy(ClockedBackend):
+        def forward(self, layout):
+            start, number, width = self.now, len(self.widths) - 1, self.widths[-1]
+            logits = super().forward(layout)
+            self.now = start + (self.now - start) * slowness(number, width)
+            return logits
+
+    budget = MeasuredBudget(CostCurve.unknown(0.2))
+    source = TextSource("scripted", half_right)
+    run = Run(MODEL, PROMPTS[:1], [source], LENGTH, config=SpecConfig(), budget=budget)
+    run.backend = backend = Busy(PROMPTS[0], CostCurve(CURVES["flat"]), random.Random(3))
+    run.clock = lambda: backend.now
+    run.decode()
+    return backend.widths
+
+
+def test_one_unlucky_step_does_not_end_the_drafts_of_an_answer() -> None:
+    """Drafts are tried again within the same answer, and then they go on."""
+    unlucky = []
+
+    def first_wide_one(number: int, width: int) -> float:
+        if width > 1 and not unlucky:
+            unlucky.append(number)
+            return 14.0
+        return 1.0
+
+    widths = widths_beside(first_wide_one)
+    again = next(n for n, width in enumerate(widths) if n > unlucky[0] and width > 1)
+    assert again - unlucky[0] < 60
+    assert sum(width > 1 for width in widths[again:]) > 20
+
+
+def test_a_slow_moment_of_the_machine_is_no_slow_width() -> None:
+    """Plain steps and others take three times as long for a while: what is drafted stays alike."""
+    widths = widths_beside(lambda _number, _width: 1.0)
+    others = widths_beside(lambda number, _width: 3.0 if number > 4 else 1.0)
+    assert sum(width > 1 for width in others) > 0.8 * sum(width > 1 for width in widths)

@@ -234,3 +234,16 @@ def test_after_a_miss_it_comes_back():
         num_tokens += len(committed)
         step.observe(TOOK, [StepRecord(row=0, tree=tree, path=path, committed_ids=committed)])
     assert num_tokens / 2000 > 2.7
+
+
+def test_what_was_decided_is_said_in_a_line():
+    budget = MeasuredBudget(CostCurve({1: 1.0, 64: 1.5}))
+    for width in [1] * 11 + [2]:
+        seconds = 1.9 if width == 2 else 1.0
+        tree = DraftTree.of_root(1)
+        alone = StepRecord(row=0, tree=tree, path=[0], committed_ids=[2])
+        budget.step(8).observe(Took(width, 0.0, seconds), [alone])
+    assert budget.paused is None
+    for _ in range(30):
+        budget.step(1).observe(Took(1, 0.0, 1.0), [alone])
+    assert budget.paused == "drafts paused after step 12: 2 nodes took 1.9 plain steps"
