@@ -39,7 +39,6 @@ from selfspec.run.packed.trials import (
     glance,
     known_trial,
     price_of,
-    seconds_for,
     trial,
 )
 
@@ -131,20 +130,6 @@ class Packing:
     def is_packed(self) -> bool:
         """Whether all layers that get faster are packed, and some do."""
         return self._knows_all() and not self._missing() and self.num_bytes > 0
-
-    def costs(self, num_rows: int) -> dict[int, float] | None:
-        """The seconds of all products in a forward as it is run now, by the queries of each row.
-
-        None before they were tried.
-        """
-        if not self._kinds or not self._knows_all():
-            return None
-        trials = self._weights.trials
-        times = {k: trials[k].best() if self.is_packed else trials[k].own for k in self._kinds}
-        layers, head = self._products(times)
-        tokens = {width: num_rows * width for width in WIDTHS}
-        costs = {w: seconds_for(layers, n) + seconds_for(head, n) for w, n in tokens.items()}
-        return costs if min(costs.values()) > 0 else None
 
     def in_use(self) -> AbstractContextManager[None]:
         """Inside, in this thread alone, layers compute from their copies once they have them."""
