@@ -14,7 +14,7 @@ from rich.text import Text
 
 from selfspec.cli.check.questions import SNIPPETS, Question, questions_of
 from selfspec.cli.check.report import print_report
-from selfspec.cli.check.stopwatch import CACHED, DRAFTED, MIN_ROUNDS, Asked, TimedAnswer, measure
+from selfspec.cli.check.stopwatch import CACHED, DRAFTED, MIN_ROUNDS, Asked, measure, timed
 from selfspec.cli.shared.live_text import LiveText
 from selfspec.cli.shared.messages import working
 from selfspec.cli.shared.options import Model, ModelOptions, RunOptions, WriteOptions
@@ -81,7 +81,7 @@ def _compared(
             # What is prepared of a model, such as packed weights, lives as long as this.
             spec = writer.new_spec(config)
             for assistant in (spec, None):
-                warm = TimedAnswer(writer, assistant, found[0][1], 8)
+                new_ids, took = timed(writer, assistant, found[0][1], _LEAST_TOKENS)
         for line in _facts(writer, spec):
             console.print(Text(line, "dim"), soft_wrap=True)
         if asked.model is None:
@@ -92,7 +92,7 @@ def _compared(
             ways[CACHED] = lambda: writer.new_spec(config)
         with working("Measuring") as say:
             curve = _curve(writer, spec, _CURVE_SHARE * seconds)
-            fits = seconds / warm.step_seconds / (MIN_ROUNDS * (1 + len(ways)) * len(found))
+            fits = seconds / took * len(new_ids) / (MIN_ROUNDS * (1 + len(ways)) * len(found))
             num_new = int(min(max(fits, _LEAST_TOKENS), most_tokens))
             measured = measure(writer, found, ways, num_new=num_new, seconds=seconds, say=say)
         return print_report(console, measured, writer, curve)
@@ -117,19 +117,16 @@ def _facts(writer: Writer, spec: SelfSpec) -> list[str]:
 
     from selfspec import __version__
     from selfspec.machine.hardware import calculates_in, device_name
-    from selfspec.machine.memory import free_memory
 
     device, mode = writer.model.device, spec.ability(writer.model).mode
-    reason = spec.stats.disabled_reason
+    off, why = mode == "plain", spec.stats.disabled_reason
     half = "no" if device.type == "cpu" and not calculates_in(torch.bfloat16) else "yes"
+    versions = ", ".join(f"{each} {version(each)}" for each in ("transformers", "torch"))
     return [
-        f"selfspec: {__version__}, transformers {version('transformers')}, torch "
-        f"{torch.__version__}, Python {platform.python_version()}, {platform.system()} "
-        f"{platform.machine()}",
-        f"model: {writer.loaded}, {type(writer.model).__name__}, {writer}",
-        f"machine: {device_name(device)}, threads: {torch.get_num_threads()}, "
-        f"{free_memory(device) / 1e9:.0f} GB free, calculates in bfloat16: {half}",
-        f"drafts: {'off' if mode == 'plain' else f'as {mode}s'}{f': {reason}' if reason else ''}",
+        f"selfspec {__version__}, {versions}, Python {platform.python_version()}",
+        f"machine: {device_name(device)}, threads: {torch.get_num_threads()}, bfloat16: {half}",
+        f"model: {writer.loaded}, {writer}",
+        f"drafts: {'off' if off else f'as {mode}s'}{f': {why}' if why else ''}",
     ]
 
 

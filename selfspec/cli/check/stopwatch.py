@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from selfspec.cli.check.questions import Question
-from selfspec.cli.shared.live_text import Watch
 from selfspec.stats import GenerationStats
 
 if TYPE_CHECKING:
@@ -27,26 +26,14 @@ _LEAST_SHARE = 0.8  # The machine is too busy if we get less of its processor th
 Asked = Sequence[tuple[Question, list[int]]]  # with the ids of each prompt
 
 
-class TimedAnswer:
-    """One call: what it took to read the prompt and to write the rest."""
-
-    def __init__(
-        self, writer: Writer, spec: SelfSpec | None, ids: Sequence[int], num_new: int
-    ) -> None:
-        watch = Watch()
-        writer.reseed()
-        start = perf_counter()
-        self.new_ids = writer.new_ids(ids, spec, streamer=watch, max_new_tokens=num_new)
-        ended = perf_counter()
-        first = watch.first_came or ended
-        self.stats = spec.stats if spec else GenerationStats()
-        self.num_steps = max(len(self.new_ids) - 1, 1)  # that plain decoding would have taken
-        self.prompt_seconds = first - start
-        self.step_seconds = (ended - first) / self.num_steps
-
-    def seconds(self, num_steps: int) -> float:
-        """What the call would take for an answer of another length."""
-        return self.prompt_seconds + self.step_seconds * num_steps
+def timed(
+    writer: Writer, spec: SelfSpec | None, ids: Sequence[int], num_new: int
+) -> tuple[list[int], float]:
+    """The new tokens of one call, and its seconds."""
+    writer.reseed()
+    start = perf_counter()
+    new_ids = writer.new_ids(ids, spec, max_new_tokens=num_new)
+    return new_ids, perf_counter() - start
 
 
 @dataclass
@@ -64,7 +51,7 @@ class Way:
 
 @dataclass
 class Comparison:
-    """Stock beside each way of drafting. All answers are timed as if as long as the stock one."""
+    """Stock beside each way of drafting; seconds are for answers as long as the stock one."""
 
     dtype: str
     lengths: dict[str, int]  # of the stock answer to each kind of prompt
@@ -139,17 +126,18 @@ def measure(
             say(f"Measuring: round {number + 1}, {question.kind}")
             found.shares += _processor_share(writer.model)
             length = int(min(num_new, limit - len(ids)))
-            answers: dict[str, TimedAnswer] = {}
+            texts: dict[str, list[int]] = {}
+            took: dict[str, float] = {}
             turns = list(specs.items())
             # The second run may find the processor's caches warm, so the order alternates.
             for name, spec in turns if (number + index) % 2 == 0 else reversed(turns):
-                answers[name] = TimedAnswer(writer, spec, ids, length)
-            stock = answers[STOCK]
-            found.lengths[question.kind] = len(stock.new_ids)
-            for name, answer in answers.items():
-                found.ways[name].seconds[-1].append(answer.seconds(stock.num_steps))
-                found.ways[name].stats[-1].append(answer.stats)
-                if answer.new_ids != stock.new_ids:
+                texts[name], took[name] = timed(writer, spec, ids, length)
+            found.lengths[question.kind] = len(texts[STOCK])
+            for name, spec in turns:
+                a_token = took[name] / len(texts[name])
+                found.ways[name].seconds[-1].append(a_token * len(texts[STOCK]))
+                found.ways[name].stats[-1].append(spec.stats if spec else GenerationStats())
+                if texts[name] != texts[STOCK]:
                     found.parted.add(question.kind)
         now = perf_counter()
         if found.is_busy or (number + 1 >= MIN_ROUNDS and end - now < now - began):

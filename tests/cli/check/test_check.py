@@ -46,7 +46,7 @@ def prompts(tmp_path):
 
 def test_it_begins_with_the_facts_and_says_what_it_found(run, chat_folder, tmp_path):
     said = run("check", chat_folder, *BRIEFLY).stdout
-    assert said.startswith("selfspec: ")
+    assert said.startswith("selfspec ")
     for words in ("transformers ", "torch ", "threads: 1, ", "drafts: as trees\n"):
         assert words in said
     assert "edit" in said
@@ -118,17 +118,11 @@ def test_a_terminal_gets_colours_and_a_legend(writer):
 def test_rounds_start_cold_and_take_turns(writer, monkeypatch):
     calls = []
 
-    class Noted:
-        new_ids, num_steps, stats = (1, 2), 1, GenerationStats()
+    def noted(_writer, spec, ids, _num_new):
+        calls.append((ids[0], spec))
+        return [1, 3 if spec and ids[0] == 6 else 2], 1.0
 
-        def __init__(self, _writer, spec, ids, *_):
-            calls.append((ids[0], spec))
-            self.new_ids = (1, 3) if spec and ids[0] == 6 else (1, 2)
-
-        def seconds(self, num_steps):
-            return 1.0 * num_steps
-
-    monkeypatch.setattr(stopwatch, "TimedAnswer", Noted)
+    monkeypatch.setattr(stopwatch, "timed", noted)
     asked = [(Question("a", "a"), [5]), (Question("b", "b"), [6])]
     found = measure(writer, asked, {DRAFTED: SelfSpec}, num_new=9, seconds=0)
     assert [prompt for prompt, _ in calls] == [5, 5, 6, 6] * 2
