@@ -36,13 +36,13 @@ def print_report(
 
     Times and speed-ups are left out where they would mislead.
     """
-    said, is_exact = verdict(measured, curve), measured.dtype == "float32"
-    is_wrong = is_exact and bool(measured.parted)
+    said = verdict(measured, curve)
+    is_wrong = measured.dtype == "float32" and bool(measured.parted)
     console.print(_table(measured, with_times=said.is_sure))
     if said.is_sure and curve is not None:
         costs = ", ".join(f"{width}: {curve.relative(width):.2f}" for width in curve.widths)
         console.print(f"Cost of a step by its width in tokens, in plain steps: {costs}")
-    console.print(Text(about_texts(measured, is_exact=is_exact), "bold red" if is_wrong else ""))
+    console.print(Text(about_texts(measured, is_wrong), "bold red" if is_wrong else ""))
     console.print(Text(f"\n{said.text}\n", "bold"), soft_wrap=True)
     if said.gains and writer.asked.model is not None:
         for line in python_lines(writer, measured.best_way):
@@ -109,13 +109,13 @@ def python_lines(writer: Writer, way: str) -> list[str]:
     return [f"model = {load}", f"selfspec.attach(model, selfspec.{spec})"]
 
 
-def about_texts(measured: Comparison, *, is_exact: bool) -> str:
+def about_texts(measured: Comparison, is_wrong: bool) -> str:
     """How many texts are those of plain `generate()`."""
     total, others = len(measured.lengths), ", ".join(sorted(measured.parted))
     same = f"{total - len(measured.parted)} of {total} are plain generate()'s, token for token"
     if not measured.parted:
         return f"Same text: {same}."
-    if is_exact:
+    if is_wrong:
         return (
             f"NOT the same text: {same} (not {others}). In float32 that is right only where two "
             "tokens are as likely as rounding can tell; please report it."
