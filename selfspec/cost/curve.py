@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 # The widths that have a time of their own. What lies between two of them costs as the wider one.
-WIDTHS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+WIDTHS: tuple[int, ...] = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _MORE = (96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 _ALL = np.array(WIDTHS + _MORE)
-_PLACES = np.searchsorted(_ALL, np.arange(_ALL[-1] + 1)).tolist()  # Of each width in `_ALL`.
+# The place of each width in `_ALL`.
+_PLACES: list[int] = np.searchsorted(_ALL, np.arange(_ALL[-1] + 1)).tolist()
 # No step takes less or more: seconds.
 _SHORTEST, _LONGEST = 1e-9, 1e9
 # The time of a width follows the log of what its steps took: their mean at first, then fading at
@@ -225,7 +226,8 @@ class CostCurve:
             least = seen / queries / 2  # It does not level off at once.
         behind = np.maximum(steeper * np.diff(expected), least * np.diff(widths))
         costs[last + 1 :] = heights[-1] + np.cumsum(behind)
-        return (self._plain * np.maximum.accumulate(costs)).tolist()
+        seconds: list[float] = (self._plain * np.maximum.accumulate(costs)).tolist()
+        return seconds
 
 
 def _place(width: int) -> int:
