@@ -149,7 +149,8 @@ def _table(measured: Comparison, *, with_times: bool) -> Table:
         if name != STOCK:
             rates = [way.total(prompt).tokens_per_step for prompt in range(len(lengths))]
             total = f"{way.total().tokens_per_step:.2f}"
-            add(f"{name},\ntokens\na step", [f"{each:.2f}" for each in rates], total)
+            whose = "" if with_times else f"{name},\n"
+            add(f"{whose}tokens\na step", [f"{each:.2f}" for each in rates], total)
     for row in zip(*columns, strict=True):
         table.add_row(*row)
     return table
