@@ -253,9 +253,9 @@ async def _while_there(request: Request, work: Coroutine[Any, Any, T]) -> T | No
 
 async def _told(request: Request, error: Any) -> Response:
     """What went wrong, as OpenAI's clients read it. uvicorn logs faults of our own."""
-    headers = getattr(error, "headers", None)
+    headers = None
     if isinstance(error, HTTPException):
-        rule = f"no such route: {request.method} {request.url.path[:80]}"
+        rule, headers = f"no such route: {request.method} {request.url.path[:80]}", error.headers
         error = RequestError(rule, status=error.status_code, code="no_such_route")
     elif not isinstance(error, RequestError):
         error = RequestError("this is a fault of the server; its log says more", status=500)
