@@ -7,17 +7,19 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from cyclopts.types import NonNegativeInt, PositiveInt
 from cyclopts.validators import Number
 
+from selfspec.building.limits import max_positions, vocab_size
 from selfspec.cli.shared.messages import say, working
 from selfspec.cli.shared.options import DraftOptions, Knobs, Model
 from selfspec.cli.shared.writer import checked, memory_of_texts, opened
 from selfspec.errors import CliError
 from selfspec.machine.memory import amount_in_bytes
+from selfspec.serving.prompt_files import Limits
 
 if TYPE_CHECKING:
     from selfspec import SpecConfig
@@ -131,6 +133,7 @@ def serve(
         with ThreadPoolExecutor(1) as thread:
             answering = thread.submit(_model_thread, asked, listening, config).result()
         answering.start()
+    from selfspec.serving.app import application
     from selfspec.serving.app import serve as listen
 
     name = asked.title if name is None else name
@@ -139,7 +142,14 @@ def serve(
     say(f"{name} answers at {where}/v1, statistics: {where}/selfspec/stats")
     for line in listening.notes(answering.model.dtype.itemsize):
         say(line)
-    app = _application(answering, name, listening)
+    app = application(
+        answering,
+        name=name,
+        limits=Limits(vocab_size(answering.model), max_positions(answering.model)),
+        hosts=listening.hosts,
+        origins=listening.allow_origin,
+        api_key=listening.api_key,
+    )
     listen(app, host=listening.host, port=listening.port, access_log=asked.verbose)
 
 
@@ -161,21 +171,6 @@ def _model_thread(asked: DraftOptions, listening: Listening, config: SpecConfig)
         max_rows=max_rows,
         max_memory=listening.kv_bytes or left or free_memory(model.device) // 2,
         max_waiting=listening.max_waiting,
-    )
-
-
-def _application(model: ModelThread, name: str, listening: Listening) -> Any:
-    from selfspec.building.limits import max_positions, vocab_size
-    from selfspec.serving.app import application
-    from selfspec.serving.prompt_files import Limits
-
-    return application(
-        model,
-        name=name,
-        limits=Limits(vocab_size(model.model), max_positions(model.model)),
-        hosts=listening.hosts,
-        origins=listening.allow_origin,
-        api_key=listening.api_key,
     )
 
 

@@ -135,15 +135,11 @@ class _Routes:
         return {**self._model.spec.total_stats.as_dict(), "server": self._meters.numbers()}
 
     async def _counted(self, request: Request, kind: type[Chat] | type[Completion]) -> Response:
-        status = 500
         try:
             response = await self._answer(request, kind)
-            status = response.status_code
         except RequestError as error:
-            status = error.status
-            raise
-        finally:
-            self._meters.requests.labels(request.url.path, str(status)).inc()
+            response = await _told(request, error)
+        self._meters.requests.labels(request.url.path, str(response.status_code)).inc()
         return response
 
     async def _answer(self, request: Request, kind: type[Chat] | type[Completion]) -> Response:
@@ -195,14 +191,9 @@ class _Routes:
 
     def _check_model(self, name: str | None) -> None:
         if name != self._name:
-            given = "no model" if name is None else f"{name!r:.80}"
             rule = f"model must be {self._name!r}, the one that this server answers with"
-            raise RequestError(
-                f"{rule} (got {given})",
-                field="model",
-                status=400 if name is None else 404,
-                code="model_not_found",
-            )
+            got, code = f"(got {name!r:.80})", "model_not_found"
+            raise RequestError(f"{rule} {got}", field="model", status=404, code=code)
 
 
 def _break_off_at_signals(model: ModelThread) -> None:
