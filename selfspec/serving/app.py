@@ -167,13 +167,11 @@ class _Routes:
 
     async def _events(self, form: Form, exchange: Exchange, arrived: float) -> AsyncIterator[bytes]:
         try:
-            for chunk in form.openings(exchange.num_choices):
-                yield chunk
             async for piece in exchange.pieces():
                 yield form.chunk(piece)
             usage, options = self._usage(exchange, arrived), exchange.request.stream_options
             if options is not None and options.include_usage:
-                yield form.usage_chunk(usage)
+                yield form.chunk(usage=usage)
             yield DONE
         except RequestError as error:
             yield event(error_body(error))

@@ -75,6 +75,8 @@ class Exchange:
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Text as it comes. Raises what ends the request without an answer."""
+        for choice in range(self.num_choices):
+            yield Piece(choice, "")
         stops = self.request.stop or ()
         texts = [TextStream(self._model.tokenizer, stops) for _ in self._tickets]
         async for choice, news in self._model.news(self._tickets):

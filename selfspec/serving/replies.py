@@ -17,7 +17,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Piece(NamedTuple):
-    """Some more text of a choice; the last piece says why the text ended."""
+    """Some more text of a choice. The first piece has none; the last one says why it ended."""
 
     choice: int
     text: str
@@ -38,30 +38,23 @@ class Form:
 
     def whole(self, pieces: Sequence[Piece], usage: dict[str, Any]) -> dict[str, Any]:
         """All choices at once."""
-        choices = [self._choice(piece, "message", role="assistant") for piece in pieces]
+        choices = [self._choice(piece, "message", is_first=True) for piece in pieces]
         return {"object": self._object, **self._same, "choices": choices, "usage": usage}
 
-    def openings(self, num_choices: int) -> list[bytes]:
-        """The chunks that say who speaks, before any text."""
-        pieces = [Piece(choice, "") for choice in range(num_choices if self._is_chat else 0)]
-        return [self._chunk([self._choice(each, "delta", role="assistant")]) for each in pieces]
-
-    def chunk(self, piece: Piece) -> bytes:
-        """One event of a stream."""
-        return self._chunk([self._choice(piece, "delta")])
-
-    def usage_chunk(self, usage: dict[str, Any]) -> bytes:
-        """The last chunk, if the client asked for it."""
-        return self._chunk([], usage=usage)
-
-    def _choice(self, piece: Piece, where: str, **more: Any) -> dict[str, Any]:
-        end = {"logprobs": None, "finish_reason": piece.finish_reason}
-        said = {where: {**more, "content": piece.text}} if self._is_chat else {"text": piece.text}
-        return {"index": piece.choice, **said, **end}
-
-    def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+    def chunk(self, *pieces: Piece, **more: Any) -> bytes:
+        """One event of a stream; the first one of a choice says who speaks."""
         name = f"{self._object}.chunk" if self._is_chat else self._object
+        choices = [
+            self._choice(each, "delta", is_first=not (each.text or each.finish_reason))
+            for each in pieces
+        ]
         return event({"object": name, **self._same, "choices": choices, **more})
+
+    def _choice(self, piece: Piece, where: str, *, is_first: bool) -> dict[str, Any]:
+        role = {"role": "assistant"} if is_first else {}
+        said = {where: {**role, "content": piece.text}} if self._is_chat else {"text": piece.text}
+        end = {"logprobs": None, "finish_reason": piece.finish_reason}
+        return {"index": piece.choice, **said, **end}
 
 
 def event(data: dict[str, Any]) -> bytes:
