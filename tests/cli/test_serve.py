@@ -21,11 +21,9 @@ pytest.importorskip("openai", reason="needs the extra: pip install 'selfspec[tes
 import openai
 from transformers import AutoTokenizer
 
-from selfspec.cache import save_cache, tokenizer_info
 from selfspec.cli import serve
 from selfspec.cli.shared.options import DraftOptions
 from selfspec.config import SpecConfig
-from tests.caches import contents
 from tests.waiting import PATIENCE, free_port, wait_until
 
 MESSAGES = [{"role": "user", "content": "the quick brown fox"}]
@@ -124,21 +122,11 @@ def test_a_port_in_use(fails, chat_folder: str) -> None:
         (("--max-kv-memory", "1"), "--max-kv-memory must be at least "),
         (("--max-memory", "lots"), "--max-memory must be a number of bytes"),
         (("--budget", "endless"), "budget"),
-        (("--budget", "fitted"), "--budget fitted needs --cache"),
         (("--port", "70000"), "--port"),
     ],
 )
 def test_options_that_can_not_be(fails, chat_folder: str, wrong: tuple[str, ...], said) -> None:
     assert said in fails("serve", chat_folder, "--port", free_port(), *wrong)
-
-
-def test_a_fitted_budget_without_a_fitted_tree(fails, chat_folder: str, tmp_path: Path) -> None:
-    """The operator is told at the start, and not a client later."""
-    info = tokenizer_info(AutoTokenizer.from_pretrained(chat_folder))
-    held = contents(tokenizer=info, tables={}, corpus=None, calibration=None, fitted=None)
-    save_cache(tmp_path / "cache", held)
-    asked = ("serve", chat_folder, "--port", free_port(), "--cache", tmp_path / "cache")
-    assert "(got a cache without one)" in fails(*asked, "--budget", "fitted")
 
 
 def test_within_a_memory(chat_folder: str) -> None:
