@@ -32,7 +32,6 @@ class Gate:
         self._origins = {origin.lower() for origin in origins}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Refuses a request or lets it through."""
         rule = self._broken_rule(Headers(scope=scope)) if scope["type"] == "http" else None
         if rule is None:
             await self._app(scope, receive, send)

@@ -35,11 +35,9 @@ class Meters:
             Gauge(name, about, **own).set_function(lambda key=key: self.numbers()[key] or 0)
 
     def as_text(self) -> bytes:
-        """What Prometheus reads."""
         return bytes(generate_latest(self._registry))
 
     def numbers(self) -> dict[str, Any]:
-        """What goes on now."""
         model = self._model
         return {
             "num_waiting": model.num_waiting,

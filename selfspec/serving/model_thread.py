@@ -67,7 +67,6 @@ class ModelThread:
 
     @property
     def num_waiting(self) -> int:
-        """How many texts wait for a row."""
         return max(len(self._clients) - self.session.num_running, 0)
 
     def start(self) -> None:

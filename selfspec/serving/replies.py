@@ -37,7 +37,6 @@ class Form:
         }
 
     def whole(self, pieces: Sequence[Piece], usage: dict[str, Any]) -> dict[str, Any]:
-        """All choices at once."""
         choices = [self._choice(piece, "message", is_first=True) for piece in pieces]
         return {"object": self._object, **self._same, "choices": choices, "usage": usage}
 
