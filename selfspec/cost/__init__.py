@@ -7,7 +7,6 @@ from selfspec.cost.budget import Choice, WidthSearch, best_width
 from selfspec.cost.curve import CostCurve
 from selfspec.cost.ledger import Ledger
 from selfspec.cost.measuring import WIDTHS, measure_curve
-from selfspec.cost.pacing import Pacing
 from selfspec.cost.policy import Budget, FixedBudget, MeasuredBudget, Step, ThresholdBudget, Took
 from selfspec.cost.steps import STEPS, SteppedCurve, stepped
 
@@ -20,7 +19,6 @@ __all__ = [
     "FixedBudget",
     "Ledger",
     "MeasuredBudget",
-    "Pacing",
     "Step",
     "SteppedCurve",
     "ThresholdBudget",
