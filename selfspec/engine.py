@@ -132,9 +132,10 @@ class Decoder:
             trees.append(row.grower.grow(row.last_token, *limits, text.noise_ahead))
         step.fit(trees)
         for row, text, tree in zip(self.rows, texts, trees, strict=True):
-            # What stands beyond the end of a text, or in one that has stopped, is not worth asking.
-            depth = 0 if text.is_done else text.max_depth
-            row.branches.hang(tree, depth, step.room_beside(len(tree)))
+            if row.branches.tokens:
+                # What stands beyond the end of a text, or in one that has stopped, is not asked.
+                depth = 0 if text.is_done else text.max_depth
+                row.branches.hang(tree, depth, step.room_beside(len(tree)))
         _add_pads(trees, texts)
         return trees
 
