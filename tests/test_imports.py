@@ -39,6 +39,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "run": _RUN,
     "engine": _ENGINE,
     "cache": {"config", "draft", "errors"},
+    "engines": {"cache", "config", "draft", "errors", "records"},
     "plugin": _ENGINE | {"engine", "cache"},
     "batch": {*_ENGINE, "engine", "plugin"},
     "serving": {*_ENGINE, "engine", "plugin", "batch"},
@@ -54,6 +55,7 @@ NO_TORCH = (
     "selfspec.config",
     "selfspec.cost",
     "selfspec.draft",
+    "selfspec.engines",
     "selfspec.errors",
     "selfspec.machine.measured",
     "selfspec.machine.user_files",
@@ -64,7 +66,7 @@ NO_TORCH = (
     "selfspec.stats",
     "selfspec.verify.walk",
 )
-TRANSFORMERS = {"building", "cli", "compat", "plugin", "run"}
+TRANSFORMERS = {"building", "cli", "compat", "engines", "plugin", "run"}
 
 FILES = sorted(
     path for path in ROOT.rglob("*.py") if "hub" not in path.relative_to(ROOT).parts

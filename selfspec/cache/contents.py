@@ -43,6 +43,7 @@ class CacheContents:
     corpus: CorpusTables | None = None
     calibration: list[list[Any]] | None = None  # the rates that `Calibration.rows` returned
     fitted: FittedTree | None = None  # the tree that `python -m eval fit` has fitted
+    answers: NDArray[np.int32] | None = None  # what an engine's rows wrote, each with -1 behind it
     about: Mapping[str, Any] = field(default_factory=dict)  # for people to read; valid JSON
 
     def count_ids(self) -> int:
@@ -54,6 +55,8 @@ class CacheContents:
         if self.corpus is not None:
             arrays = self.corpus.arrays()
             ids += [arrays[name] for name in arrays if name.startswith(("token.", "next_token."))]
+        if self.answers is not None:
+            ids.append(self.answers)
         return 1 + max((int(array.max()) for array in ids if array.size), default=-1)
 
 

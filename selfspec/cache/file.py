@@ -141,6 +141,8 @@ def as_bytes(contents: CacheContents) -> bytes:
     }
     if contents.corpus is not None:
         arrays |= {f"corpus.{name}": array for name, array in contents.corpus.arrays().items()}
+    if contents.answers is not None:
+        arrays["answers.tokens"] = contents.answers
     card = {
         "format_version": _FORMAT,
         "tokenizer": vars(contents.tokenizer),
@@ -183,7 +185,7 @@ def _contents(text: str, arrays: Arrays) -> CacheContents:
     for name, array in arrays.items():
         source, _, rest = name.partition(".")
         tables.setdefault(source, {})[rest] = array
-    corpus = tables.pop("corpus", None)
+    corpus, answers = tables.pop("corpus", None), tables.pop("answers", None)
     for source, table in tables.items():
         _check_table(source, table)
     return CacheContents(
@@ -192,6 +194,7 @@ def _contents(text: str, arrays: Arrays) -> CacheContents:
         corpus=None if corpus is None else CorpusTables.from_arrays(corpus),
         calibration=_checked_rates(card.calibration),
         fitted=None if card.fitted is None else FittedTree.from_dict(card.fitted),
+        answers=None if answers is None else _checked_answers(answers),
         about=card.about,
     )
 
@@ -223,6 +226,16 @@ def _check_table(source: str, table: Mapping[str, Any]) -> None:
         and keys.min(initial=0) >= 0
     ):
         raise ValueError(f"its table {source} has a wrong shape, a wrong dtype or negative ids")
+
+
+def _checked_answers(table: Mapping[str, Any]) -> Any:
+    """The tokens of answers; their upper bound is the model's to know."""
+    tokens = table.get("tokens")
+    if tokens is None or len(table) > 1 or tokens.dtype != np.int32 or tokens.ndim != 1:
+        raise ValueError("its answers must be one row of int32")
+    if tokens.min(initial=0) < -1:
+        raise ValueError("its answers hold negative ids")
+    return tokens
 
 
 def _checked_rates(rates: Any) -> list[list[Any]] | None:

@@ -25,6 +25,7 @@ from selfspec.draft.sources import REGISTRY
 from selfspec.errors import CacheError, ConfigError, VocabularyError
 
 SAVE_SECONDS = 300.0
+_MAX_ANSWER_TOKENS = 1 << 17
 _MAX_WAIT = 10.0  # In seconds. A save by another process takes a fraction of one.
 
 _log = logging.getLogger("selfspec")
@@ -115,7 +116,7 @@ class Remembered:
         tables = {name: _changed(name, now.tables[name], old.tables[name]) for name in now.tables}
         has_new_rows = any(len(table["ids"]) for table in tables.values())
         if not has_new_rows and now.calibration == old.calibration:
-            return
+            return  # New answers would have taught the tables, too.
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(f"{self.path}.lock", timeout=_MAX_WAIT, mode=0o600):
@@ -140,9 +141,13 @@ class Remembered:
             left.unlink(missing_ok=True)
 
     def _learned(self, memory: Memory) -> CacheContents:
-        tables = {name: table for name, table in memory.tables().items() if name in KEY_OF}
-        rates = memory.calibration.rows(None)
-        return CacheContents(tokenizer=self._tokenizer, tables=tables, calibration=rates)
+        arrays = memory.tables()
+        return CacheContents(
+            tokenizer=self._tokenizer,
+            tables={name: table for name, table in arrays.items() if name in KEY_OF},
+            calibration=memory.calibration.rows(None),
+            answers=arrays.get("answers", {}).get("tokens"),
+        )
 
 
 def restore(memory: Memory, contents: CacheContents, vocab_size: int) -> None:
@@ -159,6 +164,8 @@ def restore(memory: Memory, contents: CacheContents, vocab_size: int) -> None:
     for source in memory.sources:
         if source.name in contents.tables:
             source.restore(contents.tables[source.name])
+        elif source.name == "answers" and contents.answers is not None:
+            source.restore({"tokens": contents.answers})
     memory.calibration.restore(contents.calibration or [])
 
 
@@ -194,8 +201,20 @@ def _over(kept: CacheContents | None, learned: CacheContents, vocab_size: int) -
         learned,
         tables=tables,
         calibration=memory.calibration.rows(),
+        answers=_joined(kept.answers, learned.answers),
         about={"kept_by": "remember"},
     )
+
+
+def _joined(kept: Any, learned: Any) -> Any:
+    """The answers of both, each once, the newest last; the oldest go when there are too many."""
+    if kept is None or learned is None:
+        return learned if kept is None else kept
+    both = np.concatenate([kept, learned])
+    answers = [part.tobytes() for part in np.split(both, np.flatnonzero(both == -1) + 1)]
+    newest_first = dict.fromkeys(reversed(answers))
+    tokens = np.frombuffer(b"".join(reversed(newest_first)), np.int32)
+    return tokens[-_MAX_ANSWER_TOKENS:]
 
 
 def _kinds(row: list[Any]) -> tuple[Any, ...]:

@@ -355,3 +355,16 @@ class TestForgetting:
         write(spec, seed=6)
         spec.save_memory()
         assert set(tokens_kept(path)) > set(known)
+
+
+def test_answers_of_two_engines_are_joined_and_bounded(monkeypatch):
+    def joined(kept, learned):
+        return remember_module._joined(
+            np.array(kept, np.int32), np.array(learned, np.int32)
+        ).tolist()
+
+    assert remember_module._joined(None, None) is None
+    assert joined([1, 2, -1, 3, -1], [1, 2, -1, 4, -1]) == [3, -1, 1, 2, -1, 4, -1]
+    assert joined([], [5, -1]) == [5, -1]
+    monkeypatch.setattr(remember_module, "_MAX_ANSWER_TOKENS", 3)
+    assert joined([1, 2, -1, 3, -1], [4, -1]) == [-1, 4, -1]

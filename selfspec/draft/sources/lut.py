@@ -80,11 +80,27 @@ class LutSource(Source):
             with self.rows.lock:
                 self.rows.write(tokens[:, 0], top)
             return
-        keys = tokens[:, 0] * self._vocab_size + tokens[:, 1]
-        slots = (keys.view(np.uint64) * np.uint64(_SPREAD) >> np.uint64(self._shift)).view(np.int64)
+        keys, slots = self._slots(tokens)
         with self.rows.lock:
             self._keys[slots] = keys
             self.rows.write(slots, top)
+
+    def observe_text(self, pairs: NDArray[np.int64], next_ids: NDArray[np.int64]) -> None:
+        """Gives the token that came half of its row; what stood there shares the other half."""
+        tokens = pairs[:, -self._order :]
+        known = ((tokens >= 0) & (tokens < self._vocab_size)).all(-1) & (
+            next_ids < self._vocab_size
+        )
+        pairs, tokens, next_ids = pairs[known], tokens[known], next_ids[known]
+        if self._order == 1:
+            rows, is_held = tokens[:, 0], np.ones(len(tokens), bool)
+        else:
+            keys, rows = self._slots(tokens)
+            is_held = self._keys[rows] == keys
+        with self.rows.lock:
+            top = self.rows.part(rows)
+        top.ids[~is_held] = -1
+        self.observe_pairs(pairs, _with_next(top, next_ids.astype(np.int32)))
 
     def next_tokens(self, pair: Pair) -> list[Candidate]:
         """The candidates behind two tokens, likeliest first."""
@@ -116,9 +132,28 @@ class LutSource(Source):
         top = self.rows.fitted(TopK(arrays["ids"], arrays["probabilities"]))
         self.observe_pairs(keys.astype(np.int64), top)
 
+    def _slots(self, tokens: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The keys of pairs and where they are kept."""
+        keys = tokens[:, 0] * self._vocab_size + tokens[:, 1]
+        spread = keys.view(np.uint64) * np.uint64(_SPREAD)
+        return keys, (spread >> np.uint64(self._shift)).view(np.int64)
+
     def _hold_keys(self, keys: NDArray[np.int64]) -> None:
         self._keys = keys
         self._flat_keys = keys.data  # A view that Python reads faster than an array.
+
+
+def _with_next(top: TopK, next_ids: NDArray[np.int32]) -> TopK:
+    """Rows in which one token more was seen; where there is no room, the unlikeliest goes."""
+    half = np.float16(0.5)
+    ids, chances = top.ids, np.where(top.ids >= 0, top.probabilities * half, np.float16(0))
+    is_next = ids == next_ids[:, None]
+    is_new = ~is_next.any(-1)
+    ids[is_new, -1], chances[is_new, -1] = next_ids[is_new], 0
+    is_next[is_new, -1] = True
+    chances[is_next] += half
+    order = np.argsort(-chances, axis=-1, kind="stable")
+    return TopK(np.take_along_axis(ids, order, -1), np.take_along_axis(chances, order, -1))
 
 
 class LutCursor(Cursor):

@@ -60,6 +60,9 @@ class Source:
     def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
         """Learns what the model said behind each pair (N, 2) of the prompt's tokens."""
 
+    def observe_text(self, pairs: NDArray[np.int64], next_ids: NDArray[np.int64]) -> None:
+        """Learns the token that came behind each pair (N, 2), where no model tells its chances."""
+
     def copy(self) -> Source:
         """A copy that learns for one request alone."""
         return self

@@ -1,0 +1,399 @@
+"""vLLM's drafts with a played engine: rows that come, go, wait, swap places and come back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from selfspec.cache import Remembered, save_cache
+from selfspec.cache.contents import CacheContents, tokenizer_info
+from selfspec.cache.file import read_cache
+from selfspec.draft.memory import Memory
+from selfspec.draft.sources import ContextSource
+from selfspec.draft.sources.context import ContextCursor
+from selfspec.engines import vllm
+from selfspec.engines.vllm import Proposer, config
+from selfspec.errors import CacheError, ConfigError
+from tests.caches import VOCAB_SIZE, FakeTokenizer, count_grams, learn, new_memory
+
+MAX_LENGTH = 64
+LOOP = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+def proposer(*, rank: int = 0, max_length: int = MAX_LENGTH, **options: Any) -> Proposer:
+    """One as vLLM makes it, out of what `config` says."""
+    asked = config(**options)
+    model = SimpleNamespace(
+        max_model_len=max_length,
+        get_vocab_size=lambda: VOCAB_SIZE,
+        tokenizer="owner/toy",
+        tokenizer_revision=None,
+        trust_remote_code=False,
+    )
+    return Proposer(
+        SimpleNamespace(
+            additional_config=asked["additional_config"],
+            speculative_config=SimpleNamespace(**asked["speculative_config"]),
+            model_config=model,
+            parallel_config=SimpleNamespace(rank=rank, tensor_parallel_size=2),
+        )
+    )
+
+
+class Engine:
+    """vLLM's side. A row writes a text that is known beforehand; `None` is a row still reading."""
+
+    def __init__(self, proposer: Proposer, max_length: int = MAX_LENGTH) -> None:
+        self.proposer = proposer
+        self.rows: list[Row] = []
+        self.max_length = max_length
+
+    def add(self, prompt: list[int], answer: list[int], *, reads_for: int = 0) -> Row:
+        row = Row(prompt, answer, reads_for)
+        self.rows.append(row)
+        return row
+
+    def step(self, *, proposes: bool = True) -> None:
+        """Verifies each row's drafts, writes what was sampled, and asks for new drafts."""
+        sampled = [row.verify() for row in self.rows]
+        ids = np.full((len(self.rows) + 2, self.max_length), -7, np.int32)  # What is free is junk.
+        lengths = np.zeros(len(self.rows) + 2, np.int32)
+        for place, row in enumerate(self.rows):
+            lengths[place] = len(row.text)
+            ids[place, : len(row.text)] = row.text
+        drafts = [[] for _ in self.rows]
+        if proposes:
+            drafts = self.proposer.propose(sampled, lengths, ids, slot_mappings=None)
+        assert len(drafts) == len(self.rows)
+        for row, new_ids, draft in zip(self.rows, sampled, drafts, strict=True):
+            assert not draft or new_ids
+            assert not draft or len(row.text) + len(draft) < self.max_length
+            assert all(type(token) is int for token in draft)
+            row.draft = draft
+
+
+def opened_by_generate(path: Any) -> tuple[Remembered, Memory]:
+    """What a `SelfSpec` does at its first call with `remember`."""
+    remembered, memory = Remembered(path, FakeTokenizer(), saves=True), new_memory()
+    remembered.open(memory, VOCAB_SIZE)
+    return remembered, memory
+
+
+class Row:
+    def __init__(self, prompt: list[int], answer: list[int], reads_for: int = 0) -> None:
+        self.text, self.answer, self.reads_for = list(prompt), answer, reads_for
+        self.draft: list[int] = []
+        self.num_steps = 0
+        self.num_written = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self.num_written == len(self.answer)
+
+    def verify(self) -> list[int]:
+        """The accepted drafts and one token more; nothing while the prompt is read."""
+        if self.reads_for:
+            self.reads_for -= 1
+            return []
+        left, num_right = self.answer[self.num_written :], 0
+        for draft, token in zip(self.draft, left[:-1], strict=False):
+            if draft != token:
+                break
+            num_right += 1
+        new_ids = left[: num_right + 1]
+        self.text += new_ids
+        self.num_written += len(new_ids)
+        self.num_steps += 1
+        return new_ids
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The lengths of the texts that were read from their beginning."""
+    lengths = []
+    plain = ContextSource.open
+
+    def open_(self: ContextSource, prompt_ids: Any, *, learns: bool) -> Any:
+        lengths.append(len(prompt_ids))
+        return plain(self, prompt_ids, learns=learns)
+
+    monkeypatch.setattr(ContextSource, "open", open_)
+    return lengths
+
+
+@pytest.fixture(autouse=True)
+def tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm, "_tokenizer", lambda model: FakeTokenizer())
+
+
+def test_a_text_that_repeats_itself_is_drafted_for():
+    engine = Engine(proposer(tokens=5))
+    row = engine.add(LOOP, LOOP * 4)
+    while not row.is_done:
+        engine.step()
+        assert len(row.draft) <= 5
+    assert row.num_steps < 16
+
+
+def test_rows_that_read_their_prompts_get_nothing(opened: list[int]):
+    engine = Engine(proposer())
+    engine.add(LOOP, LOOP * 4, reads_for=3)
+    other = engine.add(LOOP, LOOP * 4)
+    for _ in range(3):
+        engine.step()
+    assert opened == [len(LOOP)]
+    assert other.draft
+
+
+def test_no_rows():
+    assert proposer().propose([], np.zeros(2, np.int32), np.zeros((2, 8), np.int32)) == []
+
+
+def test_rows_that_swap_places_are_found_again(opened: list[int]):
+    engine = Engine(proposer())
+    for first in range(3):
+        engine.add([first, *LOOP], [*LOOP, first] * 3)
+    for _ in range(4):
+        engine.step()
+        engine.rows.reverse()
+    assert len(opened) == 3
+
+
+def test_a_row_that_was_preempted_goes_on(opened: list[int]):
+    engine = Engine(proposer())
+    row = engine.add(LOOP, LOOP * 4)
+    engine.add([9, *LOOP], [9, *LOOP] * 3)
+    engine.step()
+    engine.rows.remove(row)
+    for _ in range(2):
+        engine.step()
+    engine.rows.append(row)
+    row.draft = []  # vLLM throws them away.
+    engine.step()
+    assert len(opened) == 2
+    assert row.draft
+
+
+def test_a_step_without_drafts_is_caught_up_with(opened: list[int]):
+    engine = Engine(proposer())
+    engine.add(LOOP, LOOP * 4)
+    for proposes in (True, False, False, True):
+        engine.step(proposes=proposes)
+    assert len(opened) == 1
+
+
+def test_equal_rows_stay_apart(opened: list[int]):
+    engine = Engine(proposer())
+    rows = [engine.add(LOOP, LOOP * 4) for _ in range(3)]
+    for _ in range(3):
+        engine.step()
+    assert len(opened) == 3
+    assert rows[0].text == rows[1].text == rows[2].text
+
+
+def test_rows_that_ended_are_not_kept_for_ever():
+    asked = proposer()
+    engine = Engine(asked)
+    for first in range(vllm._MAX_ABSENT + 9):
+        engine.rows = []
+        engine.add([first % VOCAB_SIZE, first // VOCAB_SIZE, *LOOP], LOOP)
+        engine.step()
+    assert len(asked._absent) == vllm._MAX_ABSENT
+
+
+def test_a_long_row_is_read_once(opened: list[int]):
+    max_length = 31_000
+    engine = Engine(proposer(max_length=max_length), max_length)
+    prompt = (np.arange(30_000) ** 2 % VOCAB_SIZE).tolist()
+    row = engine.add(prompt, prompt[-100:])
+    engine.add(LOOP, LOOP * 4)
+    for _ in range(4):
+        engine.step()
+        engine.rows.reverse()
+    assert sorted(opened) == [len(LOOP), 30_000]
+    assert row.num_written > 4
+
+
+def test_drafts_end_where_the_model_does():
+    engine = Engine(proposer(max_length=30), 30)
+    row = engine.add(LOOP, LOOP * 3)
+    while len(row.text) < 29:  # The engine asserts that each draft leaves room.
+        engine.step()
+
+
+def test_what_hardly_comes_true_is_no_longer_drafted():
+    """Behind each 7 comes another token every time, and the tables name the last one."""
+    engine = Engine(proposer(least_chance=0.3, max_length=400), 400)
+    row = engine.add([7], [token for number in range(100) for token in (7, 8 + number % 40)])
+    num_drafts = []
+    while not row.is_done:
+        engine.step()
+        num_drafts.append(len(row.draft))
+    assert sum(num_drafts[-20:]) <= 20  # The sure 7, and nothing behind it.
+
+
+def test_what_one_row_writes_is_drafted_for_the_next():
+    engine = Engine(proposer())
+    first = engine.add([40], LOOP * 2)
+    while not first.is_done:
+        engine.step()
+    engine.rows = [Row([3], LOOP[1:])]
+    engine.step()
+    assert engine.rows[0].draft[:1] == [4]
+
+
+class TestWhatLasts:
+    def test_is_saved_and_drafted_from(self, tmp_path):
+        path = tmp_path / "learned"
+        first = proposer(remember=str(path))
+        engine = Engine(first)
+        row = engine.add([40], LOOP * 2)
+        while not row.is_done:
+            engine.step()
+        first._remembered.save()
+        kept = read_cache(path.with_suffix(".safetensors"), tokenizer_info(FakeTokenizer()))
+        assert [3, 1] in kept.tables["lut2"]["pairs"].tolist()
+        assert kept.calibration
+        assert kept.answers.tolist() == [*LOOP * 2, -1]
+        for asked in (proposer(remember=str(path)), proposer(cache=str(path))):
+            engine = Engine(asked)
+            row = engine.add([40], LOOP * 2)
+            while not row.is_done:
+                engine.step()
+            assert row.num_steps <= 6
+
+    def test_is_kept_by_generate_too(self, tmp_path):
+        path = tmp_path / "learned"
+        engine = Engine(proposer(remember=str(path)))
+        engine.add([40], LOOP * 2)
+        engine.step()
+        engine.step()
+        del engine
+        remembered, memory = opened_by_generate(path)
+        learn(memory, [7])
+        remembered.save()
+        kept = read_cache(path.with_suffix(".safetensors"))
+        assert 7 in kept.tables["lut"]["tokens"]
+        assert kept.answers.tolist()[:2] == LOOP[:2]
+
+    def test_is_saved_when_the_proposer_goes(self, tmp_path):
+        engine = Engine(proposer(remember=str(tmp_path / "learned")))
+        engine.add([40], LOOP * 2)
+        engine.step()
+        engine.step()
+        del engine
+        assert (tmp_path / "learned.safetensors").exists()
+
+    def test_is_saved_by_one_of_a_tensor_parallel_group(self, tmp_path):
+        engine = Engine(proposer(remember=str(tmp_path / "learned"), rank=1))
+        engine.add([40], LOOP * 2)
+        engine.step()
+        engine.step()
+        del engine
+        assert not list(tmp_path.iterdir())
+
+    def test_comes_from_a_cache_too(self, tmp_path):
+        held = CacheContents(tokenizer=tokenizer_info(FakeTokenizer()), corpus=count_grams(LOOP))
+        save_cache(tmp_path / "built", held)
+        engine = Engine(proposer(cache=str(tmp_path / "built")))
+        row = engine.add([40], [3, *LOOP])
+        engine.step()
+        assert row.draft[:2] == [1, 4]
+
+    def test_of_another_tokenizer_is_refused(self, tmp_path):
+        other = tokenizer_info(FakeTokenizer(VOCAB_SIZE - 1))
+        save_cache(tmp_path / "built", CacheContents(tokenizer=other))
+        with pytest.raises(CacheError, match="was made for tokenizer"):
+            proposer(cache=str(tmp_path / "built"))
+
+
+class TestOptions:
+    def test_config_names_the_class(self):
+        asked = config(tokens=4)["speculative_config"]
+        module, _, name = asked["model"].rpartition(".")
+        assert getattr(sys.modules[module], name) is Proposer
+        assert asked["num_speculative_tokens"] == 4
+
+    @pytest.mark.parametrize("wrong", [0, -1, 2.5, True])
+    def test_tokens_are_a_number(self, wrong: Any):
+        with pytest.raises(ConfigError, match=rf"tokens must be .* >= 1 \(got {wrong}\)"):
+            config(tokens=wrong)
+
+    @pytest.mark.parametrize("wrong", [1, -0.1, "0.1", float("nan")])
+    def test_the_least_chance_is_one(self, wrong: Any):
+        with pytest.raises(ConfigError, match="least_chance must be in"):
+            config(least_chance=wrong)
+
+    @pytest.mark.parametrize("options", [{"remembr": "x"}, "x"])
+    def test_a_wrong_option_is_refused_when_vllm_starts(self, options: Any):
+        asked = SimpleNamespace(additional_config={"selfspec": options})
+        with pytest.raises(ConfigError, match=r"did you mean 'remember'|must be a table"):
+            Proposer(asked)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Whatever happens to rows, the session of each has read that row's text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = Engine(proposer(tokens=3, max_length=200), 200)
+        self.preempted: list[Row] = []
+
+    @rule(
+        prompt=st.lists(st.integers(0, 3), min_size=1, max_size=40),
+        reads_for=st.integers(0, 2),
+    )
+    def add(self, prompt: list[int], reads_for: int) -> None:
+        self.engine.add(prompt, [token % 3 for token in prompt] * 3 + LOOP * 6, reads_for=reads_for)
+
+    @precondition(lambda self: self.engine.rows)
+    @rule(data=st.data(), comes_back=st.booleans())
+    def remove(self, data: st.DataObject, comes_back: bool) -> None:
+        row = data.draw(st.sampled_from(self.engine.rows))
+        self.engine.rows.remove(row)
+        row.draft = []
+        if comes_back:
+            self.preempted.append(row)
+
+    @precondition(lambda self: self.preempted)
+    @rule(reads_for=st.integers(0, 2))
+    def come_back(self, reads_for: int) -> None:
+        row = self.preempted.pop()
+        row.reads_for = reads_for
+        self.engine.rows.append(row)
+
+    @rule(data=st.data())
+    def swap(self, data: st.DataObject) -> None:
+        self.engine.rows = data.draw(st.permutations(self.engine.rows))
+
+    @rule(proposes=st.booleans())
+    def step(self, proposes: bool) -> None:
+        self.engine.rows = [row for row in self.engine.rows if not row.is_done]
+        self.engine.step(proposes=proposes)
+        if not proposes:
+            return
+        for place, session in self.engine.proposer._present.items():
+            text = self.engine.rows[place].text
+            (context,) = (c for c in session._cursors if isinstance(c, ContextCursor))
+            assert len(context.token_ids) == session.length == len(text)
+            assert context.token_ids[-vllm._TAIL :] == text[-vllm._TAIL :]
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=30, stateful_step_count=20)
+
+
+def test_nothing_of_vllm_or_torch_comes_along():
+    code = (
+        "import sys, selfspec.engines.vllm;"
+        "assert not {'torch', 'transformers', 'vllm'} & set(sys.modules), 'it came along'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
