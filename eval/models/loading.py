@@ -18,7 +18,7 @@ def load_model(name: str | None, *, dtype: str, device: str, shape: str | None =
     """The model of a folder or Hub id, grown where a shape is named; None: the embedded one."""
     _quieten()
     options = ModelOptions(model=name, device=device, dtype=dtype)
-    loading.check_options(options)
+    loading.check_model(name)
     model = loading.load_model(options, None).model
     return (model if shape is None else grow(model, shape)).eval()
 

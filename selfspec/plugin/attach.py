@@ -106,6 +106,8 @@ def _before(model: Any, name: str) -> Any:
 
 @functools.wraps(GenerationMixin.generate)
 def _generate(model: Any, *args: Any, **kwargs: Any) -> Any:
+    if isinstance(kwargs.get("assistant_model"), SelfSpec):
+        raise AttachError("assistant_model must be a model (got a SelfSpec); pass it as assistant=")
     stock, is_named = _before(model, "generate"), "assistant" in kwargs
     assistant = kwargs.pop("assistant", None)
     if assistant is None and isinstance(kwargs.get("custom_generate"), SelfSpec):

@@ -199,3 +199,8 @@ def test_text_and_reasons_to_finish() -> None:
 def test_what_is_refused(prompt: Any, options: dict[str, Any], error: Any, said: str) -> None:
     with pytest.raises(error, match=said):
         list(generate_many(tiny_model(), tiny_tokenizer(), [prompt], **options))
+
+
+def test_a_text_is_no_list_of_prompts() -> None:
+    with pytest.raises(UnsupportedError, match=r"must be a list of prompts \(got the text 'Hi'\)"):
+        generate_many(tiny_model(), tiny_tokenizer(), "Hi")

@@ -56,6 +56,8 @@ def test_another_default_takes_its_place() -> None:
     assert (first.total_stats.num_calls, second.total_stats.num_calls) == (0, 1)
     with pytest.raises(AttachError, match="assistant must be a SelfSpec"):
         attach(model, "spec")  # type: ignore[arg-type]
+    with pytest.raises(AttachError, match="pass it as assistant="):
+        run(model, prompt(), assistant_model=second, **GREEDY)
 
 
 LEFT_TO_STOCK: dict[str, tuple[dict[str, Any], str]] = {

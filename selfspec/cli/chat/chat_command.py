@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
@@ -32,14 +32,14 @@ _COMMANDS = {
     "/help": "this list",
     "/exit": "leave; so does Ctrl-D. Ctrl-C stops an answer",
 }
-_KEYS = "Enter sends, Alt-Enter or Ctrl-J adds a line, the up key brings back a question."
+_KEYS = "Enter sends, Alt-Enter adds a line, the up key brings back a question."
 
 
 def chat(
     model: Model,
     /,
     *,
-    system: str | None = None,
+    system: str = "",
     show_drafts: Flag = False,
     asked: WriteOptions = WriteOptions(max_new_tokens=512),
     knobs: Knobs = Knobs(),
@@ -47,7 +47,7 @@ def chat(
     """Talk with a chat model in the terminal.
 
     Args:
-        system: The system message at the start of the conversation.
+        system: A system message to begin with.
         show_drafts: Colour the tokens that were drafted.
     """
     asked = replace(asked, model=model)
@@ -64,7 +64,7 @@ class Chat:
         writer: Writer,
         config: SpecConfig,
         *,
-        system: str | None = None,
+        system: str = "",
         show_drafts: bool = False,
     ) -> None:
         from selfspec.cli.chat.conversation import Conversation
@@ -75,7 +75,7 @@ class Chat:
         self._show_drafts = show_drafts
         self._writer = writer
         self._spec = writer.new_spec(config)
-        self._last: Turn | None = None
+        self._reused = ""
         self.conversation = Conversation(writer, self._spec, self._show, system=system)
 
     def run(self, read: Callable[[], str]) -> None:
@@ -108,13 +108,13 @@ class Chat:
         elif command == "/retry":
             self._answer(self.conversation.retry)
         elif command == "/system":
-            self.conversation.begin(rest.strip() or None)
+            self.conversation.begin(rest.strip())
             self._note("The conversation starts over.")
         elif command == "/reset":
             self.conversation.reset()
             self._note("The conversation starts over.")
         elif command == "/stats":
-            self._note(self._stats())
+            self._note(f"{self._spec.total_stats}{self._reused}")
         elif command == "/help":
             commands = [f"{name:<12} {what}" for name, what in _COMMANDS.items()]
             self._note("\n".join([*commands, _KEYS]))
@@ -125,26 +125,22 @@ class Chat:
     def _answer(self, ask: Callable[[], Turn]) -> None:
         with self._spinner:
             self._spinner.enter_context(working("Reading", only_spinner=True))
-            self._last = ask()
+            turn = ask()
+        reused, length = turn.num_reused, turn.num_prompt_tokens
+        self._reused = f"\n  {reused} of the last {length} prompt tokens reused"
         self._console.print()
-        self._note(self._ending(self._last))
+        self._note(self._ending(turn))
 
-    def _stats(self) -> str:
-        if self._last is None:
-            return "No answer yet."
-        reused, length = self._last.num_reused, self._last.num_prompt_tokens
-        return f"{self._spec.total_stats}\n  {reused} of the last {length} prompt tokens reused"
-
-    def _ending(self, answer: Turn) -> str:
+    def _ending(self, turn: Turn) -> str:
         """The line below an answer: how long it is, and what did not go as usual."""
         stats = self._spec.stats
-        if answer.interrupted:
+        if turn.interrupted:
             return "(stopped; the conversation goes on from here)"
         parts = [f"{stats.num_new_tokens} tokens", f"{stats.tokens_per_step:.2f} a step"]
-        if answer.seconds and stats.num_new_tokens > 1:
-            parts.append(f"{(stats.num_new_tokens - 1) / answer.seconds:.1f} a second")
-        if answer.cut_at is not None:
-            parts.append(f"cut at {answer.cut_at}")
+        if turn.seconds:
+            parts.append(f"{(stats.num_new_tokens - 1) / turn.seconds:.1f} a second")
+        if turn.is_cut:
+            parts.append("cut off")
         return f"({', '.join(parts)})"
 
     def _show(self, piece: str, origin: str) -> None:
@@ -162,7 +158,15 @@ def _reader() -> Callable[[], str]:
     output reads like a chat. At a terminal a text that is pasted is one question.
     """
     if sys.stdin.isatty() and sys.stdout.isatty():
-        return _session().prompt  # type: ignore[no-any-return]
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.key_binding import KeyBindings
+
+        keys = KeyBindings()
+        keys.add("escape", "enter")(lambda event: event.current_buffer.insert_text("\n"))
+        session: PromptSession[str] = PromptSession(
+            _PROMPT, key_bindings=keys, prompt_continuation="  "
+        )
+        return session.prompt
 
     def line() -> str:
         text = sys.stdin.readline()
@@ -172,21 +176,3 @@ def _reader() -> Callable[[], str]:
         return text
 
     return line
-
-
-def _session() -> Any:
-    from prompt_toolkit import PromptSession
-    from prompt_toolkit.key_binding import KeyBindings
-
-    keys = KeyBindings()
-
-    @keys.add("enter")
-    def _send(event: Any) -> None:
-        event.current_buffer.validate_and_handle()
-
-    @keys.add("escape", "enter")
-    @keys.add("c-j")
-    def _add_line(event: Any) -> None:
-        event.current_buffer.insert_text("\n")
-
-    return PromptSession(_PROMPT, key_bindings=keys, multiline=True, prompt_continuation="  ")

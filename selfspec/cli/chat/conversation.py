@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import takewhile
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ class Turn(NamedTuple):
     num_reused: int
     seconds: float = 0.0  # from the first token to the last one
     interrupted: bool = False
-    cut_at: int | None = None  # The number of tokens, if the model had not finished.
+    is_cut: bool = False  # Did it take all the tokens that it might have?
 
 
 class Conversation:
@@ -33,14 +33,14 @@ class Conversation:
         spec: SelfSpec,
         show: Callable[[str, str], object],
         *,
-        system: str | None = None,
+        system: str = "",
     ) -> None:
         self._writer = writer
         self._spec = spec
         self._show = show
         self.begin(system)
 
-    def begin(self, system: str | None) -> None:
+    def begin(self, system: str) -> None:
         """Starts over with another system message; refuses one that the template does not take."""
         opening = [{"role": "system", "content": system}] if system else []
         encoded([*opening, {"role": "user", "content": "?"}], self._writer.tokenizer)
@@ -73,8 +73,7 @@ class Conversation:
             turn = turn._replace(interrupted=True)
         else:
             self._keep_kv(output)
-            new_ids = output.sequences[0, len(ids) :].tolist()
-            turn = turn._replace(cut_at=self._cut_at(new_ids, budget))
+            turn = turn._replace(is_cut=output.sequences.shape[1] == len(ids) + budget)
         self.messages = [*messages, {"role": "assistant", "content": live.text}]
         ended = perf_counter()
         return turn._replace(seconds=ended - (live.first_came or ended))
@@ -89,7 +88,7 @@ class Conversation:
     def _budget(self, num_prompt_tokens: int) -> int:
         """The number of tokens that the answer may have."""
         limit = self._writer.loaded.max_positions
-        wanted = self._writer.max_new_tokens
+        wanted = self._writer.asked.max_new_tokens
         if limit is None:
             return wanted
         if num_prompt_tokens >= limit:
@@ -124,11 +123,6 @@ class Conversation:
         if type(kv) is DynamicCache:  # Other kinds have a fixed size, or take no second prompt.
             self._kv = kv
             self._kv_ids = output.sequences[0, : kv.get_seq_length()].tolist()
-
-    def _cut_at(self, new_ids: Sequence[int], budget: int) -> int | None:
-        ends = self._writer.model.generation_config.eos_token_id
-        ends = ends if isinstance(ends, list) else [ends]
-        return budget if len(new_ids) == budget and new_ids[-1] not in ends else None
 
 
 def _can_crop(kv: Any) -> bool:

@@ -6,21 +6,16 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
-from selfspec.records import Evidence, StepRecord, sources_of
+from selfspec.records import StepRecord, sources_of
 
 OWN = "model"  # The model's own next token, which nobody drafted.
 SEVERAL = "several"  # More than one source has named the token.
 
 
-def origin_of(evidence: Sequence[Evidence]) -> str:
-    """The source that named a drafted token, or `SEVERAL`."""
-    names = set(sources_of(evidence))
-    return names.pop() if len(names) == 1 else SEVERAL
-
-
 def origins(record: StepRecord) -> list[str]:
     """Where each committed token of a step came from."""
-    drafted = [origin_of(record.tree.evidence[node]) for node in record.accepted_nodes()]
+    sources = (set(sources_of(record.tree.evidence[node])) for node in record.accepted_nodes())
+    drafted = [names.pop() if len(names) == 1 else SEVERAL for names in sources]
     return drafted + [OWN] * (len(record.committed_ids) - len(drafted))
 
 
@@ -44,7 +39,7 @@ class Watch:
         """Takes one token behind the prompt."""
 
     def end(self) -> None:
-        """Nothing is held back."""
+        """The text is complete."""
 
 
 class LiveText(Watch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from rich.console import Console
 from rich.segment import Segment, Segments
@@ -18,7 +17,6 @@ _STYLES = {
     "lut": "cyan",
     "lut2": "bright_cyan",
     "context": "green",
-    "grams": "bright_green",
     "corpus": "blue",
     "runners": "yellow",
     DRAFT_MODEL: "bright_yellow",
@@ -40,17 +38,6 @@ def harmless(text: str) -> str:
     'bell, colour[31m\\tand a line\\n'
     """
     return text.translate(_CONTROLS)
-
-
-def readable(tokenizer: Any, token_id: int) -> str:
-    """A token as a Python string literal, or the vocabulary's name of a part of a character.
-
-    So a newline is shown as '\\\\n' and a space in front of a word stays visible.
-    """
-    text: str = tokenizer.decode([token_id], clean_up_tokenization_spaces=False)
-    if not text or "\ufffd" in text:
-        return f"<{tokenizer.convert_ids_to_tokens(token_id)}>"
-    return repr(text)
 
 
 def labels(sources: Iterable[str]) -> dict[str, str]:

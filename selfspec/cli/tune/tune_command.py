@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from selfspec.building.progress import Bars
+from selfspec.cli.generate import check_output
 from selfspec.cli.shared.messages import working
 from selfspec.cli.shared.options import DraftOptions, Model, RunOptions
-from selfspec.cli.shared.text_files import check_output
 from selfspec.cli.shared.writer import checked, opened
 from selfspec.config import SpecConfig
 from selfspec.errors import CliError
@@ -96,13 +96,11 @@ def _opened(loading: RunOptions, out: Path) -> Iterator[tuple[Loaded, CacheConte
     """The model, and what the cache holds so far; a file that can't be used is told first."""
     with working(f"Loading {loading.title}"):
         from selfspec.cache import CacheContents, check_target, tokenizer_info
-        from selfspec.cli.shared.model_loading import quiet
 
         target = check_target(out, overwrite=True)
         held = str(target) if target.exists() else None
         loaded, start = opened(DraftOptions(**{**vars(loading), "cache": held}))
-    with quiet():
-        yield loaded, start.cache or CacheContents(tokenizer=tokenizer_info(loaded.tokenizer))
+    yield loaded, start.cache or CacheContents(tokenizer=tokenizer_info(loaded.tokenizer))
 
 
 def _measured_costs(model: Any, ids: Sequence[Sequence[int]], max_new_tokens: int) -> CostCurve:

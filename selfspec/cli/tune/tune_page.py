@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from selfspec.cli.shared.text_files import write_text
 from selfspec.draft.fitted import FittedTree
 from selfspec.fitting import AcceptanceCounts, Fit
 
@@ -42,7 +41,7 @@ def write_report(
         f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>A fitted tree</title>'
         f"<style>{_STYLE}</style>{''.join(parts)}</html>\n"
     )
-    write_text(path, "--report", page)
+    path.write_text(page, encoding="utf-8")
 
 
 def picture_of_tree(tree: FittedTree) -> str:
