@@ -19,7 +19,7 @@ def load_model(name: str | None, *, dtype: str, device: str, shape: str | None =
     _quieten()
     options = ModelOptions(model=name, device=device, dtype=dtype)
     loading.check_model(name)
-    model = loading.load_model(options, None).model
+    model = loading.load_model(options)
     return (model if shape is None else grow(model, shape)).eval()
 
 

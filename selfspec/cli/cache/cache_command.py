@@ -71,7 +71,7 @@ def build(
 
         def loaded_model() -> Any:
             bars.say(f"Loading {loading.title} ...")
-            return load_model(loading, tokenizer).model
+            return load_model(loading)
 
         try:
             contents = build_cache(

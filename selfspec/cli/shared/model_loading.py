@@ -73,40 +73,24 @@ def load_tokenizer(options: ModelOptions) -> Any:
     """Loads the tokenizer. That is quick, so its faults are told before the model is read."""
     from transformers import AutoTokenizer
 
-    source = _source(options)
+    source = options.model or str(TINY)
     with _one_line(f"the tokenizer of {source!r}"):
         return AutoTokenizer.from_pretrained(source)
 
 
-def load_model(options: ModelOptions, tokenizer: Any, **room: Any) -> Loaded:
+def load_model(options: ModelOptions, what: str = "model", **room: Any) -> Any:
     """Loads the model, in the dtype and onto the device that the options name.
 
     Within a memory, `room` says what `load_streamed` sets aside for texts and a draft model.
     """
-    if isinstance(options, RunOptions) and options.max_memory is not None:
-        model = _loaded(options, "model", {"max_memory": options.max_memory, **room})
-    else:
-        model = _loaded(options, "model")
-    return Loaded(options.model or TINY.name, model, tokenizer)
-
-
-def load_draft_model(name: str | None, options: ModelOptions) -> Any:
-    """Loads the small model in the options' dtype and onto their device; None if none is named."""
-    if name is None:
-        return None
-    small = ModelOptions(model=name, device=options.device, dtype=options.dtype)
-    return _loaded(small, "draft model")
-
-
-def _loaded(options: ModelOptions, what: str, within: dict[str, Any] | None = None) -> Any:
     from transformers import AutoModelForCausalLM
 
     from selfspec import load_streamed
 
-    source, dtype, device = _source(options), _dtype(options), _device(options.device)
+    source, dtype, device = options.model or str(TINY), _dtype(options), _device(options.device)
     with _one_line(f"the {what} of {source!r}"):
-        if within is not None:
-            return load_streamed(source, dtype=dtype, device=device, **within)
+        if isinstance(options, RunOptions) and (amount := options.max_memory) is not None:
+            return load_streamed(source, max_memory=amount, dtype=dtype, device=device, **room)
         model, info = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, output_loading_info=True
         )
@@ -115,10 +99,6 @@ def _loaded(options: ModelOptions, what: str, within: dict[str, Any] | None = No
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise ValueError(f"its files lack the weights {missing[0]!r}{more}")
         return model.to(device)
-
-
-def _source(options: ModelOptions) -> str:
-    return options.model or str(TINY)
 
 
 @contextmanager

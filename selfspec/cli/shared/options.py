@@ -115,7 +115,9 @@ class Knobs:
     """The knobs that a command takes, as in `SpecConfig`; the others are for comparisons."""
 
     max_nodes: Annotated[int, _knob("max_nodes")] = SpecConfig.max_nodes
-    budget: Annotated[str, _knob("budget", ("measured", "fixed"))] = SpecConfig.budget
+    budget: Annotated[Literal["measured", "fixed"], _knob("budget", ("measured", "fixed"))] = (
+        "measured"
+    )
     sources: Annotated[
         tuple[str, ...], _knob("sources", SOURCE_NAMES, converter=_names, n_tokens=1)
     ] = SpecConfig.sources

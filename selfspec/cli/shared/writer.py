@@ -72,7 +72,7 @@ def opened(asked: DraftOptions, *, chats: bool = False, num_texts: int = 0) -> t
     caches are quick to read, so their faults are told before the model is read.
     """
     from selfspec.cache import Remembered, load_cache
-    from selfspec.cli.shared.model_loading import load_draft_model, load_model, load_tokenizer
+    from selfspec.cli.shared.model_loading import TINY, Loaded, load_model, load_tokenizer
 
     tokenizer = load_tokenizer(asked)
     if chats and not tokenizer.chat_template:
@@ -83,10 +83,14 @@ def opened(asked: DraftOptions, *, chats: bool = False, num_texts: int = 0) -> t
     held = None if asked.cache is None else load_cache(asked.cache, tokenizer=tokenizer)
     if asked.remember is not None:
         Remembered(asked.remember, tokenizer, saves=False)  # Refuses a file of another tokenizer.
-    small = load_draft_model(asked.draft_model, asked)
+    small = None
+    if asked.draft_model is not None:
+        options = ModelOptions(model=asked.draft_model, device=asked.device, dtype=asked.dtype)
+        small = load_model(options, "draft model")
     room = (TOKENS_A_TEXT, num_texts + OTHER_TEXTS) if num_texts else (2048, 1)
-    model = load_model(asked, tokenizer, max_length=room[0], max_texts=room[1], draft_model=small)
-    return model, Start(held, asked.remember, small)
+    model = load_model(asked, max_length=room[0], max_texts=room[1], draft_model=small)
+    loaded = Loaded(asked.model or TINY.name, model, tokenizer)
+    return loaded, Start(held, asked.remember, small)
 
 
 def memory_of_texts(
@@ -106,8 +110,7 @@ def memory_of_texts(
 
 
 def _weight_bytes(model: Any) -> int:
-    num_bytes: int = sum(each.numel() * each.element_size() for each in model.parameters())
-    return num_bytes
+    return sum(each.nbytes for each in model.parameters())
 
 
 class Writer:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from selfspec.cli.shared.model_loading import load_model, load_tokenizer
+from selfspec.cli.shared.model_loading import Loaded, load_model, load_tokenizer
 from selfspec.cli.shared.options import ModelOptions, RunOptions
 from selfspec.errors import CliError
 from tests.streamed import least_memory, saved_model
@@ -15,7 +15,8 @@ from tests.streamed import least_memory, saved_model
 
 def load(folder, **options):
     options = RunOptions(model=None if folder is None else str(folder), **options)
-    return load_model(options, load_tokenizer(options))
+    load_tokenizer(options)
+    return load_model(options)
 
 
 @pytest.fixture
@@ -26,12 +27,13 @@ def broken(plain_folder, tmp_path):
 
 def test_dtypes(plain_folder, tmp_path):
     """The embedded model is saved in half precision, and is float32."""
-    assert load(None).model.dtype == torch.float32
-    loaded = load(plain_folder, device="cpu", dtype="bfloat16")
-    assert str(loaded).endswith("(0.0M parameters, bfloat16, cpu)")
-    loaded.model.save_pretrained(tmp_path)
-    loaded.tokenizer.save_pretrained(tmp_path)
-    assert load(tmp_path).model.dtype == torch.bfloat16
+    assert load(None).dtype == torch.float32
+    model = load(plain_folder, device="cpu", dtype="bfloat16")
+    tokenizer = load_tokenizer(ModelOptions(model=plain_folder))
+    assert str(Loaded("tiny", model, tokenizer)) == "tiny (0.0M parameters, bfloat16, cpu)"
+    for each in (model, tokenizer):
+        each.save_pretrained(tmp_path)
+    assert load(tmp_path).dtype == torch.bfloat16
 
 
 def test_weights_that_are_not_there_are_not_made_up(broken):
