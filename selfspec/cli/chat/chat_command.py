@@ -75,12 +75,13 @@ class Chat:
         self._show_drafts = show_drafts
         self._writer = writer
         self._spec = writer.new_spec(config)
-        self._reused = ""
         self.conversation = Conversation(writer, self._spec, self._show, system=system)
 
     def run(self, read: Callable[[], str]) -> None:
         """Answers what is read until Ctrl-D, the end of stdin, or `/exit`."""
-        self._introduce()
+        self._note(f"{self._writer.loaded}, {self._writer}. /help lists commands.")
+        if self._show_drafts and self._painter.in_colour:
+            self._console.print(self._painter.legend(self._writer.origins(self._spec.config)))
         while True:
             try:
                 line = read().strip()
@@ -96,11 +97,6 @@ class Chat:
             except SelfSpecError as error:
                 self._note(f"error: {error}")
 
-    def _introduce(self) -> None:
-        self._note(f"{self._writer.loaded}, {self._writer}. /help lists commands.")
-        if self._show_drafts and self._painter.in_colour:
-            self._console.print(self._painter.legend(self._writer.origins(self._spec.config)))
-
     def _handle(self, line: str) -> None:
         command, _, rest = line.partition(" ")
         if not line.startswith("/"):
@@ -114,7 +110,7 @@ class Chat:
             self.conversation.reset()
             self._note("The conversation starts over.")
         elif command == "/stats":
-            self._note(f"{self._spec.total_stats}{self._reused}")
+            self._note(str(self._spec.total_stats))
         elif command == "/help":
             commands = [f"{name:<12} {what}" for name, what in _COMMANDS.items()]
             self._note("\n".join([*commands, _KEYS]))
@@ -126,22 +122,16 @@ class Chat:
         with self._spinner:
             self._spinner.enter_context(working("Reading", only_spinner=True))
             turn = ask()
-        reused, length = turn.num_reused, turn.num_prompt_tokens
-        self._reused = f"\n  {reused} of the last {length} prompt tokens reused"
-        self._console.print()
-        self._note(self._ending(turn))
-
-    def _ending(self, turn: Turn) -> str:
-        """The line below an answer: how long it is, and what did not go as usual."""
         stats = self._spec.stats
-        if turn.interrupted:
-            return "(stopped; the conversation goes on from here)"
         parts = [f"{stats.num_new_tokens} tokens", f"{stats.tokens_per_step:.2f} a step"]
-        if turn.seconds:
-            parts.append(f"{(stats.num_new_tokens - 1) / turn.seconds:.1f} a second")
+        if stats.step_seconds:
+            parts.append(f"{stats.num_new_tokens / stats.step_seconds:.1f} a second")
         if turn.is_cut:
             parts.append("cut off")
-        return f"({', '.join(parts)})"
+        if turn.interrupted:
+            parts = ["stopped; the conversation goes on from here"]
+        self._console.print()
+        self._note(f"({', '.join(parts)})")
 
     def _show(self, piece: str, origin: str) -> None:
         self._spinner.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import takewhile
-from time import perf_counter
 from typing import Any, NamedTuple
 
 from selfspec.batch.prompts import encoded
@@ -15,11 +14,9 @@ from selfspec.plugin import SelfSpec
 
 
 class Turn(NamedTuple):
-    """How a turn ended. `num_reused` tokens of its prompt were in the KV already."""
+    """How a turn ended."""
 
-    num_prompt_tokens: int
-    num_reused: int
-    seconds: float = 0.0  # from the first token to the last one
+    num_reused: int  # Tokens of the prompt that were in the KV already.
     interrupted: bool = False
     is_cut: bool = False  # Did it take all the tokens that it might have?
 
@@ -64,7 +61,7 @@ class Conversation:
         budget = self._budget(len(ids))
         kv, num_reused = self._take_kv(ids)
         live = LiveText(self._writer.tokenizer, ids, self._show)
-        turn = Turn(len(ids), num_reused)
+        turn = Turn(num_reused)
         try:
             output = self._writer.write(
                 ids, self._spec, streamer=live, kv=kv, max_new_tokens=budget
@@ -75,8 +72,7 @@ class Conversation:
             self._keep_kv(output)
             turn = turn._replace(is_cut=output.sequences.shape[1] == len(ids) + budget)
         self.messages = [*messages, {"role": "assistant", "content": live.text}]
-        ended = perf_counter()
-        return turn._replace(seconds=ended - (live.first_came or ended))
+        return turn
 
     def retry(self) -> Turn:
         """Asks the last question again."""

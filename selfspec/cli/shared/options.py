@@ -6,7 +6,7 @@ A field's text in `--help` is the string below it; what a knob does is written i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from typing import Annotated, Any, Literal
 
@@ -101,12 +101,13 @@ def _names(_type: Any, tokens: Any) -> tuple[str, ...]:
     return tuple(name for name in names if name)
 
 
-def _knob(name: str, values: Iterable[str] = (), **how: Any) -> Parameter:
+def _knob(name: str, values: Sequence[str] = (), **how: Any) -> Parameter:
     """An option with the first words that `SpecConfig` says about the knob."""
     text = re.split(r"[.:;] ", _TEXTS[name])[0].rstrip(".")
-    values = ", ".join(values)
-    about = f"{text}: {values}." if values else f"{text}."
-    return Parameter(help=about, group=_DRAFTING, negative=(), show_default=False, **how)
+    listed = f": {', '.join(values)}" if values else ""
+    return Parameter(
+        help=f"{text}{listed}.", group=_DRAFTING, negative=(), show_default=False, **how
+    )
 
 
 @Parameter(name="*")
