@@ -13,7 +13,7 @@ from rich.text import Text
 
 from selfspec.cli.shared.live_text import OWN
 from selfspec.cli.shared.messages import working
-from selfspec.cli.shared.options import Flag, Knobs, Model, WriteOptions
+from selfspec.cli.shared.options import ChatOptions, Flag, Knobs, Model
 from selfspec.cli.shared.paint import Painter
 from selfspec.cli.shared.writer import checked, loaded
 from selfspec.errors import SelfSpecError, unknown_name
@@ -39,9 +39,9 @@ def chat(
     model: Model,
     /,
     *,
-    system: str = "",
+    system: str | None = None,
     show_drafts: Flag = False,
-    asked: WriteOptions = WriteOptions(max_new_tokens=512),
+    asked: ChatOptions = ChatOptions(),
     knobs: Knobs = Knobs(),
 ) -> None:
     """Talk with a chat model in the terminal.
@@ -64,7 +64,7 @@ class Chat:
         writer: Writer,
         config: SpecConfig,
         *,
-        system: str = "",
+        system: str | None = None,
         show_drafts: bool = False,
     ) -> None:
         from selfspec.cli.chat.conversation import Conversation
@@ -104,7 +104,7 @@ class Chat:
         elif command == "/retry":
             self._answer(self.conversation.retry)
         elif command == "/system":
-            self.conversation.begin(rest.strip())
+            self.conversation.begin(rest)
             self._note("The conversation starts over.")
         elif command == "/reset":
             self.conversation.reset()

@@ -30,14 +30,14 @@ class Conversation:
         spec: SelfSpec,
         show: Callable[[str, str], object],
         *,
-        system: str = "",
+        system: str | None = None,
     ) -> None:
         self._writer = writer
         self._spec = spec
         self._show = show
         self.begin(system)
 
-    def begin(self, system: str) -> None:
+    def begin(self, system: str | None) -> None:
         """Starts over with another system message; refuses one that the template does not take."""
         opening = [{"role": "system", "content": system}] if system else []
         encoded([*opening, {"role": "user", "content": "?"}], self._writer.tokenizer)

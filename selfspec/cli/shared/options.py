@@ -86,6 +86,15 @@ class WriteOptions(DraftOptions):
     """The most new tokens of an answer."""
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions(WriteOptions):
+    """The same with longer answers."""
+
+    max_new_tokens: PositiveInt = 512
+    """The most new tokens of an answer."""
+
+
 def knob_texts() -> dict[str, str]:
     """What each knob of `SpecConfig` does, by its name, from the docstring there."""
     found = parse(SpecConfig.__doc__ or "").params
@@ -106,7 +115,12 @@ def _knob(name: str, values: Sequence[str] = (), **how: Any) -> Parameter:
     text = re.split(r"[.:;] ", _TEXTS[name])[0].rstrip(".")
     listed = f": {', '.join(values)}" if values else ""
     return Parameter(
-        help=f"{text}{listed}.", group=_DRAFTING, negative=(), show_default=False, **how
+        help=f"{text}{listed}.",
+        group=_DRAFTING,
+        negative=(),
+        show_default=False,
+        show_choices=False,
+        **how,
     )
 
 

@@ -10,6 +10,16 @@ def test_knobs_have_the_names_and_defaults_of_the_config():
     assert Knobs().config() == SpecConfig()
 
 
+def test_a_chat_has_longer_answers_whatever_else_is_asked(run, plain_folder, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "selfspec.cli.chat.chat_command.checked", lambda options, _: asked.append(options) or 1 / 0
+    )
+    with pytest.raises(ZeroDivisionError):
+        run("chat", plain_folder, "--temperature", "0")
+    assert asked[0].max_new_tokens == 512
+
+
 @pytest.mark.parametrize(
     ("text", "sources"), [("lut", ("lut",)), (" context, lut ", ("context", "lut")), ("", ())]
 )
