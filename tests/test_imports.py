@@ -36,14 +36,13 @@ ALLOWED: dict[str, set[str] | None] = {
     "draft": _DRAFT,
     "verify": _VERIFY,
     "cost": {"records"},
-    "fitting": {"cost", "draft", "records"},
     "run": _RUN,
     "engine": _ENGINE,
     "cache": {"config", "draft", "errors"},
     "plugin": _ENGINE | {"engine", "cache"},
     "batch": {*_ENGINE, "engine", "plugin"},
     "serving": {*_ENGINE, "engine", "plugin", "batch"},
-    "building": {*_ENGINE, "batch", "engine", "fitting", "plugin", "cache"},
+    "building": {*_ENGINE, "batch", "engine", "plugin", "cache"},
     "cli": EVERYTHING,
     "": EVERYTHING,  # selfspec/__init__.py
 }
@@ -56,7 +55,6 @@ NO_TORCH = (
     "selfspec.cost",
     "selfspec.draft",
     "selfspec.errors",
-    "selfspec.fitting",
     "selfspec.machine.measured",
     "selfspec.machine.user_files",
     "selfspec.records",

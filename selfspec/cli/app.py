@@ -16,7 +16,6 @@ from selfspec.cli.check.check_command import check, demo
 from selfspec.cli.generate import generate
 from selfspec.cli.serve import serve
 from selfspec.cli.shared.options import GENERAL
-from selfspec.cli.tune.tune_command import tune
 from selfspec.errors import SelfSpecError, one_line
 
 _USER_ERROR = 2
@@ -48,7 +47,6 @@ app.command(chat, sort_key=2)
 app.command(generate, sort_key=3)
 app.command(batch, sort_key=4)
 app.command(serve, sort_key=5)
-app.command(tune, sort_key=6)
 app.command(cache)
 
 

@@ -175,7 +175,7 @@ def test_with_a_cache_the_text_is_the_same_and_comes_sooner(run, fails, plain_fo
 
 
 def test_another_tokenizers_cache_and_a_damaged_one_are_refused(fails, chat_folder, folder):
-    asked = ("demo", chat_folder, "--cache", folder)
+    asked = ("check", chat_folder, "--cache", folder)
     assert "was made for tokenizer 5a5a5a5a… (owner/toy), this model uses" in fails(*asked)
     os.truncate(folder, 99)
     assert "can't be read" in fails(*asked)
