@@ -47,7 +47,7 @@ def generate(
     """
     asked = replace(asked, model=model)
     config = checked(asked, knobs.config())
-    check_output(output)
+    _check_output(output)
     text = _read_prompt(file, prompt)
     expected = None if prediction is None else _read(prediction, "--prediction")
     with loaded(asked, chats=chat) as writer:
@@ -65,11 +65,11 @@ def generate(
         say(f"{start}{spec.stats}")
 
 
-def check_output(path: Path | None, option: str = "--output") -> None:
-    """Refuses an output that is a file already, before the model is loaded."""
+def _check_output(path: Path | None) -> None:
+    """Refuses what can't be a new file, before the model is loaded."""
     if path is None or (path.parent.is_dir() and not path.is_file() and not path.is_dir()):
         return  # It may be a device or a pipe.
-    raise CliError(f"{option} must be a new file in a folder that exists (got {str(path)!r})")
+    raise CliError(f"--output must be a new file in a folder that exists (got {str(path)!r})")
 
 
 def _read(path: Path | None, option: str) -> str:
@@ -101,7 +101,12 @@ def _encoded(writer: Writer, text: str, *, chats: bool) -> list[int]:
 
     asked = [{"role": "user", "content": text}] if chats else text
     ids = encoded(asked, writer.tokenizer)
-    writer.loaded.check_length(len(ids), writer.asked.max_new_tokens)
+    limit, num_new = writer.loaded.max_positions, writer.asked.max_new_tokens
+    if limit is not None and len(ids) + num_new > limit:
+        raise CliError(
+            f"prompt and new tokens must fit into the model's {limit} positions (got {len(ids)} + "
+            f"{num_new}); shorten the prompt, or lower --max-new-tokens"
+        )
     return ids
 
 

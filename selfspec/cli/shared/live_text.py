@@ -12,13 +12,6 @@ OWN = "model"  # The model's own next token, which nobody drafted.
 SEVERAL = "several"  # More than one source has named the token.
 
 
-def origins(record: StepRecord) -> list[str]:
-    """Where each committed token of a step came from."""
-    sources = (set(sources_of(record.tree.evidence[node])) for node in record.accepted_nodes())
-    drafted = [names.pop() if len(names) == 1 else SEVERAL for names in sources]
-    return drafted + [OWN] * (len(record.committed_ids) - len(drafted))
-
-
 class Watch:
     """A streamer that looks at the clock when the first token comes, behind the prompt."""
 
@@ -74,7 +67,9 @@ class LiveText(Watch):
     def hear(self, record: StepRecord) -> None:
         """Shows the tokens of a step."""
         self._has_records = True
-        self._emit(origins(record))
+        sources = (set(sources_of(record.tree.evidence[node])) for node in record.accepted_nodes())
+        drafted = [names.pop() if len(names) == 1 else SEVERAL for names in sources]
+        self._emit(drafted + [OWN] * (len(record.committed_ids) - len(drafted)))
 
     def end(self) -> None:
         """Shows the tokens and characters that were held back."""

@@ -30,15 +30,6 @@ class Loaded:
         """The number of positions that the model has; None if its config doesn't say."""
         return max_positions(self.model)
 
-    def check_length(self, num_ids: int, max_new_tokens: int, which: str = "") -> None:
-        """Refuses a prompt that leaves no room for its answer."""
-        limit = self.max_positions
-        if limit is not None and num_ids + max_new_tokens > limit:
-            raise CliError(
-                f"prompt{which} and new tokens must fit into the model's {limit} positions (got "
-                f"{num_ids} + {max_new_tokens}); shorten the prompt, or lower --max-new-tokens"
-            )
-
     def __str__(self) -> str:
         size = self.model.num_parameters() / 1e6
         amount = f"{size / 1000:.1f}B" if size >= 1000 else f"{size:.1f}M"

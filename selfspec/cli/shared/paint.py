@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.segment import Segment, Segments
@@ -22,13 +22,7 @@ _STYLES = {
     DRAFT_MODEL: "bright_yellow",
     SEVERAL: "magenta",
 }
-_OTHER = "bright_red"  # A source that the user has written.
 _CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-
-
-def style_of(origin: str) -> str:
-    """The colour of a token by its origin."""
-    return _STYLES.get(origin, _OTHER)
 
 
 def harmless(text: str) -> str:
@@ -38,14 +32,6 @@ def harmless(text: str) -> str:
     'bell, colour[31m\\tand a line\\n'
     """
     return text.translate(_CONTROLS)
-
-
-def labels(sources: Iterable[str]) -> dict[str, str]:
-    """A label for each origin that a drafted token can have with these sources."""
-    names = {name: name for name in sources}
-    if len(names) > 1:
-        names[SEVERAL] = "both" if len(names) == 2 else "several"
-    return names
 
 
 class Painter:
@@ -61,7 +47,7 @@ class Painter:
 
     def show(self, piece: str, origin: str = OWN) -> None:
         """Shows a piece of running text as it is: not wrapped, without markup."""
-        self.write(piece, style_of(origin))
+        self.write(piece, _STYLES.get(origin, "red"))
 
     def write(self, text: str, style: str) -> None:
         """Writes text in one of rich's styles."""
@@ -69,9 +55,9 @@ class Painter:
         self.console.print(Segments([segment]), end="", crop=False, no_wrap=True)
         self.console.file.flush()
 
-    def legend(self, sources: Iterable[str]) -> Text:
+    def legend(self, sources: Sequence[str]) -> Text:
         """A line that says which colour stands for which source."""
         text = Text("drafted by ")
-        for origin, label in labels(sources).items():
-            text.append(label, style_of(origin)).append("  ")
+        for name in (*sources, SEVERAL) if len(sources) > 1 else sources:
+            text.append(name, _STYLES[name]).append("  ")
         return text.append("plain: the model's own")
