@@ -43,7 +43,7 @@ def test_without_records_tokens_are_shown_as_they_come():
     live, shown, ids = make_live()
     for token_id in ids:
         live.put(torch.tensor([token_id]))
-    assert shown == [("a", OWN), ("b", OWN), ("c", OWN)]
+    assert shown == [("a", OWN), ("b", OWN), ("c", OWN), ("d", OWN)]
     live.end()
     assert live.text == "abcd"
 

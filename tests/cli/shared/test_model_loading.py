@@ -51,7 +51,7 @@ def test_weights_that_are_not_there_are_not_made_up(broken):
         ("model.safetensors", "torn"),
         ("config.json", json.dumps({"name": "nothing known"})),
         ("config.json", json.dumps({"model_type": "vit"})),
-        ("tokenizer.json", "{}"),
+        ("tokenizer.json", "torn"),
     ],
 )
 def test_files_that_are_no_model(broken, name, contents):
