@@ -32,7 +32,7 @@ class Watch:
         """Takes one token behind the prompt."""
 
     def end(self) -> None:
-        """The text is complete."""
+        """Nothing is held back here."""
 
 
 class LiveText(Watch):
@@ -58,14 +58,12 @@ class LiveText(Watch):
         self._has_records = False
 
     def take(self, token_id: int) -> None:
-        """Takes one token behind the prompt."""
         self._waiting.append(token_id)
         # With drafts, the record of the first token comes before the second token.
         if not self._has_records and len(self._waiting) > 1:
             self._emit([OWN] * len(self._waiting))
 
     def hear(self, record: StepRecord) -> None:
-        """Shows the tokens of a step."""
         self._has_records = True
         sources = (set(sources_of(record.tree.evidence[node])) for node in record.accepted_nodes())
         drafted = [names.pop() if len(names) == 1 else SEVERAL for names in sources]

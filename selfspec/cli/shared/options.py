@@ -141,7 +141,6 @@ class Knobs:
     strict: Annotated[bool, _knob("strict")] = SpecConfig.strict
 
     def config(self) -> SpecConfig:
-        """The knobs, checked."""
         return SpecConfig(**vars(self))
 
 

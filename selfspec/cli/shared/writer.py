@@ -131,7 +131,6 @@ class Writer:
 
     @property
     def dtype(self) -> str:
-        """The name of the model's dtype, as in ``--dtype``."""
         return str(self.model.dtype).removeprefix("torch.")
 
     def __str__(self) -> str:
