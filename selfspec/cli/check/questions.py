@@ -30,9 +30,7 @@ def total_price(items, tax):
 _OWN = {
     "edit": f"Rename the argument items to goods, and change nothing else:\n\n{_CODE}",
     "summary": f"Summarize this text in three sentences:\n\n{_PASSAGE}",
-    "question about a text": (
-        f"{_PASSAGE}\n\nWhy did the fishermen have to sail so far? Quote the sentences."
-    ),
+    "question": f"{_PASSAGE}\n\nWhy did the fishermen have to sail so far? Quote the sentences.",
     "code": "Write a Python class for a queue with put, get, peek and len.",
     "chat": "What should I pack for a week of walking in the mountains?",
 }

@@ -141,14 +141,16 @@ def _table(measured: Comparison, *, with_times: bool) -> Table:
     for name, way in measured.ways.items():
         if with_times:
             seconds = [sum(each) / len(each) for each in zip(*way.seconds, strict=True)]
-            add(f"{name},\nseconds", [f"{each:.2f}" for each in seconds], f"{sum(seconds):.2f}")
-        if with_times and name != STOCK:
-            speed_ups = [f"{each:.2f}x" for each in measured.speed_ups(name, 0)]
-            add("speed-up", speed_ups, f"{measured.speed_up(name):.2f}x")
+            cells = [f"{each:.2f}" for each in (*seconds, sum(seconds))]
+            if name != STOCK:
+                speed_ups = (*measured.speed_ups(name, 0), measured.speed_up(name))
+                cells = [f"{c} ({s:.2f}x)" for c, s in zip(cells, speed_ups, strict=True)]
+            add(f"{name},\nseconds" + "\n(speed-up)" * (name != STOCK), cells[:-1], cells[-1])
         if name != STOCK:
             rates = [way.total(prompt).tokens_per_step for prompt in range(len(lengths))]
             total = f"{way.total().tokens_per_step:.2f}"
-            add(f"{name},\ntokens\na step", [f"{each:.2f}" for each in rates], total)
+            whose = "" if with_times else f"{name},\n"
+            add(f"{whose}tokens\na step", [f"{each:.2f}" for each in rates], total)
     for row in zip(*columns, strict=True):
         table.add_row(*row)
     return table

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from eval import command
-from eval.papers.fit_tree import Counts, best_tree
+from eval.papers.fit_tree import best_tree
 from selfspec import SelfSpec, attach
 from selfspec.cache import load_cache
-from selfspec.records import DraftTree, Siblings, StepRecord
 from tests.tiny import make_tokenizer
 
 PLACES = [path for depth in (1, 2, 3) for path in product((0, 1), repeat=depth)]
@@ -44,22 +43,6 @@ def test_adding_the_likeliest_next_equals_brute_force(places, num_nodes):
     assert len(set(found)) == tree.width <= num_nodes + 1
     assert tree.chances == pytest.approx([chance_of(path) for path in found[1:]])
     assert sum(tree.chances) == pytest.approx(best)
-
-
-def test_a_step_is_counted_as_far_as_candidates_were_looked_at():
-    """The root's second candidate comes true, its child is none of those named; 9 got no node."""
-    tree = DraftTree.of_root(1)
-    tree.looked_at[0] = Siblings([7, 8, 9], [0.5, 0.3, 0.1], [(), (), ()])
-    for token in (7, 8):
-        tree.add(0, token, 0.3)
-    tree.looked_at[2] = Siblings([4], [0.5], [()])
-    counts = Counts()
-    for path, committed in (([0, 2], [8, 5]), ([0], [9]), ([0, 1], [7, 3])):
-        counts.observe(StepRecord(row=0, tree=tree, path=path, committed_ids=committed))
-    assert counts.trials == {(): 3, (1,): 1}
-    assert counts.hits == {(1,): 1, (2,): 1, (0,): 1}
-    assert counts.rates(2)(()) == pytest.approx([1 / 3] * 3)
-    assert counts.rates(1)((0,)) == []
 
 
 def test_the_program_makes_a_cache_that_drafts(told, asked, chat_folder, tmp_path):
