@@ -59,7 +59,6 @@ NO_TORCH = (
     "selfspec.machine.user_files",
     "selfspec.records",
     "selfspec.serving.batch_file",
-    "selfspec.serving.calls",
     "selfspec.serving.prompt_files",
     "selfspec.serving.schema",
     "selfspec.stats",

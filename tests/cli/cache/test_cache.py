@@ -81,7 +81,7 @@ class TestBuild:
             (("--data", "{texts}", "--max-size", "lots"), "--max-size must be a number of bytes"),
             (("--data", "{texts}", "--recipe", "fodler"), "did you mean 'folder'"),
             (("--data", "{texts}", "--recipe", "{texts}/none.toml"), "must be a readable file"),
-            (("--data", "{texts}", "--dtype", "int8"), "unknown dtype 'int8'"),
+            (("--data", "{texts}", "--dtype", "int8"), '"int8" for --dtype'),
             (("--data", "{texts}", "--learn-from", "generations"), "pass --no-chat-template"),
             (("--data", "{texts}", "--messages", "talk"), "--messages must be read from"),
         ],
