@@ -66,7 +66,7 @@ class LiveText(Watch):
     def hear(self, record: StepRecord) -> None:
         self._has_records = True
         sources = (set(sources_of(record.tree.evidence[node])) for node in record.accepted_nodes())
-        drafted = [names.pop() if len(names) == 1 else SEVERAL for names in sources]
+        drafted = [SEVERAL if len(names) > 1 else next(iter(names), OWN) for names in sources]
         self._emit(drafted + [OWN] * (len(record.committed_ids) - len(drafted)))
 
     def end(self) -> None:
