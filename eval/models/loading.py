@@ -36,6 +36,7 @@ def load_asked(options: Any, dtype: str | None = None) -> Any:
 def load_tokenizer(name: str | None) -> Any:
     """That model's tokenizer."""
     _quieten()
+    loading.check_model(name)
     return loading.load_tokenizer(ModelOptions(model=name))
 
 
