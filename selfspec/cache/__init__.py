@@ -13,7 +13,7 @@ from selfspec.cache.contents import (
 )
 from selfspec.cache.file import SUFFIX, check_target, file_of, save_cache
 from selfspec.cache.hub import load_cache, locate, push_cache
-from selfspec.cache.remember import Remembered
+from selfspec.cache.remember import Remembered, put_over
 
 __all__ = [
     "KEY_OF",
@@ -28,6 +28,7 @@ __all__ = [
     "load_cache",
     "locate",
     "push_cache",
+    "put_over",
     "save_cache",
     "tokenizer_info",
 ]
