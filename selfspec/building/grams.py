@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from selfspec.building.recipe import LEAST_BYTES
 from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.errors import BuildError
 
 Array = NDArray[Any]
 
-LEAST_BYTES = 9_000  # What tables without a row take in a file.
 _CHUNK = 1 << 20  # Tokens that are counted at once.
 _GRAM_BYTES = 112  # What one n-gram takes while two sets of them are merged.
 _HEADER_BYTES = 8192  # The most that the header of a cache file may take.

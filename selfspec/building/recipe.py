@@ -19,7 +19,6 @@ from pydantic import (
     model_validator,
 )
 
-from selfspec.building.grams import LEAST_BYTES
 from selfspec.errors import BuildError, unknown_name
 from selfspec.machine.memory import amount_in_bytes
 
@@ -43,6 +42,7 @@ OPTIONS = (
     "max_new_tokens",
     "temperature",
 )
+LEAST_BYTES = 9_000  # What n-gram tables without a row take in a file.
 _VOCABULARY = "vocabulary"
 _RECIPES = resources.files("selfspec") / "building" / "recipes"
 
@@ -144,22 +144,18 @@ class Recipe(BaseModel):
 
     @property
     def wants_ngrams(self) -> bool:
-        """Are n-grams counted?"""
         return self.build != "lut"
 
     @property
     def wants_lut(self) -> bool:
-        """Are LUTs filled, for which the model must run?"""
         return self.build != "ngrams"
 
     @property
     def generates(self) -> bool:
-        """Does the model write answers, and not only read?"""
         return self.learn_from == "generations"
 
     @property
     def reads_vocabulary(self) -> bool:
-        """Are the model's own tokens read, and no data?"""
         return self.data == _VOCABULARY
 
     @property
