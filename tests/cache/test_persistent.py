@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 import selfspec
-from selfspec import CacheError, SelfSpec, SpecConfig, VocabularyError
+from selfspec import CacheError, SelfSpec, VocabularyError
 from selfspec.cache import CacheContents, load_cache, persistent, save_cache, tokenizer_info
-from selfspec.draft.sources.corpus import CorpusSource
 from tests.caches import FakeTokenizer, count_grams, plain
 from tests.fakes import VOCAB, attached_model, lut_of, new_model, prompt
 
@@ -80,14 +79,6 @@ def test_about_is_kept_until_it_is_said_anew(path, tmp_path):
     assert load_cache(tmp_path / "new").about == {"by": "another"}
 
 
-def test_knobs_as_ever(path):
-    config = SpecConfig(max_nodes=5)
-    assert SelfSpec.from_pretrained(path, config=config).config == config
-    assert SelfSpec.from_pretrained(path, config=config, top_k=3).config.top_k == 3
-    with pytest.raises(selfspec.ConfigError, match="did you mean 'max_nodes'"):
-        SelfSpec.from_pretrained(path, max_node=5)
-
-
 @pytest.mark.parametrize("top_k", [1, 3, 12])
 def test_another_k_cuts_or_fills_the_rows(learned, path, top_k):
     theirs = lut_of(learned).rows.token_ids
@@ -95,14 +86,6 @@ def test_another_k_cuts_or_fills_the_rows(learned, path, top_k):
     shared = min(top_k, theirs.shape[1])
     np.testing.assert_array_equal(ours[:, :shared], theirs[:, :shared])
     assert (ours[:, shared:] == -1).all()
-
-
-def test_tables_of_sources_that_are_left_out_are_kept(path, tmp_path):
-    spec = SelfSpec.from_pretrained(path, sources=("lut", "context"))
-    write(spec)
-    spec.save_pretrained(tmp_path / "other")
-    kept, before = load_cache(tmp_path / "other").tables, load_cache(path).tables
-    np.testing.assert_array_equal(kept["lut2"]["pairs"], before["lut2"]["pairs"])
 
 
 def test_forgetting_goes_back_to_what_was_loaded(path):
@@ -131,18 +114,6 @@ class TestCorpus:
         more = load_cache(tmp_path / "more")
         assert plain(more)[2] == plain(corpus_of())[2]
         assert set(more.tables) == {"lut", "lut2"}
-
-    def test_specs_share_what_was_loaded_once(self, tmp_path):
-        save_cache(tmp_path / "cache", corpus_of())
-        contents = load_cache(tmp_path / "cache")
-        specs = [SelfSpec.from_contents(contents, max_nodes=n) for n in (4, 8)]
-        tables = [
-            source.tables
-            for spec in specs
-            for source in spec.memory(VOCAB).sources
-            if isinstance(source, CorpusSource)
-        ]
-        assert tables == [contents.corpus, contents.corpus]
 
 
 class TestVocabulary:
