@@ -8,7 +8,6 @@ from selfspec.cache.contents import (
     Arrays,
     CacheContents,
     TokenizerInfo,
-    flat_keys,
     tokenizer_info,
 )
 from selfspec.cache.file import SUFFIX, check_target, file_of, save_cache
@@ -24,7 +23,6 @@ __all__ = [
     "TokenizerInfo",
     "check_target",
     "file_of",
-    "flat_keys",
     "load_cache",
     "locate",
     "push_cache",

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from selfspec.cache.contents import KEY_OF, Arrays, CacheContents, flat_keys, tokenizer_info
+from selfspec.cache.contents import KEY_OF, Arrays, CacheContents, tokenizer_info
 from selfspec.cache.file import check_target, file_of, read_cache, save_cache
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.memory import Memory
@@ -164,7 +165,7 @@ def _changed(source: str, now: Arrays, before: Arrays) -> Arrays:
     """The rows that are new or other than before. Keys are sorted in both."""
     if not len(before["ids"]):
         return now
-    keys, old_keys = (flat_keys(table[KEY_OF[source]]) for table in (now, before))
+    keys, old_keys = (_flat(table[KEY_OF[source]]) for table in (now, before))
     found = np.searchsorted(old_keys, keys).clip(max=len(old_keys) - 1)
     same = old_keys[found] == keys
     for name in ("ids", "probabilities"):
@@ -176,8 +177,9 @@ def put_over(kept: CacheContents, new: CacheContents, num_ids: int = 0) -> Cache
     """What is kept, as a memory that then learns the new rows; so it never outgrows a memory.
 
     Of a rate that both have, the one with more trials stays: another process may have counted it.
-    The memory is one of a model with at least `num_ids` tokens.
+    The memory is one of a model with at least `num_ids` tokens. Corpora are left out.
     """
+    kept, new = (replace(each, corpus=None) for each in (kept, new))
     # Models that share a tokenizer may pad their vocabularies differently.
     num_ids = max(num_ids, kept.count_ids(), new.count_ids())
     widths = [t["ids"].shape[1] for part in (kept, new) for t in part.tables.values()]
@@ -189,6 +191,12 @@ def put_over(kept: CacheContents, new: CacheContents, num_ids: int = 0) -> Cache
     restore(memory, replace(new, calibration=rates), num_ids)
     tables = {name: table for name, table in memory.tables().items() if len(table["ids"])}
     return replace(new, tables=tables, calibration=memory.calibration.rows() or None)
+
+
+def _flat(keys: NDArray[Any]) -> NDArray[np.int64]:
+    """Tokens (N,) or pairs (N, 2) as one number each, in the same order."""
+    wide = keys.astype(np.int64)
+    return wide if wide.ndim == 1 else (wide[:, 0] << 32) + wide[:, 1]
 
 
 def _kinds(row: list[Any]) -> tuple[Any, ...]:
