@@ -26,6 +26,7 @@ from selfspec.draft.sources import REGISTRY, LastingSource
 from selfspec.errors import CacheError, ConfigError, VocabularyError
 
 SAVE_SECONDS = 300.0
+_MOST_ENTRIES = 1 << 28  # No vocabulary needs as many, but a file may name any token.
 _MAX_WAIT = 10.0  # In seconds. A save by another process takes a fraction of one.
 
 _log = logging.getLogger("selfspec")
@@ -184,6 +185,11 @@ def put_over(kept: CacheContents, new: CacheContents, num_ids: int = 0) -> Cache
     num_ids = max(num_ids, kept.count_ids(), new.count_ids())
     widths = [t["ids"].shape[1] for part in (kept, new) for t in part.tables.values()]
     top_k = max(widths, default=1)
+    if num_ids * top_k > _MOST_ENTRIES:
+        raise CacheError(
+            f"a memory has at most {_MOST_ENTRIES:,} entries (got {num_ids} tokens with {top_k} next "
+            "ones each); leave that cache out"
+        )
     memory = Memory([REGISTRY[name](num_ids, top_k) for name in KEY_OF], Calibration(), top_k)
     trials = {_kinds(row): row[2] for row in kept.calibration or []}
     rates = [row for row in new.calibration or [] if row[2] >= trials.get(_kinds(row), 0)]

@@ -152,6 +152,9 @@ class TestMerge:
         save_cache(tmp_path / "foreign", foreign)
         line = fails("cache", "merge", out, folder, tmp_path / "foreign")
         assert "caches to merge must belong to one tokenizer" in line
+        save_cache(tmp_path / "wide", contents(tables={"lut": lut([1, 2**31 - 1])}))
+        line = fails("cache", "merge", out, folder, tmp_path / "wide")
+        assert "entries (got 2147483648 tokens with 4 next ones each)" in line
         os.truncate(folder, 99)
         assert "can't be read" in fails("cache", "merge", out, folder)
         assert not out.exists()
