@@ -187,8 +187,8 @@ def put_over(kept: CacheContents, new: CacheContents, num_ids: int = 0) -> Cache
     top_k = max(widths, default=1)
     if num_ids * top_k > _MOST_ENTRIES:
         raise CacheError(
-            f"a memory has at most {_MOST_ENTRIES:,} entries (got {num_ids} tokens with {top_k} next "
-            "ones each); leave that cache out"
+            f"a memory has at most {_MOST_ENTRIES:,} entries (got {num_ids} tokens with {top_k} "
+            "next ones each); leave that cache out"
         )
     memory = Memory([REGISTRY[name](num_ids, top_k) for name in KEY_OF], Calibration(), top_k)
     trials = {_kinds(row): row[2] for row in kept.calibration or []}
