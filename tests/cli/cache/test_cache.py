@@ -77,10 +77,13 @@ class TestBuild:
             (("--data", "./nowhere"), "--data must be a file or folder that exists"),
             (("--data", "{texts}", "--max-documents", "0"), "--max-documents must be greater than"),
             (("--data", "{texts}", "--recipe", "fodler"), "did you mean 'folder'"),
-            (("--data", "{texts}", "--recipe", "{texts}/none.toml"), "must be a readable file"),
+            (
+                ("--data", "{texts}", "--recipe", "{texts}/none.toml"),
+                "must be a readable TOML file",
+            ),
             (("--data", "{texts}", "--dtype", "int8"), "unknown dtype 'int8'"),
             (("--data", "{texts}", "--recipe", "own-answers"), "pass --no-chat-template"),
-            (("--data", "{texts}", "--messages", "talk"), "unknown column 'talk'"),
+            (("--data", "{texts}", "--messages", "x", "--no-chat-template"), "unknown column 'x'"),
         ],
     )
     def test_mistakes_are_answered_in_a_line(self, fails, command, texts, tmp_path, args, said):
