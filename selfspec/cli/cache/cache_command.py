@@ -11,7 +11,7 @@ from cyclopts.types import PositiveInt
 from rich.console import Console
 
 from selfspec.cli.cache.recipe_options import RecipeOptions, recipe_of
-from selfspec.cli.shared.messages import working
+from selfspec.cli.shared.messages import say, working
 from selfspec.cli.shared.options import GENERAL, Flag, Model, ModelOptions
 from selfspec.cli.shared.paint import harmless
 from selfspec.cli.shared.writer import checked
@@ -36,7 +36,6 @@ def build(
     /,
     *,
     recipe: str | None = None,
-    max_memory: str = "4GB",
     overwrite: Flag = False,
     asked: ModelOptions = ModelOptions(),
     options: RecipeOptions = RecipeOptions(),
@@ -49,45 +48,41 @@ def build(
         output: The cache to make.
         recipe: code, dialogue, folder, oanc, own-answers, vocabulary, or a TOML file with the keys
             below. Options override its keys.
-        max_memory: Memory for counting n-grams; rare ones are dropped.
         overwrite: Replace a cache that exists.
     """
     loading = replace(asked, model=model)
     wanted = checked(loading, recipe_of(recipe, options))
-    memory = amount_in_bytes(max_memory, name="--max-memory")
     from selfspec.cache import check_target
 
     check_target(output, overwrite=overwrite)
     with working(f"Loading the tokenizer of {loading.title}"):
         from selfspec.building.build import build_cache
-        from selfspec.building.documents import find_inputs
-        from selfspec.building.progress import Bars
+        from selfspec.building.texts import find_files
         from selfspec.cli.shared.model_loading import load_model, load_tokenizer
 
         if not wanted.reads_vocabulary:
-            find_inputs(wanted)  # A wrong path is told before anything is loaded.
+            find_files(wanted)  # A wrong path is told before anything is loaded.
         tokenizer = load_tokenizer(loading)
-    with Bars(Console(stderr=True)) as bars:
+    console = Console(stderr=True)
 
-        def loaded_model() -> Any:
-            bars.say(f"Loading {loading.title} ...")
-            return load_model(loading)
+    def loaded_model() -> Any:
+        console.print(f"Loading {loading.title} ...", highlight=False)
+        return load_model(loading)
 
-        try:
-            contents = build_cache(
-                wanted,
-                output,
-                tokenizer,
-                loaded_model,
-                bars=bars,
-                model_name=loading.model,
-                max_memory=memory,
-                overwrite=overwrite,
-            )
-        except KeyboardInterrupt:
-            if wanted.generates:
-                bars.say("interrupted; the same command goes on with the next answer")
-            raise
+    try:
+        contents = build_cache(
+            wanted,
+            output,
+            tokenizer,
+            loaded_model,
+            console=console,
+            model_name=loading.model,
+            overwrite=overwrite,
+        )
+    except KeyboardInterrupt:
+        if wanted.generates:
+            say("Interrupted. The same command goes on with the next answer.")
+        raise
     _print_contents(output, contents)
     if left_out := contents.about.get("left_out"):
         print(f"left out (empty, too long, or refused by the template): {left_out:,}")
