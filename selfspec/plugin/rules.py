@@ -25,9 +25,9 @@ from selfspec.compat.generation import (
 )
 from selfspec.compat.modules import is_parallel, prompt_learning
 from selfspec.run.rope import rope_reason
+from selfspec.sequence import Stops
 from selfspec.verify.choosers import Processing
 from selfspec.verify.shortlist import Warpers
-from selfspec.verify.transcript import RowStops
 
 # Processors whose scores for a row depend on that row alone. Others, user-made ones among them,
 # may look at the batch or count their calls: for them the rows of a batch move together.
@@ -217,7 +217,7 @@ def looks_at_rows(processors: Sequence[Any]) -> bool:
     return all(type(p) in _ROW_PROCESSORS or getattr(p, "looks_at_rows", False) for p in processors)
 
 
-def row_stops(criteria: Any) -> RowStops | None:
+def row_stops(criteria: Any) -> Stops | None:
     """The stopping rules where all of them look at one row alone; else None."""
     eos_ids: frozenset[int] = frozenset()
     others = []
@@ -228,10 +228,9 @@ def row_stops(criteria: Any) -> RowStops | None:
             others.append(criterion)
         elif type(criterion) is not stopping_criteria.MaxLengthCriteria:
             return None
-    max_length = length_limit(criteria)
-    if max_length is None or (others and not eos_ids):
+    if length_limit(criteria) is None or (others and not eos_ids):
         return None  # without an end token, stock lets a row that stopped go on writing
-    return RowStops(max_length, eos_ids, others)
+    return Stops(eos_ids, tuple(others))
 
 
 def length_limit(criteria: Any) -> int | None:

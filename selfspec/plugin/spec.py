@@ -22,13 +22,12 @@ from selfspec.compat.versions import untried_reason
 from selfspec.config import SpecConfig
 from selfspec.draft.memory import Memory
 from selfspec.draft.sources import Source
-from selfspec.engine import first_tokens
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
-from selfspec.machine.device import device_for
 from selfspec.plugin.arguments import predictions_of
 from selfspec.plugin.call import Call
 from selfspec.plugin.draft_model import check_draft_model, new_draft_model
 from selfspec.plugin.prompt import PromptReader, teach
+from selfspec.plugin.rows import Rows
 from selfspec.plugin.rules import unservable
 from selfspec.records import StepRecord
 from selfspec.run.draft_model import DraftModel
@@ -37,7 +36,6 @@ from selfspec.run.prepared import Forwards
 from selfspec.run.probe import Ability
 from selfspec.run.prompt import Prompt
 from selfspec.stats import GenerationStats
-from selfspec.verify.verifier import Verifier
 
 _log = logging.getLogger("selfspec")
 _NOT_SAID: Any = object()  # Stands for an argument that transformers hands to no loop.
@@ -263,26 +261,19 @@ class SelfSpec(Persistent):
         ):
             call.stats.seconds["prepare"] += perf_counter() - start  # type: ignore[assignment]
             call.stats.disable(prepared.ability.reason)
-            with prepared.reading():
-                prompt = PromptReader(call).read(prepared)
-                assert prompt is not None
-                device = device_for(prompt.logits.device, overlap=call.config.overlap)
-                verifier = Verifier(call.texts(prepared.ability, device))
-                rows = range(len(prompt.texts))
-                first = first_tokens(verifier, rows, prompt.last_tokens, prompt.logits)
-                memory = self.learn(call, prompt)
-            with prepared.decoding():
-                backend = prepared.backend(prompt, reach=call.reach, width=call.width)
-                try:
-                    decoder = call.decoder(prepared, backend, verifier, device, len(rows))
-                    decoder.add(call.rows(prompt, memory, decoder), first)
-                    decoder.run()
-                finally:
-                    call.note(prepared, backend)
-                    backend.release(fills=call.gives_cache_back)
-        text = verifier.texts[0]
-        text.transcript.end()
-        return call.result(text, prompt.cache)
+            rows = Rows(self, prepared)
+            try:
+                with prepared.reading():
+                    prompt = PromptReader(call).read(prepared)
+                    assert prompt is not None
+                    rows.add(call, prompt)
+                sequences = rows.sequences
+                rows.run()
+            finally:
+                rows.close(call)
+        if call.streamer is not None:
+            call.streamer.end()
+        return call.result(sequences, prompt.cache)
 
     def learn(self, call: Call, prompt: Prompt) -> Memory:
         """What one call works on, by the learning scope, with what the prompt teaches."""

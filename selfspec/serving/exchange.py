@@ -11,8 +11,8 @@ from time import perf_counter
 from typing import Any
 
 from selfspec.batch import Answer
-from selfspec.batch.ticket import Ticket
 from selfspec.errors import SelfSpecError, one_line
+from selfspec.plugin.call import Call
 from selfspec.serving.calls import Limits
 from selfspec.serving.model_thread import ModelThread, News
 from selfspec.serving.replies import Piece, usage_of
@@ -31,7 +31,7 @@ class Exchange:
         self.answers: list[Answer] = []  # Those that are complete.
         self.seconds_to_first: float | None = None
         self._model = model
-        self._tickets: list[Ticket] = []
+        self._tickets: list[Call] = []
         self._news: asyncio.Queue[tuple[int, News]] = asyncio.Queue()
         stops = request.stop or ()
         self._texts = [TextStream(model.tokenizer, stops) for _ in range(self.num_choices)]

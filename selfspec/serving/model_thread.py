@@ -19,8 +19,8 @@ from typing import Any
 from selfspec.batch import Answer
 from selfspec.batch.pace import ReadingPace
 from selfspec.batch.session import Session
-from selfspec.batch.ticket import Ticket
 from selfspec.errors import SelfSpecError
+from selfspec.plugin.call import Call
 from selfspec.plugin.spec import SelfSpec
 from selfspec.serving.schema import RequestError
 
@@ -88,11 +88,11 @@ class ModelThread:
                 code="overloaded",
             )
 
-    def ticket(self, ids: Sequence[int], seed: int, arguments: dict[str, Any]) -> Ticket:
+    def ticket(self, ids: Sequence[int], seed: int, arguments: dict[str, Any]) -> Call:
         """The call of a prompt; may be called in any thread that ends soon."""
-        return self.session.ticket(next(self._indices), ids, seed, arguments)
+        return self.session.call(next(self._indices), ids, seed, arguments)
 
-    def submit(self, ticket: Ticket, hear: Hear) -> None:
+    def submit(self, ticket: Call, hear: Hear) -> None:
         """Lets a ticket wait for its answer. `hear` gets its tokens, and at last the answer."""
         tell = asyncio.get_running_loop().call_soon_threadsafe
         self._clients[ticket.index] = lambda news: tell(hear, news)
@@ -181,7 +181,7 @@ class ModelThread:
         if tell is not None:
             tell(news)
 
-    def _add(self, ticket: Ticket) -> None:
+    def _add(self, ticket: Call) -> None:
         if ticket.index in self._clients:
             self.session.add(ticket)
 

@@ -1,15 +1,13 @@
-"""Tokens chosen at all nodes of a step's trees at once, before anybody knows which are visited.
+"""Tokens chosen at all nodes of a tree at once, before anybody knows which are visited.
 
 Knows trees, scores and noise; processors are callables.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
 
 import torch
 
@@ -19,17 +17,9 @@ from selfspec.verify.logits import likeliest
 from selfspec.verify.noise import Noise, highest_ratios
 from selfspec.verify.tape import NoiseTape
 
-__all__ = ["Drawn", "Likeliest", "Nodes", "Processors", "processed"]
+__all__ = ["Drawn", "Likeliest", "Processors", "processed"]
 
 Processors = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-class Nodes(NamedTuple):
-    """All nodes that a row's walk may reach."""
-
-    row: int  # As in `Visit`.
-    forward_index: int
-    tree: DraftTree
 
 
 def processed(
@@ -59,22 +49,15 @@ def processed(
 class Likeliest:
     """The likeliest token behind each node, on its way to the CPU."""
 
-    def __init__(
-        self,
-        scores: torch.Tensor,  # (N, V): of all nodes, row by row
-        asked: Sequence[Nodes],
-        device: Device,
-    ) -> None:
-        starts = itertools.accumulate((len(nodes.tree) for nodes in asked), initial=0)
-        self._starts = {nodes.row: start for nodes, start in zip(asked, starts, strict=False)}
-        self._fetched = device.fetch(likeliest(scores))
+    def __init__(self, scores: torch.Tensor, device: Device) -> None:
+        self._fetched = device.fetch(likeliest(scores))  # (N, V): of all nodes
         self._tokens: list[int] | None = None
 
-    def token(self, row: int, node: int, step: int) -> int:
+    def token(self, node: int, step: int) -> int:
         """The token behind a node."""
         if self._tokens is None:
             self._tokens = self._fetched.get()[0].tolist()
-        return self._tokens[self._starts[row] + node]
+        return self._tokens[node]
 
 
 class Drawn:
@@ -83,47 +66,32 @@ class Drawn:
     def __init__(
         self,
         tape: NoiseTape,
-        scores: torch.Tensor,  # (N, V): of all nodes, row by row
-        asked: Sequence[tuple[Nodes, int]],  # and the step of each row's root
+        scores: torch.Tensor,  # (N, V): of all nodes
+        tree: DraftTree,
+        place: tuple[int, int],  # the row's number on the tape, and the step of the root
         device: Device,
     ) -> None:
         self._tape, self._like = tape, scores[:1]
-        self._places: dict[tuple[int, int], tuple[int, Noise]] = {}  # By row and node.
-        self._values: list[list[float]] | None = None
-        numbers: list[torch.Tensor] = []
-        indices: list[int] = []
-        for nodes, step in asked:
-            foreseen = self._noises(nodes, step, numbers)
-            for node, depth in enumerate(nodes.tree.depths):
-                index, noise = foreseen.get(depth, (0, None))
-                if noise is not None:  # Else it is too far ahead.
-                    self._places[nodes.row, node] = len(indices), noise
-                indices.append(index)
+        (number, step), depths = place, range(max(tree.depths) + 1)
+        noises = [tape.foreseen(step + depth, self._like) for depth in depths]
+        # The noise of each node; None where it is too far ahead.
+        self._noises: list[Noise | None] = [noises[depth] for depth in tree.depths]
         self._fetched: Fetched | None = None
-        if numbers:
+        self._values: list[list[float]] | None = None
+        known = [noise for noise in noises if noise is not None]  # All but the deepest.
+        if known:
+            indices = [min(depth, len(known) - 1) for depth in tree.depths]
             of_node = upload(torch.tensor(indices, device="cpu"), scores.device)
-            of_nodes = torch.stack(numbers)[of_node]
+            of_nodes = torch.stack([noise.of_all(number) for noise in known])[of_node]
             self._fetched = device.fetch(highest_ratios(scores, of_nodes))
 
-    def token(self, row: int, node: int, step: int) -> int | None:
+    def token(self, node: int, step: int) -> int | None:
         """The token behind a node that is visited; None if it has to be drawn there."""
-        place = self._places.get((row, node))
-        if place is None or self._tape.taken(step, self._like) is not place[1]:
+        noise = self._noises[node]
+        if noise is None or self._tape.taken(step, self._like) is not noise:
             return None  # Somebody else has drawn in the meantime, or it was too far ahead.
         if self._values is None:
             assert self._fetched is not None
             self._values = self._fetched.get()[0].tolist()
-        best, token = (of_all[place[0]] for of_all in self._values)
+        best, token = (of_all[node] for of_all in self._values)
         return None if math.isnan(best) else int(token)
-
-    def _noises(
-        self, nodes: Nodes, step: int, numbers: list[torch.Tensor]
-    ) -> dict[int, tuple[int, Noise]]:
-        """The noise of each depth, and its index among the `numbers` of all of them."""
-        found = {}
-        for depth in range(max(nodes.tree.depths) + 1):
-            noise = self._tape.foreseen(step + depth, self._like)
-            if noise is not None:
-                found[depth] = len(numbers), noise
-                numbers.append(noise.of_all(nodes.row))
-        return found

@@ -219,11 +219,11 @@ def test_short_ones_first_but_not_for_ever() -> None:
 
 
 class Line(NamedTuple):
-    """A ticket as those that wait see it."""
+    """A call as those that wait see it."""
 
     index: int
     need: int
-    is_alone: bool = False
+    alone_reason: str | None = None
 
 
 @given(needs=st.lists(st.integers(1, 50), min_size=1, max_size=30), dice=st.randoms())
