@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any
 
@@ -16,7 +16,6 @@ from selfspec.plugin.arguments import for_drafts, loop_of
 from selfspec.plugin.call import Call
 from selfspec.plugin.rules import end_ids
 from selfspec.plugin.spec import SelfSpec
-from selfspec.run.probe import Ability
 from selfspec.stats import GenerationStats
 
 # Gets the index of a prompt and its new tokens; says whether anybody reads on.
@@ -84,31 +83,25 @@ def call_for(
     arguments = for_drafts(model, {**arguments, **ours})
 
     @wraps(spec.open_call)  # transformers hands over what its signature names.
-    def opened(*args: Any, **kwargs: Any) -> tuple[Call, Ability | str]:
+    def opened(*args: Any, **kwargs: Any) -> tuple[Call, str | None]:
         call = spec.open_call(*args, **kwargs)
         # A wrapper of PEFT changes the model until its generate() returns.
-        return call, call.ability(spec.forwards)
+        return call, call.plain_reason or call.together_reason(several=True)
 
     loop = loop_of(opened, model, arguments)
     call: Call
-    call, ability = model.generate(**_inputs(ids, model), custom_generate=loop, **arguments)
+    call, alone_reason = model.generate(**_inputs(ids, model), custom_generate=loop, **arguments)
     if len(call.input_ids) != 1:
         raise UnsupportedError(
             f"num_return_sequences must be 1 (got {len(call.input_ids)}); give the prompt "
             "several times"
         )
-    generator = None
     if call.generation_config.do_sample:
         seed = int(torch.randint(2**63 - 1, (), device="cpu")) if seed is None else seed
-        generator = torch.Generator(call.input_ids.device).manual_seed(seed)
-    is_plain = isinstance(ability, str)
-    return replace(
-        call,
-        index=index,
-        generator=generator,
-        alone_reason=ability if is_plain else call.together_reason(ability, several=True),
-        decode_alone=partial(_decode_alone, spec, model, list(ids), seed, arguments),
-    )
+        call.generator = torch.Generator(call.input_ids.device).manual_seed(seed)
+    call.index, call.alone_reason = index, alone_reason
+    call.decode_alone = partial(_decode_alone, spec, model, list(ids), seed, arguments)
+    return call
 
 
 def _decode_alone(

@@ -4,31 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from time import perf_counter
 from typing import Any
 
 import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from selfspec.compat.generation import decode_plainly, kv_of, with_kv
+from selfspec.compat.generation import decode_plainly, with_kv
 from selfspec.config import SpecConfig
 from selfspec.draft.sources.prediction import Prediction
 from selfspec.errors import UnsupportedError
-from selfspec.plugin.rules import (
-    end_ids,
-    for_rows,
-    length_limit,
-    looks_at_rows,
-    plain_reason,
-    row_stops,
-    split_warpers,
-)
+from selfspec.plugin.refusals import Outcome, reason_for
+from selfspec.plugin.rules import end_ids, for_rows, length_limit, row_stops, split_warpers
 from selfspec.run.draft_model import DraftModel
 from selfspec.run.prepared import Forwards
-from selfspec.run.probe import Ability, attention_for_trees
+from selfspec.run.probe import Ability
 from selfspec.run.prompt import Prompt
-from selfspec.run.rope import changes_other_rows
-from selfspec.run.tree_kv import foreign_layer
 from selfspec.sequence import Sequence, Stops, Streamer, output_of, stream_to
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import BatchChooser, Chooser, GreedyChooser, ProcessedChooser
@@ -41,7 +33,7 @@ class SelfSpecOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
     stats: GenerationStats
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)  # Each one is itself, whatever it holds.
+@dataclass(kw_only=True, eq=False)  # Each one is itself, whatever it holds.
 class Call:
     """One `generate()` call as stock prepared it, and the rules that follow from it."""
 
@@ -53,6 +45,7 @@ class Call:
     streamer: Streamer | None
     model_kwargs: dict[str, Any]  # before the prompt is read
     config: SpecConfig
+    forwards: Forwards
     stats: GenerationStats
     predictions: list[Prediction | None]  # One for each row.
     listeners: tuple[Any, ...] = ()
@@ -81,23 +74,24 @@ class Call:
         """How many tokens beyond the prompt the last one may stand, drafted or not."""
         return max(self.max_length - self.num_tokens, 1)
 
-    def ability(self, forwards: Forwards) -> Ability | str:
-        """What the model can verify in this call, or why it has to be decoded plainly."""
+    def setting(self, name: str) -> Any:
+        """What the prepared config says."""
+        return getattr(self.generation_config, name, None)
+
+    @cached_property
+    def ability(self) -> Ability:
+        """What the model can verify, tried on first use."""
+        return self.forwards.ability(self.model)
+
+    @property
+    def plain_reason(self) -> str | None:
+        """Why the call has to be decoded plainly; None if it is drafted for."""
         start = perf_counter()
-        if self.synced_gpus:
-            return "synced_gpus=True lets several processes run their forwards in step"
-        reason = plain_reason(self.model, self.generation_config, self.model_kwargs, self.reach)
+        reason = reason_for(Outcome.PLAIN, self)
         if reason is None and self.config.strict:
-            attention = attention_for_trees(self.model)
-            reason = attention if isinstance(attention, str) else None
-        if reason is not None:
-            return reason
-        ability = forwards.ability(self.model)
+            reason = reason_for(Outcome.CHAINS, self)
         self.stats.seconds["prepare"] += perf_counter() - start  # type: ignore[assignment]
-        if ability.reason and (ability.mode == "plain" or self.config.strict):
-            return ability.reason
-        is_tree = ability.mode == "tree"
-        return (foreign_layer(kv_of(self.model_kwargs)) if is_tree else None) or ability
+        return reason
 
     def decode_plainly(self, reason: str) -> Any:
         """Stock's own loop, with the reason noted; an error instead under `strict`."""
@@ -141,13 +135,13 @@ class Call:
         """Does anybody see the KV cache behind the call?"""
         return bool(self.generation_config.return_dict_in_generate) or self.has_callers_cache
 
-    def rows(self, prompt: Prompt, ability: Ability) -> list[Sequence]:
+    def rows(self, prompt: Prompt) -> list[Sequence]:
         """The rows behind a prompt that was read, each with what decides on its tokens."""
         config, ends = self.generation_config, end_ids(self.generation_config)
         pad = config.pad_token_id
         if pad is None:
             pad = ends[0] if ends else 0  # As transformers chooses it.
-        choosers, stops = self._choosers(ability)
+        choosers, stops = self._choosers()
         rows = [
             Sequence(
                 index=self.index + number,
@@ -167,11 +161,11 @@ class Call:
             stream_to(self.streamer, rows)
         return rows
 
-    def _choosers(self, ability: Ability) -> tuple[list[Chooser], Stops]:
+    def _choosers(self) -> tuple[list[Chooser], Stops]:
         """Rows walk their trees alone unless something asks for them to move together."""
         stops, config = row_stops(self.stopping_criteria), self.generation_config
         num_rows, samples = len(self.input_ids), bool(config.do_sample)
-        if stops is None or self.together_reason(ability, several=num_rows > 1):
+        if stops is None or self.together_reason(several=num_rows > 1):
             kept = (config.output_scores, config.output_logits)
             keeps_scores, keeps_logits = (bool(config.return_dict_in_generate and x) for x in kept)
             rules = (self.logits_processor, self.stopping_criteria, samples)
@@ -183,29 +177,13 @@ class Call:
         processings = map(split_warpers, for_rows(self.logits_processor, num_rows))
         return [ProcessedChooser(each, tape, row) for row, each in enumerate(processings)], stops
 
-    def together_reason(self, ability: Ability, *, several: bool) -> str | None:
+    def together_reason(self, *, several: bool) -> str | None:
         """What makes a row depend on others; None where each walks its tree by itself.
 
         `several`: whether there are others in its forwards, of this call or of another.
         """
-        config = self.generation_config
-        if ability.mode != "tree":
-            return ability.reason or "the model can't verify trees"
-        if row_stops(self.stopping_criteria) is None:
-            return "its stopping criteria look at more than their own row"
-        if config.return_dict_in_generate and (config.output_scores or config.output_logits):
-            return "its scores or logits are recorded"
-        if not several:
-            return None
-        if ability.attention is None or ability.attention.scale_period > 0:
-            return "the model's attention depends on the columns of a batch"
-        if changes_other_rows(self.model.config, self.model_kwargs):
-            return "the model's positions depend on the longest row"
-        if self.gives_cache_back:
-            return "its KV cache is given back"
-        if not looks_at_rows(self.logits_processor):
-            return "a logits processor may look at other rows"
-        return None
+        reason = reason_for(Outcome.TOGETHER, self)
+        return reason or (reason_for(Outcome.APART, self) if several else None)
 
     def result(self, rows: list[Sequence], cache: Any) -> Any:
         """What stock's `generate()` would return."""

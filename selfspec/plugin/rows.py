@@ -46,7 +46,7 @@ class Rows:
         They are committed before anything is learned, so that a streamer gets them soon.
         """
         device = device_for(prompt.logits.device, overlap=call.config.overlap)
-        rows = call.rows(prompt, self.prepared.ability)
+        rows = call.rows(prompt)
         first = first_tokens(rows, prompt.logits, device)
         memory = self._spec.learn(call, prompt)
         if self._shared is not None:

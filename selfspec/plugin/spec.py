@@ -27,8 +27,8 @@ from selfspec.plugin.arguments import predictions_of
 from selfspec.plugin.call import Call
 from selfspec.plugin.draft_model import check_draft_model, new_draft_model
 from selfspec.plugin.prompt import PromptReader, teach
+from selfspec.plugin.refusals import Arguments, Outcome, reason_for
 from selfspec.plugin.rows import Rows
-from selfspec.plugin.rules import unservable
 from selfspec.records import StepRecord
 from selfspec.run.draft_model import DraftModel
 from selfspec.run.model import num_readable
@@ -126,15 +126,12 @@ class SelfSpec(Persistent):
         told = {"streamer": streamer, "synced_gpus": synced_gpus}
         call = self.open_call(model, input_ids, **own, **told, **arguments)
         try:
-            found = call.ability(self.forwards)
-            if isinstance(found, str):
-                result = call.decode_plainly(found)
-            else:
-                result = self._drafted(call, found)
+            reason = call.plain_reason
+            result = self._drafted(call) if reason is None else call.decode_plainly(reason)
         except BaseException:
             self.count(call)  # It counts as far as it came, and its error says the rest.
             raise
-        self.finish(call, drafted=not isinstance(found, str))
+        self.finish(call, drafted=reason is None)
         return result
 
     def open_call(
@@ -155,7 +152,7 @@ class SelfSpec(Persistent):
         if self._untried is not None:
             _log.warning("%s; use one of these, or a newer selfspec", self._untried)
             self._untried = None
-        if rule := unservable(model, lambda name: getattr(generation_config, name, None)):
+        if rule := reason_for(Outcome.REFUSED, Arguments(model, vars(generation_config))):
             raise UnsupportedError(rule)
         if not input_ids.shape[1] and model_kwargs.get("inputs_embeds") is None:
             raise UnsupportedError(  # A model would fail somewhere inside.
@@ -176,6 +173,7 @@ class SelfSpec(Persistent):
             synced_gpus=synced_gpus,
             model_kwargs=model_kwargs,
             config=self.config,
+            forwards=self.forwards,
             stats=GenerationStats(num_calls=1),
             predictions=predictions,
             listeners=self._listeners,
@@ -252,11 +250,11 @@ class SelfSpec(Persistent):
             return None
         return new_draft_model(draft, model, num_tokens, self.forwards, self.config)
 
-    def _drafted(self, call: Call, ability: Ability) -> Any:
+    def _drafted(self, call: Call) -> Any:
         """Reads the prompt, yields its first token, learns from it, and decodes to the end."""
         start = perf_counter()
         with (
-            self.forwards.prepare(call.model, call.config, ability) as prepared,
+            self.forwards.prepare(call.model, call.config, call.ability) as prepared,
             self.forwards.drafting(call.draft_model, call.config),
         ):
             call.stats.seconds["prepare"] += perf_counter() - start  # type: ignore[assignment]
