@@ -6,7 +6,6 @@ criteria. So a scripted model can drive it, and no word of transformers is neede
 
 from __future__ import annotations
 
-from collections import abc
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +19,7 @@ from selfspec.config import SpecConfig
 from selfspec.cost import Budget, FixedBudget, Step, Took
 from selfspec.draft.memory import Memory
 from selfspec.machine.device import CpuDevice, Device, Fetched
-from selfspec.records import DraftTree, Queries, StepRecord, TopK
+from selfspec.records import DraftTree, StepRecord, TopK
 from selfspec.run.backend import Backend
 from selfspec.sequence import Sequence
 from selfspec.verify.choosers import Said
@@ -89,17 +88,17 @@ class Decoder:
             timed("prepare", self.before_step, len(rows))
             start = self._lap
         step = self.budget.step(self.backend.max_width(self.config.max_nodes))
-        trees, queries = timed("draft", self._draft, step)
+        trees = timed("draft", self._draft, step)
         drafted = self._lap
-        layout = timed("layout", self.backend.lay_out, queries)
+        layout = timed("layout", self.backend.lay_out, trees)
         logits = timed("forward", self.backend.forward, layout)
         # The device is asked for what the walk needs first, and for the tables beside it.
-        logits = timed("verify", _read, rows, trees, logits, self.device)
+        logits = timed("verify", _read, rows, logits, self.device)
         tops = timed("learn", self._fetch_tops, logits, rows[0].memory)
         records = timed("verify", _verified, rows, trees)
         timed("commit", self._commit, records)
         timed("learn", self._learn, rows, records, tops)
-        width = max(len(asked.tokens) for asked in queries)
+        width = max(map(len, trees))
         rest = self._lap - drafted - self.backend.setting_up
         timed("learn", step.observe, Took(width, drafted - start, rest), records)
         for row, record in zip(rows, records, strict=True):
@@ -122,26 +121,24 @@ class Decoder:
         self.backend.keep_rows(live)
         return left
 
-    def _draft(self, step: Step) -> tuple[list[DraftTree], abc.Sequence[DraftTree | Queries]]:
-        """A tree for each row, and what each row asks: its tree, and branches if they pay.
+    def _draft(self, step: Step) -> list[DraftTree]:
+        """A tree for each row, with the row's branches.
 
         A tree is no deeper than the row's text may still grow. A row that only waits for the others
         gets the pads that are sure to come.
         """
-        trees, depths, num_queries = [], [], []
+        trees = []
         for row in self.rows:
             limits = (1 if row.is_padded else step.max_nodes, row.max_depth, step.search())
             noise = row.chooser.noise_ahead(row)
             trees.append(row.grower.grow(row.last_token, *limits, noise))
+        step.fit(trees)
+        for row, tree in zip(self.rows, trees, strict=True):
             # What stands beyond the end of a text, or in one that has stopped, is not worth asking.
-            depths.append(0 if row.is_done else row.max_depth)
-            num_queries.append(row.branches.num_queries(depths[-1]))
-        rides = step.fit(trees, num_queries)
+            depth = 0 if row.is_done else row.max_depth
+            row.branches.hang(tree, depth, step.room_beside(len(tree)))
         _add_pads(self.rows, trees)
-        if not rides:
-            return trees, trees
-        asked = zip(self.rows, trees, depths, strict=True)
-        return trees, [row.branches.ride(tree, depth) for row, tree, depth in asked]
+        return trees
 
     def _fetch_tops(self, logits: torch.Tensor, memory: Memory) -> Fetched | None:
         """The tables to learn from; all rows learn alike, so any row's memory will do."""
@@ -163,7 +160,6 @@ class Decoder:
             tops = _tables(*fetched.get())
             for index, (row, record) in enumerate(zip(rows, records, strict=True)):
                 record.top = tops.at((index, slice(len(record.tree))))
-                row.take_branches(record, tops, index)
                 row.memory.calibration.observe(record)
         for row, record in zip(rows, records, strict=True):
             row.observe(record)
@@ -201,7 +197,7 @@ def first_tokens(rows: list[Sequence], prompt_logits: torch.Tensor, device: Devi
     any of them is made.
     """
     trees = [DraftTree.of_root(row.last_token) for row in rows]
-    logits = _read(rows, trees, prompt_logits[:, None], device)
+    logits = _read(rows, prompt_logits[:, None], device)
     return FirstTokens(_verified(rows, trees), logits)
 
 
@@ -211,15 +207,13 @@ def top_k_of(logits: torch.Tensor, k: int) -> TopK:
     return _tables(ids.cpu(), probabilities.cpu())
 
 
-def _read(
-    rows: list[Sequence], trees: list[DraftTree], logits: torch.Tensor, device: Device
-) -> torch.Tensor:
+def _read(rows: list[Sequence], logits: torch.Tensor, device: Device) -> torch.Tensor:
     """Asks the device for what the walks need; returns the logits that tables are made of."""
     if fits_at_once(logits):
         logits = as_read(logits)
     said = Said(logits, device)
-    for index, (row, tree) in enumerate(zip(rows, trees, strict=True)):
-        row.chooser.read(said, index, tree, row)
+    for index, row in enumerate(rows):
+        row.chooser.read(said, index)
     return logits
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 
 from selfspec.config import SpecConfig
@@ -21,7 +20,7 @@ from selfspec.draft.sources.draft_model import DraftModelCursor
 from selfspec.draft.sources.prediction import Prediction, PredictionCursor
 from selfspec.draft.tree import TreeGrower
 from selfspec.machine.device import upload
-from selfspec.records import StepRecord, TopK
+from selfspec.records import StepRecord
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import Chooser, GreedyChooser
 
@@ -164,26 +163,9 @@ class Sequence:
         num_branches = config.num_branches if memory.learns else 0
         self.branches: Branches = memory.branches(ids, num_branches, config.branch_length)
 
-    def take_branches(self, record: StepRecord, tops: TopK, index: int) -> None:
-        """Learns what the model said behind the branches' tokens.
-
-        `tops` are a batch's, with this row's at `index`. What the model says behind a branch is as
-        true as what it says in the tree, so every source learns it.
-        """
-        if not self.branches.tokens:
-            return
-        record.num_from_branches = self.branches.num_foreseen(record)
-        pairs = self.branches.pairs(record.tree.tokens[0])
-        if not pairs:
-            return
-        first = len(record.tree)
-        top = tops.at((index, slice(first, first + len(pairs))))
-        self.memory.observe_pairs(np.array(pairs, np.int64), top)
-        record.num_branch_queries = len(pairs)
-        record.grams = self.branches.take(top.ids[:, 0].tolist())
-
     def observe(self, record: StepRecord) -> None:
         """Lets every cursor move behind the committed tokens and learn."""
+        self.branches.observe(record)  # The context learns its n-grams.
         for cursor in self.cursors:
             cursor.observe(record)
 

@@ -85,7 +85,7 @@ def test_moving_together_is_stocks_loop():
 
     def commit(*tokens: int) -> tuple[list[int], bool]:
         logits = torch.nn.functional.one_hot(torch.tensor(tokens), 10)[:, None]
-        chooser.read(Said(logits, None), 0, None, rows[0])
+        chooser.read(Said(logits, None), 0)
         return chooser.commit(rows, [0, 0])
 
     assert commit(EOS, 4) == ([EOS, 4], False)

@@ -110,15 +110,15 @@ class _Chooser:
         self._tape = None if generator is None else NoiseTape(1, generator)
         self._like = torch.empty(self.text.vocab_size)
 
-    def read(self, said: Said, index: int, tree: DraftTree, row: Text) -> None:
-        if self._tape is not None:
-            self._tape.reach(0, row.num_new)
+    def read(self, said: Said, index: int) -> None:
+        pass
 
     def commit(self, rows: Sequence[Text], nodes: Sequence[int]) -> tuple[list[int], bool]:
         step = rows[0].num_new
         token = self.text.output_ids[step]
         if self._tape is not None:
             self._tape.draw_from(Shortlist([token], [1.0], None), self._like, 0, step)
+            self._tape.reach(0, step + 1)
         return [token], rows[0].commit(token)
 
     def noise_ahead(self, row: Text) -> NoiseAhead | None:

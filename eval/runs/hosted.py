@@ -32,7 +32,7 @@ from selfspec.run.model import AttentionTypes
 from selfspec.run.prepared import Prepared
 from selfspec.run.probe import Ability
 from selfspec.run.prompt import Prompt
-from selfspec.verify.choosers import GreedyChooser, Said, Text
+from selfspec.verify.choosers import GreedyChooser, Said
 
 _FULL = "full_attention"
 
@@ -204,7 +204,7 @@ class _Chooser(GreedyChooser):
     def __init__(self, device: _PlayedDevice) -> None:
         self._played = device
 
-    def read(self, said: Said, index: int, tree: DraftTree, row: Text) -> None:
+    def read(self, said: Said, index: int) -> None:
         with self._played.clock.stopped():
             self._fetched = self._played.fetch(self.look())
 
@@ -238,9 +238,9 @@ class _Replay(Decoder):
         return torch.tensor([chosen])
 
     def _draft(self, step: Any) -> Any:
-        trees, queries = super()._draft(step)
+        trees = super()._draft(step)
         (self._tree,) = trees
-        return trees, queries
+        return trees
 
     def _fetch_tops(self, logits: torch.Tensor, memory: Memory) -> Any:
         return self.device.fetch(*self._tables)

@@ -10,6 +10,7 @@ from selfspec.engine import Decoder, first_tokens
 from selfspec.machine.device import Device, device_for
 from selfspec.plugin.call import Call
 from selfspec.records import StepRecord
+from selfspec.run.draft_model import DraftText
 from selfspec.run.model import num_readable
 from selfspec.run.prepared import Prepared
 from selfspec.run.prompt import Prompt
@@ -62,8 +63,8 @@ class Rows:
         for row, prediction in zip(rows, call.predictions, strict=True):
             cursor = None
             if call.draft_model is not None:
-                text = call.draft_model.open()
-                cursor = DraftModelCursor(text, row.prompt_ids, decoder.budget, call.reach)
+                text, chance = DraftText(call.draft_model), decoder.budget.least_chance
+                cursor = DraftModelCursor(text, row.prompt_ids, chance, call.reach)
             row.begin(memory, decoder.config, prediction, cursor)
         decoder.add(rows, first)
         return first.records
@@ -72,9 +73,8 @@ class Rows:
         prepared, config = self.prepared, self.prepared.config
         budget: Budget = ThresholdBudget() if config.budget == "threshold" else FixedBudget()
         if config.budget == "measured":
-            pacing = None if call.draft_model is None else call.draft_model.pacing
             curve = prepared.costs.curve(call.model, self._backend, num_rows)
-            budget = MeasuredBudget(curve, pacing, prepared.ledger)
+            budget = MeasuredBudget(curve, prepared.ledger)
         if prepared.ability.mode == "chain":
             config = config.changed(top_k=1, num_branches=0)
         return Decoder(

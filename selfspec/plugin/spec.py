@@ -253,10 +253,7 @@ class SelfSpec(Persistent):
     def _drafted(self, call: Call) -> Any:
         """Reads the prompt, yields its first token, learns from it, and decodes to the end."""
         start = perf_counter()
-        with (
-            self.forwards.prepare(call.model, call.config, call.ability) as prepared,
-            self.forwards.drafting(call.draft_model, call.config),
-        ):
+        with self.forwards.prepare(call.model, call.config, call.ability) as prepared:
             call.stats.seconds["prepare"] += perf_counter() - start  # type: ignore[assignment]
             call.stats.disable(prepared.ability.reason)
             rows = Rows(self, prepared)

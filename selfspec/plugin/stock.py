@@ -23,7 +23,7 @@ from selfspec.plugin.prompt import last_pairs
 from selfspec.plugin.rules import length_limit
 from selfspec.plugin.spec import SelfSpec
 from selfspec.records import DraftTree, StepRecord
-from selfspec.run.draft_model import DraftModel
+from selfspec.run.draft_model import DraftModel, DraftText
 from selfspec.sequence import Sequence
 
 _MAX_NODES = 16  # Of the tree, whose best chain is taken.
@@ -102,8 +102,9 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
     def _opened(self, input_ids: torch.Tensor, memory: Memory) -> Sequence:
         ids, cursor = input_ids[0].tolist(), None
         if self._draft_model is not None:
-            # Nobody measures what a step costs here, so the draft model reads what is wanted.
-            cursor = DraftModelCursor(self._draft_model.open(), ids, FixedBudget())
+            # Nobody measures what a step costs here.
+            text = DraftText(self._draft_model)
+            cursor = DraftModelCursor(text, ids, FixedBudget().least_chance)
         row = Sequence(prompt=input_ids, prompt_ids=ids, max_length=self._max_length)
         row.begin(memory, self._spec.config, draft_model=cursor)
         return row

@@ -13,8 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from selfspec.machine.device import CpuDevice, Device, Fetched
-from selfspec.records import DraftTree, NoiseAhead
-from selfspec.verify.drawn import Drawn, Likeliest, Processors, processed
+from selfspec.records import NoiseAhead
 from selfspec.verify.logits import as_read, likeliest
 from selfspec.verify.shortlist import Warpers, shortlist
 from selfspec.verify.tape import NoiseTape
@@ -25,12 +24,12 @@ __all__ = [
     "GreedyChooser",
     "ProcessedChooser",
     "Processing",
+    "Processors",
     "Said",
     "Text",
 ]
 
-# Stock's warpers sort, so to draw at more nodes at once takes longer than to wait at a few.
-_MOST_SCORES = 1 << 22
+Processors = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Text(Protocol):
@@ -109,9 +108,8 @@ class Chooser(Protocol):
         """Must all rows get their next token at once? Else each row is asked for alone."""
         ...
 
-    def read(self, said: Said, index: int, tree: DraftTree, text: Text) -> None:
-        """Takes a step's logits, the row's at `index`; asks for what its walk needs, and waits for
-        nothing."""
+    def read(self, said: Said, index: int) -> None:
+        """Takes the logits of a step, the row's at `index`; waits for nothing."""
         ...
 
     def commit(self, texts: Sequence[Text], nodes: Sequence[int]) -> tuple[list[int], bool]:
@@ -131,7 +129,7 @@ class GreedyChooser:
 
     moves_together = False
 
-    def read(self, said: Said, index: int, tree: DraftTree, text: Text) -> None:
+    def read(self, said: Said, index: int) -> None:
         """Takes the logits of a step; waits for nothing."""
         self._said, self._index = said, index
         said.ask()
@@ -153,22 +151,18 @@ def _unchanged(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 class Processing(NamedTuple):
     """A row's processors: the first ones, and the last ones, which may be known as `warpers`.
 
-    `waits` says that some may read numbers from a device, or give a prefix other scores if several
-    are processed at once. The last ones never look at the prefix.
+    The last ones never look at the prefix.
     """
 
     first: Processors | None
     last: Processors = _unchanged
     warpers: Warpers | None = None
-    waits: bool = True
 
 
 class ProcessedChooser:
     """Processors and sampling, only at visited nodes, each with its true prefix.
 
-    Beside a device each visit makes the CPU wait. So where no processor does so itself, tokens are
-    chosen at all nodes at once, each with the noise of its depth, and come in one copy. The
-    generator moves on at visited nodes alone.
+    Each visit makes the CPU wait for a GPU.
     """
 
     moves_together = False
@@ -181,54 +175,27 @@ class ProcessedChooser:
         self._tape = tape
         self._number = number
         self._logits = torch.empty(0, device="cpu")  # (Q, V)
-        self._drawn: Drawn | Likeliest | None = None
 
     def noise_ahead(self, text: Text) -> NoiseAhead | None:
         """The noise behind the next token, and behind drafts of any depth, where it is known."""
         tape, number, step = self._tape, self._number, text.num_new
         return None if tape is None else lambda depth: tape.ahead(number, step + depth)
 
-    def read(self, said: Said, index: int, tree: DraftTree, text: Text) -> None:
-        """Takes the logits of a step, and chooses at all nodes at once where that is faster."""
-        self._logits, self._drawn = said.logits[index], None
-        if self._tape is not None:
-            self._tape.reach(self._number, text.num_new)
-        if self._pays_at_once(said, tree, text):
-            scores = self._scores(tree, text)
-            if self._tape is None:
-                self._drawn = Likeliest(scores, said.device)
-            else:
-                place = (self._number, text.num_new)
-                self._drawn = Drawn(self._tape, scores, tree, place, said.device)
+    def read(self, said: Said, index: int) -> None:
+        """Takes the logits of a step."""
+        self._logits = said.logits[index]
 
     def commit(self, texts: Sequence[Text], nodes: Sequence[int]) -> tuple[list[int], bool]:
         """Commits the token behind a node, drawn with its step's noise if the call samples."""
         (text,), (node,) = texts, nodes
-        token = None if self._drawn is None else self._drawn.token(node, text.num_new)
-        if token is None:
-            token = self._choose_alone(node, text)
+        token = self._choose(node, text)
         stops = text.commit(token)
-        if stops and self._tape is not None:
-            self._tape.reach(self._number, math.inf)
+        if self._tape is not None:
+            self._tape.reach(self._number, math.inf if stops else text.num_new)
         return [token], stops
 
-    def _pays_at_once(self, said: Said, tree: DraftTree, text: Text) -> bool:
-        """Are there several nodes, not so many that this takes longer, and does nothing wait?"""
-        if isinstance(said.device, CpuDevice) or said.logits.device != text.device:
-            return False
-        num_rows, _, vocab_size = said.logits.shape
-        number = num_rows * len(tree)
-        return 1 < number <= _MOST_SCORES // vocab_size and not self._processing.waits
-
-    def _scores(self, tree: DraftTree, text: Text) -> torch.Tensor:
-        """(N, V): the processed scores of all nodes."""
-        scores, prefix = self._logits[: len(tree)].float(), text.prefix()
-        if self._processing.first:
-            scores = processed(self._processing.first, prefix, tree, scores)
-        return self._processing.last(prefix, scores)
-
-    def _choose_alone(self, node: int, text: Text) -> int:
-        first, last, warpers, _ = self._processing
+    def _choose(self, node: int, text: Text) -> int:
+        first, last, warpers = self._processing
         # Only a processor that is not known may write to the scores, and needs a copy.
         scores = self._logits[node : node + 1]
         scores = scores.to(text.device, torch.float32, copy=first is not None)
@@ -272,7 +239,7 @@ class BatchChooser:
     logits: list[torch.Tensor] = field(default_factory=list)
     moves_together = True
 
-    def read(self, said: Said, index: int, tree: DraftTree, text: Text) -> None:
+    def read(self, said: Said, index: int) -> None:
         """Takes the logits of a step, which are the same for each row."""
         self._logits = said.logits
 
