@@ -93,11 +93,6 @@ class Session:
         return _LOOK_AHEAD - len(self._waiting)
 
     @property
-    def num_waiting(self) -> int:
-        """How many prompts wait."""
-        return len(self._waiting)
-
-    @property
     def num_running(self) -> int:
         """How many texts are being written, or their prompt is being read."""
         is_alone = self.index_alone is not None

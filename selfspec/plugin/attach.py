@@ -57,7 +57,7 @@ def attach(model: M, assistant: SelfSpec | None = None) -> M:
     whose `generate()` is that of the model inside. Attaching twice changes nothing, or only the
     default assistant.
     """
-    target = _inside(model)
+    target = inside_compiled(model)
     if isinstance(target, type) or not callable(getattr(target, "generate", None)):
         raise AttachError(f"attach needs a model instance with generate() (got {model!r:.80})")
     own = vars(target)
@@ -75,7 +75,7 @@ def attach(model: M, assistant: SelfSpec | None = None) -> M:
 
 def detach(model: M) -> M:
     """Takes `assistant=` and the default off again; leaves alone a model that is not attached."""
-    target = _inside(model)
+    target = inside_compiled(model)
     if _is_attached(target):
         del vars(target)[_DEFAULT]
         for name, before in vars(target).pop(_BEFORE).items():
@@ -88,11 +88,6 @@ def detach(model: M) -> M:
 def hub_folder() -> Path:
     """The folder to pass as `custom_generate=`, or to copy into a Hub repository."""
     return Path(__file__).parent.parent / "hub"
-
-
-def _inside(model: Any) -> Any:
-    """The model inside of what `torch.compile` gives, or the model itself."""
-    return inside_compiled(model)
 
 
 def _is_attached(model: Any) -> bool:

@@ -58,16 +58,15 @@ class Rule(NamedTuple):
     the row of README's table and the words in it.
     """
 
-    outcome: Outcome
-    shown: str
     looks_at: Callable[[Any], Any]
     reason: str = "{}"
+    shown: str = ""
 
 
 def reason_for(outcome: Outcome, asked: Any) -> str | None:
     """What the first rule with this outcome says of a call; None if none applies."""
-    for rule in RULES:
-        if rule.outcome is outcome and (found := rule.looks_at(asked)):
+    for rule in RULES[outcome]:
+        if found := rule.looks_at(asked):
             return rule.reason.format(found)
     return None
 
@@ -81,7 +80,7 @@ def _mode(name: str, what: str, off: Any) -> Rule:
         value = asked.setting(name)
         return value if value and value != off else None
 
-    return Rule(Outcome.REFUSED, f"decoding: {what}", looks_at, reason)
+    return Rule(looks_at, reason, f"decoding: {what}")
 
 
 def has_own_generate(model: Any) -> bool:
@@ -172,143 +171,121 @@ def _looks_at_columns(call: Any) -> bool:
     return attention is None or attention.scale_period > 0
 
 
-_REFUSED, _ASIDE, _PLAIN = Outcome.REFUSED, Outcome.ASIDE, Outcome.PLAIN
-_TOGETHER, _APART = Outcome.TOGETHER, Outcome.APART
-
-RULES = (
-    Rule(
-        _REFUSED,
-        "models: encoder-decoder models",
-        _class_if(lambda model: model.config.is_encoder_decoder),
-        "{} is an encoder-decoder model, and drafts are made for decoders alone; call generate() "
-        "without assistant=",
+RULES: dict[Outcome, tuple[Rule, ...]] = {
+    Outcome.REFUSED: (
+        Rule(
+            _class_if(lambda model: model.config.is_encoder_decoder),
+            "{} is an encoder-decoder model, and drafts are made for decoders alone; call "
+            "generate() without assistant=",
+            "models: encoder-decoder models",
+        ),
+        _mode("num_beams", "beam search", 1),
+        _mode("penalty_alpha", "contrastive search", None),
+        _mode("dola_layers", "DoLa", None),
+        _mode("constraints", "constrained beam search", None),
+        _mode("force_words_ids", "constrained beam search", None),
+        _mode("prompt_lookup_num_tokens", "prompt lookup", None),
+        _mode("assistant_early_exit", "early exit", None),
+        _mode("use_mtp", "multi-token prediction", False),
+        Rule(
+            lambda asked: asked.setting("cache_implementation") == "paged",
+            "cache_implementation='paged' can't be drafted for: a paged KV cache takes no draft "
+            "back; leave it out, or call generate() without selfspec",
+            "KV cache: paged",
+        ),
+        Rule(
+            lambda asked: asked.setting("token_healing"),
+            "token_healing=True needs the tokenizer, which a custom decoding loop is not given; "
+            "pass input_ids=model.heal_tokens(input_ids, tokenizer) instead",
+            "decoding: token healing",
+        ),
     ),
-    _mode("num_beams", "beam search", 1),
-    _mode("penalty_alpha", "contrastive search", None),
-    _mode("dola_layers", "DoLa", None),
-    _mode("constraints", "constrained beam search", None),
-    _mode("force_words_ids", "constrained beam search", None),
-    _mode("prompt_lookup_num_tokens", "prompt lookup", None),
-    _mode("assistant_early_exit", "early exit", None),
-    _mode("use_mtp", "multi-token prediction", False),
-    Rule(
-        _REFUSED,
-        "KV cache: paged",
-        lambda asked: asked.setting("cache_implementation") == "paged",
-        "cache_implementation='paged' can't be drafted for: a paged KV cache takes no draft back; "
-        "leave it out, or call generate() without selfspec",
+    Outcome.ASIDE: (
+        Rule(_class_if(has_own_generate), "{} has a generate() of its own"),
+        Rule(
+            lambda asked: asked.given.get("assistant_model") is not None,
+            "assistant_model= names another assistant",
+        ),
+        Rule(
+            lambda asked: asked.given.get("synced_gpus") or _num_processes() > 1,
+            "several processes may have to run their forwards in step",
+        ),
+        Rule(_lacks_ids_for_draft_model, "a draft model must be given the prompt as token ids"),
     ),
-    Rule(
-        _REFUSED,
-        "decoding: token healing",
-        lambda asked: asked.setting("token_healing"),
-        "token_healing=True needs the tokenizer, which a custom decoding loop is not given; pass "
-        "input_ids=model.heal_tokens(input_ids, tokenizer) instead",
+    Outcome.PLAIN: (
+        Rule(
+            lambda call: call.synced_gpus,
+            "synced_gpus=True lets several processes run their forwards in step",
+            "around it: `synced_gpus=True`",
+        ),
+        Rule(
+            lambda call: is_parallel(call.model),
+            "it is spread over several processes, each of which would choose a width of its own",
+            "models: those spread over several processes",
+        ),
+        Rule(
+            lambda call: prompt_learning(call.model),
+            "prompt learning puts tokens into the KV cache that generate() does not count",
+            "around it: prompt tuning and prefix tuning",
+        ),
+        Rule(
+            lambda call: rope_limit(call.model.config, call.reach, call.model_kwargs),
+            "its {0[0]} rotary embedding changes with the length of a forward beyond {0[1]}",
+            "inputs: texts that cross the length at which a rotary embedding changes",
+        ),
+        Rule(
+            lambda call: not call.model_kwargs.get("use_cache", True),
+            "use_cache=False leaves no KV cache to verify a draft with",
+            "KV cache: `use_cache=False`",
+        ),
+        Rule(
+            _renamed_kv,
+            f"transformers {transformers.__version__} hands over the KV cache as {{!r}}, a name "
+            "that this version of selfspec does not know",
+        ),
+        Rule(
+            _state_in_place_of_kv,
+            "{} keeps a state of its own in place of a KV cache, as recurrent models do, and a "
+            "draft can't be taken back from it",
+            "models: recurrent and hybrid models",
+        ),
+        Rule(
+            _other_kv,
+            "a KV cache of type {} can't take a draft back",
+            "KV cache: static, quantised, offloaded",
+        ),
+        Rule(
+            _tensors_of_plain_steps,
+            "{}=True asks for the tensors of each plain step",
+            "decoding: `output_attentions`, `output_hidden_states` in the returned dictionary",
+        ),
+        Rule(
+            _unfollowed,
+            "the model argument {!r} can't be followed along a draft",
+            "inputs: images and other inputs that are not text",
+        ),
+        Rule(_verifies("plain"), shown="models: those that fail a short trial"),
+        Rule(_foreign_layer),
     ),
-    Rule(_ASIDE, "", _class_if(has_own_generate), "{} has a generate() of its own"),
-    Rule(
-        _ASIDE,
-        "",
-        lambda asked: asked.given.get("assistant_model") is not None,
-        "assistant_model= names another assistant",
+    Outcome.CHAINS: (Rule(_verifies("chain")),),
+    Outcome.TOGETHER: (
+        Rule(_verifies("chain")),
+        Rule(
+            lambda call: row_stops(call.stopping_criteria) is None,
+            "its stopping criteria look at more than their own row",
+        ),
+        Rule(_records_scores, "its scores or logits are recorded"),
     ),
-    Rule(
-        _ASIDE,
-        "",
-        lambda asked: asked.given.get("synced_gpus") or _num_processes() > 1,
-        "several processes may have to run their forwards in step",
+    Outcome.APART: (
+        Rule(_looks_at_columns, "the model's attention depends on the columns of a batch"),
+        Rule(
+            lambda call: changes_other_rows(call.model.config, call.model_kwargs),
+            "the model's positions depend on the longest row",
+        ),
+        Rule(lambda call: call.gives_cache_back, "its KV cache is given back"),
+        Rule(
+            lambda call: not looks_at_rows(call.logits_processor),
+            "a logits processor may look at other rows",
+        ),
     ),
-    Rule(
-        _ASIDE,
-        "",
-        _lacks_ids_for_draft_model,
-        "a draft model must be given the prompt as token ids",
-    ),
-    Rule(
-        _PLAIN,
-        "around it: `synced_gpus=True`",
-        lambda call: call.synced_gpus,
-        "synced_gpus=True lets several processes run their forwards in step",
-    ),
-    Rule(
-        _PLAIN,
-        "models: those spread over several processes",
-        lambda call: is_parallel(call.model),
-        "it is spread over several processes, each of which would choose a width of its own",
-    ),
-    Rule(
-        _PLAIN,
-        "around it: prompt tuning and prefix tuning",
-        lambda call: prompt_learning(call.model),
-        "prompt learning puts tokens into the KV cache that generate() does not count",
-    ),
-    Rule(
-        _PLAIN,
-        "inputs: texts that cross the length at which a rotary embedding changes",
-        lambda call: rope_limit(call.model.config, call.reach, call.model_kwargs),
-        "its {0[0]} rotary embedding changes with the length of a forward beyond {0[1]}",
-    ),
-    Rule(
-        _PLAIN,
-        "KV cache: `use_cache=False`",
-        lambda call: not call.model_kwargs.get("use_cache", True),
-        "use_cache=False leaves no KV cache to verify a draft with",
-    ),
-    Rule(
-        _PLAIN,
-        "",
-        _renamed_kv,
-        f"transformers {transformers.__version__} hands over the KV cache as {{!r}}, a name that "
-        "this version of selfspec does not know",
-    ),
-    Rule(
-        _PLAIN,
-        "models: recurrent and hybrid models",
-        _state_in_place_of_kv,
-        "{} keeps a state of its own in place of a KV cache, as recurrent models do, and a draft "
-        "can't be taken back from it",
-    ),
-    Rule(
-        _PLAIN,
-        "KV cache: static, quantised, offloaded",
-        _other_kv,
-        "a KV cache of type {} can't take a draft back",
-    ),
-    Rule(
-        _PLAIN,
-        "decoding: `output_attentions`, `output_hidden_states` in the returned dictionary",
-        _tensors_of_plain_steps,
-        "{}=True asks for the tensors of each plain step",
-    ),
-    Rule(
-        _PLAIN,
-        "inputs: images and other inputs that are not text",
-        _unfollowed,
-        "the model argument {!r} can't be followed along a draft",
-    ),
-    Rule(_PLAIN, "models: those that fail a short trial", _verifies("plain")),
-    Rule(_PLAIN, "", _foreign_layer),
-    Rule(Outcome.CHAINS, "", _verifies("chain")),
-    Rule(_TOGETHER, "", _verifies("chain")),
-    Rule(
-        _TOGETHER,
-        "",
-        lambda call: row_stops(call.stopping_criteria) is None,
-        "its stopping criteria look at more than their own row",
-    ),
-    Rule(_TOGETHER, "", _records_scores, "its scores or logits are recorded"),
-    Rule(_APART, "", _looks_at_columns, "the model's attention depends on the columns of a batch"),
-    Rule(
-        _APART,
-        "",
-        lambda call: changes_other_rows(call.model.config, call.model_kwargs),
-        "the model's positions depend on the longest row",
-    ),
-    Rule(_APART, "", lambda call: call.gives_cache_back, "its KV cache is given back"),
-    Rule(
-        _APART,
-        "",
-        lambda call: not looks_at_rows(call.logits_processor),
-        "a logits processor may look at other rows",
-    ),
-)
+}

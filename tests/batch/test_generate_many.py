@@ -186,6 +186,8 @@ def test_text_and_reasons_to_finish() -> None:
         (7, {}, UnsupportedError, "a prompt must be text"),
         ([{"role": "user", "content": "x"}], {}, UnsupportedError, "chat template"),
         ("the", {"streamer": object()}, UnsupportedError, "streamer belongs to one call"),
+        ("the", {"past_key_values": 1}, UnsupportedError, "past_key_values belongs to one call"),
+        ("the", {"cache": 1}, UnsupportedError, "cache belongs to one call"),
         ("the", {"num_beams": 2, "max_new_tokens": 2}, UnsupportedError, "beam search"),
         (
             "the",

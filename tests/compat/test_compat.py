@@ -170,9 +170,10 @@ def test_arguments_are_updated_by_the_model():
 
 def test_candidates_are_replaced_and_given_back():
     model = new_model()
-    with generation.using_candidates(model, lambda **_: None):
-        assert "_get_candidate_generator" in vars(model)
-    assert "_get_candidate_generator" not in vars(model)
+    with generation.using_candidates(model, lambda **given: given):
+        made = model._get_stopping_criteria(model.generation_config, None)
+        assert list(model._get_candidate_generator(a=1)["stopping_criteria"]) == list(made)
+    assert not {"_get_candidate_generator", "_get_stopping_criteria"} & vars(model).keys()
     with (
         pytest.raises(selfspec.UnsupportedError, match="attached"),
         generation.using_candidates(nn.Linear(1, 1), lambda **_: None),
