@@ -52,6 +52,7 @@ class Rows:
         memory = self._spec.learn(call, prompt)
         if self._shared is not None:
             self._shared.add_row(prompt.cache, prompt.next_positions, call.need)
+            self._shared.kind = self.prepared.kind  # Weights may be packed before a prompt is read.
         elif self._backend is None:
             sizes = {"reach": call.reach, "width": call.width}
             self._backend = self.prepared.backend(prompt, **sizes)

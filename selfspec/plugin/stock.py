@@ -59,10 +59,13 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
             stopping_criteria: Any = (),
             **_kwargs: Any,
         ) -> SelfSpecCandidateGenerator:
-            num_tokens, limit = input_ids.shape[1], length_limit(stopping_criteria)
+            # A criterion of the caller's may be shorter than the config, which stock looks at too.
+            lengths = (generation_config.max_length, length_limit(stopping_criteria))
             self._row = None
-            self._draft_model = self._spec.draft_model_for(model, num_tokens, assistant_model)
-            self._max_length = generation_config.max_length if limit is None else limit
+            self._max_length = min(length for length in lengths if length is not None)
+            self._draft_model = self._spec.draft_model_for(
+                model, input_ids.shape[1], assistant_model
+            )
             return self
 
         with using_candidates(model, ours):
