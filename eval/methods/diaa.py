@@ -68,7 +68,7 @@ class MergingSource(DiaaSource):
     def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
         """Each last token's newest top-K, one after the other."""
         with self.rows.lock:
-            for token, ids, chances in zip(pairs[:, 1], top.ids, top.probabilities, strict=True):
+            for token, ids, chances in zip(pairs[:, -1], top.ids, top.probabilities, strict=True):
                 self._merge(int(token), ids, chances)
 
     def _merge(self, token: int, new_ids: NDArray[Any], new_chances: NDArray[Any]) -> None:

@@ -129,7 +129,7 @@ def test_a_cursor_stands_behind_what_was_committed(order: int) -> None:
     assert cursor.root() == (2, 9)
     cursor.observe(step([0]))
     assert cursor.root() == (9, 9)
-    for prompt, root in (([], (-1, -1)), ([4], (-1, 4))):
+    for prompt, root in (([], (-1, -1)), ([7], (-1, 7))):
         short = source.open(prompt, learns=True)
         assert (short.root(), short.expand(root)) == (root, [])
 
