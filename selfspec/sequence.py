@@ -127,13 +127,9 @@ class Sequence:
             self._num_written = len(self.new_ids)
         return self._ids[:, :length]
 
-    def append(self, token: int) -> None:
-        """Takes in a token, whether the row stops with it or not."""
-        self.new_ids.append(token)
-
     def commit(self, token: int) -> bool:
         """Takes in a token and tells whoever listens; does the row stop with it?"""
-        self.append(token)
+        self.new_ids.append(token)
         self.is_done = (
             token in self.stops.eos_ids
             or self.length >= self.max_length

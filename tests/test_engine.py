@@ -219,17 +219,6 @@ def test_processors_see_each_true_prefix_once():
     assert all(text[n] == (model.next_token(tuple(text[:n])) + 1) % VOCAB for n in range(2, 15))
 
 
-def test_each_row_has_processors_of_its_own():
-    model = ScriptedModel(5)
-    run = Run(model, [[1, 2], [1, 2]], [omniscient(model), wild(2)], max_length=15)
-    shifts = [lambda ids, scores, by=by: scores.roll(by, -1) for by in (0, 1)]
-    texts = run.decode([ProcessedChooser(Processing(shift)) for shift in shifts])
-    for shift, text in enumerate(texts):
-        assert all(
-            text[n] == (model.next_token(tuple(text[:n])) + shift) % VOCAB for n in range(2, 15)
-        )
-
-
 def test_recorded_scores_and_logits_are_one_a_token():
     run = Run(MODEL, [[1, 2], [3, 4]], [omniscient(MODEL)], max_length=12)
     choosers = run.together(

@@ -212,7 +212,7 @@ class Session:
                 with torch.no_grad():
                     self._backend = prepared.rows_backend(self._max_rows, self._max_bytes)
             self._backend.kind = prepared.kind
-            self._rows = Rows(self._spec, prepared, self._backend)
+            self._rows = Rows(self._spec.memory, prepared, self._backend)
         return self._rows
 
     def _read(self, rows: Rows) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 from selfspec.cost import Budget, FixedBudget, MeasuredBudget, ThresholdBudget
+from selfspec.draft.memory import Memory
 from selfspec.draft.sources.draft_model import DraftModelCursor
 from selfspec.engine import Decoder, first_tokens
 from selfspec.machine.device import Device, device_for
 from selfspec.plugin.call import Call
+from selfspec.plugin.prompt import teach
 from selfspec.records import StepRecord
 from selfspec.run.draft_model import DraftText
 from selfspec.run.model import num_readable
@@ -25,9 +29,14 @@ class Rows:
     and go have a `backend` that was made for them.
     """
 
-    def __init__(self, spec: Any, prepared: Prepared, backend: RowsBackend | None = None) -> None:
+    def __init__(
+        self,
+        memory: Callable[[int], Memory],  # what is learned for a vocabulary of some size
+        prepared: Prepared,
+        backend: RowsBackend | None = None,
+    ) -> None:
         self.prepared = prepared
-        self._spec = spec
+        self._memory = memory
         self._shared = backend
         self._backend: Any = backend
         self._decoder: Decoder | None = None
@@ -49,7 +58,7 @@ class Rows:
         device = device_for(prompt.logits.device, overlap=call.config.overlap)
         rows = call.rows(prompt)
         first = first_tokens(rows, prompt.logits, device)
-        memory = self._spec.learn(call, prompt)
+        memory = self._learned(call, prompt)
         if self._shared is not None:
             self._shared.add_row(prompt.cache, prompt.next_positions, call.need)
             self._shared.kind = self.prepared.kind  # Weights may be packed before a prompt is read.
@@ -69,6 +78,17 @@ class Rows:
             row.begin(memory, decoder.config, prediction, cursor)
         decoder.add(rows, first)
         return first.records
+
+    def _learned(self, call: Call, prompt: Prompt) -> Memory:
+        """What one call works on, by the learning scope, with what the prompt teaches."""
+        start = perf_counter()
+        memory = self._memory(prompt.logits.shape[-1]).for_request(call.config.learning)
+        if memory.learns:
+            head = call.model.get_output_embeddings()
+            teach(memory, prompt, head, num_readable(call.model))
+        call.stats.table_bytes = memory.nbytes
+        call.stats.seconds["learn"] += perf_counter() - start  # type: ignore[assignment]
+        return memory
 
     def _new_decoder(self, call: Call, num_rows: int, device: Device) -> Decoder:
         prepared, config = self.prepared, self.prepared.config

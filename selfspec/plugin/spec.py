@@ -26,7 +26,7 @@ from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.plugin.arguments import predictions_of
 from selfspec.plugin.call import Call
 from selfspec.plugin.draft_model import check_draft_model, new_draft_model
-from selfspec.plugin.prompt import PromptReader, teach
+from selfspec.plugin.prompt import PromptReader
 from selfspec.plugin.refusals import Arguments, Outcome, reason_for
 from selfspec.plugin.rows import Rows
 from selfspec.records import StepRecord
@@ -34,7 +34,6 @@ from selfspec.run.draft_model import DraftModel
 from selfspec.run.model import num_readable
 from selfspec.run.prepared import Forwards
 from selfspec.run.probe import Ability
-from selfspec.run.prompt import Prompt
 from selfspec.stats import GenerationStats
 
 _log = logging.getLogger("selfspec")
@@ -256,7 +255,7 @@ class SelfSpec(Persistent):
         with self.forwards.prepare(call.model, call.config, call.ability) as prepared:
             call.stats.seconds["prepare"] += perf_counter() - start  # type: ignore[assignment]
             call.stats.disable(prepared.ability.reason)
-            rows = Rows(self, prepared)
+            rows = Rows(self.memory, prepared)
             try:
                 with prepared.reading():
                     prompt = PromptReader(call).read(prepared)
@@ -269,17 +268,6 @@ class SelfSpec(Persistent):
         if call.streamer is not None:
             call.streamer.end()
         return call.result(sequences, prompt.cache)
-
-    def learn(self, call: Call, prompt: Prompt) -> Memory:
-        """What one call works on, by the learning scope, with what the prompt teaches."""
-        start = perf_counter()
-        memory = self.memory(prompt.logits.shape[-1]).for_request(self.config.learning)
-        if memory.learns:
-            head = call.model.get_output_embeddings()
-            teach(memory, prompt, head, num_readable(call.model))
-        call.stats.table_bytes = memory.nbytes
-        call.stats.seconds["learn"] += perf_counter() - start  # type: ignore[assignment]
-        return memory
 
     def warn(self, model: Any, stats: GenerationStats) -> None:
         """Says why a model is not drafted for or run as asked: once for each model and reason."""

@@ -35,6 +35,7 @@ Processors = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class Text(Protocol):
     """A row as its chooser sees it."""
 
+    new_ids: list[int]
     is_done: bool
     pad_token_id: int
 
@@ -60,10 +61,6 @@ class Text(Protocol):
 
     def prefix(self) -> torch.Tensor:
         """(1, L): what the row reads so far."""
-        ...
-
-    def append(self, token: int) -> None:
-        """Takes in a token, whether the row stops with it or not."""
         ...
 
     def commit(self, token: int) -> bool:
@@ -263,7 +260,7 @@ class BatchChooser:
         stopped = self.criteria(self.ids, kept).tolist()
         committed: list[int] = tokens.tolist()
         for text, token, stops in zip(texts, committed, stopped, strict=True):
-            text.append(token)
+            text.new_ids.append(token)
             text.is_done = text.is_done or stops
         texts[0].tell()
         return committed, all(text.is_done for text in texts)

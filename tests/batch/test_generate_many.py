@@ -85,7 +85,7 @@ def test_a_draft_model_beside_many_prompts() -> None:
 @pytest.mark.skipif(not packs_here(), reason="this torch packs no weights")
 def test_weights_are_packed_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once that pays, while rows are there that began without."""
-    fake_trials(monkeypatch, saves=0.5, packing=3)
+    fake_trials(monkeypatch, saves=0.5, packing=2)
     spec = SelfSpec(extra_sources=[WildSource()], forward="auto")
     assert_as_alone(tiny_model(), prompts(), spec, do_sample=True, max_new_tokens=6)
     assert spec.stats.forward == "packed"
