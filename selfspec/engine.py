@@ -134,9 +134,10 @@ class Decoder:
             trees.append(row.grower.grow(row.last_token, *limits, noise))
         step.fit(trees)
         for row, tree in zip(self.rows, trees, strict=True):
-            # What stands beyond the end of a text, or in one that has stopped, is not worth asking.
-            depth = 0 if row.is_done else row.max_depth
-            row.branches.hang(tree, depth, step.room_beside(len(tree)))
+            if row.branches.tokens:
+                # What stands beyond the end of a text, or in one that has stopped, is not asked.
+                depth = 0 if row.is_done else row.max_depth
+                row.branches.hang(tree, depth, step.room_beside(len(tree)))
         _add_pads(self.rows, trees)
         return trees
 
