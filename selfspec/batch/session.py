@@ -152,10 +152,6 @@ class Session:
         """Lets a call wait."""
         self._waiting.add(call)
 
-    def waiting_indices(self) -> list[int]:
-        """The names of the prompts that wait."""
-        return self._waiting.indices()
-
     def cancel(self, index: int) -> bool:
         """Forgets a prompt whose answer nobody wants, wherever it is; False if it is not here."""
         if self._waiting.leave(index):

@@ -58,10 +58,6 @@ class Waiting:
             del self._calls[turn]
         return turn is not None
 
-    def indices(self) -> list[int]:
-        """The names of all calls."""
-        return list(self._turns)
-
     @property
     def next_alone(self) -> Call | None:
         """The first call, if it has to be decoded alone."""

@@ -46,7 +46,7 @@ class PromptReader:
     @property
     def num_left(self) -> int:
         """How many tokens are still to be read."""
-        return int(self.call.input_ids.shape[1]) - self._num_read
+        return self.call.num_tokens - self._num_read
 
     def read(self, prepared: Prepared, num_tokens: int | None = None) -> Prompt | None:
         """Reads on, `num_tokens` or all of it; returns the prompt once its end was read."""
