@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+from selfspec.batch.prompt_call import Answer
 from selfspec.batch.prompts import Prompt, encoded
 from selfspec.batch.schedule import Scheduler
 from selfspec.batch.session import Session
-from selfspec.batch.ticket import Answer
 from selfspec.errors import UnsupportedError
 from selfspec.plugin.attach import check_assistant
 from selfspec.plugin.spec import SelfSpec

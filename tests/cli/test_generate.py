@@ -52,7 +52,7 @@ def test_sampling_is_stocks_with_the_same_seed_and_another_one_without(generate,
 
 
 def test_plain_decoding_writes_the_same_and_says_why(generate, stock_text, monkeypatch):
-    monkeypatch.setattr("selfspec.plugin.call.plain_reason", lambda *_: "it is Sunday")
+    monkeypatch.setattr("selfspec.plugin.call.Call.plain_reason", "it is Sunday")
     result = generate()
     assert result.stdout == stock_text(PROMPT, 24)
     assert result.stderr.count("not drafted for as asked: it is Sunday") == 1
