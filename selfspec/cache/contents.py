@@ -77,12 +77,6 @@ def tokenizer_info(tokenizer: Any) -> TokenizerInfo:
     return TokenizerInfo(fingerprint, _short_name(tokenizer), vocab_size)
 
 
-def flat_keys(keys: NDArray[Any]) -> NDArray[np.int64]:
-    """Tokens (N,) or pairs (N, 2) as one number each, in the same order."""
-    wide = keys.astype(np.int64)
-    return wide if wide.ndim == 1 else (wide[:, 0] << 32) + wide[:, 1]
-
-
 def _short_name(tokenizer: Any) -> str:
     """A Hub id as it is, and of a path the last part."""
     name = str(getattr(tokenizer, "name_or_path", ""))
