@@ -32,7 +32,7 @@ def model(tmp_path: Path) -> str:
         num_hidden_layers=2,
         num_attention_heads=4,
         max_position_embeddings=512,
-        initializer_range=0.3,
+        initializer_range=0.05,
         bos_token_id=None,
         eos_token_id=1,
         pad_token_id=0,
