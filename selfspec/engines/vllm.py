@@ -33,7 +33,7 @@ _TOP_K = 4  # More hardly ever win the one place that a chain has, and take time
 # A row is known by its length and by this many tokens at the end of its text.
 _TAIL = 64
 # Rows that left the batch are kept in case they come back: vLLM does not say whether they ended.
-_MAX_ABSENT = 64
+_MAX_ABSENT, _MAX_ABSENT_TOKENS = 64, 1 << 19
 
 _log = logging.getLogger("selfspec")
 
@@ -140,6 +140,8 @@ class Proposer:
             if row not in found:
                 found[row] = self._moved(token_ids[row], length)
         self._absent = self._absent[-_MAX_ABSENT:]
+        while sum(session.length for session in self._absent) > _MAX_ABSENT_TOKENS:
+            del self._absent[0]
         self._present = found
         return found
 

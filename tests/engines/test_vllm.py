@@ -200,14 +200,17 @@ def test_equal_rows_stay_apart(opened: list[int]):
     assert rows[0].text == rows[1].text == rows[2].text
 
 
-def test_rows_that_ended_are_not_kept_for_ever():
+@pytest.mark.parametrize(("bound", "num_kept"), [(None, vllm._MAX_ABSENT), (50, 4)])
+def test_rows_that_ended_are_not_kept_for_ever(monkeypatch, bound: int | None, num_kept: int):
+    if bound is not None:
+        monkeypatch.setattr(vllm, "_MAX_ABSENT_TOKENS", bound)
     asked = proposer()
     engine = Engine(asked)
     for first in range(vllm._MAX_ABSENT + 9):
         engine.rows = []
         engine.add([first % VOCAB_SIZE, first // VOCAB_SIZE, *LOOP], LOOP)
         engine.step()
-    assert len(asked._absent) == vllm._MAX_ABSENT
+    assert len(asked._absent) == num_kept
 
 
 def test_a_long_row_is_read_once(opened: list[int]):
