@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import sys
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
@@ -86,6 +87,7 @@ def answered(name: str, prompts: list[list[int]], at_once: int, options: Any) ->
 
 def answer(prompts: list[list[int]], max_new_tokens: int, arguments: dict[str, Any]) -> Any:
     """The new tokens of each step of each row, and the seconds of all."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # It logs to where the table is printed.
     from vllm import LLM, SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
