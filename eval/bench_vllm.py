@@ -24,7 +24,8 @@ from typing import Any
 from eval.benches.prompts import EVERY, load_questions
 from eval.errors import EvalError
 from eval.models.loading import load_tokenizer
-from eval.options import add_questions, add_required_model, check_at_least, command
+from eval.options import add_questions, check_at_least, command
+from eval.report.statistics import OVERALL
 from eval.report.table import Table
 from eval.runs.environment import told
 from selfspec.engines.vllm import config
@@ -111,9 +112,9 @@ def answer(prompts: list[list[int]], max_new_tokens: int, arguments: dict[str, A
 
 def figures(answer: dict[str, Any], tasks: list[str]) -> dict[str, Any]:
     """Tokens per step, by task and of all, and the seconds."""
-    totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    totals: dict[str, list[int]] = {task: [0, 0] for task in (*tasks, OVERALL)}
     for task, text, num_steps in zip(tasks, answer["texts"], answer["num_steps"], strict=True):
-        for key in (task, "overall"):
+        for key in (task, OVERALL):
             totals[key][0] += len(text) - 1
             totals[key][1] += num_steps
     per_step = {key: round(tokens / max(steps, 1), 3) for key, (tokens, steps) in totals.items()}
@@ -137,9 +138,10 @@ def _table(found: list[dict[str, Any]], num_prompts: int) -> Table:
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    add_required_model(parser)
     add_questions(parser, limit="the first N prompts")
     add = parser.add_argument
+    add("--model", required=True, metavar="MODEL", help="folder or Hub id")
+    add("--dtype", default="float32", help="default: %(default)s")
     add("--methods", nargs="+", default=list(METHODS), metavar="NAME", help="default: all four")
     add("--at-once", nargs="+", type=int, default=[1], metavar="N", help="rows; default: 1")
     add("--tokens", type=int, default=8, metavar="N", help="the longest draft; default: 8")

@@ -32,6 +32,8 @@ REFUSED = [
     ("bench_streamed", ASKED + " --methods streamed~draft~model", "--draft-model"),
     ("bench_streamed", ASKED + " --rounds 0", "--rounds"),
     ("bench_streamed", ASKED + " --knob a=1", "'a'"),
+    ("bench_vllm", ASKED + " --methods magic", "--methods must be of none, ngram"),
+    ("bench_vllm", ASKED + " --tokens 0", "--tokens must be >= 1 (got 0)"),
     ("command", RUN + "--methods stock,selfspecc", "'selfspecc'; did you mean 'selfspec'?"),
     ("command", RUN + "--methods assisted", "method 'assisted' must have --assistant-model"),
     ("command", RUN + "--methods stock,stock", "--methods must not repeat a name"),
