@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from selfspec.compat.generation import (
     KV,
@@ -18,7 +20,7 @@ from selfspec.machine.device import upload
 from selfspec.records import DraftTree, Queries
 from selfspec.run.columns import Columns
 from selfspec.run.grouped_attention import grouped_attention
-from selfspec.run.layout import Layout, RowState, lay_out
+from selfspec.run.layout import InputShape, Layout, RowState, hiding, read, write
 from selfspec.run.model import AttentionTypes, device_of, takes
 from selfspec.run.tree_kv import TreeKV
 
@@ -84,7 +86,11 @@ class TreeBackend(OverColumns):
         self._cache = cache
         self._attention = attention
         self._positions = next_positions[..., 0].cpu().numpy()  # (..., B)
-        self._visible = visible
+        # One column more stands for all columns behind the prompt, which always count.
+        self._visible = None if visible is None else pad(visible, (0, 1), value=True)
+        self._starts = [0] * next_positions.shape[-2]
+        if visible is not None:
+            self._starts = visible.int().argmax(-1).tolist()
         self.kv = kv or TreeKV(
             cache,
             attention.by_layer,
@@ -103,15 +109,24 @@ class TreeBackend(OverColumns):
 
     def lay_out(self, trees: Sequence[DraftTree | Queries]) -> Layout:
         """Ids, positions and masks of the next forward; makes room for it in the KV."""
-        self.kv.reserve(max(len(tree.tokens) for tree in trees))
-        return lay_out(
-            trees,
-            RowState(self.kv.lengths, self._positions, self.kv.num_committed, self._visible),
-            front=self.kv.front,
-            windows=self._attention.windows,
-            first_columns=self.kv.first_columns,
-            dtype=self.kv.dtype,
-            device=self._device,
+        kv, windows = self.kv, self._attention.windows
+        width = max(len(tree.tokens) for tree in trees)
+        kv.reserve(width)
+        state = RowState(
+            kv.lengths,
+            self._positions + np.array(kv.num_committed, np.int64),
+            self._starts,
+            [kv.first_columns[name] for name in windows],
+            kv.front,
+        )
+        shape = InputShape(len(trees), width, self._positions.shape[:-1], len(windows))
+        return read(
+            upload(write(trees, state, shape), self._device),
+            shape,
+            windows=hiding(windows, state, width, has_padding=self._visible is not None),
+            num_keys={name: kv.front - kv.first_columns[name] + width for name in windows},
+            visible=self._visible,
+            dtype=kv.dtype,
         )
 
     def forward(self, layout: Layout) -> torch.Tensor:
@@ -123,6 +138,7 @@ class TreeBackend(OverColumns):
         index = list(rows)
         self.kv.keep_rows(index)
         self._positions = self._positions[..., index]
+        self._starts = [self._starts[row] for row in index]
         if self._visible is not None:
             self._visible = self._visible[index]
 

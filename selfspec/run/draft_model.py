@@ -221,4 +221,5 @@ def _last(layout: Layout, first: int) -> Layout:
     masks = {
         name: mask if mask is None else mask[:, :, first:] for name, mask in layout.masks.items()
     }
-    return Layout(layout.input_ids[:, first:], layout.position_ids[..., first:], masks)
+    ids, positions = layout.input_ids[:, first:], layout.position_ids[..., first:]
+    return layout._replace(input_ids=ids, position_ids=positions, masks=masks)

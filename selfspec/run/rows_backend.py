@@ -225,6 +225,7 @@ class RowsBackend(TreeBackend):
         if self._positions.ndim != positions.ndim:  # These are the first ones.
             self._positions = positions[..., :0]
         self._positions = np.concatenate([self._positions, positions], axis=-1)
+        self._starts.append(0)
 
 
 def kv_bytes_per_token(model: Any) -> int:

@@ -14,7 +14,7 @@ from selfspec.records import DraftTree, Queries
 from selfspec.run.backends import OverColumns
 from selfspec.run.graphs.runner import ForwardKey, StaticRunner
 from selfspec.run.graphs.static_kv import StaticKV
-from selfspec.run.graphs.step_inputs import InputShape, StepState
+from selfspec.run.layout import InputShape, RowState, write
 from selfspec.run.model import AttentionTypes
 
 __all__ = ["GraphBackend"]
@@ -96,9 +96,8 @@ class GraphBackend(OverColumns):
         key = ForwardKey(shape, tuple(self.kv.num_keys(width).items()), self.kv.dtype)
         firsts = [self.kv.first_columns[name] for name in self._types]
         positions = self._positions + np.array(self.kv.num_committed)
-        state = StepState(self.kv.lengths, positions, self._starts, firsts, self.kv.front)
-        self._runner.write(key, trees, state)
-        self._runner.ready(self._model, key)
+        state = RowState(self.kv.lengths, positions, self._starts, firsts, self.kv.front)
+        self._runner.ready(self._model, key, write(trees, state, shape))
         return key, len(trees), widest
 
     def forward(self, layout: tuple[ForwardKey, int, int]) -> torch.Tensor:

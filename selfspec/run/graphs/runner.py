@@ -13,11 +13,9 @@ from typing import Any, NamedTuple
 import torch
 
 from selfspec.machine.device import Device, Replay
-from selfspec.records import DraftTree, Queries
 from selfspec.run.backends import logits_of
 from selfspec.run.graphs.static_kv import Span, StaticArenas
-from selfspec.run.graphs.step_inputs import InputShape, InputWriter, StepState, static_layout
-from selfspec.run.layout import Window
+from selfspec.run.layout import InputShape, Window, read
 from selfspec.run.model import AttentionTypes
 
 __all__ = ["ForwardKey", "StaticRunner"]
@@ -84,22 +82,15 @@ class StaticRunner:
         """Drops all rows but these, which move to the front."""
         self._visible[: len(rows)] = self._visible[list(rows)]
 
-    def write(
-        self, key: ForwardKey, trees: Sequence[DraftTree | Queries], state: StepState
-    ) -> None:
-        """Writes the inputs of the next forward of this shape."""
+    def ready(self, model: Any, key: ForwardKey, inputs: torch.Tensor) -> None:
+        """Sends the inputs of the next forward, and captures it if its shape is new."""
         if key.shape not in self._buffers:
             self._buffers[key.shape] = _Buffers(key.shape, self._torch_device)
-        buffers = self._buffers[key.shape]
-        buffers.written = buffers.writer.write(trees, state)
-
-    def ready(self, model: Any, key: ForwardKey) -> None:
-        """Sends the inputs of the next forward, and captures it if its shape is new."""
         if self._generation != self.arenas.generation:
             self._replays.clear()
             self._generation = self.arenas.generation
         buffers = self._buffers[key.shape]
-        self._device.send(buffers.written, into=buffers.flat)
+        self._device.send(inputs, into=buffers.flat)
         self.setting_up = 0.0
         replay = self._replays.get(key) or self._captured(model, key)
         self._forward = replay or self._work(model, key)
@@ -141,12 +132,10 @@ def _no_forward() -> None:
 
 
 class _Buffers:
-    """The buffers of one shape: its inputs on the CPU and on the device, and its logits."""
+    """The buffers of one shape: its inputs and its logits."""
 
     def __init__(self, shape: InputShape, device: torch.device) -> None:
         with torch.inference_mode(False):
-            self.writer = InputWriter(shape)
-            self.written = torch.empty(0, device="cpu")  # What was written last.
             self.flat = torch.zeros(shape.size, dtype=torch.long, device=device)
         self.logits: torch.Tensor | None = None
 
@@ -168,11 +157,11 @@ def _static_logits(
 ) -> torch.Tensor:
     """The logits (R, W, V) of some inputs, whose numbers never pass through Python."""
     num_keys = dict(key.num_keys)
-    forward = static_layout(
+    layout = read(
         flat, key.shape, windows=windows, num_keys=num_keys, visible=visible, dtype=key.dtype
     )
-    for name, slots in forward.slots.items():
-        arenas.spans[name] = Span(slots, forward.front, num_keys[name])
-    logits = logits_of(model, forward.layout, arenas.cache)
+    for name, slots in layout.slots.items():
+        arenas.spans[name] = Span(slots, layout.front, num_keys[name])
+    logits = logits_of(model, layout, arenas.cache)
     arenas.spans.clear()
     return logits
