@@ -23,7 +23,6 @@ from selfspec.machine.hardware import calculates_in, device_name
 from selfspec.machine.measured import find_measured, keep_measured
 from selfspec.run.backend import Backend
 from selfspec.run.backends import ChainBackend
-from selfspec.run.graphs.backend import GraphBackend
 from selfspec.run.model import device_of
 
 __all__ = ["Costs", "context_bucket", "keep_curve", "kept_curve"]
@@ -73,7 +72,7 @@ class Costs:
         Runs no forward.
         """
         key = _key(model, num_rows, _forward_of(backend))
-        kind = SteppedCurve if isinstance(backend, GraphBackend) else CostCurve
+        kind = SteppedCurve if backend.kind == "graph" else CostCurve
         first, _ = context_bucket(backend.front)
         with self._lock:
             known = tuple(key.values())

@@ -20,7 +20,6 @@ from selfspec.cost import Pacing
 from selfspec.machine.device import upload
 from selfspec.records import Likely, Queries
 from selfspec.run.backends import TreeBackend
-from selfspec.run.graphs.backend import GraphBackend
 from selfspec.run.graphs.runner import StaticRunner
 from selfspec.run.layout import Layout
 from selfspec.run.model import AttentionTypes, device_of, takes
@@ -73,15 +72,18 @@ class DraftModel:
         """The same ids; one that the model lacks becomes its last one."""
         return [min(token, self._vocab_size - 1) for token in token_ids]
 
-    def backend(self, cache: Any, num_tokens: int) -> TreeBackend | GraphBackend:
+    def backend(self, cache: Any, num_tokens: int) -> TreeBackend:
         """What reads nodes behind a text; the first one to ask gets the captured forwards."""
-        arguments = (cache, self.attention, torch.tensor([[num_tokens]], device="cpu"), None)
+        positions = torch.tensor([[num_tokens]], device="cpu")
         runner, self.runner = self.runner, None
         if runner is not None:
-            sizes: Any = {"room": _STATIC_ROOM, "widest": _STATIC_CHUNK + 1}
+            captured = TreeBackend(self.model, self.attention, runner=runner)
             with suppress(torch.OutOfMemoryError):
-                return GraphBackend(self.model, runner, *arguments, **sizes)
-        return TreeBackend(self.model, *arguments, room=_ROOM)
+                captured.add(cache, positions, room=_STATIC_ROOM, widest=_STATIC_CHUNK + 1)
+                return captured
+        backend = TreeBackend(self.model, self.attention)
+        backend.add(cache, positions, room=_ROOM)
+        return backend
 
     @contextmanager
     def forward(self, num_tokens: int) -> Iterator[None]:
@@ -125,7 +127,7 @@ class DraftText:
 
     def __init__(self, draft_model: DraftModel) -> None:
         self._draft_model = draft_model
-        self._backend: TreeBackend | GraphBackend | None = None
+        self._backend: TreeBackend | None = None
         self.setting_up = 0.0
         self._nodes = Queries([], [], [])
 
@@ -153,7 +155,7 @@ class DraftText:
             self._draft_model.pacing.observe_prompt(perf_counter() - start, len(token_ids))
             return likely
         self.keep([0])
-        chunk = _CHUNK if isinstance(self._backend, TreeBackend) else _STATIC_CHUNK
+        chunk = _CHUNK if self._backend.runner is None else _STATIC_CHUNK
         for first in range(0, len(token_ids), chunk):
             part = token_ids[first : first + chunk]
             logits = self._forward(part, range(len(part)))
@@ -210,7 +212,7 @@ class DraftText:
         layout: Any = backend.lay_out([nodes])
         self.setting_up += backend.setting_up
         with self._draft_model.forward(len(token_ids)):
-            if isinstance(backend, GraphBackend):
+            if backend.runner is not None:
                 return backend.forward(layout)[0, read:]
             with backend.kv.behind(read):
                 return backend.forward(_last(layout, read))[0]

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -61,29 +61,25 @@ class InputShape(NamedTuple):
     lead: tuple[int, ...]  # the dimensions of the position ids in front of their rows
     num_types: int  # how many attention types the model has
 
-    def fields(self) -> _Fields:
-        """The shape of each field."""
-        rows, width, lead, num_types = self
-        each, row, words = (rows, width), (rows,), (-(-rows * width * width // 8),)
-        return _Fields(each, each, row, row, (num_types,), (1,), (*lead, rows), words)
-
     @property
-    def size(self) -> int:
-        """How many numbers the inputs have."""
-        return sum(map(prod, self.fields()))
+    def sizes(self) -> list[int]:
+        """How many numbers each part of the inputs has, in their order."""
+        rows, width, lead, num_types = self
+        sees = -(-rows * width * width // 8)  # Eight bytes are a number.
+        return [2 * rows * width, rows, rows, num_types, 1, rows * prod(lead), sees]
 
 
-class _Fields(NamedTuple):
-    """The parts of the inputs: their shapes, or views of these shapes."""
+class _Inputs(NamedTuple):
+    """The inputs of a forward, as views of its numbers."""
 
-    ids: Any  # (R, W)
-    depths: Any  # (R, W)
-    lengths: Any  # (R,)
-    starts: Any  # (R,)
-    firsts: Any  # (types,)
-    front: Any  # (1,)
-    positions: Any  # (..., R)
-    sees: Any  # (R, W, W) in bytes, eight of which are a number
+    ids: torch.Tensor  # (R, W)
+    depths: torch.Tensor  # (R, W)
+    lengths: torch.Tensor  # (R,)
+    starts: torch.Tensor  # (R,)
+    firsts: torch.Tensor  # (types,)
+    front: torch.Tensor  # (1,)
+    positions: torch.Tensor  # (..., R)
+    sees: torch.Tensor  # (R, W, W) bool
 
 
 class Layout(NamedTuple):
@@ -143,7 +139,7 @@ def hiding(
 
 
 def write(trees: Sequence[DraftTree | Queries], state: RowState, shape: InputShape) -> torch.Tensor:
-    """The inputs (size,) of one forward over the rows' trees and branches, on the CPU."""
+    """The inputs (numbers,) of one forward over the rows' trees and branches, on the CPU."""
     rows, width, lead, _ = shape
     surplus = rows - len(trees)
     ids, depths, sees = [], [], []
@@ -168,7 +164,7 @@ def write(trees: Sequence[DraftTree | Queries], state: RowState, shape: InputSha
 
 
 def read(
-    flat: torch.Tensor,  # (size,)
+    flat: torch.Tensor,  # (numbers,)
     shape: InputShape,
     *,
     windows: Mapping[str, Window | None],
@@ -180,38 +176,37 @@ def read(
 
     Costs O(R · W · columns) on the device that has the numbers; the CPU reads none of them.
     """
-    fields = _split(flat, shape)
-    nodes = fields.front + torch.arange(shape.width, device=flat.device)
-    slots = {name: nodes - fields.firsts[index] for index, name in enumerate(windows)}
+    inputs = _split(flat, shape)
+    nodes = inputs.front + torch.arange(shape.width, device=flat.device)
+    slots = {name: nodes - inputs.firsts[index] for index, name in enumerate(windows)}
     masks = {
         name: None
         if window is None
         else _mask(
-            fields,
+            inputs,
             window,
-            torch.arange(num_keys[name], device=flat.device) + fields.firsts[index],
+            torch.arange(num_keys[name], device=flat.device) + inputs.firsts[index],
             slots[name],
             None if visible is None else visible[: shape.rows],
             dtype,
         )
         for index, (name, window) in enumerate(windows.items())
     }
-    positions = fields.positions[..., None] + fields.depths
-    return Layout(fields.ids, positions, masks, slots, fields.front[0])
+    positions = inputs.positions[..., None] + inputs.depths
+    return Layout(inputs.ids, positions, masks, slots, inputs.front[0])
 
 
-def _split(flat: torch.Tensor, shape: InputShape) -> _Fields:
-    """Views of the parts of the inputs."""
-    rows, width, _, _ = shape
-    shapes = shape.fields()
-    parts = torch.split(flat, [prod(part) for part in shapes])
-    fields = _Fields(*(part.view(size) for part, size in zip(parts, shapes, strict=True)))
-    sees = fields.sees.view(torch.bool)[: rows * width * width]
-    return fields._replace(sees=sees.view(rows, width, width))
+def _split(flat: torch.Tensor, shape: InputShape) -> _Inputs:
+    rows, width, lead, _ = shape
+    nodes, lengths, starts, firsts, front, positions, words = torch.split(flat, shape.sizes)
+    ids, depths = nodes.view(2, rows, width).unbind()
+    sees = words.view(torch.bool)[: rows * width * width].view(rows, width, width)
+    positions = positions.view(*lead, rows)
+    return _Inputs(ids, depths, lengths, starts, firsts, front, positions, sees)
 
 
 def _mask(
-    fields: _Fields,
+    inputs: _Inputs,
     window: Window,
     columns: torch.Tensor,  # (K,): those of the keys
     slots: torch.Tensor,  # (W,): which of the keys are the trees' nodes
@@ -219,14 +214,14 @@ def _mask(
     dtype: torch.dtype,
 ) -> torch.Tensor:
     """The mask (R, 1, W, K) of a window: 0 where a node may look, else the lowest number."""
-    hidden = columns >= fields.lengths[:, None]  # (R, K)
+    hidden = columns >= inputs.lengths[:, None]  # (R, K)
     if visible is not None:
         hidden |= ~visible.index_select(1, columns.clamp(max=visible.shape[1] - 1))
-    lowest, sees = torch.finfo(dtype).min, fields.sees
+    lowest, sees = torch.finfo(dtype).min, inputs.sees
     mask = _additive(hidden, lowest, dtype)[:, None].repeat(1, sees.shape[1], 1)
     if window.kind != "full":
-        queries = (fields.lengths[:, None] + fields.depths)[:, :, None]  # (R, W, 1)
-        starts = fields.starts[:, None, None]
+        queries = (inputs.lengths[:, None] + inputs.depths)[:, :, None]  # (R, W, 1)
+        starts = inputs.starts[:, None, None]
         mask.masked_fill_(~_in_window(window, columns, queries, starts), lowest)
         sees = sees & _in_window(window, queries.mT, queries, starts)
     return mask.index_copy_(2, slots, _additive(~sees, lowest, dtype))[:, None]

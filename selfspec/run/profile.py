@@ -14,7 +14,6 @@ from selfspec.errors import UnsupportedError
 from selfspec.records import Queries
 from selfspec.run.backend import Backend
 from selfspec.run.costs import keep_curve
-from selfspec.run.graphs.backend import GraphBackend
 from selfspec.run.model import device_of
 from selfspec.run.prepared import Forwards
 from selfspec.run.prompt import Prompt
@@ -66,7 +65,7 @@ def _measured(backend: Backend, num_rows: int, max_seconds: float) -> CostCurve:
         if logits.is_cuda:
             torch.cuda.synchronize(logits.device)
 
-    if not isinstance(backend, GraphBackend):
+    if backend.kind != "graph":
         return measure_curve(run, WIDTHS, max_seconds=max_seconds)
     for width in STEPS:  # Captures all of them first, since a capture takes long.
         run(width)
