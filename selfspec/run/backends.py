@@ -15,11 +15,10 @@ from selfspec.compat.generation import (
     stop_recording_past,
     update_arguments,
 )
-from selfspec.cost import stepped
 from selfspec.errors import UnsupportedError
 from selfspec.machine.device import upload
 from selfspec.records import DraftTree, Queries
-from selfspec.run.graphs.runner import StaticRunner
+from selfspec.run.graphs.runner import StaticRunner, stepped
 from selfspec.run.grouped_attention import grouped_attention
 from selfspec.run.layout import InputShape, Layout, RowState, hiding, read, write
 from selfspec.run.model import AttentionTypes, device_of, logits_of, takes

@@ -18,9 +18,22 @@ from selfspec.run.model import AttentionTypes, logits_of
 from selfspec.run.slots import Span
 from selfspec.run.tree_kv import TreeKV
 
-__all__ = ["ForwardKey", "StaticRunner"]
+__all__ = ["ForwardKey", "StaticRunner", "stepped"]
 
 _MULTIPLE = 256  # The width of the tensor that says which columns of a prompt count.
+# From here on every multiple of this width is captured, below it every power of two.
+_WIDE = 64
+
+
+def stepped(width: int) -> int:
+    """The width of the captured forward that has room for `width` >= 1 queries.
+
+    >>> [stepped(width) for width in (1, 3, 9, 64, 65, 200)]
+    [1, 4, 16, 64, 128, 256]
+    """
+    if width > _WIDE:
+        return -(-width // _WIDE) * _WIDE
+    return 1 << (width - 1).bit_length()
 
 
 class ForwardKey(NamedTuple):
