@@ -142,23 +142,22 @@ def write(trees: Sequence[DraftTree | Queries], state: RowState, shape: InputSha
     """The inputs (numbers,) of one forward over the rows' trees and branches, on the CPU."""
     rows, width, lead, _ = shape
     surplus = rows - len(trees)
-    ids, depths, sees = [], [], []
-    for tree in [*trees, *[_NO_TREE] * surplus]:
+    trees = [*trees, *[_NO_TREE] * surplus]
+    ids, depths, nothing = [], [], [0] * surplus
+    for tree in trees:
         missing = width - len(tree.tokens)
         ids += tree.tokens + tree.tokens[:1] * missing
         depths += tree.depths + [0] * missing
-        sees += _ancestor_rows(tree.parents, width)
-    sees.append(bytearray(-rows * width * width % 8))
-    nothing = [0] * surplus
-    numbers = [*ids, *depths, *state.lengths, *nothing, *state.starts, *nothing, *state.firsts]
+    sees = ancestors([tree.parents for tree in trees], width)
     positions = state.positions
     if surplus:
         positions = np.zeros((*lead, rows), np.int64)
-        positions[..., : len(trees)] = state.positions
+        positions[..., :-surplus] = state.positions
+    numbers = [*ids, *depths, *state.lengths, *nothing, *state.starts, *nothing, *state.firsts]
     parts = [
         np.array([*numbers, state.front], np.int64),
         positions.ravel(),
-        np.frombuffer(bytearray().join(sees), np.int64),
+        np.frombuffer(sees.tobytes() + bytes(-sees.size % 8), np.int64),
     ]
     return torch.from_numpy(np.concatenate(parts))
 
