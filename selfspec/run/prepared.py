@@ -27,7 +27,6 @@ from selfspec.machine.hardware import calculates_in
 from selfspec.run.backend import Backend
 from selfspec.run.backends import ChainBackend, TreeBackend
 from selfspec.run.costs import Costs
-from selfspec.run.graphs.backend import GraphBackend
 from selfspec.run.graphs.kept import KeptRunner
 from selfspec.run.graphs.runner import StaticRunner
 from selfspec.run.model import AttentionTypes, device_of
@@ -118,20 +117,25 @@ class Prepared:
         device, attention = device_of(self.model), self.ability.attention
         assert attention is not None
         visible = None if prompt.visible is None else prompt.visible.to(device)
-        arguments = (prompt.cache, attention, prompt.next_positions.to(device), visible)
+        arguments = (prompt.cache, prompt.next_positions.to(device), visible)
         # All that may come, or as much as the prompt has.
         length = prompt.input_ids.shape[1]
         room, static_room = (
             min(reach, max(length, least)) + width for least in (_MIN_ROOM, _MIN_STATIC_ROOM)
         )
+        sizes: Any = {"need": prompt.cache.get_seq_length() + reach + width, "widest": width}
         if self.runner is not None:
             strict = self.config.strict and self.config.forward != "auto"
-            sizes: Any = {"room": static_room, "widest": width, "reach": reach, "strict": strict}
+            captured = TreeBackend(self.model, attention, runner=self.runner, strict=strict)
             try:
-                return GraphBackend(self.model, self.runner, *arguments, **sizes)
+                captured.add(*arguments, room=static_room, **sizes)
             except torch.OutOfMemoryError:
                 self.note_or_refuse("there is no memory for fixed KV slots beside the prompt's")
-        return TreeBackend(self.model, *arguments, room=room, reach=reach, kind=self.kind)
+            else:
+                return captured
+        backend = TreeBackend(self.model, attention, kind=self.kind)
+        backend.add(*arguments, room=room, **sizes)
+        return backend
 
     def rows_backend(self, max_rows: int, max_bytes: int | None) -> RowsBackend:
         """What runs the forwards of rows that come and go, never as captured graphs."""
