@@ -18,7 +18,7 @@ from selfspec.compat.generation import KV, kv_of
 from selfspec.draft.memory import Memory
 from selfspec.engine import top_k_of
 from selfspec.records import TopK
-from selfspec.run.packed import PackedWeights, Packing
+from selfspec.run.packed import Packing
 
 _MAX_LOGITS = 1 << 28  # Elements of one forward's output, to bound its memory.
 
@@ -77,7 +77,7 @@ class _Reader:
         self._top_k = top_k
         self._prefix = list(prefix)
         self._kv: Any = None  # The KV cache behind the prefix, once it was read.
-        self._packing = Packing(PackedWeights.of(model), model)
+        self._packing = Packing.of(model)
 
     def read(self, windows: Sequence[TokenIds]) -> list[TopK]:
         """What the model predicts after each token of each window, by one forward."""

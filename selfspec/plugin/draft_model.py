@@ -52,7 +52,7 @@ def new_draft_model(
     attention = forwards.ability(draft).attention
     assert attention is not None
     pacing, num_ids = pacings.setdefault(draft, Pacing()), num_readable(target)
-    packing = forwards.packing(draft, config.max_nodes) if may_pack(config) else None
+    packing = forwards.packing(draft) if may_pack(config) else None
     sizes = {"num_ids": num_ids, "top_k": config.top_k}
     return DraftModel(draft, attention, pacing, packing=packing, **sizes)
 

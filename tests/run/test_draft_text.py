@@ -12,7 +12,7 @@ from selfspec.cost import Pacing
 from selfspec.run.draft_model import DraftModel, DraftText
 from selfspec.run.graphs.backend import GraphBackend
 from selfspec.run.graphs.runner import StaticRunner
-from selfspec.run.packed import PackedWeights, Packing
+from selfspec.run.packed import Packing
 from selfspec.run.probe import attention_types
 from tests.fakes import VOCAB, fake_trials, new_model, packs_here
 from tests.recorder import RecordingDevice
@@ -63,7 +63,7 @@ def test_a_device_without_doubles_will_do(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_draft_model_is_packed_once_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_trials(monkeypatch, saves=0.5, packing=1)
     model = new_model()
-    packing = Packing(PackedWeights(), model)
+    packing = Packing.of(model)
     attention = attention_types(model.config)
     sizes = {"num_ids": VOCAB, "top_k": 5}
     texts = [

@@ -50,10 +50,10 @@ def _packed_weights() -> str:
     import torch
 
     from selfspec.machine.hardware import calculates_in
-    from selfspec.run.packed.linears import ways_for
+    from selfspec.run.packed.copies import ways_for
 
-    half = {way.name for way in ways_for(torch.bfloat16)}
-    whole = {way.name for way in ways_for(torch.float32)}
+    half = ways_for(torch.bfloat16)
+    whole = ways_for(torch.float32)
     found = {
         "oneDNN": bool(whole),
         "oneDNN in bfloat16": "same" in half,

@@ -152,7 +152,7 @@ def python_lines(writer: Writer, measured: Comparison, said: Verdict) -> list[st
     asked = writer.asked
     load = f'model = AutoModelForCausalLM.from_pretrained("{asked.model}", dtype="{writer.dtype}")'
     if asked.max_memory is not None:
-        load = f'model = selfspec.load_streamed("{asked.model}", max_memory="{asked.max_memory}")'
+        load = f'model = selfspec.load("{asked.model}", max_memory="{asked.max_memory}")'
     if not said.is_sure:
         return []
     if not said.gains:

@@ -112,7 +112,7 @@ def load_model(
     Within a memory, room for `max_texts` texts of `max_length` tokens is set aside, and for a draft
     model.
     """
-    from selfspec import load_streamed
+    import selfspec
 
     device = device_of(options.device)
     dtype = _dtype(options)
@@ -120,7 +120,7 @@ def load_model(
 
     def load() -> Any:
         if isinstance(options, RunOptions) and (amount := options.max_memory) is not None:
-            return load_streamed(
+            return selfspec.load(
                 source,
                 max_memory=amount,
                 max_length=max_length,

@@ -256,7 +256,7 @@ def test_a_gain_says_how_sure_it_is_with_the_lines_that_bring_it(advice):
         "selfspec.attach(model, selfspec.SelfSpec())",
     ]
     streamed, _ = advice(best, max_memory="25%")
-    assert streamed == 'model = selfspec.load_streamed("me/model", max_memory="25%")'
+    assert streamed == 'model = selfspec.load("me/model", max_memory="25%")'
 
 
 def test_a_cache_that_gains_is_named_in_the_advice(advice):
