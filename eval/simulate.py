@@ -148,8 +148,8 @@ def compared(
 
 
 def machine_of(case: Case, noise: float, seed: int) -> Machine:
-    curve = CostCurve({width: cost / 1000 for width, cost in case.milliseconds.items()})
-    return Machine(curve, Host(), noise, seed)
+    seconds = {width: cost / 1000 for width, cost in case.milliseconds.items()}
+    return Machine(seconds, Host(), noise, seed)
 
 
 def decoded(

@@ -21,7 +21,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from selfspec import SelfSpec, attach
+from selfspec import SelfSpec, attach, detach
 from selfspec.draft.sources import LutSource
 from selfspec.records import Candidate, Evidence, StepRecord
 from selfspec.run.packed import packing as packing_module
@@ -48,12 +48,14 @@ def new_model(
     return model.to(dtype).eval()  # type: ignore[no-any-return]
 
 
-@cache
+_model_made_once = cache(new_model)
+
+
 def tiny_model(
     name: str = "llama", attention: str | None = None, dtype: torch.dtype = torch.float32
 ) -> PreTrainedModel:
-    """`new_model`, made once: for tests that leave the model as they found it."""
-    return new_model(name, attention, dtype)
+    """`new_model`, made once, and not attached: for tests that leave its weights as they are."""
+    return detach(_model_made_once(name, attention, dtype))
 
 
 @cache

@@ -7,15 +7,16 @@ says what was recorded, and its forward takes what a curve says, with noise.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from eval.runs.recorded import RecordedText, lessons_of, paths_of, top_of
 from selfspec import GenerationStats, SpecConfig
-from selfspec.cost import Budget, CostCurve, Step
+from selfspec.cost import Budget, Step
 from selfspec.draft.memory import Memory
 from selfspec.draft.row import Row
 from selfspec.engine import Decoder, first_tokens
@@ -36,24 +37,26 @@ class Host(NamedTuple):
 
 
 class Machine:
-    """A clock that moves as steps take their time: what a curve says, with noise."""
+    """A clock that moves as steps take their time: straight between some widths, with noise."""
 
-    def __init__(self, curve: CostCurve, host: Host, noise: float, seed: int) -> None:
+    def __init__(self, seconds: Mapping[int, float], host: Host, noise: float, seed: int) -> None:
         self.now = 0.0
-        self._curve, self._host, self._noise = curve, host, noise
+        self._seconds, self._host, self._noise = seconds, host, noise
         self._dice = random.Random(seed)
 
     @property
     def plain(self) -> float:
         """The seconds of a plain step, without noise."""
-        return self._curve.seconds(1) + self._host.step
+        return self._seconds[1] + self._host.step
 
     def look(self) -> None:
         self.now += self._host.looking
 
     def run(self, width: int) -> None:
         factor = self._dice.lognormvariate(0, self._noise)
-        self.now += self._curve.seconds(width) * factor
+        self.now += factor * float(
+            np.interp(width, list(self._seconds), list(self._seconds.values()))
+        )
 
     def work(self, width: int) -> None:
         self.now += self._host.step + self._host.node * (width - 1)

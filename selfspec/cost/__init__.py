@@ -4,15 +4,13 @@ Knows widths, seconds and scores; not what runs, and nothing of tensors.
 """
 
 from selfspec.cost.budget import Choice, WidthSearch, best_width
-from selfspec.cost.curve import CostCurve
+from selfspec.cost.curve import WIDTHS, CostCurve
 from selfspec.cost.ledger import Ledger
-from selfspec.cost.measuring import WIDTHS, measure_curve
+from selfspec.cost.measuring import measure_curve
 from selfspec.cost.pacing import Pacing
 from selfspec.cost.policy import Budget, FixedBudget, MeasuredBudget, Step, ThresholdBudget, Took
-from selfspec.cost.steps import STEPS, SteppedCurve, stepped
 
 __all__ = [
-    "STEPS",
     "WIDTHS",
     "Budget",
     "Choice",
@@ -22,11 +20,9 @@ __all__ = [
     "MeasuredBudget",
     "Pacing",
     "Step",
-    "SteppedCurve",
     "ThresholdBudget",
     "Took",
     "WidthSearch",
     "best_width",
     "measure_curve",
-    "stepped",
 ]

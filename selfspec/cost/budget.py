@@ -49,17 +49,16 @@ class WidthSearch:
     ``take(score)`` before each node; where it says no, growth is over, and the tree is cut to
     the first `best.width` nodes. Costs less than 1 µs a node.
 
-    >>> search = WidthSearch(CostCurve({1: 1.0, 2: 1.1, 3: 1.2, 8: 4.0}), max_nodes=8)
-    >>> [search.take(score) for score in (0.9, 0.6, 0.5)]
-    [True, True, False]
+    >>> search = WidthSearch(CostCurve({1: 1.0, 2: 1.1, 4: 1.3, 8: 4.0}), max_nodes=8)
+    >>> [search.take(score) for score in (0.9, 0.6, 0.5, 0.4)]
+    [True, True, True, False]
     >>> search.num_nodes, search.best.width
-    (3, 3)
+    (4, 4)
     """
 
     def __init__(self, curve: CostCurve, max_nodes: int) -> None:
         self._costs = curve.table(max_nodes)  # By width.
-        self._corners = [width for width in curve.corners(max_nodes) if 1 < width < max_nodes]
-        self._corners.append(max_nodes)
+        self._ends = curve.ends(max_nodes)
         self._tokens = 1.0
         self.num_nodes = 1
         self.best = Choice(1, 1.0, 1.0 / self._costs[1])
@@ -89,12 +88,11 @@ class WidthSearch:
 
             f(w) = S + (w - n)·s - R·T(w) > 0.
 
-        T is straight between the curve's corners, so f is too, and over n … max it is highest at
-        n, at one of those corners, or at max. At n it is not above 0, since R ≥ S / T(n). So where
-        f is not above 0 at the corners beyond n and at max, no wider tree pays, and none of those
-        that have lower scores.
+        T is level up to each width that has a time of its own, and f does not fall there. So it is
+        highest at one of these widths or at max. Where f is not above 0 at those beyond n and at
+        max, no wider tree pays, and none of those that have lower scores.
         """
         spare = self._tokens - self.num_nodes * score
         rate, costs = self.best.rate, self._costs
-        wider = self._corners[bisect_right(self._corners, self.num_nodes) :]
+        wider = self._ends[bisect_right(self._ends, self.num_nodes) :]
         return any(spare + width * score > rate * costs[width] for width in wider)

@@ -1,4 +1,4 @@
-"""What a step costs by its width: what was timed, and behind it the shape that is expected.
+"""What a step costs by its width: a time for each of a few widths, and a shape expected elsewhere.
 
 Knows widths and times; not what runs, nor what is worth drafting.
 """
@@ -11,21 +11,24 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-# Wider steps get no point of their own.
-_WIDEST = 4096
+# The widths that have a time of their own. What lies between two of them costs as the wider one.
+WIDTHS: tuple[int, ...] = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_MORE = (96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+_ALL = np.array(WIDTHS + _MORE)
+# The place of each width in `_ALL`.
+_PLACES: list[int] = np.searchsorted(_ALL, np.arange(_ALL[-1] + 1)).tolist()
 # No step takes less or more: seconds.
 _SHORTEST, _LONGEST = 1e-9, 1e9
-# A width gets a point of its own if it is this many times the nearest one that was timed.
-_WIDER = 1.25
-# A point follows the log of the times at its width: their mean at first, then fading at this rate.
+# The time of a width follows the log of what its steps took: their mean at first, then fading at
+# this rate.
 _FADE = 1 / 16
-# What was expected at a width counts as much as this many steps.
+# What was expected of a width counts as much as this many steps.
 _PRIOR_STEPS = 0.1
-# Once a point has seen this many steps, a time farther off than by this factor counts as this far.
+# Once a width has seen this many steps, a time farther off than by this factor counts as this far.
 _KNOWN = 8
 _FAR = math.log(1.25)
 # What two queries took once, beyond what is expected, halves in 16 plain steps in a row. It takes
@@ -40,42 +43,22 @@ _STALE = 16
 _DEAREST = 0.7
 # Where both are flatter than this share of a plain step for each query, shapes are alike.
 _FLAT = 0.02
-# Behind twice the widest step that was timed, queries may cost this many times what is expected;
-# and no step is wider than that one by more than this factor.
-_RISK = 4.0
-_LEAP = 8
-
-
-class _Line(NamedTuple):
-    """A line with corners, ready to be read: a table by width, and a slope behind its end."""
-
-    table: list[float]  # A width is its own index, so [0] is a filler.
-    slope: float
-
-    @classmethod
-    def through(cls, points: Mapping[int, float], slope: float) -> _Line:
-        """Straight between points that never fall, the first of which is that of width 1."""
-        widths = list(points)
-        inside = np.interp(np.arange(widths[-1] + 1), widths, list(points.values()))
-        return cls(np.maximum.accumulate(inside).tolist(), slope)  # It rounds, downwards at times.
-
-    def at(self, width: int) -> float:
-        last = len(self.table) - 1
-        return self.table[min(width, last)] + self.slope * max(width - last, 0)
+# No step is wider than the widest timed one by more than this factor.
+_WIDER = 4
 
 
 class CostCurve:
-    """The seconds of a step by its width, never falling, straight between its corners.
+    """The seconds of a step by its width, never falling.
 
-    Timed widths cost what was timed. Behind the widest of them the curve has the shape that was
-    expected, steeper or flatter by as much as the timed part turned out. What was expected goes on
-    as a line behind its end, at the slope of the last piece or of the whole, whichever is steeper;
-    from one point alone every further query costs as much as the first: nothing is drafted where
-    nothing is known. Safe to read and refine from several threads.
+    Widths that were timed cost what was timed. Wider ones have the shape that was expected, steeper
+    or flatter by as much as the timed ones turned out. What was expected is straight between the
+    points that are given, and goes on at the slope of the last piece or of the whole, whichever is
+    steeper; from one point alone every further query costs as much as the first: nothing is drafted
+    where nothing is known. Safe to read and refine from several threads.
 
     >>> curve = CostCurve({1: 0.010, 2: 0.010, 8: 0.016, 16: 0.032})
-    >>> [round(1000 * curve.seconds(width)) for width in (1, 5, 8, 12, 24)]
-    [10, 13, 16, 24, 48]
+    >>> [round(1000 * curve.seconds(width)) for width in (1, 4, 5, 6, 8, 12, 24)]
+    [10, 12, 14, 14, 16, 24, 48]
     """
 
     def __init__(self, points: Mapping[int, float], *, is_timed: bool = True) -> None:
@@ -85,21 +68,23 @@ class CostCurve:
         plain steps say what one is in seconds.
         """
         _check(points)
-        points = {1: points[min(points)], **points}
-        widths = sorted(points)
-        corners = dict(zip(widths, _rising([points[w] for w in widths]), strict=True))
-        plain = corners[1]
-        # What was expected, in plain steps, and where that bends.
-        shape = {width: height / plain for width, height in corners.items()}
-        self._expected, self._corners = _Line.through(shape, _end_slope(shape)), tuple(shape)
-        timed = corners if is_timed else {1: plain}
-        # The seconds at each timed width, and how many steps they were learned from.
-        self._points = dict(timed)
-        self._counts = dict.fromkeys(timed, _KNOWN if is_timed else 0)
+        widths = sorted({1, *points})
+        heights = _rising([points.get(width, points[min(points)]) for width in widths])
+        self._plain = heights[0]
+        relative = [height / self._plain for height in heights]
+        slope = max(_slope(widths, relative, 0), _slope(widths, relative, -2))
+        behind = slope * np.maximum(_ALL - widths[-1], 0)
+        # In plain steps, by place: what was expected, and what was timed.
+        self._expected = np.interp(_ALL, widths, relative) + behind
+        self._timed = self._expected.tolist()
+        self._counts = [0] * len(_ALL)  # How many steps each was learned from.
+        self._named = {*map(_place, widths)}  # Those that were asked for or timed.
+        for place in self._named if is_timed else ():
+            self._counts[place] = _KNOWN
         self._last_plain: deque[float] = deque(maxlen=_NEAR_PLAIN)
         self._since_plain = 0
         self._lock = threading.Lock()
-        self._fit = self._fitted()
+        self._seconds = self._fitted()
 
     @classmethod
     def unknown(cls, slope: float) -> CostCurve:
@@ -108,35 +93,36 @@ class CostCurve:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The widths between which the curve is straight, as it is behind the last."""
-        timed = tuple(self._points)
-        return (*timed, *(width for width in self._corners if width > timed[-1]))
+        """The widths that were timed, or named when the curve was made."""
+        return tuple(int(_ALL[place]) for place in sorted(self._named))
 
     @property
     def knows_plain(self) -> bool:
         """Were two plain steps timed? Before, no width can be weighed against them."""
-        return self._counts[1] > 1
+        return self._counts[0] > 1
 
     @property
     def slowness(self) -> float:
         """How many times longer than usual plain steps take just now; 1.0 if that can't be said."""
         if len(self._last_plain) < _NEAR_PLAIN or self._since_plain > _STALE:
             return 1.0
-        slowness = median(self._last_plain) / self._points[1]
+        slowness = median(self._last_plain) / self._plain
         return slowness if abs(math.log(slowness)) > _FAR else 1.0
-
-    def corners(self, widest: int) -> Sequence[int]:
-        """The widths up to `widest` between which the curve is straight."""
-        return [width for width in self.widths if width <= widest]
 
     def seconds(self, width: int) -> float:
         """The seconds of a step of `width` >= 1 queries; a look into a list."""
-        return self._fit.at(width)
+        return self._seconds[_place(width)]
 
     def table(self, widest: int) -> list[float]:
         """The seconds of every width up to `widest`, each at its own index; [0] is a filler."""
-        fit = self._fit
-        return fit.table[: widest + 1] + [fit.at(w) for w in range(len(fit.table), widest + 1)]
+        seconds = self._seconds
+        table = [seconds[place] for place in _PLACES[: widest + 1]]
+        return table + seconds[-1:] * (widest + 1 - len(table))
+
+    @staticmethod
+    def ends(widest: int) -> list[int]:
+        """Up to each of these widths the curve is level."""
+        return [width for width in WIDTHS + _MORE if width < widest] + [widest]
 
     def relative(self, width: int) -> float:
         """The cost in plain steps."""
@@ -145,20 +131,11 @@ class CostCurve:
     def widest_within(self, seconds: float, allowed: int) -> int:
         """The widest step up to `allowed` that should take no longer; 1 if none does.
 
-        Beyond twice the widest step that was timed, that holds even if queries cost several times
-        what is expected: nothing is found out by a leap.
+        Not much wider than the widest one that was timed: nothing is found out by a leap.
         """
-        timed, plain = max(tuple(self._points)), self.seconds(1)
-        sure, sure_guess = self.seconds(2 * timed), self._expected.at(2 * timed)
-
-        def risk(width: int) -> float:
-            if width <= 2 * timed:
-                return self.seconds(width)
-            guess = plain * (self._expected.at(width) - sure_guess) / timed
-            return sure + _RISK * max(self.seconds(width) - sure, guess)
-
-        widest = min(allowed, _LEAP * timed)
-        return max(bisect_right(range(1, widest + 1), seconds, key=risk), 1)
+        timed = max(place for place, count in enumerate(self._counts) if count or not place)
+        within = min(allowed, _WIDER * int(_ALL[timed]))
+        return max(bisect_right(range(1, within + 1), seconds, key=self.seconds), 1)
 
     def refine(self, width: int, seconds: float) -> None:
         """Takes in what a real step of this width took; some 20 µs.
@@ -171,26 +148,24 @@ class CostCurve:
             return
         seconds = min(max(seconds, _SHORTEST), _LONGEST)
         with self._lock:
-            point = self._point_for(min(width, _WIDEST))
-            if point > 1:
+            place = _place(width)
+            before, taken = self._plain, seconds
+            if place:
                 # No tree costs more than as many plain steps: what took longer was bad luck.
-                seconds = min(seconds / self.slowness, width * self._points[1])
+                taken = min(seconds / (self.slowness * self._plain), width)
+                before = self._seconds[place] / self._plain
                 self._since_plain += 1
-            count = self._counts[point] = self._counts[point] + 1
-            there = self._points[point] * self.seconds(width) / self.seconds(point)
-            news = math.log(seconds) - math.log(there)
-            if count > _KNOWN:
-                news = min(max(news, -_FAR), _FAR)
-            # The very first plain step is often slow: the second one is taken for the truth.
-            is_scale = point == 1 and count <= 2
-            gain = 1.0 if is_scale else max(1 / (count + _PRIOR_STEPS), _FADE)
-            self._points[point] *= math.exp(gain * news)
-            if point == 1:
+            after = before * math.exp(self._step_of(place, math.log(taken) - math.log(before)))
+            self._named.add(place)
+            if place:
+                self._timed[place] = after
+            else:
+                self._plain = after
                 self._see_plain(seconds)
-            self._fit = self._fitted()
+            self._seconds = self._fitted()
 
     def as_dict(self) -> dict[str, Any]:
-        """The corners, for JSON."""
+        """The times of all named widths, for JSON."""
         with self._lock:
             return {"widths": list(self.widths), "seconds": [self.seconds(w) for w in self.widths]}
 
@@ -209,10 +184,18 @@ class CostCurve:
         The machine may have been busy: no query is expected to cost so much that none is tried.
         """
         plain = self.seconds(1)
-        points = {
-            w: min(self.seconds(w), plain * (1 + _DEAREST * (w - 1))) for w in self.widths[1:]
-        }
-        return type(self)({1: plain, **points}, is_timed=False)
+        dearest = {width: plain * (1 + _DEAREST * (width - 1)) for width in self.widths}
+        points = {width: min(self.seconds(width), most) for width, most in dearest.items()}
+        return CostCurve(points, is_timed=False)
+
+    def _step_of(self, place: int, news: float) -> float:
+        """How far a place moves for a time whose log is `news` away from it."""
+        count = self._counts[place] = self._counts[place] + 1
+        if count > _KNOWN:
+            news = min(max(news, -_FAR), _FAR)
+        # The very first plain step is often slow: the second one is taken for the truth.
+        is_scale = place == 0 and count <= 2
+        return news * (1.0 if is_scale else max(1 / (count + _PRIOR_STEPS), _FADE))
 
     def _see_plain(self, seconds: float) -> None:
         """Takes in what the machine does now; what wide steps took is forgotten, if unlucky."""
@@ -220,37 +203,36 @@ class CostCurve:
         in_a_row, self._since_plain = self._since_plain == 0, 0
         if not in_a_row:
             return
-        plain = self._points[1]
-        for width, seconds_there in self._points.items():
-            above = math.log(seconds_there / (plain * self._expected.at(width)))
-            if width > 1 and above > 0:
-                seen = min(max(self._counts[width], 1), _KNOWN)
-                self._points[width] *= math.exp(above * (_FORGET ** (2 / (width * seen**2)) - 1))
+        for place, count in enumerate(self._counts):
+            if place and count and (above := self._timed[place] / self._expected[place]) > 1:
+                seen = min(count, _KNOWN)
+                halving = _FORGET ** (2 / (int(_ALL[place]) * seen**2))
+                self._timed[place] *= above ** (halving - 1)
 
-    def _point_for(self, width: int) -> int:
-        """The timed width that a step belongs to; it gets one of its own where none is near."""
-        near = min(self._points, key=lambda known: abs(known - width))
-        if max(width, near) <= _WIDER * min(width, near):
-            return near
-        points = {**self._points, width: self.seconds(width)}
-        self._counts[width] = 0
-        self._points = dict(sorted(points.items()))
-        return width
+    def _fitted(self) -> list[float]:
+        """The seconds by place: what was timed, and behind it the expected shape, as it turned out.
 
-    def _fitted(self) -> _Line:
-        """What was timed, and behind it the expected shape, steeper or flatter as it turned out."""
-        heights = _rising(list(self._points.values()))
-        corners = dict(zip(self._points, heights, strict=True))
-        plain, last, expected = heights[0], max(corners), self._expected
-        seen, guess = corners[last] / plain - 1, expected.at(last) - 1
-        steeper = (seen + _FLAT * (last - 1)) / (guess + _FLAT * (last - 1)) if last > 1 else 1.0
-        least = seen / max(last - 1, 1) / 2  # It does not level off at once.
-        at = last
-        for width in self._corners[bisect_right(self._corners, last) :]:
-            slope = steeper * (expected.at(width) - expected.at(at)) / (width - at)
-            corners[width] = corners[at] + plain * max(slope, least) * (width - at)
-            at = width
-        return _Line.through(corners, plain * max(steeper * expected.slope, least))
+        That is steeper or flatter than expected by as much as the last timed width was.
+        """
+        places = [place for place, count in enumerate(self._counts) if count or not place]
+        heights = _rising([1.0, *(self._timed[place] for place in places[1:])])
+        costs, last = np.interp(_ALL, _ALL[places], heights), places[-1]
+        widths, expected = _ALL[last:], self._expected[last:]
+        queries = widths[0] - 1
+        steeper, least = 1.0, 0.0
+        if last:
+            seen, guess = heights[-1] - 1, expected[0] - 1
+            steeper = (seen + _FLAT * queries) / (guess + _FLAT * queries)
+            least = seen / queries / 2  # It does not level off at once.
+        behind = np.maximum(steeper * np.diff(expected), least * np.diff(widths))
+        costs[last + 1 :] = heights[-1] + np.cumsum(behind)
+        seconds: list[float] = (self._plain * np.maximum.accumulate(costs)).tolist()
+        return seconds
+
+
+def _place(width: int) -> int:
+    """Where the time of a width stands."""
+    return _PLACES[min(width, len(_PLACES) - 1)]
 
 
 def _rising(heights: Sequence[float]) -> list[float]:
@@ -259,21 +241,20 @@ def _rising(heights: Sequence[float]) -> list[float]:
     return [plain, *(max(plain, each) for each in monotone(others))]
 
 
-def _end_slope(corners: Mapping[int, float]) -> float:
-    """What a query costs behind the last corner."""
-    widths = list(corners)
+def _slope(widths: Sequence[int], heights: Sequence[float], since: int) -> float:
+    """What a query costs from one of the widths to the last."""
     if len(widths) == 1:
-        return corners[1]
-    last = widths[-1]
-    return max((corners[last] - corners[width]) / (last - width) for width in (1, widths[-2]))
+        return heights[0]
+    return (heights[-1] - heights[since]) / (widths[-1] - widths[since])
 
 
 def _check(points: Mapping[int, float]) -> None:
+    widest = len(_PLACES) - 1
     if not points:
         raise ValueError("a curve must have a point at least (got none)")
     for width, seconds in points.items():
-        if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= _WIDEST:
-            raise ValueError(f"a width must be a whole number in 1 … {_WIDEST} (got {width!r})")
+        if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= widest:
+            raise ValueError(f"a width must be a whole number in 1 … {widest} (got {width!r})")
         if not 0 < seconds < math.inf:
             raise ValueError(f"seconds must be > 0 and finite (got {seconds!r})")
 

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from time import perf_counter
 
-from selfspec.cost.curve import CostCurve
+from selfspec.cost.curve import WIDTHS, CostCurve
 
-WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 # Fewer measured widths make no slope.
 _LEAST_WIDTHS = 2
 # From this many seconds on, what a first run costs more is small beside the run itself.

@@ -1,9 +1,8 @@
 """What a step with a model costs on this machine, by its width: learned from steps, and kept.
 
-Each curve belongs to a model, the devices of its weights, a precision, an attention, a batch size,
-a way to run forwards and a range of text lengths. What an earlier process wrote down, the curve for
-another length, or a guess for the kind of device and the precision
-say what shape to expect.
+Each curve belongs to a model, the devices of its weights, a precision, a batch size, a way to run
+forwards and a range of text lengths. What an earlier process wrote down, the curve for another
+length, or a guess for the kind of device and the precision say what shape to expect.
 """
 
 from __future__ import annotations
@@ -15,15 +14,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import transformers
 
-from selfspec.compat.generation import attention_implementation
-from selfspec.cost import CostCurve, SteppedCurve
+from selfspec.cost import CostCurve
 from selfspec.machine.hardware import calculates_in, device_name
 from selfspec.machine.measured import find_measured, keep_measured
 from selfspec.run.backend import Backend
 from selfspec.run.backends import ChainBackend
-from selfspec.run.graphs.backend import GraphBackend
 from selfspec.run.model import device_of
 
 __all__ = ["Costs", "context_bucket", "keep_curve", "kept_curve"]
@@ -73,19 +69,18 @@ class Costs:
         Runs no forward.
         """
         key = _key(model, num_rows, _forward_of(backend))
-        kind = SteppedCurve if isinstance(backend, GraphBackend) else CostCurve
         first, _ = context_bucket(backend.front)
         with self._lock:
             known = tuple(key.values())
             if known not in self._curves:
-                kept = _read(find_measured(key), kind)
+                kept = _read(find_measured(key))
                 self._curves[known] = key, {i: curve.reopened() for i, curve in kept.items()}
             _, curves = self._curves[known]
             if first not in curves:
                 if nearest := _nearest(curves, first):
                     curves[first] = nearest.reopened()
                 else:
-                    curves[first] = kind.unknown(_query_of(model, backend))
+                    curves[first] = CostCurve.unknown(_query_of(model, backend))
             return curves[first]
 
     def keep(self) -> None:
@@ -109,8 +104,7 @@ def kept_curve(
 
     `forward` is how forwards are run, as `GenerationStats.forward` names it.
     """
-    kind = SteppedCurve if forward == "graph" else CostCurve
-    kept = _read(find_measured(_key(model, num_rows, forward)), kind)
+    kept = _read(find_measured(_key(model, num_rows, forward)))
     return kept.get(context_bucket(num_columns)[0])
 
 
@@ -147,12 +141,12 @@ def _doublings(num_columns: int) -> int:
     return max(num_columns, _LEAST_CONTEXT).bit_length()
 
 
-def _read(kept: Mapping[str, Any], kind: type[CostCurve]) -> dict[int, CostCurve]:
+def _read(kept: Mapping[str, Any]) -> dict[int, CostCurve]:
     """Curves that were kept, by their shortest text. Leaves out what can't be used."""
     curves = {}
     for first, values in kept.items():
         try:
-            curves[int(first)] = kind.from_dict(values)
+            curves[int(first)] = CostCurve.from_dict(values)
         except ValueError:
             continue
     return curves
@@ -166,21 +160,15 @@ def _forward_of(backend: Backend) -> str:
 
 def _key(model: Any, num_rows: int, forward: str) -> _Key:
     """Names and values of all that the cost depends on, except the length of the text."""
-    shape = hashlib.sha256(model.config.to_json_string().encode()).hexdigest()[:16]
+    config = hashlib.sha256(model.config.to_json_string().encode()).hexdigest()[:16]
     return {
         "measured": "steps",
-        "model": type(model).__name__,
-        "config": shape,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "weights in": _weights_in(model),
+        "model": f"{type(model).__name__} {config}",
         "dtype": str(model.dtype),
-        "device": device_name(device_of(model)),
-        "attention": str(attention_implementation(model.config)),
+        "device": f"{device_name(device_of(model))}, {torch.get_num_threads()} threads",
+        "weights in": _weights_in(model),
         "rows": num_rows,
         "forward": forward,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
     }
 
 

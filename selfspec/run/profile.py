@@ -9,12 +9,12 @@ from transformers.cache_utils import DynamicCache
 
 from selfspec.compat.generation import KV
 from selfspec.config import SpecConfig
-from selfspec.cost import STEPS, WIDTHS, CostCurve, SteppedCurve, measure_curve
+from selfspec.cost import WIDTHS, CostCurve, measure_curve
 from selfspec.errors import UnsupportedError
 from selfspec.records import Queries
 from selfspec.run.backend import Backend
 from selfspec.run.costs import keep_curve
-from selfspec.run.graphs.backend import GraphBackend
+from selfspec.run.graphs.backend import GraphBackend, stepped
 from selfspec.run.model import device_of
 from selfspec.run.prepared import Forwards
 from selfspec.run.prompt import Prompt
@@ -40,7 +40,7 @@ def profile(
     with forwards.prepare(model, strict) as prepared, prepared.decoding():
         if prepared.packing is not None:
             prepared.packing.pack()
-        prompt, width = _prompt(model, num_columns, num_rows), STEPS[-1]
+        prompt, width = _prompt(model, num_columns, num_rows), WIDTHS[-1]
         backend = prepared.backend(prompt, reach=width, width=width)
         curve = _measured(backend, num_rows, max_seconds)
     sizes = {"num_columns": num_columns, "num_rows": num_rows}
@@ -66,9 +66,9 @@ def _measured(backend: Backend, num_rows: int, max_seconds: float) -> CostCurve:
         if logits.is_cuda:
             torch.cuda.synchronize(logits.device)
 
-    if not isinstance(backend, GraphBackend):
-        return measure_curve(run, WIDTHS, max_seconds=max_seconds)
-    for width in STEPS:  # Captures all of them first, since a capture takes long.
-        run(width)
-    measured = measure_curve(run, STEPS, max_seconds=max_seconds)
-    return SteppedCurve.from_dict(measured.as_dict())
+    widths = WIDTHS
+    if isinstance(backend, GraphBackend):
+        widths = tuple(width for width in WIDTHS if stepped(width) == width)
+        for width in widths:  # Captures all of them first, since a capture takes long.
+            run(width)
+    return measure_curve(run, widths, max_seconds=max_seconds)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selfspec.cost import CostCurve, SteppedCurve, WidthSearch, best_width
+from selfspec.cost import CostCurve, WidthSearch, best_width
 from tests.oracles import token_rates
 
 probabilities = st.one_of(st.sampled_from([0.0, 0.5, 1.0]), st.floats(0, 1))
@@ -17,9 +17,7 @@ rises = st.sampled_from([0.0, 0.1, 0.5, 3.0])
 points = st.dictionaries(st.integers(1, 24), rises, min_size=1, max_size=8).map(
     lambda rise: dict(zip(sorted(rise), accumulate(rise.values(), initial=1.0), strict=False))
 )
-curves = st.builds(
-    lambda kind, points: kind(points), st.sampled_from([CostCurve, SteppedCurve]), points
-)
+curves = st.builds(CostCurve, points)
 beside = st.integers(0, 12)
 FLAT = CostCurve({1: 2.0, 64: 2.0})
 

@@ -16,7 +16,8 @@ from selfspec.cost import curve as curve_module
 from tests.oracles import isotonic
 
 times = st.floats(1e-5, 10.0)
-measured = st.dictionaries(st.integers(1, 80), times, min_size=1, max_size=10)
+timed = st.dictionaries(st.sampled_from(WIDTHS), times, min_size=1, max_size=10)
+measured = timed | st.dictionaries(st.integers(1, 80), times, min_size=1, max_size=10)
 
 TYPICAL = {1: 1.0, 2: 1.02, 4: 1.08, 8: 1.2, 16: 1.5, 32: 1.9, 64: 3.0}
 
@@ -61,20 +62,21 @@ def test_a_curve_never_falls_and_wide_steps_never_make_plain_ones_dearer(points)
     seconds = [curve.seconds(width) for width in range(1, 100)]
     assert seconds == sorted(seconds) == curve.table(99)[1:]
     first, *widths = sorted(points)
-    pooled = [max(points[first], each) for each in isotonic([points[width] for width in widths])]
-    expected = [points[first], *pooled]
-    assert [curve.seconds(width) for width in (first, *widths)] == pytest.approx(expected)
     assert curve.seconds(1) == pytest.approx(points[first])
+    if set(points) <= set(WIDTHS):
+        pooled = [max(points[first], each) for each in isotonic([points[w] for w in widths])]
+        assert [curve.seconds(width) for width in widths] == pytest.approx(pooled)
 
 
-def test_straight_between_points_and_behind_them():
+def test_what_lies_between_two_widths_costs_as_the_wider_one():
     curve = CostCurve({2: 1.0, 4: 2.0, 8: 2.4})
-    assert [curve.seconds(width) for width in (1, 2, 3, 4, 5)] == pytest.approx(
-        [1.0, 1.0, 1.5, 2.0, 2.1]
+    assert [curve.seconds(width) for width in (1, 2, 3, 4, 5, 7)] == pytest.approx(
+        [1.0, 1.0, 2.0, 2.0, 2.2, 2.4]
     )
     # the last piece rises by 0.1 a query, the whole curve by 0.2: the dearer one goes on
-    assert curve.seconds(14) == pytest.approx(2.4 + 6 * 0.2)
+    assert curve.seconds(14) == curve.seconds(16) == pytest.approx(2.4 + 8 * 0.2)
     assert CostCurve({1: 1.0, 8: 1.0, 16: 3.0}).seconds(24) == pytest.approx(5.0)
+    assert curve.ends(7) == [1, 2, 4, 6, 7]
     assert curve.relative(4) == pytest.approx(2.0)
     assert curve.widths == (1, 2, 4, 8)
 
@@ -82,7 +84,7 @@ def test_straight_between_points_and_behind_them():
 def test_one_point_promises_nothing():
     """A tree of w nodes costs w forwards, and no tree brings more tokens than that."""
     curve = CostCurve({1: 0.5})
-    assert [curve.seconds(width) for width in (1, 2, 7)] == pytest.approx([0.5, 1.0, 3.5])
+    assert [curve.seconds(width) for width in (1, 2, 7)] == pytest.approx([0.5, 1.0, 4.0])
 
 
 # -- measuring ---------------------------------------------------------------------------------
@@ -186,20 +188,19 @@ def test_noise_and_a_tenth_of_wild_steps_leave_the_median(new_curve):
         assert curve.relative(width) == pytest.approx(TYPICAL[width], rel=0.1)
 
 
-def test_points_that_contradict_each_other_stay_where_they_were_seen():
-    """8 is dearer than 12 in truth: both show the mean, and neither runs away from it."""
+def test_widths_that_contradict_each_other_show_their_mean():
     curve = CostCurve({1: 1.0, 8: 1.4, 12: 1.2})
     feed(curve, [(1, 1.0), (8, 1.4), (12, 1.2)], times=200)
-    assert curve.seconds(8) == curve.seconds(12) == pytest.approx(1.3, rel=0.01)
+    assert curve.seconds(8) == curve.seconds(12) == pytest.approx(1.3, rel=0.02)
 
 
-def test_a_width_far_from_all_others_gets_a_point_of_its_own():
+def test_each_step_belongs_to_the_width_that_it_costs_as_much_as():
     curve = CostCurve({1: 1.0, 8: 1.4})
     feed(curve, [(20, 1.6)], times=20)
-    assert curve.widths == (1, 8, 20)
-    assert curve.seconds(20) == pytest.approx(1.6, rel=0.02)
-    feed(curve, [(24, 1.7), (7, 1.4), (10**9, 5.0)], times=1)
-    assert curve.widths == (1, 8, 20, 4096)
+    assert curve.widths == (1, 8, 24)
+    assert curve.seconds(24) == pytest.approx(1.6, rel=0.02)
+    feed(curve, [(7, 1.4), (10**9, 5.0)], times=1)
+    assert curve.widths == (1, 8, 24, 4096)
 
 
 @settings(deadline=None)

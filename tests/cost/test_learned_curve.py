@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from selfspec.cost import CostCurve, SteppedCurve
+from selfspec.cost import CostCurve
 
 
 def fed(curve: CostCurve, *steps: tuple[int, float]) -> CostCurve:
@@ -28,7 +28,7 @@ PLAIN = ((1, 1.0), (1, 1.0))
 
 def test_before_any_step_it_is_a_guess():
     curve = CostCurve.unknown(0.2)
-    assert [curve.relative(width) for width in (1, 2, 11)] == pytest.approx([1.0, 1.2, 3.0])
+    assert [curve.relative(width) for width in (1, 2, 12)] == pytest.approx([1.0, 1.2, 3.2])
     assert not curve.knows_plain
 
 
@@ -53,8 +53,6 @@ def test_what_was_timed_twice_is_believed():
     assert 2.5 < curve.seconds(4) < 3.0
     curve.refine(4, 3.0)
     assert curve.seconds(4) == pytest.approx(3.0, rel=0.05)
-    curve.refine(5, 3.0)  # So near to 4 that it belongs to its point.
-    assert 5 not in curve.widths
 
 
 def test_cheap_wide_steps_never_make_plain_ones_cheaper_nor_dearer():
@@ -71,7 +69,7 @@ def test_one_slow_moment_does_not_end_all_tries():
 
 def test_behind_the_widest_step_the_shape_is_as_steep_as_it_turned_out():
     steep = guessed(*PLAIN, *[(4, 4.0)] * 10)
-    assert steep.seconds(14) == pytest.approx(4.0 + 10 * 0.9, rel=0.1)
+    assert steep.seconds(14) == pytest.approx(4.0 + 12 * 0.9, rel=0.1)
     flat = guessed(*PLAIN, *[(4, 1.0)] * 10)
     assert flat.seconds(14) < 1.3
 
@@ -86,11 +84,11 @@ def test_a_wrong_shape_is_overturned_by_a_few_steps():
 
 
 def test_nothing_is_found_out_by_a_leap():
-    """Twice the widest timed step may cost what is expected, more has to be worth its risk."""
-    assert guessed(*PLAIN).widest_within(2.0, 64) < 5
-    assert guessed(*PLAIN, slope=0.01).widest_within(2.0, 64) == 8
+    """However cheap a width is believed to be, four times the widest timed one comes first."""
+    assert guessed(*PLAIN).widest_within(2.0, 64) == 4
+    assert guessed(*PLAIN, slope=0.01).widest_within(2.0, 64) == 4
     wider = guessed(*PLAIN, *[(4, 1.0)] * 3)
-    assert 8 <= wider.widest_within(2.0, 64) < 20
+    assert wider.widest_within(2.0, 64) == 16
     assert wider.widest_within(0.9, 64) == 1
     assert wider.widest_within(9.0, 6) == 6
 
@@ -99,12 +97,6 @@ def test_a_curve_of_another_time_takes_its_scale_from_the_first_plain_steps():
     curve = guessed(*[(1, 0.05), (4, 0.08)] * 20)
     later = fed(curve.reopened(), (1, 0.10), (1, 0.10))  # On a machine that is busy now.
     assert later.seconds(4) == pytest.approx(0.16, rel=0.05)
-
-
-def test_corners_are_where_it_bends():
-    curve = expected({1: 1.0, 16: 2.0, 64: 4.0}, *PLAIN, (4, 3.0), (8, 5.0))
-    assert list(curve.corners(40)) == [1, 4, 8, 16]
-    assert list(SteppedCurve.unknown(0.01).corners(20)) == [1, 2, 4, 8, 16]
 
 
 def test_other_threads_may_read_while_points_are_added():

@@ -66,10 +66,10 @@ def overhead(widths: list[int], cost: float) -> float:
     return sum(cost * (width - 1) for width in widths)
 
 
-def test_plain_steps_are_timed_first_and_then_where_nodes_are_cheap_width_does_not_double():
+def test_plain_steps_are_timed_first_and_then_the_width_is_four():
     widths = steps(MeasuredBudget(CostCurve.unknown(0.01)), 3, 0.001)
     assert widths[:2] == [1, 1]
-    assert widths[2] == 8
+    assert widths[2] == 4
 
 
 @pytest.mark.parametrize("believed", [0.01, 0.2, 0.7])

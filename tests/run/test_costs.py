@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from selfspec.cost import CostCurve, SteppedCurve
+from selfspec.cost import CostCurve
 from selfspec.run import costs as module
 from selfspec.run.costs import Costs, context_bucket, kept_curve
 from tests.fakes import new_model
@@ -86,14 +86,6 @@ def test_what_is_no_curve_counts_as_none(kept, costs, monkeypatch):
     monkeypatch.setattr(module, "find_measured", lambda _key: kept)
     assert not costs.curve(new_model(), backend(), 1).knows_plain
     assert kept_curve(new_model(), num_columns=20, num_rows=1) is None
-
-
-def test_captured_forwards_come_in_steps(monkeypatch):
-    kept = {"0": CostCurve({1: 1.0, 4: 2.0}).as_dict()}
-    monkeypatch.setattr(module, "find_measured", lambda _key: kept)
-    curve = kept_curve(new_model(), num_columns=20, num_rows=1, forward="graph")
-    assert isinstance(curve, SteppedCurve)
-    assert curve.seconds(3) == curve.seconds(4)
 
 
 def test_quantised_weights_are_learned_from_narrow_steps(costs):

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from selfspec.cost import stepped
 from selfspec.errors import UnsupportedError
 from selfspec.records import DraftTree, Queries
 from selfspec.run.backends import OverColumns
@@ -18,6 +17,21 @@ from selfspec.run.graphs.step_inputs import InputShape, StepState
 from selfspec.run.model import AttentionTypes
 
 __all__ = ["GraphBackend"]
+
+
+# From here on every multiple of this width is captured, below it every power of two.
+_WIDE = 64
+
+
+def stepped(width: int) -> int:
+    """The width of the captured forward that has room for `width` >= 1 queries.
+
+    >>> [stepped(width) for width in (1, 3, 9, 64, 65, 200)]
+    [1, 4, 16, 64, 128, 256]
+    """
+    if width > _WIDE:
+        return -(-width // _WIDE) * _WIDE
+    return 1 << (width - 1).bit_length()
 
 
 class GraphBackend(OverColumns):
