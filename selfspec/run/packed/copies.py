@@ -145,7 +145,8 @@ class _Float16:
 
     def unpacked(self) -> torch.Tensor:
         parts = [float16_unpacked(part).mul_(self._unscale) for part in self._parts]
-        return torch.cat([part.to(self._dtype) for part in parts])
+        # Autocast may join halves in float32.
+        return torch.cat([part.to(self._dtype) for part in parts]).to(self._dtype)
 
 
 @cache
