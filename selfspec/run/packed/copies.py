@@ -145,8 +145,8 @@ class _Float16:
 
     def unpacked(self) -> torch.Tensor:
         parts = [float16_unpacked(part).mul_(self._unscale) for part in self._parts]
-        # Autocast may join halves in float32.
-        return torch.cat([part.to(self._dtype) for part in parts]).to(self._dtype)
+        with torch.autocast("cpu", enabled=False):  # It would join no halves.
+            return torch.cat([part.to(self._dtype) for part in parts])
 
 
 @cache
