@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ __all__ = ["load"]
 
 
 def load(
-    name: str,
+    name: str | Path,
     max_memory: int | str | None = None,
     *,
     max_length: int = 2048,
@@ -59,15 +60,15 @@ def load(
         WeightsError: A file is missing or damaged, or, with `max_memory`, not of safetensors.
         UnsupportedError: Models of this kind can't be streamed.
     """
-    name, device, dtype = str(name), _device(device), _dtype(dtype)
+    source, device, dtype = str(name), _device(device), _dtype(dtype)
     for what, number in {"max_length": max_length, "max_texts": max_texts}.items():
         if number < 1:
             raise ConfigError(f"{what} must be >= 1 (got {number})")
     if max_memory is None:
-        model = _whole(name, dtype, device)
+        model = _whole(source, dtype, device)
     else:
         room = {"max_length": max_length, "max_texts": max_texts, "draft_model": draft_model}
-        model = load_within(name, max_memory, dtype=dtype, device=device, **room)
+        model = load_within(source, max_memory, dtype=dtype, device=device, **room)
     pack_in_place(model, InPlace(kept=is_streamed(model), copies=max_memory is None))
     return attach(model)
 

@@ -1,4 +1,4 @@
-"""`load`: what it makes of a folder, what it refuses, and what it leaves behind."""
+"""`load` with a limit: what it makes of a folder, what it refuses, what it leaves behind."""
 
 from __future__ import annotations
 
@@ -77,34 +77,11 @@ def test_dtypes(folder, dtype):
     assert model.dtype == (torch.float32 if dtype == "auto" else torch.float16)
 
 
-@pytest.mark.parametrize("dtype", ["float", "nn", torch.int8, None])
-def test_dtypes_that_are_none(folder, dtype):
-    dtype = "flaot32" if dtype == "float" else dtype
-    with pytest.raises(ConfigError, match="dtype must be one of torch's for floats, or 'auto'"):
-        load(str(folder), max_memory="1GB", dtype=dtype)
-
-
 def test_the_least_that_will_do_is_named(folder):
     least = least_memory(folder, max_length=1)
     assert is_streamed(load(str(folder), max_memory=least, max_length=1))
     longer = least_memory(folder, max_length=60)
     assert int(longer.removesuffix("KB")) - int(least.removesuffix("KB")) >= 40
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"max_memory": "some"}, "max_memory must be"),
-        ({"max_length": 0}, "max_length must be >= 1"),
-        ({"max_texts": 0}, "max_texts must be >= 1"),
-        ({"device": "meta"}, "device must be a CPU or a CUDA device"),
-        ({"device": "nope"}, "device must be a CPU or a CUDA device .*got 'nope'"),
-        ({"device": "cuda:99"}, "device must be a CPU or a CUDA device .*got 'cuda:99'"),
-    ],
-)
-def test_wrong_options(folder, options, said):
-    with pytest.raises(ConfigError, match=said):
-        load(str(folder), **{"max_memory": "1GB", **options})
 
 
 def test_what_such_a_model_refuses(folder, tmp_path):
@@ -130,17 +107,6 @@ def test_weights_in_the_files_of_torch(folder):
     torch.save(weights, folder / "pytorch_model.bin")
     with pytest.raises(WeightsError, match=r"safetensors files .*got pytorch_model.bin.*save_pre"):
         load(str(folder), max_memory="1GB")
-
-
-def test_no_weights(folder):
-    (folder / FILE).unlink()
-    with pytest.raises(WeightsError, match=r"must hold model\.safetensors"):
-        load(str(folder), max_memory="1GB")
-
-
-def test_no_folder(tmp_path):
-    with pytest.raises(OSError, match="none"):
-        load(str(tmp_path / "none"), max_memory="1GB")
 
 
 def test_a_weight_that_is_missing(folder):
@@ -208,13 +174,6 @@ def test_a_file_that_is_replaced_does_no_harm(folder):
     assert torch.equal(run(model, prompt(), **GREEDY).ids, expected)
 
 
-def test_a_file_that_is_cut_off_while_the_model_lives(folder):
-    model = load_tightly(folder)
-    os.truncate(folder / FILE, 5000)
-    with pytest.raises(WeightsError, match=r"changed since|ends at byte"):
-        run(model, prompt(), **GREEDY)
-
-
 def test_two_threads_take_turns(folder):
     model, texts = load_tightly(folder), {}
     alone = [run(model, prompt(seed=seed), **GREEDY).ids for seed in range(3)]
@@ -231,6 +190,9 @@ def test_two_threads_take_turns(folder):
 
 
 def test_nothing_is_left_behind(folder):
+    with pytest.raises(ConfigError):
+        load(str(folder), max_memory=1)
+    assert not open_files(folder)
     model = load_tightly(folder)
     run(model, prompt(), **GREEDY)
     assert open_files(folder)
@@ -254,12 +216,6 @@ def test_a_process_ends_in_the_midst_of_reading(folder):
     command = [sys.executable, "-c", code, str(folder), least]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "LlamaForCausalLM\n", "")
-
-
-def test_nothing_is_left_behind_by_a_load_that_failed(folder):
-    with pytest.raises(ConfigError):
-        load(str(folder), max_memory=1)
-    assert not open_files(folder)
 
 
 def test_weights_read_as_nan_between_forwards(folder):
