@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +31,6 @@ __all__ = [
     "aligned_buffer",
     "bytes_of",
     "find_files",
-    "open_shards",
     "pinned_bytes",
 ]
 
@@ -182,19 +180,6 @@ def _required(name: str, file: str) -> Path:
     if path is None:
         raise WeightsError(f"{name!r} must hold {file} (it is missing); {_HOW_TO_MEND}")
     return path
-
-
-def open_shards(paths: Iterable[Path]) -> list[Shard]:
-    """All files, opened; if one of them can't be used, none stays open."""
-    shards: list[Shard] = []
-    try:
-        for path in paths:
-            shards.append(Shard(path))
-    except BaseException:
-        for shard in shards:
-            shard.close()
-        raise
-    return shards
 
 
 def aligned_buffer(num_bytes: int, *, pinned: bool = False) -> torch.Tensor:

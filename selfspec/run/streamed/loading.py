@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from math import prod
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from selfspec.errors import UnsupportedError, WeightsError
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.run.streamed.budget import Sizes, choose_streamed, draft_model_bytes, text_bytes
 from selfspec.run.streamed.buffers import Buffers, CudaBuffers
-from selfspec.run.streamed.files import Shard, StoredTensor, find_files, open_shards
+from selfspec.run.streamed.files import Shard, StoredTensor, find_files
 from selfspec.run.streamed.images import Image, Weight, copy_into, new_scratch
 from selfspec.run.streamed.stream import Stream, attach_stream, blank
 
@@ -42,8 +42,8 @@ def load_within(
 ) -> Any:
     """`selfspec.load()` with a budget."""
     start = perf_counter()
-    shards = open_shards(find_files(name))
-    try:
+    with ExitStack() as opened:
+        shards = [opened.enter_context(closing(Shard(path))) for path in find_files(name)]
         model = _empty_model(name, dtype, shards)
         stored = _stored(model, shards)
         layers = _Layers.of(model, stored)
@@ -55,11 +55,7 @@ def load_within(
         _load(model, stored, {n for i in streamed for n in layers.weights[i]}, device)
         if streamed:
             _stream(model, layers, streamed, shards, device)
-    except BaseException:
-        _close(shards)
-        raise
-    if not streamed:
-        _close(shards)
+            opened.pop_all()  # The reader closes them.
     _log.info(
         "%d of %d layers are streamed; %.0f MB of %.0f MB are used (loaded in %.2f s)",
         *(len(streamed), len(layers.modules)),
@@ -95,7 +91,10 @@ class _Layers(NamedTuple):
         ]
         missing = [name for layer in weights for name in layer if name not in stored]
         _check_complete(missing)
-        images = [Image([_weight(w, stored[name]) for name, w in each.items()]) for each in weights]
+        images = [
+            Image([Weight(w.dtype, tuple(w.shape), stored[name]) for name, w in each.items()])
+            for each in weights
+        ]
         owners: dict[int, set[str]] = {}
         for name, weight in model.named_parameters(remove_duplicate=False):
             owners.setdefault(id(weight), set()).add(name)
@@ -135,7 +134,7 @@ def _empty_model(name: str, dtype: str | torch.dtype, shards: Sequence[Shard]) -
         model = AutoModelForCausalLM.from_config(config, dtype=_dtype(dtype, config, shards))
     model.tie_weights()  # In that context each weight became one of its own.
     _keep_in_float32(model)
-    with contextlib.suppress(OSError):  # Without a file, it follows from the model's config.
+    with suppress(OSError):  # Without a file, it follows from the model's config.
         model.generation_config = GenerationConfig.from_pretrained(name)
     return model.eval().requires_grad_(False)
 
@@ -224,10 +223,6 @@ def _put(model: Any, name: str, tensor: torch.Tensor) -> Any:
     return getattr(module, leaf)
 
 
-def _weight(empty: nn.Parameter, tensors: Sequence[StoredTensor]) -> Weight:
-    return Weight(empty.dtype, tuple(empty.shape), tensors)
-
-
 def _check_complete(missing: Sequence[str]) -> None:
     """Refuses files that lack weights."""
     if missing:
@@ -241,8 +236,3 @@ def _check_complete(missing: Sequence[str]) -> None:
 def _num_bytes(module: nn.Module) -> int:
     tensors = (*module.parameters(), *module.buffers())
     return sum(tensor.numel() * tensor.dtype.itemsize for tensor in tensors)
-
-
-def _close(shards: Sequence[Shard]) -> None:
-    for shard in shards:
-        shard.close()
