@@ -42,7 +42,7 @@ class CacheContents:
     tables: Mapping[str, Arrays] = field(default_factory=dict)  # by source: "lut" and "lut2"
     corpus: CorpusTables | None = None
     calibration: list[list[Any]] | None = None  # the rates that `Calibration.rows` returned
-    fitted: FittedTree | None = None  # the tree that `selfspec tune` has fitted
+    fitted: FittedTree | None = None  # the tree that `python -m eval fit` has fitted
     about: Mapping[str, Any] = field(default_factory=dict)  # for people to read; valid JSON
 
     def count_ids(self) -> int:

@@ -185,7 +185,7 @@ def fitted_for(config: SpecConfig, loaded: CacheContents | None) -> FittedTree |
         got = "no cache" if loaded is None else "a cache without one"
         raise ConfigError(
             f"budget='fitted' needs a cache with a fitted tree (got {got}); make one with "
-            "'selfspec tune' and load it with from_pretrained, or choose another budget"
+            "'python -m eval fit' and load it with from_pretrained, or choose another budget"
         )
     return loaded.fitted
 

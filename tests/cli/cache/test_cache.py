@@ -198,7 +198,7 @@ class TestOption:
     def test_another_tokenizers_cache_and_a_damaged_one_are_refused(
         self, fails, chat_folder, folder
     ):
-        asked = ("demo", chat_folder, "--cache", folder)
+        asked = ("check", chat_folder, "--cache", folder)
         line = fails(*asked)
         assert "was made for tokenizer 5a5a5a5a… (owner/toy), this model uses" in line
         os.truncate(folder, 99)
