@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,10 @@ def saved(model: Any) -> None:
     model.state_dict()
 
 
+def pickled(model: Any) -> None:
+    torch.save(model, io.BytesIO())
+
+
 def cast(model: Any) -> None:
     model.to(torch.bfloat16).float()
 
@@ -132,6 +137,7 @@ def with_an_adapter(model: Any) -> None:
     [
         read,
         saved,
+        pickled,
         cast,
         copied,
         trained,

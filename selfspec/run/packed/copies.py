@@ -300,6 +300,10 @@ class PackedWeight(nn.Parameter):
         self.give_back()
         return _PARAMETER.__deepcopy__(self, memo)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self.give_back()
+        return _PARAMETER.__reduce_ex__(self, protocol)
+
     def give_back(self) -> None:
         """Becomes an ordinary parameter with the weight's values, unless it is kept."""
         with _giving_back:
