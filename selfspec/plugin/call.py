@@ -238,7 +238,7 @@ class Call:
             cursor = None
             if self.draft_model is not None:
                 text = DraftText(self.draft_model)
-                cursor = DraftModelCursor(text, ids, decoder.budget.least_chance, self.reach)
+                cursor = DraftModelCursor(text, ids, decoder.budget.worth, self.reach)
             expected = self.predictions[index]
             rows.append(Row.open(index, ids, memory, decoder.config, expected, cursor))
         return rows

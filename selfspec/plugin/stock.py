@@ -100,7 +100,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
             if self._draft_model is not None:
                 # Nobody measures what a step costs here.
                 text = DraftText(self._draft_model)
-                cursor = DraftModelCursor(text, ids, FixedBudget().least_chance)
+                cursor = DraftModelCursor(text, ids, FixedBudget().worth)
             self._row = Row.open(0, ids, memory, self._spec.config, draft_model=cursor)
             self._num_read = len(ids)
 
