@@ -73,8 +73,8 @@ class Rows:
         for row, prediction in zip(rows, call.predictions, strict=True):
             cursor = None
             if call.draft_model is not None:
-                text, chance = DraftText(call.draft_model), decoder.budget.least_chance
-                cursor = DraftModelCursor(text, row.prompt_ids, chance, call.reach)
+                text, worth = DraftText(call.draft_model), decoder.budget.worth
+                cursor = DraftModelCursor(text, row.prompt_ids, worth, call.reach)
             row.begin(memory, decoder.config, prediction, cursor)
         decoder.add(rows, first)
         return first.records
