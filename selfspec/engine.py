@@ -19,7 +19,7 @@ from selfspec.cost import Budget, FixedBudget, Step, Took
 from selfspec.draft.memory import Memory
 from selfspec.draft.row import Row
 from selfspec.machine.device import CpuDevice, Device, Fetched
-from selfspec.records import DraftTree, Queries, StepRecord, TopK
+from selfspec.records import DraftTree, StepRecord, TopK
 from selfspec.run.backend import Backend
 from selfspec.stats import GenerationStats
 from selfspec.verify.logits import as_read, fits_at_once, top_k
@@ -84,9 +84,9 @@ class Decoder:
             timed("prepare", self.before_step, len(rows))
         start = self._lap
         step = self.budget.step(self.backend.max_width(self.config.max_nodes))
-        trees, queries = timed("draft", self._draft, step)
+        trees = timed("draft", self._draft, step)
         drafted = self._lap
-        layout = timed("layout", self.backend.lay_out, queries)
+        layout = timed("layout", self.backend.lay_out, trees)
         logits = timed("forward", self.backend.forward, layout)
         # The device is asked for what the walk needs first, and for the tables beside it.
         indices = [row.index for row in rows]
@@ -96,7 +96,7 @@ class Decoder:
         timed("commit", self._commit, records)
         timed("learn", self._learn, rows, records, tops)
         timed("learn", self._count, records)
-        width = max(len(asked.tokens) for asked in queries)
+        width = max(map(len, trees))
         rest = self._lap - drafted - self.backend.setting_up
         timed("learn", step.observe, Took(width, drafted - start, rest), records)
         self.stats.count_time(width, len(records), self._lap - start)
@@ -119,26 +119,24 @@ class Decoder:
         self.backend.keep_rows(live)
         return left
 
-    def _draft(self, step: Step) -> tuple[list[DraftTree], Sequence[DraftTree | Queries]]:
-        """A tree for each row, and what each row asks: its tree, and branches if they pay.
+    def _draft(self, step: Step) -> list[DraftTree]:
+        """A tree for each row, with the row's branches.
 
         A tree is no deeper than the row's text may still grow. A row that only waits for the others
         gets the pads that are sure to come.
         """
         texts = [self.verifier.texts[row.index] for row in self.rows]
-        trees, depths, num_queries = [], [], []
+        trees = []
         for row, text in zip(self.rows, texts, strict=True):
             limits = (1 if text.is_padded else step.max_nodes, text.max_depth, step.search())
             trees.append(row.grower.grow(row.last_token, *limits, text.noise_ahead))
+        step.fit(trees)
+        for row, text, tree in zip(self.rows, texts, trees, strict=True):
             # What stands beyond the end of a text, or in one that has stopped, is not worth asking.
-            depths.append(0 if text.is_done else text.max_depth)
-            num_queries.append(row.branches.num_queries(depths[-1]))
-        rides = step.fit(trees, num_queries)
+            depth = 0 if text.is_done else text.max_depth
+            row.branches.hang(tree, depth, step.room_beside(len(tree)))
         _add_pads(trees, texts)
-        if not rides:
-            return trees, trees
-        asked = zip(self.rows, trees, depths, strict=True)
-        return trees, [row.branches.ride(tree, depth) for row, tree, depth in asked]
+        return trees
 
     def _fetch_tops(self, logits: torch.Tensor, memory: Memory) -> Fetched | None:
         """The tables to learn from; all rows learn alike, so any row's memory will do."""
@@ -160,7 +158,6 @@ class Decoder:
             tops = _tables(*fetched.get())
             for index, (row, record) in enumerate(zip(rows, records, strict=True)):
                 record.top = tops.at((index, slice(len(record.tree))))
-                row.take_branches(record, tops, index)
                 row.memory.calibration.observe(record)
         for row, record in zip(rows, records, strict=True):
             row.observe(record)

@@ -112,7 +112,7 @@ class GenerationStats:
     def count_step(self, record: StepRecord) -> None:
         """Adds one verified tree of one row."""
         self.num_steps += 1
-        self.num_nodes += len(record.tree)
+        self.num_nodes += len(record.tree) - record.num_branch_queries
         self.num_branch_queries += record.num_branch_queries
         self.num_new_tokens += len(record.committed_ids)
         self.accepted_lengths[record.num_accepted] += 1

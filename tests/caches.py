@@ -14,7 +14,7 @@ from selfspec.cache import CacheContents, Remembered, TokenizerInfo
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.fitted import FittedTree
 from selfspec.draft.memory import Memory
-from selfspec.draft.sources import Lut2Source, LutSource
+from selfspec.draft.sources import LutSource
 from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.records import TopK
 from tests.oracles import corpus_arrays, following, kept
@@ -93,7 +93,7 @@ def _plain(arrays) -> dict[str, tuple]:
 
 
 def new_memory() -> Memory:
-    return Memory([LutSource(VOCAB_SIZE, 8), Lut2Source(VOCAB_SIZE, 8)], Calibration(), 8)
+    return Memory([LutSource(VOCAB_SIZE, 8, order=order) for order in (1, 2)], Calibration(), 8)
 
 
 def opened(path) -> tuple[Remembered, Memory]:
@@ -106,7 +106,8 @@ def opened(path) -> tuple[Remembered, Memory]:
 def learn(memory: Memory, tokens: Sequence[int], id_: int = 5) -> None:
     shape = (len(tokens), 8)
     top = TopK(np.full(shape, id_, np.int32), np.full(shape, 0.1, np.float16))
-    memory.sources[0].learn(tokens, top)
+    pairs = np.array([[-1, token] for token in tokens], np.int64).reshape(-1, 2)
+    memory.sources[0].observe_pairs(pairs, top)
 
 
 def add_rows(path, tokens: Sequence[int]) -> None:

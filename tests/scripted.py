@@ -18,10 +18,10 @@ from selfspec.cost import Budget, FixedBudget
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.memory import Memory
 from selfspec.draft.row import Row
-from selfspec.draft.sources import Source
+from selfspec.draft.sources import Cursor, Source
 from selfspec.engine import Decoder, first_tokens
 from selfspec.machine.device import CpuDevice, Device
-from selfspec.records import Candidate, DraftTree, Evidence, Queries, StepRecord
+from selfspec.records import Candidate, DraftTree, Evidence, StepRecord
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import (
     BatchChooser,
@@ -36,7 +36,6 @@ from selfspec.verify.verifier import Verifier, row_texts
 
 VOCAB, PAD, EOS = 7, 0, 6
 Prefix = tuple[int, ...]
-Nodes = DraftTree | Queries
 
 
 class ScriptedModel:
@@ -66,7 +65,7 @@ class ScriptedBackend:
         self.kept: list[list[int]] = []
         self.widths: list[int] = []
         self.max_widths: Iterable[int] = ()  # of the coming forwards, where they are limited
-        self._trees: list[Nodes] = []
+        self._trees: list[DraftTree] = []
 
     def prompt_logits(self) -> torch.Tensor:
         """(B, V): what the prompt's own forward yields."""
@@ -75,16 +74,15 @@ class ScriptedBackend:
     def max_width(self, max_nodes: int) -> int:
         return min(max_nodes, next(iter(self.max_widths), max_nodes))
 
-    def lay_out(self, trees: Sequence[Nodes]) -> list[Nodes]:
+    def lay_out(self, trees: Sequence[DraftTree]) -> list[DraftTree]:
         assert len(trees) == len(self.texts)
         for tree in trees:
-            if isinstance(tree, DraftTree):
-                tree.check()
+            tree.check()
         self._trees = list(trees)
         self.widths.append(max(len(tree.tokens) for tree in trees))
         return self._trees
 
-    def forward(self, layout: list[Nodes]) -> torch.Tensor:
+    def forward(self, layout: list[DraftTree]) -> torch.Tensor:
         width = max(len(tree.tokens) for tree in layout)
         rows = []
         for tree, text in zip(layout, self.texts, strict=True):
@@ -102,7 +100,7 @@ class ScriptedBackend:
         self.texts = [self.texts[row] for row in rows]
 
 
-def paths_to_nodes(tree: Nodes) -> list[Prefix]:
+def paths_to_nodes(tree: DraftTree) -> list[Prefix]:
     """The tokens from the root down to each node."""
     paths: list[Prefix] = [(tree.tokens[0],)]
     for node in range(1, len(tree.tokens)):
@@ -115,7 +113,7 @@ def unchanged(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     return scores
 
 
-class TextSource:
+class TextSource(Source):
     """Opens cursors that stand in the text itself; `next_tokens` is what they draft."""
 
     def __init__(self, name: str, next_tokens: Any) -> None:
@@ -125,14 +123,8 @@ class TextSource:
     def open(self, prompt_ids: Sequence[int], *, learns: bool) -> TextCursor:
         return TextCursor(self, tuple(prompt_ids))
 
-    def observe_pairs(self, pairs: Any, top: Any) -> None:
-        pass
 
-    def copy(self) -> TextSource:
-        return TextSource(self.name, self.next_tokens)
-
-
-class TextCursor:
+class TextCursor(Cursor):
     """A row's text so far, or that text with drafts behind it."""
 
     def __init__(self, source: TextSource, text: Prefix) -> None:

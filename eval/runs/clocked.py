@@ -117,9 +117,6 @@ class _Chooser:
     def read(self, logits: torch.Tensor) -> None:
         pass
 
-    def foresee(self, asked: Sequence[Any], transcript: Any) -> None:
-        pass
-
     def commit(self, visits: Sequence[Visit], transcript: Transcript) -> tuple[list[int], bool]:
         step = transcript.num_new(0)
         token = self.text.output_ids[step]

@@ -209,6 +209,11 @@ def _owner(known: TokenizerInfo | None, tokenizer: Any) -> TokenizerInfo:
 def check_sources(sources: Sequence[Source]) -> None:
     """Refuses what is no source, before the first call would fail on it."""
     for source in sources:
+        if not isinstance(source, Source):
+            raise ConfigError(
+                f"extra_sources must be Sources (got {source!r:.80}); inherit from "
+                "selfspec.draft.sources.Source"
+            )
         for name in ("open", "observe_pairs", "copy"):
             if not callable(getattr(source, name, None)):
                 raise ConfigError(

@@ -21,7 +21,7 @@ from selfspec.cache.contents import KEY_OF, Arrays, CacheContents, flat_keys, to
 from selfspec.cache.file import check_target, file_of, read_cache, save_cache
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.memory import Memory
-from selfspec.draft.sources import REGISTRY, LastingSource
+from selfspec.draft.sources import REGISTRY
 from selfspec.errors import CacheError, ConfigError, VocabularyError
 
 SAVE_SECONDS = 300.0
@@ -157,7 +157,7 @@ def restore(memory: Memory, contents: CacheContents, vocab_size: int) -> None:
             f"of {vocab_size} tokens; load a cache that was built for this model's tokenizer"
         )
     for source in memory.sources:
-        if isinstance(source, LastingSource) and source.name in contents.tables:
+        if source.name in contents.tables:
             source.restore(contents.tables[source.name])
     memory.calibration.restore(contents.calibration or [])
 

@@ -38,7 +38,6 @@ except ImportError:  # Then no hook is known to be harmless, and captured graphs
 __all__ = [
     "KV",
     "KV_NAMES",
-    "WAITING_PROCESSORS",
     "attention_functions",
     "attention_implementation",
     "belongs_to_caller",
@@ -71,16 +70,6 @@ def _kv_name() -> str:
     return next((name for name in KV_NAMES if name in names), KV_NAMES[0])
 
 
-def _waiting_processors() -> frozenset[str]:
-    older = ("NoBadWordsLogitsProcessor", "NoRepeatNGramLogitsProcessor")
-    names = ("EtaLogitsWarper", "TopHLogitsWarper")
-    is_new = tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 23)
-    return frozenset(names if is_new else (*names, *older, "SequenceBiasLogitsProcessor"))
-
-
-# The logits processors of transformers that wait for the device, to read or to send numbers. If one
-# is missing here, tokens are chosen more slowly on CUDA, and never otherwise.
-WAITING_PROCESSORS = _waiting_processors()
 # The argument and the output field of this version that hold the KV cache.
 KV = _kv_name()
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from selfspec.config import SpecConfig
 from selfspec.draft.memory import Memory
 from selfspec.draft.sources import Cursor
@@ -16,7 +14,7 @@ from selfspec.draft.sources.branches import Branches
 from selfspec.draft.sources.draft_model import DraftModelCursor
 from selfspec.draft.sources.prediction import Prediction, PredictionCursor
 from selfspec.draft.tree import TreeGrower
-from selfspec.records import StepRecord, TopK
+from selfspec.records import StepRecord
 
 __all__ = ["Row"]
 
@@ -56,26 +54,9 @@ class Row:
         branches = memory.branches(token_ids, num_branches, config.branch_length)
         return cls(index, token_ids[-1] if token_ids else 0, cursors, grower, branches, memory)
 
-    def take_branches(self, record: StepRecord, tops: TopK, index: int) -> None:
-        """Learns what the model said behind the branches' tokens.
-
-        `tops` are a batch's, with this row's at `index`. What the model says behind a branch is as
-        true as what it says in the tree, so every source learns it.
-        """
-        if not self.branches.tokens:
-            return
-        record.num_from_branches = self.branches.num_foreseen(record)
-        pairs = self.branches.pairs(record.tree.tokens[0])
-        if not pairs:
-            return
-        first = len(record.tree)
-        top = tops.at((index, slice(first, first + len(pairs))))
-        self.memory.observe_pairs(np.array(pairs, np.int64), top)
-        record.num_branch_queries = len(pairs)
-        record.grams = self.branches.take(top.ids[:, 0].tolist())
-
     def observe(self, record: StepRecord) -> None:
         """Moves behind the committed tokens and lets every cursor learn."""
         self.last_token = record.committed_ids[-1]
+        self.branches.observe(record)  # The context learns its n-grams.
         for cursor in self.cursors:
             cursor.observe(record)

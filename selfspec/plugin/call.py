@@ -30,7 +30,7 @@ from selfspec.plugin.rules import (
     split_warpers,
 )
 from selfspec.run.backend import Backend
-from selfspec.run.draft_model import DraftModel
+from selfspec.run.draft_model import DraftModel, DraftText
 from selfspec.run.model import num_readable
 from selfspec.run.prepared import Forwards, Prepared
 from selfspec.run.probe import Ability, attention_for_trees
@@ -177,7 +177,7 @@ class Call:
         tape = NoiseTape(num_rows, self.generator) if samples else None
         processors = for_rows(self.logits_processor, num_rows)
         warpers = [split_warpers(of_row) for of_row in processors]
-        return ProcessedChooser(stops, warpers, tape, device)
+        return ProcessedChooser(stops, warpers, tape)
 
     def together_reason(self, ability: Ability, *, several: bool) -> str | None:
         """What makes a row depend on others; None where each walks its tree by itself.
@@ -215,9 +215,8 @@ class Call:
         config = prepared.config
         budget: Budget = ThresholdBudget() if config.budget == "threshold" else FixedBudget()
         if config.budget == "measured":
-            pacing = None if self.draft_model is None else self.draft_model.pacing
             curve = prepared.costs.curve(self.model, backend, num_rows)
-            budget = MeasuredBudget(curve, pacing, prepared.ledger)
+            budget = MeasuredBudget(curve, prepared.ledger)
         if prepared.ability.mode == "chain":
             config = config.changed(top_k=1, num_branches=0)
         return Decoder(
@@ -238,8 +237,8 @@ class Call:
         for index, ids in enumerate(prompt.texts):
             cursor = None
             if self.draft_model is not None:
-                text = self.draft_model.open()
-                cursor = DraftModelCursor(text, ids, decoder.budget, self.reach)
+                text = DraftText(self.draft_model)
+                cursor = DraftModelCursor(text, ids, decoder.budget.least_chance, self.reach)
             expected = self.predictions[index]
             rows.append(Row.open(index, ids, memory, decoder.config, expected, cursor))
         return rows

@@ -18,7 +18,6 @@ from transformers.generation import logits_process, stopping_criteria
 
 from selfspec.compat.generation import (
     KV_NAMES,
-    WAITING_PROCESSORS,
     hidden_kv_name,
     keeps_only_states,
     kv_of,
@@ -59,9 +58,6 @@ _ROW_PROCESSORS = frozenset(
     if hasattr(logits_process, name)
 )
 
-
-# Those of them that may see several prefixes at once, since they wait for no device.
-_AT_ONCE = frozenset(kind for kind in _ROW_PROCESSORS if kind.__name__ not in WAITING_PROCESSORS)
 
 # Those that may end a list of processors, in this order, by the argument that each has.
 _KNOWN_WARPERS = (
@@ -191,7 +187,7 @@ def _for_row(processor: Any, row: int) -> Any:
 
 
 def split_warpers(processors: Any) -> Processing:
-    """A row's processors, with those at their end that are known well enough to be foreseen."""
+    """A row's processors, and those at their end that a shortlist can stand for."""
     arguments: dict[str, Any] = {}
     num_first = len(processors)
     for name, kind in reversed(_KNOWN_WARPERS):
@@ -199,11 +195,10 @@ def split_warpers(processors: Any) -> Processing:
         if type(last) is kind and _rules_all_out(last):
             arguments[name] = getattr(last, name)
             num_first -= 1
-    waits = not all(type(p) in _AT_ONCE for p in processors)
     if not arguments:
-        return Processing(processors, waits=waits)
+        return Processing(processors)
     first, last = (type(processors)(p) for p in (processors[:num_first], processors[num_first:]))
-    return Processing(first or None, last, Warpers(**arguments), waits)
+    return Processing(first or None, last, Warpers(**arguments))
 
 
 def _rules_all_out(warper: Any) -> bool:

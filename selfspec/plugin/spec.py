@@ -257,10 +257,7 @@ class SelfSpec(Persistent):
     def _drafted(self, call: Call, ability: Ability) -> Any:
         """Reads the prompt, yields its first token, learns from it, and decodes to the end."""
         start = perf_counter()
-        with (
-            self.forwards.prepare(call.model, call.config, ability) as prepared,
-            self.forwards.drafting(call.draft_model, call.config),
-        ):
+        with self.forwards.prepare(call.model, call.config, ability) as prepared:
             call.stats.seconds["prepare"] += perf_counter() - start  # type: ignore[assignment]
             call.stats.disable(prepared.ability.reason)
             with prepared.reading():

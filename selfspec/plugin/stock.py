@@ -23,7 +23,7 @@ from selfspec.engine import top_k_of
 from selfspec.plugin.prompt import last_pairs
 from selfspec.plugin.spec import SelfSpec
 from selfspec.records import DraftTree, StepRecord
-from selfspec.run.draft_model import DraftModel
+from selfspec.run.draft_model import DraftModel, DraftText
 
 _MAX_NODES = 16  # Of the tree, whose best chain is taken.
 
@@ -98,8 +98,9 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         if self._row is None:
             ids, cursor = input_ids[0].tolist(), None
             if self._draft_model is not None:
-                # Nobody measures what a step costs here, so the draft model reads what is wanted.
-                cursor = DraftModelCursor(self._draft_model.open(), ids, FixedBudget())
+                # Nobody measures what a step costs here.
+                text = DraftText(self._draft_model)
+                cursor = DraftModelCursor(text, ids, FixedBudget().least_chance)
             self._row = Row.open(0, ids, memory, self._spec.config, draft_model=cursor)
             self._num_read = len(ids)
 

@@ -17,7 +17,7 @@ from selfspec.compat.generation import (
 )
 from selfspec.errors import UnsupportedError
 from selfspec.machine.device import upload
-from selfspec.records import DraftTree, Queries
+from selfspec.records import DraftTree
 from selfspec.run.graphs.runner import StaticRunner, stepped
 from selfspec.run.grouped_attention import grouped_attention
 from selfspec.run.layout import InputShape, Layout, RowState, hiding, read, write
@@ -121,7 +121,7 @@ class TreeBackend:
             return max_nodes
         return min(max_nodes, period - (self.kv.front + 1) % period)
 
-    def lay_out(self, trees: Sequence[DraftTree | Queries]) -> Layout | Logits:
+    def lay_out(self, trees: Sequence[DraftTree]) -> Layout | Logits:
         """The inputs of the next forward, on the device, or a captured forward that has them."""
         kv, runner, windows = self.kv, self.runner, self._attention.windows
         rows, width = len(trees), max(len(tree.tokens) for tree in trees)
@@ -213,7 +213,7 @@ class ChainBackend:
         """All nodes asked for: a chain's tokens are where they will be in the text."""
         return max_nodes
 
-    def lay_out(self, trees: Sequence[DraftTree | Queries]) -> dict[str, Any]:
+    def lay_out(self, trees: Sequence[DraftTree]) -> dict[str, Any]:
         """The model's own inputs for the chains; shorter ones are padded with their last token."""
         chains_ids = [tree.tokens for tree in trees]
         self._width = max(map(len, chains_ids))

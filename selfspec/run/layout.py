@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from selfspec.records import DraftTree, Queries
+from selfspec.records import DraftTree
 
 __all__ = ["InputShape", "Layout", "RowState", "Window", "ancestors", "hiding", "read", "write"]
 
@@ -138,7 +138,7 @@ def hiding(
     return found
 
 
-def write(trees: Sequence[DraftTree | Queries], state: RowState, shape: InputShape) -> torch.Tensor:
+def write(trees: Sequence[DraftTree], state: RowState, shape: InputShape) -> torch.Tensor:
     """The inputs (numbers,) of one forward over the rows' trees and branches, on the CPU."""
     rows, width, lead, _ = shape
     surplus = rows - len(trees)
@@ -244,4 +244,4 @@ def _in_window(
 
 
 _FULL = Window()
-_NO_TREE = Queries([0], [-1], [0])
+_NO_TREE = DraftTree.of_root(0)

@@ -13,7 +13,6 @@ import torch
 
 from selfspec.machine.device import CpuDevice, Device, Fetched
 from selfspec.records import NoiseAhead
-from selfspec.verify.drawn import Drawn, Likeliest, Nodes, Processors, processed
 from selfspec.verify.logits import as_read, likeliest
 from selfspec.verify.shortlist import Warpers, shortlist
 from selfspec.verify.tape import NoiseTape
@@ -25,11 +24,11 @@ __all__ = [
     "GreedyChooser",
     "ProcessedChooser",
     "Processing",
+    "Processors",
     "Visit",
 ]
 
-# Stock's warpers sort, so to draw at more nodes at once takes longer than to wait at a few.
-_MOST_SCORES = 1 << 22
+Processors = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Visit(NamedTuple):
@@ -52,10 +51,6 @@ class Chooser(Protocol):
         """Takes the logits (B, Q, V) of a step; waits for nothing."""
         ...
 
-    def foresee(self, asked: Sequence[Nodes], transcript: Transcript) -> None:
-        """Chooses at all nodes that walks may reach, if that saves waiting."""
-        ...
-
     def commit(self, visits: Sequence[Visit], transcript: Transcript) -> tuple[list[int], bool]:
         """Commits the next token of each row that is visited; have all of them stopped now?"""
         ...
@@ -76,9 +71,6 @@ class _RowChooser:
 
     def __init__(self, stops: RowStops) -> None:
         self._stops = stops
-
-    def foresee(self, asked: Sequence[Nodes], transcript: Transcript) -> None:
-        """Does nothing."""
 
     def commit(self, visits: Sequence[Visit], transcript: Transcript) -> tuple[list[int], bool]:
         """Commits the next token of the one row that is visited."""
@@ -135,38 +127,26 @@ def _unchanged(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 class Processing(NamedTuple):
     """A row's processors: the first ones, and the last ones, which may be known as `warpers`.
 
-    `waits` says that some may read numbers from a device, or give a prefix other scores if several
-    are processed at once. The last ones never look at the prefix.
+    The last ones never look at the prefix.
     """
 
     first: Processors | None
     last: Processors = _unchanged
     warpers: Warpers | None = None
-    waits: bool = True
 
 
 class ProcessedChooser(_RowChooser):
     """Processors and sampling, only at visited nodes, each with its true prefix.
 
-    Beside a device each visit makes the CPU wait. So where no processor does so itself, tokens are
-    chosen at all nodes at once, each with the noise of its depth, and come in one copy. The
-    generator moves on at visited nodes alone.
+    Each visit makes the CPU wait for a GPU.
     """
 
-    def __init__(
-        self,
-        stops: RowStops,
-        rows: Sequence[Processing],
-        tape: NoiseTape | None,
-        device: Device | None = None,
-    ) -> None:
+    def __init__(self, stops: RowStops, rows: Sequence[Processing], tape: NoiseTape | None) -> None:
         """One `Processing` for each row; without a tape of noise the choice is greedy."""
         super().__init__(stops)
         self._rows = rows
         self._tape = tape
-        self._device = device or CpuDevice()
         self._logits = torch.empty(0, device="cpu")
-        self._drawn: Drawn | Likeliest | None = None
 
     def forget_before(self, step: int) -> None:
         """Frees the noise of steps that every row has behind it."""
@@ -180,42 +160,12 @@ class ProcessedChooser(_RowChooser):
 
     def read(self, logits: torch.Tensor) -> None:
         """Takes the logits (B, Q, V) of a step."""
-        self._logits, self._drawn = logits, None
-
-    def foresee(self, asked: Sequence[Nodes], transcript: Transcript) -> None:
-        """Chooses at all nodes, if there are several and not so many that this takes longer."""
-        number = sum(len(nodes.tree) for nodes in asked)
-        if isinstance(self._device, CpuDevice) or self._logits.device != transcript.device:
-            return
-        if not 1 < number <= _MOST_SCORES // self._logits.shape[-1]:
-            return
-        if any(self._rows[nodes.row].waits for nodes in asked):
-            return
-        scores = torch.cat([self._scores(nodes, transcript) for nodes in asked])
-        if self._tape is None:
-            self._drawn = Likeliest(scores, asked, self._device)
-        else:
-            steps = [(nodes, transcript.num_new(nodes.row)) for nodes in asked]
-            self._drawn = Drawn(self._tape, scores, steps, self._device)
-
-    def _scores(self, nodes: Nodes, transcript: Transcript) -> torch.Tensor:
-        """(N, V): the processed scores of a row's nodes."""
-        scores = self._logits[nodes.forward_index, : len(nodes.tree)].float()
-        prefix, processing = transcript.prefix(nodes.row), self._rows[nodes.row]
-        if processing.first:
-            scores = processed(processing.first, prefix, nodes.tree, scores)
-        return processing.last(prefix, scores)
+        self._logits = logits
 
     def choose(self, visit: Visit, transcript: Transcript) -> int:
         """The token behind a node, drawn with the noise of its step if the call samples."""
-        token = None
-        if self._drawn is not None:
-            token = self._drawn.token(visit.row, visit.node, transcript.num_new(visit.row))
-        return self._choose_alone(visit, transcript) if token is None else token
-
-    def _choose_alone(self, visit: Visit, transcript: Transcript) -> int:
         row, index, node = visit
-        first, last, warpers, _ = self._rows[row]
+        first, last, warpers = self._rows[row]
         step = transcript.num_new(row)
         scores = self._logits[index, node : node + 1]
         # Only a processor that is not known may write to the scores, and needs a copy.
@@ -261,9 +211,6 @@ class BatchChooser:
     def read(self, logits: torch.Tensor) -> None:
         """Takes the logits (B, Q, V) of a step."""
         self._logits = logits
-
-    def foresee(self, asked: Sequence[Nodes], transcript: Transcript) -> None:
-        """Does nothing."""
 
     def commit(self, visits: Sequence[Visit], transcript: Transcript) -> tuple[list[int], bool]:
         """Commits one token to every row, with one call of the processors and the criteria."""

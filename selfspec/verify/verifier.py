@@ -14,7 +14,6 @@ import torch
 
 from selfspec.records import DraftTree, NoiseAhead, StepRecord
 from selfspec.verify.choosers import Chooser, Visit
-from selfspec.verify.drawn import Nodes
 from selfspec.verify.transcript import Transcript
 from selfspec.verify.walk import walk
 
@@ -95,20 +94,9 @@ class Verifier:
         """What came of each tree, by the logits that were read; `rows` are the rows they are of."""
         indices = range(len(rows))
         groups = [indices] if self.moves_together else [[index] for index in indices]
-        self._foresee(rows, trees)
         records = [record for group in groups for record in self._verify(group, rows, trees)]
         self._forget([self.texts[row] for row in rows])
         return records
-
-    def _foresee(self, rows: Sequence[int], trees: Sequence[DraftTree]) -> None:
-        """Tells each chooser which nodes the walks of its rows may reach."""
-        of_chooser: dict[int, tuple[RowText, list[Nodes]]] = {}
-        for row, index, tree in zip(rows, self._indices, trees, strict=True):
-            text = self.texts[row]
-            _, asked = of_chooser.setdefault(id(text.chooser), (text, []))
-            asked.append(Nodes(text.number, index, tree))
-        for text, asked in of_chooser.values():
-            text.chooser.foresee(asked, text.transcript)
 
     def _verify(
         self, group: Sequence[int], rows: Sequence[int], trees: Sequence[DraftTree]

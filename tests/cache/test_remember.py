@@ -14,7 +14,7 @@ import pytest
 from selfspec import CacheError, ConfigError, SelfSpec, VocabularyError
 from selfspec.cache import CacheContents, Remembered, file, load_cache, save_cache, tokenizer_info
 from selfspec.cache import remember as remember_module
-from selfspec.draft.sources import Lut2Source
+from selfspec.draft.sources import LutSource
 from selfspec.records import TopK
 from tests.caches import (
     OWNER,
@@ -207,7 +207,7 @@ class TestOver:
         memories = []
         for first in (0, 1000):
             remembered, memory = Remembered(path, OWNER, saves=True), new_memory()
-            memory.sources[1] = Lut2Source(2000, 1)
+            memory.sources[1] = LutSource(2000, 1, order=2)
             remembered.open(memory, 2000)
             above, token = np.divmod(np.arange(150_000), 1000)
             pairs, ids = np.stack([above + first, token], axis=-1), np.zeros((150_000, 1), np.int32)

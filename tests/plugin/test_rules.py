@@ -29,7 +29,6 @@ from selfspec.plugin.rules import (
 from selfspec.verify.choosers import Processing
 from selfspec.verify.shortlist import Warpers
 from tests.fakes import tiny_model
-from tests.recorder import NoNumbers, Tape
 
 VOCAB, LENGTH = 31, 6
 
@@ -96,19 +95,6 @@ def test_row_processors_give_each_row_what_it_gets_in_the_batch(name):
         torch.testing.assert_close(alone, together[row : row + 1], rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", ROW_PROCESSORS)
-def test_those_that_do_not_wait_take_several_prefixes_of_a_row_at_once(name):
-    ids, scores = three_rows(name)
-    of_row = for_rows(LogitsProcessorList([ROW_PROCESSORS[name]()]), 3)[1]
-    if split_warpers(of_row).waits:
-        pytest.skip("its tokens are chosen at visited nodes alone")
-    each = zip(ids.split(1), scores.split(1), strict=True)
-    alone = torch.cat([of_row(prefix, row.clone()) for prefix, row in each])
-    with NoNumbers(), Tape():
-        together = of_row(ids, scores.clone())
-    torch.testing.assert_close(together, alone, rtol=0, atol=0, equal_nan=True)
-
-
 def test_for_rows_shares_what_it_can():
     temperature = lp.TemperatureLogitsWarper(0.7)
     penalty = penalty_behind(1, 3)
@@ -156,7 +142,7 @@ def test_warpers_at_the_end_are_known(kept):
 )
 def test_others_are_left_to_themselves(warpers):
     processors = penalty_and(*warpers)
-    assert split_warpers(processors) == Processing(processors, waits=False)
+    assert split_warpers(processors) == Processing(processors)
 
 
 def test_only_those_that_stand_in_stocks_order_are_known():

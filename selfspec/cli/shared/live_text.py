@@ -13,9 +13,9 @@ SEVERAL = "several"  # More than one source has named the token.
 
 
 def origin_of(evidence: Sequence[Evidence]) -> str:
-    """The source that named a drafted token, or `SEVERAL`."""
+    """The source that named a drafted token, or `SEVERAL`; none did if it stood in a branch."""
     names = set(sources_of(evidence))
-    return names.pop() if len(names) == 1 else SEVERAL
+    return SEVERAL if len(names) > 1 else next(iter(names), OWN)
 
 
 def origins(record: StepRecord) -> list[str]:
