@@ -10,8 +10,7 @@ The same slots serve a batch that stays, rows that come and go, windows, and cap
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from transformers.cache_utils import (
@@ -107,7 +106,6 @@ class TreeKV:
         self._keeps_slots = keeps_slots
         self._max_rows = max_rows
         self._max_tokens = max_tokens
-        self._starts: list[int] = []
         self._stock: list[CacheLayerMixin] = []  # Those that get their contents back.
         self._kinds: dict[Kind, list[Member]] = {}
         self._parts: list[Slots] = []
@@ -123,11 +121,6 @@ class TreeKV:
     def num_rows(self) -> int:
         """How many rows have slots; fewer may be in use."""
         return min(part.num_rows for part in self._parts)
-
-    @property
-    def num_committed(self) -> list[int]:
-        """How many tokens were committed to each row since it came."""
-        return [length - start for length, start in zip(self.lengths, self._starts, strict=True)]
 
     @property
     def nbytes(self) -> int:
@@ -177,7 +170,6 @@ class TreeKV:
                 part.give_back(layers, rows, length, copies=self._keeps_slots)
             raise
         self.needs = needs
-        self._starts += [length] * num_rows
         self.lengths += [length] * num_rows
         self.front = end
         self._stock = layers if self._max_rows is None else []
@@ -219,7 +211,6 @@ class TreeKV:
                     part.tensor[:, target] = part.tensor[:, row]
         self.lengths = [self.lengths[row] for row in rows]
         self.needs = [self.needs[row] for row in rows]
-        self._starts = [self._starts[row] for row in rows]
         self.front = max(self.lengths, default=0)
         for part in self._parts:
             self._connect(part)
@@ -238,28 +229,13 @@ class TreeKV:
 
     def clear(self) -> None:
         """Forgets all rows, and without `keeps_slots` the slots too."""
-        self.lengths, self.needs, self._starts, self._stock = [], [], [], []
-        self.front = 0
+        self.lengths, self.needs, self._stock, self.front = [], [], [], 0
         self.spans.clear()
         if not self._keeps_slots:
             self._parts, self._kinds, self._capacities = [], {}, {}
         for layer in self.cache.layers:
             layer.stores.clear()
             layer.keys = layer.values = None
-
-    def reopen(self) -> None:
-        """Makes the last committed column of each row the root of its next tree."""
-        self.lengths = [length - 1 for length in self.lengths]
-        self.front -= 1
-
-    @contextmanager
-    def behind(self, num_nodes: int) -> Iterator[None]:
-        """Inside, a tree goes on behind this many of its nodes, which were read before."""
-        self.front += num_nodes
-        try:
-            yield
-        finally:
-            self.front -= num_nodes
 
     def _begin(self, cache: Cache, num_tokens: int) -> None:
         """Slots of the right kinds for a first row; those of an earlier call, if they will do."""
