@@ -21,8 +21,9 @@ from transformers.cache_utils import (
     DynamicSlidingWindowLayer,
 )
 
+from selfspec.run.layout import Layout
 from selfspec.run.model import AttentionTypes
-from selfspec.run.slots import Kind, KVLayer, Member, Slots, Span, kinds_in, move_columns, split
+from selfspec.run.slots import Kind, KVLayer, Member, Slots, kinds_in, move_columns, split
 
 __all__ = [
     "ENDLESS",
@@ -82,8 +83,8 @@ class TreeKV:
     then a row comes only where there is room for all that it may need.
 
     With `keeps_slots`, slots have fixed addresses and outlive the calls, as captured forwards need
-    them, and a forward says in `spans` what it writes. `generation` grows when slots get another
-    address; captures of an earlier generation must not be replayed.
+    them, and during a forward its `layout` says which slots it writes and sees. `generation` grows
+    when slots get another address; captures of an earlier generation must not be replayed.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class TreeKV:
         self.needs: list[int] = []  # How many columns each row may come to need.
         self.front = 0
         self.first_columns = dict.fromkeys(attention.windows, 0)
-        self.spans: dict[str, Span] = {}
+        self.layout: Layout | None = None
         self.generation = 0
         self.cache = DynamicCache()
         self.cache.layers = [KVLayer(self, name) for name in attention.by_layer]
@@ -230,7 +231,7 @@ class TreeKV:
     def clear(self) -> None:
         """Forgets all rows, and without `keeps_slots` the slots too."""
         self.lengths, self.needs, self._stock, self.front = [], [], [], 0
-        self.spans.clear()
+        self.layout = None
         if not self._keeps_slots:
             self._parts, self._kinds, self._capacities = [], {}, {}
         for layer in self.cache.layers:

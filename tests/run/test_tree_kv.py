@@ -19,9 +19,8 @@ from transformers import DynamicCache, LlamaConfig, StaticCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from selfspec.run import slots as module
-from selfspec.run.layout import Window
+from selfspec.run.layout import Layout, Window
 from selfspec.run.model import AttentionTypes
-from selfspec.run.slots import Span
 from selfspec.run.tree_kv import TreeKV, can_hold_trees, foreign_layer, length_bucket
 from tests.strategies import paths_down, trees
 
@@ -75,11 +74,13 @@ def write_tree(kv: TreeKV, stamps: list[list[int]], *, captured: bool = False):
     width = len(stamps[0])
     kv.reserve(width)
     if captured:
-        for name, num_keys in kv.num_keys(width).items():
-            slots = kv.front - kv.first_columns[name] + torch.arange(width)
-            kv.spans[name] = Span(slots, torch.tensor(kv.front), num_keys)
+        first = {name: kv.front - kv.first_columns[name] for name in kv.first_columns}
+        slots = {name: first[name] + torch.arange(width) for name in first}
+        masks = {name: torch.empty(1, 1, width, keys) for name, keys in kv.num_keys(width).items()}
+        nothing = torch.empty(0)
+        kv.layout = Layout(nothing, nothing, masks, slots, torch.tensor(kv.front))
     seen = write(kv.cache, stamps)
-    kv.spans.clear()
+    kv.layout = None
     return seen
 
 
