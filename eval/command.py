@@ -15,7 +15,7 @@ from typing import Any
 
 from eval.errors import EvalError, exit_status
 from eval.methods.studies import named_study, variants_of
-from eval.options import parsed_knobs, parser
+from eval.options import check_at_least, parsed_knobs, parser
 
 _INTERRUPTED = 130
 
@@ -34,7 +34,8 @@ def _study(options: argparse.Namespace) -> int:
     study = named_study(options.name)
     if study.needs_cache and options.cache is None:
         raise EvalError(
-            "this study must have --cache CACHE (got none); 'selfspec tune --width 64' makes one"
+            "this study must have --cache CACHE (got none); 'python -m eval fit --width 64' makes "
+            "one"
         )
     options.study = options.name
     options.variants = variants_of(study, options.caches)
@@ -98,6 +99,13 @@ def _simulate(options: argparse.Namespace) -> int:
     return int(options.at_least is not None and lowest < options.at_least)
 
 
+def _fit(options: argparse.Namespace) -> int:
+    from eval.papers.fit_tree import run
+
+    check_at_least(options, 2, "width")
+    return run(options)
+
+
 def _record(folder: Path) -> Any:
     from eval.report.rows import ROWS, read_record
 
@@ -115,4 +123,5 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "report": _report,
     "compare": _compare,
     "simulate": _simulate,
+    "fit": _fit,
 }

@@ -44,6 +44,10 @@ Drafts for the texts that a run recorded, step by step, and counts what would ha
 The text stands for the model, so tables learn from its tokens alone, and tokens per step come out
 lower than with the model: compare them with each other only. The last line is one JSON object.
 """
+_FIT = """\
+Answers questions twice, counts how often the candidate at each depth and rank was right, and puts
+the tree with the most tokens a second on this machine into a new cache, for --knob budget=fitted.
+"""
 # Texts keep their lines.
 _LINES: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter}
 
@@ -64,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
     compare.set_defaults(command="compare")
     _add_simulate(commands)
     _add_study(commands)
+    _add_fit(commands)
     return top
 
 
@@ -157,6 +162,20 @@ def _add_study(commands: Any) -> None:
     _add_bench(study)
     add_run_options(study)
     study.set_defaults(command="study")
+
+
+def _add_fit(commands: Any) -> None:
+    short = "fit one tree shape to a model and this machine, after Ghidorah"
+    fit = commands.add_parser("fit", help=short, description=_FIT, **_LINES)
+    add_model(fit)
+    add_questions(fit, "the first N prompts")
+    add = fit.add_argument
+    add("--out", type=Path, required=True, metavar="CACHE", help="a new cache for the tree")
+    add("--cache", metavar="CACHE", help="start with what this cache or Hub id holds")
+    add("--width", type=int, metavar="N", help="keep this number of nodes; default: the fastest")
+    add("--max-new-tokens", type=int, default=128, metavar="N", help="default: 128")
+    _add_precision(fit)
+    fit.set_defaults(command="fit", dtype="float32", device="cpu")
 
 
 def _add_bench(command: Any) -> None:

@@ -7,8 +7,6 @@ import signal
 from collections.abc import Sequence
 
 import numpy as np
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as npst
 
 from selfspec.cache import CacheContents, Remembered, TokenizerInfo
 from selfspec.draft.calibration import Calibration
@@ -122,55 +120,3 @@ def die_while_saving(path, step: str) -> None:
     """The process is killed at a call of the system."""
     setattr(os, step, lambda *_args: os.kill(os.getpid(), signal.SIGKILL))
     add_rows(path, [2])
-
-
-def _tables_of(key: str, width: tuple[int, ...]):
-    ids = st.integers(-1, VOCAB_SIZE - 1)
-
-    def table(keys):
-        shape = st.tuples(st.just(len(keys)), st.integers(1, 5))
-        return shape.flatmap(
-            lambda shape: st.fixed_dictionaries(
-                {
-                    key: st.just(np.array(sorted(keys), np.int32).reshape(-1, *width)),
-                    "ids": npst.arrays(np.int32, shape, elements=ids),
-                    "probabilities": npst.arrays(
-                        np.float16, shape, elements=st.floats(0, 1, width=16)
-                    ),
-                }
-            )
-        )
-
-    one = st.integers(0, VOCAB_SIZE - 1)
-    return st.sets(one if width == () else st.tuples(one, one), max_size=6).flatmap(table)
-
-
-_texts = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=6, max_size=40)
-_evidence = st.tuples(
-    st.sampled_from(["lut", "lut2", "corpus", "mine"]),
-    *[st.integers(0, 20)] * 4,
-).map(list)
-_rates = st.tuples(
-    st.lists(_evidence, min_size=1, max_size=3), st.floats(0, 5), st.floats(5, 500)
-).map(list)
-_json = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**60), 2**60)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
-
-any_contents = st.builds(
-    CacheContents,
-    tokenizer=st.just(OWNER),
-    tables=st.fixed_dictionaries(
-        {},
-        optional={"lut": _tables_of("tokens", ()), "lut2": _tables_of("pairs", (2,))},
-    ),
-    corpus=st.none() | st.builds(count_grams, _texts, st.integers(1, 4)),
-    calibration=st.none() | st.lists(_rates, min_size=1, max_size=5),
-    about=st.dictionaries(st.text(), _json, max_size=3),
-)

@@ -163,7 +163,7 @@ STUDIES: dict[str, Study] = {
         },
     ),
     "fitted": Study(
-        "one fitted shape, and trees that grow; pass --cache made by selfspec tune --width 64",
+        "one fitted shape, and trees that grow; pass --cache made by 'fit --width 64'",
         "Ghidorah, table I",
         {
             "stock": _STOCK,

@@ -133,21 +133,14 @@ class Persistent:
         repo_id: str,
         *,
         tokenizer: Any = None,
-        private: bool | None = None,
-        revision: str | None = None,
         about: Mapping[str, Any] | None = None,
-        token: str | None = None,
-        commit_message: str | None = None,
+        **options: Any,
     ) -> str:
-        """Uploads the cache to a model repository, which is made if needed; returns its URL."""
-        return push_cache(
-            repo_id,
-            self.contents(tokenizer=tokenizer, about=about),
-            private=private,
-            revision=revision,
-            token=token,
-            commit_message=commit_message,
-        )
+        """Uploads the cache to a model repository, which is made if needed; returns its URL.
+
+        The options are `private`, `revision`, `token` and `commit_message`, as of the Hub's client.
+        """
+        return push_cache(repo_id, self.contents(tokenizer=tokenizer, about=about), **options)
 
 
 def new_memory(
@@ -185,7 +178,7 @@ def fitted_for(config: SpecConfig, loaded: CacheContents | None) -> FittedTree |
         got = "no cache" if loaded is None else "a cache without one"
         raise ConfigError(
             f"budget='fitted' needs a cache with a fitted tree (got {got}); make one with "
-            "'selfspec tune' and load it with from_pretrained, or choose another budget"
+            "'python -m eval fit' and load it with from_pretrained, or choose another budget"
         )
     return loaded.fitted
 

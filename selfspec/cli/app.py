@@ -14,7 +14,6 @@ from selfspec.cli.chat.chat_command import chat
 from selfspec.cli.check.check_command import check, demo
 from selfspec.cli.generate import generate
 from selfspec.cli.serve import serve
-from selfspec.cli.tune.tune_command import tune
 from selfspec.errors import SelfSpecError, one_line
 
 _USER_ERROR = 2
@@ -45,7 +44,6 @@ app.command(chat, sort_key=2)
 app.command(generate, sort_key=3)
 app.command(batch, sort_key=4)
 app.command(serve, sort_key=5)
-app.command(tune, sort_key=6)
 app.command(cache)
 
 

@@ -24,7 +24,7 @@ from selfspec.cli.shared.options import Knobs, Model, WriteOptions
 from selfspec.cli.shared.writer import checked, loaded, memory_of_texts
 from selfspec.config import SpecConfig
 from selfspec.serving.batch_file import BatchFiles, Progress, outcomes
-from selfspec.serving.calls import Limits
+from selfspec.serving.prompt_files import Limits
 
 
 def batch(

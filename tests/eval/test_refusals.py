@@ -52,6 +52,7 @@ REFUSED = [
     ("command", STUDY + "starts --caches a/x b/x", "a last name of their own (got two 'x')"),
     ("command", STUDY + "starts --caches a/stock", "a last name of their own (got two 'stock')"),
     ("command", STUDY + "fitted", "this study must have --cache CACHE"),
+    ("command", "fit --out {out} --width 1 " + ASKED, "--width must be >= 2 (got 1)"),
     ("edge_network", "--draws 0", "--draws must be"),
     ("edge_network", "--out no/where.html", "--out must be"),
     ("first_call", "--model {model} --rounds 0", "--rounds must be >= 1 (got 0)"),

@@ -11,7 +11,7 @@ from cyclopts.types import PositiveInt
 from rich.console import Console
 
 from selfspec.cli.cache.recipe_options import RecipeOptions, recipe_of
-from selfspec.cli.shared.messages import show_log, working
+from selfspec.cli.shared.messages import say, show_log, working
 from selfspec.cli.shared.options import Flag, Model, ModelOptions, Verbose
 from selfspec.cli.shared.paint import harmless
 from selfspec.errors import CliError
@@ -30,7 +30,6 @@ def build(
     /,
     *,
     recipe: str | None = None,
-    max_memory: str = "4GB",
     overwrite: Flag = False,
     asked: ModelOptions = ModelOptions(),
     options: RecipeOptions = RecipeOptions(),
@@ -41,10 +40,8 @@ def build(
 
     Args:
         output: The cache to make.
-        recipe: A recipe that comes with selfspec (code, dialogue, folder, oanc, own-answers,
-            vocabulary), or a TOML file with the keys below. Options override its keys.
-        max_memory: Memory for counting n-grams, without the model. What does not fit loses its
-            rarest long n-grams.
+        recipe: code, dialogue, folder, oanc, own-answers, vocabulary, or a TOML file of your own
+            (docs/caches.md has all its keys). The options below override it.
         overwrite: Replace a cache that exists.
     """
     loading = replace(asked, model=model)
@@ -53,39 +50,37 @@ def build(
 
     wanted = recipe_of(recipe, options)
     check_options(loading)
-    memory = amount_in_bytes(max_memory, name="--max-memory")
     _check_free(output, overwrite)
     with working(f"Loading the tokenizer of {loading.title}"):
         from selfspec.building.build import build_cache
-        from selfspec.building.documents import find_inputs
-        from selfspec.building.progress import Bars
+        from selfspec.building.texts import find_files
         from selfspec.cli.shared.model_loading import load_model, load_tokenizer, quiet
 
         if not wanted.reads_vocabulary:
-            find_inputs(wanted)  # A wrong path is told before anything is loaded.
+            find_files(wanted)  # A wrong path is told before anything is loaded.
         with quiet():
             tokenizer = load_tokenizer(loading)
-    with quiet(), Bars(Console(stderr=True)) as bars:
+    console = Console(stderr=True)
 
-        def loaded_model() -> Any:
-            bars.say(f"Loading {loading.title} ...")
-            return load_model(loading, tokenizer).model
+    def loaded_model() -> Any:
+        console.print(f"Loading {loading.title} ...", highlight=False)
+        return load_model(loading, tokenizer).model
 
-        try:
+    try:
+        with quiet():
             contents = build_cache(
                 wanted,
                 output,
                 tokenizer,
                 loaded_model,
-                bars=bars,
+                console=console,
                 model_name=loading.model,
-                max_memory=memory,
                 overwrite=overwrite,
             )
-        except KeyboardInterrupt:
-            if wanted.generates:
-                bars.say("interrupted; the same command goes on with the next answer")
-            raise
+    except KeyboardInterrupt:
+        if wanted.generates:
+            say("Interrupted. The same command goes on with the next answer.")
+        raise
     _print_contents(output, contents)
     if left_out := contents.about.get("left_out"):
         print(f"left out (empty, too long, or refused by the template): {left_out:,}")

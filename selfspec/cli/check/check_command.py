@@ -2,79 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import platform
+from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from cyclopts import Parameter
 from cyclopts.types import NonNegativeFloat, PositiveInt
 from rich.console import Console
 from rich.text import Text
 
-from selfspec.cli.check.facts import facts
 from selfspec.cli.check.questions import SNIPPETS, Question, questions_of
 from selfspec.cli.check.report import print_report
-from selfspec.cli.check.stopwatch import CACHED, DRAFTED, MIN_ROUNDS, measure, warm_up
+from selfspec.cli.check.stopwatch import CACHED, DRAFTED, MIN_ROUNDS, Asked, measure, timed
 from selfspec.cli.shared.live_text import LiveText
 from selfspec.cli.shared.messages import working
-from selfspec.cli.shared.options import Knobs, Model, RunOptions, WriteOptions
+from selfspec.cli.shared.options import Model, ModelOptions, RunOptions, WriteOptions
 from selfspec.cli.shared.paint import Painter
 from selfspec.cli.shared.writer import checked, loaded
 from selfspec.config import SpecConfig
 from selfspec.errors import CliError
 
 if TYPE_CHECKING:
-    from selfspec.cli.check.stopwatch import Asked
     from selfspec.cli.shared.writer import Writer
     from selfspec.cost import CostCurve
     from selfspec.plugin import SelfSpec
 
 _LEAST_TOKENS, _MOST_TOKENS = 48, 128  # of an answer
-_CURVE_SHARE = 0.15  # of the time, for what a step costs by its width
+_CURVE_SHARE = 0.15  # of the time goes into measuring what a step costs by its width.
 _CONTEXT = 512  # tokens before a step whose cost is measured
 _ENDLESS = 1 << 30  # positions, where a model's config names no limit
 
 
-def demo(
-    model: Annotated[
-        str | None,
-        Parameter(help="Folder or Hub id of a model. Default: a small one that continues Python."),
-    ] = None,
-    /,
-    *,
-    prompt: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = (),
-    seconds: PositiveInt = 10,
-    asked: WriteOptions = WriteOptions(max_new_tokens=48),
-    knobs: Knobs = Knobs(),
-) -> int:
+def demo(*, seconds: PositiveInt = 10, asked: ModelOptions = ModelOptions()) -> int:
     """Watch drafts being accepted, then see the same texts timed against plain generate().
 
-    The embedded model samples at temperature 0.5 with seed 1, unless you ask for something else.
+    A small model that comes with selfspec continues three pieces of Python, at temperature 0.5.
 
     Args:
-        prompt: Text to continue; can be given several times. Default: three pieces of Python.
         seconds: About how long to measure.
     """
-    asked = replace(asked, model=model)
-    if model is None and asked.temperature is None and asked.seed is None:
-        asked = replace(asked, temperature=0.5, seed=1)
-    config, console = checked(asked, knobs.config()), Console(highlight=False)
-    questions = [Question(each.strip().split("\n")[0][:20], each) for each in prompt] or SNIPPETS
-    with loaded(asked) as writer:
-        found = _fitting(writer, questions, asked.max_new_tokens)
-        spec = _warmed(console, writer, config, found)
-        _show(console, writer, config, found)
-        with working("Timing") as say:
-            ways = _ways(writer, config)
-            length = asked.max_new_tokens
-            measured = measure(writer, found, ways, num_new=length, seconds=seconds, say=say)
-        status = print_report(console, measured, writer, spec.config)
-    console.print(
-        "This tiny model only shows the way: measure yours with 'selfspec check your/model'."
-        if model is None
-        else "Other texts gain more or less: 'selfspec check' measures several kinds."
-    )
+    writing = WriteOptions(**vars(asked), temperature=0.5, seed=1, max_new_tokens=_LEAST_TOKENS)
+    status = _compared(writing, SNIPPETS, seconds, _LEAST_TOKENS)
+    print("This tiny model only shows the way: measure yours with 'selfspec check your/model'.")
     return status
 
 
@@ -97,54 +67,67 @@ def check(
     """
     wanted = {**vars(asked), "model": model, "temperature": temperature, "seed": 0}
     writing = WriteOptions(**wanted, max_new_tokens=_LEAST_TOKENS)
-    config, console = checked(writing, SpecConfig()), Console(highlight=False)
-    questions = questions_of(prompts)
-    with loaded(writing) as writer:
-        found = _fitting(writer, questions, _LEAST_TOKENS)
-        spec = _warmed(console, writer, config, found)
+    return _compared(writing, questions_of(prompts), seconds, _MOST_TOKENS)
+
+
+def _compared(
+    asked: WriteOptions, questions: Sequence[Question], seconds: float, most_tokens: int
+) -> int:
+    """Says what there is, measures, and says what came of it; returns the exit status."""
+    config, console = checked(asked, SpecConfig()), Console(highlight=False)
+    with loaded(asked) as writer:
+        found = _that_fit(writer, questions)
+        with working("Warming up"):
+            # What is prepared of a model, such as packed weights, lives as long as this.
+            spec = writer.new_spec(config)
+            for assistant in (spec, None):
+                new_ids, took = timed(writer, assistant, found[0][1], _LEAST_TOKENS)
+        for line in _facts(writer, spec):
+            console.print(Text(line, "dim"), soft_wrap=True)
+        if asked.model is None:
+            _show(console, writer, config, found)
+        bare = writer.start._replace(cache=None)
+        ways = {DRAFTED: lambda: bare.new_spec(config, writer.tokenizer)}
+        if writer.start.cache is not None:
+            ways[CACHED] = lambda: writer.new_spec(config)
         with working("Measuring") as say:
-            say("Measuring what a step costs by its width")
-            curve, ways = _curve(writer, spec, _CURVE_SHARE * seconds), _ways(writer, config)
-            step = warm_up(writer, spec, found[0][1])
-            fits = int(seconds / step / (MIN_ROUNDS * (1 + len(ways)) * len(found)))
-            length = min(max(fits, _LEAST_TOKENS), _MOST_TOKENS)
-            measured = measure(writer, found, ways, num_new=length, seconds=seconds, say=say)
-        return print_report(console, measured, writer, spec.config, curve)
+            curve = _curve(writer, spec, _CURVE_SHARE * seconds)
+            fits = seconds / took * len(new_ids) / (MIN_ROUNDS * (1 + len(ways)) * len(found))
+            num_new = int(min(max(fits, _LEAST_TOKENS), most_tokens))
+            measured = measure(writer, found, ways, num_new=num_new, seconds=seconds, say=say)
+        return print_report(console, measured, writer, curve)
 
 
-def _fitting(writer: Writer, questions: Sequence[Question], num_new: int) -> Asked:
+def _that_fit(writer: Writer, questions: Sequence[Question]) -> Asked:
     """The questions with their ids. Those that leave no room for an answer are left out."""
     limit = writer.loaded.max_positions or _ENDLESS
-    ids = [each.ids(writer.tokenizer) for each in questions]
-    pairs = zip(questions, ids, strict=True)
-    found = [(each, prompt) for each, prompt in pairs if 0 < len(prompt) <= limit - num_new]
+    asked = [(each, each.ids(writer.tokenizer)) for each in questions]
+    found = [(each, ids) for each, ids in asked if 0 < len(ids) <= limit - _LEAST_TOKENS]
     if not found:
         raise CliError(
-            f"a prompt must leave room for {num_new} tokens in the model's {limit} positions (got "
-            f"{min(map(len, ids))} tokens in the shortest one); give another"
+            f"a prompt must leave room for {_LEAST_TOKENS} tokens in the model's {limit} positions "
+            f"(got {min(len(ids) for _, ids in asked)} tokens in the shortest one); give another"
         )
     return found
 
 
-def _warmed(console: Console, writer: Writer, config: SpecConfig, asked: Asked) -> SelfSpec:
-    """Warms the model up, which shows whether drafts are on, and says what there is.
+def _facts(writer: Writer, spec: SelfSpec) -> list[str]:
+    """What the figures depend on, and what a report of a fault needs."""
+    import torch
 
-    What is prepared of a model, such as packed weights, lives as long as the `SelfSpec`.
-    """
-    with working("Warming up"):
-        spec = writer.new_spec(config)
-        warm_up(writer, spec, asked[0][1])
-        about = facts(writer, spec)
-    for name, value in about.items():
-        console.print(Text(f"{name}: {value}", "dim"), soft_wrap=True)
-    return spec
+    from selfspec import __version__
+    from selfspec.machine.hardware import calculates_in, device_name
 
-
-def _ways(writer: Writer, config: SpecConfig) -> dict[str, Callable[[], SelfSpec]]:
-    """With drafts, and with a cache too if there is one."""
-    bare = writer.start._replace(cache=None)
-    ways = {DRAFTED: lambda: bare.new_spec(config, writer.tokenizer)}
-    return ways if writer.start.cache is None else ways | {CACHED: lambda: writer.new_spec(config)}
+    device, mode = writer.model.device, spec.ability(writer.model).mode
+    off, why = mode == "plain", spec.stats.disabled_reason
+    half = "no" if device.type == "cpu" and not calculates_in(torch.bfloat16) else "yes"
+    versions = ", ".join(f"{each} {version(each)}" for each in ("transformers", "torch"))
+    return [
+        f"selfspec {__version__}, {versions}, Python {platform.python_version()}",
+        f"machine: {device_name(device)}, threads: {torch.get_num_threads()}, bfloat16: {half}",
+        f"model: {writer.loaded}, {writer}",
+        f"drafts: {'off' if off else f'as {mode}s'}{f': {why}' if why else ''}",
+    ]
 
 
 def _curve(writer: Writer, spec: SelfSpec, max_seconds: float) -> CostCurve | None:

@@ -27,13 +27,20 @@ def total_price(items, tax):
     return total + total * tax
 """
 
+_OWN = {
+    "edit": f"Rename the argument items to goods, and change nothing else:\n\n{_CODE}",
+    "summary": f"Summarize this text in three sentences:\n\n{_PASSAGE}",
+    "question": f"{_PASSAGE}\n\nWhy did the fishermen have to sail so far? Quote the sentences.",
+    "code": "Write a Python class for a queue with put, get, peek and len.",
+    "chat": "What should I pack for a week of walking in the mountains?",
+}
+
 
 class Question(NamedTuple):
-    """What is asked, what kind of work it is, and the answer that somebody might expect."""
+    """What is asked, and what kind of work it is."""
 
     kind: str
     prompt: Any  # a text, or messages
-    prediction: str | None = None
     is_turn: bool = False  # Is the text what a user would say to a model that can chat?
 
     def ids(self, tokenizer: Any) -> list[int]:
@@ -76,26 +83,10 @@ SNIPPETS = (
 )
 
 
-def own_questions() -> list[Question]:
-    """One of each kind."""
-    edit = f"Rename the argument items to goods, and change nothing else:\n\n{_CODE}"
-    why = f"{_PASSAGE}\n\nWhy did the fishermen have to sail so far? Quote the sentences."
-    asked = {
-        "summary": f"Summarize this text in three sentences:\n\n{_PASSAGE}",
-        "question about a text": why,
-        "code": "Write a Python class for a queue with put, get, peek and len.",
-        "chat": "What should I pack for a week of walking in the mountains?",
-    }
-    return [
-        Question("edit, with prediction=", edit, _CODE.replace("items", "goods"), is_turn=True),
-        *(Question(kind, text, is_turn=True) for kind, text in asked.items()),
-    ]
-
-
 def questions_of(path: Path | None) -> list[Question]:
-    """Those of the file, each named by its line; our own where there is no file."""
+    """Those of the file, each named by its line. Without a file, one of each kind of work."""
     if path is None:
-        return own_questions()
+        return [Question(kind, text, is_turn=True) for kind, text in _OWN.items()]
     return [
         Question(f"prompt {line.number}", line.prompt, is_turn=bool(line.turns))
         for line in read_prompts(path, "--prompts")

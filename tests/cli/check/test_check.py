@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections import Counter
 from dataclasses import replace
 from io import StringIO
 
@@ -15,18 +13,8 @@ from rich.console import Console
 from selfspec.cache import save_cache, tokenizer_info
 from selfspec.cli.check import check_command, stopwatch
 from selfspec.cli.check.questions import SNIPPETS, Question
-from selfspec.cli.check.report import bars, print_texts, python_lines, verdict
-from selfspec.cli.check.stopwatch import (
-    CACHED,
-    DRAFTED,
-    PLAIN,
-    ComparedPrompt,
-    Comparison,
-    TimedAnswer,
-    measure,
-)
-from selfspec.cli.shared.live_text import OWN
-from selfspec.cli.shared.paint import harmless
+from selfspec.cli.check.report import print_report, python_lines, verdict
+from selfspec.cli.check.stopwatch import CACHED, DRAFTED, STOCK, Comparison, Way, measure
 from selfspec.cost import CostCurve
 from selfspec.plugin import SelfSpec
 from selfspec.stats import GenerationStats
@@ -35,26 +23,17 @@ from tests.fakes import new_model
 from tests.tiny import make_tokenizer
 
 CURVE = CostCurve({1: 0.02, 4: 0.022, 64: 0.05})
-FEW = ("--max-new-tokens", "16", "--seconds", "1")
-TWO = ("--prompt", "the quick brown", "--prompt", "def read(")
+BRIEFLY = ("--seconds", "1")
+processor_share = stopwatch._processor_share
 
 
 @pytest.fixture(autouse=True)
-def own_folder(tmp_path, monkeypatch):
+def quickly(tmp_path, monkeypatch):
+    """Short answers, on a machine that does nothing else, as far as we are told."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-
-
-@pytest.fixture(autouse=True)
-def briefly(monkeypatch):
     monkeypatch.setattr(check_command, "_LEAST_TOKENS", 24)
     monkeypatch.setattr(stopwatch, "_MOST_ROUNDS", 2)
-
-
-@pytest.fixture
-def quiet(monkeypatch):
-    """A machine that does nothing else, as far as we are told."""
     monkeypatch.setattr(stopwatch, "_processor_share", lambda _model: [1.0])
-    monkeypatch.setattr(Comparison, "variation", 0.0)
 
 
 @pytest.fixture
@@ -65,270 +44,158 @@ def prompts(tmp_path):
     return path
 
 
-class TestCheck:
-    def test_it_begins_with_the_facts_and_ends_with_what_to_use(
-        self, run, chat_folder, tmp_path, quiet
-    ):
-        result = run("check", chat_folder, "--seconds", "1")
-        said = result.stdout
-        assert said.startswith("selfspec: ")
-        for words in ("transformers ", "torch ", "packed weights: oneDNN ", "drafts: on, as trees"):
-            assert words in said
-        assert "edit, with prediction=" in said
-        assert "summary" not in said  # It leaves no room in the 512 positions of this model.
-        is_busy = "Too busy to say" in said  # By what others do on this machine meanwhile.
-        assert ("speed-up" in said) == (result.exit_code == 0 and not is_busy)
-        if result.exit_code == 0 and not is_busy:
-            assert "Cost of a step in plain steps" in said
-            assert f'from_pretrained("{chat_folder}", dtype="float32")' in said
-        assert (tmp_path / "caches").exists()  # Later calls start from what was measured.
-
-    def test_a_model_without_trees_is_status_one_and_no_speed_up(self, run, prompts, tmp_path):
-        folder = tmp_path / "recurrent"
-        new_model("mamba", vocab_size=512).save_pretrained(folder)
-        make_tokenizer().save_pretrained(folder)
-        result = run("check", folder, "--prompts", prompts, "--seconds", "1")
-        assert result.exit_code == 1
-        assert "drafts: off: " in result.stdout
-        assert "Nothing was drafted: " in result.stdout
-        assert "speed-up" not in result.stdout
-        assert "from_pretrained" not in result.stdout
-
-    def test_a_cache_is_compared_with_none(self, run, chat_folder, prompts, tmp_path, loaded):
-        held = contents(
-            tokenizer=tokenizer_info(loaded.tokenizer),
-            tables={},
-            corpus=count_grams(loaded.tokenizer("def read(self)")["input_ids"]),
-            calibration=None,
-        )
-        save_cache(tmp_path / "cache", held)
-        given = ("--prompts", prompts, "--seconds", "1")
-        result = run("check", chat_folder, *given, "--cache", tmp_path / "cache")
-        assert "with the cache," in result.stdout
-
-    def test_within_a_memory(self, run, chat_folder, prompts):
-        given = ("--prompts", prompts, "--seconds", "1", "--max-memory", "100%")
-        assert "Same text: 2 of 2" in run("check", chat_folder, *given).stdout
-
-    def test_what_is_wrong_is_one_line(self, fails, chat_folder, tmp_path):
-        assert "--prompts must be a file with one prompt a line" in fails(
-            "check", chat_folder, "--prompts", tmp_path
-        )
-        assert "unknown dtype 'int8'" in fails("check", chat_folder, "--dtype", "int8")
-        (tmp_path / "long.jsonl").write_text(json.dumps({"prompt": "x" * 600}))
-        line = fails("check", chat_folder, "--prompts", tmp_path / "long.jsonl")
-        assert "a prompt must leave room for 24 tokens in the model's 512 positions" in line
+def test_it_begins_with_the_facts_and_says_what_it_found(run, chat_folder, tmp_path):
+    said = run("check", chat_folder, *BRIEFLY).stdout
+    assert said.startswith("selfspec ")
+    for words in ("transformers ", "torch ", "threads: 1, ", "drafts: as trees\n"):
+        assert words in said
+    assert "edit" in said
+    assert "summary" not in said  # It leaves no room in the 512 positions of this model.
+    assert "Same text: 3 of 3 are plain generate()'s, token for token." in said
+    assert ("Cost of a step by its width" in said) == ("speed-up" in said)
+    assert (tmp_path / "caches").exists()  # Later calls start from what was measured.
 
 
-class TestDemo:
-    def test_texts_are_plain_ones_and_it_says_how_they_came(
-        self, run, plain_folder, stock_text, quiet
-    ):
-        """Without a terminal it is plain text in 80 columns."""
-        result = run("demo", plain_folder, *FEW, *TWO, "--budget", "fixed")
-        assert result.exit_code == 0
-        assert "\x1b" not in result.stdout
-        _, _, tables = result.stdout.partition("tokens came from")
-        assert max(map(len, tables.partition("Same text")[0].splitlines())) <= 80
-        for prompt in TWO[1::2]:
-            assert prompt + harmless(stock_text(prompt, 16)) in result.stdout
-        assert "Same text: 2 of 2 are plain generate()'s, token for token" in result.stdout
-        assert "Too few tokens to say" in result.stdout
+def test_a_model_without_trees_is_status_one_and_no_speed_up(run, prompts, tmp_path):
+    folder = tmp_path / "recurrent"
+    new_model("mamba", vocab_size=512).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    result = run("check", folder, "--prompts", prompts, *BRIEFLY)
+    assert result.exit_code == 1
+    assert "drafts: off: " in result.stdout
+    assert "Nothing was drafted: " in result.stdout
+    assert "speed-up" not in result.stdout
+    assert "from_pretrained" not in result.stdout
 
-    def test_the_embedded_model_is_the_default(self, run, quiet):
-        asked = ("--max-new-tokens", "40", "--seconds", "1", "--budget", "fixed")
-        result = run("demo", *asked)
-        assert result.exit_code == 0
-        said = " ".join(result.stdout.split())
-        assert all(snippet.kind in said for snippet in SNIPPETS)
-        assert f"Same text: {len(SNIPPETS)} of {len(SNIPPETS)}" in said
-        assert "sampling at temperature 0.5, seed 1" in said
-        assert "speed-up" in said
-        assert said.endswith("measure yours with 'selfspec check your/model'.")
 
-    def test_where_nothing_is_drafted_it_fails(self, run, plain_folder, quiet):
-        result = run("demo", plain_folder, *FEW, *TWO, "--sources", "")
-        assert result.exit_code == 1
-        assert "Nothing was drafted: " in result.stdout
-        assert "speed-up" not in result.stdout
+def test_a_cache_is_compared_with_none(run, chat_folder, prompts, tmp_path, loaded):
+    held = contents(
+        tokenizer=tokenizer_info(loaded.tokenizer),
+        tables={},
+        corpus=count_grams(loaded.tokenizer("def read(self)")["input_ids"]),
+        calibration=None,
+    )
+    save_cache(tmp_path / "cache", held)
+    given = ("--prompts", prompts, *BRIEFLY, "--cache", tmp_path / "cache")
+    assert "with cache," in run("check", chat_folder, *given).stdout
 
-    def test_the_models_own_generation_config_is_the_default(self, run, plain_folder, tmp_path):
-        folder = tmp_path / "sampling"
-        shutil.copytree(plain_folder, folder)
-        config = {"do_sample": True, "temperature": 0.5, "eos_token_id": 1, "pad_token_id": 0}
-        (folder / "generation_config.json").write_text(json.dumps(config))
-        asked = ("demo", folder, *FEW, *TWO)
-        assert "sampling at temperature 0.5, seed 1" in run(*asked, "--seed", "1").stdout
-        assert ", greedy" in run(*asked, "--temperature", "0").stdout
 
-    def test_another_text_is_told_and_fails(self, run, plain_folder, monkeypatch):
-        def other(self, ids, spec, **options):
-            new_ids = own_ids(self, ids, spec, **options)
-            return [*new_ids[:3], (new_ids[3] + bool(spec)) % 300, *new_ids[4:]]
+def test_within_a_memory(run, chat_folder, prompts):
+    given = ("--prompts", prompts, *BRIEFLY, "--max-memory", "100%")
+    assert "Same text: 2 of 2" in run("check", chat_folder, *given).stdout
 
-        own_ids = stopwatch.Writer.new_ids
-        monkeypatch.setattr(stopwatch.Writer, "new_ids", other)
-        asked = ("demo", plain_folder, *FEW, *TWO, "--budget", "fixed")
-        result = run(*asked)
-        assert result.exit_code == 1
-        said = " ".join(result.stdout.split())
-        assert "NOT the same text: 0 of 2" in said
-        assert "(the quick brown at token 4, def read( at token 4)" in said
-        result = run(*asked, "--dtype", "bfloat16")
-        assert result.exit_code == 0
-        assert "texts may part where two tokens are almost equally likely" in " ".join(
-            result.stdout.split()
-        )
 
-    def test_a_terminal_gets_colours_and_a_legend(self, writer):
-        out = StringIO()
-        for settings in ({"no_color": True}, {"color_system": "standard"}):
-            out = StringIO()
-            console = Console(file=out, force_terminal=True, width=80, **settings)
-            ids = writer.encode("the quick")
-            config = SelfSpec().config
-            check_command._show(console, writer, config, [(Question("one", "the quick"), ids)])
-            assert ("drafted by \x1b[36mlut\x1b[0m" in out.getvalue()) == (
-                "no_color" not in settings
-            )
+def test_what_is_wrong_is_one_line(fails, chat_folder, tmp_path):
+    line = fails("check", chat_folder, "--prompts", tmp_path)
+    assert "--prompts must be a file with one prompt a line" in line
+    (tmp_path / "long.jsonl").write_text(json.dumps({"prompt": "x" * 600}))
+    line = fails("check", chat_folder, "--prompts", tmp_path / "long.jsonl")
+    assert "a prompt must leave room for 24 tokens in the model's 512 positions" in line
+
+
+def test_the_demo_shows_the_embedded_model(run):
+    """Without a terminal it is plain text in 80 columns."""
+    said = run("demo", *BRIEFLY).stdout
+    assert "\x1b" not in said
+    _, _, table = said.partition(" prompt ")
+    assert max(map(len, table.partition("Same text")[0].splitlines()[:-1])) <= 80
+    for question in SNIPPETS:
+        assert question.kind in said
+        assert question.prompt in said
+    assert f"Same text: {len(SNIPPETS)} of {len(SNIPPETS)}" in said
+    assert "sampling at temperature 0.5, seed 1" in said
+    assert said.endswith("measure yours with 'selfspec check your/model'.\n")
+
+
+def test_a_terminal_gets_colours_and_a_legend(writer):
+    out = StringIO()
+    console = Console(file=out, force_terminal=True, width=80, color_system="standard")
+    asked = [(Question("one", "the quick"), writer.encode("the quick"))]
+    check_command._show(console, writer, SelfSpec().config, asked)
+    assert "drafted by \x1b[36mlut\x1b[0m" in out.getvalue()
 
 
 def test_rounds_start_cold_and_take_turns(writer, monkeypatch):
     calls = []
 
-    def noted(_writer, spec, ids, *_):
+    def noted(_writer, spec, ids, _num_new):
         calls.append((ids[0], spec))
-        return TimedAnswer([1], 1.0, 1.0)
+        return [1, 3 if spec and ids[0] == 6 else 2], 1.0
 
-    monkeypatch.setattr(stopwatch, "_answer", noted)
-    monkeypatch.setattr(stopwatch, "_processor_share", lambda _model: [1.0])
+    monkeypatch.setattr(stopwatch, "timed", noted)
     asked = [(Question("a", "a"), [5]), (Question("b", "b"), [6])]
-    measure(writer, asked, {DRAFTED: SelfSpec}, num_new=9, seconds=0)
+    found = measure(writer, asked, {DRAFTED: SelfSpec}, num_new=9, seconds=0)
     assert [prompt for prompt, _ in calls] == [5, 5, 6, 6] * 2
     drafts = [spec is not None for _, spec in calls]
     assert drafts == [False, True, True, False, True, False, False, True]
-    specs = [spec for _, spec in calls if spec is not None]
-    assert specs[0] is specs[1]
-    assert specs[2] is specs[3]
-    assert specs[0] is not specs[2]
+    first, same, *later = (spec for _, spec in calls if spec is not None)
+    assert first is same
+    assert first not in later
+    assert found.parted == {"b"}
 
 
-def test_origins_add_up_to_all_tokens(writer):
-    ids = writer.encode("the quick brown fox")
-    found = measure(writer, [(Question("a", "a"), ids)], {DRAFTED: SelfSpec}, num_new=24, seconds=0)
-    (prompt,) = found.prompts
-    assert prompt.answers[DRAFTED][0].origins.total() == 24
-    assert TimedAnswer([1, 2, 3], 1.0, 1.0).origins == Counter({OWN: 3})
-    assert prompt.parts_at is None
+def measured(stock, drafted, cached=(), *, drafts=9, steps=100, tokens=101, share=1.0, **more):
+    stats = GenerationStats(num_new_tokens=150, num_steps=steps)
+    stats.drafted_by_source["lut"] = drafts
+    ways = {
+        name: Way([[each] for each in seconds], [[counted] for _ in seconds])
+        for name, seconds, counted in (
+            (STOCK, stock, GenerationStats()),
+            (DRAFTED, drafted, stats),
+            (CACHED, cached, stats),
+        )
+        if seconds
+    }
+    values = {"dtype": "float32", "lengths": {"a": tokens}, "ways": ways, "shares": [share]}
+    return Comparison(**{**values, **more})
 
 
-def measured(plain: list[float], drafted: list[float], **more) -> Comparison:
-    values = {name: more.pop(name) for name in ("dtype", "shares") if name in more}
-    stats = GenerationStats(num_new_tokens=150, num_steps=more.pop("steps", 100))
-    stats.drafted_by_source["lut"] = more.pop("drafts", 9)
-    answers = {PLAIN: [TimedAnswer([1] * 101, 0.0, each) for each in plain]}
-    for way, seconds in {DRAFTED: drafted, **more}.items():
-        answers[way] = [TimedAnswer([1] * 101, 0.0, each, stats) for each in seconds]
-    return Comparison(**{"dtype": "float32", **values}, prompts=[ComparedPrompt("a", answers)])
+@pytest.mark.parametrize(
+    ("found", "curve", "text"),
+    [
+        (measured([1.8, 2], [1, 1]), None, "1.90x faster with selfspec (1.71x to 2.11x in 2 round"),
+        (measured([2, 2], [1.6, 1.6], [1, 1]), None, "2.00x faster with selfspec and the cache, 1"),
+        (measured([1.0, 1.2], [1.0, 1.0]), None, "Not sure: 0.91x to 1.31x in 2 rounds of 101"),
+        (measured([1, 1], [1, 1]), None, "float32): drafts cost about as much as they save."),
+        (
+            measured([1, 1], [1, 1]),
+            CostCurve({1: 1, 4: 3}),
+            "a step of four tokens takes 3.0 plain",
+        ),
+        (measured([1, 1], [1, 1], steps=147), CURVE, "hard to guess: a step brought 1.02 tokens"),
+        (measured([9, 9], [1, 1], share=0.5), CURVE, "Too busy to say: this process got 50%"),
+        (measured([9, 9], [1, 1], drafts=0), CURVE, "Nothing was drafted: no step was worth a"),
+        (measured([9, 9], [1, 1], tokens=20), CURVE, "Too few tokens to say: the answers have 20"),
+    ],
+)
+def test_what_is_not_sure_is_not_praised(found, curve, text):
+    said = verdict(found, curve)
+    assert text in said.text
+    assert said.gains == (" faster with " in text)
+    assert said.is_sure == (found.speed_up(DRAFTED) < 9)
 
 
-@pytest.fixture
-def advice(writer):
-    """The lines of Python for a model of that name."""
-
-    def lines(found: Comparison, **asked) -> list[str]:
-        writer.asked = replace(writer.asked, model="me/model", **asked)
-        return python_lines(writer, found, verdict(found))
-
-    return lines
-
-
-def test_a_gain_says_how_sure_it_is_with_the_lines_that_bring_it(advice):
-    best = measured([1.8, 2.0, 1.9], [1.0, 1.0, 1.0])
-    said = verdict(best)
-    assert said.gains
-    assert said.text == (
-        "1.90x faster with selfspec, in float32 (1.79x to 2.02x in 3 rounds of 101 tokens; single "
-        "prompts 1.90x to 1.90x)."
-    )
-    assert advice(best) == [
+def test_lines_to_copy_name_the_memory_or_the_cache(writer):
+    writer.asked = replace(writer.asked, model="me/model", cache="my/cache")
+    assert python_lines(writer, DRAFTED) == [
         'model = AutoModelForCausalLM.from_pretrained("me/model", dtype="float32")',
         "selfspec.attach(model, selfspec.SelfSpec())",
     ]
-    streamed, _ = advice(best, max_memory="25%")
+    writer.asked = replace(writer.asked, max_memory="25%")
+    streamed, attached = python_lines(writer, CACHED)
     assert streamed == 'model = selfspec.load_streamed("me/model", max_memory="25%")'
+    assert 'SelfSpec.from_pretrained("my/cache", tokenizer=tokenizer)' in attached
 
 
-def test_a_cache_that_gains_is_named_in_the_advice(advice):
-    best = measured([2.0, 2.0], [1.6, 1.6], **{CACHED: [1.0, 1.0]})
-    text = verdict(best).text
-    assert text.startswith("2.00x faster with selfspec and the cache (1.25x without it), in float3")
-    lines = advice(best, cache="my/cache")
-    assert 'SelfSpec.from_pretrained("my/cache", tokenizer=tokenizer)' in lines[-1]
-
-
-@pytest.mark.parametrize(
-    ("steps", "curve", "why"),
-    [
-        (147, CURVE, "these answers are hard to guess: a step bro"),
-        (100, CostCurve({1: 0.01, 4: 0.03}), "one of four tokens takes 3.0 plain"),
-        (100, None, "drafts cost about as much as they save"),
-    ],
-)
-def test_no_gain_has_a_reason(advice, steps, curve, why):
-    found = measured([1.0, 1.0], [1.0, 1.0], steps=steps)
-    text = verdict(found, curve).text
-    assert text.startswith("No gain here (1.00x to 1.00x in float32, in 2 rounds of 101")
-    assert why in text
-    assert "not known to gain" in advice(found)[-1]
-
-
-@pytest.mark.parametrize(
-    ("found", "text"),
-    [
-        (measured([1.0, 1.2], [1.0, 1.0]), "Not sure: 0.91x to 1.31x in float32"),
-        (measured([1.0, 2.0], [0.1, 0.1]), "Too busy to say: two plain runs of one prompt differ"),
-        (measured([9, 9], [1, 1], shares=[0.5, 0.9, 0.4]), "Too busy to say: this process got 50%"),
-        (measured([9, 9], [1, 1], drafts=0), "Nothing was drafted: no step was worth a draft"),
-    ],
-)
-def test_what_is_not_sure_is_not_praised(found, text):
-    said = verdict(found)
-    assert said.text.startswith(text)
-    assert not said.gains
-
-
-def test_few_tokens_are_no_basis():
-    answers = {way: [TimedAnswer([1] * 20, 0.0, 1.0)] * 2 for way in (PLAIN, DRAFTED)}
-    answers[DRAFTED][0].stats.drafted_by_source["lut"] = 1
-    text = verdict(Comparison("float32", [ComparedPrompt("a", answers)])).text
-    assert text.startswith("Too few tokens to say: the answers have 20 in all")
-
-
-def test_answers_of_different_lengths_are_compared_by_their_tokens():
-    plain, drafted = TimedAnswer([1] * 11, 1.0, 10.0), TimedAnswer([1] * 6, 1.0, 2.0)
-    assert ComparedPrompt("a", {PLAIN: [plain], DRAFTED: [drafted]}).speed_up(DRAFTED) == 11 / 5
-
-
-def test_where_texts_part():
-    def found(*drafted: list[int]) -> ComparedPrompt:
-        answers = {PLAIN: [[1, 2, 3]] * len(drafted), DRAFTED: drafted}
-        return ComparedPrompt(
-            "a", {way: [TimedAnswer(each, 0, 1) for each in ids] for way, ids in answers.items()}
-        )
-
-    assert found([1, 2, 3], [1, 2, 3]).parts_at is None
-    assert found([1, 2, 3], [1, 9, 3]).parts_at == 1
-    assert found([1, 2]).parts_at == 2
-    console = Console(file=StringIO(), width=200)
-    assert print_texts(console, Comparison("float32", [found([1, 2, 3])]))
-    assert not print_texts(console, Comparison("float32", [found([1, 2])]))
-
-
-def test_bars_are_to_scale():
-    assert bars(CURVE)[::2] == ["   1   1.00 " + "█" * 20, "  64   2.50 " + "█" * 50]
+@pytest.mark.parametrize(("dtype", "status"), [("float32", 1), ("bfloat16", 0)])
+def test_another_text_is_told_and_in_float32_it_fails(writer, dtype, status):
+    console, found = Console(file=StringIO(), width=200), measured([2, 2], [1, 1], dtype=dtype)
+    assert print_report(console, found, writer, CURVE) == 0
+    found.parted.add("a")
+    assert print_report(console, found, writer, CURVE) == status
+    assert ("NOT the same text: 0 of 1" in console.file.getvalue()) == bool(status)
 
 
 def test_the_share_of_the_processor_is_one_at_most():
-    (share,) = stopwatch._processor_share(torch.nn.Linear(1, 1).weight)
+    (share,) = processor_share(torch.nn.Linear(1, 1).weight)
     assert 0 < share < 1.2

@@ -1,1 +1,0 @@
-"""`selfspec tune`: fits one tree to a model and a machine, and draws it."""
