@@ -39,7 +39,7 @@ from selfspec.machine.memory import free_memory
 from selfspec.machine.user_files import replace_text
 from selfspec.plugin.spec import SelfSpec
 from selfspec.serving.batch_file import BatchFiles, outcomes
-from selfspec.serving.calls import Limits
+from selfspec.serving.prompt_files import Limits
 
 # A model that is decoded plainly would teach nothing, so it is refused. The budget is fixed because
 # a cache should not depend on how fast the machine is.

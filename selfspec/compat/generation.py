@@ -168,18 +168,33 @@ def using_candidates(model: Any, new_generator: Callable[..., Any]) -> Iterator[
     """Inside, the assisted decoding of transformers asks `new_generator` for its candidates.
 
     There is no argument for that. Without the method that is replaced, it would go on with a
-    generator of its own, so this is refused.
+    generator of its own, so this is refused. `new_generator` also gets the `stopping_criteria` of
+    the call; without the method that makes them, it would have to do without.
     """
     if not hasattr(model, "_get_candidate_generator"):
         raise UnsupportedError(
             "this version of transformers has no _get_candidate_generator() to replace; call "
             "generate(..., assistant=spec) on an attached model"
         )
-    model._get_candidate_generator = new_generator
+    new_criteria = getattr(model, "_get_stopping_criteria", None)
+    criteria: list[Any] = []
+
+    def listened(*args: Any, **kwargs: Any) -> Any:
+        criteria[:] = found = new_criteria(*args, **kwargs)  # type: ignore[misc]
+        return found
+
+    def ours(**kwargs: Any) -> Any:
+        return new_generator(stopping_criteria=criteria, **kwargs)
+
+    replaced = {"_get_candidate_generator": ours}
+    if new_criteria is not None:
+        replaced["_get_stopping_criteria"] = listened
+    vars(model).update(replaced)
     try:
         yield
     finally:
-        del model._get_candidate_generator
+        for name in replaced:
+            del vars(model)[name]
 
 
 def record_past(kv: Any) -> None:

@@ -10,9 +10,9 @@ from time import perf_counter
 from typing import Any
 
 from selfspec.batch import Answer
-from selfspec.batch.ticket import Ticket
 from selfspec.batch.words import Words
 from selfspec.errors import SelfSpecError, one_line
+from selfspec.plugin.call import Call
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.prompt_files import Limits
 from selfspec.serving.replies import Piece
@@ -59,7 +59,7 @@ class Exchange:
         self.answers: list[Answer] = []  # Those that are complete.
         self.first_at: float | None = None  # When the first token came, by `perf_counter`.
         self._model = model
-        self._tickets: list[Ticket] = []
+        self._tickets: list[Call] = []
 
     async def prepare(self, limits: Limits, turn: asyncio.Lock) -> None:
         """Refuses what can't be answered.

@@ -19,8 +19,8 @@ from typing import Any
 from selfspec.batch import Answer
 from selfspec.batch.pace import ReadingPace
 from selfspec.batch.session import Session
-from selfspec.batch.ticket import Ticket
 from selfspec.errors import SelfSpecError
+from selfspec.plugin.call import Call
 from selfspec.plugin.spec import SelfSpec
 from selfspec.serving.schema import RequestError
 
@@ -82,11 +82,11 @@ class ModelThread:
             rule = f"at most {self._max_texts} texts may be written or wait at a time"
             raise RequestError(f"{rule}; ask again later", status=503, code="overloaded")
 
-    def ticket(self, ids: Sequence[int], seed: int, arguments: dict[str, Any]) -> Ticket:
+    def ticket(self, ids: Sequence[int], seed: int, arguments: dict[str, Any]) -> Call:
         """The call of a prompt; may be called in any thread that ends soon."""
-        return self.session.ticket(next(self._indices), ids, seed, arguments)
+        return self.session.call(next(self._indices), ids, seed, arguments)
 
-    async def news(self, tickets: Sequence[Ticket]) -> AsyncIterator[tuple[int, News]]:
+    async def news(self, tickets: Sequence[Call]) -> AsyncIterator[tuple[int, News]]:
         """The news of each ticket by its number here, until all have their answers.
 
         Raises why there is no answer. When nobody reads on, the texts are forgotten within a step.
@@ -182,7 +182,7 @@ class ModelThread:
         if tell is not None:
             tell(news)
 
-    def _add(self, ticket: Ticket) -> None:
+    def _add(self, ticket: Call) -> None:
         self.session.add(ticket)
 
     def _hear(self, index: int, ids: Sequence[int]) -> bool:

@@ -136,6 +136,11 @@ class TestVocabulary:
         write(spec)  # and stays of use for others
 
 
+def test_what_is_no_source_is_refused():
+    with pytest.raises(selfspec.ConfigError, match=r"must be Sources \(got 'lut'\)"):
+        SelfSpec(extra_sources=["lut"])
+
+
 def test_the_hub_gets_what_a_folder_would_and_gives_it_back(learned, path, monkeypatch):
     calls = []
     monkeypatch.setattr(persistent, "push_cache", lambda *args, **more: calls.append((args, more)))

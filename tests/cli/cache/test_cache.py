@@ -81,7 +81,7 @@ class TestBuild:
                 ("--data", "{texts}", "--recipe", "{texts}/none.toml"),
                 "must be a readable TOML file",
             ),
-            (("--data", "{texts}", "--dtype", "int8"), "unknown dtype 'int8'"),
+            (("--data", "{texts}", "--dtype", "int8"), '"int8" for --dtype'),
             (("--data", "{texts}", "--recipe", "own-answers"), "pass --no-chat-template"),
             (("--data", "{texts}", "--messages", "x", "--no-chat-template"), "unknown column 'x'"),
         ],
