@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from selfspec.machine.device import upload
 from selfspec.records import DraftTree
 from selfspec.run.graphs.runner import StaticRunner, stepped
 from selfspec.run.grouped_attention import grouped_attention
-from selfspec.run.layout import InputShape, Layout, RowState, hiding, read, write
+from selfspec.run.layout import InputShape, RowState, hiding, read, write
 from selfspec.run.model import AttentionTypes, device_of, logits_of, takes
 from selfspec.run.tree_kv import ENDLESS, TreeKV
 
@@ -48,7 +49,7 @@ class TreeBackend:
         kind: str = "eager",
         strict: bool = False,
     ) -> None:
-        self.runner = runner
+        self._runner = runner
         self.kv = runner.kv if runner is not None else kv or TreeKV(attention)
         self.kv.clear()
         self._model = model
@@ -56,14 +57,14 @@ class TreeBackend:
         self._device = device_of(model)
         self._kind = kind
         self._strict = strict
-        self._positions = np.zeros(0, np.int64)  # (..., B): those of each row's first root
+        self._positions = np.zeros(0, np.int64)  # (..., B): those of the next roots
         self._starts: list[int] = []  # The first column of each row that counts.
         self._visible: torch.Tensor | None = None  # (B, P + 1): which columns count.
 
     @property
     def kind(self) -> str:
         """How forwards are run, as `GenerationStats.forward` names it."""
-        return self._kind if self.runner is None else self.runner.kind
+        return self._kind if self._runner is None else self._runner.kind
 
     @kind.setter
     def kind(self, kind: str) -> None:
@@ -72,12 +73,12 @@ class TreeBackend:
     @property
     def reason(self) -> str | None:
         """Why forwards are not run as the config asks; None if they are."""
-        return None if self.runner is None else self.runner.reason
+        return None if self._runner is None else self._runner.reason
 
     @property
     def setting_up(self) -> float:
         """Seconds of the last `lay_out` that went into a capture."""
-        return 0.0 if self.runner is None else self.runner.setting_up
+        return 0.0 if self._runner is None else self._runner.setting_up
 
     @property
     def front(self) -> int:
@@ -101,12 +102,12 @@ class TreeBackend:
         positions = next_positions[..., 0].cpu().numpy()
         num_rows = positions.shape[-1]
         starts = [0] * num_rows if visible is None else visible.int().argmax(-1).tolist()
-        if self.runner is not None:
-            self.runner.show(visible, num_rows, int(cache.get_seq_length()))
+        if self._runner is not None:
+            self._runner.show(visible, num_rows, int(cache.get_seq_length()))
             widest = stepped(widest)
         # If this breaks off, the cache is whole, and nothing else has changed.
         self.kv.add(cache, num_rows, need=need, room=max(room, widest), widest=widest)
-        if visible is not None and self.runner is None:
+        if visible is not None and self._runner is None:
             # One column more stands for all columns behind the prompt, which always count.
             self._visible = pad(visible, (0, 1), value=True)
         if self._starts:
@@ -121,9 +122,9 @@ class TreeBackend:
             return max_nodes
         return min(max_nodes, period - (self.kv.front + 1) % period)
 
-    def lay_out(self, trees: Sequence[DraftTree]) -> Layout | Logits:
-        """The inputs of the next forward, on the device, or a captured forward that has them."""
-        kv, runner, windows = self.kv, self.runner, self._attention.windows
+    def lay_out(self, trees: Sequence[DraftTree]) -> Logits:
+        """The next forward, whose inputs are on the device; makes room for it in the KV."""
+        kv, runner, windows = self.kv, self._runner, self._attention.windows
         rows, width = len(trees), max(len(tree.tokens) for tree in trees)
         shape = InputShape(rows, width, self._positions.shape[:-1], len(windows))
         if runner is not None:
@@ -132,7 +133,7 @@ class TreeBackend:
         kv.reserve(shape.width)
         state = RowState(
             kv.lengths,
-            self._positions + np.array(kv.num_committed, np.int64),
+            self._positions,
             self._starts,
             [kv.first_columns[name] for name in windows],
             kv.front,
@@ -141,7 +142,7 @@ class TreeBackend:
         if runner is not None:
             run, num_rows = runner.ready(self._model, shape, inputs), len(trees)
             return lambda: run()[:num_rows, :width]
-        return read(
+        layout = read(
             upload(inputs, self._device),
             shape,
             windows=hiding(windows, state, width, has_padding=self._visible is not None),
@@ -149,11 +150,10 @@ class TreeBackend:
             visible=self._visible,
             dtype=kv.dtype,
         )
+        return partial(logits_of, self._model, layout, kv.cache)
 
-    def forward(self, layout: Layout | Logits) -> torch.Tensor:
+    def forward(self, layout: Logits) -> torch.Tensor:
         """The logits (B, Q, V), which the next captured forward overwrites."""
-        if isinstance(layout, Layout):
-            return logits_of(self._model, layout, self.kv.cache)
         logits = layout()
         if self._strict and self.reason is not None:
             raise UnsupportedError(f"strict=True and forwards can't be as asked: {self.reason}")
@@ -162,13 +162,14 @@ class TreeBackend:
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keeps the KV of each row's path and forgets the rest."""
         self.kv.commit(paths)
+        self._positions = self._positions + np.array([len(path) for path in paths], np.int64)
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drops all rows but these, which move to the front in this order."""
         index = list(rows)
         self.kv.keep_rows(index)
-        if self.runner is not None:
-            self.runner.keep_rows(index)
+        if self._runner is not None:
+            self._runner.keep_rows(index)
         self._positions = self._positions[..., index]
         self._starts = [self._starts[row] for row in index]
         if self._visible is not None:

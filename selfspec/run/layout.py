@@ -91,6 +91,12 @@ class Layout(NamedTuple):
     slots: dict[str, torch.Tensor]  # by attention type: (W,)
     front: torch.Tensor  # (): the column where the trees begin
 
+    def num_keys(self, attention_type: str) -> int:
+        """How many columns a mask has."""
+        mask = self.masks[attention_type]
+        assert mask is not None
+        return mask.shape[-1]
+
 
 def ancestors(parents: Sequence[Sequence[int]], width: int) -> NDArray[np.bool_]:
     """(trees, width, width): whether node j is node i itself or one of its ancestors.

@@ -25,7 +25,6 @@ __all__ = [
     "Kind",
     "Member",
     "Slots",
-    "Span",
     "kinds_in",
     "move_columns",
     "split",
@@ -54,14 +53,6 @@ class Kind(NamedTuple):
         return self.num_heads * self.dim * self.dtype.itemsize
 
 
-class Span(NamedTuple):
-    """What a forward of fixed shape writes and sees in the slots of one attention type."""
-
-    slots: torch.Tensor  # (Q,): the slot of each node's keys and values
-    front: torch.Tensor  # (): how many columns are in front of the tree
-    num_keys: int
-
-
 class KVLayer(CacheLayerMixin):  # type: ignore[misc]
     """One layer as the model sees it: writes a tree's keys and values behind the front."""
 
@@ -86,12 +77,12 @@ class KVLayer(CacheLayerMixin):  # type: ignore[misc]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes behind the front and returns all slots up to there, without copying them."""
         kv, keys, values = self._kv, self.stores["keys"], self.stores["values"]
-        span = kv.spans.get(self.attention_type)
-        if span is not None:
+        if kv.layout is not None:
+            slots = kv.layout.slots[self.attention_type]
             keys, values = keys[: len(key_states)], values[: len(key_states)]
-            keys.index_copy_(2, span.slots, key_states)
-            values.index_copy_(2, span.slots, value_states)
-            end = span.num_keys
+            keys.index_copy_(2, slots, key_states)
+            values.index_copy_(2, slots, value_states)
+            end = kv.layout.num_keys(self.attention_type)
         else:
             start, width = kv.front - kv.first_columns[self.attention_type], key_states.shape[-2]
             end = start + width
@@ -107,16 +98,15 @@ class KVLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """How many keys the next forward sees, and the column of the first one."""
-        span = self._kv.spans.get(self.attention_type)
-        if span is not None:
-            return span.num_keys, 0
+        if self._kv.layout is not None:
+            return self._kv.layout.num_keys(self.attention_type), 0
         first_column = self._kv.first_columns[self.attention_type]
         return self._kv.front - first_column + query_length, first_column
 
     def get_seq_length(self) -> int | torch.Tensor:
         """How many columns are in front of the next tree; a tensor where a capture needs one."""
-        span = self._kv.spans.get(self.attention_type)
-        return self._kv.front if span is None else span.front  # type: ignore[no-any-return]
+        layout = self._kv.layout
+        return self._kv.front if layout is None else layout.front  # type: ignore[no-any-return]
 
 
 class Slots:

@@ -21,8 +21,9 @@ from transformers.cache_utils import (
     DynamicSlidingWindowLayer,
 )
 
+from selfspec.run.layout import Layout
 from selfspec.run.model import AttentionTypes
-from selfspec.run.slots import Kind, KVLayer, Member, Slots, Span, kinds_in, move_columns, split
+from selfspec.run.slots import Kind, KVLayer, Member, Slots, kinds_in, move_columns, split
 
 __all__ = [
     "ENDLESS",
@@ -82,8 +83,8 @@ class TreeKV:
     then a row comes only where there is room for all that it may need.
 
     With `keeps_slots`, slots have fixed addresses and outlive the calls, as captured forwards need
-    them, and a forward says in `spans` what it writes. `generation` grows when slots get another
-    address; captures of an earlier generation must not be replayed.
+    them, and during a forward its `layout` says which slots it writes and sees. `generation` grows
+    when slots get another address; captures of an earlier generation must not be replayed.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class TreeKV:
         self.needs: list[int] = []  # How many columns each row may come to need.
         self.front = 0
         self.first_columns = dict.fromkeys(attention.windows, 0)
-        self.spans: dict[str, Span] = {}
+        self.layout: Layout | None = None
         self.generation = 0
         self.cache = DynamicCache()
         self.cache.layers = [KVLayer(self, name) for name in attention.by_layer]
@@ -106,7 +107,6 @@ class TreeKV:
         self._keeps_slots = keeps_slots
         self._max_rows = max_rows
         self._max_tokens = max_tokens
-        self._starts: list[int] = []
         self._stock: list[CacheLayerMixin] = []  # Those that get their contents back.
         self._kinds: dict[Kind, list[Member]] = {}
         self._parts: list[Slots] = []
@@ -122,11 +122,6 @@ class TreeKV:
     def num_rows(self) -> int:
         """How many rows have slots; fewer may be in use."""
         return min(part.num_rows for part in self._parts)
-
-    @property
-    def num_committed(self) -> list[int]:
-        """How many tokens were committed to each row since it came."""
-        return [length - start for length, start in zip(self.lengths, self._starts, strict=True)]
 
     @property
     def nbytes(self) -> int:
@@ -176,7 +171,6 @@ class TreeKV:
                 part.give_back(layers, rows, length, copies=self._keeps_slots)
             raise
         self.needs = needs
-        self._starts += [length] * num_rows
         self.lengths += [length] * num_rows
         self.front = end
         self._stock = layers if self._max_rows is None else []
@@ -218,7 +212,6 @@ class TreeKV:
                     part.tensor[:, target] = part.tensor[:, row]
         self.lengths = [self.lengths[row] for row in rows]
         self.needs = [self.needs[row] for row in rows]
-        self._starts = [self._starts[row] for row in rows]
         self.front = max(self.lengths, default=0)
         for part in self._parts:
             self._connect(part)
@@ -237,9 +230,8 @@ class TreeKV:
 
     def clear(self) -> None:
         """Forgets all rows, and without `keeps_slots` the slots too."""
-        self.lengths, self.needs, self._starts, self._stock = [], [], [], []
-        self.front = 0
-        self.spans.clear()
+        self.lengths, self.needs, self._stock, self.front = [], [], [], 0
+        self.layout = None
         if not self._keeps_slots:
             self._parts, self._kinds, self._capacities = [], {}, {}
         for layer in self.cache.layers:

@@ -19,9 +19,8 @@ from transformers import DynamicCache, LlamaConfig, StaticCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from selfspec.run import slots as module
-from selfspec.run.layout import Window
+from selfspec.run.layout import Layout, Window
 from selfspec.run.model import AttentionTypes
-from selfspec.run.slots import Span
 from selfspec.run.tree_kv import TreeKV, can_hold_trees, foreign_layer, length_bucket
 from tests.strategies import paths_down, trees
 
@@ -75,11 +74,13 @@ def write_tree(kv: TreeKV, stamps: list[list[int]], *, captured: bool = False):
     width = len(stamps[0])
     kv.reserve(width)
     if captured:
-        for name, num_keys in kv.num_keys(width).items():
-            slots = kv.front - kv.first_columns[name] + torch.arange(width)
-            kv.spans[name] = Span(slots, torch.tensor(kv.front), num_keys)
+        first = {name: kv.front - kv.first_columns[name] for name in kv.first_columns}
+        slots = {name: first[name] + torch.arange(width) for name in first}
+        masks = {name: torch.empty(1, 1, width, keys) for name, keys in kv.num_keys(width).items()}
+        nothing = torch.empty(0)
+        kv.layout = Layout(nothing, nothing, masks, slots, torch.tensor(kv.front))
     seen = write(kv.cache, stamps)
-    kv.spans.clear()
+    kv.layout = None
     return seen
 
 
@@ -409,23 +410,17 @@ def test_slots_stay_from_call_to_call():
     assert len(addresses) == 1
 
 
-def test_a_longer_text_or_more_rows_need_new_slots():
-    kv, generations = new_kv(4, keeps_slots=True), []
-    for num_rows, length in ((1, 30), (1, 100), (1, 30), (3, 30), (2, 90)):
-        kv.add(prompted(*range(length), num_rows=num_rows), num_rows, room=8)
-        kv.release()
-        generations.append(kv.generation)
-    assert generations[0] < generations[1] == generations[2] < generations[3]
-    assert generations[3] == generations[4]  # Rows for the one, columns for the other.
-
-
 def test_sizes_suit_both_calls_unless_that_is_dear():
-    kv, sizes = new_kv(4, keeps_slots=True), []
-    for num_rows, length in ((1, 640), (2, 512), (64, 64), (1, 64)):
+    """Slots get another address only if there are not enough of them."""
+    kv, sizes, generations = new_kv(4, keeps_slots=True), [], []
+    for num_rows, length in ((1, 640), (1, 100), (2, 512), (64, 64), (1, 64)):
         kv.add(prompted(*range(length), num_rows=num_rows), num_rows, room=0)
         sizes.append((kv._parts[0].num_rows, kv._parts[0].capacity))
+        generations.append(kv.generation)
         kv.release()
-    assert sizes == [(1, 640), (2, 640), (64, 64), (64, 64)]
+    assert sizes == [(1, 640), (1, 640), (2, 640), (64, 64), (64, 64)]
+    first, second, third, fourth, fifth = generations
+    assert first == second < third < fourth == fifth
 
 
 def test_no_call_finds_what_another_left():

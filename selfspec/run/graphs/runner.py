@@ -15,7 +15,6 @@ import torch
 from selfspec.machine.device import Device, Replay
 from selfspec.run.layout import InputShape, read
 from selfspec.run.model import AttentionTypes, logits_of
-from selfspec.run.slots import Span
 from selfspec.run.tree_kv import TreeKV
 
 __all__ = ["ForwardKey", "StaticRunner", "stepped"]
@@ -142,21 +141,19 @@ class StaticRunner:
 
     def _logits(self, model: Any, flat: torch.Tensor, key: ForwardKey) -> torch.Tensor:
         """The logits (R, W, V) of some inputs, whose numbers never pass through Python."""
-        num_keys, spans = dict(key.num_keys), self.kv.spans
         layout = read(
             flat,
             key.shape,
             windows=self._windows,
-            num_keys=num_keys,
+            num_keys=dict(key.num_keys),
             visible=self._visible,
             dtype=key.dtype,
         )
-        for name, slots in layout.slots.items():
-            spans[name] = Span(slots, layout.front, num_keys[name])
+        self.kv.layout = layout
         try:
             return logits_of(model, layout, self.kv.cache)
         finally:
-            spans.clear()
+            self.kv.layout = None
 
 
 class _Buffers:
