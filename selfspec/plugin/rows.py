@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any
+from weakref import proxy
 
 from selfspec.cost import Budget, FixedBudget, MeasuredBudget, ThresholdBudget
 from selfspec.draft.memory import Memory
@@ -105,7 +107,8 @@ class Rows:
             device=device,
             listeners=call.listeners,
             num_readable=num_readable(call.model),
-            before_step=self._keep_up,
+            # Not by a method of ours: in a circle, KV and memory would outlive the call.
+            before_step=partial(Rows._keep_up, proxy(self)),
         )
 
     def _keep_up(self, num_rows: int) -> None:
