@@ -88,8 +88,8 @@ def test_branches_have_slots_too(model):
 
 @pytest.mark.slow
 def test_the_peak_is_near_what_is_held(monkeypatch):
-    """As where the KV is large: it moves into the arenas part by part."""
-    monkeypatch.setattr("selfspec.run.columns._SMALL_ARENA", 1)
+    """As where the KV is large: it moves into the slots part by part."""
+    monkeypatch.setattr("selfspec.run.slots._SMALL", 1)
     found = compare(new_model(num_hidden_layers=8), 200, 40, max_nodes=16)
     assert found.ours.held <= found.allowed
     assert found.ours.peak <= 1.1 * found.stock.peak + 16 * 8 * COLUMN
