@@ -78,7 +78,7 @@ class AnswersSource(Source):
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The answers one behind the other, each with -1 at its end."""
-        tokens = [token for answer in self._answers if answer for token in (*answer, -1)]
+        tokens = [token for answer in list(self._answers) if answer for token in (*answer, -1)]
         return {"tokens": np.array(tokens, np.int32)} if tokens else {}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:

@@ -7,7 +7,7 @@ known by its text. Nothing here imports vLLM or torch.
 
 from __future__ import annotations
 
-import logging
+import threading
 from collections.abc import Mapping
 from multiprocessing.util import Finalize
 from typing import Any
@@ -35,7 +35,7 @@ _TAIL = 64
 # Rows that left the batch are kept in case they come back: vLLM does not say whether they ended.
 _MAX_ABSENT, _MAX_ABSENT_TOKENS = 64, 1 << 19
 
-_log = logging.getLogger("selfspec")
+_SAVE_SECONDS = 20.0
 
 Ids = NDArray[np.int32]
 
@@ -92,6 +92,7 @@ class Proposer:
             top_k=_TOP_K,
         )
         self._remembered: Remembered | None = None
+        self._news = threading.Event()  # Something was learned since the last save.
         self._memory = self._opened(vllm_config, options)
         self._present: dict[int, _Session] = {}  # By row, as they were in the last step.
         self._absent: list[_Session] = []  # Those that left last are at the end.
@@ -122,8 +123,7 @@ class Proposer:
         for row in rows:
             max_depth = min(self._num_tokens, self._max_length - lengths[row] - 1)
             drafts[row] = sessions[row].draft(max_depth, self._pays)
-        if self._remembered is not None:
-            self._remembered.save_if_due()
+        self._news.set()
         return drafts
 
     def _pays(self, score: float) -> bool:
@@ -173,11 +173,27 @@ class Proposer:
             parallel = vllm_config.parallel_config
             saves = parallel.rank % parallel.tensor_parallel_size == 0
             self._remembered = Remembered(remember, tokenizer, saves=saves)
-            # Unlike those of `atexit`, these run at the end of vLLM's own processes, too.
-            Finalize(self, self._remembered.end, exitpriority=1)
+            ended = threading.Event()
+            saving = (self._remembered, self._news, ended)
+            threading.Thread(target=_keep_saving, args=saving, daemon=True).start()
+            # Unlike those of `atexit`, these run at the end of processes that vLLM starts, too.
+            Finalize(self, _end_saving, args=(self._remembered, ended), exitpriority=1)
         return new_memory(
             self._config, loaded, self._remembered, (AnswersSource(),), model.get_vocab_size()
         )
+
+
+def _keep_saving(remembered: Remembered, news: threading.Event, ended: threading.Event) -> None:
+    """Saves every now and then, beside vLLM's steps: a server kills its workers without notice."""
+    while not ended.wait(_SAVE_SECONDS):
+        if news.is_set():
+            news.clear()
+            remembered.end()
+
+
+def _end_saving(remembered: Remembered, ended: threading.Event) -> None:
+    ended.set()
+    remembered.end()
 
 
 class _Session:

@@ -24,6 +24,7 @@ from selfspec.engines import vllm
 from selfspec.engines.vllm import Proposer, config
 from selfspec.errors import CacheError, ConfigError
 from tests.caches import VOCAB_SIZE, FakeTokenizer, count_grams, learn, new_memory
+from tests.waiting import wait_until
 
 MAX_LENGTH = 64
 LOOP = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -297,6 +298,14 @@ class TestWhatLasts:
         engine.step()
         del engine
         assert (tmp_path / "learned.safetensors").exists()
+
+    def test_is_saved_while_vllm_works(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(vllm, "_SAVE_SECONDS", 0.01)
+        engine = Engine(proposer(remember=str(tmp_path / "learned")))
+        engine.add([40], LOOP * 2)
+        engine.step()
+        engine.step()
+        wait_until((tmp_path / "learned.safetensors").exists)
 
     def test_is_saved_by_one_of_a_tensor_parallel_group(self, tmp_path):
         engine = Engine(proposer(remember=str(tmp_path / "learned"), rank=1))
