@@ -146,12 +146,11 @@ class Proposer:
         return found
 
     def _moved(self, token_ids: Ids, length: int) -> _Session:
-        fitting = [session for session in self._absent if session.is_of(token_ids, length)]
-        if not fitting:
-            return _Session(token_ids[:length], self._memory, self._config)
-        longest = max(fitting, key=lambda session: session.length)
-        self._absent.remove(longest)
-        return longest
+        for session in self._absent:
+            if session.is_of(token_ids, length):
+                self._absent.remove(session)
+                return session
+        return _Session(token_ids[:length], self._memory, self._config)
 
     def _teach(self, sessions: list[_Session]) -> None:
         """Shows the tables which token came behind each two."""
@@ -212,9 +211,12 @@ class _Session:
         self.news: list[tuple[int, ...]] = []  # Each new token behind the two before it.
 
     def is_of(self, token_ids: Ids, length: int) -> bool:
-        """Does this text begin as the session's does?"""
-        end = self.length
-        return end <= length and token_ids[max(end - _TAIL, 0) : end].tobytes() == self._tail
+        """Is this text, up to `length`, the session's?
+
+        One that is longer may be the next prompt of a conversation, which is no answer.
+        """
+        start = max(length - _TAIL, 0)
+        return length == self.length and token_ids[start:length].tobytes() == self._tail
 
     def observe(self, token_ids: Ids, length: int) -> None:
         """Moves behind the tokens up to `length`; the sources and the calibration learn them."""

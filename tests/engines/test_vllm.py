@@ -184,12 +184,26 @@ def test_a_row_that_was_preempted_goes_on(opened: list[int]):
     assert row.draft
 
 
-def test_a_step_without_drafts_is_caught_up_with(opened: list[int]):
+def test_after_a_step_without_drafts_a_row_is_read_anew(opened: list[int]):
     engine = Engine(proposer())
-    engine.add(LOOP, LOOP * 4)
+    row = engine.add(LOOP, LOOP * 4)
     for proposes in (True, False, False, True):
         engine.step(proposes=proposes)
-    assert len(opened) == 1
+    assert len(opened) == 2
+    assert row.draft
+
+
+def test_the_next_prompt_of_a_conversation_is_no_answer():
+    asked = proposer()
+    engine = Engine(asked)
+    row = engine.add([40], LOOP * 2)
+    while not row.is_done:
+        engine.step()
+    engine.rows = []
+    engine.add([*row.text, 45, 46, 47, 48, 49], LOOP)
+    engine.step()
+    (answers,) = (source for source in asked._memory.sources if source.name == "answers")
+    assert not {45, 49} & set(answers.arrays()["tokens"].tolist())
 
 
 def test_equal_rows_stay_apart(opened: list[int]):
