@@ -1,6 +1,6 @@
 """What drafting gains over stock, where a step's time goes, and how much there was to gain.
 
-    python -m eval.bench_step --model PATH --questions question.jsonl --dtype bfloat16
+    python -m eval bench_step --model PATH --questions question.jsonl --dtype bfloat16
 
 The measuring set of Spec-Bench, answered as by 'python -m eval run': all methods in turns, question
 by question in rotated order, after a warm-up. Printed are a line a question, a table by task, the
@@ -36,18 +36,18 @@ from eval.benches.prompts import EVERY, MAX_PROMPT_TOKENS, load_prompts
 from eval.errors import EvalError
 from eval.methods.names import FORWARD_ONLY, OURS, STOCK
 from eval.models.loading import load_asked, load_tokenizer
-from eval.options import add_methods, add_run_options, command, drafting_knobs
+from eval.options import add_methods, add_run_options, drafting_knobs
 from eval.report.rows import ROWS, Record
 from eval.report.statistics import OVERALL
 from eval.report.steps import bounds, curve_table, host_table, stages_table
 from eval.report.summary import summary, trust
 from eval.report.tables import steps_table
-from eval.runs.asked import Asked, Shard
+from eval.runs.asked import Asked
 from eval.runs.environment import versions
 from eval.runs.hosted import host_times
 from eval.runs.progress import RunProgress
 from eval.runs.recorded import RecordedText, read_texts, record, write_texts
-from eval.runs.run import run
+from eval.runs.run import measure
 from selfspec import SpecConfig, attach
 from selfspec.cost import CostCurve
 
@@ -59,7 +59,7 @@ _FORWARD_MS = (4, 8, 20)
 _NUM_TEXTS = 8
 
 
-def _run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """The exit status: 1 where an answer failed."""
     options.bench = _BENCHES[options.text]
     if options.temperature is None:
@@ -74,8 +74,7 @@ def _measure(options: argparse.Namespace) -> int:
             f"(got {' '.join(options.methods)}); add it"
         )
     with _rows_file(options.output) as options.output:
-        answered = run(Asked.of(options), Shard(), options.output, RunProgress(sys.stdout))
-    assert answered is not None  # one process answers all
+        answered = measure(Asked.of(options), options.output, RunProgress(sys.stdout))
     figures = summary(answered)
     max_nodes = SpecConfig.of(**figures["settings"]["knobs"]).max_nodes
     tables = [steps_table(figures), stages_table(figures)]
@@ -171,9 +170,10 @@ def _told(figures: dict[str, Any], record: Record) -> dict[str, Any]:
 def _differing(record: Record, method: str) -> list[dict[str, Any]]:
     """The answers that are not stock's, and from which token on."""
     return [
-        {"task": each.task, "questions": each.questions, "at": each.numbers.differs_at}
-        for each in record.answers.values()
-        if each.method == method and each.numbers and each.numbers.differs_at is not None
+        {"task": line["task"], "questions": line["questions"], "at": at}
+        for line in record.answers.values()
+        if line["method"] == method
+        and (at := line.get("numbers", {}).get("differs_at")) is not None
     ]
 
 
@@ -192,7 +192,7 @@ def _curve_json(record: Record, max_nodes: int) -> dict[str, Any]:
     }
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--text", choices=sorted(_BENCHES), default="questions", help="default: questions")
     add("--out", dest="output", type=Path, metavar="FILE", help="keep rows; go on with its own")
@@ -201,9 +201,3 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add_run_options(parser, limit="the first N questions")
     parser.set_defaults(in_order=True, every=EVERY, turns=1, max_prompt_tokens=MAX_PROMPT_TOKENS)
     parser.set_defaults(device="cpu", dtype="float32", threads=os.cpu_count(), temperature=None)
-
-
-main = command("bench_step", __doc__, _add_options, _run)
-
-if __name__ == "__main__":
-    sys.exit(main())

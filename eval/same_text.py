@@ -1,6 +1,6 @@
 """How often drafting changes a greedy text in half precision, and how near a tie it was.
 
-    python -m eval.same_text --model PATH --questions question.jsonl --dtypes bfloat16 float16
+    python -m eval same_text --model PATH --questions question.jsonl --dtypes bfloat16 float16
 
 A forward of another width rounds differently. So does stock's own, from one batch size to the
 next: beside the texts on which selfspec parts from stock, those are counted on which stock parts
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from statistics import median
@@ -25,7 +24,7 @@ from eval.benches.prompts import EVERY, Prompts, load_prompts
 from eval.methods.method import sampling
 from eval.methods.sameness import Parting, parting
 from eval.models.loading import DTYPES, load_asked, load_tokenizer
-from eval.options import add_drafting, add_model, add_questions, command, drafting_knobs
+from eval.options import add_drafting, add_model, add_questions, drafting_knobs
 from eval.report.table import Table
 from eval.runs.environment import told, where
 from selfspec import SelfSpec
@@ -50,7 +49,7 @@ class Texts(NamedTuple):
     batched: Parting | None
 
 
-def _run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Compares in each dtype, and prints a table and the JSON line."""
     prompts = load_prompts(options, load_tokenizer(options.model))
     found = {}
@@ -145,7 +144,7 @@ def _table(found: dict[str, dict[str, Any]]) -> str:
     return Table.of("Texts that part from stock's", _COLUMNS, rows).markdown()
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     add_model(parser)
     dtypes = f"default: {' '.join(_DTYPES)}"
@@ -156,9 +155,3 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     option("--max-new-tokens", type=int, default=128, metavar="N", help="default: 128")
     option("--seed", type=int, default=0, metavar="N", help="of random texts; default: 0")
     parser.set_defaults(every=EVERY, device="cpu")
-
-
-main = command("same_text", __doc__, _add_options, _run)
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,7 +4,7 @@ Writes an ordinary transformers folder with a model card made from the run's rea
 A killed run that is started again with the same options goes on from
 its last checkpoint. Under a time limit two runs differ in their number of steps, so in weights.
 
-    python -m eval.train_tiny --out FOLDER --minutes 60 --threads 2 --compile
+    python -m eval train_tiny --out FOLDER --minutes 60 --threads 2 --compile
 
 On Linux half of a CPU's time can go into handing big buffers back and asking for them again;
 MALLOC_MMAP_THRESHOLD_=8000000000 MALLOC_TRIM_THRESHOLD_=16000000000 in the environment keep them.
@@ -13,7 +13,6 @@ MALLOC_MMAP_THRESHOLD_=8000000000 MALLOC_TRIM_THRESHOLD_=16000000000 in the envi
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 import torch
@@ -22,10 +21,10 @@ from eval.errors import EvalError
 from eval.models.tiny_corpus import build_corpus, stdlib_folder
 from eval.models.tiny_model import MAX_POSITIONS, build_model
 from eval.models.training import Options, Trainer, train, write_folder
-from eval.options import check_at_least, command
+from eval.options import check_at_least
 
 
-def _run(asked: argparse.Namespace) -> int:
+def run(asked: argparse.Namespace) -> int:
     """From sources to folder."""
     options = Options(**vars(asked))
     _check(options)
@@ -54,7 +53,7 @@ def _check(options: Options) -> None:
         raise EvalError(f"--seq-len must be 2 to {MAX_POSITIONS} (got {options.seq_len})")
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("--out", type=Path, required=True, help="folder for the model and its checkpoint")
     option("--sources", type=Path, help="folder of .py files (default: the standard library)")
@@ -75,9 +74,3 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     option("--threads", type=int, help="CPU threads (default: torch's own choice)")
     option("--device", default=Options.device, help="cpu or cuda")
     option("--compile", action="store_true", help="torch.compile the forward; needs a compiler")
-
-
-main = command("train_tiny", __doc__, _add_options, _run)
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,9 +1,9 @@
 """A process of its own that answers questions with one method, within a budget of memory.
 
-    echo '{"model": PATH, "method": "streamed", ...}' | python -m eval.methods.streamed_job
+    echo '{"model": PATH, "method": "streamed", ...}' | python -m eval methods.streamed_job
 
 Reads a job as JSON from its standard input and prints a result as one line of JSON, for
-`eval.bench_streamed`. What the process takes is sampled meanwhile: its own memory beyond what it
+`eval bench_streamed`. What the process takes is sampled meanwhile: its own memory beyond what it
 had before the model, and the model's files in the page cache. Each sample then drops them from the
 page cache, which on a machine that is too small for the model would not hold them either.
 """

@@ -20,29 +20,6 @@ _NAMED = ("bench", "assistant_model", "cache")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shard:
-    """Which part of the questions this process answers."""
-
-    rank: int = 0
-    num_shards: int = 1
-    local_rank: int = 0
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> Shard:
-        """As `torchrun` and `accelerate launch` tell it; all of them where nobody does."""
-        rank = int(environment.get("RANK", 0))
-        local_rank = int(environment.get("LOCAL_RANK", rank))
-        return cls(
-            rank=rank,
-            num_shards=int(environment.get("WORLD_SIZE", 1)),
-            local_rank=local_rank,
-        )
-
-    def __str__(self) -> str:
-        return f"shard {self.rank} of {self.num_shards}"
-
-
-@dataclass(frozen=True, kw_only=True)
 class Asked:
     """The options. Whoever has equal `settings()` measures the same."""
 

@@ -15,7 +15,6 @@ from eval.errors import one_line
 from eval.methods.method import SelfSpecMethod, StaticMethod
 from eval.methods.names import STOCK, rotated
 from eval.methods.sameness import compare
-from eval.report.rows import Answer, Numbers
 from eval.runs.asked import Asked
 from eval.runs.attempt import Outcome, attempt, padded_for
 from eval.runs.batches import Batch
@@ -130,7 +129,7 @@ class Contest:
             answer = self._filed(this.batch, this.turn, name, order)
             if outcome.error is None:
                 verdict = self._verdict(this, name)
-                lines.append(answer(numbers=Numbers(**outcome.numbers, **verdict)))
+                lines.append(answer(numbers={**outcome.numbers, **verdict}))
             else:
                 lines.append(answer(error=outcome.error))
         return lines
@@ -153,13 +152,14 @@ class Contest:
 
     def _filed(self, batch: Batch, turn: int, name: str, order: int) -> Callable[..., Line]:
         """Makes the line of an answer of numbers or of an error."""
-        about: dict[str, Any] = {
+        about: Line = {
+            "kind": "answer",
             "run": self._run,
             "method": name,
             "task": batch.questions[0].task,
-            "questions": batch.ids,
+            "questions": list(batch.ids),
             "turn": turn,
             "order": order,
             "round": self._number,
         }
-        return lambda **what: Answer(**about, **what).as_line()
+        return lambda **what: {**about, **what}

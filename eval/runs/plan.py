@@ -7,7 +7,6 @@ from typing import NamedTuple
 from eval.benches.questions import Question
 from eval.benches.registry import Loaded, limited, select, spread
 from eval.errors import EvalError
-from eval.report.rows import Key
 from eval.runs.asked import Asked
 from eval.runs.batches import Batch, batches
 from eval.runs.stage import Stage
@@ -19,11 +18,6 @@ class Plan(NamedTuple):
     warm_up: list[Batch]  # answered by all, measured by nobody
     measured: list[Batch]
     notes: list[str]
-
-    def keys(self, asked: Asked) -> list[Key]:
-        """Of all answers that the run is to have."""
-        rounds = range(asked.rounds)
-        return [k for n in rounds for batch in self.measured for k in batch.keys(asked.methods, n)]
 
 
 def make_plan(asked: Asked, bench: Loaded, stage: Stage) -> Plan:

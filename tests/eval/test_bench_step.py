@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoTokenizer
 
-from eval import bench_step
 from eval.benches.random_text import RandomPrompter, random_prompts
 from eval.command import main as command
 from eval.methods.method import Method
 from eval.methods.registry import METHODS
 from eval.report.statistics import STAGES
-from selfspec import SelfSpec, SpecConfig
-from selfspec.cost import CostCurve
-from tests.fakes import new_model
+from selfspec import SpecConfig
 from tests.tiny import make_tokenizer
 
 
@@ -42,7 +36,7 @@ def test_random_prompts_are_the_same_however_many_there_are():
 def bench(asked, told):
     """Runs on the questions with a chat model; returns status, lines and errors."""
     short = ["--threads", "1", "--max-new-tokens", "8", "--limit", "1"]
-    return partial(told, bench_step, *asked, *short)
+    return partial(told, "bench_step", *asked, *short)
 
 
 def test_the_whole_bench(bench):
@@ -71,15 +65,6 @@ def test_the_whole_bench(bench):
     assert any("left out: transformers does not compile" in line for line in lines)
 
 
-@pytest.mark.slow
-def test_random_text_is_drawn_hot(chat_folder, figures):
-    options = ["--model", chat_folder, "--text", "random", "--limit", "2", "--max-new-tokens", "8"]
-    result = figures(bench_step, *options, "--methods", "stock", "selfspec")
-    assert result["temperature"] == 1.5
-    assert result["num_prompts"] == result["num_same"] == 2
-    assert list(result["figures"]["stock"]) == ["random", "overall"]
-
-
 def test_a_killed_run_goes_on_and_can_be_compared(bench, tmp_path, capsys):
     out, whole = tmp_path / "rows.jsonl", tmp_path / "whole.jsonl"
     asked = ["--methods", "stock", "selfspec", "--budget", "fixed", "--limit"]
@@ -95,26 +80,6 @@ def test_a_killed_run_goes_on_and_can_be_compared(bench, tmp_path, capsys):
         assert resumed[name] == at_once[name], "what was learned must be learned again"
     assert command(["compare", str(out), str(whole)]) == 0
     assert "| selfspec | overall | 4 |" in capsys.readouterr().out
-
-
-def test_a_file_of_something_else_is_left_alone(bench, tmp_path):
-    path = tmp_path / "notes.txt"
-    path.write_text("buy milk\n")
-    status, _, error = bench("--out", str(path))
-    assert status == 2
-    assert "notes.txt line 1 must be a line of a run" in error
-    assert path.read_text() == "buy milk\n"
-
-
-def test_a_cache_and_an_assistant_are_taken(bench, chat_folder, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(chat_folder)
-    SelfSpec().save_pretrained(tmp_path / "known", tokenizer=tokenizer)
-    asked = ["--methods", "stock", "assisted", "selfspec", "--assistant", chat_folder]
-    status, lines, _ = bench(*asked, "--cache", str(tmp_path / "known"))
-    result = json.loads(lines[-1])
-    assert status == 0
-    assert (result["cache"], result["assistant_model"]) == ("known", Path(chat_folder).name)
-    assert result["figures"]["assisted"]["overall"]["num_same"] == 1
 
 
 class Broken(Method):
@@ -137,28 +102,3 @@ def test_a_failure_is_told_by_the_exit_status(bench, monkeypatch):
     figures = json.loads(lines[-1])["figures"]["broken"]["overall"]
     assert figures["num_failed"] == 1
     assert figures["speed_up"] is None
-
-
-def test_a_kept_curve_stays_as_it_is(bench, measuring):
-    """It says what calls go by: looking at it must not measure it anew."""
-    asked = ["--methods", "stock", "selfspec"]
-    bench(*asked)
-    kept = Path(os.environ["XDG_CACHE_HOME"]) / "selfspec" / "measured.json"
-    before = kept.read_text()
-    _, lines, _ = bench(*asked, "--budget", "fixed")
-    assert kept.read_text() == before
-    (curves,) = (entry["values"] for entry in json.loads(before)["entries"].values())
-    plain = CostCurve.from_dict(curves["0"]).seconds(1)
-    assert json.loads(lines[-1])["curve"]["ms"]["1"] == round(1000 * plain, 4)
-
-
-def test_a_chain_model_has_no_curve(bench, tmp_path, chat_folder):
-    """Neither trees nor their cost: the reason stands where the bound would."""
-    folder = str(tmp_path / "bloom")
-    tokenizer = AutoTokenizer.from_pretrained(chat_folder)
-    tokenizer.save_pretrained(folder)
-    new_model("bloom", vocab_size=len(tokenizer)).save_pretrained(folder)
-    status, lines, _ = bench("--model", folder, "--methods", "stock")
-    assert status == 0
-    assert any("needs a model that can verify trees" in line for line in lines)
-    assert json.loads(lines[-1])["curve"] is None
