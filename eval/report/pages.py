@@ -14,9 +14,10 @@ from eval.methods.studies import STUDIES
 from eval.report.pictures import Picture, pictures
 from eval.report.rows import Record
 from eval.report.statistics import OVERALL
+from eval.report.steps import curve_table, stages_table
 from eval.report.summary import summary, trust
 from eval.report.table import Table
-from eval.report.tables import details_table, methods_table, tasks_table, verdict, winners
+from eval.report.tables import methods_table, steps_table, tasks_table, verdict, winners
 from selfspec.machine.user_files import replace_text
 
 Summary = Mapping[str, Any]
@@ -116,12 +117,15 @@ def _num_answers(figures: Summary) -> int:
 
 
 def _tables(figures: Summary) -> list[Table]:
-    return [
+    tables = [
         methods_table(figures),
-        details_table(figures),
         tasks_table(figures, "Speed-up by task", "speed_up"),
         tasks_table(figures, "Tokens per step by task (queries)", "tokens_per_step"),
+        steps_table(figures),
+        stages_table(figures),
+        curve_table(figures),
     ]
+    return [table for table in tables if table is not None]
 
 
 def _lists(figures: Summary) -> dict[str, list[str]]:

@@ -20,7 +20,6 @@ from eval.report.table import Table
 from eval.report.tables import steps_table
 from eval.runs.asked import Asked
 from eval.runs.progress import answer_line
-from selfspec.cost import CostCurve
 
 METHODS = ("stock", "selfspec", "other")
 ASKED = {"max_new_tokens": 8, "temperature": 0.3, "shape": "135m", "knobs": {"top_k": 4}}
@@ -149,10 +148,9 @@ def test_the_table_by_task_has_a_row_for_each_task_and_method():
     rows = [line for line in lines if line.startswith("|")]
     assert len(rows) == 2 + 3 * 3
     assert len({row.count("|") for row in rows}) == 1
-    assert rows[3] == (
-        "| qa | selfspec | 1 | 9 | 111 | 2.00x | 2.00x | 2.00 to 2.00 | – | 2.00x | 2.00x | "
-        "1.00x | 2.11x | – | 112 | 2.00 (10) | – | – | 1 of 1 |"
-    )
+    cells = [cell.strip() for cell in rows[3].split("|")]
+    assert cells[1:9] == ["qa", "selfspec", "1", "9", "111", "2.00x", "2.00x", "2.00x"]
+    assert cells[-2] == "1 of 1"
     assert rows[7].startswith("| <math> | other | 0 (1 failed) | 0 | – | – |")
     assert "absent is left out: no GPU." in lines[-1]
 
@@ -174,7 +172,9 @@ def test_the_stages_of_a_step_have_shares():
 
 
 def test_the_curve_and_its_bound():
-    told = curve_table(CostCurve({1: 0.01, 8: 0.02, 64: 0.08}), 100, 8).markdown()
+    made = record(knobs={"max_nodes": 8})
+    made.curve = {"widths": [1, 8, 64], "seconds": [0.01, 0.02, 0.08], "num_columns": 100}
+    told = curve_table(summary(made)).markdown()
     assert "A forward behind 100 tokens" in told
     assert "| plain steps | 1.00 | 2.00 | 8.00 |" in told
     assert "4.00x at width 8 within 8 nodes, 8.00x at width 64 within 64 nodes" in told
