@@ -100,6 +100,8 @@ def lines(
                 *zip(*sorted(points.items()), strict=True), "o-", ms=4, label=name, c=colors[name]
             )
         on.set_ylim(bottom=0)
+        if all(float(x).is_integer() for points in found.values() for x in points):
+            on.xaxis.get_major_locator().set_params(integer=True)
 
     return drawn(title, draw, **axes)
 
@@ -273,7 +275,7 @@ def _stages(answers: pd.DataFrame, names: Sequence[str]) -> Picture | None:
             on.text(total, row, f" {total:.3g}", va="center")
         on.invert_yaxis()
         on.grid(visible=False, axis="y")
-        on.margins(x=0.08)
+        on.set_xlim(right=1.12 * frame.sum(axis=1).max())
 
     note = (
         "The prompt's forward is in it. Stock's own methods don't tell the stages of decoding "
