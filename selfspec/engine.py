@@ -6,8 +6,9 @@ criteria. So a scripted model can drive it, and no word of transformers is neede
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import NamedTuple, ParamSpec, TypeVar
 
@@ -17,13 +18,13 @@ import torch
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget, FixedBudget, Step, Took
 from selfspec.draft.memory import Memory
-from selfspec.draft.row import Row
 from selfspec.machine.device import CpuDevice, Device, Fetched
-from selfspec.records import DraftTree, Queries, StepRecord, TopK
+from selfspec.records import DraftTree, StepRecord, TopK
 from selfspec.run.backend import Backend
-from selfspec.stats import GenerationStats
+from selfspec.sequence import Sequence
+from selfspec.verify.choosers import Said
 from selfspec.verify.logits import as_read, fits_at_once, top_k
-from selfspec.verify.verifier import RowText, Verifier
+from selfspec.verify.walk import walk
 
 __all__ = ["Decoder", "FirstTokens", "first_tokens", "top_k_of"]
 
@@ -41,76 +42,77 @@ class FirstTokens(NamedTuple):
 
 @dataclass
 class Decoder:
-    """Decodes a batch to its end, or a step at a time while rows come and go."""
+    """Decodes a batch to its end, or a step at a time while rows come and go.
+
+    Rows that move together are all of the batch, and none of them leaves before the last.
+    """
 
     backend: Backend
-    verifier: Verifier
     config: SpecConfig
-    stats: GenerationStats
-    rows: list[Row] = field(default_factory=list)  # Those that still decode, in their order.
+    rows: list[Sequence] = field(default_factory=list)  # Those that still decode, in their order.
     budget: Budget = field(default_factory=FixedBudget)
     device: Device = field(default_factory=CpuDevice)
-    listeners: Sequence[Listener] = ()
+    listeners: Collection[Listener] = ()
     num_readable: int | None = None  # Ids that the model can't read are not worth learning.
     before_step: Callable[[int], None] | None = None  # Told the rows; may change how they are run.
     clock: Callable[[], float] = perf_counter
 
-    def add(self, rows: Sequence[Row], first: FirstTokens) -> None:
+    def add(self, rows: list[Sequence], first: FirstTokens) -> None:
         """Takes in rows that have their first token, and learns from it.
 
         A backend to which rows are added one by one must have them already.
         """
-        self._lap = self.clock()
+        self._start()
         self.rows += rows
         tops = self._fetch_tops(first.logits, rows[0].memory)
-        self.stats.num_new_tokens += len(first.records)
-        self.stats.num_prompt_tokens_out += len(first.records)
         self.device.join()
         self._timed("learn", self._learn, rows, first.records, tops)
+        for row in rows:
+            row.stats.count_first(self._laps, len(rows))
         self._tell(first.records)
 
     def run(self) -> None:
         """Steps until every row has stopped."""
-        while not self.verifier.all_done:
+        rows = self.rows
+        while not all(row.is_done for row in self.rows):
             self.drop_done_rows()
             self.step()
-        self.stats.paused = self.budget.paused
+        for row in rows:
+            row.stats.paused = self.budget.paused
 
     def step(self) -> list[StepRecord]:
         """One forward and all that belongs to it; returns what came of each row."""
-        self._lap = self.clock()
+        start = self._start()
         rows, timed = self.rows, self._timed
         if self.before_step is not None:
             timed("prepare", self.before_step, len(rows))
-        start = self._lap
+            start = self._lap
         step = self.budget.step(self.backend.max_width(self.config.max_nodes))
-        trees, queries = timed("draft", self._draft, step)
+        trees = timed("draft", self._draft, step)
         drafted = self._lap
-        layout = timed("layout", self.backend.lay_out, queries)
+        layout = timed("layout", self.backend.lay_out, trees)
         logits = timed("forward", self.backend.forward, layout)
         # The device is asked for what the walk needs first, and for the tables beside it.
-        indices = [row.index for row in rows]
-        logits = timed("verify", _read, self.verifier, indices, logits)
+        logits = timed("verify", _read, rows, logits, self.device)
         tops = timed("learn", self._fetch_tops, logits, rows[0].memory)
-        records = timed("verify", self.verifier.verify, indices, trees)
+        records = timed("verify", _verified, rows, trees)
         timed("commit", self._commit, records)
         timed("learn", self._learn, rows, records, tops)
-        timed("learn", self._count, records)
-        width = max(len(asked.tokens) for asked in queries)
+        width = max(map(len, trees))
         rest = self._lap - drafted - self.backend.setting_up
         timed("learn", step.observe, Took(width, drafted - start, rest), records)
-        self.stats.count_time(width, len(records), self._lap - start)
+        for row, record in zip(rows, records, strict=True):
+            row.stats.count_step(record)
+            row.stats.count_time(self._laps, self._lap - start, width, len(rows))
         self._tell(records)
         return records
 
-    def drop_done_rows(self) -> list[Row]:
+    def drop_done_rows(self) -> list[Sequence]:
         """Rows that walk alone leave the batch when they stop; those that move together stay.
 
         Returns the rows that left. The last rows move into their places, so that few are moved.
         """
-        if self.verifier.moves_together:
-            return []
-        done = [self.verifier.texts[row.index].is_done for row in self.rows]
+        done = [row.is_done and not row.chooser.moves_together for row in self.rows]
         if not any(done):
             return []
         left = [row for row, has_left in zip(self.rows, done, strict=True) if has_left]
@@ -119,26 +121,25 @@ class Decoder:
         self.backend.keep_rows(live)
         return left
 
-    def _draft(self, step: Step) -> tuple[list[DraftTree], Sequence[DraftTree | Queries]]:
-        """A tree for each row, and what each row asks: its tree, and branches if they pay.
+    def _draft(self, step: Step) -> list[DraftTree]:
+        """A tree for each row, with the row's branches.
 
         A tree is no deeper than the row's text may still grow. A row that only waits for the others
         gets the pads that are sure to come.
         """
-        texts = [self.verifier.texts[row.index] for row in self.rows]
-        trees, depths, num_queries = [], [], []
-        for row, text in zip(self.rows, texts, strict=True):
-            limits = (1 if text.is_padded else step.max_nodes, text.max_depth, step.search())
-            trees.append(row.grower.grow(row.last_token, *limits, text.noise_ahead))
-            # What stands beyond the end of a text, or in one that has stopped, is not worth asking.
-            depths.append(0 if text.is_done else text.max_depth)
-            num_queries.append(row.branches.num_queries(depths[-1]))
-        rides = step.fit(trees, num_queries)
-        _add_pads(trees, texts)
-        if not rides:
-            return trees, trees
-        asked = zip(self.rows, trees, depths, strict=True)
-        return trees, [row.branches.ride(tree, depth) for row, tree, depth in asked]
+        trees = []
+        for row in self.rows:
+            limits = (1 if row.is_padded else step.max_nodes, row.max_depth, step.search())
+            noise = row.chooser.noise_ahead(row)
+            trees.append(row.grower.grow(row.last_token, *limits, noise))
+        step.fit(trees)
+        for row, tree in zip(self.rows, trees, strict=True):
+            if row.branches.tokens:
+                # What stands beyond the end of a text, or in one that has stopped, is not asked.
+                depth = 0 if row.is_done else row.max_depth
+                row.branches.hang(tree, depth, step.room_beside(len(tree)))
+        _add_pads(self.rows, trees)
+        return trees
 
     def _fetch_tops(self, logits: torch.Tensor, memory: Memory) -> Fetched | None:
         """The tables to learn from; all rows learn alike, so any row's memory will do."""
@@ -154,25 +155,26 @@ class Decoder:
         self.device.join()
 
     def _learn(
-        self, rows: Sequence[Row], records: list[StepRecord], fetched: Fetched | None
+        self, rows: list[Sequence], records: list[StepRecord], fetched: Fetched | None
     ) -> None:
         if fetched is not None:
             tops = _tables(*fetched.get())
             for index, (row, record) in enumerate(zip(rows, records, strict=True)):
                 record.top = tops.at((index, slice(len(record.tree))))
-                row.take_branches(record, tops, index)
                 row.memory.calibration.observe(record)
         for row, record in zip(rows, records, strict=True):
             row.observe(record)
-
-    def _count(self, records: Sequence[StepRecord]) -> None:
-        for record in records:
-            self.stats.count_step(record)
 
     def _tell(self, records: list[StepRecord]) -> None:
         for listener in self.listeners:
             for record in records:
                 listener(record)
+
+    def _start(self) -> float:
+        """Begins to time the verbs of a step."""
+        self._laps: dict[str, float] = {}
+        self._lap = self.clock()
+        return self._lap
 
     def _timed(
         self,
@@ -184,25 +186,20 @@ class Decoder:
         """What `verb` gives; the time since the verb before it is added to a stage."""
         given = verb(*args, **kwargs)
         now = self.clock()
-        self.stats.seconds[stage] += now - self._lap  # type: ignore[assignment]
+        self._laps[stage] = self._laps.get(stage, 0.0) + now - self._lap
         self._lap = now
         return given
 
 
-def first_tokens(
-    verifier: Verifier,
-    rows: Sequence[int],
-    last_tokens: Sequence[int],
-    prompt_logits: torch.Tensor,
-) -> FirstTokens:
+def first_tokens(rows: list[Sequence], prompt_logits: torch.Tensor, device: Device) -> FirstTokens:
     """Commits what the prompt's forward yields to each row, by its last logits (B, V).
 
     This needs neither tables nor slots for drafts, so that a streamer has the first token before
-    any of them is made. `last_tokens` are the ends of the prompts.
+    any of them is made.
     """
-    logits = _read(verifier, rows, prompt_logits[:, None])
-    trees = [DraftTree.of_root(token) for token in last_tokens]
-    return FirstTokens(verifier.verify(rows, trees), logits)
+    trees = [DraftTree.of_root(row.last_token) for row in rows]
+    logits = _read(rows, prompt_logits[:, None], device)
+    return FirstTokens(_verified(rows, trees), logits)
 
 
 def top_k_of(logits: torch.Tensor, k: int) -> TopK:
@@ -211,24 +208,46 @@ def top_k_of(logits: torch.Tensor, k: int) -> TopK:
     return _tables(ids.cpu(), probabilities.cpu())
 
 
-def _read(verifier: Verifier, rows: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+def _read(rows: list[Sequence], logits: torch.Tensor, device: Device) -> torch.Tensor:
     """Asks the device for what the walks need; returns the logits that tables are made of."""
     if fits_at_once(logits):
         logits = as_read(logits)
-    verifier.read(rows, logits)
+    said = Said(logits, device)
+    for index, row in enumerate(rows):
+        row.chooser.read(said, index)
     return logits
 
 
-def _add_pads(trees: Sequence[DraftTree], texts: Sequence[RowText]) -> None:
+def _verified(rows: list[Sequence], trees: list[DraftTree]) -> list[StepRecord]:
+    """What came of each tree, by the logits that were read.
+
+    Each row walks down its tree by itself, unless all move together. Then the walk ends where one
+    of them has no child for its token.
+    """
+    pairs = list(zip(rows, trees, strict=True))
+    groups = [pairs] if rows[0].chooser.moves_together else [[pair] for pair in pairs]
+    return [record for group in groups for record in _walked(group)]
+
+
+def _walked(group: list[tuple[Sequence, DraftTree]]) -> list[StepRecord]:
+    rows, starts = [row for row, _ in group], [row.num_new for row, _ in group]
+    paths = walk([tree for _, tree in group], partial(rows[0].chooser.commit, rows))
+    return [
+        StepRecord(row=row.index, tree=tree, path=path, committed_ids=row.new_ids[start:])
+        for (row, tree), path, start in zip(group, paths, starts, strict=True)
+    ]
+
+
+def _add_pads(rows: list[Sequence], trees: list[DraftTree]) -> None:
     """Makes the trees of rows that are padded chains of pads, as deep as the deepest of all."""
-    padded = [(tree, text) for tree, text in zip(trees, texts, strict=True) if text.is_padded]
+    padded = [(row, tree) for row, tree in zip(rows, trees, strict=True) if row.is_padded]
     deepest = max(max(tree.depths) for tree in trees) if padded else 0
-    for tree, text in padded:
+    for row, tree in padded:
         for node in range(deepest):
-            tree.add(node, text.transcript.pad_token_id, 1.0)
+            tree.add(node, row.pad_token_id, 1.0)
 
 
-def _without_gaps(gaps: Sequence[bool]) -> list[int]:
+def _without_gaps(gaps: list[bool]) -> list[int]:
     """The indices that are no gaps, the last ones moved into the gaps.
 
     >>> _without_gaps([False, True, False, False])

@@ -136,18 +136,6 @@ class DraftTree:
         assert sum(map(len, self.children)) == len(self) - 1
 
 
-class Queries(NamedTuple):
-    """What one row asks the model in one forward, as parallel lists like a tree's.
-
-    A tree's nodes come first. The branches behind them start from the root too, but no node of
-    the tree has them as children.
-    """
-
-    tokens: list[int]
-    parents: list[int]
-    depths: list[int]
-
-
 class TopK(NamedTuple):
     """The model's K likeliest next tokens behind each of N tokens."""
 
@@ -172,9 +160,8 @@ class StepRecord:
 
     `path` are the accepted nodes, the root first; `committed_ids` the tokens that went to the
     output: the drafts on the path and then the model's own next token, unless the row stopped
-    before. `top` is None where nobody learns. `grams` are what branches yielded in the same
-    forward, for which they took `num_branch_queries`; `num_from_branches` counts the accepted
-    drafts that the row knew from its branches alone.
+    before. `top` is None where nobody learns. `grams` are what branches yielded, which are the
+    last `num_branch_queries` nodes of the tree.
     """
 
     row: int
@@ -184,7 +171,6 @@ class StepRecord:
     top: TopK | None = None
     grams: Sequence[Gram] = ()
     num_branch_queries: int = 0
-    num_from_branches: int = 0
     _lesson: Lesson | None = field(default=None, init=False, repr=False, compare=False)
 
     @property

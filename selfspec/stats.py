@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -112,27 +112,32 @@ class GenerationStats:
     def count_step(self, record: StepRecord) -> None:
         """Adds one verified tree of one row."""
         self.num_steps += 1
-        self.num_nodes += len(record.tree)
+        self.num_nodes += len(record.tree) - record.num_branch_queries
         self.num_branch_queries += record.num_branch_queries
         self.num_new_tokens += len(record.committed_ids)
         self.accepted_lengths[record.num_accepted] += 1
         _count_sources(self.drafted_by_source, record.tree, range(1, len(record.tree)))
         _count_sources(self.accepted_by_source, record.tree, record.accepted_nodes())
 
-    def count_time(self, width: int, num_rows: int, seconds: float) -> None:
-        """Adds the time of a step of `num_rows` rows."""
-        self.step_seconds += seconds
-        if width == 1:
-            self.num_plain_steps += num_rows
-            self.plain_seconds += seconds
+    def count_first(self, laps: Mapping[str, float], num_rows: int) -> None:
+        """Adds the token that the prompt's forward yielded to one of `num_rows` rows."""
+        self.num_new_tokens += 1
+        self.num_prompt_tokens_out += 1
+        self._add_share(laps, num_rows)
 
-    def add_share(self, step: GenerationStats, num_rows: int) -> None:
-        """Adds a row's part of the times of a step of `num_rows` rows."""
-        for stage, seconds in step.seconds.items():
+    def count_time(
+        self, laps: Mapping[str, float], seconds: float, width: int, num_rows: int
+    ) -> None:
+        """Adds one row's part of the time of a step of `num_rows` rows, by stage and in all."""
+        self._add_share(laps, num_rows)
+        self.step_seconds += seconds / num_rows
+        if width == 1:
+            self.num_plain_steps += 1
+            self.plain_seconds += seconds / num_rows
+
+    def _add_share(self, laps: Mapping[str, float], num_rows: int) -> None:
+        for stage, seconds in laps.items():
             self.seconds[stage] += seconds / num_rows  # type: ignore[assignment]
-        self.step_seconds += step.step_seconds / num_rows
-        self.num_plain_steps += step.num_plain_steps // num_rows
-        self.plain_seconds += step.plain_seconds / num_rows
 
     def __add__(self, other: GenerationStats) -> GenerationStats:
         if not isinstance(other, GenerationStats):

@@ -7,14 +7,12 @@ import signal
 from collections.abc import Sequence
 
 import numpy as np
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as npst
 
 from selfspec.cache import CacheContents, Remembered, TokenizerInfo
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.fitted import FittedTree
 from selfspec.draft.memory import Memory
-from selfspec.draft.sources import Lut2Source, LutSource
+from selfspec.draft.sources import LutSource
 from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.records import TopK
 from tests.oracles import corpus_arrays, following, kept
@@ -93,7 +91,7 @@ def _plain(arrays) -> dict[str, tuple]:
 
 
 def new_memory() -> Memory:
-    return Memory([LutSource(VOCAB_SIZE, 8), Lut2Source(VOCAB_SIZE, 8)], Calibration(), 8)
+    return Memory([LutSource(VOCAB_SIZE, 8, order=order) for order in (1, 2)], Calibration(), 8)
 
 
 def opened(path) -> tuple[Remembered, Memory]:
@@ -106,7 +104,8 @@ def opened(path) -> tuple[Remembered, Memory]:
 def learn(memory: Memory, tokens: Sequence[int], id_: int = 5) -> None:
     shape = (len(tokens), 8)
     top = TopK(np.full(shape, id_, np.int32), np.full(shape, 0.1, np.float16))
-    memory.sources[0].learn(tokens, top)
+    pairs = np.array([[-1, token] for token in tokens], np.int64).reshape(-1, 2)
+    memory.sources[0].observe_pairs(pairs, top)
 
 
 def add_rows(path, tokens: Sequence[int]) -> None:
@@ -121,55 +120,3 @@ def die_while_saving(path, step: str) -> None:
     """The process is killed at a call of the system."""
     setattr(os, step, lambda *_args: os.kill(os.getpid(), signal.SIGKILL))
     add_rows(path, [2])
-
-
-def _tables_of(key: str, width: tuple[int, ...]):
-    ids = st.integers(-1, VOCAB_SIZE - 1)
-
-    def table(keys):
-        shape = st.tuples(st.just(len(keys)), st.integers(1, 5))
-        return shape.flatmap(
-            lambda shape: st.fixed_dictionaries(
-                {
-                    key: st.just(np.array(sorted(keys), np.int32).reshape(-1, *width)),
-                    "ids": npst.arrays(np.int32, shape, elements=ids),
-                    "probabilities": npst.arrays(
-                        np.float16, shape, elements=st.floats(0, 1, width=16)
-                    ),
-                }
-            )
-        )
-
-    one = st.integers(0, VOCAB_SIZE - 1)
-    return st.sets(one if width == () else st.tuples(one, one), max_size=6).flatmap(table)
-
-
-_texts = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=6, max_size=40)
-_evidence = st.tuples(
-    st.sampled_from(["lut", "lut2", "corpus", "mine"]),
-    *[st.integers(0, 20)] * 4,
-).map(list)
-_rates = st.tuples(
-    st.lists(_evidence, min_size=1, max_size=3), st.floats(0, 5), st.floats(5, 500)
-).map(list)
-_json = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**60), 2**60)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
-
-any_contents = st.builds(
-    CacheContents,
-    tokenizer=st.just(OWNER),
-    tables=st.fixed_dictionaries(
-        {},
-        optional={"lut": _tables_of("tokens", ()), "lut2": _tables_of("pairs", (2,))},
-    ),
-    corpus=st.none() | st.builds(count_grams, _texts, st.integers(1, 4)),
-    calibration=st.none() | st.lists(_rates, min_size=1, max_size=5),
-    about=st.dictionaries(st.text(), _json, max_size=3),
-)

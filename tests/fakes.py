@@ -22,8 +22,8 @@ from transformers import (
 )
 
 from selfspec import SelfSpec, attach, detach
-from selfspec.draft.sources import LutSource
-from selfspec.records import Candidate, Evidence, StepRecord
+from selfspec.draft.sources import Cursor, LutSource, Source
+from selfspec.records import Candidate, Evidence
 from selfspec.run.packed import layers, weights
 from selfspec.run.packed.linears import ways_for
 from selfspec.run.packed.trials import WIDTHS, Kind, Trial
@@ -110,8 +110,9 @@ def prompt(num_rows: int = 1, length: int = 17, *, seed: int = 1) -> dict[str, t
 
 
 def lut_of(spec: SelfSpec, vocab_size: int = VOCAB) -> LutSource:
-    """The LUT pair that a `SelfSpec` holds."""
-    (lut,) = (s for s in spec.memory(vocab_size).sources if isinstance(s, LutSource))
+    """The first-order LUT that a `SelfSpec` holds."""
+    (lut,) = (s for s in spec.memory(vocab_size).sources if s.name == "lut")
+    assert isinstance(lut, LutSource)
     return lut
 
 
@@ -132,7 +133,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-class WildSource:
+class WildSource(Source, Cursor):
     """Proposes random tokens with random evidence, from random numbers of its own."""
 
     name = "wild"
@@ -144,15 +145,6 @@ class WildSource:
 
     def open(self, prompt_ids: Sequence[int], *, learns: bool) -> WildSource:
         return self
-
-    def copy(self) -> WildSource:
-        return self
-
-    def observe_pairs(self, pairs: Any, top: Any) -> None:
-        pass
-
-    def observe(self, record: StepRecord) -> None:
-        pass
 
     def root(self) -> int:
         return 0

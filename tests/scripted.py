@@ -13,15 +13,16 @@ from typing import Any
 
 import torch
 
+from selfspec import sequence
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget, FixedBudget
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.memory import Memory
-from selfspec.draft.row import Row
-from selfspec.draft.sources import Source
+from selfspec.draft.sources import Cursor, Source
 from selfspec.engine import Decoder, first_tokens
 from selfspec.machine.device import CpuDevice, Device
-from selfspec.records import Candidate, DraftTree, Evidence, Queries, StepRecord
+from selfspec.records import Candidate, DraftTree, Evidence, StepRecord
+from selfspec.sequence import Stops, output_of
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import (
     BatchChooser,
@@ -31,12 +32,9 @@ from selfspec.verify.choosers import (
     Processing,
 )
 from selfspec.verify.tape import NoiseTape
-from selfspec.verify.transcript import RowStops, Transcript
-from selfspec.verify.verifier import Verifier, row_texts
 
 VOCAB, PAD, EOS = 7, 0, 6
 Prefix = tuple[int, ...]
-Nodes = DraftTree | Queries
 
 
 class ScriptedModel:
@@ -66,7 +64,7 @@ class ScriptedBackend:
         self.kept: list[list[int]] = []
         self.widths: list[int] = []
         self.max_widths: Iterable[int] = ()  # of the coming forwards, where they are limited
-        self._trees: list[Nodes] = []
+        self._trees: list[DraftTree] = []
 
     def prompt_logits(self) -> torch.Tensor:
         """(B, V): what the prompt's own forward yields."""
@@ -75,16 +73,15 @@ class ScriptedBackend:
     def max_width(self, max_nodes: int) -> int:
         return min(max_nodes, next(iter(self.max_widths), max_nodes))
 
-    def lay_out(self, trees: Sequence[Nodes]) -> list[Nodes]:
+    def lay_out(self, trees: Sequence[DraftTree]) -> list[DraftTree]:
         assert len(trees) == len(self.texts)
         for tree in trees:
-            if isinstance(tree, DraftTree):
-                tree.check()
+            tree.check()
         self._trees = list(trees)
         self.widths.append(max(len(tree.tokens) for tree in trees))
         return self._trees
 
-    def forward(self, layout: list[Nodes]) -> torch.Tensor:
+    def forward(self, layout: list[DraftTree]) -> torch.Tensor:
         width = max(len(tree.tokens) for tree in layout)
         rows = []
         for tree, text in zip(layout, self.texts, strict=True):
@@ -102,7 +99,7 @@ class ScriptedBackend:
         self.texts = [self.texts[row] for row in rows]
 
 
-def paths_to_nodes(tree: Nodes) -> list[Prefix]:
+def paths_to_nodes(tree: DraftTree) -> list[Prefix]:
     """The tokens from the root down to each node."""
     paths: list[Prefix] = [(tree.tokens[0],)]
     for node in range(1, len(tree.tokens)):
@@ -115,7 +112,7 @@ def unchanged(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     return scores
 
 
-class TextSource:
+class TextSource(Source):
     """Opens cursors that stand in the text itself; `next_tokens` is what they draft."""
 
     def __init__(self, name: str, next_tokens: Any) -> None:
@@ -125,14 +122,8 @@ class TextSource:
     def open(self, prompt_ids: Sequence[int], *, learns: bool) -> TextCursor:
         return TextCursor(self, tuple(prompt_ids))
 
-    def observe_pairs(self, pairs: Any, top: Any) -> None:
-        pass
 
-    def copy(self) -> TextSource:
-        return TextSource(self.name, self.next_tokens)
-
-
-class TextCursor:
+class TextCursor(Cursor):
     """A row's text so far, or that text with drafts behind it."""
 
     def __init__(self, source: TextSource, text: Prefix) -> None:
@@ -196,31 +187,32 @@ class Run:
 
     def __post_init__(self) -> None:
         self.backend = ScriptedBackend(self.model, self.prompts)
-        self.transcript = Transcript(
-            torch.tensor(self.prompts),
-            pad_token_id=PAD,
-            max_length=self.max_length,
-            pads_done_rows=self.eos is not None,
-            room=1,
-        )
         self.stats = GenerationStats()
         self.records: list[StepRecord] = []
         self.memory = Memory(list(self.sources), Calibration(), top_k=3, learns=self.learns)
+        self.rows = [
+            sequence.Sequence(
+                index=index,
+                prompt=torch.tensor([prompt]),
+                prompt_ids=prompt,
+                max_length=self.max_length,
+                stops=Stops() if self.eos is None else Stops(frozenset({self.eos})),
+                pad_token_id=PAD,
+                gets_pads=self.eos is not None,
+                stats=self.stats,
+            )
+            for index, prompt in enumerate(self.prompts)
+        ]
 
-    @property
-    def stops(self) -> RowStops:
-        eos_ids = frozenset() if self.eos is None else frozenset({self.eos})
-        return RowStops(self.max_length, eos_ids)
+    def greedy(self) -> list[Chooser]:
+        return [GreedyChooser() for _ in self.rows]
 
-    def greedy(self) -> GreedyChooser:
-        return GreedyChooser(self.stops, self.device)
+    def processed(self, tape: NoiseTape | None = None) -> list[Chooser]:
+        return [ProcessedChooser(Processing(unchanged), tape, row.index) for row in self.rows]
 
-    def processed(self, tape: NoiseTape | None = None) -> ProcessedChooser:
-        return ProcessedChooser(self.stops, [Processing(unchanged)] * len(self.prompts), tape)
-
-    def together(self, **changes: Any) -> BatchChooser:
+    def together(self, **changes: Any) -> list[Chooser]:
         arguments = {"processors": unchanged, "criteria": self.criteria, "do_sample": False}
-        return BatchChooser(**(arguments | changes))
+        return [BatchChooser(torch.tensor(self.prompts), **(arguments | changes))] * len(self.rows)
 
     def criteria(self, ids: torch.Tensor, scores: Any) -> torch.Tensor:
         ended = (
@@ -228,20 +220,20 @@ class Run:
         )
         return ended | (ids.shape[1] >= self.max_length)
 
-    def decode(self, chooser: Chooser | None = None) -> list[list[int]]:
-        rows = [Row.open(i, p, self.memory, self.config) for i, p in enumerate(self.prompts)]
+    def decode(self, choosers: list[Any] | None = None) -> list[list[int]]:
+        for row, chooser in zip(self.rows, choosers or self.greedy(), strict=True):
+            row.chooser = chooser
+        first = first_tokens(self.rows, self.backend.prompt_logits(), self.device)
         decoder = Decoder(
             backend=self.backend,
-            verifier=Verifier(row_texts(chooser or self.greedy(), self.transcript)),
             config=self.config,
-            stats=self.stats,
             budget=self.budget,
             device=self.device,
             listeners=[self.records.append],
             clock=self.clock,
         )
-        logits = self.backend.prompt_logits()
-        last_tokens = [row.last_token for row in rows]
-        decoder.add(rows, first_tokens(decoder.verifier, range(len(rows)), last_tokens, logits))
+        for row in self.rows:
+            row.begin(self.memory, self.config)
+        decoder.add(self.rows, first)
         decoder.run()
-        return self.transcript.sequences().tolist()
+        return output_of(self.rows).tolist()

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
+from selfspec.draft.sources import Cursor
 from selfspec.records import Candidate, DraftTree, Evidence, StepRecord
 
 ALPHABET = 5
@@ -115,7 +116,7 @@ def candidates_of(cursor: Any, state: Any) -> list[Named]:
     return [Named(token, kind, cursor.follow(state, token)) for token, kind in cursor.expand(state)]
 
 
-class ScriptedCursor:
+class ScriptedCursor(Cursor):
     """A source that reads its candidates off a table by the last token; counts its expansions."""
 
     def __init__(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,9 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfspec.config import SpecConfig
-from selfspec.cost import FixedBudget
 from selfspec.draft.sources import ContextSource, LutSource, RunnersSource
-from selfspec.records import DraftTree
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import ProcessedChooser, Processing
 from selfspec.verify.tape import NoiseTape
@@ -217,28 +214,17 @@ def test_processors_see_each_true_prefix_once():
 
     model = ScriptedModel(5)
     run = Run(model, [[1, 2]], [doubtful(model), wild(2)], max_length=15)
-    (text,) = run.decode(ProcessedChooser(run.stops, [Processing(processor)], None))
+    (text,) = run.decode([ProcessedChooser(Processing(processor))])
     assert seen == [text[:length] for length in range(2, 15)]
     assert all(text[n] == (model.next_token(tuple(text[:n])) + 1) % VOCAB for n in range(2, 15))
 
 
-def test_each_row_has_processors_of_its_own():
-    model = ScriptedModel(5)
-    run = Run(model, [[1, 2], [1, 2]], [omniscient(model), wild(2)], max_length=15)
-    shifts = [lambda ids, scores, by=by: scores.roll(by, -1) for by in (0, 1)]
-    texts = run.decode(ProcessedChooser(run.stops, list(map(Processing, shifts)), None))
-    for shift, text in enumerate(texts):
-        assert all(
-            text[n] == (model.next_token(tuple(text[:n])) + shift) % VOCAB for n in range(2, 15)
-        )
-
-
 def test_recorded_scores_and_logits_are_one_a_token():
     run = Run(MODEL, [[1, 2], [3, 4]], [omniscient(MODEL)], max_length=12)
-    chooser = run.together(
+    choosers = run.together(
         processors=lambda ids, scores: scores * 2, keeps_scores=True, keeps_logits=True
     )
-    texts = run.decode(chooser)
+    texts, chooser = run.decode(choosers), choosers[0]
     assert len(chooser.scores) == len(chooser.logits) == 10
     for step in range(10):
         expected = torch.stack([MODEL.logits(tuple(text[: 2 + step])) for text in texts])
@@ -278,43 +264,22 @@ def test_noise_is_freed_once_every_row_is_past_it():
     held = []
 
     class Watching(ProcessedChooser):
-        def read(self, logits: torch.Tensor) -> None:
-            news = [run.transcript.num_new(row) for row in range(2)]
+        def read(self, *args: Any) -> None:
+            super().read(*args)
+            news = [row.num_new for row in run.rows]
             held.append(len(tape._kept) - (max(news) - min(news)))
-            super().read(logits)
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        run.decode(Watching(run.stops, [Processing(unchanged)] * 2, tape))
+        run.decode([Watching(Processing(unchanged), tape, row) for row in range(2)])
     assert max(held) <= run.config.max_nodes
 
 
-class Asked(FixedBudget):
-    """Lets branches ride in every other step, and keeps what it was told of them."""
-
-    def __init__(self) -> None:
-        self.told: list[list[int]] = []
-
-    def step(self, allowed: int) -> Asked:
-        self.max_nodes = allowed
-        return self
-
-    def search(self) -> None:
-        return None
-
-    def fit(self, trees: Sequence[DraftTree], num_queries: Sequence[int] = ()) -> bool:
-        self.told.append(list(num_queries))
-        return len(self.told) % 2 == 0
-
-    def observe(self, took: Any, records: Any) -> None:
-        pass
-
-
-def test_branches_ride_where_the_budget_says_so():
+def test_branches_are_nodes_beside_the_tree():
     config = SpecConfig(max_nodes=4, num_branches=3, branch_length=4)
-    budget = Asked()
-    run = Run(MODEL, [[1, 2], [3, 4]], [ContextSource(4)], 60, config=config, budget=budget)
+    run = Run(MODEL, [[1, 2], [3, 4]], [ContextSource(4)], 60, config=config)
     assert run.decode() == plain_text(run)
-    asked = [r.num_branch_queries for r in run.records[2:] if r.row == 0]
-    assert asked == [n[0] * (step % 2) for step, n in enumerate(budget.told[: len(asked)])]
-    assert max(asked) > 6
+    assert max(record.num_branch_queries for record in run.records) > 6
+    sizes = [len(r.tree) - r.num_branch_queries for r in run.records if r.row == 0]
+    assert max(sizes) <= 4
+    assert any(record.grams for record in run.records)

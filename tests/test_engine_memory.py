@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.memory import Memory
-from selfspec.draft.row import Row
 from selfspec.draft.sources import ContextSource, LutSource
 from selfspec.engine import top_k_of
 from tests.scripted import VOCAB, Run, ScriptedModel, omniscient
@@ -50,10 +48,6 @@ def test_the_luts_hold_what_the_model_said_last():
         expected = model.logits((token,)).argsort(descending=True)[:3].tolist()
         assert lut.rows.token_ids[token].tolist() == expected
     assert run.stats.tokens_per_step > 2
-
-
-def test_row_open_without_a_prompt():
-    assert Row.open(0, [], Memory([], Calibration(), 3), SpecConfig()).last_token == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

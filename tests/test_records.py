@@ -121,14 +121,14 @@ def test_it_says_whether_it_was_faster():
     stats = GenerationStats(num_calls=1)
     for _ in range(3):
         stats.count_step(step())
-        stats.count_time(1, 1, 0.1)
+        stats.count_time({}, 0.1, 1, 1)
     for _ in range(2):
         stats.count_step(step(2, 3))
-        stats.count_time(4, 1, 0.15)
+        stats.count_time({}, 0.15, 4, 1)
     assert stats.speed_up is None
     assert "can't be said: there were too few plain steps" in str(stats)
     stats.count_step(step())
-    stats.count_time(1, 1, 0.1)
+    stats.count_time({}, 0.1, 1, 1)
     assert stats.num_new_tokens == 10
     assert stats.speed_up == pytest.approx(10 * 0.1 / 0.7)
     assert "1.43x: 0.70 s for the steps, 1.00 s if all of them had been plain" in str(stats)
@@ -136,9 +136,8 @@ def test_it_says_whether_it_was_faster():
 
 
 def test_a_row_has_its_share_of_a_step():
-    whole, row = GenerationStats(seconds=Counter(forward=0.4)), GenerationStats()
-    whole.count_time(1, 4, 0.4)
-    row.add_share(whole, 4)
+    row = GenerationStats()
+    row.count_time({"forward": 0.4}, 0.4, 1, 4)
     assert (row.num_plain_steps, row.plain_seconds, row.step_seconds) == (1, 0.1, 0.1)
     assert row.seconds == {"forward": 0.1}
 

@@ -9,7 +9,7 @@ If it is the model's first choice alone, the others are added only while there i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -50,10 +50,10 @@ class DiaaSource(LutSource):
         """Never asked for: measured in one session."""
         raise NotImplementedError
 
-    def next_tokens(self, token: int) -> list[Candidate]:
-        """The row of a token, likeliest first, with what the p-LUT holds."""
+    def next_tokens(self, pair: tuple[int, int]) -> list[Candidate]:
+        """The row of the last token, likeliest first, with what the p-LUT holds."""
         with self.rows.lock:
-            ids, chances = self.rows.token_ids[token], self.rows.probabilities[token]
+            ids, chances = self.rows.token_ids[pair[1]], self.rows.probabilities[pair[1]]
             order = np.argsort(-chances, kind="stable")
             held = [(int(ids[i]), round(float(chances[i]) * _FINE)) for i in order if ids[i] >= 0]
         return [
@@ -65,10 +65,10 @@ class DiaaSource(LutSource):
 class MergingSource(DiaaSource):
     """Its rows change one entry at a time, and keep what they held before."""
 
-    def learn(self, token_ids: Sequence[int] | NDArray[Any], top: TopK) -> None:
-        """Each token's newest top-K, one after the other."""
+    def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
+        """Each last token's newest top-K, one after the other."""
         with self.rows.lock:
-            for token, ids, chances in zip(token_ids, top.ids, top.probabilities, strict=True):
+            for token, ids, chances in zip(pairs[:, -1], top.ids, top.probabilities, strict=True):
                 self._merge(int(token), ids, chances)
 
     def _merge(self, token: int, new_ids: NDArray[Any], new_chances: NDArray[Any]) -> None:

@@ -18,7 +18,7 @@ from selfspec.draft.calibration import Calibration, Kinds
 from selfspec.draft.sources import Cursor, Source
 from selfspec.draft.sources.branches import Branches
 from selfspec.draft.sources.grams import GRAM_LENGTH, GramQueues, Tail
-from selfspec.records import Candidate, Evidence, Gram, StepRecord, TopK
+from selfspec.records import Candidate, Evidence, StepRecord, TopK
 
 _NUM_RANDOM = 3
 # No chance is known of an n-gram. These let a fresh one be drafted whole before a stale one begins.
@@ -40,10 +40,10 @@ class FreshFirst(Calibration):
 class RandomStarts(Branches):
     """Branches that begin with several random tokens, and yield n-grams of full length only."""
 
-    def take(self, next_ids: Sequence[int]) -> list[Gram]:
-        filled = all(len(branch) >= self._max_length for branch in self._riding)
-        grams = super().take(next_ids)
-        return [gram for gram in grams if filled and len(gram) == GRAM_LENGTH]
+    def observe(self, record: StepRecord) -> None:
+        filled = all(len(branch) >= self._max_length for branch in self.tokens)
+        super().observe(record)
+        record.grams = [gram for gram in record.grams if filled and len(gram) == GRAM_LENGTH]
 
     def _start(self) -> list[int]:
         return [self._random.choice(self._padding) for _ in range(_NUM_RANDOM)]
@@ -52,7 +52,7 @@ class RandomStarts(Branches):
         """The paper lets branches that came to say the same go on."""
 
 
-class GramSource:
+class GramSource(Source):
     """Opens an empty context cache for each row."""
 
     name = "grams"
@@ -60,15 +60,8 @@ class GramSource:
     def open(self, prompt_ids: Sequence[int], *, learns: bool) -> GramCursor:
         return GramCursor(prompt_ids[-1] if prompt_ids else -1)
 
-    def copy(self) -> GramSource:
-        """Itself: nothing is kept."""
-        return self
 
-    def observe_pairs(self, pairs: NDArray[Any], top: TopK) -> None:
-        """The n-grams come with the step's record."""
-
-
-class GramCursor:
+class GramCursor(Cursor):
     """The n-grams that begin with the last token."""
 
     def __init__(self, last_token: int) -> None:
@@ -92,7 +85,7 @@ class GramCursor:
             self._queues.add(gram)
 
 
-class Filling:
+class Filling(Source):
     """A source that names nothing until an answer has as many tokens as a branch."""
 
     def __init__(self, source: Source, num_tokens: int) -> None:
@@ -111,7 +104,7 @@ class Filling:
         self._source.observe_pairs(pairs, top)
 
 
-class _FillingCursor:
+class _FillingCursor(Cursor):
     def __init__(self, cursor: Cursor, num_tokens: int) -> None:
         self._cursor, self._num_missing = cursor, num_tokens
 

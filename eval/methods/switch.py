@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.draft.sources import ContextSource, LutSource
+from selfspec.draft.sources import ContextSource, Cursor, LutSource, Source
 from selfspec.draft.sources.context import ContextCursor
 from selfspec.draft.sources.lut import LutCursor
 from selfspec.records import Candidate, Evidence, StepRecord, TopK
@@ -21,7 +21,7 @@ from selfspec.records import Candidate, Evidence, StepRecord, TopK
 _LEAST_MATCH = 5
 
 
-class SwitchSource:
+class SwitchSource(Source):
     """Longest match, else LUT."""
 
     name = "switch"
@@ -43,7 +43,7 @@ class SwitchSource:
         self._lut.observe_pairs(pairs, top)
 
 
-class SwitchCursor:
+class SwitchCursor(Cursor):
     """Asks one of two cursors; which one, the root decides for the whole tree."""
 
     def __init__(self, context: ContextCursor, lut: LutCursor) -> None:

@@ -18,8 +18,8 @@ def load_model(name: str | None, *, dtype: str, device: str, shape: str | None =
     """The model of a folder or Hub id, grown where a shape is named; None: the embedded one."""
     _quieten()
     options = ModelOptions(model=name, device=device, dtype=dtype)
-    loading.check_options(options)
-    model = loading.load_model(options, None).model
+    loading.check_model(name)
+    model = loading.load_model(options)
     return (model if shape is None else grow(model, shape)).eval()
 
 
@@ -36,6 +36,7 @@ def load_asked(options: Any, dtype: str | None = None) -> Any:
 def load_tokenizer(name: str | None) -> Any:
     """That model's tokenizer."""
     _quieten()
+    loading.check_model(name)
     return loading.load_tokenizer(ModelOptions(model=name))
 
 

@@ -15,17 +15,14 @@ import numpy as np
 import torch
 
 from eval.runs.recorded import RecordedText, lessons_of, paths_of, top_of
-from selfspec import GenerationStats, SpecConfig
+from selfspec import GenerationStats, SpecConfig, sequence
 from selfspec.cost import Budget, Step
 from selfspec.draft.memory import Memory
-from selfspec.draft.row import Row
 from selfspec.engine import Decoder, first_tokens
 from selfspec.records import DraftTree, NoiseAhead
-from selfspec.verify.choosers import Visit
+from selfspec.verify.choosers import Said, Text
 from selfspec.verify.shortlist import Shortlist
 from selfspec.verify.tape import NoiseTape
-from selfspec.verify.transcript import RowStops, Transcript
-from selfspec.verify.verifier import Verifier, row_texts
 
 
 class Host(NamedTuple):
@@ -105,7 +102,6 @@ class _Chooser:
     """Chooses what was recorded; the noise of a sampled text is known ahead as in a call."""
 
     text: RecordedText
-    stops: RowStops
     moves_together = False
 
     def __post_init__(self) -> None:
@@ -114,25 +110,19 @@ class _Chooser:
         self._tape = None if generator is None else NoiseTape(1, generator)
         self._like = torch.empty(self.text.vocab_size)
 
-    def read(self, logits: torch.Tensor) -> None:
+    def read(self, said: Said, index: int) -> None:
         pass
 
-    def foresee(self, asked: Sequence[Any], transcript: Any) -> None:
-        pass
-
-    def commit(self, visits: Sequence[Visit], transcript: Transcript) -> tuple[list[int], bool]:
-        step = transcript.num_new(0)
+    def commit(self, rows: Sequence[Text], nodes: Sequence[int]) -> tuple[list[int], bool]:
+        step = rows[0].num_new
         token = self.text.output_ids[step]
         if self._tape is not None:
             self._tape.draw_from(Shortlist([token], [1.0], None), self._like, 0, step)
-        return [token], transcript.commit(0, token, self.stops)
+            self._tape.reach(0, step + 1)
+        return [token], rows[0].commit(token)
 
-    def forget_before(self, step: int) -> None:
-        if self._tape is not None:
-            self._tape.forget_before(step)
-
-    def noise_ahead(self, row: int, transcript: Transcript) -> NoiseAhead | None:
-        tape, step = self._tape, transcript.num_new(0)
+    def noise_ahead(self, row: Text) -> NoiseAhead | None:
+        tape, step = self._tape, row.num_new
         return None if tape is None else lambda depth: tape.ahead(0, step + depth)
 
 
@@ -152,6 +142,7 @@ class _Replay(Decoder):
 
     text: RecordedText
     machine: Machine
+    stats: GenerationStats
 
     def _draft(self, step: Step) -> Any:
         if step.max_nodes > 1:
@@ -177,20 +168,25 @@ def answered(
     """One text, decoded on the machine's clock, its first token in no time."""
     memory.observe_pairs(*lessons_of(text, memory.top_k))
     length = len(text.prompt_ids) + min(max_new_tokens, len(text.output_ids))
-    transcript = Transcript(torch.tensor([text.prompt_ids]), pad_token_id=None, max_length=length)
-    verifier = Verifier(row_texts(_Chooser(text, RowStops(length)), transcript))
+    row = sequence.Sequence(
+        prompt=torch.tensor([text.prompt_ids]),
+        prompt_ids=text.prompt_ids,
+        chooser=_Chooser(text),
+        max_length=length,
+        stats=GenerationStats(num_calls=1),
+    )
     decoder = _Replay(
         backend=_Backend(machine),  # type: ignore[arg-type]
-        verifier=verifier,
         config=config,
-        stats=GenerationStats(num_calls=1),
+        stats=row.stats,
         budget=new_budget(),
         clock=lambda: machine.now,
         text=text,
         machine=machine,
     )
-    first = first_tokens(verifier, [0], [text.prompt_ids[-1]], torch.empty(1, 1))
-    decoder.add([Row.open(0, text.prompt_ids, memory, config)], first)
+    first = first_tokens([row], torch.empty(1, 1), decoder.device)
+    row.begin(memory, config)
+    decoder.add([row], first)
     start = machine.now
     decoder.run()
     num_tokens = length - len(text.prompt_ids) - 1

@@ -18,11 +18,10 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from eval.runs.recorded import RecordedText, lessons_of, paths_of, top_of
-from selfspec import GenerationStats, SelfSpec, SpecConfig
+from selfspec import GenerationStats, SelfSpec, SpecConfig, sequence
 from selfspec.compat.generation import KV
 from selfspec.cost import Ledger
 from selfspec.draft.memory import Memory
-from selfspec.draft.row import Row
 from selfspec.engine import Decoder, first_tokens
 from selfspec.machine.device import Replay
 from selfspec.records import DraftTree
@@ -33,9 +32,7 @@ from selfspec.run.model import AttentionTypes
 from selfspec.run.prepared import Prepared
 from selfspec.run.probe import Ability
 from selfspec.run.prompt import Prompt
-from selfspec.verify.choosers import GreedyChooser
-from selfspec.verify.transcript import RowStops, Transcript
-from selfspec.verify.verifier import Verifier, row_texts
+from selfspec.verify.choosers import GreedyChooser, Said
 
 _FULL = "full_attention"
 
@@ -69,7 +66,7 @@ def host_times(texts: Sequence[RecordedText], config: SpecConfig, forward: float
 
 def _decode(decoder: _Replay, clock: _Clock, times: HostTimes) -> None:
     seconds = decoder.stats.seconds
-    while not decoder.verifier.all_done:
+    while not all(row.is_done for row in decoder.rows):
         start, before = clock.now(), seconds.copy()
         (record,) = decoder.step()
         if len(record.tree) == decoder.config.max_nodes:
@@ -87,21 +84,26 @@ def _opened(
     config = prepared.config
     prompt, reach = _read(prepared.model, text.prompt_ids), len(text.output_ids)
     length = len(text.prompt_ids) + reach
-    transcript = Transcript(prompt.input_ids, pad_token_id=None, max_length=length)
-    chooser = _Chooser(RowStops(length), device)
-    verifier = Verifier(row_texts(chooser, transcript))
+    chooser = _Chooser(device)
+    row = sequence.Sequence(
+        prompt=prompt.input_ids,
+        prompt_ids=text.prompt_ids,
+        chooser=chooser,
+        max_length=length,
+        stats=GenerationStats(num_calls=1),
+    )
     decoder = _Replay(
         backend=prepared.backend(prompt, reach=reach, width=config.max_nodes),
-        verifier=verifier,
         config=config,
-        stats=GenerationStats(num_calls=1),
+        stats=row.stats,
         device=device,
         clock=device.clock.host,
         text=text,
     )
     chooser.look = decoder.look
-    first = first_tokens(verifier, [0], text.prompt_ids[-1:], prompt.logits)
-    decoder.add([Row.open(0, text.prompt_ids, memory, config)], first)
+    first = first_tokens([row], prompt.logits, device)
+    row.begin(memory, config)
+    decoder.add([row], first)
     return decoder
 
 
@@ -199,14 +201,17 @@ class _Chooser(GreedyChooser):
 
     look: Callable[[], torch.Tensor]
 
-    def __init__(self, stops: RowStops, device: _PlayedDevice) -> None:
-        super().__init__(stops, device)
+    def __init__(self, device: _PlayedDevice) -> None:
         self._played = device
 
-    def read(self, logits: torch.Tensor) -> None:
+    def read(self, said: Said, index: int) -> None:
         with self._played.clock.stopped():
-            ids = self.look()
-        self._fetched = self._played.fetch(ids)
+            self._fetched = self._played.fetch(self.look())
+
+    def commit(self, rows: Any, nodes: Any) -> tuple[list[int], bool]:
+        (choices,) = self._fetched.get()
+        token = int(choices[0, nodes[0]])
+        return [token], rows[0].commit(token)
 
 
 @dataclass(kw_only=True)
@@ -214,6 +219,7 @@ class _Replay(Decoder):
     """The engine, with recorded tables in place of those of the logits."""
 
     text: RecordedText
+    stats: GenerationStats
     _tables: tuple[torch.Tensor, ...] = ()
     _tree: DraftTree = field(default_factory=lambda: DraftTree.of_root(0))
 
@@ -232,9 +238,9 @@ class _Replay(Decoder):
         return torch.tensor([chosen])
 
     def _draft(self, step: Any) -> Any:
-        trees, queries = super()._draft(step)
+        trees = super()._draft(step)
         (self._tree,) = trees
-        return trees, queries
+        return trees
 
     def _fetch_tops(self, logits: torch.Tensor, memory: Memory) -> Any:
         return self.device.fetch(*self._tables)

@@ -20,6 +20,7 @@ from eval.benches.prompts import Prompts
 from eval.errors import EvalError
 from eval.methods.method import SelfSpecMethod
 from selfspec import SelfSpec, StepRecord
+from selfspec.draft.sources import Cursor, Source
 from selfspec.records import TopK
 
 Path_ = tuple[int, ...]
@@ -125,7 +126,7 @@ def _rows(top: TopK) -> list[Row]:
     return list(zip(top.ids.tolist(), top.probabilities.tolist(), strict=True))
 
 
-class _Heard:
+class _Heard(Source, Cursor):
     """A source that drafts nothing and keeps what tables learn from the prompt."""
 
     name = "heard"

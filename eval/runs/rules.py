@@ -14,12 +14,11 @@ from typing import Any
 import torch
 
 from eval.benches.prompts import Prompts
-from eval.methods.draft_rules import Counted, Fallback, Reader, Rule, drafted
+from eval.methods.draft_rules import Counted, Fallback, Rule, drafted
 from eval.report.table import Table
 from selfspec import SpecConfig
-from selfspec.cost import Pacing
-from selfspec.run.draft_model import DraftModel
-from selfspec.run.probe import attention_types
+from selfspec.records import Likely
+from selfspec.run.draft_model import DraftModel, DraftText
 
 _MOST = 32  # Nodes of a tree that only a threshold ends.
 _STARTS = (0.1, 0.01, 0.001)
@@ -40,7 +39,7 @@ def compared(
     for name, rule in _rules(widths).items():
         found[name] = Counted()
         for prompt, text in texts:
-            found[name] += drafted(_reader(draft_model), prompt, text, rule)
+            found[name] += drafted(_TreeReader(draft_model), prompt, text, rule)
         told(f"{name}: {found[name].tokens_per_step:.2f} tokens a step")
     return found
 
@@ -65,9 +64,34 @@ def _written(model: Any, ids: torch.Tensor, max_new_tokens: int) -> tuple[list[i
     return output[: ids.shape[1]], output[ids.shape[1] :]
 
 
-def _reader(model: Any) -> Reader:
-    sizes = {"num_ids": model.config.vocab_size, "top_k": SpecConfig().top_k}
-    return DraftModel(model, attention_types(model.config), Pacing(), **sizes).open()
+class _TreeReader:
+    """Reads the nodes of a tree behind a text, each with the path to it; the text's end is 0."""
+
+    def __init__(self, model: Any) -> None:
+        sizes = {"num_ids": model.config.vocab_size, "top_k": SpecConfig().top_k}
+        self._text = DraftText(DraftModel(model, **sizes))
+        self._paths: list[list[int]] = [[]]
+
+    def extend(self, token_ids: Sequence[int]) -> Likely:
+        """Reads further tokens of the text."""
+        self._paths = [[]]
+        return self._text.read(token_ids)
+
+    def look(self, token_ids: Sequence[int], parents: Sequence[int]) -> list[Likely]:
+        """Reads nodes, which are forgotten at once."""
+        found = []
+        for token, parent in zip(token_ids, parents, strict=True):
+            path = [*self._paths[parent], token]
+            found.append(self._text.read(path))
+            self._text.crop(len(path))
+            self._paths.append(path)
+        return found
+
+    def keep(self, path: Sequence[int]) -> None:
+        """Makes the nodes of a path text."""
+        if ids := self._paths[path[-1]]:
+            self._text.read(ids)
+        self._paths = [[]]
 
 
 def rules_table(found: dict[str, Counted], cost: float) -> Table:

@@ -13,15 +13,15 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from eval.errors import EvalError
 from eval.report.rows import Record
 from eval.report.statistics import OVERALL
 from eval.report.table import Table
-from selfspec import GenerationStats, SelfSpec, SpecConfig, StepRecord
+from selfspec import GenerationStats, SelfSpec, SpecConfig, StepRecord, sequence
 from selfspec.cache import load_cache
 from selfspec.draft.memory import Memory
-from selfspec.draft.row import Row
 from selfspec.records import DraftTree, TopK
 from selfspec.verify.walk import walk
 
@@ -77,12 +77,15 @@ def replays_table(found: Mapping[int, Mapping[str, GenerationStats]]) -> Table:
 def replay(text: Text, memory: Memory, config: SpecConfig) -> GenerationStats:
     """One text, drafted for and verified step by step; its first token is the prompt's own."""
     stats = GenerationStats(num_calls=1, num_new_tokens=1, num_prompt_tokens_out=1)
-    row = Row.open(0, text.prompt_ids, memory, config)
+    length = len(text.prompt_ids) + len(text.output_ids)
+    prompt = torch.tensor([text.prompt_ids])
+    row = sequence.Sequence(prompt=prompt, prompt_ids=text.prompt_ids, max_length=length)
+    row.begin(memory, config)
     so_far = [-1, *text.prompt_ids]
     _teach(memory, so_far)
     _learn(memory, row, so_far, _verified(DraftTree.of_root(row.last_token), text.output_ids[:1]))
     while left := text.output_ids[len(so_far) - 1 - len(text.prompt_ids) :]:
-        tree = row.grower.grow(row.last_token, config.max_nodes, len(left) - 1)
+        tree = row.grower.grow(row.last_token, config.max_nodes, row.max_depth)
         record = _verified(tree, left)
         stats.count_step(record)
         _learn(memory, row, so_far, record)
@@ -106,11 +109,12 @@ def _verified(tree: DraftTree, to_come: Sequence[int]) -> StepRecord:
     return StepRecord(row=0, tree=tree, path=path, committed_ids=committed)
 
 
-def _learn(memory: Memory, row: Row, so_far: list[int], record: StepRecord) -> None:
+def _learn(memory: Memory, row: sequence.Sequence, so_far: list[int], record: StepRecord) -> None:
     """What the engine lets learn, and the text so far grows by the committed tokens."""
     _teach(memory, [*so_far[-2:], *record.committed_ids])
     if memory.learns:
         memory.calibration.observe(record)
+    row.new_ids += record.committed_ids
     row.observe(record)
     so_far += record.committed_ids
 

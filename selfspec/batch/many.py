@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+from selfspec.batch.prompt_call import Answer
 from selfspec.batch.prompts import Prompt, encoded
 from selfspec.batch.schedule import Scheduler
 from selfspec.batch.session import Session
-from selfspec.batch.ticket import Answer
+from selfspec.errors import UnsupportedError
 from selfspec.plugin.attach import check_assistant
 from selfspec.plugin.spec import SelfSpec
 
@@ -52,6 +53,10 @@ def generate_many(
     """
     if assistant is not None:
         check_assistant(assistant)
+    if isinstance(prompts, str):  # Each of its characters would be a prompt.
+        raise UnsupportedError(
+            f"prompts must be a list of prompts (got the text {prompts!r:.40}); put it into a list"
+        )
     session = Session(
         model,
         tokenizer,

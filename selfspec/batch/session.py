@@ -10,37 +10,35 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from selfspec.batch.pace import ReadingPace
-from selfspec.batch.rows import NO_LIMITS, Limits, Rows, config_for_rows
+from selfspec.batch.prompt_call import Answer, Hear, call_for
 from selfspec.batch.schedule import ArrivalOrder, Scheduler
-from selfspec.batch.ticket import Answer, Hear, Ticket
 from selfspec.batch.waiting import Waiting
 from selfspec.compat.generation import kv_of
 from selfspec.compat.modules import inside_wrappers
+from selfspec.config import SpecConfig
 from selfspec.errors import ConfigError, UnsupportedError
+from selfspec.machine.device import device_for
 from selfspec.machine.memory import amount_in_bytes
+from selfspec.plugin.call import Call
 from selfspec.plugin.prompt import PromptReader
+from selfspec.plugin.rows import Rows
 from selfspec.plugin.spec import SelfSpec
-from selfspec.run.prepared import Prepared
-from selfspec.run.rows_backend import kv_bytes_per_token
+from selfspec.records import StepRecord
+from selfspec.run.model import device_of
+from selfspec.run.rows_backend import RowsBackend, kv_bytes_per_token
 from selfspec.run.tree_kv import foreign_layer
 
 _LOOK_AHEAD = 256  # The most prompts that wait, if the reader asks how many are wanted.
 _SHORT_REST = 1.25  # A rest that is little longer than a part is read with it.
-
-
-class _Reading(NamedTuple):
-    """A prompt that is being read, whose place among the rows is kept for it."""
-
-    ticket: Ticket
-    reader: PromptReader
+_FIX = "raise max_memory, or lower max_rows or max_new_tokens"
 
 
 class Session:
@@ -71,19 +69,21 @@ class Session:
         self._wrapper = model  # Its generate() may do more than that of the model.
         self._tokenizer = tokenizer
         self._spec = spec
+        self._max_rows = max_rows
         self._max_bytes = None if max_memory is None else amount_in_bytes(max_memory)
         self._scheduler = ArrivalOrder() if scheduler is None else scheduler
         self._pace = pace
         self._hear = hear
-        self._config, self._eager_reason = config_for_rows(spec.config, self._model)
+        self._config, self._eager_reason = _config_for_rows(spec.config, self._model)
         self._waiting = Waiting(short_first=short_first)
-        self._reading: _Reading | None = None
-        sizes: dict[str, Any] = {"max_rows": max_rows, "max_bytes": self._max_bytes}
-        self._rows = Rows(self._model, spec, self._config, **sizes)
+        self._reading: PromptReader | None = None  # Its place among the rows is kept for it.
         self._open_forwards = ExitStack()
-        self._kept: Prepared | None = None
-        self._limits: Limits | None = None
-        self._limits_alone: Limits | None = None
+        self._rows: Rows | None = None
+        self._backend: RowsBackend | None = None
+        self._running: dict[int, Call] = {}  # The calls of the rows, by index.
+        self._unread: set[int] = set()  # Those of them that nobody waits for any more.
+        # How many tokens fit, and how many a prompt may have; beside no other row, and else.
+        self._limits: dict[bool, tuple[int | None, int | None]] = {}
         self.alone_reasons: Counter[str] = Counter()  # Why answers were written alone.
         self.index_alone: int | None = None  # The one that is, or broke off.
 
@@ -93,25 +93,20 @@ class Session:
         return _LOOK_AHEAD - len(self._waiting)
 
     @property
-    def num_waiting(self) -> int:
-        """How many prompts wait."""
-        return len(self._waiting)
-
-    @property
     def num_running(self) -> int:
         """How many texts are being written, or their prompt is being read."""
         is_alone = self.index_alone is not None
-        return len(self._rows) + (self._reading is not None) + is_alone
+        return len(self._running) + (self._reading is not None) + is_alone
 
     @property
     def kv_bytes(self) -> int:
         """What is set aside for keys and values."""
-        return self._rows.kv_bytes
+        return 0 if self._backend is None else self._backend.kv.nbytes
 
     @property
     def kv_bytes_in_use(self) -> int:
         """What the keys and values of all rows take."""
-        return self._rows.kv_bytes_in_use
+        return 0 if self._backend is None else self._backend.kv.bytes_in_use
 
     @property
     def is_empty(self) -> bool:
@@ -121,15 +116,17 @@ class Session:
     @property
     def _is_busy(self) -> bool:
         """Does any row need a step, or any prompt that is being read?"""
-        return bool(len(self._rows)) or self._reading is not None
+        return bool(self._running) or self._reading is not None
 
     def open(self) -> None:
         """Finds out what the model can verify and what fits, before the first prompt waits for it.
 
-        Afterwards `ticket` may be called by other threads.
+        Afterwards `call` may be called by other threads.
         """
         if self._spec.ability(self._model).mode == "tree":
-            self._limits_of_rows()
+            self._ready()
+            if self._max_bytes is not None:
+                self._limits[False] = self._found_limits(self._max_bytes, is_alone=False)
 
     def submit(
         self, index: int, ids: Sequence[int], seed: int | None, arguments: dict[str, Any]
@@ -138,39 +135,36 @@ class Session:
 
         Refuses what `generate()` would refuse, and what can never fit into the memory.
         """
-        self.add(self.ticket(index, ids, seed, arguments))
+        self.add(self.call(index, ids, seed, arguments))
 
-    def ticket(
+    def call(
         self, index: int, ids: Sequence[int], seed: int | None, arguments: dict[str, Any]
-    ) -> Ticket:
+    ) -> Call:
         """The call of a prompt, checked; it does not wait yet."""
         if not ids:
             raise UnsupportedError("a prompt must have at least one token (got none)")
-        ticket = Ticket.of(index, ids, seed, self._wrapper, self._tokenizer, self._spec, arguments)
-        self._limits_for(ticket).check(ticket)
-        return ticket
+        call = call_for(index, ids, seed, self._wrapper, self._tokenizer, self._spec, arguments)
+        if self._max_bytes is not None:
+            self._check_fits(call, self._max_bytes)
+        return call
 
-    def add(self, ticket: Ticket) -> None:
-        """Lets a ticket wait."""
-        self._waiting.add(ticket)
-
-    def waiting_indices(self) -> list[int]:
-        """The names of the prompts that wait."""
-        return self._waiting.indices()
+    def add(self, call: Call) -> None:
+        """Lets a call wait."""
+        self._waiting.add(call)
 
     def cancel(self, index: int) -> bool:
         """Forgets a prompt whose answer nobody wants, wherever it is; False if it is not here."""
         if self._waiting.leave(index):
             return True
-        reading = self._reading
-        if reading is not None and reading.ticket.index == index:
+        if self._reading is not None and self._reading.call.index == index:
+            self._spec.count(self._reading.call)
             self._reading = None
-            ticket: Ticket | None = reading.ticket
-        else:
-            ticket = self._rows.drop(index)
-        if ticket is not None:
-            self._spec.count(ticket.call)
-        return ticket is not None
+            return True
+        if self._rows is None or index not in self._running or index in self._unread:
+            return False
+        self._rows.stop(index)
+        self._unread.add(index)
+        return True
 
     def work(self) -> list[Answer]:
         """Steps until an answer is complete, or nothing is left to do; returns those that are."""
@@ -179,127 +173,156 @@ class Session:
             answers = self.step()
         return answers
 
+    @torch.no_grad()
     def step(self) -> list[Answer]:
         """Reads on in prompts for which there is a place, and lets all rows make one step.
 
         Returns the answers that are complete. A prompt that can't share forwards is answered from
         beginning to end when its turn comes and no row runs.
         """
-        ticket = self._waiting.next_alone
-        if ticket is not None and not self._is_busy:
-            return self._answer_alone(ticket)
+        call = self._waiting.next_alone
+        if call is not None and not self._is_busy:
+            return self._answer_alone(call)
         if self.is_empty:
             return []
-        with self._prepared() as prepared:
-            self._read(prepared)
-            answers = self._ended(prepared)
-            if len(self._rows):
-                self._step(prepared)
-                answers += self._ended(prepared)
+        rows = self._ready()
+        answers = self._ended(rows)
+        self._read(rows)
+        answers += self._ended(rows)
+        if len(rows):
+            start = perf_counter()
+            records = rows.step()
+            if self._pace is not None:
+                self._pace.observe_step(perf_counter() - start)
+            self._tell(records)
+            answers += self._ended(rows)
         return answers
 
-    @contextmanager
-    def _prepared(self) -> Iterator[Prepared]:
-        """How forwards are run. With no row there, it is asked anew, which looks at all weights."""
-        if self._kept is None or not self._is_busy:
+    def _ready(self) -> Rows:
+        """The rows, and how forwards are run: asked anew with no row there, for all weights."""
+        if self._rows is None or not self._is_busy:
             self._open_forwards.close()
             preparing = self._spec.forwards.prepare(self._model, self._config)
-            self._kept = self._open_forwards.enter_context(preparing)
-        with torch.no_grad():
-            yield self._kept
+            prepared = self._open_forwards.enter_context(preparing)
+            if self._backend is None:
+                with torch.no_grad():
+                    self._backend = prepared.rows_backend(self._max_rows, self._max_bytes)
+            self._backend.kind = prepared.kind
+            self._rows = Rows(self._spec.memory, prepared, self._backend)
+        return self._rows
 
-    def _read(self, prepared: Prepared) -> None:
+    def _read(self, rows: Rows) -> None:
         """Reads prompts until nothing more can start, or until as much was read as may be."""
-        left = sys.maxsize if self._pace is None else self._pace.num_tokens(len(self._rows))
-        while left > 0 and (self._reading is not None or self._begin(prepared)):
-            left -= self._read_part(left, prepared)
+        left = sys.maxsize if self._pace is None else self._pace.num_tokens(len(rows))
+        while left > 0:
+            self._reading = self._reading or self._next_to_read()
+            if self._reading is None:
+                return
+            left -= self._read_part(self._reading, left, rows)
 
-    def _begin(self, prepared: Prepared) -> bool:
-        """Takes the first of those prompts that the scheduler wants to start and that fits."""
-        if len(self._rows) == self._rows.max_rows or not (sharing := self._waiting.sharing()):
-            return False
-        backend = self._rows.open(prepared)
-        needs, limit = backend.kv.needs, backend.max_tokens
+    def _next_to_read(self) -> PromptReader | None:
+        """The first of those prompts that the scheduler wants to start and that fits."""
+        sharing = self._waiting.sharing()
+        if len(self._running) == self._max_rows or not sharing:
+            return None
+        assert self._backend is not None
+        needs, limit = self._backend.kv.needs, self._backend.max_tokens
         # All rows take the room of the longest one.
         taken = len(needs) * max(needs, default=0)
         room = sys.maxsize if limit is None else limit - taken
-        chosen = self._scheduler.choose([ticket.need for ticket in sharing], needs, room)
+        chosen = self._scheduler.choose([call.need for call in sharing], needs, room)
         if not needs and not chosen:
             chosen = [0]
-        for index in chosen:
-            ticket = sharing[index]
-            if backend.kv.fits([*needs, ticket.need]):
-                self._waiting.start(ticket)
-                self._reading = _Reading(ticket, PromptReader(ticket.call))
-                return True
-        return False
+        fitting = (i for i in chosen if self._backend.kv.fits([*needs, sharing[i].need]))
+        first = next(fitting, None)
+        if first is None:
+            return None
+        self._waiting.start(sharing[first])
+        return PromptReader(sharing[first])
 
-    def _read_part(self, num_tokens: int, prepared: Prepared) -> int:
-        """Reads on in the present prompt, and starts its row at the end; returns how much."""
-        assert self._reading is not None
-        ticket, reader = self._reading
-        start, before = perf_counter(), reader.num_left
+    def _read_part(self, reader: PromptReader, num_tokens: int, rows: Rows) -> int:
+        """Reads on in a prompt, and starts its row at the end; returns how much was read."""
+        start, before, call = perf_counter(), reader.num_left, reader.call
         is_nearly_all = before <= _SHORT_REST * num_tokens
-        with prepared.reading():
-            prompt = reader.read(prepared, before if is_nearly_all else num_tokens)
-        num_read = before - reader.num_left
-        if self._pace is not None:
-            self._pace.observe_part(num_read, perf_counter() - start)
-        if prompt is not None:
-            self._reading = None
-            self._tell(self._rows.start(ticket, prompt, prepared))
+        with rows.prepared.reading():
+            prompt = reader.read(rows.prepared, before if is_nearly_all else num_tokens)
+            num_read = before - reader.num_left
+            if self._pace is not None:
+                self._pace.observe_part(num_read, perf_counter() - start)
+            if prompt is not None:
+                self._reading = None
+                self._running[call.index] = call
+                self._tell(rows.add(call, prompt))
         return num_read
 
-    def _step(self, prepared: Prepared) -> None:
-        start = perf_counter()
-        committed = self._rows.step(prepared)
-        if self._pace is not None:
-            self._pace.observe_step(perf_counter() - start)
-        self._tell(committed)
+    def _tell(self, records: list[StepRecord]) -> None:
+        for record in records:
+            if self._hear is not None and not self._hear(record.row, record.committed_ids):
+                self.cancel(record.row)
 
-    def _tell(self, committed: dict[int, list[int]]) -> None:
-        for index, ids in committed.items():
-            if self._hear is not None and not self._hear(index, ids):
-                self.cancel(index)
-
-    def _ended(self, prepared: Prepared) -> list[Answer]:
+    def _ended(self, rows: Rows) -> list[Answer]:
         """The answers of the rows that have ended, which leave the batch."""
         answers = []
-        for ticket, ids in self._rows.ended():
-            call = ticket.call
-            call.note(prepared, self._rows.open(prepared))
+        for row in rows.leave():
+            call = self._running.pop(row.index)
+            if row.index in self._unread:
+                self._unread.remove(row.index)
+                self._spec.count(call)
+                continue
+            rows.note(call)
             call.stats.eager_reason = self._eager_reason or call.stats.eager_reason
-            self._spec.finish(call, drafted=True, is_last=not len(self._rows))
-            answers.append(ticket.answer(ids, call.stats, self._tokenizer))
+            self._spec.finish(call, drafted=True, is_last=not len(rows))
+            answers.append(Answer.to(call, row.new_ids, call.stats, self._tokenizer))
         return answers
 
-    def _answer_alone(self, ticket: Ticket) -> list[Answer]:
-        self._rows.close()  # Its own KV takes the memory of the batch's.
-        self._waiting.start(ticket)
-        self.alone_reasons[str(ticket.alone_reason)] += 1
-        self.index_alone = ticket.index
-        ids = ticket.decode_alone(self._spec, self._hear)
+    def _answer_alone(self, call: Call) -> list[Answer]:
+        self._rows = self._backend = None  # Its own KV takes the memory of the batch's.
+        self._waiting.start(call)
+        self.alone_reasons[str(call.alone_reason)] += 1
+        self.index_alone = index = call.index
+        assert call.decode_alone is not None
+        ids = call.decode_alone(lambda ids: self._hear is None or self._hear(index, ids))
         self.index_alone = None
-        return [] if ids is None else [ticket.answer(ids, self._spec.stats, self._tokenizer)]
+        return [] if ids is None else [Answer.to(call, ids, self._spec.stats, self._tokenizer)]
 
-    def _limits_for(self, ticket: Ticket) -> Limits:
-        """What fits into the memory beside whatever may be there with this ticket."""
-        if self._max_bytes is None:
-            return NO_LIMITS
-        if not ticket.is_alone:
-            return self._limits_of_rows()
-        # A recurrent or windowed state takes little room.
-        cache = kv_of(ticket.call.model_kwargs)
-        if not hasattr(cache, "layers") or foreign_layer(cache) is not None:
-            return NO_LIMITS
-        if self._limits_alone is None:  # To find out takes a forward over one token.
-            most = self._max_bytes // kv_bytes_per_token(self._model)
-            self._limits_alone = Limits(most, most)
-        return self._limits_alone
+    def _check_fits(self, call: Call, max_bytes: int) -> None:
+        """Refuses a prompt that would not fit into the memory if it were the only one."""
+        is_alone = call.alone_reason is not None
+        if is_alone:
+            cache = kv_of(call.model_kwargs)
+            if not hasattr(cache, "layers") or foreign_layer(cache) is not None:
+                return  # A recurrent or windowed state takes little room.
+        if is_alone not in self._limits:
+            self._limits[is_alone] = self._found_limits(max_bytes, is_alone=is_alone)
+        most, most_read = self._limits[is_alone]
+        if most is not None and call.need > most:
+            raise UnsupportedError(
+                f"prompt, answer and drafts must fit into the {most} tokens of max_memory (got "
+                f"{call.num_tokens} tokens in the prompt, {call.need} with the answer and drafts); "
+                f"{_FIX}"
+            )
+        if most_read is not None and call.num_tokens > most_read:
+            raise UnsupportedError(
+                f"a prompt must fit into the {most_read} tokens of max_memory in which prompts "
+                f"are read (got {call.num_tokens}); {_FIX}"
+            )
 
-    def _limits_of_rows(self) -> Limits:
-        if self._limits is None:
-            with self._prepared() as prepared:
-                backend = self._rows.open(prepared)
-                self._limits = Limits(backend.max_tokens, backend.max_prompt)
-        return self._limits
+    def _found_limits(self, max_bytes: int, *, is_alone: bool) -> tuple[int | None, int | None]:
+        """To find out takes a forward over one token."""
+        if is_alone:
+            most = max_bytes // kv_bytes_per_token(self._model)
+            return most, most
+        self._ready()
+        assert self._backend is not None
+        return self._backend.max_tokens, self._backend.max_prompt
+
+
+def _config_for_rows(config: SpecConfig, model: Any) -> tuple[SpecConfig, str | None]:
+    """The config with a way to run forwards that rows can come and go in, and why it differs."""
+    captures = device_for(device_of(model), overlap=False).can_capture
+    if config.forward != "graph" and not (config.forward == "auto" and captures):
+        return config, None
+    reason = "captured forwards have a fixed number of rows, and here rows come and go"
+    if config.forward == "graph" and config.strict:
+        raise UnsupportedError(f"strict=True and forward='graph' can't be had: {reason}")
+    return config.changed(forward="eager"), reason

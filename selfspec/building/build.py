@@ -1,30 +1,59 @@
-"""Builds a cache from a recipe and a model."""
+"""Builds a cache from a recipe and a model.
+
+The model's own answers are a batch run that remembers, in a folder beside the cache: the prompts,
+the answers as they come, and what they taught. So a run that was stopped goes on where it was.
+"""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from selfspec.building.answers import OwnAnswers, folder_of, opened_folder, usable
-from selfspec.building.documents import TokenIds
+import numpy as np
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from selfspec.batch.session import Session
 from selfspec.building.grams import GramCounter
-from selfspec.building.limits import vocab_size
-from selfspec.building.progress import Bars
-from selfspec.building.reading import teach
+from selfspec.building.limits import max_positions, vocab_size
+from selfspec.building.reading import prefix_of, teach
 from selfspec.building.recipe import Recipe
-from selfspec.building.tokens import prefix_of, read_ids
-from selfspec.cache import CacheContents, check_target, save_cache, tokenizer_info
+from selfspec.building.texts import TokenIds, read_ids
+from selfspec.cache import SUFFIX, CacheContents, check_target, save_cache, tokenizer_info
 from selfspec.draft.sources.corpus import CorpusTables
-from selfspec.errors import BuildError
+from selfspec.errors import BuildError, CliError
+from selfspec.machine.memory import free_memory
+from selfspec.machine.user_files import replace_text
 from selfspec.plugin.spec import SelfSpec
+from selfspec.serving.batch_file import BatchFiles, outcomes
+from selfspec.serving.prompt_files import Limits
 
 # A model that is decoded plainly would teach nothing, so it is refused. The budget is fixed because
 # a cache should not depend on how fast the machine is.
 _KNOBS: dict[str, Any] = {"strict": True, "budget": "fixed", "max_nodes": 16}
+_MAX_MEMORY = 1 << 32  # In bytes, for counting; what does not fit loses its rarest n-grams.
+_COLUMNS = (
+    TextColumn("{task.description}"),
+    BarColumn(14),
+    MofNCompleteColumn(),
+    TextColumn("{task.fields[tokens]:,} tokens"),
+    TimeElapsedColumn(),
+    TextColumn("left"),
+    TimeRemainingColumn(),
+)
 
 
 def build_cache(
@@ -33,18 +62,16 @@ def build_cache(
     tokenizer: Any,
     load_model: Callable[[], Any],
     *,
-    bars: Bars,
+    console: Console,
     model_name: str | None = None,
-    max_memory: int = 1 << 32,
     overwrite: bool = False,
 ) -> CacheContents:
     """Builds the cache `output`; returns what is in it.
 
     Args:
         load_model: Called when the model itself is needed, not only its tokenizer.
-        bars: Show how far the build is.
+        console: Shows how far the build is.
         model_name: What the user called it; None for the embedded one.
-        max_memory: Bytes for counting n-grams, without tokenizer and model.
         overwrite: Replaces a cache that is there.
     """
     target = check_target(output, overwrite=overwrite)
@@ -53,146 +80,208 @@ def build_cache(
             "--chat-template needs a tokenizer with a template (got one without); pass "
             "--no-chat-template, or name another --model"
         )
-    documents = _with_a_document(read_ids(recipe, tokenizer), recipe)
-    build = _Build(recipe, tokenizer, load_model, bars, max_memory, model_name)
+    documents = read_ids(recipe, tokenizer)
+    for first in documents:  # Data of the wrong kind is refused before any work.
+        documents = chain([first], documents)
+        break
+    else:
+        raise BuildError(f"--data must hold a document (got {recipe.data!r})")
+    build = _Build(recipe, tokenizer, load_model, console, model_name)
+    folder = folder_of(target)
     contents = (
-        build.from_answers(documents, target) if recipe.generates else build.from_text(documents)
+        build.from_answers(documents, folder) if recipe.generates else build.from_text(documents)
     )
     save_cache(target, contents, overwrite=overwrite)
     if recipe.generates:
-        shutil.rmtree(folder_of(target))
+        shutil.rmtree(folder)
     return contents
 
 
+def folder_of(cache: Path) -> Path:
+    """Where the answers for a cache are kept while it is being built."""
+    return cache.with_name(f"{cache.name.removesuffix(SUFFIX)}.answers")
+
+
+@dataclass
 class _Build:
     """One cache being built."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        tokenizer: Any,
-        load_model: Callable[[], Any],
-        bars: Bars,
-        max_memory: int,
-        model_name: str | None,
-    ) -> None:
-        self._recipe = recipe
-        self._tokenizer = tokenizer
-        self._load_model = load_model
-        self._bars = bars
-        self._max_memory = max_memory
-        self._model_name = model_name
-        self._facts: dict[str, Any] = {}  # Numbers for the card.
+    recipe: Recipe
+    tokenizer: Any
+    load_model: Callable[[], Any]
+    console: Console
+    model_name: str | None
+    facts: dict[str, Any] = field(default_factory=dict)  # Numbers for the card.
 
     def from_text(self, documents: Iterable[TokenIds | None]) -> CacheContents:
         """A cache of what stands in the documents, and of what the model makes of them."""
-        recipe, tables = self._recipe, {}
+        recipe, tables = self.recipe, {}
         if recipe.wants_lut:
-            model, spec = self._load_model().eval(), SelfSpec(**_KNOBS)
-            memory = spec.memory(vocab_size(model))
-            bar = self._bars.stage("reading", recipe.warmup_tokens or None)
-            prefix = prefix_of(recipe, self._tokenizer)
-            tell = bar.advance
-            read = teach(memory, model, documents, recipe, prefix=prefix, tell=tell)
-            bar.end()
-            self._facts["tokens_read"] = self._some(read, "a document with text in it")
+            model = self.load_model().eval()
+            memory = SelfSpec(**_KNOBS).memory(vocab_size(model))
+            prefix = prefix_of(recipe, self.tokenizer)
+            read = teach(memory, model, documents, recipe, prefix=prefix)
+            done = self._show("reading", recipe.warmup_tokens or None, ((n, n) for n in read))
+            self.facts["tokens_read"] = self._some(done, "a document with text in it")
             tables = memory.tables()
-            documents = read_ids(recipe, self._tokenizer)
+            documents = read_ids(recipe, self.tokenizer)
         corpus = self._counted(documents, recipe.max_documents) if recipe.wants_ngrams else None
         return self._contents(tables=tables, corpus=corpus)
 
-    def from_answers(self, documents: Iterable[TokenIds | None], output: Path) -> CacheContents:
+    def from_answers(self, documents: Iterable[TokenIds | None], folder: Path) -> CacheContents:
         """A cache of what the model answers, and of what is learned on the way."""
-        recipe, tokenizer = self._recipe, self._tokenizer
-        model = self._load_model().eval()
-        prompts = usable(documents, recipe, model)
-        asked = [ids for ids in prompts if ids is not None]
+        recipe = self.recipe
+        model = self.load_model().eval()
+        positions = max_positions(model)
+        if positions is not None and recipe.max_new_tokens >= positions:
+            raise BuildError(
+                "--max-new-tokens must leave room for a prompt in the model's "
+                f"{positions} positions (got {recipe.max_new_tokens})"
+            )
+        prompts = list(documents)
+        asked = [ids for ids in prompts if ids is not None and len(ids) <= recipe.max_prompt_tokens]
         self._some(len(asked), "a prompt that the model can answer")
-        with opened_folder(output) as folder:
-            answers = OwnAnswers(folder, self._answer_settings(model), asked)
-            spec = SelfSpec(remember=answers.memory, tokenizer=tokenizer, **_KNOBS)
-            bar = self._bars.stage("generating", len(asked), done=answers.num_answers)
-            answers.complete(model, tokenizer, spec, recipe, bar.advance)
-            bar.end()
-            memory = spec.memory(vocab_size(model))  # Also where all was answered before.
+        files = self._files(folder, model, asked)
+        spec = SelfSpec(remember=folder / "memory", tokenizer=self.tokenizer, **_KNOBS)
+        self._answer(files, model, spec, len(asked))
+        answers = list(_answers(files, asked, recipe.max_prefix))
+        self._some(len(answers), "a prompt that the model can answer")
         found: dict[str, Any] = {}
         if recipe.wants_ngrams:
-            found["corpus"] = self._counted(answers.documents(recipe.max_prefix), len(asked))
+            found["corpus"] = self._counted(answers, len(answers))
         if recipe.wants_lut:
+            memory = spec.memory(vocab_size(model))
             found |= {"tables": memory.tables(), "calibration": memory.calibration.rows()}
-        left_out = len(prompts) - len(asked)
-        self._facts |= {"prompts": len(prompts), "answers": len(asked), "left_out": left_out}
+        left_out = len(prompts) - len(answers)
+        self.facts |= {"prompts": len(prompts), "answers": len(answers), "left_out": left_out}
         return self._contents(**found)
 
-    def _counted(self, documents: Iterable[TokenIds | None], total: int | None) -> CorpusTables:
-        recipe = self._recipe
-        counter = GramCounter(
-            vocab_size=tokenizer_info(self._tokenizer).vocab_size,
-            max_prefix=recipe.max_prefix,
-            max_memory=self._max_memory,
+    def _files(self, folder: Path, model: Any, asked: Sequence[TokenIds]) -> BatchFiles:
+        """The files of the batch run. All that decides about an answer stands in its line."""
+        recipe = self.recipe
+        shared = {
+            "model": f"{self.model_name} in {model.dtype}",
+            "max_tokens": recipe.max_new_tokens,
+            "temperature": recipe.temperature,
+        }
+        lines = (
+            # No two answers share a seed, so that a prompt that comes twice has two answers.
+            json.dumps({"body": {**shared, "seed": recipe.seed + index, "prompt": ids.tolist()}})
+            for index, ids in enumerate(asked)
         )
-        bar = self._bars.stage("counting", total)
+        replace_text(folder / "prompts.jsonl", "".join(f"{line}\n" for line in lines))
+        return BatchFiles(folder / "prompts.jsonl", folder / "answers.jsonl")
+
+    def _answer(self, files: BatchFiles, model: Any, spec: SelfSpec, total: int) -> None:
+        """Has the model answer what is left."""
+        with files.locked():
+            try:
+                progress = files.progress()
+            except CliError as error:
+                raise BuildError(
+                    f"{str(files.answers.parent)!r} holds the answers of another build ({error}); "
+                    "undo the change to go on with it, or delete that folder to begin anew"
+                ) from error
+            files.begin(progress)
+            found = outcomes(
+                files.open_lines(progress),
+                Session(model, self.tokenizer, spec, max_rows=self.recipe.batch),
+                self.tokenizer,
+                Limits(vocab_size(model), max_positions(model)),
+                model_name="",
+                seed=0,
+                default={},
+                length_option="max_new_tokens",
+            )
+
+            def written() -> Iterator[tuple[int, int]]:
+                for outcome in found:
+                    files.write(outcome)
+                    yield 1, outcome.num_tokens
+
+            try:
+                self._show("answering", total, written(), done=total - len(progress.left))
+            finally:
+                spec.save_memory()
+
+    def _counted(self, documents: Iterable[TokenIds | None], total: int | None) -> CorpusTables:
+        recipe = self.recipe
+        counter = GramCounter(
+            vocab_size=tokenizer_info(self.tokenizer).vocab_size,
+            max_prefix=recipe.max_prefix,
+            max_memory=min(_MAX_MEMORY, free_memory() // 2),
+        )
         counts = Counter(documents=0, tokens=0, left_out=0)
-        for ids in documents:
-            num_tokens = 0 if ids is None else len(ids)
-            if ids is not None:
-                _add(counter, ids)
-            counts.update(documents=bool(num_tokens), tokens=num_tokens, left_out=not num_tokens)
-            bar.advance(1, num_tokens)
-        bar.end()
+
+        def added() -> Iterator[tuple[int, int]]:
+            for ids in documents:
+                num_tokens = 0 if ids is None else len(ids)
+                if ids is not None:
+                    counter.add(ids)
+                counts.update(
+                    documents=bool(num_tokens), tokens=num_tokens, left_out=not num_tokens
+                )
+                yield 1, num_tokens
+
+        self._show("counting", total, added())
         self._some(counts["tokens"], "a document with text in it")
         tables = counter.tables(
             min_count=recipe.min_count,
             max_continuations=recipe.max_continuations,
             max_bytes=recipe.max_size,
         )
-        self._facts |= {**counts, "min_counts": list(tables.min_counts)}
+        self.facts |= {**counts, "min_counts": list(tables.min_counts)}
         return tables
+
+    def _show(
+        self, title: str, total: int | None, parts: Iterable[tuple[int, int]], *, done: int = 0
+    ) -> int:
+        """Goes through parts of work, as (amount, tokens), with a bar; returns the tokens."""
+        tokens = 0
+        with Progress(*_COLUMNS, console=self.console) as bar:
+            task = bar.add_task(title, total=total, completed=done, tokens=0)
+            for amount, num_tokens in parts:
+                tokens += num_tokens
+                bar.update(task, advance=amount, tokens=tokens)
+            bar.update(task, total=bar.tasks[task].completed)
+        return tokens
 
     def _contents(self, **parts: Any) -> CacheContents:
         """All of it with what the card says of its origin, without times, paths or machines."""
-        about = _without_folders(self._recipe)
-        recipe = {key: value for key, value in about.items() if key not in ("name", "licence")}
-        model = tokenizer_info(self._tokenizer).name or self._model_name
-        asks_model = self._recipe.wants_lut or self._recipe.generates
+        recipe = self.recipe
+        about = _without_folders(recipe)
+        model = tokenizer_info(self.tokenizer).name or self.model_name
+        asks_model = recipe.wants_lut or recipe.generates
         return CacheContents(
-            tokenizer=tokenizer_info(self._tokenizer),
+            tokenizer=tokenizer_info(self.tokenizer),
             about={
-                "name": about["name"],
-                "licence": about["licence"],
+                "name": about.pop("name"),
+                "licence": about.pop("licence"),
                 **({"model": model} if asks_model else {}),
-                **self._facts,
-                "recipe": recipe,
+                **self.facts,
+                "recipe": about,
             },
             **parts,
         )
 
-    def _answer_settings(self, model: Any) -> dict[str, Any]:
-        """What decides about an answer, beside its prompt."""
-        keys = ("max_new_tokens", "temperature", "seed")
-        chosen = {key: getattr(self._recipe, key) for key in keys}
-        return {"model": self._model_name, "dtype": str(model.dtype), **chosen}
-
     def _some(self, number: int, what: str) -> int:
         if not number:
-            raise BuildError(f"--data must hold {what} (got {self._recipe.data!r})")
+            raise BuildError(f"--data must hold {what} (got {self.recipe.data!r})")
         return number
 
 
-def _add(counter: GramCounter, ids: TokenIds) -> None:
-    try:
-        counter.add(ids)
-    except ValueError as error:
-        raise BuildError(f"the tokens of --data must be the tokenizer's: {error}") from error
+def _answers(files: BatchFiles, asked: Sequence[TokenIds], max_prefix: int) -> Iterator[TokenIds]:
+    """Each answer behind the last tokens of its prompt.
 
-
-def _with_a_document(
-    documents: Iterator[TokenIds | None], recipe: Recipe
-) -> Iterator[TokenIds | None]:
-    """The same, once the first one was read: data of the wrong kind is refused before any work."""
-    for first in documents:
-        return chain([first], documents)
-    raise BuildError(f"--data must hold a document (got {recipe.data!r})")
+    The n-grams of the prompt itself are not counted, because the context source finds them when the
+    prompt is given again. Only its last tokens are, as the prefixes that answers begin with.
+    """
+    if not files.answers.exists():
+        return
+    with files.answers.open("rb") as stream:
+        for answer in map(json.loads, stream):
+            prompt = asked[answer["line"] - 1]
+            yield np.array([*prompt[-max_prefix:], *answer["ids"]], np.int64)
 
 
 def _without_folders(recipe: Recipe) -> dict[str, Any]:

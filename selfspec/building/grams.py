@@ -1,77 +1,82 @@
 """Counts which tokens follow which in documents, with numpy, and makes corpus tables of the counts.
 
 Documents come in chunks. The n-grams of a chunk are counted and merged with those before. If they
-need more memory than there may be, the rarest of the longest ones are dropped.
+need more memory than there may be, the rarest of the longest ones are dropped. Merging tables that
+were made earlier is the same: their counts are taken out of them, added up, and cut again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from selfspec.building.recipe import LEAST_BYTES
 from selfspec.draft.sources.corpus import CorpusTables
+from selfspec.errors import BuildError
 
 Array = NDArray[Any]
 
 _CHUNK = 1 << 20  # Tokens that are counted at once.
-_NODE_BYTES = 96  # What one n-gram takes while two sets of them are merged.
+_GRAM_BYTES = 112  # What one n-gram takes while two sets of them are merged.
 _HEADER_BYTES = 8192  # The most that the header of a cache file may take.
 _MAX_COUNT = (1 << 32) - 1
 _HALF = 32  # The bits of a parent, and of a token, in a pair.
 _END = -1  # Behind each document.
+_NONE = np.zeros(0, np.int64)
 
 
 class Grams(NamedTuple):
-    """The different n-grams of one length in lexicographic order, and how often each came.
+    """The different n-grams of one length in lexicographic order, and what is counted of each.
 
     An n-gram is one that is a token shorter, by its index, and a last token.
     """
 
     parents: Array
     tokens: Array
-    counts: Array
+    counts: Array  # How often it came.
+    totals: Array  # How often anything came behind it.
 
 
 Trie = list[Grams]  # n-grams of 1, 2, … tokens.
 
 
-def _add_up(parents: Array, tokens: Array, counts: Array) -> tuple[Grams, Array]:
+def _add_up(parents: Array, tokens: Array, counts: Array, totals: Array) -> tuple[Grams, Array]:
     """Joins what is counted for the same parent and token; and for each row its index there."""
     pairs = (parents.astype(np.int64) << _HALF) | tokens
     different, indices = np.unique(pairs, return_inverse=True)
-    sums = np.bincount(indices, counts, len(different)).astype(np.int64)
+    sums = (np.bincount(indices, each, len(different)) for each in (counts, totals))
+    counts, totals = (each.astype(np.int64) for each in sums)
     parents = (different >> _HALF).astype(np.int32)
-    return Grams(parents, (different & _MAX_COUNT).astype(np.uint32), sums), indices
+    return Grams(parents, (different & _MAX_COUNT).astype(np.uint32), counts, totals), indices
 
 
-def _trie_of(text: NDArray[np.int64], depth: int) -> Trie:
+def _count(text: NDArray[np.int64], depth: int) -> Trie:
     """Counts the n-grams of documents, behind each of which stands an end."""
     trie = []
     starts = np.flatnonzero(text != _END)
     parents = np.zeros(len(starts), np.int64)
     for length in range(depth):
-        grams, parents = _add_up(parents, text[starts + length], np.ones(len(starts), np.int64))
-        trie.append(grams)
         longer = text[starts + length + 1] != _END
+        grams, parents = _add_up(parents, text[starts + length], np.ones(len(starts)), longer)
+        trie.append(grams)
         starts, parents = starts[longer], parents[longer]
     return trie
 
 
-def _joined(tries: Sequence[Trie]) -> Trie:
+def _merge(tries: Sequence[Trie]) -> Trie:
     """The sums of all counts."""
-    joined = []
+    merged = []
     indices = [np.zeros(1, np.int64) for _ in tries]
     for levels in zip(*tries, strict=True):
         parents = [index[level.parents] for index, level in zip(indices, levels, strict=True)]
-        tokens, counts = (np.concatenate([level[i] for level in levels]) for i in (1, 2))
-        grams, found = _add_up(np.concatenate(parents), tokens, counts)
-        joined.append(grams)
-        indices = _split(found, parents)
-    return joined
+        columns = (np.concatenate([level[i] for level in levels]) for i in (1, 2, 3))
+        grams, found = _add_up(np.concatenate(parents), *columns)
+        merged.append(grams)
+        indices = np.split(found, np.cumsum([len(part) for part in parents])[:-1])
+    return merged
 
 
 def _without_rare(trie: Trie, length: int, least: int) -> Trie:
@@ -80,19 +85,14 @@ def _without_rare(trie: Trie, length: int, least: int) -> Trie:
     indices = np.arange(len(kept[-1].counts))
     for grams in trie[length:]:
         chosen = grams.counts >= least
-        parents = indices[grams.parents[chosen]]
-        kept.append(Grams(parents, grams.tokens[chosen], grams.counts[chosen]))
+        columns = (column[chosen] for column in grams[1:])
+        kept.append(Grams(indices[grams.parents[chosen]], *columns))
         indices = np.cumsum(chosen) - 1
     return kept
 
 
 def _size(trie: Trie) -> int:
     return sum(len(grams.counts) for grams in trie)
-
-
-def _split(rows: Array, parts: Sequence[Array]) -> list[Array]:
-    """Takes apart what was concatenated."""
-    return np.split(rows, np.cumsum([len(part) for part in parts])[:-1])
 
 
 class GramCounter:
@@ -106,7 +106,7 @@ class GramCounter:
     def __init__(self, *, vocab_size: int, max_prefix: int = 4, max_memory: int = 1 << 32) -> None:
         self._vocab_size = vocab_size
         self._depth = max_prefix + 1
-        self._max_size = max(max_memory // _NODE_BYTES, 4 * vocab_size)
+        self._max_size = max(max_memory // _GRAM_BYTES, 4 * vocab_size)
         self._waiting: list[NDArray[np.int64]] = []
         self._num_waiting = 0
         self._tries: list[Trie] = []  # Each is at least twice as large as the next one.
@@ -116,41 +116,33 @@ class GramCounter:
         ids = np.asarray(token_ids, np.int64)
         for odd in (ids.min(), ids.max()) if ids.size else ():
             if not 0 <= odd < self._vocab_size:
-                raise ValueError(f"token ids must be 0 to {self._vocab_size - 1} (got {odd})")
+                raise BuildError(
+                    f"the token ids of --data must be 0 to {self._vocab_size - 1} (got {odd})"
+                )
         self._waiting.append(np.append(ids, _END))
         self._num_waiting += len(ids)
         if self._num_waiting >= min(_CHUNK, self._max_size // 8):
             self._count_waiting()
 
     def tables(
-        self,
-        *,
-        min_count: int = 2,
-        max_continuations: int = 8,
-        max_bytes: int = 64_000_000,
+        self, *, min_count: int = 2, max_continuations: int = 8, max_bytes: int = 64_000_000
     ) -> CorpusTables:
-        """The tables of all that was counted. Their `min_counts` say what was left out to fit.
-
-        Each length of prefix starts with `min_count`. It is raised while the file would be larger
-        than `max_bytes`, for the longest prefixes first.
-        """
+        """The tables of all that was counted, as `tables_of` makes them."""
         self._count_waiting()
-        empty = _trie_of(np.array([_END]), self._depth)
-        self._tries = [_joined(self._tries or [empty])]
+        self._tries = [_merge(self._tries or [_count(np.array([_END]), self._depth)])]
         token_dtype = np.dtype(np.uint16 if self._vocab_size <= 1 << 16 else np.uint32)
-        levels = _levels_of(self._tries[0])
-        return _pruned(levels, token_dtype, min_count, max_continuations, max_bytes)
+        return tables_of(self._tries[0], token_dtype, min_count, max_continuations, max_bytes)
 
     def _count_waiting(self) -> None:
         if not self._waiting:
             return
         tries = self._tries
-        tries.append(_trie_of(np.concatenate(self._waiting), self._depth))
+        tries.append(_count(np.concatenate(self._waiting), self._depth))
         self._waiting, self._num_waiting = [], 0
         while len(tries) > 1 and _size(tries[-2]) < 2 * _size(tries[-1]):
-            tries[-2:] = [_joined(tries[-2:])]
+            tries[-2:] = [_merge(tries[-2:])]
         if sum(map(_size, tries)) > self._max_size:
-            tries[:] = [self._cut(_joined(tries))]
+            tries[:] = [self._cut(_merge(tries))]
 
     def _cut(self, trie: Trie) -> Trie:
         """Drops the rarest n-grams, the longest first, until half of the memory is free."""
@@ -163,101 +155,69 @@ class GramCounter:
         return trie
 
 
-class _Level(NamedTuple):
-    """Prefixes of one length in order, and the continuations of each, one group after another.
-
-    A prefix's id counts the prefixes of its length, in order; kept ones keep it.
-    """
-
-    ids: Array
-    parents: Array  # Ids of the prefixes that are one token shorter.
-    tokens: Array  # The last token of each prefix.
-    totals: Array
-    sizes: Array  # The number of continuations of each prefix.
-    next_tokens: Array
-    next_counts: Array
-
-    @classmethod
-    def of(cls, prefixes: Grams, totals: Array, following: Grams) -> _Level:
-        """The level of some prefixes, and of the n-grams that are a token longer."""
-        ids = np.arange(len(prefixes.tokens))
-        sizes = np.bincount(following.parents, minlength=len(ids))
-        prefix = (ids, prefixes.parents, prefixes.tokens, totals)
-        return cls(*prefix, sizes, following.tokens, following.counts)
-
-    def kept(self, chosen: Array) -> _Level:
-        """Only some continuations (a mask), and the prefixes that still have one."""
-        owners = np.repeat(np.arange(len(self.ids)), self.sizes)
-        sizes = np.bincount(owners[chosen], minlength=len(self.ids))
-        full = sizes > 0
-        ids, parents, tokens, totals = (column[full] for column in self[:4])
-        prefixes = (ids, parents, tokens, totals, sizes[full])
-        return _Level(*prefixes, self.next_tokens[chosen], self.next_counts[chosen])
-
-    def frequent(self, min_count: int) -> _Level:
-        """Leaves out continuations that came less often than `min_count`."""
-        return self.kept(self.next_counts >= min_count)
-
-    def best(self, max_continuations: int) -> _Level:
-        """The most frequent continuations of each prefix, in that order; ties by lower token."""
-        owners = np.repeat(np.arange(len(self.ids)), self.sizes)
-        order = np.lexsort((self.next_tokens, -self.next_counts, owners))
-        ranked = self._replace(
-            next_tokens=self.next_tokens[order], next_counts=self.next_counts[order]
-        )
-        starts = np.cumsum(self.sizes) - self.sizes
-        ranks = np.arange(len(owners)) - np.repeat(starts, self.sizes)
-        return ranked.kept(ranks < max_continuations)
-
-    def below(self, ids: Array) -> _Level:
-        """Only the prefixes whose parents are among `ids`."""
-        return self.kept(np.repeat(np.isin(self.parents, ids), self.sizes))
-
-
-def _levels_of(trie: Trie) -> Iterator[_Level]:
-    for prefixes, following in pairwise(trie):
-        totals = np.bincount(following.parents, following.counts, len(prefixes.tokens))
-        yield _Level.of(prefixes, totals.astype(np.int64), following)
-
-
-def _pruned(
-    levels: Iterable[_Level],
+def tables_of(
+    trie: Trie,
     token_dtype: np.dtype[Any],
     min_count: int,
     max_continuations: int,
     max_bytes: int,
 ) -> CorpusTables:
-    """The tables of what is kept.
+    """The most frequent continuations of each prefix; ties by lower token.
 
-    Where the file would pass `max_bytes`, min_count is raised by one for the longest prefixes, then
-    for those a token shorter, and so on round and round, until it does not.
+    Continuations that came less often than `min_count` are left out. Where the file would be larger
+    than `max_bytes`, the minimum is raised by one for the longest prefixes, then for those a token
+    shorter, and so on round and round, until it is not. The tables' `min_counts` say how far.
     """
-    kept = [level.frequent(min_count).best(max_continuations) for level in levels]
-    min_counts = [min_count] * len(kept)
-    while _file_bytes(kept, token_dtype.itemsize) > max_bytes:
+    if max_bytes < LEAST_BYTES:
+        raise ValueError(f"the tables must be allowed {LEAST_BYTES:,} bytes (got {max_bytes:,})")
+    levels = trie[1:]
+    kept = [(level.counts >= min_count) & (_ranks(level) < max_continuations) for level in levels]
+    min_counts = [min_count] * len(levels)
+    while _file_bytes(levels, kept, token_dtype.itemsize) > max_bytes:
         lowest = min(min_counts)
-        longest = len(kept) - 1 - min_counts[::-1].index(lowest)
+        longest = len(levels) - 1 - min_counts[::-1].index(lowest)
         min_counts[longest] += 1
-        kept[longest] = kept[longest].frequent(lowest + 1)
-    arrays = {}
-    for length, level in enumerate(kept, start=1):
-        arrays[f"token.{length}"] = level.tokens.astype(token_dtype)
-        arrays[f"total.{length}"] = _limited(level.totals)
-        arrays[f"next.{length}"] = np.append(0, np.cumsum(level.sizes)).astype(np.uint32)
-        arrays[f"next_token.{length}"] = level.next_tokens.astype(token_dtype)
-        arrays[f"next_count.{length}"] = _limited(level.next_counts)
-        if length < len(kept):
-            longer = kept[length] = kept[length].below(level.ids)
-            starts = np.searchsorted(longer.parents, level.ids)
-            arrays[f"child.{length}"] = np.append(starts, len(longer.ids)).astype(np.uint32)
+        kept[longest] &= levels[longest].counts > lowest
+    arrays: dict[str, Array] = {}
+    shorter: Array | None = None  # Those of the level before that have a row.
+    for length, (grams, longer, chosen) in enumerate(zip(trie, levels, kept, strict=False), 1):
+        prefixes = np.unique(longer.parents[chosen])
+        if shorter is not None:
+            prefixes = prefixes[np.isin(grams.parents[prefixes], shorter)]
+            arrays[f"child.{length - 1}"] = _offsets(grams.parents[prefixes], shorter)
+            chosen = chosen & np.isin(longer.parents, prefixes)
+        order = np.flatnonzero(chosen)
+        order = order[
+            np.lexsort((longer.tokens[order], -longer.counts[order], longer.parents[order]))
+        ]
+        arrays[f"token.{length}"] = grams.tokens[prefixes].astype(token_dtype)
+        arrays[f"total.{length}"] = _limited(grams.totals[prefixes])
+        arrays[f"next.{length}"] = _offsets(longer.parents[order], prefixes)
+        arrays[f"next_token.{length}"] = longer.tokens[order].astype(token_dtype)
+        arrays[f"next_count.{length}"] = _limited(longer.counts[order])
+        shorter = prefixes
     return CorpusTables.from_arrays(arrays, min_counts=min_counts)
 
 
-def _file_bytes(levels: Sequence[_Level], token_bytes: int) -> int:
-    num_prefixes = sum(len(level.ids) for level in levels)
-    num_next = sum(len(level.next_tokens) for level in levels)
-    offsets = 4 * (2 * num_prefixes - len(levels[-1].ids) + 2 * len(levels) - 1)
-    return _HEADER_BYTES + offsets + (token_bytes + 4) * (num_prefixes + num_next)
+def _ranks(grams: Grams) -> Array:
+    """The place of each n-gram among those with the same beginning, the most frequent one first."""
+    order = np.lexsort((grams.tokens, -grams.counts, grams.parents))
+    ranks = np.empty_like(order)
+    ranks[order] = np.arange(len(order)) - np.searchsorted(grams.parents, grams.parents)
+    return ranks
+
+
+def _offsets(owners: Array, prefixes: Array) -> Array:
+    """Where the rows of each prefix start, among rows in the order of their prefixes."""
+    return np.append(np.searchsorted(owners, prefixes), len(owners)).astype(np.uint32)
+
+
+def _file_bytes(levels: Sequence[Grams], kept: Sequence[Array], token_bytes: int) -> int:
+    owners = (level.parents[chosen] for level, chosen in zip(levels, kept, strict=True))
+    prefixes = [np.count_nonzero(np.diff(each, prepend=-1)) for each in owners]
+    num_next = sum(map(np.count_nonzero, kept))
+    offsets = 4 * (2 * sum(prefixes) - prefixes[-1] + 2 * len(levels) - 1)
+    return int(_HEADER_BYTES + offsets + (token_bytes + 4) * (sum(prefixes) + num_next))
 
 
 def _limited(counts: Array) -> Array:
@@ -273,38 +233,45 @@ def merge_tables(
 ) -> CorpusTables:
     """One table with the sums of all counts; the order of the tables makes no difference.
 
-    What a table has pruned is missing from the sums. The result's `min_counts` say what was left
-    out to fit into `max_bytes`.
+    What a table has pruned is missing from the sums.
     """
     lengths = sorted({part.max_prefix for part in tables})
     if len(lengths) != 1:
         raise ValueError(f"tables to merge must have the same max_prefix (got {lengths or 'none'})")
-    arrays = [part.arrays() for part in tables]
-    token_dtype = np.result_type(*(part["token.1"] for part in arrays))
-    levels = _summed_levels(arrays, lengths[0])
-    return _pruned(levels, token_dtype, min_count, max_continuations, max_bytes)
+    token_dtype = np.result_type(*(part.arrays()["token.1"] for part in tables))
+    trie = _merge([_trie_of(part) for part in tables])
+    return tables_of(trie, token_dtype, min_count, max_continuations, max_bytes)
 
 
-def _summed_levels(tables: Sequence[dict[str, Array]], max_prefix: int) -> Iterator[_Level]:
-    """All tables' prefixes of each length, with the sums of what they count."""
-
-    def joined(name: str) -> Array:
-        return np.concatenate([table[name] for table in tables])
-
-    def owners(offsets: str) -> list[Array]:
-        """For each child or continuation of each table, the index of the prefix it belongs to."""
-        spans = [table[offsets].astype(np.int64) for table in tables]
-        pairs = zip(indices, spans, strict=True)
-        return [np.repeat(index, span[1:] - span[:-1]) for index, span in pairs]
-
-    parents = [np.zeros(len(table["token.1"]), np.int64) for table in tables]
-    for n in range(1, max_prefix + 1):
-        prefixes, found = _add_up(
-            np.concatenate(parents), joined(f"token.{n}"), joined(f"total.{n}")
+def _trie_of(tables: CorpusTables) -> Trie:
+    """The counts in tables. An n-gram is there as a prefix, with a total, or as a continuation of
+    a shorter one, with a count, or as both.
+    """
+    arrays, trie = tables.arrays(), []
+    parents = np.zeros(len(arrays["token.1"]), np.int64)  # Of the prefixes.
+    owners, next_tokens, next_counts = _NONE, _NONE, _NONE  # Of the continuations.
+    for length in range(1, tables.max_prefix + 2):
+        tokens, totals = (arrays.get(f"{name}.{length}", _NONE) for name in ("token", "total"))
+        grams, found = _add_up(
+            np.concatenate([parents, owners]),
+            np.concatenate([tokens, next_tokens]),
+            np.append(np.zeros(len(tokens)), next_counts),
+            np.append(totals, np.zeros(len(owners))),
         )
-        indices = _split(found, parents)
-        followed = np.concatenate(owners(f"next.{n}"))
-        after, _ = _add_up(followed, joined(f"next_token.{n}"), joined(f"next_count.{n}"))
-        yield _Level.of(prefixes, prefixes.counts, after)
-        if n < max_prefix:
-            parents = owners(f"child.{n}")
+        trie.append(grams)
+        next_tokens, next_counts = (
+            arrays.get(f"{name}.{length}", _NONE) for name in ("next_token", "next_count")
+        )
+        owners, parents = (
+            _owners(found[: len(tokens)], arrays.get(f"{name}.{length}"))
+            for name in ("next", "child")
+        )
+    return trie
+
+
+def _owners(prefixes: Array, offsets: Array | None) -> Array:
+    """The prefix of each row, where `_offsets` are known; the longest ones have no children."""
+    if offsets is None:
+        return _NONE
+    wide = offsets.astype(np.int64)
+    return np.repeat(prefixes, wide[1:] - wide[:-1])

@@ -27,32 +27,41 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+# The keys that are options of `selfspec cache build`, too. The others stand in a file.
+OPTIONS = (
+    "data",
+    "data_files",
+    "split",
+    "column",
+    "messages",
+    "form",
+    "chat_template",
+    "max_documents",
+    "build",
+    "warmup_tokens",
+    "max_new_tokens",
+    "temperature",
+)
+LEAST_BYTES = 9_000  # What n-gram tables without a row take in a file.
 _VOCABULARY = "vocabulary"
-_LEAST_SIZE = 13_000  # The header of a file takes up to 8 kB of it.
 _RECIPES = resources.files("selfspec") / "building" / "recipes"
 
 
 def _size(value: Any) -> int:
-    size = amount_in_bytes(value, name="--max-size")
-    if size < _LEAST_SIZE:
-        raise ValueError(f"--max-size must be >= {_LEAST_SIZE // 1000}KB (got {value})")
+    size = amount_in_bytes(value, name="max_size")
+    if size < LEAST_BYTES:
+        raise ValueError(f"max_size must be >= {LEAST_BYTES // 1000}KB (got {value})")
     return size
 
 
-def _globs(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 Text = Annotated[str, Field(min_length=1)]
-Texts = Annotated[list[Text], BeforeValidator(_globs)]
 Count = Annotated[int, Field(ge=1)]
-Size = Annotated[int, BeforeValidator(_size)]
 
 
 class Recipe(BaseModel):
     """What to read, what to build from it, and how much of it to keep.
 
-    The text below a key is that of its option of `selfspec cache build`. Messages name the options.
+    The text below a key is that of its option of the command, if it has one.
     """
 
     model_config = ConfigDict(
@@ -60,11 +69,11 @@ class Recipe(BaseModel):
     )
 
     data: Text
-    """A Hub id, a file or a folder; vocabulary: no data, the model reads each of its tokens."""
+    """A Hub id, a file or a folder. vocabulary: no data, but each token of the model."""
     name: Text
     """Name on the cache's card; if none is given, that of the data."""
-    data_files: Texts = []
-    """Glob of the files to read; can be given again. If none is given, all files are read."""
+    data_files: list[Text] = []
+    """Glob of the files to read, such as '**/*.md'."""
     config_name: Text | None = None
     """Configuration of a Hub data set that has several."""
     revision: Text | None = None
@@ -74,18 +83,18 @@ class Recipe(BaseModel):
     column: Text = "text"
     """Column that holds texts, or lists of token ids."""
     messages: Text | None = None
-    """Column that holds conversations, to be read instead of a text column."""
+    """Column that holds conversations, read instead."""
     form: Literal["document", "line", "paragraph"] = "document"
-    """A document in a plain text file: document (all of it), line or paragraph."""
+    """What a document is in plain text files: document, line or paragraph."""
     chat_template: bool = True
-    """Put conversations and prompts through the tokenizer's template."""
+    """Put prompts and conversations into the chat template."""
     licence: Text = "unknown"
     """Licence of the data, for the card."""
     max_documents: Count | None = None
-    """Read at most this number of documents. More: rarer n-grams, more time."""
+    """Read at most this number of documents."""
 
     build: Literal["both", "lut", "ngrams"] = "both"
-    """both, lut or ngrams. ngrams from text needs no model."""
+    """lut, ngrams (from text without the model) or both."""
     learn_from: Literal["generations", "text"] = "text"
     """generations: the model's answers to the data. text: the data."""
     max_prefix: Annotated[int, Field(ge=1, le=8)] = 4
@@ -94,7 +103,7 @@ class Recipe(BaseModel):
     """Drop n-grams with a lower count. More: a smaller file."""
     max_continuations: Count = 8
     """Continuations kept for each prefix. More: a larger file."""
-    max_size: Size = 64_000_000
+    max_size: Annotated[int, BeforeValidator(_size)] = 64_000_000
     """Largest n-gram tables, such as 64MB; the minimum count is raised until they fit."""
 
     warmup_tokens: Annotated[int, Field(ge=0)] = 1_000_000
@@ -106,9 +115,9 @@ class Recipe(BaseModel):
     max_prompt_tokens: Count = 1024
     """Leave out longer prompts."""
     max_new_tokens: Count = 256
-    """The longest answer, in tokens. More: more text."""
-    temperature: Annotated[float, Field(ge=0, lt=100)] = 0.0
-    """0: likeliest answers. Higher: more varied ones."""
+    """The longest answer, in tokens."""
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    """Of answers. 0: the likeliest ones."""
     seed: Annotated[int, Field(ge=0)] = 0
     """For sampling: same seed, same answers."""
 
@@ -116,8 +125,8 @@ class Recipe(BaseModel):
     def _check_vocabulary(self) -> Recipe:
         if self.reads_vocabulary and (self.build, self.learn_from) != ("lut", "text"):
             raise ValueError(
-                "--build must be lut and --learn-from text with --data vocabulary, whose tokens "
-                f"are no texts (got {self.build!r} and {self.learn_from!r})"
+                "--data vocabulary must come with --build lut and learn_from = 'text' (got "
+                f"{self.build!r} and {self.learn_from!r})"
             )
         return self
 
@@ -135,22 +144,18 @@ class Recipe(BaseModel):
 
     @property
     def wants_ngrams(self) -> bool:
-        """Are n-grams counted?"""
         return self.build != "lut"
 
     @property
     def wants_lut(self) -> bool:
-        """Are LUTs filled, for which the model must run?"""
         return self.build != "ngrams"
 
     @property
     def generates(self) -> bool:
-        """Does the model write answers, and not only read?"""
         return self.learn_from == "generations"
 
     @property
     def reads_vocabulary(self) -> bool:
-        """Are the model's own tokens read, and no data?"""
         return self.data == _VOCABULARY
 
     @property
@@ -161,7 +166,7 @@ class Recipe(BaseModel):
 
 
 def _message(error: ValidationError) -> str:
-    """The first thing that is wrong, in a line."""
+    """The first thing that is wrong, in a line, with the option's name where there is one."""
     first = error.errors(include_url=False)[0]
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
@@ -169,16 +174,8 @@ def _message(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         return unknown_name("recipe key", name, Recipe.model_fields)
     rule = first["msg"].replace("Input should", "must").replace("String should", "must")
-    return f"{option_of(name)} {rule} (got {first['input']!r:.80})"
-
-
-def option_of(key: str) -> str:
-    """The option of the command for a key of a recipe.
-
-    >>> option_of("min_count")
-    '--min-count'
-    """
-    return f"--{key.replace('_', '-')}"
+    shown = f"--{name.replace('_', '-')}" if name in OPTIONS else name
+    return f"{shown} {rule} (got {first['input']!r:.80})"
 
 
 def read_recipe(name_or_path: str) -> dict[str, Any]:
@@ -186,27 +183,20 @@ def read_recipe(name_or_path: str) -> dict[str, Any]:
 
     They are not checked yet, since options may replace them.
     """
+    path: Any = _RECIPES / f"{name_or_path}.toml"
+    if name_or_path not in recipe_names():
+        path = Path(name_or_path)
+        if path.suffix != ".toml" and not path.exists():
+            known = unknown_name("recipe", name_or_path, recipe_names())
+            raise BuildError(f"{known}, or name a file")
     try:
-        return dict(tomllib.loads(_text_of(name_or_path)))
-    except UnicodeDecodeError as error:
-        raise BuildError(f"--recipe must be UTF-8 text (got {name_or_path!r})") from error
-    except OSError as error:
+        return dict(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
         raise BuildError(
-            f"--recipe must be a readable file (got {name_or_path!r}: {error.strerror})"
+            f"--recipe must be a readable TOML file (got {name_or_path!r}: {error})"
         ) from error
-    except tomllib.TOMLDecodeError as error:
-        raise BuildError(f"--recipe must be TOML (got {name_or_path!r}: {error})") from error
 
 
 def recipe_names() -> list[str]:
     """The recipes that come with selfspec."""
     return sorted(path.name.removesuffix(".toml") for path in _RECIPES.iterdir())
-
-
-def _text_of(name_or_path: str) -> str:
-    if name_or_path in recipe_names():
-        return (_RECIPES / f"{name_or_path}.toml").read_text(encoding="utf-8")
-    path = Path(name_or_path)
-    if path.suffix or path.exists() or path.name != name_or_path:
-        return path.read_text(encoding="utf-8")
-    raise BuildError(f"{unknown_name('recipe', name_or_path, recipe_names())}, or name a file")

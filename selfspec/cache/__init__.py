@@ -8,12 +8,11 @@ from selfspec.cache.contents import (
     Arrays,
     CacheContents,
     TokenizerInfo,
-    flat_keys,
     tokenizer_info,
 )
 from selfspec.cache.file import SUFFIX, check_target, file_of, save_cache
 from selfspec.cache.hub import load_cache, locate, push_cache
-from selfspec.cache.remember import Remembered
+from selfspec.cache.remember import Remembered, put_over
 
 __all__ = [
     "KEY_OF",
@@ -24,10 +23,10 @@ __all__ = [
     "TokenizerInfo",
     "check_target",
     "file_of",
-    "flat_keys",
     "load_cache",
     "locate",
     "push_cache",
+    "put_over",
     "save_cache",
     "tokenizer_info",
 ]

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from selfspec.draft.fitted import FittedTree
@@ -72,12 +71,6 @@ def tokenizer_info(tokenizer: Any) -> TokenizerInfo:
     fingerprint = hashlib.sha256(text.encode("ascii")).hexdigest()
     vocab_size = vocabulary[-1][0] + 1 if vocabulary else 0
     return TokenizerInfo(fingerprint, _short_name(tokenizer), vocab_size)
-
-
-def flat_keys(keys: NDArray[Any]) -> NDArray[np.int64]:
-    """Tokens (N,) or pairs (N, 2) as one number each, in the same order."""
-    wide = keys.astype(np.int64)
-    return wide if wide.ndim == 1 else (wide[:, 0] << 32) + wide[:, 1]
 
 
 def _short_name(tokenizer: Any) -> str:

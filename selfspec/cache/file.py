@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import stat
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import psutil
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from selfspec.cache.contents import KEY_OF, Arrays, CacheContents, TokenizerInfo
 from selfspec.draft.fitted import FittedTree
 from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.errors import CacheError, one_line
+from selfspec.machine.memory import free_memory
+from selfspec.machine.user_files import replace_bytes
 
 SUFFIX = ".safetensors"
 _FORMAT = 3
@@ -59,9 +58,13 @@ def read_cache(path: Path, tokenizer: TokenizerInfo | None = None) -> CacheConte
         text, arrays = _read(path, with_tables=True)
         contents = _contents(text, arrays)
     except (OSError, ValueError, SafetensorError) as error:
+        old = str(path).removesuffix(SUFFIX)
         fix = "delete it, or build or fetch it anew"
         if isinstance(error, FileNotFoundError):
             fix = "make one with 'selfspec cache build'"
+            if os.path.isdir(old):
+                fix = f"{old!r} is a folder, as version 0.2 made them; build it anew with "
+                fix += f"'selfspec cache build MODEL {old}'"
         raise CacheError(f"cache {str(path)!r} can't be read ({_reason(error)}); {fix}") from error
     if tokenizer is not None and contents.tokenizer.fingerprint != tokenizer.fingerprint:
         raise CacheError(
@@ -78,26 +81,13 @@ def save_cache(
     overwrite: bool = False,
     mode: int = 0o666,
 ) -> None:
-    """Writes a cache beside its file, and puts it in place when it is on disk.
-
-    Readers see the old file or the new one, and of several writers the last one wins. A writer that
-    is killed leaves a hidden ``.tmp`` file beside the old one. `mode` is subject to the umask.
-    """
+    """Writes a cache, whole or not at all."""
     target = check_target(path, overwrite=overwrite)
     data = as_bytes(contents)
-    scratch = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with open(scratch, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(scratch, target)
+        replace_bytes(target, data, mode=mode)
     except OSError as error:
         raise CacheError(f"cache {str(target)!r} can't be written ({_reason(error)})") from error
-    finally:
-        with suppress(OSError):
-            scratch.unlink()
 
 
 def check_target(path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
@@ -164,7 +154,7 @@ def _read(path: Path, *, with_tables: bool) -> tuple[str, dict[str, Any]]:
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):  # Opening a pipe would wait for a writer.
         raise ValueError("it is no plain file")
-    if with_tables and found.st_size > psutil.virtual_memory().available:
+    if with_tables and found.st_size > free_memory():
         raise ValueError(f"it must fit into the free memory, got {found.st_size:,} bytes")
     with safe_open(path, framework="numpy") as file:
         text = (file.metadata() or {}).get(_KEY)

@@ -27,12 +27,7 @@ def locate(path_or_hub_id: str | os.PathLike[str], revision: str | None = None) 
     """The file on this machine; a Hub id that is no file here is fetched."""
     name = os.fspath(path_or_hub_id)
     path = file_of(name)
-    is_here = os.path.exists(path)
-    if not is_here and os.path.isdir(os.path.expanduser(name)):
-        raise CacheError(
-            f"a cache must be one file (got the folder {name!r}, as version 0.2 made them); build "
-            f"it anew with 'selfspec cache build {name}'"
-        )
+    is_here = os.path.exists(path) or os.path.isdir(os.path.expanduser(name))
     if is_here or not _HUB_ID.fullmatch(name):
         if revision is not None:
             raise CacheError(
@@ -40,7 +35,16 @@ def locate(path_or_hub_id: str | os.PathLike[str], revision: str | None = None) 
                 f"revision {revision!r}); a file has none"
             )
         return path
-    return _fetch(name, revision)
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(name, FILE_NAME, revision=revision))
+    except Exception as error:  # Errors of the client's HTTP library have no name of their own.
+        at = f" at revision {revision!r}" if revision else ""
+        raise CacheError(
+            f"{name!r} must be a cache or a repository of the Hub{at} with one in it "
+            f"(got: {one_line(error)})"
+        ) from error
 
 
 def push_cache(
@@ -68,22 +72,9 @@ def push_cache(
             revision=revision,
             commit_message=commit_message or "Upload a selfspec cache",
         )
-    except Exception as error:  # Errors of the client's HTTP library have no name of their own.
+    except Exception as error:  # as above
         raise CacheError(
             f"{repo_id!r} on the Hub must be a repository that you can write "
             f"(got: {one_line(error)})"
         ) from error
     return f"https://huggingface.co/{repo_id}"
-
-
-def _fetch(repo_id: str, revision: str | None) -> Path:
-    from huggingface_hub import hf_hub_download
-
-    try:
-        return Path(hf_hub_download(repo_id, FILE_NAME, revision=revision))
-    except Exception as error:  # as above
-        at = f" at revision {revision!r}" if revision else ""
-        raise CacheError(
-            f"{repo_id!r} must be a cache or a repository of the Hub{at} with one in it "
-            f"(got: {one_line(error)})"
-        ) from error

@@ -133,21 +133,14 @@ class Persistent:
         repo_id: str,
         *,
         tokenizer: Any = None,
-        private: bool | None = None,
-        revision: str | None = None,
         about: Mapping[str, Any] | None = None,
-        token: str | None = None,
-        commit_message: str | None = None,
+        **options: Any,
     ) -> str:
-        """Uploads the cache to a model repository, which is made if needed; returns its URL."""
-        return push_cache(
-            repo_id,
-            self.contents(tokenizer=tokenizer, about=about),
-            private=private,
-            revision=revision,
-            token=token,
-            commit_message=commit_message,
-        )
+        """Uploads the cache to a model repository, which is made if needed; returns its URL.
+
+        The options are `private`, `revision`, `token` and `commit_message`, as of the Hub's client.
+        """
+        return push_cache(repo_id, self.contents(tokenizer=tokenizer, about=about), **options)
 
 
 def new_memory(
@@ -209,6 +202,11 @@ def _owner(known: TokenizerInfo | None, tokenizer: Any) -> TokenizerInfo:
 def check_sources(sources: Sequence[Source]) -> None:
     """Refuses what is no source, before the first call would fail on it."""
     for source in sources:
+        if not isinstance(source, Source):
+            raise ConfigError(
+                f"extra_sources must be Sources (got {source!r:.80}); inherit from "
+                "selfspec.draft.sources.Source"
+            )
         for name in ("open", "observe_pairs", "copy"):
             if not callable(getattr(source, name, None)):
                 raise ConfigError(

@@ -16,15 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from selfspec.cache.contents import KEY_OF, Arrays, CacheContents, flat_keys, tokenizer_info
+from selfspec.cache.contents import KEY_OF, Arrays, CacheContents, tokenizer_info
 from selfspec.cache.file import check_target, file_of, read_cache, save_cache
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.memory import Memory
-from selfspec.draft.sources import REGISTRY, LastingSource
+from selfspec.draft.sources import REGISTRY
 from selfspec.errors import CacheError, ConfigError, VocabularyError
 
 SAVE_SECONDS = 300.0
+_MOST_ENTRIES = 1 << 28  # No vocabulary needs as many, but a file may name any token.
 _MAX_WAIT = 10.0  # In seconds. A save by another process takes a fraction of one.
 
 _log = logging.getLogger("selfspec")
@@ -54,11 +56,6 @@ class Remembered:
         self._saved_at = 0.0
         self._warned = False
         self._lock = threading.Lock()
-        if not os.path.exists(self.path) and os.path.isdir(os.path.expanduser(path)):
-            raise CacheError(
-                f"remember must be a file (got the folder {os.fspath(path)!r}, as version 0.2 made "
-                "them); name another file, or delete the folder"
-            )
         self._kept()
         if saves:
             check_target(self.path, overwrite=True)
@@ -120,7 +117,10 @@ class Remembered:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(f"{self.path}.lock", timeout=_MAX_WAIT, mode=0o600):
                 self._remove_scratch()
-                contents = _over(self._kept(), replace(now, tables=tables), self._vocab_size)
+                kept = self._kept() or CacheContents(tokenizer=self._tokenizer)
+                about = {"kept_by": "remember"}
+                new = replace(now, tables=tables, about=about)
+                contents = put_over(kept, new, self._vocab_size)
                 save_cache(self.path, contents, overwrite=True, mode=0o600)
         except OSError as error:
             raise CacheError(
@@ -157,7 +157,7 @@ def restore(memory: Memory, contents: CacheContents, vocab_size: int) -> None:
             f"of {vocab_size} tokens; load a cache that was built for this model's tokenizer"
         )
     for source in memory.sources:
-        if isinstance(source, LastingSource) and source.name in contents.tables:
+        if source.name in contents.tables:
             source.restore(contents.tables[source.name])
     memory.calibration.restore(contents.calibration or [])
 
@@ -166,7 +166,7 @@ def _changed(source: str, now: Arrays, before: Arrays) -> Arrays:
     """The rows that are new or other than before. Keys are sorted in both."""
     if not len(before["ids"]):
         return now
-    keys, old_keys = (flat_keys(table[KEY_OF[source]]) for table in (now, before))
+    keys, old_keys = (_flat(table[KEY_OF[source]]) for table in (now, before))
     found = np.searchsorted(old_keys, keys).clip(max=len(old_keys) - 1)
     same = old_keys[found] == keys
     for name in ("ids", "probabilities"):
@@ -174,28 +174,35 @@ def _changed(source: str, now: Arrays, before: Arrays) -> Arrays:
     return {name: array[~same] for name, array in now.items()}
 
 
-def _over(kept: CacheContents | None, learned: CacheContents, vocab_size: int) -> CacheContents:
+def put_over(kept: CacheContents, new: CacheContents, num_ids: int = 0) -> CacheContents:
     """What is kept, as a memory that then learns the new rows; so it never outgrows a memory.
 
     Of a rate that both have, the one with more trials stays: another process may have counted it.
+    The memory is one of a model with at least `num_ids` tokens. Corpora are left out.
     """
-    kept = kept or CacheContents(tokenizer=learned.tokenizer)
+    kept, new = (replace(each, corpus=None) for each in (kept, new))
     # Models that share a tokenizer may pad their vocabularies differently.
-    num_ids = max(vocab_size, kept.count_ids())
-    widths = [t["ids"].shape[1] for part in (kept, learned) for t in part.tables.values()]
+    num_ids = max(num_ids, kept.count_ids(), new.count_ids())
+    widths = [t["ids"].shape[1] for part in (kept, new) for t in part.tables.values()]
     top_k = max(widths, default=1)
+    if num_ids * top_k > _MOST_ENTRIES:
+        raise CacheError(
+            f"a memory has at most {_MOST_ENTRIES:,} entries (got {num_ids} tokens with {top_k} "
+            "next ones each); leave that cache out"
+        )
     memory = Memory([REGISTRY[name](num_ids, top_k) for name in KEY_OF], Calibration(), top_k)
     trials = {_kinds(row): row[2] for row in kept.calibration or []}
-    rates = [row for row in learned.calibration or [] if row[2] >= trials.get(_kinds(row), 0)]
+    rates = [row for row in new.calibration or [] if row[2] >= trials.get(_kinds(row), 0)]
     restore(memory, kept, num_ids)
-    restore(memory, replace(learned, calibration=rates), num_ids)
+    restore(memory, replace(new, calibration=rates), num_ids)
     tables = {name: table for name, table in memory.tables().items() if len(table["ids"])}
-    return replace(
-        learned,
-        tables=tables,
-        calibration=memory.calibration.rows(),
-        about={"kept_by": "remember"},
-    )
+    return replace(new, tables=tables, calibration=memory.calibration.rows() or None)
+
+
+def _flat(keys: NDArray[Any]) -> NDArray[np.int64]:
+    """Tokens (N,) or pairs (N, 2) as one number each, in the same order."""
+    wide = keys.astype(np.int64)
+    return wide if wide.ndim == 1 else (wide[:, 0] << 32) + wide[:, 1]
 
 
 def _kinds(row: list[Any]) -> tuple[Any, ...]:

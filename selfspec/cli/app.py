@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError, MissingArgumentError
+from cyclopts import App, CycloptsError
 
 from selfspec.cli.batch import batch
 from selfspec.cli.cache.cache_command import cache
@@ -14,11 +15,11 @@ from selfspec.cli.chat.chat_command import chat
 from selfspec.cli.check.check_command import check, demo
 from selfspec.cli.generate import generate
 from selfspec.cli.serve import serve
+from selfspec.cli.shared.options import GENERAL
 from selfspec.errors import SelfSpecError, one_line
 
 _USER_ERROR = 2
 _INTERRUPTED = 130
-_EXAMPLE = ": a folder or a Hub id, such as HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 def _version() -> str:
@@ -32,6 +33,8 @@ app = App(
     help="The same text from a language model, in fewer forwards.",
     version=_version,
     help_format="markdown",
+    group_arguments=GENERAL,
+    group_parameters=GENERAL,
     result_action="return_value",
     exit_on_error=False,
     print_error=False,
@@ -59,33 +62,26 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Runs a command and returns its exit status.
 
-    What the user got wrong is one line and status 2. An error that nobody foresaw keeps its
-    traceback.
+    What the user got wrong is one line and status 2, and so are a file that can't be opened and a
+    full disk. An error that nobody foresaw keeps its traceback.
     """
     try:
         status = app(arguments)
         return status if isinstance(status, int) else 0
-    except SelfSpecError as error:
-        return _complain(str(error))
-    except MissingArgumentError as error:
-        return _complain(_missing(error))
-    except CycloptsError as error:
-        return _complain(str(error))
+    except (SelfSpecError, CycloptsError) as error:
+        return _complain(error)
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:  # The reader of stdout has left. Python must not try to flush it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        if error.filename is None and error.errno != errno.ENOSPC:
+            raise
+        name = "" if error.filename is None else f"{error.filename}: "
+        return _complain(f"{name}{error.strerror}")
 
 
-def _missing(error: MissingArgumentError) -> str:
-    """What must be named, and where to read how."""
-    command = " ".join(["selfspec", *(error.command_chain or ())])
-    name = "" if error.argument is None else error.argument.name
-    what = _EXAMPLE if name == "MODEL" else ""
-    return f"{name} must be given{what} (got nothing); see '{command} --help'"
-
-
-def _complain(message: str) -> int:
+def _complain(message: object) -> int:
     print(f"error: {one_line(message)}", file=sys.stderr)
     return _USER_ERROR

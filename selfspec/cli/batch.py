@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from cyclopts.types import PositiveInt
+from rich import progress as rich
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.progress import Progress as Bar
 
 from selfspec.building.limits import vocab_size
 from selfspec.cli.shared.messages import say
 from selfspec.cli.shared.options import Knobs, Model, WriteOptions
 from selfspec.cli.shared.writer import checked, loaded, memory_of_texts
 from selfspec.config import SpecConfig
-from selfspec.serving.batch_file import BatchFiles, Progress, outcomes
-from selfspec.serving.calls import Limits
+from selfspec.serving.batch_file import BatchFiles, Outcome, Progress, outcomes
+from selfspec.serving.prompt_files import Limits
+
+if TYPE_CHECKING:
+    from selfspec.cli.shared.writer import Writer
+    from selfspec.serving.prompt_files import PromptLine
 
 
 def batch(
@@ -41,8 +39,8 @@ def batch(
 
     Args:
         prompts: A file with one prompt a line, in JSON.
-        answers: Append the answers to this file. If it exists, the run is continued.
-        max_rows: The largest number of texts that are written at the same time.
+        answers: The file of answers. If it exists, it is continued.
+        max_rows: The most texts that are written at once.
     """
     asked = replace(asked, model=model)
     config = checked(asked, knobs.config())
@@ -55,59 +53,59 @@ def batch(
             return 0
         files.begin(progress)
         if num_bad:
-            count = f"{num_bad} of {total} lines can't be read"
-            say(f"{count}; see {files.errors}.")
-        try:
-            if progress.left:
-                num_bad += answer(files, progress, asked, config, max_rows)
-        except KeyboardInterrupt:
-            say("Stopped. The same command goes on from here.")
-            raise
+            say(f"{num_bad} of {total} lines can't be read; see {files.errors}.")
+        if progress.left:
+            try:
+                with loaded(asked, num_texts=max_rows) as writer:
+                    found = _outcomes(writer, files.open_lines(progress), config, max_rows)
+                    num_bad += _written(files, progress, found)
+            except KeyboardInterrupt:
+                say("Stopped. The same command goes on from here.")
+                raise
     if num_bad:
         say(f"{num_bad} of {total} lines have no answer; see {files.errors}.")
     return 1 if num_bad else 0
 
 
-def answer(
-    files: BatchFiles,
-    progress: Progress,
-    asked: WriteOptions,
-    config: SpecConfig,
-    max_rows: int,
-) -> int:
-    """Answers what is left; returns how many lines have no answer."""
-    num_bad = 0
-    with loaded(asked, num_texts=max_rows) as writer:
-        from selfspec.batch.schedule import ShortestFirst
-        from selfspec.batch.session import Session
+def _outcomes(
+    writer: Writer, lines: Iterator[PromptLine], config: SpecConfig, max_rows: int
+) -> Iterator[Outcome]:
+    """What comes of each line."""
+    from selfspec.batch.schedule import ShortestFirst
+    from selfspec.batch.session import Session
 
-        model = writer.model
-        session = Session(
-            model,
-            writer.tokenizer,
-            writer.new_spec(config),
-            max_rows=max_rows,
-            max_memory=memory_of_texts(model, writer.start.draft_model, asked.max_memory, max_rows),
-            scheduler=ShortestFirst(),  # Nobody waits for a certain line of a file.
-        )
-        found = outcomes(
-            files.open_lines(progress),
-            session,
-            writer.tokenizer,
-            Limits(vocab_size(model), writer.loaded.max_positions),
-            model_name=writer.loaded.name,
-            seed=writer.seed,
-            default={"max_new_tokens": asked.max_new_tokens, **writer.choice()},
-            length_option="--max-new-tokens",
-        )
-        columns = (BarColumn(14), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        about = TextColumn("{task.fields[tokens]} tokens")
-        with Bar("Answers", *columns, about, console=Console(stderr=True)) as bar:
-            num_known, tokens = progress.total - len(progress.left), 0
-            task = bar.add_task("", total=progress.total, completed=num_known, tokens=0)
-            for outcome in found:
-                files.write(outcome)
-                num_bad += outcome.answer is None
-                tokens += outcome.num_tokens
-                bar.update(task, advance=1, tokens=tokens)
+    model, asked = writer.model, writer.asked
+    session = Session(
+        model,
+        writer.tokenizer,
+        writer.new_spec(config),
+        max_rows=max_rows,
+        max_memory=memory_of_texts(model, writer.start.draft_model, asked.max_memory, max_rows),
+        scheduler=ShortestFirst(),  # Nobody waits for a certain line of a file.
+    )
+    return outcomes(
+        lines,
+        session,
+        writer.tokenizer,
+        Limits(vocab_size(model), writer.loaded.max_positions),
+        model_name=writer.loaded.name,
+        seed=writer.seed,
+        default={"max_new_tokens": asked.max_new_tokens, **writer.choice()},
+        length_option="--max-new-tokens",
+    )
+
+
+def _written(files: BatchFiles, progress: Progress, found: Iterator[Outcome]) -> int:
+    """Writes down what is found, beside a bar; returns how many lines have no answer."""
+    num_bad = num_tokens = 0
+    columns = (rich.BarColumn(14), rich.MofNCompleteColumn(), rich.TimeRemainingColumn())
+    about = rich.TextColumn("{task.fields[tokens]} tokens")
+    with rich.Progress("Answers", *columns, about, console=Console(stderr=True)) as bar:
+        num_known = progress.total - len(progress.left)
+        task = bar.add_task("", total=progress.total, completed=num_known, tokens=0)
+        for outcome in found:
+            files.write(outcome)
+            num_bad += outcome.answer is None
+            num_tokens += outcome.num_tokens
+            bar.update(task, advance=1, tokens=num_tokens)
     return num_bad

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -12,7 +12,6 @@ from selfspec.cli.shared.live_text import LiveText
 from selfspec.cli.shared.messages import say, working
 from selfspec.cli.shared.options import Flag, Knobs, Model, WriteOptions
 from selfspec.cli.shared.paint import harmless
-from selfspec.cli.shared.text_files import check_output, read_text, writing
 from selfspec.cli.shared.writer import checked, loaded
 from selfspec.errors import CliError
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 def generate(
     model: Model,
-    file: str | None = None,
+    file: Path | None = None,
     /,
     *,
     prompt: str | None = None,
@@ -38,78 +37,99 @@ def generate(
     """Continue a text: from the command line, from a file, or from stdin.
 
     Args:
-        file: The file with the prompt. Default: --prompt, or else stdin.
+        file: The file with the prompt. Default: stdin.
         prompt: The prompt itself.
-        chat: Put the prompt into the model's chat template, as a question.
+        chat: Ask it as a question, in the model's chat template.
         output: Write to this new file, not to stdout.
-        prediction: A file that says roughly what the answer will be, such as a text to be edited.
+        prediction: A file that says roughly what will be written.
         full: Write the prompt too.
         stats: Print statistics on stderr.
     """
     asked = replace(asked, model=model)
     config = checked(asked, knobs.config())
-    check_output(output)
-    expected = None if prediction is None else read_text(prediction, "--prediction")
+    _check_output(output)
     text = _read_prompt(file, prompt)
+    expected = None if prediction is None else _read(prediction, "--prediction")
     with loaded(asked, chats=chat) as writer:
         spec = writer.new_spec(config)
-        ids = writer.encode(text, chats=chat)
-        _write(writer, spec, ids, expected, output, start=text if full else "")
+        ids = _encoded(writer, text, chats=chat)
+        with (
+            nullcontext(sys.stdout)
+            if output is None
+            else output.open("w", encoding="utf-8", newline="") as sink
+        ):
+            _write(writer, spec, ids, sink, start=text if full else "", expected=expected)
     if stats:
         # A text that goes to stdout may end in the middle of the line.
         start = "\n" if output is None and not sys.stdout.isatty() else ""
         say(f"{start}{spec.stats}")
 
 
-def _read_prompt(file: str | None, prompt: str | None) -> str:
+def _check_output(path: Path | None) -> None:
+    """Refuses what can't be a new file, before the model is loaded."""
+    if path is None or (path.parent.is_dir() and not path.is_file() and not path.is_dir()):
+        return  # It may be a device or a pipe.
+    raise CliError(f"--output must be a new file in a folder that exists (got {str(path)!r})")
+
+
+def _read(path: Path | None, option: str) -> str:
+    """The text of a file, or of stdin."""
+    data = sys.stdin.buffer.read() if path is None else path.read_bytes()
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CliError(f"{option} must be UTF-8 text (got byte {error.start} wrong)") from error
+
+
+def _read_prompt(file: Path | None, prompt: str | None) -> str:
     """The text on the command line, that of a file, or all of stdin."""
     if prompt is not None and file is not None:
-        raise CliError(f"give FILE or --prompt, not both (got {file!r} and {prompt[:40]!r})")
-    if prompt is not None:
-        return prompt
-    if file is None and sys.stdin.isatty():
+        raise CliError(f"give FILE or --prompt, not both (got {str(file)!r} and {prompt[:40]!r})")
+    if file is not None and not file.exists():
+        raise CliError(f"FILE must exist (got {str(file)!r}); --prompt takes the text itself")
+    if prompt is None and file is None and sys.stdin.isatty():
         say("Type the prompt; end it with Ctrl-D on a line of its own.")
-    path = None if file is None else Path(file)
-    text = read_text(path, "FILE", "; --prompt takes the text itself")
+    text = _read(file, "FILE") if prompt is None else prompt
     if not text:
-        where = "stdin" if file is None else repr(file)
-        raise CliError(f"the prompt must not be empty (got nothing from {where}); write some text")
+        raise CliError("the prompt must not be empty (got no text); write some text")
     return text
+
+
+def _encoded(writer: Writer, text: str, *, chats: bool) -> list[int]:
+    """The ids of the prompt; refuses one that leaves no room for its answer."""
+    from selfspec.batch.prompts import encoded
+
+    asked = [{"role": "user", "content": text}] if chats else text
+    ids = encoded(asked, writer.tokenizer)
+    limit, num_new = writer.loaded.max_positions, writer.asked.max_new_tokens
+    if limit is not None and len(ids) + num_new > limit:
+        raise CliError(
+            f"prompt and new tokens must fit into the model's {limit} positions (got {len(ids)} + "
+            f"{num_new}); shorten the prompt, or lower --max-new-tokens"
+        )
+    return ids
 
 
 def _write(
     writer: Writer,
     spec: SelfSpec,
     ids: list[int],
-    prediction: str | None,
-    output: Path | None,
+    sink: TextIO,
     *,
     start: str,
+    expected: str | None,
 ) -> None:
     """Streams the continuation behind `start`."""
-    with ExitStack() as stack:
-        sink: TextIO = sys.stdout
-        if output is not None:
-            with writing(output):
-                sink = output.open("w", encoding="utf-8", newline="")
-            stack.callback(_close, sink)
-        spinner = stack.enter_context(ExitStack())
+    with ExitStack() as spinner:
 
         def show(piece: str, _origin: str = "") -> None:
             spinner.close()
-            with writing(output):
-                sink.write(harmless(piece) if sink.isatty() else piece)
-                sink.flush()
+            sink.write(harmless(piece) if sink.isatty() else piece)
+            sink.flush()
 
-        if start:
-            show(start)
+        show(start)
         spinner.enter_context(working("Reading the prompt", only_spinner=True))
         live = LiveText(writer.tokenizer, ids, show)
-        writer.write(ids, spec, streamer=live, prediction=writer.encode_prediction(prediction))
-        if sink.isatty() and not live.text.endswith("\n"):
-            show("\n")
-
-
-def _close(sink: TextIO) -> None:
-    with suppress(OSError):  # It was told when the text was written.
-        sink.close()
+        writer.write(ids, spec, streamer=live, prediction=writer.encode_prediction(expected))
+    if sink.isatty() and not live.text.endswith("\n"):
+        sink.write("\n")

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from cyclopts.types import NonNegativeInt, PositiveInt
 from cyclopts.validators import Number
 
+from selfspec.building.limits import max_positions, vocab_size
 from selfspec.cli.shared.messages import say, working
 from selfspec.cli.shared.options import DraftOptions, Knobs, Model
 from selfspec.cli.shared.writer import checked, memory_of_texts, opened
 from selfspec.errors import CliError
 from selfspec.machine.memory import amount_in_bytes
+from selfspec.serving.prompt_files import Limits
 
 if TYPE_CHECKING:
     from selfspec import SpecConfig
     from selfspec.serving.model_thread import ModelThread
 
+_OWN = ("localhost", "127.0.0.1", "::1")  # Where no other machine gets in.
 _WILDCARDS = ("0.0.0.0", "::", "")  # Addresses that mean all of this machine's.
 _LEAST_TOKENS = 64  # Of them a text must have room among the keys and values.
 
@@ -34,49 +36,31 @@ _Key = Annotated[str | None, Parameter(env_var="SELFSPEC_API_KEY")]
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Access:
-    """Where the server listens, and whom it answers."""
+class Listening:
+    """Where the server listens, whom it answers, and how many at a time."""
 
     host: str = "localhost"
-    """The address to listen at. 0.0.0.0: reachable from other machines."""
+    """The address to listen at; 0.0.0.0: also for other machines."""
     port: _Port = 8000
     """The port to listen at."""
     api_key: _Key = None
-    """Answer only requests with this key. The environment hides it from other users."""
+    """Answer only requests with this key."""
     allow_host: _Names = ()
-    """A host name that requests may use; can be given several times."""
+    """A name that requests may call this machine."""
     allow_origin: _Names = ()
-    """A web site whose pages may send requests, such as https://chat.example.org."""
-
-    @property
-    def is_wide(self) -> bool:
-        """Can other machines reach the server?"""
-        if self.host == "localhost":
-            return False
-        try:
-            return not ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return True
-
-    @property
-    def hosts(self) -> list[str]:
-        """The names by which the server may be called."""
-        own = [] if self.host in _WILDCARDS else [self.host]
-        return [*own, *self.allow_host]
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class Load:
-    """How many texts are written, and what they may take."""
-
+    """A web site whose pages may send requests."""
     max_rows: PositiveInt = 16
-    """The most texts that are written at the same time; others wait."""
+    """Texts written at the same time."""
     max_waiting: NonNegativeInt = 256
-    """The most texts that wait; further ones are refused with 503."""
+    """Texts that may wait; then 503."""
     max_kv_memory: str | None = None
-    """Memory for the keys and values of all texts, such as 4GB. Default: half of what is free, or
-    what --max-memory leaves."""
+    """For keys and values, such as 4GB. Default: what --max-memory leaves, or half of what is
+    free."""
+
+    @property
+    def hosts(self) -> set[str]:
+        """The names by which the server may be called."""
+        return {self.host, *self.allow_host} - set(_WILDCARDS)
 
     @property
     def kv_bytes(self) -> int | None:
@@ -85,7 +69,20 @@ class Load:
             return None
         return amount_in_bytes(self.max_kv_memory, name="--max-kv-memory")
 
-    def check(self, bytes_per_token: int) -> None:
+    def check(self) -> None:
+        """Refuses what can't be, as far as no model is needed for that."""
+        _ = self.kv_bytes
+        if self.api_key is not None and not self.api_key.strip():
+            raise CliError(
+                "--api-key must not be empty (got no characters); leave it out for no key"
+            )
+        for origin in self.allow_origin:
+            if "://" not in origin or origin.rstrip("/") != origin:
+                rule = "a scheme and a host, such as https://chat.example.org"
+                raise CliError(f"--allow-origin must be {rule} (got {origin!r})")
+        _check_port(self.host, self.port)
+
+    def check_memory(self, bytes_per_token: int) -> None:
         """Refuses a memory in which texts have no room. A text has one of `max_rows` + 1 shares."""
         least = _LEAST_TOKENS * (self.max_rows + 1) * bytes_per_token
         if self.kv_bytes is not None and self.kv_bytes < least:
@@ -95,131 +92,97 @@ class Load:
                 "raise it, or lower --max-rows"
             )
 
+    def notes(self, num_bytes: int) -> Iterator[str]:
+        """What whoever starts the server should know; a weight has `num_bytes`."""
+        if num_bytes < 4:
+            yield (
+                "note: in half precision one seed may give two texts, since near-ties depend on "
+                "what else is being answered; --dtype float32 gives one"
+            )
+        if self.host not in _OWN:
+            who = (
+                "whoever reaches this port can use the model and read the statistics; set "
+                "SELFSPEC_API_KEY"
+                if self.api_key is None
+                else "the key and all texts travel unencrypted; put a proxy with TLS in front"
+            )
+            yield f"warning: --host {self.host} lets other machines in, and {who}"
+
 
 def serve(
     model: Model,
     /,
     *,
     name: str | None = None,
-    access: Access = Access(),
-    load: Load = Load(),
+    listening: Listening = Listening(),
     asked: DraftOptions = DraftOptions(),
     knobs: Knobs = Knobs(),
 ) -> None:
     """Serve a model over HTTP, with OpenAI's protocol, to many clients at once.
 
     Args:
-        name: The name of the model in requests. Default: MODEL as given.
+        name: The model's name in requests. Default: MODEL.
     """
     asked = replace(asked, model=model)
     config = checked(asked, knobs.config())
-    _check_access(access)
-    _ = load.kv_bytes  # Refuses what is no amount before anything is loaded.
-    _check_extra()
+    listening.check()
+    if any(find_spec(each) is None for each in ("fastapi", "prometheus_client", "uvicorn")):
+        raise CliError("serving needs more packages: pip install fastapi prometheus-client uvicorn")
     with working(f"Loading {asked.title}"):
         # In a thread that ends: its threads of OpenMP would stay beside those of the answers.
         with ThreadPoolExecutor(1) as thread:
-            answering = thread.submit(_model_thread, asked, load, config).result()
+            answering = thread.submit(_model_thread, asked, listening, config).result()
         answering.start()
+    from selfspec.serving.app import application
     from selfspec.serving.app import serve as listen
 
     name = asked.title if name is None else name
-    host = f"[{access.host}]" if ":" in access.host else access.host
-    where = f"http://{host}:{access.port}"
+    host = f"[{listening.host}]" if ":" in listening.host else listening.host
+    where = f"http://{host}:{listening.port}"
     say(f"{name} answers at {where}/v1, statistics: {where}/selfspec/stats")
-    for line in _notes(access, answering.model.dtype.itemsize):
+    for line in listening.notes(answering.model.dtype.itemsize):
         say(line)
-    app = _application(answering, name, access)
-    listen(app, host=access.host, port=access.port, access_log=asked.verbose)
+    app = application(
+        answering,
+        name=name,
+        limits=Limits(vocab_size(answering.model), max_positions(answering.model)),
+        hosts=listening.hosts,
+        origins=listening.allow_origin,
+        api_key=listening.api_key,
+    )
+    listen(app, host=listening.host, port=listening.port, access_log=asked.verbose)
 
 
-def _model_thread(asked: DraftOptions, load: Load, config: SpecConfig) -> ModelThread:
+def _model_thread(asked: DraftOptions, listening: Listening, config: SpecConfig) -> ModelThread:
     """Loads everything; nothing is answered yet."""
     from selfspec.machine.memory import free_memory
     from selfspec.run.rows_backend import kv_bytes_per_token
     from selfspec.serving.model_thread import ModelThread
 
-    loaded, start = opened(asked, num_texts=load.max_rows)
+    max_rows = listening.max_rows
+    loaded, start = opened(asked, num_texts=max_rows)
     model = loaded.model
-    load.check(kv_bytes_per_token(model))
-    left = memory_of_texts(model, start.draft_model, asked.max_memory, load.max_rows)
+    listening.check_memory(kv_bytes_per_token(model))
+    left = memory_of_texts(model, start.draft_model, asked.max_memory, max_rows)
     return ModelThread(
         model,
         loaded.tokenizer,
         start.new_spec(config, loaded.tokenizer),
-        max_rows=load.max_rows,
-        max_memory=load.kv_bytes or left or free_memory(model.device) // 2,
-        max_waiting=load.max_waiting,
+        max_rows=max_rows,
+        max_memory=listening.kv_bytes or left or free_memory(model.device) // 2,
+        max_waiting=listening.max_waiting,
     )
-
-
-def _application(model: ModelThread, name: str, access: Access) -> Any:
-    from selfspec.building.limits import max_positions, vocab_size
-    from selfspec.serving.app import application
-    from selfspec.serving.calls import Limits
-
-    return application(
-        model,
-        name=name,
-        limits=Limits(vocab_size(model.model), max_positions(model.model)),
-        hosts=access.hosts,
-        origins=list(access.allow_origin),
-        api_key=access.api_key,
-    )
-
-
-def _notes(access: Access, num_bytes: int) -> Iterator[str]:
-    """What whoever starts the server should know."""
-    if num_bytes < 4:
-        yield (
-            "note: in half precision one seed may give two texts, since near-ties depend on what "
-            "else is being answered; --dtype float32 gives one"
-        )
-    if access.is_wide:
-        yield _warning(access)
-
-
-def _warning(access: Access) -> str:
-    who = (
-        "whoever reaches this port can use the model and read the statistics; set SELFSPEC_API_KEY"
-        if access.api_key is None
-        else "the key and all texts travel unencrypted; put a proxy with TLS in front"
-    )
-    return f"warning: --host {access.host} lets other machines in, and {who}"
-
-
-def _check_extra() -> None:
-    if any(find_spec(name) is None for name in ("fastapi", "prometheus_client", "uvicorn")):
-        raise CliError("serving needs more packages: pip install fastapi prometheus-client uvicorn")
-
-
-def _check_access(access: Access) -> None:
-    if access.api_key is not None and not access.api_key.strip():
-        raise CliError("--api-key must not be empty (got no characters); leave it out for no key")
-    for origin in access.allow_origin:
-        if "://" not in origin or origin.rstrip("/") != origin:
-            raise CliError(
-                "--allow-origin must be a scheme and a host, such as https://chat.example.org "
-                f"(got {origin!r})"
-            )
-    _check_port(access.host, access.port)
 
 
 def _check_port(host: str, port: int) -> None:
     """Refuses an address that is taken, before the model is read."""
     try:
-        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise CliError(
-            f"--host must be an address of this machine (got {host!r}: {error})"
-        ) from error
-    for family, kind, protocol, _name, address in addresses:
-        try:
-            with socket.socket(family, kind, protocol) as probe:
+        for *kind, _name, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            with socket.socket(*kind) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
-        except OSError as error:
-            raise CliError(
-                f"--port must be free at {host} (got {port}: {error.strerror}); name another one, "
-                "or stop what listens there"
-            ) from error
+    except OSError as error:
+        raise CliError(
+            f"--host and --port must be an address of this machine that is free (got {host!r} and "
+            f"{port}: {error.strerror}); name another one, or stop what listens there"
+        ) from error

@@ -38,7 +38,6 @@ except ImportError:  # Then no hook is known to be harmless, and captured graphs
 __all__ = [
     "KV",
     "KV_NAMES",
-    "WAITING_PROCESSORS",
     "attention_functions",
     "attention_implementation",
     "belongs_to_caller",
@@ -71,16 +70,6 @@ def _kv_name() -> str:
     return next((name for name in KV_NAMES if name in names), KV_NAMES[0])
 
 
-def _waiting_processors() -> frozenset[str]:
-    older = ("NoBadWordsLogitsProcessor", "NoRepeatNGramLogitsProcessor")
-    names = ("EtaLogitsWarper", "TopHLogitsWarper")
-    is_new = tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 23)
-    return frozenset(names if is_new else (*names, *older, "SequenceBiasLogitsProcessor"))
-
-
-# The logits processors of transformers that wait for the device, to read or to send numbers. If one
-# is missing here, tokens are chosen more slowly on CUDA, and never otherwise.
-WAITING_PROCESSORS = _waiting_processors()
 # The argument and the output field of this version that hold the KV cache.
 KV = _kv_name()
 
@@ -179,18 +168,33 @@ def using_candidates(model: Any, new_generator: Callable[..., Any]) -> Iterator[
     """Inside, the assisted decoding of transformers asks `new_generator` for its candidates.
 
     There is no argument for that. Without the method that is replaced, it would go on with a
-    generator of its own, so this is refused.
+    generator of its own, so this is refused. `new_generator` also gets the `stopping_criteria` of
+    the call; without the method that makes them, it would have to do without.
     """
     if not hasattr(model, "_get_candidate_generator"):
         raise UnsupportedError(
             "this version of transformers has no _get_candidate_generator() to replace; call "
             "generate(..., assistant=spec) on an attached model"
         )
-    model._get_candidate_generator = new_generator
+    new_criteria = getattr(model, "_get_stopping_criteria", None)
+    criteria: list[Any] = []
+
+    def listened(*args: Any, **kwargs: Any) -> Any:
+        criteria[:] = found = new_criteria(*args, **kwargs)  # type: ignore[misc]
+        return found
+
+    def ours(**kwargs: Any) -> Any:
+        return new_generator(stopping_criteria=criteria, **kwargs)
+
+    replaced = {"_get_candidate_generator": ours}
+    if new_criteria is not None:
+        replaced["_get_stopping_criteria"] = listened
+    vars(model).update(replaced)
     try:
         yield
     finally:
-        del model._get_candidate_generator
+        for name in replaced:
+            del vars(model)[name]
 
 
 def record_past(kv: Any) -> None:

@@ -7,7 +7,6 @@ from selfspec.cost.budget import Choice, WidthSearch, best_width
 from selfspec.cost.curve import WIDTHS, CostCurve
 from selfspec.cost.ledger import Ledger
 from selfspec.cost.measuring import measure_curve
-from selfspec.cost.pacing import Pacing
 from selfspec.cost.policy import Budget, FixedBudget, MeasuredBudget, Step, ThresholdBudget, Took
 
 __all__ = [
@@ -18,7 +17,6 @@ __all__ = [
     "FixedBudget",
     "Ledger",
     "MeasuredBudget",
-    "Pacing",
     "Step",
     "ThresholdBudget",
     "Took",

@@ -23,20 +23,18 @@ class Choice(NamedTuple):
     rate: float  # Tokens a second.
 
 
-def best_width(
-    scores: Sequence[Sequence[float]], curve: CostCurve, max_nodes: int, *, beside: int = 0
-) -> Choice:
+def best_width(scores: Sequence[Sequence[float]], curve: CostCurve, max_nodes: int) -> Choice:
     """The width that brings the most tokens a second, of those from 1 to `max_nodes`.
 
     `scores` has a list for each row that shares the forward: the scores of its tree's nodes in
     the order they were added, without the root. A row whose tree has fewer brings what it has.
-    `beside` is how many queries a row asks besides its tree. The narrowest of equal ones is taken.
+    The narrowest of equal ones is taken.
     """
     gains = map(sum, zip_longest(*scores, fillvalue=0.0))
     brought = accumulate(gains, initial=float(len(scores)))
     best = Choice(1, 0.0, -1.0)
     for width, (seconds, tokens) in enumerate(
-        zip(curve.table(max_nodes + beside)[1 + beside :], brought, strict=False), start=1
+        zip(curve.table(max_nodes)[1:], brought, strict=False), start=1
     ):
         if tokens / seconds > best.rate:
             best = Choice(width, tokens, tokens / seconds)

@@ -5,14 +5,14 @@ The engine asks a budget for a step, lets the step decide while it drafts, and t
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from selfspec.cost.budget import WidthSearch, best_width
 from selfspec.cost.curve import CostCurve
 from selfspec.cost.ledger import Ledger, MeanRatio
-from selfspec.cost.pacing import PacedStep, Pacing
-from selfspec.records import DRAFT_MODEL, DraftTree, StepRecord, sources_of
+from selfspec.records import DraftTree, StepRecord
 
 # What the model says behind a verified node is learned, and brings about this many tokens later.
 _LESSON = 0.01
@@ -25,13 +25,13 @@ _LONG_PAUSE = 16
 # Of a time that is this many times what was believed, one plain step is charged, and the rest only
 # if the next step with drafts shows that it was no bad luck.
 _SURPRISE = 2.0
+# A token that needs no step of its own saves about this share of a plain step: steps with drafts
+# take longer and yield several tokens.
+_SAVED = 0.5
 # EdgeLLM's threshold stays between these.
 _LEAST, _MOST = 1e-6, 0.99
-# What a branch query brings: assumed before anything was counted, since 12 queries brought about
-# 0.15 tokens a step on chat text; and the share of its weight that each later query leaves one.
-_PRIOR_WORTH, _PRIOR_QUERIES, _BRANCH_FADE = 0.0125, 256.0, 0.999
-# After this many steps without branches one goes with them: what they bring may have changed.
-_TRY_BRANCHES = 64
+# Branches, which brought some 0.15 tokens a step on chat text, may make a forward this much longer.
+_HARDLY_LONGER = 1.02
 
 
 class Took(NamedTuple):
@@ -52,13 +52,12 @@ class Step:
         """Asked for each tree: says, score by score, whether its next node may pay; None: all."""
         return None
 
-    def fit(self, trees: Sequence[DraftTree], num_queries: Sequence[int] = ()) -> bool:
-        """Cuts the trees of a batch to the width that pays for all of them.
+    def fit(self, trees: Sequence[DraftTree]) -> None:
+        """Cuts the trees of a batch to the width that pays for all of them."""
 
-        `num_queries` is what each row's branches would ask beside its tree. Returns whether they
-        may; then the trees are as wide as pays beside them.
-        """
-        return True
+    def room_beside(self, num_nodes: int) -> int:
+        """How many nodes of branches a tree of so many nodes may have besides."""
+        return sys.maxsize if self.max_nodes > 1 else 0
 
     def observe(self, took: Took, records: Sequence[StepRecord]) -> None:
         """Learns what the step took, and what came of it."""
@@ -76,19 +75,13 @@ class Budget:
         """Why drafting was paused, if it was for a good part of the call."""
         return None
 
-    def pays_to_read(self, scores: Sequence[float]) -> bool:
-        """Is a draft model's forward over nodes with these scores worth its time in this step?"""
-        return True
-
-    def observe_reading(self, seconds: float, num_tokens: int, setting_up: float = 0.0) -> None:
-        """Learns what a draft model's forward over some tokens took.
-
-        It took `setting_up` besides, for what later forwards will use too: no step must earn that.
-        """
+    def least_chance(self, seconds: float) -> float:
+        """How likely a draft must be for a draft model to read it, in a forward of some seconds."""
+        return 0.0
 
 
 class FixedBudget(Budget):
-    """Always all that is allowed, and a draft model reads whatever node is wanted."""
+    """Always all that is allowed, and a draft model reads whatever is wanted."""
 
 
 class ThresholdBudget(Budget):
@@ -106,9 +99,9 @@ class ThresholdBudget(Budget):
         """All that are allowed, as long as they are likely enough."""
         return ThresholdStep(allowed, self)
 
-    def pays_to_read(self, scores: Sequence[float]) -> bool:
-        """A draft model reads as long as a node is above the threshold."""
-        return max(scores) >= self.threshold
+    def least_chance(self, seconds: float) -> float:
+        """A draft model reads as long as its chain is above the threshold."""
+        return self.threshold
 
     def observe(self, num_drafted: int, num_correct: int, confidence: float) -> None:
         """Takes in a verified path: its length, how much of it was right, and its score."""
@@ -135,25 +128,10 @@ class ThresholdStep(Step):
         """Moves the threshold by how far each tree's best branch was right."""
         for record in records:
             tree, leaf = record.tree, record.path[-1]
-            while tree.children[leaf]:  # The child that was added first is the likeliest.
-                leaf = min(tree.children[leaf].values())
+            # The child that was added first is the likeliest; branches have a score of 0.
+            while drafts := [n for n in tree.children[leaf].values() if tree.scores[n]]:
+                leaf = min(drafts)
             self._budget.observe(tree.depths[leaf], len(record.path) - 1, tree.scores[leaf])
-
-
-class BranchWorth:
-    """Tokens for each query of a branch: a fading mean that starts from a prior."""
-
-    def __init__(self) -> None:
-        self.worth = MeanRatio(_PRIOR_WORTH, weight=_PRIOR_QUERIES, fade=_BRANCH_FADE)
-        self._num_left_out = 0
-
-    def pay(self, num_queries: int, tokens_instead: float) -> bool:
-        """Do some queries bring more than their time brings without them? Asked once a step."""
-        if self.worth.value * num_queries > tokens_instead or self._num_left_out >= _TRY_BRANCHES:
-            self._num_left_out = 0
-            return True
-        self._num_left_out += 1
-        return False
 
 
 class Pause:
@@ -186,45 +164,32 @@ class Pause:
 class MeasuredBudget(Budget):
     """The width that brings the most tokens a second, by what steps of each width took.
 
-    Serves one call, or rows that come and go. `pacing` knows what a draft model costs and brings;
-    None if there is none. `ledger` outlives calls, so that many short ones lose no more than a long
-    one; None: a new one.
+    Serves one call, or rows that come and go. `ledger` outlives calls, so that many short ones lose
+    no more than a long one; None: a new one.
     """
 
-    def __init__(
-        self, curve: CostCurve, pacing: Pacing | None = None, ledger: Ledger | None = None
-    ) -> None:
+    def __init__(self, curve: CostCurve, ledger: Ledger | None = None) -> None:
         self.curve = curve  # Another one is set when rows have come or gone.
-        self.pacing = pacing
         self.ledger = Ledger() if ledger is None else ledger
-        self.branches = BranchWorth()
         self.looking = MeanRatio(0.0, weight=1.0, fade=0.95)  # The seconds to look for drafts.
         self.num_since_plain = 0
         self.pause = Pause()
-        self._step = MeasuredStep(self, 1)
 
     def step(self, allowed: int) -> MeasuredStep:
         """As wide as drafts may still lose; 1 until plain steps were timed, and now and then."""
         plain = self.curve.seconds(1)
         end = plain + plain * self.ledger.room(1.0) - self.looking.value
         is_due = not self.curve.knows_plain or self.num_since_plain >= _RETIME
-        self._step = MeasuredStep(self, 1 if is_due else self.curve.widest_within(end, allowed))
-        return self._step
+        return MeasuredStep(self, 1 if is_due else self.curve.widest_within(end, allowed))
 
     @property
     def paused(self) -> str | None:
         """Why drafting was paused, if it was for a good part of the call."""
         return str(self.pause) or None
 
-    def pays_to_read(self, scores: Sequence[float]) -> bool:
-        """Is what the scores promise worth more time than the draft model's forward takes?"""
-        return self._step.pays_to_read(sum(scores))
-
-    def observe_reading(self, seconds: float, num_tokens: int, setting_up: float = 0.0) -> None:
-        """Learns what the draft model's forward took."""
-        self._step.setting_up += setting_up
-        if self.pacing is not None:
-            self._step.reading += self.pacing.observe_forward(seconds, num_tokens)
+    def least_chance(self, seconds: float) -> float:
+        """As likely that what the draft saves at best pays for the forward."""
+        return seconds / (_SAVED * self.curve.seconds(1))
 
 
 class MeasuredStep(Step):
@@ -232,17 +197,10 @@ class MeasuredStep(Step):
 
     def __init__(self, budget: MeasuredBudget, max_nodes: int) -> None:
         super().__init__(max_nodes)
-        self.reading = 0.0  # Seconds of the draft model.
-        self.setting_up = 0.0  # Those that went into its captures besides.
         self._budget = budget
         self._looks = max_nodes > 1
         self._trust = budget.ledger.trust
         self._search: WidthSearch | None = None  # The one that grew the last tree.
-        self._promised = 0.0  # The scores of what the draft model read.
-        pacing = budget.pacing
-        self._reads = (
-            self._looks and pacing is not None and pacing.may_read(budget.curve.seconds(1))
-        )
 
     def search(self) -> Callable[[float], bool] | None:
         """Says where the growth of a tree may stop."""
@@ -251,36 +209,26 @@ class MeasuredStep(Step):
         search = self._search = WidthSearch(self._budget.curve, self.max_nodes)
         return lambda score: search.take(self._worth(score))
 
-    def fit(self, trees: Sequence[DraftTree], num_queries: Sequence[int] = ()) -> bool:
-        """All rows share a forward, and so its width; branches ride where that pays more."""
+    def fit(self, trees: Sequence[DraftTree]) -> None:
+        """All rows share a forward, and so its width."""
         worth = [list(map(self._worth, tree.scores[1 : self.max_nodes])) for tree in trees]
-        curve, widest = self._budget.curve, 1 + max(map(len, worth))
         if self._search is not None and len(trees) == 1:
             choice = self._search.best  # It was found while the only tree grew.
         else:
-            choice = best_width(worth, curve, widest)
-        rides = False
-        if self._looks and any(num_queries):
-            beside = best_width(worth, curve, widest, beside=max(num_queries))
-            lost = beside.tokens * (choice.rate / beside.rate - 1)
-            if rides := self._budget.branches.pay(sum(num_queries), lost):
-                choice = beside
+            choice = best_width(worth, self._budget.curve, 1 + max(map(len, worth)))
         for tree in trees:
             if len(tree) > choice.width:
                 tree.cut(choice.width)
-        return rides
+
+    def room_beside(self, num_nodes: int) -> int:
+        """As many as make the forward hardly longer."""
+        curve = self._budget.curve
+        widest = curve.widest_within(curve.seconds(num_nodes) * _HARDLY_LONGER, self.max_nodes)
+        return max(widest - num_nodes, 0)
 
     def _worth(self, score: float) -> float:
         """The tokens that a node of a score brings, now and by what it teaches."""
         return self._trust * score + _LESSON
-
-    def pays_to_read(self, promised: float) -> bool:
-        """Is a forward of the draft model worth its time, by the scores of what it reads?"""
-        pacing = self._budget.pacing
-        if pacing is None or not self._reads or not pacing.pays(promised):
-            return False
-        self._promised += promised
-        return True
 
     def observe(self, took: Took, records: Sequence[StepRecord]) -> None:
         """Refines the curve, and weighs what the step took against plain steps for its tokens.
@@ -295,10 +243,9 @@ class MeasuredStep(Step):
         usual = curve.slowness * curve.seconds(took.width)
         rest = min(max(took.rest, usual / _FAR), usual * _FAR, took.width * plain)
         tokens, saved = num_tokens / max(len(records), 1), 0.0
-        drafting = took.drafting - self.setting_up
         if self._looks:
-            saved = tokens * plain - rest - drafting
-            budget.looking.observe(drafting, 1)
+            saved = tokens * plain - rest - took.drafting
+            budget.looking.observe(took.drafting, 1)
         if took.width > 1:
             slope = (rest / plain - 1) / (took.width - 1)
             saved -= plain * budget.ledger.settle(slope)
@@ -306,23 +253,11 @@ class MeasuredStep(Step):
                 budget.ledger.doubt(slope, saved / -plain - 1)
                 saved = -plain
         budget.num_since_plain = 0 if took.width == 1 else budget.num_since_plain + 1
-        budget.ledger.observe((rest + drafting) / plain, saved / plain)
+        budget.ledger.observe((rest + took.drafting) / plain, saved / plain)
         budget.pause.observe(took.width, took.rest / plain)
-        if budget.pacing is not None:
-            named = sum(map(_num_named, records))
-            budget.pacing.observe_step(
-                PacedStep(self._looks, usual, self.reading, self._promised, num_tokens, named)
-            )
         for record in records:
             promised = sum(record.tree.scores) - 1
             budget.ledger.kept.observe(record.num_accepted, promised)
-            budget.branches.worth.observe(record.num_from_branches, record.num_branch_queries)
-
-
-def _num_named(record: StepRecord) -> int:
-    """How many accepted tokens a draft model named."""
-    named = (sources_of(record.tree.evidence[node]) for node in record.accepted_nodes())
-    return sum(DRAFT_MODEL in sources for sources in named)
 
 
 def _between_bounds(threshold: float) -> float:

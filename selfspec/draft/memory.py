@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.fitted import FittedTree
-from selfspec.draft.sources import LastingSource, Source
+from selfspec.draft.sources import Source
 from selfspec.draft.sources.branches import Branches
 from selfspec.records import TopK
 
@@ -31,7 +31,7 @@ class Memory:
     @property
     def nbytes(self) -> int:
         """The memory of all sources that a cache can keep."""
-        return sum(source.nbytes for source in self.sources if isinstance(source, LastingSource))
+        return sum(source.nbytes for source in self.sources)
 
     def for_request(self, learning: str) -> Memory:
         """The memory that one call works on, by the learning scope."""
@@ -42,7 +42,7 @@ class Memory:
 
     def tables(self) -> dict[str, dict[str, NDArray[Any]]]:
         """The arrays of every source that a cache can keep."""
-        return {s.name: s.arrays() for s in self.sources if isinstance(s, LastingSource)}
+        return {s.name: arrays for s in self.sources if (arrays := s.arrays())}
 
     def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
         """Lets every source learn what the model said behind some tokens.

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
 from selfspec.config import SpecConfig
 from selfspec.draft.fitted import FittedTree
 from selfspec.draft.luck import NoiseTrust
-from selfspec.draft.sources import Cursor, LevelCursor
+from selfspec.draft.sources import Cursor
 from selfspec.records import DraftTree, Evidence, NoiseAhead, Siblings
 
 __all__ = ["TreeGrower"]
@@ -38,20 +38,17 @@ _Waiting = tuple[float, int, int, int]
 
 
 def merge_candidates(
-    cursors: Sequence[Cursor],
-    states: States,
-    probability: Probability,
-    level_cursors: Mapping[int, LevelCursor],
+    cursors: Sequence[Cursor], states: States, probability: Probability
 ) -> Siblings:
     """Asks each cursor for the children of one node and merges those that name the same token.
 
-    A cursor that reads levels comes behind the others. What it does not name is evidence, too.
+    What some do not name is evidence, too, on what those before them named.
     """
     evidence: dict[int, tuple[Evidence, ...]] = {}
     for index, state in states.items():
         candidates = cursors[index].expand(state)
-        unnamed = level_cursors[index].unnamed(state) if index in level_cursors else None
-        if unnamed is not None:
+        unnamed = cursors[index].unnamed
+        if unnamed is not None and candidates:
             named = {token for token, _ in candidates}
             candidates = [*candidates, *((each, unnamed) for each in evidence if each not in named)]
         for token, kind in candidates:
@@ -80,7 +77,7 @@ class TreeGrower:
         fitted: FittedTree | None = None,
     ) -> None:
         self._cursors = cursors
-        self._level_cursors = {i: c for i, c in enumerate(cursors) if isinstance(c, LevelCursor)}
+        self._reading = {i: c for i, c in enumerate(cursors) if c.unnamed is not None}
         self._config = config
         self._probability = probability
         self._trust = trust
@@ -130,13 +127,13 @@ class TreeGrower:
     ) -> None:
         self._shape = []
         waiting: list[_Waiting] = []
-        self._push(tree, waiting, 0, 0, self._look(tree, 0, waiting))
+        self._push(tree, waiting, 0, 0, self._look(tree, 0))
         num_nodes = 1
         while waiting and num_nodes < max_nodes:
             negative_score, _, parent, rank = heapq.heappop(waiting)
             siblings = tree.looked_at[parent]
             if siblings is None:  # Only a promise waited: the node's children come now.
-                self._push(tree, waiting, parent, 0, self._look(tree, parent, waiting))
+                self._push(tree, waiting, parent, 0, self._look(tree, parent))
                 continue
             if pays is not None and not pays(-negative_score):
                 return
@@ -162,37 +159,17 @@ class TreeGrower:
                 evidence = siblings.evidence[rank]
                 here[kept] = tree.add(parent, siblings.tokens[rank], score, evidence)
 
-    def _look(self, tree: DraftTree, node: int, waiting: Sequence[_Waiting] = ()) -> Siblings:
+    def _look(self, tree: DraftTree, node: int) -> Siblings:
         states = self._states[node] = self._states_at(tree, node)
-        if self._level_cursors:
-            self._prepare(tree, node, waiting)
-        siblings = merge_candidates(self._cursors, states, self._probability, self._level_cursors)
+        for index, cursor in self._reading.items():
+            if index in states:
+                cursor.read(states[index], tree.scores[node])
+        siblings = merge_candidates(self._cursors, states, self._probability)
         noise_of = self._noise(tree.depths[node]) if self._noise else None
         if self._trust is not None and noise_of is not None:
             siblings = self._trust.weighed(siblings, noise_of)
         tree.looked_at[node] = siblings
         return siblings
-
-    def _prepare(self, tree: DraftTree, node: int, waiting: Sequence[_Waiting]) -> None:
-        """Tells some cursors which node is expanded now, and which may be next, best first."""
-        opened = sorted(self._open_nodes(tree, waiting), reverse=True)
-        for index, cursor in self._level_cursors.items():
-            states, scores = [self._states[node][index]], [tree.scores[node]]
-            for score, parent, token in opened:
-                states.append(cursor.follow(self._states[parent][index], token))
-                scores.append(score)
-            cursor.prepare(states, scores)
-
-    def _open_nodes(
-        self, tree: DraftTree, waiting: Sequence[_Waiting]
-    ) -> Iterator[tuple[float, int, int]]:
-        """The nodes that were not expanded yet, in the tree or waiting: score, parent and token."""
-        for negative_score, _, parent, rank in waiting:
-            siblings = tree.looked_at[parent]
-            if siblings is None:
-                yield tree.scores[parent], tree.parents[parent], tree.tokens[parent]
-            elif tree.depths[parent] + 1 < self._max_depth:
-                yield -negative_score, parent, siblings.tokens[rank]
 
     def _states_at(self, tree: DraftTree, node: int) -> States:
         """Where each cursor stands at a node; in the order of the sources."""

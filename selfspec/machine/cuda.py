@@ -48,7 +48,7 @@ class CudaDevice:
         self._device = device
         self._side = _stream(device, "side") if overlap else None
         self._last_graph: Callable[[], Any] = lambda: None
-        self.can_capture = _version_of(torch.__version__) >= _FIRST_TORCH
+        self.can_capture = tuple(map(int, torch.__version__.split(".")[:2])) >= _FIRST_TORCH
         if not self.can_capture:
             self.name = f"CUDA device under torch {torch.__version__}, which is older than 2.12,"
 
@@ -99,7 +99,8 @@ class CudaDevice:
                 self._warm_up(work)
                 self._record(graph, work)
         except Exception as error:  # Models can fail here in any way that their code allows.
-            return f"capturing it fails ({type(error).__name__}: {_first_line(error)})"
+            first_line = str(error).partition("\n")[0]
+            return f"capturing it fails ({type(error).__name__}: {first_line})"
         graph.replay()
         torch.cuda.current_stream(self._device).synchronize()
         self._last_graph = ref(graph)
@@ -145,16 +146,3 @@ def _stream(device: torch.device, use: str) -> Any:
 @cache
 def _stream_of(index: int, _use: str) -> Any:
     return torch.cuda.Stream(index)  # type: ignore[no-untyped-call]
-
-
-def _version_of(text: str) -> tuple[int, ...]:
-    """The first two numbers of a version.
-
-    >>> _version_of("2.13.0+cu130")
-    (2, 13)
-    """
-    return tuple(int(part) for part in text.split(".")[:2])
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0]

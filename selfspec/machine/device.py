@@ -38,10 +38,7 @@ class Device(Protocol):
     can_capture: bool
 
     def side(self, *tensors: torch.Tensor) -> AbstractContextManager[None]:
-        """Runs the work queued inside beside the main stream, after all that is queued so far.
-
-        `tensors` are the tensors of the main stream that this work reads.
-        """
+        """Runs the work queued inside, which reads `tensors`, beside the main stream."""
         ...
 
     def join(self) -> None:
@@ -57,10 +54,9 @@ class Device(Protocol):
         ...
 
     def capture(self, work: Callable[[], None]) -> Replay | str:
-        """Returns a function that queues `work` again without running Python, or why it can't.
+        """Returns a function that queues `work` again on the same tensors, or why it can't.
 
-        The replay works on the same tensors. `work` is run several times during the capture and
-        perhaps not at the end of it, so one more run of it must change nothing.
+        One more run of `work` must change nothing.
         """
         ...
 

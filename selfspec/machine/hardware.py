@@ -26,10 +26,8 @@ def device_name(device: torch.device) -> str:
 @cache
 def calculates_in(dtype: torch.dtype) -> bool:
     """Does this CPU calculate in a precision? One that does not converts in every product."""
-    names = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-    if dtype not in names:
-        return True
-    return calculates_in_half(names[dtype])
+    name = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype)
+    return name is None or calculates_in_half(name)
 
 
 @cache

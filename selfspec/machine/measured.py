@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping
-from datetime import date
+from datetime import date, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -71,15 +71,16 @@ def _entries(path: Path) -> dict[str, dict[str, Any]]:
     """What the file holds and is not too old, by the names of the keys."""
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-        entries = kept["entries"] if kept["format"] == _FORMAT else {}
-        return {name: entry for name, entry in entries.items() if _is_recent(entry)}
+        if kept["format"] != _FORMAT:
+            return {}
+        days = {str(date.today() - timedelta(each)) for each in range(_MAX_DAYS + 1)}
+        return {
+            name: entry
+            for name, entry in kept["entries"].items()
+            if entry["date"] in days and isinstance(entry["values"], dict)
+        }
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return {}
-
-
-def _is_recent(entry: Any) -> bool:
-    age = (date.today() - date.fromisoformat(entry["date"])).days
-    return isinstance(entry["values"], dict) and 0 <= age <= _MAX_DAYS
 
 
 @cache

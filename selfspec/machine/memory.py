@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pydantic import ByteSize, TypeAdapter
 
 from selfspec.errors import ConfigError
 
@@ -14,11 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["amount_in_bytes", "free_memory"]
 
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-_AMOUNT = re.compile(
-    r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*(?:(%)|(?:([kmgt])(i?))?b?)\s*", re.IGNORECASE | re.ASCII
-)
 _CGROUP = Path("/sys/fs/cgroup")
+_BYTES = TypeAdapter(ByteSize)
 
 
 def amount_in_bytes(
@@ -32,13 +30,24 @@ def amount_in_bytes(
     >>> amount_in_bytes("1.5GB"), amount_in_bytes("2 KiB"), amount_in_bytes("25%", 400)
     (1500000000, 2048, 100)
     """
-    found = _read(amount, whole)
+    try:
+        found = 0 if isinstance(amount, bool) else _read(amount, whole)
+    except (OverflowError, ValueError):
+        found = 0
     if found < 1:
         examples = "'2GB', '64M' or '500MiB'" + (" or '25%'" if whole is not None else "")
         raise ConfigError(
             f"{name} must be a number of bytes, or text such as {examples} (got {amount!r:.80})"
         )
     return found
+
+
+def _read(amount: int | str, whole: int | None) -> int:
+    if isinstance(amount, str) and "%" in amount:
+        # Any share is a byte at least, even of a whole that is not known yet.
+        share = float(amount.strip().removesuffix("%"))
+        return 0 if whole is None else math.ceil(whole * share / 100)
+    return int(_BYTES.validate_python(amount))
 
 
 def free_memory(device: torch.device | None = None) -> int:
@@ -56,17 +65,3 @@ def free_memory(device: torch.device | None = None) -> int:
     except (OSError, ValueError):  # No container, or one without a limit.
         return free
     return min(free, max(limit - used, 0))
-
-
-def _read(amount: int | str, whole: int | None) -> int:
-    """The number of bytes; 0 for what is none."""
-    if isinstance(amount, int) and not isinstance(amount, bool):
-        return amount
-    match = _AMOUNT.fullmatch(amount) if isinstance(amount, str) else None
-    if match is None:
-        return 0
-    number, percent, unit, binary = match.groups()
-    if percent:  # Any share is a byte at least, even of a whole that is not known yet.
-        return 0 if whole is None else math.ceil(whole * float(number) / 100)
-    thousand = 1024 if binary else 1000
-    return int(float(number) * thousand ** _POWERS[(unit or "").lower()])

@@ -1,21 +1,14 @@
-"""The user's cache folder, and files that are written whole or not at all.
-
-Knows folders and bytes; not what a file holds.
-"""
+"""The user's cache folder, and files that are written whole or not at all."""
 
 from __future__ import annotations
 
 import os
-import platform
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import secrets
 from pathlib import Path
-from typing import BinaryIO
 
 from platformdirs import user_cache_path
 
-__all__ = ["locked", "replace_text", "replacing", "sync", "user_folder"]
+__all__ = ["replace_bytes", "replace_text", "user_folder"]
 
 
 def user_folder() -> Path | None:
@@ -27,64 +20,26 @@ def user_folder() -> Path | None:
     return folder if folder.is_absolute() else None  # Older versions of platformdirs say "~".
 
 
-@contextmanager
-def replacing(path: Path, *, lasting: bool = True) -> Iterator[BinaryIO]:
-    """A file to write, which takes the place of `path` at the end; after an error nothing changed.
+def replace_bytes(path: Path, data: bytes, *, mode: int = 0o666, lasting: bool = True) -> None:
+    """Writes a file beside another, and puts it in its place; raises `OSError` if that fails.
 
-    If several processes write at once, the last one wins, and a reader sees one whole file. With
-    `lasting` that holds after a crash of the machine too, at the price of waiting for the disk.
+    Readers see the old file or the new one, and of several writers the last one wins. A writer that
+    is killed leaves a hidden ``.tmp`` file. With `lasting` that holds after a crash of the machine,
+    too, at the price of waiting for the disk. `mode` is subject to the umask.
     """
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=".tmp")
     try:
-        with open(handle, "wb") as file:
-            yield file
+        with open(scratch, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            file.write(data)
             if lasting:
                 file.flush()
                 os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
-    if lasting:
-        sync(path.parent)
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replaces a text file as a whole; raises `OSError` if that fails."""
-    with replacing(path, lasting=False) as file:
-        file.write(text.encode("utf-8"))
-
-
-@contextmanager
-def locked(path: Path, refused: Callable[[str], Exception]) -> Iterator[None]:
-    """Keeps other processes out; raises what `refused` makes of the name of the one that is in."""
-    from filelock import FileLock, Timeout
-
-    path.touch()
-    holder = ""
-    with suppress(OSError):  # An attempt to lock the file may empty it.
-        holder = path.read_text(encoding="utf-8", errors="replace")[:80]
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise refused(holder or "another process") from error
-    try:
-        with suppress(OSError):
-            path.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
-        yield
-    finally:
-        lock.release()
-
-
-def sync(path: Path) -> None:
-    """Makes sure that a file, or the names in a folder, are on disk, if the platform can."""
-    is_folder = path.is_dir()
-    if is_folder and os.name == "nt":
-        return
-    handle = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    """The same for text that may be lost when the machine crashes."""
+    replace_bytes(path, text.encode("utf-8"), lasting=False)

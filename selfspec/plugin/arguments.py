@@ -16,6 +16,7 @@ from transformers.generation.stopping_criteria import StoppingCriteriaList, Stop
 from selfspec.compat.generation import runs_in_step
 from selfspec.draft.sources.prediction import Prediction
 from selfspec.errors import UnsupportedError
+from selfspec.plugin.refusals import Arguments, Outcome, reason_for
 
 _IDS_OR_TEXT = (
     "prediction must be token ids or text, one for all rows or a list with one for each row"
@@ -29,7 +30,8 @@ def for_drafts(model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     that stock makes of them, which one of the caller's replaces. Without a tokenizer they stay, so
     that stock's own error comes.
     """
-    if rule := unpassable(model, arguments):
+    asked = Arguments(model, arguments)
+    if rule := reason_for(Outcome.REFUSED, asked):
         raise UnsupportedError(rule)
     if (other := arguments.get("assistant_tokenizer")) is not None:
         raise UnsupportedError(
@@ -47,7 +49,7 @@ def for_drafts(model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
         texts = [prediction] if isinstance(prediction, str) else list(prediction)
         ids = tokenizer(texts, add_special_tokens=False)["input_ids"]  # An answer begins with none.
         ready["prediction"] = ids[0] if isinstance(prediction, str) else ids
-    if strings := setting(model, arguments, "stop_strings"):
+    if strings := asked.setting("stop_strings"):
         ready["stop_strings"] = None  # A keyword goes before what any config says.
         given = list(ready.get("stopping_criteria") or ())
         if not any(type(each) is StopStringCriteria for each in given):
@@ -60,30 +62,6 @@ def loop_of(loop: Any, model: Any, arguments: Mapping[str, Any]) -> Any:
     """A loop of ours with the arguments that transformers hands to no loop."""
     is_synced = runs_in_step(model, arguments.get("synced_gpus"))
     return partial(loop, streamer=arguments.get("streamer"), synced_gpus=is_synced)
-
-
-def setting(model: Any, arguments: Mapping[str, Any], name: str) -> Any:
-    """What stock takes: the argument, else the config of the call, else that of the model."""
-    if name in arguments:
-        return arguments[name]
-    configs = (arguments.get("generation_config"), model.generation_config)
-    values = (getattr(config, name, None) for config in configs)
-    return next((value for value in values if value is not None), None)
-
-
-def unpassable(model: Any, arguments: Mapping[str, Any]) -> str | None:
-    """The rule that arguments break before any loop could see them, with the fix; else None."""
-    if arguments.get("cache_implementation") == "paged":
-        return (
-            "cache_implementation='paged' can't be drafted for: a paged KV cache takes no draft "
-            "back; leave it out, or call generate() without selfspec"
-        )
-    if setting(model, arguments, "token_healing"):
-        return (
-            "token_healing=True needs the tokenizer, which a custom decoding loop is not given; "
-            "pass input_ids=model.heal_tokens(input_ids, tokenizer) instead"
-        )
-    return None
 
 
 def predictions_of(

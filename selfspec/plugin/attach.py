@@ -13,13 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from transformers.generation.utils import GenerationMixin
 
 from selfspec.compat.modules import inside_compiled
 from selfspec.errors import AttachError, UnsupportedError
-from selfspec.plugin.arguments import for_drafts, loop_of, setting, unpassable
-from selfspec.plugin.rules import unservable
+from selfspec.plugin.arguments import for_drafts, loop_of
+from selfspec.plugin.refusals import Arguments, Outcome, has_own_generate, reason_for
 from selfspec.plugin.spec import SelfSpec
 from selfspec.stats import GenerationStats
 
@@ -58,7 +57,7 @@ def attach(model: M, assistant: SelfSpec | None = None) -> M:
     whose `generate()` is that of the model inside. Attaching twice changes nothing, or only the
     default assistant.
     """
-    target = _inside(model)
+    target = inside_compiled(model)
     if isinstance(target, type) or not callable(getattr(target, "generate", None)):
         raise AttachError(f"attach needs a model instance with generate() (got {model!r:.80})")
     own = vars(target)
@@ -76,7 +75,7 @@ def attach(model: M, assistant: SelfSpec | None = None) -> M:
 
 def detach(model: M) -> M:
     """Takes `assistant=` and the default off again; leaves alone a model that is not attached."""
-    target = _inside(model)
+    target = inside_compiled(model)
     if _is_attached(target):
         del vars(target)[_DEFAULT]
         for name, before in vars(target).pop(_BEFORE).items():
@@ -91,11 +90,6 @@ def hub_folder() -> Path:
     return Path(__file__).parent.parent / "hub"
 
 
-def _inside(model: Any) -> Any:
-    """The model inside of what `torch.compile` gives, or the model itself."""
-    return inside_compiled(model)
-
-
 def _is_attached(model: Any) -> bool:
     return _BEFORE in getattr(model, "__dict__", {})
 
@@ -106,6 +100,8 @@ def _before(model: Any, name: str) -> Any:
 
 @functools.wraps(GenerationMixin.generate)
 def _generate(model: Any, *args: Any, **kwargs: Any) -> Any:
+    if isinstance(kwargs.get("assistant_model"), SelfSpec):
+        raise AttachError("assistant_model must be a model (got a SelfSpec); pass it as assistant=")
     stock, is_named = _before(model, "generate"), "assistant" in kwargs
     assistant = kwargs.pop("assistant", None)
     if assistant is None and isinstance(kwargs.get("custom_generate"), SelfSpec):
@@ -121,7 +117,7 @@ def _generate(model: Any, *args: Any, **kwargs: Any) -> Any:
         raise UnsupportedError(
             "assistant= and custom_generate= exclude each other; pass one of them"
         )
-    if args and not _has_own_generate(model):
+    if args and not has_own_generate(model):
         args, kwargs = (), _named(args, kwargs)
     if not is_named and (reason := _reason_to_step_aside(model, assistant, kwargs)):
         assistant.warn(model, GenerationStats(disabled_reason=reason))
@@ -129,15 +125,6 @@ def _generate(model: Any, *args: Any, **kwargs: Any) -> Any:
         return stock(*args, **kwargs)
     loop = loop_of(assistant, model, kwargs)
     return stock(*args, custom_generate=loop, **for_drafts(model, kwargs))
-
-
-def _has_own_generate(model: Any) -> bool:
-    """Does the class bring a `generate()` that may do with our loop what it likes?
-
-    That of a PEFT wrapper is known: it passes everything on to the model inside.
-    """
-    is_wrapper = hasattr(model, "get_base_model")
-    return not is_wrapper and type(model).generate is not GenerationMixin.generate
 
 
 def _named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,27 +143,9 @@ def _reason_to_step_aside(model: Any, spec: SelfSpec, arguments: Mapping[str, An
     """
     if spec.config.strict:
         return None
-    if _has_own_generate(model):
-        return f"{type(model).__name__} has a generate() of its own"
-    rule = unservable(model, functools.partial(setting, model, arguments))
-    if rule := rule or unpassable(model, arguments):
-        return rule.partition(";")[0]
-    if arguments.get("assistant_model") is not None:
-        return "assistant_model= names another assistant"
-    if arguments.get("synced_gpus") or _num_processes() > 1:
-        return "several processes may have to run their forwards in step"
-    # Without any prompt, stock makes one of the first token.
-    ids = (arguments.get(name) for name in ("inputs", "input_ids"))
-    has_ids = arguments.get("inputs_embeds") is None or any(each is not None for each in ids)
-    if spec.draft_model is not None and not has_ids:
-        return "a draft model must be given the prompt as token ids"
-    return None
-
-
-def _num_processes() -> int:
-    distributed = torch.distributed
-    there = distributed.is_available() and distributed.is_initialized()
-    return distributed.get_world_size() if there else 1
+    asked = Arguments(model, arguments, spec.draft_model)
+    reason = reason_for(Outcome.ASIDE, asked) or reason_for(Outcome.REFUSED, asked)
+    return None if reason is None else reason.partition(";")[0]
 
 
 def _refuse_undrafted(kwargs: dict[str, Any]) -> None:

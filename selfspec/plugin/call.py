@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 from time import perf_counter
 from typing import Any
 
 import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from selfspec.compat.generation import decode_plainly, kv_of, with_kv
+from selfspec.compat.generation import decode_plainly, with_kv
 from selfspec.config import SpecConfig
-from selfspec.cost import Budget, FixedBudget, MeasuredBudget, ThresholdBudget
-from selfspec.draft.memory import Memory
-from selfspec.draft.row import Row
-from selfspec.draft.sources.draft_model import DraftModelCursor
 from selfspec.draft.sources.prediction import Prediction
-from selfspec.engine import Decoder
 from selfspec.errors import UnsupportedError
-from selfspec.machine.device import Device
-from selfspec.plugin.rules import (
-    end_ids,
-    for_rows,
-    length_limit,
-    looks_at_rows,
-    plain_reason,
-    row_stops,
-    split_warpers,
-)
-from selfspec.run.backend import Backend
+from selfspec.plugin.refusals import Outcome, reason_for
+from selfspec.plugin.rules import end_ids, for_rows, length_limit, row_stops, split_warpers
 from selfspec.run.draft_model import DraftModel
-from selfspec.run.model import num_readable
-from selfspec.run.prepared import Forwards, Prepared
-from selfspec.run.probe import Ability, attention_for_trees
+from selfspec.run.prepared import Forwards
+from selfspec.run.probe import Ability
 from selfspec.run.prompt import Prompt
-from selfspec.run.rope import changes_other_rows
-from selfspec.run.tree_kv import foreign_layer
+from selfspec.sequence import Sequence, Stops, Streamer, output_of, stream_to
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import BatchChooser, Chooser, GreedyChooser, ProcessedChooser
 from selfspec.verify.tape import NoiseTape
-from selfspec.verify.transcript import Streamer, Transcript
-from selfspec.verify.verifier import RowText, Verifier, row_texts
 
 
 class SelfSpecOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
@@ -50,20 +33,7 @@ class SelfSpecOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
     stats: GenerationStats
 
 
-def keep_up(
-    prepared: Prepared, backend: Any, budget: Budget, num_rows: int, *, has_changed: bool = False
-) -> None:
-    """Packs weights between two steps once that pays; then steps cost something else.
-
-    So they do where rows have come or gone: where the batch `has_changed`.
-    """
-    if prepared.before_step(num_rows) and backend.kind != prepared.kind:
-        backend.kind, has_changed = prepared.kind, True
-    if has_changed and isinstance(budget, MeasuredBudget):
-        budget.curve = prepared.costs.curve(prepared.model, backend, num_rows)
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)  # Each one is itself, whatever it holds.
 class Call:
     """One `generate()` call as stock prepared it, and the rules that follow from it."""
 
@@ -75,6 +45,7 @@ class Call:
     streamer: Streamer | None
     model_kwargs: dict[str, Any]  # before the prompt is read
     config: SpecConfig
+    forwards: Forwards
     stats: GenerationStats
     predictions: list[Prediction | None]  # One for each row.
     listeners: tuple[Any, ...] = ()
@@ -82,6 +53,10 @@ class Call:
     generator: torch.Generator | None = None  # Draws the tokens; None: the one that stock uses.
     has_callers_cache: bool = False  # Was the KV cache handed in?
     synced_gpus: bool = False  # Do other processes wait for each forward?
+    index: int = 0  # Names its first row in records.
+    # Of a prompt that waits: why it shares forwards with no other, and how it is decoded then.
+    alone_reason: str | None = None
+    decode_alone: Callable[[Callable[[list[int]], bool]], list[int] | None] | None = None
 
     @property
     def max_length(self) -> int:
@@ -90,27 +65,33 @@ class Call:
         return int(self.generation_config.max_length if length is None else length)
 
     @property
+    def num_tokens(self) -> int:
+        """How many tokens the prompt has, its padding included."""
+        return int(self.input_ids.shape[1])
+
+    @property
     def reach(self) -> int:
         """How many tokens beyond the prompt the last one may stand, drafted or not."""
-        return max(self.max_length - self.input_ids.shape[1], 1)
+        return max(self.max_length - self.num_tokens, 1)
 
-    def ability(self, forwards: Forwards) -> Ability | str:
-        """What the model can verify in this call, or why it has to be decoded plainly."""
+    def setting(self, name: str) -> Any:
+        """What the prepared config says."""
+        return getattr(self.generation_config, name, None)
+
+    @cached_property
+    def ability(self) -> Ability:
+        """What the model can verify, tried on first use."""
+        return self.forwards.ability(self.model)
+
+    @property
+    def plain_reason(self) -> str | None:
+        """Why the call has to be decoded plainly; None if it is drafted for."""
         start = perf_counter()
-        if self.synced_gpus:
-            return "synced_gpus=True lets several processes run their forwards in step"
-        reason = plain_reason(self.model, self.generation_config, self.model_kwargs, self.reach)
+        reason = reason_for(Outcome.PLAIN, self)
         if reason is None and self.config.strict:
-            attention = attention_for_trees(self.model)
-            reason = attention if isinstance(attention, str) else None
-        if reason is not None:
-            return reason
-        ability = forwards.ability(self.model)
+            reason = reason_for(Outcome.CHAINS, self)
         self.stats.seconds["prepare"] += perf_counter() - start  # type: ignore[assignment]
-        if ability.reason and (ability.mode == "plain" or self.config.strict):
-            return ability.reason
-        is_tree = ability.mode == "tree"
-        return (foreign_layer(kv_of(self.model_kwargs)) if is_tree else None) or ability
+        return reason
 
     def decode_plainly(self, reason: str) -> Any:
         """Stock's own loop, with the reason noted; an error instead under `strict`."""
@@ -145,122 +126,73 @@ class Call:
         return self.config.max_nodes + self.config.num_branches * self.config.branch_length
 
     @property
+    def need(self) -> int:
+        """How many columns of KV each row may come to need, the widest tree's among them."""
+        return self.num_tokens + self.reach + self.width
+
+    @property
     def gives_cache_back(self) -> bool:
         """Does anybody see the KV cache behind the call?"""
         return bool(self.generation_config.return_dict_in_generate) or self.has_callers_cache
 
-    def texts(self, ability: Ability, device: Device) -> dict[int, RowText]:
-        """The text of each row, and what decides on its tokens by the rules of this call."""
+    def rows(self, prompt: Prompt) -> list[Sequence]:
+        """The rows behind a prompt that was read, each with what decides on its tokens."""
         config, ends = self.generation_config, end_ids(self.generation_config)
         pad = config.pad_token_id
-        transcript = Transcript(
-            self.input_ids,
-            pad_token_id=ends[0] if pad is None and ends else pad,  # As transformers chooses it.
-            max_length=self.max_length,
-            # Stock's own test for filling up rows that stopped.
-            pads_done_rows=any(hasattr(each, "eos_token_id") for each in self.stopping_criteria),
-            streamer=self.streamer,
-        )
-        return row_texts(self._chooser(ability, device), transcript)
+        if pad is None:
+            pad = ends[0] if ends else 0  # As transformers chooses it.
+        choosers, stops = self._choosers()
+        rows = [
+            Sequence(
+                index=self.index + number,
+                prompt=self.input_ids[number : number + 1],
+                prompt_ids=ids,
+                chooser=chooser,
+                max_length=self.max_length,
+                stops=stops,
+                pad_token_id=pad,
+                # Stock's own test for filling up rows that stopped.
+                gets_pads=any(hasattr(each, "eos_token_id") for each in self.stopping_criteria),
+                stats=self.stats,
+            )
+            for number, (ids, chooser) in enumerate(zip(prompt.texts, choosers, strict=True))
+        ]
+        if self.streamer is not None:
+            stream_to(self.streamer, rows)
+        return rows
 
-    def _chooser(self, ability: Ability, device: Device) -> Chooser:
+    def _choosers(self) -> tuple[list[Chooser], Stops]:
         """Rows walk their trees alone unless something asks for them to move together."""
         stops, config = row_stops(self.stopping_criteria), self.generation_config
         num_rows, samples = len(self.input_ids), bool(config.do_sample)
-        if stops is None or self.together_reason(ability, several=num_rows > 1):
+        if stops is None or self.together_reason(several=num_rows > 1):
             kept = (config.output_scores, config.output_logits)
             keeps_scores, keeps_logits = (bool(config.return_dict_in_generate and x) for x in kept)
-            processors, criteria = self.logits_processor, self.stopping_criteria
-            return BatchChooser(processors, criteria, samples, keeps_scores, keeps_logits)
+            rules = (self.logits_processor, self.stopping_criteria, samples)
+            together = BatchChooser(self.input_ids.long(), *rules, keeps_scores, keeps_logits)
+            return [together] * num_rows, Stops()
         if not self.logits_processor and not samples:
-            return GreedyChooser(stops, device)
+            return [GreedyChooser() for _ in range(num_rows)], stops
         tape = NoiseTape(num_rows, self.generator) if samples else None
-        processors = for_rows(self.logits_processor, num_rows)
-        warpers = [split_warpers(of_row) for of_row in processors]
-        return ProcessedChooser(stops, warpers, tape, device)
+        processings = map(split_warpers, for_rows(self.logits_processor, num_rows))
+        return [ProcessedChooser(each, tape, row) for row, each in enumerate(processings)], stops
 
-    def together_reason(self, ability: Ability, *, several: bool) -> str | None:
+    def together_reason(self, *, several: bool) -> str | None:
         """What makes a row depend on others; None where each walks its tree by itself.
 
         `several`: whether there are others in its forwards, of this call or of another.
         """
-        config = self.generation_config
-        if ability.mode != "tree":
-            return ability.reason or "the model can't verify trees"
-        if row_stops(self.stopping_criteria) is None:
-            return "its stopping criteria look at more than their own row"
-        if config.return_dict_in_generate and (config.output_scores or config.output_logits):
-            return "its scores or logits are recorded"
-        if not several:
-            return None
-        if ability.attention is None or ability.attention.scale_period > 0:
-            return "the model's attention depends on the columns of a batch"
-        if changes_other_rows(self.model.config, self.model_kwargs):
-            return "the model's positions depend on the longest row"
-        if self.gives_cache_back:
-            return "its KV cache is given back"
-        if not looks_at_rows(self.logits_processor):
-            return "a logits processor may look at other rows"
-        return None
+        reason = reason_for(Outcome.TOGETHER, self)
+        return reason or (reason_for(Outcome.APART, self) if several else None)
 
-    def decoder(
-        self,
-        prepared: Prepared,
-        backend: Backend,
-        verifier: Verifier,
-        device: Device,
-        num_rows: int,
-    ) -> Decoder:
-        """What decodes a batch of up to `num_rows` rows; it has none of them yet."""
-        config = prepared.config
-        budget: Budget = ThresholdBudget() if config.budget == "threshold" else FixedBudget()
-        if config.budget == "measured":
-            pacing = None if self.draft_model is None else self.draft_model.pacing
-            curve = prepared.costs.curve(self.model, backend, num_rows)
-            budget = MeasuredBudget(curve, pacing, prepared.ledger)
-        if prepared.ability.mode == "chain":
-            config = config.changed(top_k=1, num_branches=0)
-        return Decoder(
-            backend=backend,
-            verifier=verifier,
-            config=config,
-            stats=self.stats,
-            budget=budget,
-            device=device,
-            listeners=self.listeners,
-            num_readable=num_readable(self.model),
-            before_step=partial(keep_up, prepared, backend, budget),
-        )
-
-    def rows(self, prompt: Prompt, memory: Memory, decoder: Decoder) -> list[Row]:
-        """The rows as drafting sees them, behind a prompt that was read."""
-        rows = []
-        for index, ids in enumerate(prompt.texts):
-            cursor = None
-            if self.draft_model is not None:
-                text = self.draft_model.open()
-                cursor = DraftModelCursor(text, ids, decoder.budget, self.reach)
-            expected = self.predictions[index]
-            rows.append(Row.open(index, ids, memory, decoder.config, expected, cursor))
-        return rows
-
-    def note(self, prepared: Prepared, backend: Backend) -> None:
-        """Notes how the forwards of a call that is over, or broke off, were run."""
-        self.stats.forward = backend.kind
-        self.stats.packed_bytes = prepared.packed_bytes
-        self.stats.eager_reason = backend.reason or prepared.reason
-        if self.draft_model is not None:
-            self.stats.num_draft_forwards = self.draft_model.num_forwards
-
-    def result(self, text: RowText, cache: Any) -> Any:
-        """What stock's `generate()` would return; `text` is any row's."""
-        sequences = text.transcript.sequences()
+    def result(self, rows: list[Sequence], cache: Any) -> Any:
+        """What stock's `generate()` would return."""
         config = self.generation_config
         if not config.return_dict_in_generate:
-            return sequences
-        recorded: Any = text.chooser
+            return output_of(rows)
+        recorded: Any = rows[0].chooser
         output = SelfSpecOutput(
-            sequences=sequences,
+            sequences=output_of(rows),
             scores=tuple(recorded.scores) if config.output_scores else None,
             logits=tuple(recorded.logits) if config.output_logits else None,
             **with_kv(cache),

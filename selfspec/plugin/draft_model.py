@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from selfspec.config import SpecConfig
-from selfspec.cost import Pacing
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.run.draft_model import DraftModel
 from selfspec.run.model import num_readable
@@ -46,15 +45,11 @@ def new_draft_model(
             "a draft model must be given the prompt as token ids, which it reads itself (got "
             "inputs_embeds alone); pass input_ids, or leave the draft model out"
         )
-    pacings = forwards.pacings(target)
-    if draft not in pacings:
+    if draft not in forwards.draft_models(target):
         _check_pair(draft, target, forwards)
-    attention = forwards.ability(draft).attention
-    assert attention is not None
-    pacing, num_ids = pacings.setdefault(draft, Pacing()), num_readable(target)
+        forwards.draft_models(target).add(draft)
     packing = forwards.packing(draft, config.max_nodes) if may_pack(config) else None
-    sizes = {"num_ids": num_ids, "top_k": config.top_k}
-    return DraftModel(draft, attention, pacing, packing=packing, **sizes)
+    return DraftModel(draft, num_ids=num_readable(target), top_k=config.top_k, packing=packing)
 
 
 def _check_pair(draft: Any, target: Any, forwards: Forwards) -> None:

@@ -37,7 +37,7 @@ class PromptReader:
     """
 
     def __init__(self, call: Call) -> None:
-        self._call = call
+        self.call = call
         self._num_read = 0
         learns = call.config.learning != "frozen"
         self._head: Any = call.model.get_output_embeddings() if learns else None
@@ -46,11 +46,11 @@ class PromptReader:
     @property
     def num_left(self) -> int:
         """How many tokens are still to be read."""
-        return int(self._call.input_ids.shape[1]) - self._num_read
+        return self.call.num_tokens - self._num_read
 
     def read(self, prepared: Prepared, num_tokens: int | None = None) -> Prompt | None:
         """Reads on, `num_tokens` or all of it; returns the prompt once its end was read."""
-        call, start = self._call, perf_counter()
+        call, start = self.call, perf_counter()
         num_rows, length = call.input_ids.shape
         end = length if num_tokens is None else min(self._num_read + num_tokens, length)
         num_known = self._num_read or kv_of(call.model_kwargs).get_seq_length()
@@ -75,7 +75,7 @@ class PromptReader:
         With a cache of the caller's, the ids are the whole text or only its end; the length of the
         attention mask tells.
         """
-        call, num_unread = self._call, self._num_unread(kwargs)
+        call, num_unread = self.call, self._num_unread(kwargs)
         chunk = call.generation_config.prefill_chunk_size
         if chunk is None:
             inputs = call.model.prepare_inputs_for_generation(
@@ -94,15 +94,15 @@ class PromptReader:
         num_known = int(kv_of(kwargs).get_seq_length())
         if (embeds := kwargs.get("inputs_embeds")) is not None:
             return int(embeds.shape[1]) - num_known
-        mask, length = kwargs.get("attention_mask"), int(self._call.input_ids.shape[1])
-        dropped = length_of_dropped_mask(self._call.generation_config)
+        mask, length = kwargs.get("attention_mask"), int(self.call.input_ids.shape[1])
+        dropped = length_of_dropped_mask(self.call.generation_config)
         return (
             length - num_known if length == (dropped if mask is None else mask.shape[1]) else None
         )
 
     def _part(self, start: int, end: int, kwargs: dict[str, Any]) -> Any:
         """The model over some columns of the prompt, with those in front of them in its KV."""
-        model, kwargs = self._call.model, dict(kwargs)
+        model, kwargs = self.call.model, dict(kwargs)
         num_known = kv_of(kwargs).get_seq_length()
         until = num_known + end - start
         if (mask := kwargs.get("attention_mask")) is not None:
@@ -110,7 +110,7 @@ class PromptReader:
         if (positions := kwargs.get("position_ids")) is not None:
             kwargs["position_ids"] = positions[..., num_known:until]
         inputs = model.prepare_inputs_for_generation(
-            self._call.input_ids[:, start:end], is_first_iteration=True, **kwargs
+            self.call.input_ids[:, start:end], is_first_iteration=True, **kwargs
         )
         return model(**inputs, return_dict=True)
 

@@ -1,5 +1,4 @@
-"""What a `generate()` call asks for: what is refused, what is decoded plainly, what looks at
-one row alone.
+"""What of a `generate()` call looks at one row alone: its processors and its stopping rules.
 
 Reads transformers' objects; runs nothing.
 """
@@ -8,26 +7,15 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-import transformers
-from transformers.cache_utils import DynamicCache
 from transformers.generation import logits_process, stopping_criteria
 
-from selfspec.compat.generation import (
-    KV_NAMES,
-    WAITING_PROCESSORS,
-    hidden_kv_name,
-    keeps_only_states,
-    kv_of,
-)
-from selfspec.compat.modules import is_parallel, prompt_learning
-from selfspec.run.rope import rope_reason
+from selfspec.sequence import Stops
 from selfspec.verify.choosers import Processing
 from selfspec.verify.shortlist import Warpers
-from selfspec.verify.transcript import RowStops
 
 # Processors whose scores for a row depend on that row alone. Others, user-made ones among them,
 # may look at the batch or count their calls: for them the rows of a batch move together.
@@ -60,9 +48,6 @@ _ROW_PROCESSORS = frozenset(
 )
 
 
-# Those of them that may see several prefixes at once, since they wait for no device.
-_AT_ONCE = frozenset(kind for kind in _ROW_PROCESSORS if kind.__name__ not in WAITING_PROCESSORS)
-
 # Those that may end a list of processors, in this order, by the argument that each has.
 _KNOWN_WARPERS = (
     ("temperature", logits_process.TemperatureLogitsWarper),
@@ -70,95 +55,6 @@ _KNOWN_WARPERS = (
     ("top_p", logits_process.TopPLogitsWarper),
     ("min_p", logits_process.MinPLogitsWarper),
 )
-
-# Model arguments that a tree's forward sets or follows; any other would have to be followed too.
-_FOLLOWED_KWARGS = frozenset(
-    (
-        "attention_mask",
-        "inputs_embeds",
-        "logits_to_keep",
-        "output_attentions",
-        "output_hidden_states",
-        "position_ids",
-        *KV_NAMES,
-        "return_dict",
-        "use_cache",
-    )
-)
-
-_REFUSED_MODES = {
-    "num_beams": "beam search can't be drafted for; set num_beams=1 or leave assistant= out",
-    "penalty_alpha": (
-        "contrastive search can't be drafted for; set penalty_alpha=None or leave assistant= out"
-    ),
-    "dola_layers": "DoLa can't be drafted for; set dola_layers=None or leave assistant= out",
-    "constraints": "constrained beam search can't be drafted for; leave assistant= out",
-    "force_words_ids": "constrained beam search can't be drafted for; leave assistant= out",
-    "prompt_lookup_num_tokens": (
-        "prompt lookup is another assistant; set prompt_lookup_num_tokens=None "
-        "or leave assistant= out"
-    ),
-    "assistant_early_exit": (
-        "early exit is another assistant; set assistant_early_exit=None or leave assistant= out"
-    ),
-    "use_mtp": "multi-token prediction is another assistant; set use_mtp=False",
-}
-
-
-def unservable(model: Any, setting: Callable[[str], Any]) -> str | None:
-    """The rule that a call breaks which drafting will never serve, with the fix; else None.
-
-    `setting(name)` is what the generation config of the call says.
-    """
-    if model.config.is_encoder_decoder:
-        return (
-            f"{type(model).__name__} is an encoder-decoder model, and drafts are made for decoders "
-            "alone; call generate() without assistant="
-        )
-    for name, message in _REFUSED_MODES.items():
-        value = setting(name)
-        if value and not (name == "num_beams" and value == 1):
-            return f"{message} (got {name}={value!r})"
-    return None
-
-
-def plain_reason(
-    model: Any, generation_config: Any, model_kwargs: Mapping[str, Any], reach: int
-) -> str | None:
-    """Why this call, whatever the attention, has to be decoded plainly; None where it need not.
-
-    `reach`: how many tokens beyond the prompt the deepest draft may stand.
-    """
-    if is_parallel(model):
-        return "it is spread over several processes, each of which would choose a width of its own"
-    if prompt_learning(model):
-        return "prompt learning puts tokens into the KV cache that generate() does not count"
-    if reason := rope_reason(model.config, reach, model_kwargs):
-        return reason
-    if not model_kwargs.get("use_cache", True):
-        return "use_cache=False leaves no KV cache to verify a draft with"
-    cache = kv_of(model_kwargs)
-    if cache is None and (name := hidden_kv_name(model_kwargs)):
-        return (
-            f"transformers {transformers.__version__} hands over the KV cache as {name!r}, a name "
-            "that this version of selfspec does not know"
-        )
-    if cache is None or keeps_only_states(cache):
-        return (
-            f"{type(model).__name__} keeps a state of its own in place of a KV cache, as recurrent "
-            "models do, and a draft can't be taken back from it"
-        )
-    if type(cache) is not DynamicCache or cache.offloading:
-        offloaded = "offloaded " if getattr(cache, "offloading", False) else ""
-        return f"a KV cache of type {offloaded}{type(cache).__name__} can't take a draft back"
-    if generation_config.return_dict_in_generate:
-        for name in ("output_attentions", "output_hidden_states"):
-            if getattr(generation_config, name):
-                return f"{name}=True asks for the tensors of each plain step"
-    for name, value in model_kwargs.items():
-        if name not in _FOLLOWED_KWARGS and value is not None and value != {}:
-            return f"the model argument {name!r} can't be followed along a draft"
-    return None
 
 
 def end_ids(generation_config: Any) -> list[int]:
@@ -191,7 +87,7 @@ def _for_row(processor: Any, row: int) -> Any:
 
 
 def split_warpers(processors: Any) -> Processing:
-    """A row's processors, with those at their end that are known well enough to be foreseen."""
+    """A row's processors, and those at their end that a shortlist can stand for."""
     arguments: dict[str, Any] = {}
     num_first = len(processors)
     for name, kind in reversed(_KNOWN_WARPERS):
@@ -199,11 +95,10 @@ def split_warpers(processors: Any) -> Processing:
         if type(last) is kind and _rules_all_out(last):
             arguments[name] = getattr(last, name)
             num_first -= 1
-    waits = not all(type(p) in _AT_ONCE for p in processors)
     if not arguments:
-        return Processing(processors, waits=waits)
+        return Processing(processors)
     first, last = (type(processors)(p) for p in (processors[:num_first], processors[num_first:]))
-    return Processing(first or None, last, Warpers(**arguments), waits)
+    return Processing(first or None, last, Warpers(**arguments))
 
 
 def _rules_all_out(warper: Any) -> bool:
@@ -217,7 +112,7 @@ def looks_at_rows(processors: Sequence[Any]) -> bool:
     return all(type(p) in _ROW_PROCESSORS or getattr(p, "looks_at_rows", False) for p in processors)
 
 
-def row_stops(criteria: Any) -> RowStops | None:
+def row_stops(criteria: Any) -> Stops | None:
     """The stopping rules where all of them look at one row alone; else None."""
     eos_ids: frozenset[int] = frozenset()
     others = []
@@ -228,10 +123,9 @@ def row_stops(criteria: Any) -> RowStops | None:
             others.append(criterion)
         elif type(criterion) is not stopping_criteria.MaxLengthCriteria:
             return None
-    max_length = length_limit(criteria)
-    if max_length is None or (others and not eos_ids):
+    if length_limit(criteria) is None or (others and not eos_ids):
         return None  # without an end token, stock lets a row that stopped go on writing
-    return RowStops(max_length, eos_ids, others)
+    return Stops(eos_ids, tuple(others))
 
 
 def length_limit(criteria: Any) -> int | None:

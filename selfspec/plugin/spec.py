@@ -22,22 +22,19 @@ from selfspec.compat.versions import untried_reason
 from selfspec.config import SpecConfig
 from selfspec.draft.memory import Memory
 from selfspec.draft.sources import Source
-from selfspec.engine import first_tokens
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
-from selfspec.machine.device import device_for
 from selfspec.plugin.arguments import predictions_of
 from selfspec.plugin.call import Call
 from selfspec.plugin.draft_model import check_draft_model, new_draft_model
-from selfspec.plugin.prompt import PromptReader, teach
-from selfspec.plugin.rules import unservable
+from selfspec.plugin.prompt import PromptReader
+from selfspec.plugin.refusals import Arguments, Outcome, reason_for
+from selfspec.plugin.rows import Rows
 from selfspec.records import StepRecord
 from selfspec.run.draft_model import DraftModel
 from selfspec.run.model import num_readable
 from selfspec.run.prepared import Forwards
 from selfspec.run.probe import Ability
-from selfspec.run.prompt import Prompt
 from selfspec.stats import GenerationStats
-from selfspec.verify.verifier import Verifier
 
 _log = logging.getLogger("selfspec")
 _NOT_SAID: Any = object()  # Stands for an argument that transformers hands to no loop.
@@ -128,15 +125,12 @@ class SelfSpec(Persistent):
         told = {"streamer": streamer, "synced_gpus": synced_gpus}
         call = self.open_call(model, input_ids, **own, **told, **arguments)
         try:
-            found = call.ability(self.forwards)
-            if isinstance(found, str):
-                result = call.decode_plainly(found)
-            else:
-                result = self._drafted(call, found)
+            reason = call.plain_reason
+            result = self._drafted(call) if reason is None else call.decode_plainly(reason)
         except BaseException:
             self.count(call)  # It counts as far as it came, and its error says the rest.
             raise
-        self.finish(call, drafted=not isinstance(found, str))
+        self.finish(call, drafted=reason is None)
         return result
 
     def open_call(
@@ -157,7 +151,7 @@ class SelfSpec(Persistent):
         if self._untried is not None:
             _log.warning("%s; use one of these, or a newer selfspec", self._untried)
             self._untried = None
-        if rule := unservable(model, lambda name: getattr(generation_config, name, None)):
+        if rule := reason_for(Outcome.REFUSED, Arguments(model, vars(generation_config))):
             raise UnsupportedError(rule)
         if not input_ids.shape[1] and model_kwargs.get("inputs_embeds") is None:
             raise UnsupportedError(  # A model would fail somewhere inside.
@@ -178,6 +172,7 @@ class SelfSpec(Persistent):
             synced_gpus=synced_gpus,
             model_kwargs=model_kwargs,
             config=self.config,
+            forwards=self.forwards,
             stats=GenerationStats(num_calls=1),
             predictions=predictions,
             listeners=self._listeners,
@@ -254,46 +249,25 @@ class SelfSpec(Persistent):
             return None
         return new_draft_model(draft, model, num_tokens, self.forwards, self.config)
 
-    def _drafted(self, call: Call, ability: Ability) -> Any:
+    def _drafted(self, call: Call) -> Any:
         """Reads the prompt, yields its first token, learns from it, and decodes to the end."""
         start = perf_counter()
-        with (
-            self.forwards.prepare(call.model, call.config, ability) as prepared,
-            self.forwards.drafting(call.draft_model, call.config),
-        ):
+        with self.forwards.prepare(call.model, call.config, call.ability) as prepared:
             call.stats.seconds["prepare"] += perf_counter() - start  # type: ignore[assignment]
             call.stats.disable(prepared.ability.reason)
-            with prepared.reading():
-                prompt = PromptReader(call).read(prepared)
-                assert prompt is not None
-                device = device_for(prompt.logits.device, overlap=call.config.overlap)
-                verifier = Verifier(call.texts(prepared.ability, device))
-                rows = range(len(prompt.texts))
-                first = first_tokens(verifier, rows, prompt.last_tokens, prompt.logits)
-                memory = self.learn(call, prompt)
-            with prepared.decoding():
-                backend = prepared.backend(prompt, reach=call.reach, width=call.width)
-                try:
-                    decoder = call.decoder(prepared, backend, verifier, device, len(rows))
-                    decoder.add(call.rows(prompt, memory, decoder), first)
-                    decoder.run()
-                finally:
-                    call.note(prepared, backend)
-                    backend.release(fills=call.gives_cache_back)
-        text = verifier.texts[0]
-        text.transcript.end()
-        return call.result(text, prompt.cache)
-
-    def learn(self, call: Call, prompt: Prompt) -> Memory:
-        """What one call works on, by the learning scope, with what the prompt teaches."""
-        start = perf_counter()
-        memory = self.memory(prompt.logits.shape[-1]).for_request(self.config.learning)
-        if memory.learns:
-            head = call.model.get_output_embeddings()
-            teach(memory, prompt, head, num_readable(call.model))
-        call.stats.table_bytes = memory.nbytes
-        call.stats.seconds["learn"] += perf_counter() - start  # type: ignore[assignment]
-        return memory
+            rows = Rows(self.memory, prepared)
+            try:
+                with prepared.reading():
+                    prompt = PromptReader(call).read(prepared)
+                    assert prompt is not None
+                    rows.add(call, prompt)
+                sequences = rows.sequences
+                rows.run()
+            finally:
+                rows.close(call)
+        if call.streamer is not None:
+            call.streamer.end()
+        return call.result(sequences, prompt.cache)
 
     def warn(self, model: Any, stats: GenerationStats) -> None:
         """Says why a model is not drafted for or run as asked: once for each model and reason."""

@@ -17,13 +17,14 @@ from transformers.generation.logits_process import LogitsProcessor
 from selfspec.compat.generation import using_candidates
 from selfspec.cost import FixedBudget
 from selfspec.draft.memory import Memory
-from selfspec.draft.row import Row
 from selfspec.draft.sources.draft_model import DraftModelCursor
 from selfspec.engine import top_k_of
 from selfspec.plugin.prompt import last_pairs
+from selfspec.plugin.rules import length_limit
 from selfspec.plugin.spec import SelfSpec
 from selfspec.records import DraftTree, StepRecord
-from selfspec.run.draft_model import DraftModel
+from selfspec.run.draft_model import DraftModel, DraftText
+from selfspec.sequence import Sequence
 
 _MAX_NODES = 16  # Of the tree, whose best chain is taken.
 
@@ -42,11 +43,9 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
 
     def __init__(self, spec: SelfSpec) -> None:
         self._spec = spec
-        self._memory: Memory | None = None  # The memory of the current call.
-        self._row: Row | None = None
+        self._row: Sequence | None = None  # There is none before the prompt was read.
         self._draft_model: DraftModel | None = None
-        self._num_read = 0
-        self._max_length: int | None = None
+        self._max_length = 0
         self._tree = DraftTree.of_root(0)
 
     @contextmanager
@@ -57,12 +56,16 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
             generation_config: Any,
             input_ids: torch.Tensor,
             assistant_model: Any = None,
+            stopping_criteria: Any = (),
             **_kwargs: Any,
         ) -> SelfSpecCandidateGenerator:
-            self._memory = self._row = None
-            num_tokens = input_ids.shape[1]
-            self._draft_model = self._spec.draft_model_for(model, num_tokens, assistant_model)
-            self._max_length = generation_config.max_length
+            # A criterion of the caller's may be shorter than the config, which stock looks at too.
+            lengths = (generation_config.max_length, length_limit(stopping_criteria))
+            self._row = None
+            self._max_length = min(length for length in lengths if length is not None)
+            self._draft_model = self._spec.draft_model_for(
+                model, input_ids.shape[1], assistant_model
+            )
             return self
 
         with using_candidates(model, ours):
@@ -72,14 +75,11 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         self, input_ids: torch.Tensor, **_kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """`input_ids` (1, L) followed by the chain; no logits, so stock checks it greedily."""
-        self._read(input_ids[0].tolist())
         row = self._row
         if row is None:
             return input_ids, None
         max_nodes = min(self._spec.config.max_nodes, _MAX_NODES)
-        # Behind the last token there may be no positions, and stock commits nothing there.
-        room = None if self._max_length is None else self._max_length - input_ids.shape[1] - 1
-        self._tree = row.grower.grow(row.last_token, max_nodes, room)
+        self._tree = row.grower.grow(row.last_token, max_nodes, row.max_depth)
         drafted = input_ids.new_tensor([_best_chain(self._tree)])
         return torch.cat([input_ids, drafted], dim=-1), None
 
@@ -87,35 +87,41 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int
     ) -> None:
         """Learns from the scores (1, drafts + 1, V) of the step; `input_ids` holds its outcome."""
-        if self._memory is None:
+        row = self._row
+        if row is None:
             memory = self._spec.memory(scores.shape[-1])
-            self._memory = memory.for_request(self._spec.config.learning)
-        memory = self._memory
+            memory = memory.for_request(self._spec.config.learning)
+        else:
+            memory = row.memory
         if memory.learns:
             top = top_k_of(scores[0, : num_matches + 1], memory.top_k)
             pairs = last_pairs(input_ids[:, :-1].cpu(), None, num_matches + 1)
             memory.observe_pairs(pairs.numpy(), top)
-        if self._row is None:
-            ids, cursor = input_ids[0].tolist(), None
-            if self._draft_model is not None:
-                # Nobody measures what a step costs here, so the draft model reads what is wanted.
-                cursor = DraftModelCursor(self._draft_model.open(), ids, FixedBudget())
-            self._row = Row.open(0, ids, memory, self._spec.config, draft_model=cursor)
-            self._num_read = len(ids)
+        if row is None:
+            self._row = self._opened(input_ids, memory)
+        else:
+            self._observe(row, input_ids[0, row.length :].tolist())
 
-    def _read(self, ids: list[int]) -> None:
-        """Brings the row to the end of the text, and learns which drafts were accepted."""
-        committed = ids[self._num_read :]
-        if self._row is None or self._memory is None or not committed:
-            return
-        self._num_read = len(ids)
+    def _opened(self, input_ids: torch.Tensor, memory: Memory) -> Sequence:
+        ids, cursor = input_ids[0].tolist(), None
+        if self._draft_model is not None:
+            # Nobody measures what a step costs here.
+            text = DraftText(self._draft_model)
+            cursor = DraftModelCursor(text, ids, FixedBudget().least_chance)
+        row = Sequence(prompt=input_ids, prompt_ids=ids, max_length=self._max_length)
+        row.begin(memory, self._spec.config, draft_model=cursor)
+        return row
+
+    def _observe(self, row: Sequence, committed: list[int]) -> None:
+        """Takes in the tokens of a step, and which drafts were accepted among them."""
         path = [0]  # The root and the nodes of the accepted drafts; the last token is the model's.
         for token in committed[:-1]:
             path.append(self._tree.children[path[-1]][token])
         record = StepRecord(row=0, tree=self._tree, path=path, committed_ids=committed)
-        if self._memory.learns:
-            self._memory.calibration.observe(record)
-        self._row.observe(record)
+        row.new_ids += committed
+        if row.memory.learns:
+            row.memory.calibration.observe(record)
+        row.observe(record)
 
 
 class LutRecorder(LogitsProcessor):  # type: ignore[misc]

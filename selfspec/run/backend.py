@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from selfspec.records import DraftTree, Queries
+from selfspec.records import DraftTree
 
 __all__ = ["Backend"]
 
@@ -34,7 +34,7 @@ class Backend(Protocol):
         """How many of `max_nodes` nodes the next forward may have."""
         ...
 
-    def lay_out(self, trees: Sequence[DraftTree | Queries]) -> Any:
+    def lay_out(self, trees: Sequence[DraftTree]) -> Any:
         """The arguments of one forward."""
         ...
 

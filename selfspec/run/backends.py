@@ -15,7 +15,7 @@ from selfspec.compat.generation import (
     update_arguments,
 )
 from selfspec.machine.device import upload
-from selfspec.records import DraftTree, Queries
+from selfspec.records import DraftTree
 from selfspec.run.columns import Columns
 from selfspec.run.grouped_attention import grouped_attention
 from selfspec.run.layout import Layout, RowState, lay_out
@@ -101,7 +101,7 @@ class TreeBackend(OverColumns):
             return max_nodes
         return min(max_nodes, period - (self.kv.front + 1) % period)
 
-    def lay_out(self, trees: Sequence[DraftTree | Queries]) -> Layout:
+    def lay_out(self, trees: Sequence[DraftTree]) -> Layout:
         """Ids, positions and masks of the next forward; makes room for it in the KV."""
         self.kv.reserve(max(len(tree.tokens) for tree in trees))
         return lay_out(
@@ -161,7 +161,7 @@ class ChainBackend:
         """All nodes asked for: a chain's tokens are where they will be in the text."""
         return max_nodes
 
-    def lay_out(self, trees: Sequence[DraftTree | Queries]) -> dict[str, Any]:
+    def lay_out(self, trees: Sequence[DraftTree]) -> dict[str, Any]:
         """The model's own inputs for the chains; shorter ones are padded with their last token."""
         chains_ids = [tree.tokens for tree in trees]
         self._width = max(map(len, chains_ids))

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from selfspec.records import DraftTree, Queries
+from selfspec.records import DraftTree
 
 __all__ = ["Layout", "RowState", "Window", "ancestors", "in_window", "lay_out"]
 
@@ -81,7 +81,7 @@ def _ancestor_rows(parents: Sequence[int], width: int) -> list[bytearray]:
 
 
 def lay_out(
-    trees: Sequence[DraftTree | Queries],
+    trees: Sequence[DraftTree],
     state: RowState,
     *,
     front: int,
@@ -129,7 +129,7 @@ class _Masker:
 
     def __init__(
         self,
-        trees: Sequence[DraftTree | Queries],
+        trees: Sequence[DraftTree],
         state: RowState,
         front: int,
         depths: Sequence[Sequence[int]],

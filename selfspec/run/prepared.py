@@ -13,21 +13,20 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
 from selfspec.compat.generation import decoding_switches
 from selfspec.compat.kernels import has_float16_product
 from selfspec.config import SpecConfig
-from selfspec.cost import Ledger, Pacing
+from selfspec.cost import Ledger
 from selfspec.errors import UnsupportedError
 from selfspec.machine.device import device_for
 from selfspec.machine.hardware import calculates_in
 from selfspec.run.backend import Backend
 from selfspec.run.backends import ChainBackend, TreeBackend
 from selfspec.run.costs import Costs
-from selfspec.run.draft_model import DraftModel
 from selfspec.run.graphs.backend import GraphBackend
 from selfspec.run.graphs.kept import KeptRunner
 from selfspec.run.graphs.runner import StaticRunner
@@ -151,7 +150,7 @@ class _Known:
     runner: KeptRunner = field(default_factory=KeptRunner)
     packed: PackedWeights | None = None
     ledger: Ledger = field(default_factory=Ledger)
-    pacings: WeakKeyDictionary[Any, Pacing] = field(default_factory=WeakKeyDictionary)
+    draft_models: WeakSet[Any] = field(default_factory=WeakSet)  # Those that were found to fit.
 
     def keep(self, state: Any, ability: Ability) -> None:
         """Keeps a verdict in place of the oldest, where hooks come and go with each call."""
@@ -209,19 +208,9 @@ class Forwards:
             self._pack(prepared)
         yield prepared
 
-    @contextmanager
-    def drafting(self, draft_model: DraftModel | None, config: SpecConfig) -> Iterator[None]:
-        """Inside, a draft model's forwards over one text are captured, if that is possible."""
-        if draft_model is None or config.forward not in ("auto", "graph"):
-            yield
-            return
-        with self._lent(draft_model.model, draft_model.attention) as found:
-            draft_model.runner = found if isinstance(found, StaticRunner) else None
-            yield
-
-    def pacings(self, model: Any) -> WeakKeyDictionary[Any, Pacing]:
-        """What each draft model costs and brings beside a model."""
-        return self._of(model).pacings
+    def draft_models(self, model: Any) -> WeakSet[Any]:
+        """The draft models that were found to fit a model."""
+        return self._of(model).draft_models
 
     @contextmanager
     def _lent(self, model: Any, attention: AttentionTypes | None) -> Iterator[StaticRunner | str]:

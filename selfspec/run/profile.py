@@ -11,7 +11,7 @@ from selfspec.compat.generation import KV
 from selfspec.config import SpecConfig
 from selfspec.cost import WIDTHS, CostCurve, measure_curve
 from selfspec.errors import UnsupportedError
-from selfspec.records import Queries
+from selfspec.records import DraftTree
 from selfspec.run.backend import Backend
 from selfspec.run.costs import keep_curve
 from selfspec.run.graphs.backend import GraphBackend, stepped
@@ -61,8 +61,10 @@ def _measured(backend: Backend, num_rows: int, max_seconds: float) -> CostCurve:
     """Runs forwards behind the text without a commit, so that the KV stays as it was."""
 
     def run(width: int) -> None:
-        queries = Queries(list(range(width)), [-1] + [0] * (width - 1), [0] * width)
-        logits = backend.forward(backend.lay_out([queries] * num_rows))
+        tree = DraftTree.of_root(0)
+        for token in range(1, width):
+            tree.add(0, token, 0.0)
+        logits = backend.forward(backend.lay_out([tree] * num_rows))
         if logits.is_cuda:
             torch.cuda.synchronize(logits.device)
 

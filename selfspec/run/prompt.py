@@ -33,11 +33,6 @@ class Prompt:
         positions: torch.Tensor = self.model_kwargs["position_ids"][..., -1:]
         return positions.expand(*positions.shape[:-2], len(self.input_ids), 1)
 
-    @property
-    def last_tokens(self) -> list[int]:
-        """The last token of each row; 0 for a prompt without ids."""
-        return [ids[-1] if ids else 0 for ids in self.texts]
-
     @cached_property
     def visible(self) -> torch.Tensor | None:
         """(B, P): which columns count; None where all do."""

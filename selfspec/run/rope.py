@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["changes_other_rows", "changing_rope", "rope_reason"]
+__all__ = ["changes_other_rows", "changing_rope", "rope_limit"]
 
 
 def changing_rope(config: Any) -> str | None:
@@ -22,13 +22,12 @@ def changes_other_rows(config: Any, model_kwargs: Mapping[str, Any]) -> bool:
     return any(_num_positions(model_kwargs) > limit for _, limit in _limits(config))
 
 
-def rope_reason(config: Any, reach: int, model_kwargs: Mapping[str, Any]) -> str | None:
-    """Why drafts can't reach `reach` tokens beyond the prompt; None if they can."""
+def rope_limit(config: Any, reach: int, model_kwargs: Mapping[str, Any]) -> tuple[str, int] | None:
+    """The kind of an embedding that changes within `reach` tokens beyond the prompt, and where."""
     for kind, limit in _limits(config):
         first = _num_positions(model_kwargs)
-        if first + reach < limit or (kind == "longrope" and first > limit):
-            continue
-        return f"its {kind} rotary embedding changes with the length of a forward beyond {limit}"
+        if first + reach >= limit and (kind != "longrope" or first <= limit):
+            return kind, limit
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from time import perf_counter
 from typing import Any, TypeVar
@@ -14,14 +14,15 @@ import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from selfspec.serving.calls import Limits
 from selfspec.serving.exchange import Exchange
 from selfspec.serving.gate import Gate, key_check
 from selfspec.serving.meters import Meters
 from selfspec.serving.model_thread import ModelThread
-from selfspec.serving.replies import DONE, Form, error_body, event
+from selfspec.serving.prompt_files import Limits
+from selfspec.serving.replies import DONE, Form, error_body, event, usage_of
 from selfspec.serving.schema import Chat, Completion, RequestError, checked, json_object
 
 T = TypeVar("T")
@@ -55,25 +56,12 @@ def serve(app: FastAPI, *, host: str, port: int, access_log: bool = False) -> No
         signal.signal(signal.SIGTERM, before)
 
 
-def _break_off_at_signals(model: ModelThread) -> None:
-    """uvicorn waits for running answers, but not for ever: Ctrl-C ends them, SIGTERM soon does."""
-    loop = asyncio.get_running_loop()
-    for number, patience in ((signal.SIGTERM, _PATIENCE), (signal.SIGINT, 0)):
-        uvicorns: Any = signal.getsignal(number)
-
-        def hear(number: int, frame: Any, then: Any = uvicorns, patience: float = patience) -> None:
-            loop.call_soon_threadsafe(loop.call_later, patience, model.break_off)
-            then(number, frame)
-
-        signal.signal(number, hear)
-
-
 def application(
     model: ModelThread,
     *,
     name: str,
     limits: Limits,
-    hosts: Sequence[str] = (),
+    hosts: Iterable[str] = (),
     origins: Sequence[str] = (),
     api_key: str | None = None,
 ) -> FastAPI:
@@ -91,9 +79,7 @@ def application(
         finally:
             model.join(_PATIENCE)
 
-    app = FastAPI(
-        docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=lifespan
-    )
+    app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     routes = _Routes(model, name, limits)
     app.add_api_route("/health", routes.health)  # Whoever looks after the server asks for it.
     guarded = APIRouter(dependencies=[Depends(key_check(api_key))] if api_key is not None else [])
@@ -104,9 +90,8 @@ def application(
     guarded.add_api_route("/metrics", routes.metrics)
     guarded.add_api_route("/selfspec/stats", routes.stats)
     app.include_router(guarded)
-    app.add_exception_handler(HTTPException, _no_route)
-    app.add_exception_handler(Exception, _failed)
-    app.add_exception_handler(RequestError, _refused)
+    for kind in (HTTPException, RequestError, Exception):
+        app.add_exception_handler(kind, _told)
     if origins:
         methods = ["GET", "POST"]
         app.add_middleware(
@@ -126,47 +111,35 @@ class _Routes:
         self._max_body = max(_LEAST_BODY, _BYTES_A_POSITION * (limits.max_positions or 0))
 
     async def chat(self, request: Request) -> Response:
-        """Answers a conversation."""
         return await self._counted(request, Chat)
 
     async def complete(self, request: Request) -> Response:
-        """Continues a text."""
         return await self._counted(request, Completion)
 
-    async def models(self) -> Response:
-        """The one model that answers."""
-        return JSONResponse({"object": "list", "data": [self._about()]})
+    async def models(self) -> Any:
+        return {"object": "list", "data": [await self.model(self._name)]}
 
-    async def model(self, name: str) -> Response:
-        """The same, by its name."""
-        if name != self._name:
-            raise RequestError(f"no model {name!r:.80} is here", status=404, code="model_not_found")
-        return JSONResponse(self._about())
+    async def model(self, name: str) -> Any:
+        self._check_model(name)
+        return {"id": name, "object": "model", "created": 0, "owned_by": "selfspec"}
 
     async def health(self) -> Response:
-        """Whether requests are taken."""
         stopping = self._model.is_stopping
         return JSONResponse({"status": "stopping" if stopping else "ok"}, 503 if stopping else 200)
 
     async def metrics(self) -> Response:
-        """The numbers in Prometheus' text form."""
         return Response(self._meters.as_text(), media_type="text/plain; version=0.0.4")
 
-    async def stats(self) -> Response:
-        """What was counted over all answers that ended so far, and the server's own numbers."""
-        drafting = self._model.spec.total_stats.as_dict()
-        return JSONResponse({**drafting, "server": self._meters.as_dict()})
-
-    def _about(self) -> dict[str, Any]:
-        return {"id": self._name, "object": "model", "created": 0, "owned_by": "selfspec"}
+    async def stats(self) -> Any:
+        """What was counted over all answers that ended so far, and what goes on now."""
+        return {**self._model.spec.total_stats.as_dict(), "server": self._meters.numbers()}
 
     async def _counted(self, request: Request, kind: type[Chat] | type[Completion]) -> Response:
         try:
             response = await self._answer(request, kind)
         except RequestError as error:
-            self._meters.request(request.url.path, error.status)
-            raise
-        self._meters.request(request.url.path, response.status_code)
+            response = await _told(request, error)
+        self._meters.requests.labels(request.url.path, str(response.status_code)).inc()
         return response
 
     async def _answer(self, request: Request, kind: type[Chat] | type[Completion]) -> Response:
@@ -179,73 +152,76 @@ class _Routes:
             raise RequestError(rule, status=408) from None
         asked = checked(kind, json_object(data, "the body"))
         self._check_model(asked.model)
-        exchange = Exchange(self._model, asked, arrived)
-        await exchange.open(self._limits, self._turn)
+        exchange = Exchange(self._model, asked)
+        await exchange.prepare(self._limits, self._turn)
         form = Form(self._name, is_chat=kind is Chat)
         if asked.stream:
             headers = {"cache-control": "no-cache"}
-            events = self._events(form, exchange)
+            events = self._events(form, exchange, arrived)
             return StreamingResponse(events, headers=headers, media_type="text/event-stream")
-        try:
-            choices = await _while_there(request, exchange.whole())
-        finally:
-            exchange.cancel()
+        choices = await _while_there(request, exchange.whole())
         if choices is None:
-            self._meters.cancelled()
+            self._meters.cancelled.inc()
             return Response(status_code=_GONE)
-        self._meters.answered(exchange)
-        return JSONResponse(form.whole(choices, exchange.usage))
+        return JSONResponse(form.whole(choices, self._usage(exchange, arrived)))
 
-    async def _events(self, form: Form, exchange: Exchange) -> AsyncIterator[bytes]:
-        """The events of a stream. When its client goes, its texts are forgotten."""
+    async def _events(self, form: Form, exchange: Exchange, arrived: float) -> AsyncIterator[bytes]:
         try:
-            for chunk in form.openings(exchange.num_choices):
-                yield chunk
             async for piece in exchange.pieces():
-                for chunk in form.chunks(piece):
-                    yield chunk
-            self._meters.answered(exchange)
-            options = exchange.request.stream_options
+                yield form.chunk(piece)
+            usage, options = self._usage(exchange, arrived), exchange.request.stream_options
             if options is not None and options.include_usage:
-                yield form.usage_chunk(exchange.usage)
+                yield form.chunk(usage=usage)
             yield DONE
-        except asyncio.CancelledError:
-            self._meters.cancelled()
-            raise
         except RequestError as error:
             yield event(error_body(error))
-        finally:
-            exchange.cancel()
+        except (asyncio.CancelledError, GeneratorExit):
+            self._meters.cancelled.inc()
+            raise
+
+    def _usage(self, exchange: Exchange, arrived: float) -> dict[str, Any]:
+        """How many tokens a request took that was answered; counts them."""
+        usage = usage_of(exchange.num_prompt_tokens, exchange.answers)
+        self._meters.first.observe((exchange.first_at or arrived) - arrived)
+        self._meters.read.inc(usage["prompt_tokens"])
+        self._meters.written.inc(usage["completion_tokens"])
+        return usage
 
     def _check_model(self, name: str | None) -> None:
         if name != self._name:
-            given = "no model" if name is None else f"{name!r:.80}"
             rule = f"model must be {self._name!r}, the one that this server answers with"
-            raise RequestError(
-                f"{rule} (got {given})",
-                field="model",
-                status=400 if name is None else 404,
-                code="model_not_found",
-            )
+            got, code = f"(got {name!r:.80})", "model_not_found"
+            raise RequestError(f"{rule} {got}", field="model", status=404, code=code)
+
+
+def _break_off_at_signals(model: ModelThread) -> None:
+    """uvicorn waits for running answers, but not for ever: Ctrl-C ends them, SIGTERM soon does."""
+    loop = asyncio.get_running_loop()
+    for number, patience in ((signal.SIGTERM, _PATIENCE), (signal.SIGINT, 0)):
+        uvicorns: Any = signal.getsignal(number)
+
+        def hear(number: int, frame: Any, then: Any = uvicorns, patience: float = patience) -> None:
+            loop.call_soon_threadsafe(loop.call_later, patience, model.break_off)
+            then(number, frame)
+
+        signal.signal(number, hear)
 
 
 async def _body(request: Request, max_bytes: int) -> bytes:
-    """The body; refuses a long one before it is read."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         rule = f"Content-Type must be application/json (got {kind!r:.60})"
         raise RequestError(rule, status=415)
-    declared = request.headers.get("content-length", "0")
     data = bytearray()
-    if declared.isdigit() and int(declared) <= max_bytes:
+    try:
         async for chunk in request.stream():
             data += chunk
             if len(data) > max_bytes:
-                break
-        else:
-            return bytes(data)
-    rule = f"the body must have at most {max_bytes} bytes"
-    raise RequestError(f"{rule} (got more)", status=413, code="body_too_long")
+                rule = f"the body must have at most {max_bytes} bytes (got more)"
+                raise RequestError(rule, status=413)
+    except ClientDisconnect:
+        raise RequestError("the client has gone", status=_GONE) from None
+    return bytes(data)
 
 
 async def _while_there(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
@@ -264,18 +240,14 @@ async def _while_there(request: Request, work: Coroutine[Any, Any, T]) -> T | No
         watching.cancel()
 
 
-async def _refused(_request: Request, error: Any) -> Response:
-    headers = {"retry-after": "1"} if error.status == 503 else None
+async def _told(request: Request, error: Any) -> Response:
+    """What went wrong, as OpenAI's clients read it. uvicorn logs faults of our own."""
+    headers = None
+    if isinstance(error, HTTPException):
+        rule, headers = f"no such route: {request.method} {request.url.path[:80]}", error.headers
+        error = RequestError(rule, status=error.status_code, code="no_such_route")
+    elif not isinstance(error, RequestError):
+        error = RequestError("this is a fault of the server; its log says more", status=500)
+    if error.status == 503:
+        headers = {"retry-after": "1"}
     return JSONResponse(error_body(error), error.status, headers)
-
-
-async def _failed(_request: Request, _error: Any) -> Response:
-    """A fault of ours, which uvicorn logs."""
-    told = RequestError("this is a fault of the server; its log says more", status=500)
-    return JSONResponse(error_body(told), 500)
-
-
-async def _no_route(request: Request, error: Any) -> Response:
-    rule = f"no such route: {request.method} {request.url.path[:80]}"
-    refused = RequestError(rule, status=error.status_code, code="no_such_route")
-    return JSONResponse(error_body(refused), error.status_code, error.headers)

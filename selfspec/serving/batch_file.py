@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -16,16 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from selfspec.errors import CliError, SelfSpecError, one_line
-from selfspec.serving.calls import Limits
-from selfspec.serving.prompt_files import PromptLine, numbered_lines, read_line
+from selfspec.serving.prompt_files import Limits, PromptLine, numbered_lines, read_line
 from selfspec.serving.replies import Form, Piece, usage_of
-from selfspec.serving.schema import Chat
+from selfspec.serving.schema import Chat, RequestError
 
 if TYPE_CHECKING:
     from selfspec.batch import Answer
     from selfspec.batch.session import Session
 
 _START = b'{"line": '  # Each line that we write begins so; the number of the line follows.
+_OUR_ERRORS = re.compile(rb'\{"line": \d+, "error": |\Z')
 
 
 class Outcome(NamedTuple):
@@ -91,8 +92,11 @@ class BatchFiles:
             progress.total += 1
             try:
                 line = read_line(number, data)
-                _check_new(line, first)
-            except SelfSpecError as error:
+                other = first.setdefault(_key(line.name, number), number)
+                if other != number:
+                    got = f"got {line.name!r:.80}, which line {other} has too"
+                    raise RequestError(f"custom_id must be another one for each line ({got})")
+            except RequestError as error:
                 progress.unreadable[number] = str(error)
                 continue
             known = answered.pop(_key(line.name, number), None)
@@ -131,9 +135,7 @@ class BatchFiles:
             raise _unwritable(path, error) from error
 
     def _check(self) -> None:
-        if next(numbered_lines(self.prompts, "INPUT"), None) is None:
-            got = f"{str(self.prompts)!r}, which is empty"
-            raise CliError(f"INPUT must have a prompt at least (got {got})")
+        next(numbered_lines(self.prompts, "INPUT"))
         for path in (self.answers, self.errors):
             if not path.absolute().parent.is_dir() or (path.exists() and not path.is_file()):
                 raise CliError(
@@ -144,11 +146,13 @@ class BatchFiles:
             raise CliError(
                 f"OUTPUT must be another file than INPUT (got {str(self.answers)!r} for both)"
             )
-        if self.errors.exists() and not _is_ours(self.errors):
-            raise CliError(
-                "the file of errors beside OUTPUT must be new, or from an earlier run (got "
-                f"{str(self.errors)!r}, which holds something else); move it"
-            )
+        if not self.errors.exists():
+            return
+        with self.errors.open("rb") as stream:
+            if not _OUR_ERRORS.match(stream.read(80)):
+                got = f"got {str(self.errors)!r}, which holds something else"
+                rule = "the file of errors beside OUTPUT must be new, or from an earlier run"
+                raise CliError(f"{rule} ({got}); move it")
 
     def _answered(self) -> tuple[dict[Any, str], int]:
         """The checksum of each line that was answered, and how many bytes all answers have."""
@@ -158,17 +162,16 @@ class BatchFiles:
             return answered, num_bytes
         with self.answers.open("rb") as stream:
             for number, data in enumerate(stream, start=1):
-                foreign = self._foreign(f"has a line {number} that is no answer to this INPUT")
-                if not data.endswith(b"\n"):
-                    if not _is_begun(data):
-                        raise foreign
+                is_begun = data[:9] == _START[: len(data)] and data[9:10] in b"0123456789"
+                if is_begun and not data.endswith(b"\n"):
                     break
                 try:
                     value = json.loads(data)
                     name = dict(value).get("custom_id", value.get("id"))
                     answered[_key(name, value["line"])] = value["input"]
                 except (LookupError, RecursionError, TypeError, ValueError) as error:
-                    raise foreign from error
+                    why = f"has a line {number} that is no answer to this INPUT"
+                    raise self._foreign(why) from error
                 num_bytes += len(data)
         return answered, num_bytes
 
@@ -204,9 +207,10 @@ def outcomes(
         for line in fresh:
             prompt, settings = line.prompt_for(tokenizer), line.settings
             own_seed = seed + line.number - 1 if settings.seed is None else settings.seed
-            options: dict[str, Any] = {"default": default, "length_option": length_option}
             try:
-                ids, arguments = limits.call(prompt, settings, tokenizer, **options)
+                ids, arguments = limits.call(
+                    prompt, settings, tokenizer, default=default, length_option=length_option
+                )
                 session.submit(line.number, ids, own_seed, arguments)
             except (SelfSpecError, TypeError, ValueError) as error:
                 yield Outcome(line.number, None, one_line(error))
@@ -246,31 +250,6 @@ def record(line: PromptLine, answer: Answer, model_name: str) -> str:
 def _key(name: Any, number: int) -> Any:
     """What an answer is found by: the name of its line, or the line's number."""
     return ("line", number) if name is None else name
-
-
-def _check_new(line: PromptLine, first: dict[Any, int]) -> None:
-    """Refuses a name that an earlier line has, too."""
-    other = first.setdefault(_key(line.name, line.number), line.number)
-    if other != line.number:
-        raise CliError(
-            f"custom_id must be another one for each line (got {line.name!r:.80}, which line "
-            f"{other} has too)"
-        )
-
-
-def _is_begun(data: bytes) -> bool:
-    """Can this be the beginning of a line that we write?"""
-    return data[:9] == _START[: len(data)] and data[9:10] in b"0123456789"
-
-
-def _is_ours(errors: Path) -> bool:
-    """Does a file of errors begin as one of ours?"""
-    with errors.open("rb") as stream:
-        data = stream.readline()
-    try:
-        return not data or set(json.loads(data)) == {"line", "error"}
-    except (RecursionError, TypeError, ValueError):
-        return False
 
 
 def _unwritable(path: Path, error: OSError) -> CliError:

@@ -4,82 +4,94 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from time import perf_counter
 from typing import Any
 
 from selfspec.batch import Answer
-from selfspec.batch.ticket import Ticket
+from selfspec.batch.words import Words
 from selfspec.errors import SelfSpecError, one_line
-from selfspec.serving.calls import Limits
-from selfspec.serving.model_thread import ModelThread, News
-from selfspec.serving.replies import Piece, usage_of
+from selfspec.plugin.call import Call
+from selfspec.serving.model_thread import ModelThread
+from selfspec.serving.prompt_files import Limits
+from selfspec.serving.replies import Piece
 from selfspec.serving.schema import Request, RequestError
-from selfspec.serving.text import TextStream
+
+
+class TextStream:
+    """The text of one answer as it may be sent: whole characters, and nothing of a stop string."""
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
+        self._words = Words(tokenizer)
+        self._stops = stops
+        self._held = ""  # What a stop string may begin with.
+        self.is_stopped = False
+
+    def add(self, ids: Sequence[int]) -> str:
+        """Takes the next tokens; returns what may be sent now."""
+        return self._pass(self._words.add(*ids))
+
+    def end(self) -> str:
+        """What is left, when no token comes any more."""
+        return self._pass(self._words.rest()) + self._held
+
+    def _pass(self, text: str) -> str:
+        if self.is_stopped:
+            return ""
+        text = self._held + text
+        if found := [text.index(stop) for stop in self._stops if stop in text]:
+            self.is_stopped, self._held = True, ""
+            return text[: min(found)]
+        begun = (n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n]))
+        end = len(text) - max(begun, default=0)
+        self._held = text[end:]
+        return text[:end]
 
 
 class Exchange:
     """The texts of one request, from the first token to the last."""
 
-    def __init__(self, model: ModelThread, request: Request, arrived: float) -> None:
+    def __init__(self, model: ModelThread, request: Request) -> None:
         self.request = request
-        self.arrived = arrived  # By `perf_counter`.
         self.num_choices = request.n * len(request.prompts)
         self.num_prompt_tokens = 0
         self.answers: list[Answer] = []  # Those that are complete.
-        self.seconds_to_first: float | None = None
+        self.first_at: float | None = None  # When the first token came, by `perf_counter`.
         self._model = model
-        self._tickets: list[Ticket] = []
-        self._news: asyncio.Queue[tuple[int, News]] = asyncio.Queue()
-        stops = request.stop or ()
-        self._texts = [TextStream(model.tokenizer, stops) for _ in range(self.num_choices)]
+        self._tickets: list[Call] = []
 
-    @property
-    def usage(self) -> dict[str, Any]:
-        """How many tokens prompts and complete answers have."""
-        return usage_of(self.num_prompt_tokens, self.answers)
-
-    async def open(self, limits: Limits, turn: asyncio.Lock) -> None:
-        """Lets all texts wait for a row; refuses what can't be answered.
+    async def prepare(self, limits: Limits, turn: asyncio.Lock) -> None:
+        """Refuses what can't be answered.
 
         Tokens are counted and calls prepared for one request after the other. That takes a thread
         that ends: one that stayed would keep threads of OpenMP, and with more of them than cores
         all wait.
         """
-        self._model.check_open(self.num_choices)
         async with turn:
-            pool = ThreadPoolExecutor(1, "selfspec request")
-            try:
+            with ThreadPoolExecutor(1) as pool:
                 await asyncio.get_running_loop().run_in_executor(pool, self._prepare, limits)
-            finally:
-                pool.shutdown(wait=False)
         self._model.check_open(self.num_choices)
-        for choice, ticket in enumerate(self._tickets):
-            self._model.submit(ticket, partial(self._hear, choice))
-
-    def cancel(self) -> None:
-        """Forgets the texts that are not complete."""
-        for ticket in self._tickets:
-            self._model.cancel(ticket.index)
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Text as it comes. Raises what ends the request without an answer."""
-        num_left = self.num_choices
-        while num_left:
-            choice, news = await self._news.get()
-            if isinstance(news, RequestError):
-                raise news
+        for choice in range(self.num_choices):
+            yield Piece(choice, "")
+        stops = self.request.stop or ()
+        texts = [TextStream(self._model.tokenizer, stops) for _ in self._tickets]
+        async for choice, news in self._model.news(self._tickets):
+            self.first_at = self.first_at or perf_counter()
+            text = texts[choice]
             if isinstance(news, Answer):
-                num_left -= 1
-                yield self._last(choice, news)
-            elif text := self._texts[choice].add(news):
-                yield Piece(choice, text, None)
+                self.answers.append(news)
+                rest = text.end()
+                yield Piece(choice, rest, "stop" if text.is_stopped else news.finish_reason)
+            elif fresh := text.add(news):
+                yield Piece(choice, fresh)
 
     async def whole(self) -> list[Piece]:
         """The whole text of each choice, with the reason why it ended."""
-        texts = [Piece(choice, "", None) for choice in range(self.num_choices)]
+        texts = [Piece(choice, "") for choice in range(self.num_choices)]
         async for choice, text, reason in self.pieces():
             texts[choice] = Piece(choice, texts[choice].text + text, reason)
         return texts
@@ -97,14 +109,3 @@ class Exchange:
             raise
         except (SelfSpecError, TypeError, ValueError) as error:
             raise RequestError(one_line(error)) from error
-
-    def _hear(self, choice: int, news: News) -> None:
-        if self.seconds_to_first is None:
-            self.seconds_to_first = perf_counter() - self.arrived
-        self._news.put_nowait((choice, news))
-
-    def _last(self, choice: int, answer: Answer) -> Piece:
-        self.answers.append(answer)
-        text = self._texts[choice]
-        rest = text.end()
-        return Piece(choice, rest, "stop" if text.is_stopped else answer.finish_reason)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Annotated, Any
 
 from fastapi import Depends
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
 from selfspec.serving.replies import error_body
@@ -25,43 +26,34 @@ class Gate:
     other pages through; only the answers are kept from these pages.)
     """
 
-    def __init__(self, app: Any, *, hosts: Sequence[str], origins: Sequence[str]) -> None:
+    def __init__(self, app: Any, *, hosts: Iterable[str], origins: Iterable[str]) -> None:
         self._app = app
         self._hosts = {"localhost", *(host.lower() for host in hosts)}
-        self._origins = frozenset(origin.lower() for origin in origins)
+        self._origins = {origin.lower() for origin in origins}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Refuses a request or lets it through."""
-        if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})
-            return
-        if scope["type"] == "http" and (error := self._refusal(scope["headers"])) is not None:
-            await JSONResponse(error_body(error), error.status)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+        rule = self._broken_rule(Headers(scope=scope)) if scope["type"] == "http" else None
+        if rule is None:
+            await self._app(scope, receive, send)
+        else:
+            refused = error_body(RequestError(rule, status=403))
+            await JSONResponse(refused, 403)(scope, receive, send)
 
-    def _refusal(self, headers: Sequence[tuple[bytes, bytes]]) -> RequestError | None:
-        hosts = [value.decode("latin-1") for name, value in headers if name.lower() == b"host"]
+    def _broken_rule(self, headers: Headers) -> str | None:
+        hosts, origins = headers.getlist("host"), headers.getlist("origin")
         if len(hosts) != 1 or not self._is_ours(hosts[0]):
             rule = "Host must be localhost, an IP address, or one that --allow-host names"
-            got = f"(got {', '.join(hosts)!r:.80})"
-            return RequestError(f"{rule} {got}", status=403, code="host_not_allowed")
-        for name, value in headers:
-            origin = value.decode("latin-1")
-            if name.lower() == b"origin" and origin.lower() not in self._origins:
-                rule = f"Origin must be one that --allow-origin names (got {origin!r:.80})"
-                return RequestError(rule, status=403, code="origin_not_allowed")
+            return f"{rule} (got {', '.join(hosts)!r:.80})"
+        if not {origin.lower() for origin in origins} <= self._origins:
+            return f"Origin must be one that --allow-origin names (got {', '.join(origins)!r:.80})"
         return None
 
     def _is_ours(self, host: str) -> bool:
         name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-        if name.lower() in self._hosts:
-            return True
         try:
-            ipaddress.ip_address(name)
+            return name.lower() in self._hosts or bool(ipaddress.ip_address(name))
         except ValueError:
             return False
-        return True
 
 
 _Given = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
@@ -73,10 +65,7 @@ def key_check(api_key: str) -> Callable[..., Coroutine[Any, Any, None]]:
     async def check(given: _Given) -> None:
         key = given.credentials.encode("latin-1") if given is not None else b""
         if not hmac.compare_digest(key, api_key.encode()):
-            raise RequestError(
-                "Authorization must be 'Bearer' and the server's API key",
-                status=401,
-                code="invalid_api_key",
-            )
+            rule = "Authorization must be 'Bearer' and the server's API key"
+            raise RequestError(rule, status=401, code="invalid_api_key")
 
     return check

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import count
@@ -19,16 +19,14 @@ from typing import Any
 from selfspec.batch import Answer
 from selfspec.batch.pace import ReadingPace
 from selfspec.batch.session import Session
-from selfspec.batch.ticket import Ticket
 from selfspec.errors import SelfSpecError
+from selfspec.plugin.call import Call
 from selfspec.plugin.spec import SelfSpec
 from selfspec.serving.schema import RequestError
 
 _log = logging.getLogger("selfspec")
 
-# New tokens of a text, its answer, or why there is none.
-News = list[int] | Answer | RequestError
-Hear = Callable[[News], object]
+News = list[int] | Answer  # New tokens of a text, or all that came of it.
 
 
 def _stopping() -> RequestError:
@@ -60,15 +58,15 @@ class ModelThread:
         self._max_rows = max_rows
         self._max_texts = max_rows + max_waiting
         self._indices = count()
-        self._clients: dict[int, Hear] = {}  # Each hands news over to its event loop.
-        self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        # Who hears of the text with an index: each hands news over to its event loop.
+        self._clients: dict[int, Callable[[News | RequestError], None]] = {}
+        self._inbox: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self.session = self._new_session()
         self._thread = threading.Thread(target=self._run, name="selfspec model", daemon=True)
         self._is_open: Future[None] = Future()
 
     @property
     def num_waiting(self) -> int:
-        """How many texts wait for a row."""
         return max(len(self._clients) - self.session.num_running, 0)
 
     def start(self) -> None:
@@ -81,40 +79,56 @@ class ModelThread:
         if self.is_stopping:
             raise _stopping()
         if len(self._clients) + num_more > self._max_texts:
-            raise RequestError(
-                f"at most {self._max_texts} texts may be written or wait at a time; ask again "
-                "later",
-                status=503,
-                code="overloaded",
-            )
+            rule = f"at most {self._max_texts} texts may be written or wait at a time"
+            raise RequestError(f"{rule}; ask again later", status=503, code="overloaded")
 
-    def ticket(self, ids: Sequence[int], seed: int, arguments: dict[str, Any]) -> Ticket:
+    def ticket(self, ids: Sequence[int], seed: int, arguments: dict[str, Any]) -> Call:
         """The call of a prompt; may be called in any thread that ends soon."""
-        return self.session.ticket(next(self._indices), ids, seed, arguments)
+        return self.session.call(next(self._indices), ids, seed, arguments)
 
-    def submit(self, ticket: Ticket, hear: Hear) -> None:
-        """Lets a ticket wait for its answer. `hear` gets its tokens, and at last the answer."""
-        tell = asyncio.get_running_loop().call_soon_threadsafe
-        self._clients[ticket.index] = lambda news: tell(hear, news)
-        self._inbox.put(partial(self._add, ticket))
+    async def news(self, tickets: Sequence[Call]) -> AsyncIterator[tuple[int, News]]:
+        """The news of each ticket by its number here, until all have their answers.
 
-    def cancel(self, index: int) -> None:
-        """Forgets a text that nobody reads any more, within a step."""
-        if self._clients.pop(index, None) is not None:
-            self._inbox.put(partial(self._forget, index))
+        Raises why there is no answer. When nobody reads on, the texts are forgotten within a step.
+        """
+        queue: asyncio.Queue[tuple[int, News | RequestError]] = asyncio.Queue()
+        soon = asyncio.get_running_loop().call_soon_threadsafe
+
+        def tell(number: int, news: News | RequestError) -> None:
+            soon(queue.put_nowait, (number, news))
+
+        self.check_open(len(tickets))
+        try:
+            for number, ticket in enumerate(tickets):
+                self._clients[ticket.index] = partial(tell, number)
+                self._inbox.put(partial(self._add, ticket))
+            num_left = len(tickets)
+            while num_left:
+                number, news = await queue.get()
+                if isinstance(news, RequestError):
+                    raise news
+                num_left -= isinstance(news, Answer)
+                yield number, news
+        finally:
+            for ticket in tickets:
+                self._forget(ticket.index)
 
     def break_off(self) -> None:
         """Ends all texts where they stand, and takes no more."""
         self.is_stopping = True
-        for index in list(self._clients):
-            self._tell(index, _stopping())
-            self._inbox.put(partial(self._forget, index))
+        for index, tell in list(self._clients.items()):
+            tell(_stopping())
+            self._forget(index)
 
     def join(self, timeout: float | None = None) -> None:
         """Ends the thread, as soon as its present step is done."""
         self.break_off()
         self._inbox.put(None)
         self._thread.join(timeout)
+
+    def _forget(self, index: int) -> None:
+        if self._clients.pop(index, None) is not None:
+            self._inbox.put(lambda: self.session.cancel(index))
 
     # What follows runs in the thread.
 
@@ -139,22 +153,16 @@ class ModelThread:
                 if message is None:
                     return
                 message()
-            self._step()
-
-    def _step(self) -> None:
-        try:
-            answers = self.session.step()
-        except Exception as error:
-            self._fail(error)
-            return
-        for answer in answers:
-            self._tell(answer.index, answer)
+            try:
+                for answer in self.session.step():
+                    self._tell(answer.index, answer)
+            except Exception as error:
+                self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         """Tells those whose text broke off; what is written alone takes no others along."""
-        if isinstance(error, SelfSpecError):
-            told = RequestError(str(error))
-        else:
+        told = RequestError(str(error))
+        if not isinstance(error, SelfSpecError):
             _log.exception("an answer broke off")
             why = "the answer broke off by a fault of the server; its log says more"
             told = RequestError(why, status=500)
@@ -162,31 +170,26 @@ class ModelThread:
             self.session.index_alone = None
             self._tell(alone, told)
             return
-        reasons, self.session = self.session.alone_reasons, self._new_session()
+        self.session = self._new_session()
         self.session.open()
-        self.session.alone_reasons = reasons
         for index in list(self._clients):
             self._tell(index, told)
 
-    def _hear(self, index: int, ids: Sequence[int]) -> bool:
-        """New tokens of a text; False where nobody reads them."""
-        if ids:
-            self._tell(index, list(ids))
-        return index in self._clients
-
-    def _tell(self, index: int, news: News) -> None:
+    def _tell(self, index: int, news: News | RequestError) -> None:
         """Hands news over; those that are no tokens are the last ones."""
         clients = self._clients
         tell = clients.get(index) if isinstance(news, list) else clients.pop(index, None)
         if tell is not None:
             tell(news)
 
-    def _add(self, ticket: Ticket) -> None:
-        if ticket.index in self._clients:
-            self.session.add(ticket)
+    def _add(self, ticket: Call) -> None:
+        self.session.add(ticket)
 
-    def _forget(self, index: int) -> None:
-        self.session.cancel(index)
+    def _hear(self, index: int, ids: Sequence[int]) -> bool:
+        """New tokens of a text; False where nobody reads them."""
+        if ids:
+            self._tell(index, list(ids))
+        return index in self._clients
 
     def _new_session(self) -> Session:
         return Session(

@@ -1,30 +1,32 @@
-"""Files of prompts, one a line: the one dialect of every command that takes such a file."""
+"""Prompts as users give them: files with one a line, the dialect of every command that takes such
+a file, and how a prompt becomes a call of `generate()`."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
-from selfspec.errors import unknown_name
+from selfspec.errors import one_line, unknown_name
 from selfspec.serving.schema import (
     Chat,
     Completion,
     FilledText,
     Messages,
-    Name,
     RequestError,
     Settings,
     checked,
     json_object,
+    whole_characters,
 )
 
 _FORMS = ("prompt", "messages", "turns", "body")
+_DEFAULT_TOKENS = 1024  # Of an answer, if nobody says how long it may be.
 
 
 @dataclass(frozen=True)
@@ -46,13 +48,19 @@ class PromptLine:
         return self.prompt
 
 
+def _name(value: Any) -> Any:
+    if type(value) not in (int, str):
+        raise ValueError("must be text or a whole number")
+    return whole_characters(value) if isinstance(value, str) else value
+
+
 class _Line(Settings):
     """A line in the short form. Fields that are not known are somebody's own."""
 
     model_config = ConfigDict(extra="allow")
 
-    id: Name | None = None
-    custom_id: Name | None = None
+    id: Annotated[Any, AfterValidator(_name)] = None
+    custom_id: Annotated[Any, AfterValidator(_name)] = None
     body: dict[str, Any] | None = None
     prompt: FilledText | None = None
     messages: Messages | None = None
@@ -63,14 +71,19 @@ def numbered_lines(path: Path, option: str) -> Iterator[tuple[int, bytes]]:
     """The lines of a file that are not empty, with their numbers; `option` names the file."""
     if not path.is_file():
         raise RequestError(f"{option} must be a file with one prompt a line (got {str(path)!r})")
+    is_empty = True
     try:
         with path.open("rb") as stream:
             for number, data in enumerate(stream, start=1):
                 if data.strip():
+                    is_empty = False
                     yield number, data
     except OSError as error:
         got = f"{str(path)!r}: {error.strerror}"
         raise RequestError(f"{option} must be readable (got {got})") from error
+    if is_empty:
+        got = f"{str(path)!r}, which is empty"
+        raise RequestError(f"{option} must have a prompt at least (got {got})")
 
 
 def read_prompts(path: Path, option: str) -> list[PromptLine]:
@@ -81,23 +94,26 @@ def read_prompts(path: Path, option: str) -> list[PromptLine]:
             prompts.append(read_line(number, data))
         except RequestError as error:
             raise RequestError(f"{option}, line {number}: {error}", field=error.field) from None
-    if not prompts:
-        got = f"{str(path)!r}, which is empty"
-        raise RequestError(f"{option} must have a prompt at least (got {got})")
     return prompts
 
 
 def read_line(number: int, data: bytes) -> PromptLine:
-    """What a line asks for."""
+    """What a line asks for. Spaces around it do not change its checksum."""
     line = checked(_Line, json_object(data, "a line"))
     given = [name for name in _FORMS if getattr(line, name) is not None]
     if len(given) != 1:
         names = ", ".join(given or list(line.model_extra or ())[:5]) or "no field"
         raise RequestError(f"a line must have one of {', '.join(_FORMS)} (got {names:.80})")
     prompt, settings = _in_body(line.body) if line.body is not None else _plain(line)
-    name = line.id if line.custom_id is None else line.custom_id
-    in_body, turns = line.body is not None, tuple(line.turns or ())
-    return PromptLine(number, checksum(data), name, prompt, turns, settings, in_body)
+    return PromptLine(
+        number=number,
+        checksum=hashlib.sha256(data.strip()).hexdigest()[:12],
+        name=line.id if line.custom_id is None else line.custom_id,
+        prompt=prompt,
+        turns=tuple(line.turns or ()),
+        settings=settings,
+        in_body=line.body is not None,
+    )
 
 
 def _plain(line: _Line) -> tuple[Any, Settings]:
@@ -118,10 +134,66 @@ def _in_body(body: dict[str, Any]) -> tuple[Any, Settings]:
     return request.prompts[0], request
 
 
-def checksum(data: bytes) -> str:
-    """Says whether a line is still the one that was answered.
+@dataclass(frozen=True)
+class Limits:
+    """What the model allows."""
 
-    >>> checksum(b'{"prompt": "a"}') == checksum(b' {"prompt": "a"}  ')
-    True
-    """
-    return hashlib.sha256(data.strip()).hexdigest()[:12]
+    vocab_size: int
+    max_positions: int | None
+
+    def call(
+        self,
+        prompt: Any,
+        settings: Settings,
+        tokenizer: Any,
+        *,
+        default: Mapping[str, Any] | None = None,
+        length_option: str = "max_tokens",
+    ) -> tuple[list[int], dict[str, Any]]:
+        """The tokens of a prompt and the arguments of its call; refuses what can't be.
+
+        What the settings leave out is as in `default`, whose length `length_option` names.
+        """
+        ids = self._encoded(prompt, tokenizer)
+        own = settings.arguments()
+        self._check_ids("logit_bias", [token for (token,) in own.get("sequence_bias", ())])
+        arguments = {**(default or {}), **own}
+        wanted = arguments.get("max_new_tokens")
+        setting = next(iter(settings.lengths), length_option)
+        return ids, {**arguments, "max_new_tokens": self._length(len(ids), wanted, setting)}
+
+    def _encoded(self, prompt: Any, tokenizer: Any) -> list[int]:
+        from selfspec.batch.prompts import encoded  # It brings torch along.
+
+        is_chat = isinstance(prompt, list) and isinstance(prompt[0], Mapping)
+        field = "messages" if is_chat else "prompt"
+        try:
+            ids = encoded(prompt, tokenizer)
+        except Exception as error:  # A template may raise whatever it likes.
+            why = one_line(error)[:300]
+            raise RequestError(f"{field} can't be made into tokens: {why}", field=field) from error
+        if not ids:
+            raise RequestError(f"{field} must have at least one token (got none)", field=field)
+        if isinstance(prompt, list):
+            self._check_ids(field, ids)
+        return ids
+
+    def _check_ids(self, field: str, ids: list[int]) -> None:
+        if wrong := [each for each in ids if not 0 <= each < self.vocab_size]:
+            rule = f"{field} must have ids of the model's {self.vocab_size} tokens"
+            raise RequestError(f"{rule} (got {wrong[0]!r:.40})", field=field)
+
+    def _length(self, num_ids: int, wanted: int | None, setting: str) -> int:
+        """How many tokens an answer may have."""
+        if self.max_positions is None:
+            return wanted or _DEFAULT_TOKENS
+        room = self.max_positions - num_ids
+        wanted = wanted or min(_DEFAULT_TOKENS, max(room, 1))
+        if wanted > room:
+            raise RequestError(
+                f"prompt and answer must fit into the model's {self.max_positions} positions (got "
+                f"{num_ids} + {wanted} tokens); shorten the prompt, or lower {setting}",
+                field=setting if room > 0 else None,
+                code="context_length_exceeded",
+            )
+        return wanted

@@ -17,11 +17,11 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Piece(NamedTuple):
-    """Some more text of a choice; the last piece says why the text ended."""
+    """Some more text of a choice. The first piece has none; the last one says why it ended."""
 
     choice: int
     text: str
-    finish_reason: str | None
+    finish_reason: str | None = None
 
 
 class Form:
@@ -29,8 +29,7 @@ class Form:
 
     def __init__(self, model: str, *, is_chat: bool) -> None:
         self._is_chat = is_chat
-        self._whole = "chat.completion" if is_chat else "text_completion"
-        self._chunk = "chat.completion.chunk" if is_chat else "text_completion"
+        self._object = "chat.completion" if is_chat else "text_completion"
         self._same = {
             "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -38,37 +37,23 @@ class Form:
         }
 
     def whole(self, pieces: Sequence[Piece], usage: dict[str, Any]) -> dict[str, Any]:
-        """All choices at once."""
-        choices = []
-        for piece in pieces:
-            message = {"role": "assistant", "content": piece.text, "refusal": None}
-            said = {"message": message} if self._is_chat else {"text": piece.text}
-            choices.append(_choice(piece, said))
-        return {"object": self._whole, **self._same, "choices": choices, "usage": usage}
+        choices = [self._choice(piece, "message", is_first=True) for piece in pieces]
+        return {"object": self._object, **self._same, "choices": choices, "usage": usage}
 
-    def openings(self, num_choices: int) -> list[bytes]:
-        """The chunks that say who speaks, before any text."""
-        delta = {"delta": {"role": "assistant", "content": ""}}
-        pieces = [Piece(choice, "", None) for choice in range(num_choices if self._is_chat else 0)]
-        return [self._event([_choice(piece, delta)]) for piece in pieces]
+    def chunk(self, *pieces: Piece, **more: Any) -> bytes:
+        """One event of a stream; the first one of a choice says who speaks."""
+        name = f"{self._object}.chunk" if self._is_chat else self._object
+        choices = [
+            self._choice(each, "delta", is_first=not (each.text or each.finish_reason))
+            for each in pieces
+        ]
+        return event({"object": name, **self._same, "choices": choices, **more})
 
-    def chunks(self, piece: Piece) -> list[bytes]:
-        """A chunk for some text, and one for the end."""
-        text, end = piece._replace(finish_reason=None), piece._replace(text="")
-        parts = [text] * bool(piece.text) + [end] * (piece.finish_reason is not None)
-        return [self._event([_choice(part, self._said(part.text))]) for part in parts]
-
-    def usage_chunk(self, usage: dict[str, Any]) -> bytes:
-        """The last chunk, if the client asked for it."""
-        return self._event([], usage=usage)
-
-    def _said(self, text: str) -> dict[str, Any]:
-        if self._is_chat:
-            return {"delta": {"content": text} if text else {}}
-        return {"text": text}
-
-    def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
-        return event({"object": self._chunk, **self._same, "choices": choices, **more})
+    def _choice(self, piece: Piece, where: str, *, is_first: bool) -> dict[str, Any]:
+        role = {"role": "assistant"} if is_first else {}
+        said = {where: {**role, "content": piece.text}} if self._is_chat else {"text": piece.text}
+        end = {"logprobs": None, "finish_reason": piece.finish_reason}
+        return {"index": piece.choice, **said, **end}
 
 
 def event(data: dict[str, Any]) -> bytes:
@@ -83,18 +68,11 @@ def error_body(error: RequestError) -> dict[str, Any]:
     return {"error": told}
 
 
-def _choice(piece: Piece, said: dict[str, Any]) -> dict[str, Any]:
-    end = {"logprobs": None, "finish_reason": piece.finish_reason}
-    return {"index": piece.choice, **said, **end}
-
-
 def usage_of(num_prompt_tokens: int, answers: Sequence[Answer]) -> dict[str, Any]:
     """How many tokens a request took, and how many of a prediction came true."""
     num_new_tokens = sum(len(each.ids) for each in answers)
-    drafted, accepted = (
-        sum(getattr(each.stats, name)["prediction"] for each in answers)
-        for name in ("drafted_by_source", "accepted_by_source")
-    )
+    drafted = sum(each.stats.drafted_by_source["prediction"] for each in answers)
+    accepted = sum(each.stats.accepted_by_source["prediction"] for each in answers)
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_new_tokens,

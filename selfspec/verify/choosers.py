@@ -1,10 +1,11 @@
 """How the next token is chosen and committed: for one row alone, or for a whole batch.
 
-Knows logits, processors and stopping rules as tensors and callables; nothing of trees.
+Knows logits, processors and stopping rules as tensors and callables, and a row as its text.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -13,11 +14,9 @@ import torch
 
 from selfspec.machine.device import CpuDevice, Device, Fetched
 from selfspec.records import NoiseAhead
-from selfspec.verify.drawn import Drawn, Likeliest, Nodes, Processors, processed
 from selfspec.verify.logits import as_read, likeliest
 from selfspec.verify.shortlist import Warpers, shortlist
 from selfspec.verify.tape import NoiseTape
-from selfspec.verify.transcript import RowStops, Transcript
 
 __all__ = [
     "BatchChooser",
@@ -25,107 +24,121 @@ __all__ = [
     "GreedyChooser",
     "ProcessedChooser",
     "Processing",
-    "Visit",
+    "Processors",
+    "Said",
+    "Text",
 ]
 
-# Stock's warpers sort, so to draw at more nodes at once takes longer than to wait at a few.
-_MOST_SCORES = 1 << 22
+Processors = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-class Visit(NamedTuple):
-    """A node that a walk has reached."""
+class Text(Protocol):
+    """A row as its chooser sees it."""
 
-    row: int  # The row's number in the transcript.
-    forward_index: int  # Its index in the forward, which rows that stopped may have left.
-    node: int
+    new_ids: list[int]
+    is_done: bool
+    pad_token_id: int
+
+    @property
+    def tell(self) -> Callable[[], None]:
+        """To be called once a token was committed."""
+        ...
+
+    @property
+    def num_new(self) -> int:
+        """How many tokens were committed."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where stock chooses tokens."""
+        ...
+
+    @property
+    def is_padded(self) -> bool:
+        """Does the row get nothing but pads from now on?"""
+        ...
+
+    def prefix(self) -> torch.Tensor:
+        """(1, L): what the row reads so far."""
+        ...
+
+    def commit(self, token: int) -> bool:
+        """Takes in a token and tells whoever listens; does the row stop with it?"""
+        ...
+
+
+class Said:
+    """The logits (B, Q, V) of a step; their likeliest tokens come in one copy for all rows."""
+
+    def __init__(self, logits: torch.Tensor, device: Device) -> None:
+        self.logits = logits
+        self.device = device
+        self._fetched: Fetched | None = None
+        self._choices: list[list[int]] = []
+
+    @property
+    def is_here(self) -> bool:
+        """Can they be read without waiting for a device?"""
+        return isinstance(self.device, CpuDevice) and self.logits.device.type == "cpu"
+
+    def ask(self) -> None:
+        """Asks the device for the likeliest tokens, if it was not asked yet."""
+        if self._fetched is None and not self.is_here:
+            self._fetched = self.device.fetch(likeliest(self.logits))
+
+    def likeliest(self, index: int, node: int) -> int:
+        """The likeliest token behind a node of the row with this index."""
+        if self.is_here:
+            return int(as_read(self.logits[index, node]).numpy().argmax())
+        if not self._choices:
+            assert self._fetched is not None
+            self._choices = self._fetched.get()[0].tolist()
+        return self._choices[index][node]
 
 
 class Chooser(Protocol):
-    """Chooses tokens out of a step's logits."""
+    """Chooses the tokens of one row, or of all rows of a batch that move together."""
 
     @property
     def moves_together(self) -> bool:
         """Must all rows get their next token at once? Else each row is asked for alone."""
         ...
 
-    def read(self, logits: torch.Tensor) -> None:
-        """Takes the logits (B, Q, V) of a step; waits for nothing."""
+    def read(self, said: Said, index: int) -> None:
+        """Takes the logits of a step, the row's at `index`; waits for nothing."""
         ...
 
-    def foresee(self, asked: Sequence[Nodes], transcript: Transcript) -> None:
-        """Chooses at all nodes that walks may reach, if that saves waiting."""
+    def commit(self, texts: Sequence[Text], nodes: Sequence[int]) -> tuple[list[int], bool]:
+        """Commits the token behind each row's node; have all of these rows stopped now?"""
         ...
 
-    def commit(self, visits: Sequence[Visit], transcript: Transcript) -> tuple[list[int], bool]:
-        """Commits the next token of each row that is visited; have all of them stopped now?"""
-        ...
-
-    def forget_before(self, step: int) -> None:
-        """Frees what was kept for steps that every row has behind it."""
-        ...
-
-    def noise_ahead(self, row: int, transcript: Transcript) -> NoiseAhead | None:
-        """The noise that a row's next tokens will be drawn with; None where it is not known."""
+    def noise_ahead(self, text: Text) -> NoiseAhead | None:
+        """The noise that the row's next tokens will be drawn with; None where it is not known."""
         ...
 
 
-class _RowChooser:
-    """Chooses for one row at a time, which stops by rules that look at it alone."""
-
-    moves_together = False
-
-    def __init__(self, stops: RowStops) -> None:
-        self._stops = stops
-
-    def foresee(self, asked: Sequence[Nodes], transcript: Transcript) -> None:
-        """Does nothing."""
-
-    def commit(self, visits: Sequence[Visit], transcript: Transcript) -> tuple[list[int], bool]:
-        """Commits the next token of the one row that is visited."""
-        (visit,) = visits
-        token = self.choose(visit, transcript)
-        return [token], transcript.commit(visit.row, token, self._stops)
-
-    def choose(self, visit: Visit, transcript: Transcript) -> int:
-        """The token behind a node."""
-        raise NotImplementedError
-
-    def forget_before(self, step: int) -> None:
-        """There is nothing to free."""
-
-    def noise_ahead(self, row: int, transcript: Transcript) -> NoiseAhead | None:
-        """None: nothing is drawn."""
-        return None
-
-
-class GreedyChooser(_RowChooser):
+class GreedyChooser:
     """Greedy decoding with no processors: one batched argmax and one sync for a step.
 
     On a CPU, where nothing has to be waited for, only at the nodes that are visited.
     """
 
-    def __init__(self, stops: RowStops, device: Device | None = None) -> None:
-        super().__init__(stops)
-        self._device = device or CpuDevice()
-        self._fetched: Fetched | None = None
-        self._choices: list[list[int]] = []
-        self._here: torch.Tensor | None = None  # Logits that a CPU can read.
+    moves_together = False
 
-    def read(self, logits: torch.Tensor) -> None:
-        """Takes the logits (B, Q, V) of a step; waits for nothing."""
-        if isinstance(self._device, CpuDevice) and logits.device.type == "cpu":
-            self._here = logits
-        else:
-            self._fetched = self._device.fetch(likeliest(logits))
+    def read(self, said: Said, index: int) -> None:
+        """Takes the logits of a step; waits for nothing."""
+        self._said, self._index = said, index
+        said.ask()
 
-    def choose(self, visit: Visit, transcript: Transcript) -> int:
-        """The likeliest token behind a node."""
-        if self._here is not None:
-            return int(as_read(self._here[visit.forward_index, visit.node]).numpy().argmax())
-        if self._fetched is not None:
-            (choices,) = self._fetched.get()
-            self._fetched, self._choices = None, choices.tolist()
-        return self._choices[visit.forward_index][visit.node]
+    def commit(self, texts: Sequence[Text], nodes: Sequence[int]) -> tuple[list[int], bool]:
+        """Commits the likeliest token behind a node."""
+        token = self._said.likeliest(self._index, nodes[0])
+        return [token], texts[0].commit(token)
+
+    def noise_ahead(self, text: Text) -> NoiseAhead | None:
+        """None: nothing is drawn."""
+        return None
 
 
 def _unchanged(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -135,109 +148,73 @@ def _unchanged(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 class Processing(NamedTuple):
     """A row's processors: the first ones, and the last ones, which may be known as `warpers`.
 
-    `waits` says that some may read numbers from a device, or give a prefix other scores if several
-    are processed at once. The last ones never look at the prefix.
+    The last ones never look at the prefix.
     """
 
     first: Processors | None
     last: Processors = _unchanged
     warpers: Warpers | None = None
-    waits: bool = True
 
 
-class ProcessedChooser(_RowChooser):
+class ProcessedChooser:
     """Processors and sampling, only at visited nodes, each with its true prefix.
 
-    Beside a device each visit makes the CPU wait. So where no processor does so itself, tokens are
-    chosen at all nodes at once, each with the noise of its depth, and come in one copy. The
-    generator moves on at visited nodes alone.
+    Each visit makes the CPU wait for a GPU.
     """
 
+    moves_together = False
+
     def __init__(
-        self,
-        stops: RowStops,
-        rows: Sequence[Processing],
-        tape: NoiseTape | None,
-        device: Device | None = None,
+        self, processing: Processing, tape: NoiseTape | None = None, number: int = 0
     ) -> None:
-        """One `Processing` for each row; without a tape of noise the choice is greedy."""
-        super().__init__(stops)
-        self._rows = rows
+        """`number` is the row's on the tape of noise; without a tape the choice is greedy."""
+        self._processing = processing
         self._tape = tape
-        self._device = device or CpuDevice()
-        self._logits = torch.empty(0, device="cpu")
-        self._drawn: Drawn | Likeliest | None = None
+        self._number = number
+        self._logits = torch.empty(0, device="cpu")  # (Q, V)
 
-    def forget_before(self, step: int) -> None:
-        """Frees the noise of steps that every row has behind it."""
-        if self._tape is not None:
-            self._tape.forget_before(step)
-
-    def noise_ahead(self, row: int, transcript: Transcript) -> NoiseAhead | None:
+    def noise_ahead(self, text: Text) -> NoiseAhead | None:
         """The noise behind the next token, and behind drafts of any depth, where it is known."""
-        tape, step = self._tape, transcript.num_new(row)
-        return None if tape is None else lambda depth: tape.ahead(row, step + depth)
+        tape, number, step = self._tape, self._number, text.num_new
+        return None if tape is None else lambda depth: tape.ahead(number, step + depth)
 
-    def read(self, logits: torch.Tensor) -> None:
-        """Takes the logits (B, Q, V) of a step."""
-        self._logits, self._drawn = logits, None
+    def read(self, said: Said, index: int) -> None:
+        """Takes the logits of a step."""
+        self._logits = said.logits[index]
 
-    def foresee(self, asked: Sequence[Nodes], transcript: Transcript) -> None:
-        """Chooses at all nodes, if there are several and not so many that this takes longer."""
-        number = sum(len(nodes.tree) for nodes in asked)
-        if isinstance(self._device, CpuDevice) or self._logits.device != transcript.device:
-            return
-        if not 1 < number <= _MOST_SCORES // self._logits.shape[-1]:
-            return
-        if any(self._rows[nodes.row].waits for nodes in asked):
-            return
-        scores = torch.cat([self._scores(nodes, transcript) for nodes in asked])
-        if self._tape is None:
-            self._drawn = Likeliest(scores, asked, self._device)
-        else:
-            steps = [(nodes, transcript.num_new(nodes.row)) for nodes in asked]
-            self._drawn = Drawn(self._tape, scores, steps, self._device)
+    def commit(self, texts: Sequence[Text], nodes: Sequence[int]) -> tuple[list[int], bool]:
+        """Commits the token behind a node, drawn with its step's noise if the call samples."""
+        (text,), (node,) = texts, nodes
+        token = self._choose(node, text)
+        stops = text.commit(token)
+        if self._tape is not None:
+            self._tape.reach(self._number, math.inf if stops else text.num_new)
+        return [token], stops
 
-    def _scores(self, nodes: Nodes, transcript: Transcript) -> torch.Tensor:
-        """(N, V): the processed scores of a row's nodes."""
-        scores = self._logits[nodes.forward_index, : len(nodes.tree)].float()
-        prefix, processing = transcript.prefix(nodes.row), self._rows[nodes.row]
-        if processing.first:
-            scores = processed(processing.first, prefix, nodes.tree, scores)
-        return processing.last(prefix, scores)
-
-    def choose(self, visit: Visit, transcript: Transcript) -> int:
-        """The token behind a node, drawn with the noise of its step if the call samples."""
-        token = None
-        if self._drawn is not None:
-            token = self._drawn.token(visit.row, visit.node, transcript.num_new(visit.row))
-        return self._choose_alone(visit, transcript) if token is None else token
-
-    def _choose_alone(self, visit: Visit, transcript: Transcript) -> int:
-        row, index, node = visit
-        first, last, warpers, _ = self._rows[row]
-        step = transcript.num_new(row)
-        scores = self._logits[index, node : node + 1]
+    def _choose(self, node: int, text: Text) -> int:
+        first, last, warpers = self._processing
         # Only a processor that is not known may write to the scores, and needs a copy.
-        scores = scores.to(transcript.device, torch.float32, copy=first is not None)
+        scores = self._logits[node : node + 1]
+        scores = scores.to(text.device, torch.float32, copy=first is not None)
         if first is not None:
-            scores = first(transcript.prefix(row), scores)
+            scores = first(text.prefix(), scores)
         if self._tape is None:
-            return int(last(transcript.prefix(row), scores).argmax(-1))
-        token = self._drawn_from_few(self._tape, scores[0], warpers, row, step)
+            return int(last(text.prefix(), scores).argmax(-1))
+        place = (self._number, text.num_new)
+        token = self._drawn_from_few(self._tape, scores[0], warpers, place)
         if token is None:
-            token = self._tape.draw(last(transcript.prefix(row), scores)[0], row, step)
+            token = self._tape.draw(last(text.prefix(), scores)[0], *place)
         return token
 
     @staticmethod
     def _drawn_from_few(
-        tape: NoiseTape, scores: torch.Tensor, warpers: Warpers | None, row: int, step: int
+        tape: NoiseTape, scores: torch.Tensor, warpers: Warpers | None, place: tuple[int, int]
     ) -> int | None:
         """The token that is drawn of those that the warpers leave; None if only they can tell."""
         if warpers is None or scores.device.type != "cpu" or scores.dtype != torch.float32:
             return None
         few = shortlist(scores, warpers)
-        return few and tape.draw_from(few, scores, row, step)
+        return few and tape.draw_from(few, scores, *place)
 
 
 @dataclass
@@ -249,6 +226,7 @@ class BatchChooser:
     with the pad token, as in stock.
     """
 
+    ids: torch.Tensor  # (B, L): all texts so far, in memory as those of stock
     processors: Processors
     criteria: Callable[..., torch.Tensor]
     do_sample: bool
@@ -258,21 +236,15 @@ class BatchChooser:
     logits: list[torch.Tensor] = field(default_factory=list)
     moves_together = True
 
-    def read(self, logits: torch.Tensor) -> None:
-        """Takes the logits (B, Q, V) of a step."""
-        self._logits = logits
+    def read(self, said: Said, index: int) -> None:
+        """Takes the logits of a step, which are the same for each row."""
+        self._logits = said.logits
 
-    def foresee(self, asked: Sequence[Nodes], transcript: Transcript) -> None:
-        """Does nothing."""
-
-    def commit(self, visits: Sequence[Visit], transcript: Transcript) -> tuple[list[int], bool]:
+    def commit(self, texts: Sequence[Text], nodes: Sequence[int]) -> tuple[list[int], bool]:
         """Commits one token to every row, with one call of the processors and the criteria."""
-        prefixes = transcript.prefixes()
-        picked = self._logits[
-            [visit.forward_index for visit in visits], [visit.node for visit in visits]
-        ]
-        picked = picked.to(prefixes.device, torch.float32, copy=True)
-        scores = self.processors(prefixes, picked)
+        picked = self._logits[range(len(nodes)), list(nodes)]
+        picked = picked.to(self.ids.device, torch.float32, copy=True)
+        scores = self.processors(self.ids, picked)
         if self.keeps_scores:
             self.scores.append(scores)
         if self.keeps_logits:
@@ -281,13 +253,18 @@ class BatchChooser:
             tokens = torch.multinomial(scores.softmax(-1), num_samples=1).squeeze(1)
         else:
             tokens = scores.argmax(-1)
+        padded = torch.tensor([text.is_padded for text in texts], device=tokens.device)
+        tokens = tokens.masked_fill(padded, texts[0].pad_token_id)
+        self.ids = torch.cat([self.ids, tokens[:, None]], dim=1)
         kept = tuple(self.scores) if self.keeps_scores else None
-        committed = transcript.commit_all(tokens, self.criteria, kept)
-        return committed, transcript.all_done
+        stopped = self.criteria(self.ids, kept).tolist()
+        committed: list[int] = tokens.tolist()
+        for text, token, stops in zip(texts, committed, stopped, strict=True):
+            text.new_ids.append(token)
+            text.is_done = text.is_done or stops
+        texts[0].tell()
+        return committed, all(text.is_done for text in texts)
 
-    def forget_before(self, step: int) -> None:
-        """There is nothing to free: what is kept is handed to the caller."""
-
-    def noise_ahead(self, row: int, transcript: Transcript) -> NoiseAhead | None:
+    def noise_ahead(self, text: Text) -> NoiseAhead | None:
         """None: the noise of a batch that moves together is drawn by torch itself."""
         return None

@@ -21,7 +21,7 @@ import torch
 from selfspec.records import NoiseOf
 from selfspec.verify.shortlist import Shortlist, Tokens, Warpers, Weights, shortlist
 
-__all__ = ["Noise", "highest_ratios", "next_noise", "pick_from"]
+__all__ = ["Noise", "next_noise", "pick_from"]
 
 _AS_THEY_ARE = Warpers()
 # Rounding, stock's and ours, moves what is compared by some 1e-6 at most.
@@ -43,10 +43,6 @@ class Noise(Protocol):
         """The noise of one token after the other, on a CPU."""
         ...
 
-    def of_all(self, row: int) -> torch.Tensor:
-        """(V,): the noise of all tokens, on the device where it is drawn."""
-        ...
-
     def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
         """At least all tokens whose noise is not above a limit, and their noise, on a CPU."""
         ...
@@ -62,16 +58,6 @@ def next_noise(
     return _Exponentials(like.new_empty(shape).exponential_(1, generator=generator))
 
 
-def highest_ratios(scores: torch.Tensor, noises: torch.Tensor) -> torch.Tensor:
-    """(2, N): the highest ratio of each row of scores (N, V) to noises (N, V), and whose it is.
-
-    That token is drawn as `torch.multinomial` would draw it. Waits for nothing.
-    """
-    ratios = scores.softmax(-1) / noises
-    # A float holds every id below 2**24, and not every device has doubles.
-    return torch.stack([each.float() for each in ratios.max(-1)])
-
-
 class _Exponentials:
     """The noise itself."""
 
@@ -80,7 +66,10 @@ class _Exponentials:
 
     def pick(self, scores: torch.Tensor, row: int) -> int:
         """As `torch.multinomial` does it."""
-        ((best,), (token,)) = highest_ratios(scores[None], self._noise[row, None]).tolist()
+        ratios = (scores.softmax(-1) / self._noise[row]).max(-1)
+        # One copy, since each waits for the device. A float holds every id below 2**24, and not
+        # every device has doubles.
+        best, token = torch.stack([each.float() for each in ratios]).tolist()
         if math.isnan(best):  # A NaN wins, and stock raises just this error.
             raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
         return int(token)
@@ -93,10 +82,6 @@ class _Exponentials:
         """Looks the numbers up."""
         noise = self._noise[row]
         return lambda token: noise[token].item()
-
-    def of_all(self, row: int) -> torch.Tensor:
-        """A view."""
-        return self._noise[row]
 
     def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
         """Finds them by one comparison over the row."""
@@ -128,10 +113,6 @@ class _Uniforms:
         """Makes the noise in plain Python, which is faster than arrays for a few tokens."""
         values = self._values[row].numpy().data  # A view that Python reads faster than an array.
         return lambda token: -math.log(1 - values[token])
-
-    def of_all(self, row: int) -> torch.Tensor:
-        """Makes the noise as stock does."""
-        return self._made().of_all(row)
 
     def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
         """Makes the noise only of tokens whose uniform number is small enough."""

@@ -30,6 +30,7 @@ class NoiseTape:
     def __init__(self, num_rows: int, generator: torch.Generator | None = None) -> None:
         self._num_rows = num_rows
         self._generator = generator
+        self._reached = [0.0] * num_rows  # The step of each row's next token.
         self._first_kept = 0
         self._kept: list[Noise] = []
         self._like: torch.Tensor | None = None  # Scores that say what noise is drawn for.
@@ -81,11 +82,12 @@ class NoiseTape:
             self._foresight = _Foresight(self._generator or default_generator(like.device))
         return self._foresight
 
-    def forget_before(self, step: int) -> None:
-        """Frees the noise of the steps that every row has behind it."""
-        num_spent = max(min(step - self._first_kept, len(self._kept)), 0)
-        del self._kept[:num_spent]
-        self._first_kept += num_spent
+    def reach(self, row: int, step: float) -> None:
+        """Notes where a row is, and frees the noise of the steps that every row has behind it."""
+        self._reached[row] = step
+        num_spent = max(min(min(self._reached) - self._first_kept, len(self._kept)), 0)
+        del self._kept[: int(num_spent)]
+        self._first_kept += int(num_spent)
 
 
 class _Foresight:

@@ -12,6 +12,8 @@ from transformers import MaxLengthCriteria, StoppingCriteriaList
 
 from selfspec import AttachError, ConfigError, SelfSpec, UnsupportedError, generate_many
 from selfspec.batch.session import Session
+from selfspec.plugin.call import Call
+from selfspec.plugin.rows import Rows
 from selfspec.run.rows_backend import kv_bytes_per_token
 from tests.fakes import PAD, VOCAB, WildSource, fake_trials, packs_here, tiny_model, tiny_tokenizer
 from tests.lossless.same import MODES, few
@@ -83,7 +85,7 @@ def test_a_draft_model_beside_many_prompts() -> None:
 @pytest.mark.skipif(not packs_here(), reason="this torch packs no weights")
 def test_weights_are_packed_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once that pays, while rows are there that began without."""
-    fake_trials(monkeypatch, saves=0.5, packing=3)
+    fake_trials(monkeypatch, saves=0.5, packing=2)
     spec = SelfSpec(extra_sources=[WildSource()], forward="auto")
     assert_as_alone(tiny_model(), prompts(), spec, do_sample=True, max_new_tokens=6)
     assert spec.stats.forward == "packed"
@@ -134,16 +136,16 @@ def test_memory_is_never_exceeded(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     taken, rows = [], []
 
-    def note(ticket: Any, read: Any, prepared: Any) -> dict[int, list[int]]:
-        first = start(ticket, read, prepared)
-        reading = len(ticket.ids) * kv_bytes_per_token(model)
+    def note(self: Rows, call: Call, read: Any) -> Any:
+        first = add(self, call, read)
+        reading = call.num_tokens * kv_bytes_per_token(model)
         copied = session.kv_bytes // (2 * model.config.num_hidden_layers)
         taken.append(session.kv_bytes + reading + copied)
         rows.append(session.num_running)
         return first
 
-    start = session._rows.start
-    monkeypatch.setattr(session._rows, "start", note)
+    add = Rows.add
+    monkeypatch.setattr(Rows, "add", note)
     for index, ids in enumerate(given):
         session.submit(index, ids, None, {"max_new_tokens": 10 + index})
     answers = []
@@ -184,6 +186,8 @@ def test_text_and_reasons_to_finish() -> None:
         (7, {}, UnsupportedError, "a prompt must be text"),
         ([{"role": "user", "content": "x"}], {}, UnsupportedError, "chat template"),
         ("the", {"streamer": object()}, UnsupportedError, "streamer belongs to one call"),
+        ("the", {"past_key_values": 1}, UnsupportedError, "past_key_values belongs to one call"),
+        ("the", {"cache": 1}, UnsupportedError, "cache belongs to one call"),
         ("the", {"num_beams": 2, "max_new_tokens": 2}, UnsupportedError, "beam search"),
         (
             "the",
@@ -199,3 +203,8 @@ def test_text_and_reasons_to_finish() -> None:
 def test_what_is_refused(prompt: Any, options: dict[str, Any], error: Any, said: str) -> None:
     with pytest.raises(error, match=said):
         list(generate_many(tiny_model(), tiny_tokenizer(), [prompt], **options))
+
+
+def test_a_text_is_no_list_of_prompts() -> None:
+    with pytest.raises(UnsupportedError, match=r"must be a list of prompts \(got the text 'Hi'\)"):
+        generate_many(tiny_model(), tiny_tokenizer(), "Hi")

@@ -206,24 +206,12 @@ def test_what_is_alone_has_its_turn_while_others_come() -> None:
     assert list(session.alone_reasons) == ["its stopping criteria look at more than their own row"]
 
 
-def test_short_ones_first_but_not_for_ever() -> None:
-    session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=1, short_first=True)
-    session.submit(0, list(range(3, 40)), 0, {"max_new_tokens": 30})
-    session.submit(1, [5], 0, {"max_new_tokens": 2})
-    order: list[int] = []
-    for index in range(2, 30):
-        order += [answer.index for answer in session.work()]
-        session.submit(index, [5], 0, {"max_new_tokens": 2})
-    assert order[0] == 1
-    assert 0 in order
-
-
 class Line(NamedTuple):
-    """A ticket as those that wait see it."""
+    """A call as those that wait see it."""
 
     index: int
     need: int
-    is_alone: bool = False
+    alone_reason: str | None = None
 
 
 @given(needs=st.lists(st.integers(1, 50), min_size=1, max_size=30), dice=st.randoms())
@@ -252,7 +240,6 @@ def test_a_prompt_that_waits_may_leave() -> None:
     session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=1)
     for index in range(4):
         session.submit(index, [5, 6], 0, {"max_new_tokens": 3})
-    assert session.waiting_indices() == [0, 1, 2, 3]
     assert session.cancel(2)
     assert not session.cancel(2)
     assert not session.cancel(9)

@@ -12,7 +12,6 @@ import pytest
 from rich.console import Console
 
 from selfspec.building.build import build_cache
-from selfspec.building.progress import Bars
 from selfspec.building.recipe import Recipe
 from selfspec.cache import CacheContents
 from tests.conftest import TEMPLATE
@@ -75,16 +74,14 @@ def build(tokenizer, model) -> Callable[..., CacheContents]:
     """Builds a cache."""
 
     def run(output: Path, *, overwrite: bool = False, **keys: Any) -> CacheContents:
-        recipe = Recipe.of(**{"name": "tiny", "window": 16, "batch": 2, **keys})
-        with Bars(Console(quiet=True)) as bars:
-            return build_cache(
-                recipe,
-                output,
-                tokenizer,
-                lambda: model,
-                bars=bars,
-                model_name="tiny",
-                overwrite=overwrite,
-            )
+        return build_cache(
+            Recipe.of(**{"name": "tiny", "window": 16, "batch": 2, **keys}),
+            output,
+            tokenizer,
+            lambda: model,
+            console=Console(quiet=True),
+            model_name="tiny",
+            overwrite=overwrite,
+        )
 
     return run

@@ -8,91 +8,218 @@ import numpy as np
 import pytest
 import torch
 
+from selfspec import SelfSpec
+from selfspec.building import build as module
 from selfspec.building.grams import GramCounter
+from selfspec.building.limits import vocab_size
 from selfspec.building.merging import merged
+from selfspec.building.reading import teach
+from selfspec.building.recipe import Recipe
 from selfspec.cache import load_cache
-from selfspec.errors import BuildError, CacheError
-from tests.building.test_counting_grams import assert_tables
+from selfspec.engine import top_k_of
+from selfspec.errors import BuildError, CacheError, CliError
+from tests.building.test_grams import assert_tables, expected_arrays
 
 VOCABULARY = {"data": "vocabulary", "build": "lut", "batch": 7, "warmup_tokens": 0}
+OWN = {"column": "prompt", "learn_from": "generations", "max_new_tokens": 6}
 
 
-def test_a_cache_of_both_kinds(tmp_path, build, lines, texts, tokenizer):
-    build(tmp_path / "cache", data=str(lines), form="paragraph", licence="CC0")
-    held = load_cache(tmp_path / "cache")
-    counter = GramCounter(vocab_size=len(tokenizer))
-    for text in texts:
-        counter.add(tokenizer(text)["input_ids"])
-    assert_tables(held.corpus, counter.tables().arrays())
-    assert set(held.tables) == {"lut", "lut2"}
-    tokens = sum(len(tokenizer(text)["input_ids"]) for text in texts)
-    about = held.about
-    assert (about["documents"], about["tokens"], about["tokens_read"]) == (9, tokens, tokens)
-    assert (about["name"], about["licence"], about["left_out"]) == ("tiny", "CC0", 0)
-    assert about["recipe"]["data"] == lines.name
-    assert str(tmp_path) not in json.dumps(about)
+class TestTexts:
+    def test_a_cache_of_both_kinds(self, tmp_path, build, lines, texts, tokenizer):
+        build(tmp_path / "cache", data=str(lines), form="paragraph", licence="CC0")
+        held = load_cache(tmp_path / "cache")
+        counter = GramCounter(vocab_size=len(tokenizer))
+        for text in texts:
+            counter.add(tokenizer(text)["input_ids"])
+        assert_tables(held.corpus, counter.tables().arrays())
+        assert set(held.tables) == {"lut", "lut2"}
+        tokens = sum(len(tokenizer(text)["input_ids"]) for text in texts)
+        about = held.about
+        assert (about["documents"], about["tokens"], about["tokens_read"]) == (9, tokens, tokens)
+        assert (about["name"], about["licence"], about["left_out"]) == ("tiny", "CC0", 0)
+        assert about["recipe"]["data"] == lines.name
+        assert str(tmp_path) not in json.dumps(about)
+
+    def test_counting_needs_no_model(self, tmp_path, build, lines, model, monkeypatch):
+        monkeypatch.setattr(type(model), "forward", None)
+        contents = build(tmp_path / "cache", data=str(lines), form="paragraph", build="ngrams")
+        assert contents.tables == {}
+        assert "model" not in contents.about
+        keys = {"data": str(lines), "form": "paragraph", "build": "ngrams", "min_count": 3}
+        with pytest.raises(CacheError):
+            build(tmp_path / "cache", **keys)
+        build(tmp_path / "cache", overwrite=True, **keys)
+        assert load_cache(tmp_path / "cache").about["recipe"]["min_count"] == 3
+
+    def test_a_cache_of_the_vocabulary(self, tmp_path, build, tokenizer, model):
+        """What the model says behind each token, as in an answer."""
+        tables = build(tmp_path / "cache", **VOCABULARY).tables
+        assert len(tables["lut2"]["ids"]) == 0, "no pair was read"
+        size = len(tokenizer)
+        assert tables["lut"]["tokens"].tolist() == list(range(size))
+        hello = [{"role": "user", "content": "Hello"}]
+        text = tokenizer.apply_chat_template(hello, tokenize=False, add_generation_prompt=True)
+        prefix = tokenizer(text, add_special_tokens=False)["input_ids"]
+        for token in (0, 5, size - 1):
+            with torch.inference_mode():
+                logits = model(torch.tensor([[*prefix, token]])).logits[0, -1]
+            assert tables["lut"]["ids"][token].tolist() == logits.topk(8).indices.tolist()
+        few = build(tmp_path / "few", **{**VOCABULARY, "warmup_tokens": 14})
+        assert few.tables["lut"]["tokens"].tolist() == list(range(14))
+
+    def test_the_luts_hold_what_the_model_says(self, model):
+        """Each window alone, in order, gives the same."""
+        documents = [np.arange(5, 12), None, np.array([20, 5, 6]), np.arange(30, 45)]
+        memory, expected = (SelfSpec().memory(vocab_size(model)) for _ in range(2))
+        recipe = Recipe.of(data="d", window=4, batch=2)
+        assert sum(teach(memory, model, documents, recipe, prefix=[])) == 25
+        for ids in (each for each in documents if each is not None):
+            for start in range(0, len(ids), 4):
+                window = ids[start : start + 4].tolist()
+                with torch.inference_mode():
+                    logits = model(torch.tensor([window])).logits[0]
+                pairs = list(zip([-1, *window], window, strict=False))
+                expected.observe_pairs(np.array(pairs), top_k_of(logits, memory.top_k))
+        for source, key in (("lut", "tokens"), ("lut2", "pairs")):
+            ours, theirs = memory.tables()[source], expected.tables()[source]
+            assert np.array_equal(ours[key], theirs[key])
+            assert np.array_equal(ours["ids"], theirs["ids"])
+            assert np.allclose(ours["probabilities"], theirs["probabilities"], atol=2e-3)
+
+    @pytest.mark.parametrize("keys", [{}, {"build": "lut"}, {"learn_from": "generations"}])
+    def test_data_with_nothing_in_it(self, tmp_path, build, keys):
+        (tmp_path / "empty.txt").write_text("")
+        with pytest.raises(BuildError, match="--data must hold a "):
+            build(tmp_path / "cache", data=str(tmp_path / "empty.txt"), **keys)
+        assert [path.name for path in tmp_path.iterdir()] == ["empty.txt"]
+
+    def test_tokens_that_the_tokenizer_lacks(self, tmp_path, build, loads_datasets):
+        (tmp_path / "ids.jsonl").write_text('{"ids": [1, 99999]}\n')
+        keys = {"data": str(tmp_path / "ids.jsonl"), "column": "ids", "build": "ngrams"}
+        with pytest.raises(BuildError, match=r"the token ids of --data .* \(got 99999\)"):
+            build(tmp_path / "cache", **keys)
+
+    def test_parts_that_are_missing_merge_to_nothing(self, tmp_path, build, lines):
+        keys = {"data": str(lines), "form": "paragraph"}
+        lut, ngrams = (build(tmp_path / kind, build=kind, **keys) for kind in ("lut", "ngrams"))
+        both = merged([lut, ngrams])
+        assert_tables(both.corpus, ngrams.corpus.arrays())
+        assert np.array_equal(both.tables["lut2"]["ids"], lut.tables["lut2"]["ids"])
+        assert both.calibration is None
 
 
-def test_counting_needs_no_model(tmp_path, build, lines, model, monkeypatch):
-    monkeypatch.setattr(type(model), "forward", None)
-    contents = build(tmp_path / "cache", data=str(lines), form="paragraph", build="ngrams")
-    assert contents.tables == {}
-    assert "model" not in contents.about
+class TestOwnAnswers:
+    """Stock's texts, on disk as they come, none twice, none mixed up."""
 
+    @pytest.fixture
+    def stopped(self, build, tmp_path, prompts, monkeypatch):
+        """Starts a build that is stopped after some answers; returns the file of answers."""
 
-def test_a_cache_of_the_vocabulary(tmp_path, build, tokenizer, model):
-    """What the model says behind each token, as in an answer."""
-    tables = build(tmp_path / "cache", **VOCABULARY).tables
-    assert len(tables["lut2"]["ids"]) == 0, "no pair was read"
-    size = len(tokenizer)
-    assert tables["lut"]["tokens"].tolist() == list(range(size))
-    hello = [{"role": "user", "content": "Hello"}]
-    text = tokenizer.apply_chat_template(hello, tokenize=False, add_generation_prompt=True)
-    prefix = tokenizer(text, add_special_tokens=False)["input_ids"]
-    for token in (0, 5, size - 1):
-        with torch.inference_mode():
-            logits = model(torch.tensor([[*prefix, token]])).logits[0, -1]
-        assert tables["lut"]["ids"][token].tolist() == logits.topk(8).indices.tolist()
-    few = build(tmp_path / "few", **{**VOCABULARY, "warmup_tokens": 14})
-    assert few.tables["lut"]["tokens"].tolist() == list(range(14))
+        def stop(after: int):
+            real = module.outcomes
 
+            def stopping(*args, **more):
+                for number, outcome in enumerate(real(*args, **more)):
+                    if number == after:
+                        break
+                    yield outcome
+                raise KeyboardInterrupt
 
-def test_a_cache_that_is_there_stays_unless_asked(tmp_path, build, lines):
-    keys = {"data": str(lines), "form": "paragraph", "build": "ngrams"}
-    build(tmp_path / "cache", **keys)
-    with pytest.raises(CacheError):
-        build(tmp_path / "cache", **keys, min_count=3)
-    build(tmp_path / "cache", overwrite=True, **keys, min_count=3)
-    assert load_cache(tmp_path / "cache").about["recipe"]["min_count"] == 3
+            with monkeypatch.context() as patch:
+                patch.setattr(module, "outcomes", stopping)
+                with pytest.raises(KeyboardInterrupt):
+                    build(tmp_path / "cache", data=str(prompts), **OWN)
+            assert not (tmp_path / "cache.safetensors").exists()
+            return tmp_path / "cache.answers" / "answers.jsonl"
 
+        return stop
 
-@pytest.mark.parametrize("keys", [{}, {"build": "lut"}, {"learn_from": "generations"}])
-def test_data_with_nothing_in_it(tmp_path, build, keys):
-    (tmp_path / "empty.txt").write_text("")
-    with pytest.raises(BuildError, match="--data must hold a "):
-        build(tmp_path / "cache", data=str(tmp_path / "empty.txt"), **keys)
-    assert [path.name for path in tmp_path.iterdir()] == ["empty.txt"]
+    def test_answers_are_stocks_and_none_is_lost(self, tmp_path, build, prompts, model, tokenizer):
+        contents = build(tmp_path / "cache", data=str(prompts), **OWN, min_count=1)
+        about = contents.about
+        assert (about["prompts"], about["answers"], about["left_out"]) == (5, 4, 1)
+        assert about["model"]
+        assert contents.calibration
+        assert len(contents.tables["lut"]["tokens"])
+        documents = []
+        for number in range(4):
+            chat = [{"role": "user", "content": f"say {number}"}]
+            text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+            ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+            mask = torch.ones_like(ids)
+            stock = model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False)
+            documents.append(stock[0, ids.shape[1] - 4 :].tolist())
+        assert_tables(contents.corpus, expected_arrays(documents, 4, [1] * 4))
+        assert not (tmp_path / "cache.answers").exists()
 
+    @pytest.mark.parametrize(("after", "torn"), [(0, 0), (3, 0), (3, 5), (4, 0)])
+    def test_a_stopped_build_goes_on(self, tmp_path, build, prompts, stopped, after, torn):
+        whole = build(tmp_path / "whole", data=str(prompts), **OWN)
+        path = stopped(after)
+        if after:
+            data = path.read_bytes()
+            assert data.count(b"\n") == after
+            path.write_bytes(data[: len(data) - torn])
+        contents = build(tmp_path / "cache", data=str(prompts), **OWN)
+        assert_tables(contents.corpus, whole.corpus.arrays())
+        assert {**contents.about} == {**whole.about}
+        assert len(contents.tables["lut"]["tokens"])
+        assert contents.calibration
 
-def test_prompts_need_a_template(tmp_path, build, prompts, tokenizer, monkeypatch):
-    monkeypatch.setattr(tokenizer, "chat_template", None)
-    keys = {"data": str(prompts), "column": "prompt", "learn_from": "generations"}
-    with pytest.raises(BuildError, match="pass --no-chat-template"):
-        build(tmp_path / "cache", **keys)
-    about = build(tmp_path / "cache", **keys, chat_template=False, max_new_tokens=4).about
-    assert about["answers"] == 4
+    @pytest.mark.parametrize(
+        "keys",
+        [
+            {"temperature": 0.7},
+            {"max_new_tokens": 5},
+            {"seed": 1},
+            {"max_documents": 2},
+            {"chat_template": False},
+        ],
+    )
+    def test_answers_are_never_mixed_with_those_of_other_settings(
+        self, tmp_path, build, prompts, stopped, keys
+    ):
+        path = stopped(3)
+        before = path.read_bytes()
+        with pytest.raises(BuildError, match="holds the answers of another build") as caught:
+            build(tmp_path / "cache", data=str(prompts), **{**OWN, **keys})
+        assert "delete that folder to begin anew" in str(caught.value)
+        assert path.read_bytes() == before
+        build(tmp_path / "cache", data=str(prompts), **OWN, min_count=1)  # Changes no answer.
 
+    def test_more_prompts_are_no_other_prompts(self, tmp_path, build, prompts, stopped):
+        stopped(3)
+        rows = prompts.read_text().splitlines()
+        prompts.write_text("\n".join([*rows, rows[0]]) + "\n")
+        assert build(tmp_path / "cache", data=str(prompts), **OWN).about["answers"] == 5
 
-def test_tokens_that_the_tokenizer_lacks(tmp_path, build, loads_datasets):
-    (tmp_path / "ids.jsonl").write_text('{"ids": [1, 99999]}\n')
-    with pytest.raises(BuildError, match=r"the tokens of --data .* \(got 99999\)"):
-        build(tmp_path / "cache", data=str(tmp_path / "ids.jsonl"), column="ids", build="ngrams")
+    def test_two_builds_of_one_cache(self, tmp_path, build, prompts, stopped):
+        path = stopped(2)
+        files = module.BatchFiles(path.with_name("prompts.jsonl"), path)
+        with files.locked(), pytest.raises(CliError, match="by two runs at once"):
+            build(tmp_path / "cache", data=str(prompts), **OWN)
 
+    def test_a_prompt_that_comes_twice_has_two_answers(
+        self, tmp_path, build, prompts, monkeypatch, loads_datasets
+    ):
+        kept = []
+        monkeypatch.setattr(module.shutil, "rmtree", kept.append)
+        prompts.write_text('{"prompt": "say a"}\n' * 2)
+        build(tmp_path / "cache", data=str(prompts), **OWN, temperature=2.0)
+        lines = (kept[0] / "answers.jsonl").read_text().splitlines()
+        one, other = (json.loads(line)["ids"] for line in lines)
+        assert one != other
 
-def test_parts_that_are_missing_merge_to_nothing(tmp_path, build, lines):
-    keys = {"data": str(lines), "form": "paragraph"}
-    lut, ngrams = (build(tmp_path / kind, build=kind, **keys) for kind in ("lut", "ngrams"))
-    both = merged([lut, ngrams])
-    assert_tables(both.corpus, ngrams.corpus.arrays())
-    assert np.array_equal(both.tables["lut2"]["ids"], lut.tables["lut2"]["ids"])
-    assert both.calibration is None
+    def test_prompts_that_the_model_can_not_answer(self, tmp_path, build, prompts):
+        with pytest.raises(BuildError, match="--data must hold a prompt that the model can answ"):
+            build(tmp_path / "cache", data=str(prompts), **OWN, max_prompt_tokens=1)
+        keys = {**OWN, "max_new_tokens": 512}
+        with pytest.raises(BuildError, match=r"--max-new-tokens must leave .* 512 .*\(got 512\)"):
+            build(tmp_path / "cache", data=str(prompts), **keys)
+
+    def test_prompts_need_a_template(self, tmp_path, build, prompts, tokenizer, monkeypatch):
+        monkeypatch.setattr(tokenizer, "chat_template", None)
+        with pytest.raises(BuildError, match="pass --no-chat-template"):
+            build(tmp_path / "cache", data=str(prompts), **OWN)
+        about = build(tmp_path / "cache", data=str(prompts), **OWN, chat_template=False).about
+        assert about["answers"] == 4

@@ -13,27 +13,17 @@ def test_its_vocabulary_is_its_fingerprint():
     turned.vocab = dict(reversed(turned.vocab.items()))
     assert one.fingerprint == same.fingerprint == tokenizer_info(turned).fingerprint
     assert one.vocab_size == 50
+    turned.vocab["token 7"], turned.vocab["token 8"] = 8, 7
+    assert one.fingerprint != tokenizer_info(turned).fingerprint
     assert tokenizer_info(one) is one
-
-
-def test_any_other_token_is_another_tokenizer():
-    other = FakeTokenizer()
-    other.vocab["token 7"], other.vocab["token 8"] = 8, 7
-    fingerprints = {
-        tokenizer_info(each).fingerprint for each in (FakeTokenizer(), FakeTokenizer(51), other)
-    }
-    assert len(fingerprints) == 3
 
 
 @pytest.mark.parametrize(
     ("name", "short"),
     [
         ("owner/name", "owner/name"),
-        ("gpt2", "gpt2"),
         ("/home/me/models/mine", "mine"),
-        ("~/mine", "mine"),
         ("C:\\models\\mine", "mine"),
-        ("a/b/c", "c"),
     ],
 )
 def test_paths_are_nobodys_business(name, short):

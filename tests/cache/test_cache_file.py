@@ -3,10 +3,6 @@
 import json
 import multiprocessing
 import os
-import resource
-import signal
-import tempfile
-from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,10 +13,10 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from selfspec.cache import CacheContents, check_target, file, load_cache, save_cache
+from selfspec.cache import CacheContents, check_target, load_cache, save_cache
 from selfspec.errors import CacheError
-from tests.caches import OWNER, FakeTokenizer, any_contents, contents, count_grams, lut, lut2, plain
-from tests.strategies import any_json, damaged
+from tests.caches import OWNER, FakeTokenizer, contents, count_grams, lut, lut2, plain
+from tests.strategies import damaged
 
 OTHER = contents(tables={"lut": lut([2, 4])}, corpus=count_grams([7, 8] * 9), about={"n": 2})
 BOTH = (contents(), OTHER)
@@ -53,16 +49,14 @@ def names(folder) -> list[str]:
 
 
 class TestRoundTrip:
-    @given(any_contents)
-    @settings(max_examples=60, deadline=None)
-    def test_whatever_is_saved_is_loaded(self, held):
-        with tempfile.TemporaryDirectory() as place:
-            paths = [Path(place) / name for name in ("one.safetensors", "two.safetensors")]
-            save_cache(paths[0], held)
-            loaded = load_cache(paths[0])
-            assert plain(loaded) == plain(held)
-            save_cache(paths[1], loaded)
-            assert paths[0].read_bytes() == paths[1].read_bytes()
+    @pytest.mark.parametrize("held", [*BOTH, CacheContents(tokenizer=OWNER)], ids=range(3))
+    def test_whatever_is_saved_is_loaded(self, tmp_path, held):
+        paths = [tmp_path / name for name in ("one.safetensors", "two.safetensors")]
+        save_cache(paths[0], held)
+        loaded = load_cache(paths[0])
+        assert plain(loaded) == plain(held)
+        save_cache(paths[1], loaded)
+        assert paths[0].read_bytes() == paths[1].read_bytes()
 
     def test_other_programs_can_read_it(self, path):
         arrays = load_file(path)
@@ -72,10 +66,6 @@ class TestRoundTrip:
             card = json.loads(held.metadata()["selfspec"])
         assert card["tokenizer"] == vars(OWNER)
         assert card["about"]["corpus"] == "digits of π"
-
-    def test_an_empty_cache(self, tmp_path):
-        save_cache(tmp_path / "cache", CacheContents(tokenizer=OWNER))
-        assert plain(load_cache(tmp_path / "cache")) == (OWNER, {}, None, None, None, {})
 
     def test_what_was_loaded_needs_the_file_no_more(self, path):
         """As a map of the file, reading it would end this process."""
@@ -95,22 +85,14 @@ class TestRoundTrip:
             load_cache(path, tokenizer=FakeTokenizer())
         assert load_cache(path, tokenizer=OWNER).tokenizer == OWNER
 
-    def test_about_may_hold_dictionaries_of_any_kind(self, tmp_path):
-        save_cache(tmp_path / "cache", contents(about={"words": Counter("aab")}))
-        assert load_cache(tmp_path / "cache").about == {"words": {"a": 2, "b": 1}}
-
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"about": {"when": {1, 2}}}, "not JSON serializable"),
         ({"about": {"share": float("nan")}}, "not JSON compliant"),
         ({"about": {"name": "\ud800"}}, "its card is damaged"),
         ({"calibration": [[[["lut", 0, 1, 1, 0]], 3.0, 2.0]]}, "hits <= trials"),
         ({"tables": {"lutt": lut()}}, "does not know .'lutt'"),
-        ({"tables": {"lut": {**lut(), "more": lut()["ids"]}}}, "does not know"),
-        ({"tables": {"lut": {**lut(), "tokens": np.arange(3)}}}, "wrong dtype"),
-        ({"tables": {"lut": {**lut(), "tokens": lut()["tokens"][:2]}}}, "wrong shape"),
         ({"tables": {"lut": {**lut(), "ids": lut()["ids"][:, :2]}}}, "wrong shape"),
     ],
 )
@@ -178,7 +160,9 @@ class TestRefused:
     def test_a_folder_of_version_0_2(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         Path("old").mkdir()
-        with pytest.raises(CacheError, match=r"the folder 'old', .*'selfspec cache build old'$"):
+        with pytest.raises(
+            CacheError, match=r"'old' is a folder, .*'selfspec cache build MODEL old'$"
+        ):
             load_cache("old")
         save_cache("old", contents())  # What the command does.
         assert plain(load_cache("old")) == plain(contents())
@@ -187,18 +171,13 @@ class TestRefused:
         ("place", "value", "said"),
         [
             (["format_version"], 4, "format version must be 3, got 4: another version of selfspec"),
-            (["format_version"], "3", "format version must be 3, got '3'"),
-            (["tokenizer"], None, "tokenizer"),
             (["tokenizer", "name"], 5, r"tokenizer\.name"),
             (["about"], "text", "about"),
-            (["calibration"], {}, "calibration"),
             (["calibration"], [[[["lut", 0, 1, 1]], 1.0, 2.0]], r"calibration\.0\.0"),
-            (["calibration"], [[[["lut", 0, 1, 1, "0"]], 1.0, 2.0]], r"calibration\.0\.0"),
             (["calibration"], [[[["lut", 0, 1, 1, 0]], 0, 0]], "hits <= trials and trials > 0"),
             (["calibration"], [[[["lut", 0, 1, 1, 0]], 1.0, float("inf")]], "calibration"),
             (["calibration"], [[[["lut", 0, 1, 1, 0]], float("nan"), 2.0]], "calibration"),
             (["fitted"], {"parents": [1], "ranks": [0], "chances": [0.5]}, "a fitted tree"),
-            (["fitted"], [], "fitted"),
         ],
         ids=str,
     )
@@ -222,11 +201,8 @@ class TestRefused:
             ({"lut.tokens": lut([-1, 1, 9])["tokens"]}, "table lut has .* negative ids"),
             ({"lut.ids": lut()["ids"] - 2}, "table lut has .* negative ids"),
             ({"lut.ids": lut()["ids"].astype(np.int64)}, "must be of F16, I32, U16, U32"),
-            ({"lut.ids": lut()["ids"].astype(np.uint32)}, "wrong dtype"),
             ({"lut.ids": lut()["ids"][0]}, "wrong shape"),
             ({"lut2.pairs": lut2()["pairs"][:, 0]}, "table lut2 has a wrong shape"),
-            ({"lut2.pairs": None}, "does not know .'lut2'"),
-            ({"more.ids": lut()["ids"]}, "does not know .'more'"),
             ({"corpus.total.2": None}, "total.2 is missing"),
             ({"corpus.token.1": np.zeros(3, np.int32)}, "token.1 must be of uint16 or uint32"),
             ({"corpus.\x1b[31m": np.zeros(3, np.int32)}, r"\[31m does not belong there"),
@@ -267,20 +243,6 @@ class TestFuzz:
         with suppress(CacheError):
             load_cache(path).count_ids()
 
-    @FUZZ
-    @given(st.data())
-    def test_entries_that_changed(self, whole, data):
-        path, good = whole
-        path.write_bytes(good)
-        card = card_of(path)
-        inside = data.draw(
-            st.sampled_from([card, *(v for v in card.values() if isinstance(v, dict))])
-        )
-        inside[data.draw(st.sampled_from([*inside, "more"]))] = data.draw(any_json)
-        write_card(path, json.dumps(card))
-        with suppress(CacheError):
-            load_cache(path)
-
 
 class TestSaving:
     def test_what_is_there_stays(self, path):
@@ -305,9 +267,6 @@ class TestSaving:
         save_cache(tmp_path / "link", OTHER, overwrite=True)
         assert (tmp_path / "link.safetensors").is_symlink()
         assert plain(load_cache(path)) == plain(OTHER)
-        (tmp_path / "new.safetensors").symlink_to("elsewhere.safetensors")
-        save_cache(tmp_path / "new", OTHER)
-        assert plain(load_cache(tmp_path / "elsewhere")) == plain(OTHER)
 
     def test_a_place_that_can_not_be_written_is_refused_before_any_work(self, tmp_path):
         (tmp_path / "file").touch()
@@ -318,46 +277,16 @@ class TestSaving:
         with pytest.raises(CacheError, match="must be in a folder that can be written"):
             check_target(tmp_path / "file" / "cache")
 
-    def test_others_may_read_it_unless_it_is_private(self, path, tmp_path):
-        mask = os.umask(0)
-        os.umask(mask)
-        assert path.stat().st_mode & 0o777 == 0o666 & ~mask
-        save_cache(tmp_path / "mine", contents(), mode=0o600)
-        assert (tmp_path / "mine.safetensors").stat().st_mode & 0o777 == 0o600
-
-    @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), KeyboardInterrupt()])
     @pytest.mark.parametrize("step", ["fsync", "replace"])
-    def test_what_breaks_off_leaves_the_old_one_and_no_litter(self, path, monkeypatch, step, error):
+    def test_what_breaks_off_leaves_the_old_one_and_no_litter(self, path, monkeypatch, step):
         def broken(*_args):
-            raise error
+            raise OSError(5, "Input/output error") if step == "fsync" else KeyboardInterrupt
 
-        monkeypatch.setattr(file.os, step, broken)
+        monkeypatch.setattr(os, step, broken)
         with pytest.raises((CacheError, KeyboardInterrupt)):
             save_cache(path, OTHER, overwrite=True)
         assert names(path.parent) == [path.name]
         assert plain(load_cache(path)) == plain(contents())
-
-    def test_a_full_disk_leaves_the_old_one(self, path):
-        """No file may grow beyond the limit, which the system says as if the disk were full."""
-        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-        try:
-            with pytest.raises(CacheError, match=r"can't be written \(File too large\)"):
-                save_cache(path, OTHER, overwrite=True)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        assert names(path.parent) == [path.name]
-        assert plain(load_cache(path)) == plain(contents())
-
-    @pytest.mark.parametrize("step", ["fsync", "replace"])
-    def test_a_killed_writer_leaves_the_old_one(self, path, step):
-        process = SPAWN.Process(target=_die_while_saving, args=(path, step))
-        process.start()
-        process.join()
-        assert process.exitcode == -signal.SIGKILL
-        assert plain(load_cache(path)) == plain(contents())
-        save_cache(path, OTHER, overwrite=True)
-        assert plain(load_cache(path)) == plain(OTHER)
 
     @pytest.mark.long
     def test_two_processes_write_and_one_reads(self, path):
@@ -372,11 +301,6 @@ class TestSaving:
             writer.join()
             assert writer.exitcode == 0
         assert names(path.parent) == [path.name]
-
-
-def _die_while_saving(path, step) -> None:
-    setattr(file.os, step, lambda *_args: os.kill(os.getpid(), signal.SIGKILL))
-    save_cache(path, OTHER, overwrite=True)
 
 
 def _write_often(path, which, times) -> None:

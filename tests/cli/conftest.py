@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from huggingface_hub.utils import logging as hub_log
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_log
 
 from selfspec.cli import app
 from selfspec.cli.shared.model_loading import Loaded
@@ -27,13 +29,17 @@ class Result(NamedTuple):
 
 
 @pytest.fixture(autouse=True)
-def log_as_before() -> Iterator[None]:
-    """Commands say what the library logs from then on; later tests look at its logger too."""
+def logs_as_before() -> Iterator[None]:
+    """Commands show our log and quieten those of others from then on; later tests look at them."""
     logger = logging.getLogger("selfspec")
-    handlers, level = logger.handlers[:], logger.level
+    handlers, level = logger.handlers, logger.level
+    verbosities = [each.get_verbosity() for each in (transformers_log, hub_log)]
     yield
-    logger.handlers[:] = handlers
+    logger.handlers = handlers
     logger.setLevel(level)
+    for each, verbosity in zip((transformers_log, hub_log), verbosities, strict=True):
+        each.set_verbosity(verbosity)
+    transformers_log.enable_progress_bar()
 
 
 @pytest.fixture

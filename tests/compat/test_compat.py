@@ -170,9 +170,17 @@ def test_arguments_are_updated_by_the_model():
 
 def test_candidates_are_replaced_and_given_back():
     model = new_model()
-    with generation.using_candidates(model, lambda **_: None):
-        assert "_get_candidate_generator" in vars(model)
-    assert "_get_candidate_generator" not in vars(model)
+    lengths = []
+
+    def generator(*, stopping_criteria, **_given):
+        lengths.append(stopping_criteria[0].max_length)
+        raise KeyboardInterrupt
+
+    ids = torch.ones(1, 3, dtype=torch.long)
+    with generation.using_candidates(model, generator), pytest.raises(KeyboardInterrupt):
+        model.generate(ids, prompt_lookup_num_tokens=2, max_new_tokens=4)
+    assert lengths == [7]
+    assert not {"_get_candidate_generator", "_get_stopping_criteria"} & vars(model).keys()
     with (
         pytest.raises(selfspec.UnsupportedError, match="attached"),
         generation.using_candidates(nn.Linear(1, 1), lambda **_: None),

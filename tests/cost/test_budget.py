@@ -18,7 +18,6 @@ points = st.dictionaries(st.integers(1, 24), rises, min_size=1, max_size=8).map(
     lambda rise: dict(zip(sorted(rise), accumulate(rise.values(), initial=1.0), strict=False))
 )
 curves = st.builds(CostCurve, points)
-beside = st.integers(0, 12)
 FLAT = CostCurve({1: 2.0, 64: 2.0})
 
 
@@ -33,13 +32,13 @@ def grown(search: WidthSearch, scores: list[float]) -> WidthSearch:
 
 
 @settings(deadline=None)
-@given(st.lists(score_lists, min_size=1, max_size=4), curves, st.integers(1, 30), beside)
-def test_the_best_width_is_the_best_of_all(scores, curve, max_nodes, beside):
-    choice = best_width(scores, curve, max_nodes, beside=beside)
-    rates = token_rates(scores, lambda width: curve.seconds(width + beside), max_nodes)
+@given(st.lists(score_lists, min_size=1, max_size=4), curves, st.integers(1, 30))
+def test_the_best_width_is_the_best_of_all(scores, curve, max_nodes):
+    choice = best_width(scores, curve, max_nodes)
+    rates = token_rates(scores, curve.seconds, max_nodes)
     assert choice.rate == pytest.approx(max(rates))
     assert choice.rate == pytest.approx(rates[choice.width - 1])
-    assert choice.tokens == pytest.approx(choice.rate * curve.seconds(choice.width + beside))
+    assert choice.tokens == pytest.approx(choice.rate * curve.seconds(choice.width))
     clearly_less = [rate for rate in rates[: choice.width - 1] if rate < choice.rate]
     assert len(clearly_less) == choice.width - 1
 

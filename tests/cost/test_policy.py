@@ -13,7 +13,6 @@ from selfspec.cost import (
     CostCurve,
     FixedBudget,
     MeasuredBudget,
-    Step,
     ThresholdBudget,
     Took,
     best_width,
@@ -65,7 +64,7 @@ def test_a_fixed_budget_takes_all_that_is_allowed():
         step = budget.step(7)
         assert step.max_nodes == 7
         assert step.search() is None
-        assert step.fit([tree], [36])
+        step.fit([tree])
         step.observe(Took(2, 0.0, 1.0), [record()])
     assert len(tree) == 2
 
@@ -94,65 +93,18 @@ def test_a_row_alone_stops_growing_where_nothing_wider_pays():
 # -- branches beside the trees -----------------------------------------------------------------
 
 
-def riding(budget: MeasuredBudget, *, num_steps: int, num_foreseen: int) -> int:
-    """In how many of some steps 12 branch queries went along."""
-    num_rides = 0
-    for _ in range(num_steps):
-        step = budget.step(8)
-        tree = record(3).tree
-        rode = step.fit([tree], [12])
-        num_rides += rode
-        found = record(3, num_branch_queries=12 * rode, num_from_branches=num_foreseen * rode)
-        width = len(tree) + 12 * rode
-        step.observe(Took(width, 0.0, budget.curve.seconds(width)), [found])
-    return num_rides
-
-
-def test_branches_ride_where_width_costs_nothing_and_stay_where_it_does():
-    flat, steep = CostCurve({1: 1.0, 64: 1.0}), CostCurve({1: 1.0, 64: 10.0})
-    assert riding(MeasuredBudget(flat), num_steps=100, num_foreseen=0) >= 98
-    assert riding(MeasuredBudget(steep), num_steps=60, num_foreseen=0) == 0
-
-
-def test_branches_that_bring_nothing_are_left_out_but_tried_again():
-    slope = CostCurve({1: 1.0, 64: 1.15})
-    budget = MeasuredBudget(slope)
-    assert riding(budget, num_steps=400, num_foreseen=1) > 390
-    riding(budget, num_steps=800, num_foreseen=0)
-    assert 0 < riding(budget, num_steps=400, num_foreseen=0) < 10
-    riding(budget, num_steps=2000, num_foreseen=3)
-    assert riding(budget, num_steps=100, num_foreseen=3) >= 98
+def test_branches_get_what_costs_next_to_nothing():
+    """16 queries cost no more than one, and a seventeenth costs a lot."""
+    step = MeasuredBudget(CostCurve({1: 1.0, 16: 1.0, 24: 9.0, 64: 20.0})).step(24)
+    assert [step.room_beside(width) for width in (1, 12, 16)] == [15, 4, 0]
+    assert FixedBudget().step(8).room_beside(8) > 1000
 
 
 def test_branches_rest_with_the_drafts():
     """Until plain steps were timed, nothing is drafted."""
     step = MeasuredBudget(CostCurve.unknown(0.0001)).step(8)
-    assert step.max_nodes == 1
-    assert not step.fit([DraftTree.of_root(1)], [12])
-
-
-def grown(step: Step, score: float) -> DraftTree:
-    """Siblings of equal scores, as long as the step lets it grow."""
-    tree = DraftTree.of_root(1)
-    takes = step.search()
-    assert takes is not None
-    while takes(score):
-        tree.add(0, len(tree), score)
-    return tree
-
-
-@pytest.mark.parametrize("num_rows", [1, 2])
-def test_trees_beside_branches_are_as_wide_as_pays_there(num_rows):
-    """16 queries cost no more than one, and a seventeenth costs a lot.
-
-    Nodes that are hardly ever right make room for branches, nodes that mostly are do not.
-    """
-    curve = CostCurve({1: 1.0, 16: 1.0, 17: 9.0, 64: 20.0})
-    for score, num_queries, width in ((0.001, 12, 4), (0.001, 0, 16), (0.9, 12, 16)):
-        step = MeasuredBudget(curve).step(16)
-        batch = [grown(step, score) for _ in range(num_rows)]
-        assert step.fit(batch, [num_queries] * num_rows) == (width == 4)
-        assert [len(tree) for tree in batch] == [width] * num_rows
+    assert (step.max_nodes, step.room_beside(1)) == (1, 0)
+    assert FixedBudget().step(1).room_beside(1) == 0
 
 
 # -- EdgeLLM's threshold -----------------------------------------------------------------------

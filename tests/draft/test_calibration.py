@@ -22,13 +22,6 @@ def record(hit: bool, *kinds: Evidence) -> StepRecord:
     return StepRecord(row=0, tree=tree, path=[0], committed_ids=[RIGHT if hit else WRONG])
 
 
-def test_before_anything_is_counted_the_prior_holds():
-    calibration = Calibration()
-    for evidence in (KIND, OTHER):
-        assert calibration.probability((evidence,)) == prior(evidence)
-    assert Calibration(lambda evidence: 0.25).copy().probability((KIND,)) == 0.25
-
-
 def test_the_prior_reads_recorded_probabilities_and_match_lengths():
     by_bin = [prior(Evidence("lut", probability_bin=b)) for b in range(10)]
     assert by_bin == sorted(by_bin, reverse=True)
@@ -59,12 +52,6 @@ def test_rates_converge_to_the_truth(rate):
     recent = sum(trials[-1000:]) / 1000
     assert calibration.probability((KIND,)) == pytest.approx(recent, abs=0.04)
     assert calibration.probability((OTHER,)) == prior(OTHER)
-
-
-def test_the_prior_weighs_like_a_few_trials():
-    calibration = Calibration(lambda evidence: 0.5)
-    calibration.observe(record(True, KIND))
-    assert calibration.probability((KIND,)) == pytest.approx((0.5 * 4 + 1) / 5, abs=1e-3)
 
 
 def test_old_trials_fade():
@@ -140,16 +127,6 @@ def test_rates_come_back_as_they_were():
     assert twin.probability((KIND,)) > calibration.probability((KIND,))
 
 
-def test_what_was_tried_most_is_kept():
-    calibration = Calibration()
-    calibration.observe(record(True, OTHER))
-    for _ in range(3):
-        calibration.observe(record(True, KIND))
-    ((parts, _, trials),) = calibration.rows(1)
-    assert Evidence(*parts[0]) == KIND
-    assert trials > 6
-
-
 def test_two_threads_lose_no_trial():
     """Equal trials may come in any order: the rate must be that of one thread doing it all."""
     steps = 200
@@ -169,9 +146,3 @@ def test_two_threads_lose_no_trial():
     for thread in threads:
         thread.join()
     assert together.probability((KIND,)) == alone.probability((KIND,))
-
-
-def test_combining_is_one_minus_the_chance_that_all_are_wrong():
-    assert combine([0.5, 0.4]) == pytest.approx(0.7)
-    assert combine([0.3]) == pytest.approx(0.3)
-    assert combine([]) == 0

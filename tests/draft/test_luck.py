@@ -42,10 +42,6 @@ def test_luck_raises_a_candidate_and_keeps_the_sum_below_one() -> None:
     assert sum(lucky.probabilities) < 1
 
 
-def test_no_candidates_no_luck() -> None:
-    assert NoiseTrust().weighed(siblings([]), float).tokens == []
-
-
 def test_what_knows_nothing_earns_none_and_others_keep_theirs() -> None:
     trust = NoiseTrust()
     draws(trust, 300, sure=1.0, kinds=TABLES)
@@ -66,21 +62,3 @@ def test_odd_noise_breaks_nothing(number: float) -> None:
     seen = trust.weighed(siblings([0.5, 0.0]), lambda _: number)
     trust.observe(seen, 7)
     assert all(0 <= chance <= 1 for chance in seen.probabilities)
-
-
-def test_what_was_looked_at_without_noise_teaches_nothing() -> None:
-    trust = NoiseTrust()
-    before = trust.weighed(siblings([0.5, 0.4]), lambda _: 0.5).probabilities
-    trust.observe(siblings([0.5, 0.4]), 0)
-    assert trust.weighed(siblings([0.5, 0.4]), lambda _: 0.5).probabilities == before
-
-
-def test_a_copy_learns_for_itself() -> None:
-    trust = NoiseTrust()
-    twin = trust.copy()
-    draws(twin, 300, sure=1.0, kinds=TABLES)
-    one_is_lucky = {0: 1.0, 1: 0.1}.__getitem__
-    assert (
-        twin.weighed(siblings([0.5, 0.4]), one_is_lucky).probabilities[0]
-        > trust.weighed(siblings([0.5, 0.4]), one_is_lucky).probabilities[0]
-    )

@@ -11,7 +11,7 @@ from selfspec.draft.calibration import Calibration
 from selfspec.draft.tree import TreeGrower
 from selfspec.records import DraftTree, StepRecord
 from tests.oracles import GrowthOracle
-from tests.strategies import ALPHABET, ScriptedCursor, probability_of, tables
+from tests.strategies import ScriptedCursor, probability_of, tables
 
 configs = st.builds(
     SpecConfig,
@@ -128,14 +128,6 @@ def test_a_worked_example_with_the_papers_parameters():
     assert paths_of(grower(ScriptedCursor(table), **paper).grow(0, 3)) == [(1,), (1, 3)]
 
 
-def test_equal_scores_are_taken_by_age():
-    """All are sure, and hoped to have a child as sure: the oldest place goes first."""
-    table = {0: [(1, 1.0), (2, 1.0)], 1: [(3, 1.0)], 2: [(4, 1.0)], 3: [(2, 1.0)]}
-    tree = grower(ScriptedCursor(table)).grow(0, 6)
-    assert tree.scores[1:] == [1.0] * 5
-    assert paths_of(tree) == [(1,), (2,), (1, 3), (2, 4), (1, 3, 2)]
-
-
 def test_joint_evidence_is_in_the_order_of_the_sources():
     """Whoever named the nodes above: else it would be counted under several keys."""
     follows = ScriptedCursor({0: [(1, 0.5)], 2: [(3, 0.5)]}, follows=True, name="follows")
@@ -151,13 +143,6 @@ def test_no_source_and_no_budget_mean_plain_decoding():
     cursor = ScriptedCursor({0: [(1, 0.9)]})
     assert len(grower(cursor).grow(0, 1)) == 1
     assert cursor.num_expanded == 0
-
-
-def test_each_node_costs_one_expand():
-    full = {last: [(token, 0.9) for token in range(4)] for last in range(ALPHABET)}
-    cursor = ScriptedCursor(full)
-    grower(cursor).grow(0, 12)
-    assert cursor.num_expanded <= 12
 
 
 def told(tree: DraftTree, token: int) -> StepRecord:
@@ -210,42 +195,6 @@ def test_growth_ends_where_the_next_node_does_not_pay():
     tree = grower(ScriptedCursor(chain)).grow(0, 9, None, pays)
     assert paths_of(tree) == [(1,), (1, 2)]
     assert asked == [0.5, 0.25, 0.125]
-
-
-def test_a_tree_that_found_nothing_leaves_no_shape():
-    cursor = ScriptedCursor({1: [(2, 0.9)]})
-    trees = grower(cursor, update_interval=5)
-    empty = trees.grow(0, 4)
-    assert len(empty) == 1
-    cursor.observe(told(empty, 1))
-    assert paths_of(trees.grow(1, 4)) == [(2,)]
-
-
-def rank_paths(tree: DraftTree) -> set[tuple[int, ...]]:
-    """The ranks among siblings from below the root down to each node."""
-    paths: list[tuple[int, ...]] = [()]
-    for node in range(1, len(tree)):
-        parent = tree.parents[node]
-        paths.append((*paths[parent], tree.looked_at[parent].tokens.index(tree.tokens[node])))
-    return set(paths)
-
-
-@settings(max_examples=50, deadline=None)
-@given(tables(), configs, st.integers(1, 4), st.lists(st.integers(0, ALPHABET - 1), max_size=8))
-def test_kept_shapes_hold_the_invariants(table, config, interval, told_tokens):
-    cursor = ScriptedCursor(table)
-    trees = TreeGrower([cursor], config.changed(update_interval=interval), probability_of)
-    shape, age = {()}, 0
-    for token in told_tokens:
-        tree = trees.grow(cursor.last_token, 8)
-        tree.check()
-        assert len(tree) <= 8
-        assert max(tree.depths) <= config.max_depth
-        if age % interval == 0 or len(shape) == 1:
-            shape, age = rank_paths(tree), 0
-        assert rank_paths(tree) <= shape
-        age += 1
-        cursor.observe(told(tree, token))
 
 
 def test_growth_reads_the_calibration_as_it_stands():

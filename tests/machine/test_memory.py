@@ -34,15 +34,10 @@ def test_amounts(text: Any, amount: int) -> None:
     assert amount_in_bytes(text, 1000) == amount
 
 
-def test_a_share_of_whatever_it_will_be_is_an_amount() -> None:
-    """Commands check their options before they know the model's size."""
-    assert amount_in_bytes("25%", 1) == 1
-
-
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "GB", "2PB", "-1GB", "2 GB each", "%", "0%", "0", "0.1", "5i", "1e3", "٢GB"),
+        *("", "GB", "-1GB", "%", "nan%", "inf%", "0%", "0", "0.1", "5i", "1e3"),
         *("9" * 400 + "GB", 0, -5, True, 1.5, None),
     ],
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from selfspec.machine import user_files
-from selfspec.machine.user_files import replace_text, replacing, user_folder
+from selfspec.machine.user_files import replace_bytes, replace_text, user_folder
 
 
 def test_it_is_in_the_cache_folder_of_the_user(monkeypatch, tmp_path):
@@ -27,19 +27,13 @@ def test_no_home_at_all(is_old, monkeypatch):
     assert user_folder() is None
 
 
-@pytest.mark.parametrize("step", ["fsync", "replace"])
-def test_a_file_is_replaced_whole(tmp_path, monkeypatch, step):
+def test_a_file_is_replaced_by_what_its_owner_may_read(tmp_path):
     path = tmp_path / "below" / "file.json"
-    replace_text(path, "old")
-
-    def fail(*_args):
-        raise OSError("disk full")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, step, fail)
-        with pytest.raises(OSError, match="disk full"), replacing(path) as file:
-            file.write(b"new")
-    assert path.read_text() == "old"
     replace_text(path, "né")
     assert path.read_text(encoding="utf-8") == "né"
+    mask = os.umask(0)
+    os.umask(mask)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~mask
+    replace_bytes(path, b"new", mode=0o600)
+    assert path.stat().st_mode & 0o777 == 0o600
     assert [file.name for file in path.parent.iterdir()] == ["file.json"]

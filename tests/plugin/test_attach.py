@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import sys
 from typing import Any
 
 import pytest
@@ -56,11 +55,13 @@ def test_another_default_takes_its_place() -> None:
     assert (first.total_stats.num_calls, second.total_stats.num_calls) == (0, 1)
     with pytest.raises(AttachError, match="assistant must be a SelfSpec"):
         attach(model, "spec")  # type: ignore[arg-type]
+    with pytest.raises(AttachError, match="pass it as assistant="):
+        run(model, prompt(), assistant_model=second, **GREEDY)
 
 
 LEFT_TO_STOCK: dict[str, tuple[dict[str, Any], str]] = {
     "beams": ({"num_beams": 3, "num_return_sequences": 2}, "beam search can't be drafted for"),
-    "prompt-lookup": ({"prompt_lookup_num_tokens": 5}, "prompt lookup is another assistant"),
+    "prompt-lookup": ({"prompt_lookup_num_tokens": 5}, "prompt lookup can't be drafted for"),
     "another-model": ({"assistant_model": tiny_model()}, "assistant_model= names another"),
     "in-the-config": (
         {"generation_config": GenerationConfig(num_beams=2, max_new_tokens=12, pad_token_id=0)},
@@ -96,8 +97,7 @@ def test_what_the_models_own_config_asks_for_is_stocks() -> None:
 
 def test_processes_that_may_have_to_keep_step_are_stocks(monkeypatch: Any, caplog: Any) -> None:
     """Ranks that share a model wait for each other in every forward, and would draft apart."""
-    module = sys.modules["selfspec.plugin.attach"]  # Its name in the package is the function's.
-    monkeypatch.setattr(module, "_num_processes", lambda: 2)
+    monkeypatch.setattr("selfspec.plugin.refusals._num_processes", lambda: 2)
     spec = SelfSpec()
     run(attach(new_model(), spec), prompt(), **GREEDY)
     assert spec.total_stats.num_calls == 0

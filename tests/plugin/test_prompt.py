@@ -148,18 +148,6 @@ def test_the_hook_is_gone_afterwards_and_after_an_error_too():
     assert hooks(model) == before
 
 
-def test_a_reader_that_does_not_listen_changes_nothing():
-    model, batch = tiny_model(), prompt()
-    reader = reader_of(model, listens=False)
-    arguments = {"logits_to_keep": 1}
-    with reader.listening(arguments) as kwargs:
-        assert kwargs is arguments
-        assert hooks(model) == 0
-    listener, logits = taught(model, batch, listens=False)
-    assert listener.rows == {}
-    assert logits.shape[1] == 1
-
-
 @pytest.mark.parametrize("arguments", [{}, {"logits_to_keep": 0}, {"logits_to_keep": 3}])
 def test_a_call_that_keeps_other_logits_is_left_alone(arguments):
     with reader_of(tiny_model()).listening(arguments) as kwargs:

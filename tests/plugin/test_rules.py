@@ -1,35 +1,22 @@
-"""What a call asks for: refused with a fix, decoded plainly with a reason, or drafted by row."""
+"""What of a call looks at one row alone: its processors and its stopping rules."""
 
 from __future__ import annotations
 
-from functools import partial
-from types import SimpleNamespace
-
 import pytest
 import torch
-from transformers import (
-    DynamicCache,
-    GenerationConfig,
-    LogitsProcessorList,
-    StoppingCriteriaList,
-)
+from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import logits_process as lp
 from transformers.generation import stopping_criteria as sc
 
-from selfspec.compat.generation import KV
 from selfspec.plugin import rules
 from selfspec.plugin.rules import (
     for_rows,
     looks_at_rows,
-    plain_reason,
     row_stops,
     split_warpers,
-    unservable,
 )
 from selfspec.verify.choosers import Processing
 from selfspec.verify.shortlist import Warpers
-from tests.fakes import tiny_model
-from tests.recorder import NoNumbers, Tape
 
 VOCAB, LENGTH = 31, 6
 
@@ -96,19 +83,6 @@ def test_row_processors_give_each_row_what_it_gets_in_the_batch(name):
         torch.testing.assert_close(alone, together[row : row + 1], rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", ROW_PROCESSORS)
-def test_those_that_do_not_wait_take_several_prefixes_of_a_row_at_once(name):
-    ids, scores = three_rows(name)
-    of_row = for_rows(LogitsProcessorList([ROW_PROCESSORS[name]()]), 3)[1]
-    if split_warpers(of_row).waits:
-        pytest.skip("its tokens are chosen at visited nodes alone")
-    each = zip(ids.split(1), scores.split(1), strict=True)
-    alone = torch.cat([of_row(prefix, row.clone()) for prefix, row in each])
-    with NoNumbers(), Tape():
-        together = of_row(ids, scores.clone())
-    torch.testing.assert_close(together, alone, rtol=0, atol=0, equal_nan=True)
-
-
 def test_for_rows_shares_what_it_can():
     temperature = lp.TemperatureLogitsWarper(0.7)
     penalty = penalty_behind(1, 3)
@@ -156,7 +130,7 @@ def test_warpers_at_the_end_are_known(kept):
 )
 def test_others_are_left_to_themselves(warpers):
     processors = penalty_and(*warpers)
-    assert split_warpers(processors) == Processing(processors, waits=False)
+    assert split_warpers(processors) == Processing(processors)
 
 
 def test_only_those_that_stand_in_stocks_order_are_known():
@@ -200,44 +174,6 @@ def test_a_processor_may_say_that_it_looks_at_rows():
     assert looks_at_rows([])
 
 
-DECODER = SimpleNamespace(config=SimpleNamespace(is_encoder_decoder=False))
-
-
-@pytest.mark.parametrize(
-    ("knobs", "fix"),
-    [
-        ({"constraints": ["x"]}, "leave assistant= out"),
-        ({"force_words_ids": [[1]]}, "leave assistant= out"),
-        ({"use_mtp": True}, "set use_mtp=False"),
-    ],
-)
-def test_refusals_name_the_argument_and_the_fix(knobs, fix):
-    ((name, value),) = knobs.items()
-    rule = unservable(DECODER, knobs.get)
-    assert f"(got {name}={value!r})" in rule
-    assert fix in rule
-
-
-def test_what_the_other_reasons_are():
-    assert "offloaded DynamicCache" in reason(**{KV: DynamicCache(offloading=True)})
-    assert reason(pixel_values=1) == (
-        "the model argument 'pixel_values' can't be followed along a draft"
-    )
-
-
-def reason(config: GenerationConfig | None = None, **kwargs) -> str | None:
-    kwargs = {KV: DynamicCache()} | kwargs
-    return plain_reason(tiny_model("llama"), config or GenerationConfig(), kwargs, 50)
-
-
-def test_ordinary_calls_have_no_reason_to_be_plain():
-    mask = torch.ones(1, 3)
-    assert reason() is None
-    assert reason(attention_mask=mask, use_cache=True, logits_to_keep=1, position_ids=mask) is None
-    assert reason(token_type_ids=None) is None
-    assert reason(GenerationConfig(output_attentions=True)) is None  # stock returns none either
-
-
 EOS = sc.EosTokenCriteria(torch.tensor([3, 5]))
 SHORT = sc.MaxLengthCriteria(9)
 
@@ -249,12 +185,7 @@ def stop_string() -> sc.StopStringCriteria:
 
 
 def test_stops_that_look_at_one_row():
-    stops = row_stops(StoppingCriteriaList([SHORT, EOS]))
-    assert (stops.max_length, stops.eos_ids, list(stops.criteria)) == (9, {3, 5}, [])
-    ids = partial(pytest.fail, "ids were asked for, and nobody looks at them")
-    assert stops.hit(5, 4, ids)
-    assert stops.hit(1, 9, ids)
-    assert not stops.hit(1, 8, ids)
+    assert row_stops(StoppingCriteriaList([SHORT, EOS])) == ({3, 5}, ())
     more = sc.EosTokenCriteria(torch.tensor([7]))
     assert row_stops(StoppingCriteriaList([SHORT, EOS, more])).eos_ids == {3, 5, 7}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,22 +16,19 @@ from starlette.testclient import TestClient
 
 from selfspec import SelfSpec
 from selfspec.serving.app import application
-from selfspec.serving.calls import Limits
 from selfspec.serving.model_thread import ModelThread
+from selfspec.serving.prompt_files import Limits
 
 NAME = "tiny"
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+MESSAGES = [{"role": "user", "content": "the quick brown fox"}]
 
 
 class Served:
     """A model that answers, and a client."""
 
     def __init__(
-        self,
-        folder: str,
-        *,
-        max_positions: int | None = 512,
-        gate: dict[str, Any] | None = None,
-        **options: Any,
+        self, folder: str, *, max_positions: int | None = 512, gate: Any = None, **options: Any
     ) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -41,28 +39,24 @@ class Served:
         self.app = application(self.thread, name=NAME, limits=limits, **(gate or {}))
         self.client = TestClient(self.app, base_url="http://localhost")
 
+    def post(self, path: str, body: Any, kind: str = "application/json") -> Any:
+        """The response. Bytes are sent as they are, and halves of characters are escaped."""
+        data = json.dumps(body).encode() if isinstance(body, dict) else body
+        return self.client.post(path, content=data, headers={"content-type": kind})
+
     def ask(self, path: str, **body: Any) -> Any:
         """The answer's JSON; the request must succeed."""
-        response = self.client.post(f"/v1/{path}", json={"model": NAME, **body})
+        response = self.post(path, {"model": NAME, **body})
         assert response.status_code == 200, response.text
         return response.json()
 
-    def alone(self, ids: list[int], seed: int = 0, **options: Any) -> list[int]:
+    def text_alone(self, ids: list[int], seed: int = 0, **options: Any) -> str:
         """What stock's own call writes."""
         torch.manual_seed(seed)
         inputs = torch.tensor([ids])
-        output = type(self.model).generate(
-            self.model,
-            inputs,
-            attention_mask=torch.ones_like(inputs),
-            tokenizer=self.tokenizer,
-            **options,
-        )
-        return output[0, len(ids) :].tolist()
-
-    def text_alone(self, ids: list[int], seed: int = 0, **options: Any) -> str:
-        """The same as text."""
-        return self.tokenizer.decode(self.alone(ids, seed, **options), skip_special_tokens=True)
+        mask = torch.ones_like(inputs)
+        output = type(self.model).generate(self.model, inputs, attention_mask=mask, **options)
+        return self.tokenizer.decode(output[0, len(ids) :], skip_special_tokens=True)
 
 
 @pytest.fixture(scope="module")

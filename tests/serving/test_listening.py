@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -13,10 +14,10 @@ from typing import Any
 import pytest
 import uvicorn
 
-from tests.serving.conftest import NAME, Served
+from tests.serving.conftest import COMPLETION, NAME, Served
 from tests.waiting import PATIENCE, free_port, wait_until
 
-ENDLESSLY = {"max_tokens": 20_000, "logit_bias": {"1": -100}, "temperature": 0}
+ENDLESS = {"max_tokens": 20_000, "logit_bias": {"1": -100}, "temperature": 0}
 
 
 class Address(Served):
@@ -28,13 +29,12 @@ class Address(Served):
         config = uvicorn.Config(self.app, host="127.0.0.1", port=self.port)
         self.server = uvicorn.Server(config)
 
-    def post(self, body: dict[str, Any]) -> http.client.HTTPConnection:
+    def complete(self, **body: Any) -> Any:
         """A connection on which a completion was asked for."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         data = json.dumps({"model": NAME, "prompt": "def", **body})
-        headers = {"Content-Type": "application/json"}
-        connection.request("POST", "/v1/completions", data, headers)
-        return connection
+        connection.request("POST", COMPLETION, data, {"Content-Type": "application/json"})
+        return closing(connection)
 
     def wait_for(self, *, num_running: int, num_waiting: int = 0) -> None:
         wait_until(lambda: self.thread.session.num_running == num_running)
@@ -64,38 +64,46 @@ def address(chat_folder: str) -> Iterator[Address]:
 
 @pytest.mark.parametrize("streams", [True, False])
 def test_a_client_that_goes_away_ends_its_row(address: Address, streams: bool) -> None:
-    with closing(address.post({**ENDLESSLY, "stream": streams})) as connection:
+    with address.complete(**ENDLESS, stream=streams) as connection:
         if streams:
             with connection.getresponse() as response:
                 assert response.readline().startswith(b"data: ")
                 address.wait_for(num_running=1)
         address.wait_for(num_running=1)
     address.wait_for(num_running=0)
-    with closing(address.post({"max_tokens": 4})) as connection:
+    with address.complete(max_tokens=4) as connection:
         assert connection.getresponse().status == 200
 
 
+def test_a_client_that_goes_away_in_its_body_is_no_fault(address: Address) -> None:
+    head = f"POST {COMPLETION} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n"
+    with socket.create_connection(("127.0.0.1", address.port)) as connection:
+        connection.sendall(f"{head}Content-Type: application/json\r\n\r\n{{".encode())
+    wait_until(lambda: 'status="499"' in address.client.get("/metrics").text)
+
+
 def test_too_many_are_told_to_come_again(address: Address) -> None:
-    held = [address.post(dict(ENDLESSLY)) for _ in range(4)]
+    held = [address.complete(**ENDLESS) for _ in range(4)]
     address.wait_for(num_running=2, num_waiting=2)
-    with closing(address.post({"max_tokens": 1})) as connection:
+    with address.complete(max_tokens=1) as connection:
         response = connection.getresponse()
         assert response.status == 503
         assert response.headers["Retry-After"] == "1"
         assert b"at most 4 texts" in response.read()
     for connection in reversed(held):  # Those that wait leave first.
-        connection.close()
+        with connection:
+            pass
     address.wait_for(num_running=0)
 
 
 def test_at_the_end_everybody_is_told(chat_folder: str) -> None:
     with (
         listening(chat_folder, max_rows=1) as address,
-        closing(address.post({**ENDLESSLY, "stream": True})) as running,
+        address.complete(**ENDLESS, stream=True) as running,
         running.getresponse() as streaming,
     ):
         assert streaming.readline().startswith(b"data: ")
-        with closing(address.post(dict(ENDLESSLY))) as waiting:
+        with address.complete(**ENDLESS) as waiting:
             address.wait_for(num_running=1, num_waiting=1)
             address.thread.break_off()
             response = waiting.getresponse()
@@ -107,10 +115,10 @@ def test_at_the_end_everybody_is_told(chat_folder: str) -> None:
 
 def test_what_runs_may_end(chat_folder: str) -> None:
     with listening(chat_folder) as address:
-        body = {**ENDLESSLY, "max_tokens": 200, "stream": True}
-        with closing(address.post(body)) as running, running.getresponse() as streaming:
+        body = {**ENDLESS, "max_tokens": 200, "stream": True}
+        with address.complete(**body) as running, running.getresponse() as streaming:
             assert streaming.readline().startswith(b"data: ")
             address.server.should_exit = True
             assert streaming.read().endswith(b"data: [DONE]\n\n")
         with pytest.raises(OSError, match="refused"):
-            address.post({"max_tokens": 1})
+            address.complete(max_tokens=1)

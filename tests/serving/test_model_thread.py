@@ -4,37 +4,35 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import pytest
 
 from selfspec import SelfSpec, UnsupportedError
-from selfspec.batch import Answer
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.schema import RequestError
 from tests.fakes import tiny_model, tiny_tokenizer
 
-ENDLESS = {"max_new_tokens": 5000, "do_sample": False}
+
+async def last(thread: ModelThread, **arguments: Any) -> Any:
+    """The answer to a prompt, of which it hears before."""
+    heard: list[Any] = []
+    async for _number, news in thread.news([thread.ticket([5, 6, 7], 0, arguments)]):
+        heard.append(news)
+    *parts, answer = heard
+    assert [each for part in parts for each in part] == answer.ids
+    return answer
 
 
-class Heard:
-    """The news of one text."""
-
-    def __init__(self, thread: ModelThread, **arguments: Any) -> None:
-        self.news: asyncio.Queue[Any] = asyncio.Queue()
-        self.ticket = thread.ticket([5, 6, 7], 0, arguments)
-        thread.submit(self.ticket, self.news.put_nowait)
-
-    async def last(self) -> Any:
-        while isinstance(news := await self.news.get(), list):
-            pass
-        return news
+def endless(thread: ModelThread) -> Any:
+    arguments = {"max_new_tokens": 5000, "do_sample": False}
+    return thread.news([thread.ticket([5, 6, 7], 0, arguments)])
 
 
-def play(name: str, work: Callable[[ModelThread], Awaitable[None]], **knobs: Any) -> ModelThread:
+def play(name: str, work: Callable[[ModelThread], Awaitable[None]]) -> ModelThread:
     """Lets clients talk to a new thread of a model."""
-    spec = SelfSpec(**knobs)
-    thread = ModelThread(tiny_model(name), tiny_tokenizer(), spec, max_rows=2, max_waiting=3)
+    thread = ModelThread(tiny_model(name), tiny_tokenizer(), SelfSpec(), max_rows=2, max_waiting=3)
     thread.start()
     try:
         asyncio.run(asyncio.wait_for(work(thread), 60))
@@ -43,28 +41,20 @@ def play(name: str, work: Callable[[ModelThread], Awaitable[None]], **knobs: Any
     return thread
 
 
-async def until(done: Callable[[], bool]) -> None:
-    while not done():
-        await asyncio.sleep(0.005)
-
-
 @pytest.mark.parametrize("name", ["llama", "bloom"])
 def test_a_text_is_left_and_another_one_broken_off(name: str) -> None:
     async def work(thread: ModelThread) -> None:
-        left = Heard(thread, **ENDLESS)
-        assert isinstance(await left.news.get(), list)
-        thread.cancel(left.ticket.index)
-        short = Heard(thread, max_new_tokens=4)
-        answer = await short.last()
-        assert isinstance(answer, Answer)
-        assert len(answer.ids) == 4
-        await until(lambda: thread.session.num_running == 0)
-        long = Heard(thread, **ENDLESS)
-        assert isinstance(await long.news.get(), list)
-        thread.break_off()
-        error = await long.last()
-        assert isinstance(error, RequestError)
-        assert error.status == 503
+        async with aclosing(endless(thread)) as left:
+            await anext(left)
+        assert len((await last(thread, max_new_tokens=4)).ids) == 4
+        while thread.session.num_running:
+            await asyncio.sleep(0.005)
+        async with aclosing(endless(thread)) as broken_off:
+            await anext(broken_off)
+            thread.break_off()
+            with pytest.raises(RequestError, match="being stopped"):
+                async for _ in broken_off:
+                    pass
         with pytest.raises(RequestError, match="being stopped"):
             thread.check_open()
 
@@ -74,24 +64,22 @@ def test_a_text_is_left_and_another_one_broken_off(name: str) -> None:
 
 
 def test_what_fails_alone_takes_no_others_along() -> None:
+    class Failing:
+        """A logits processor."""
+
+        def __call__(self, input_ids: Any, scores: Any) -> Any:
+            raise UnsupportedError("no such luck")
+
     async def work(thread: ModelThread) -> None:
-        running = Heard(thread, max_new_tokens=30)
-        failing = Heard(thread, max_new_tokens=3, logits_processor=[Failing()])
-        assert isinstance(await running.last(), Answer)
-        error = await failing.last()
-        assert isinstance(error, RequestError)
+        failing = last(thread, max_new_tokens=3, logits_processor=[Failing()])
+        running = last(thread, max_new_tokens=30)
+        answer, error = await asyncio.gather(running, failing, return_exceptions=True)
+        assert answer.ids  # type: ignore[union-attr]
         assert "no such luck" in str(error)
-        assert isinstance(await Heard(thread, max_new_tokens=3).last(), Answer)
+        assert (await last(thread, max_new_tokens=3)).ids
 
     thread = play("llama", work)
     assert list(thread.session.alone_reasons) == ["a logits processor may look at other rows"]
-
-
-class Failing:
-    """A logits processor."""
-
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
-        raise UnsupportedError("no such luck")
 
 
 def test_when_nothing_can_be_answered_any_more_everybody_is_told(
@@ -105,8 +93,8 @@ def test_when_nothing_can_be_answered_any_more_everybody_is_told(
     async def work(thread: ModelThread) -> None:
         monkeypatch.setattr(thread.session, "step", fail)
         monkeypatch.setattr(thread, "_new_session", fail)
-        error = await Heard(thread, max_new_tokens=3).last()
-        assert isinstance(error, RequestError)
+        with pytest.raises(RequestError):
+            await last(thread, max_new_tokens=3)
         assert thread.is_stopping
 
     play("llama", work)

@@ -37,7 +37,8 @@ def test_reading_ahead_changes_no_token_and_no_state(way: str, num_rows: int, fa
         tokens = []
         for step, scores in enumerate(table):
             tokens.append([tape.draw(scores[row], row, step) for row in range(num_rows)])
-            tape.forget_before(step + 1)
+            for row in range(num_rows):
+                tape.reach(row, step + 1)
             for depth in range(far):
                 tape.ahead(num_rows - 1, step + 1 + depth)
         state = torch.get_rng_state()
@@ -77,7 +78,7 @@ def test_there_is_an_end_to_it_and_a_beginning() -> None:
     assert tape.ahead(0, 0) is None  # Nobody knows yet of which vocabulary.
     with seeded(SEED):
         tape.draw(torch.zeros(9), 0, 0)
-        tape.forget_before(1)
+        tape.reach(0, 1)
         assert tape.ahead(0, 0) is None  # It is behind the row.
         assert tape.ahead(0, 1) is not None
         assert tape.ahead(0, 1 + FARTHEST) is None

@@ -11,16 +11,22 @@ from cyclopts.types import PositiveInt
 from rich.console import Console
 
 from selfspec.cli.cache.recipe_options import RecipeOptions, recipe_of
-from selfspec.cli.shared.messages import show_log, working
-from selfspec.cli.shared.options import Flag, Model, ModelOptions, Verbose
+from selfspec.cli.shared.messages import say, working
+from selfspec.cli.shared.options import GENERAL, Flag, Model, ModelOptions
 from selfspec.cli.shared.paint import harmless
-from selfspec.errors import CliError
+from selfspec.cli.shared.writer import checked
 from selfspec.machine.memory import amount_in_bytes
 
 if TYPE_CHECKING:
     from selfspec.cache import CacheContents
 
-cache = App(name="cache", help="Build, inspect and merge caches.", sort_key=7)
+cache = App(
+    name="cache",
+    help="Build, inspect and merge caches.",
+    group_arguments=GENERAL,
+    group_parameters=GENERAL,
+    sort_key=7,
+)
 
 
 @cache.command
@@ -30,7 +36,6 @@ def build(
     /,
     *,
     recipe: str | None = None,
-    max_memory: str = "4GB",
     overwrite: Flag = False,
     asked: ModelOptions = ModelOptions(),
     options: RecipeOptions = RecipeOptions(),
@@ -41,65 +46,55 @@ def build(
 
     Args:
         output: The cache to make.
-        recipe: A recipe that comes with selfspec (code, dialogue, folder, oanc, own-answers,
-            vocabulary), or a TOML file with the keys below. Options override its keys.
-        max_memory: Memory for counting n-grams, without the model. What does not fit loses its
-            rarest long n-grams.
+        recipe: code, dialogue, folder, oanc, own-answers, vocabulary, or a TOML file with the keys
+            below. Options override its keys.
         overwrite: Replace a cache that exists.
     """
     loading = replace(asked, model=model)
-    show_log(loading.verbose)
-    from selfspec.cli.shared.model_loading import check_options
+    wanted = checked(loading, recipe_of(recipe, options))
+    from selfspec.cache import check_target
 
-    wanted = recipe_of(recipe, options)
-    check_options(loading)
-    memory = amount_in_bytes(max_memory, name="--max-memory")
-    _check_free(output, overwrite)
+    check_target(output, overwrite=overwrite)
     with working(f"Loading the tokenizer of {loading.title}"):
         from selfspec.building.build import build_cache
-        from selfspec.building.documents import find_inputs
-        from selfspec.building.progress import Bars
-        from selfspec.cli.shared.model_loading import load_model, load_tokenizer, quiet
+        from selfspec.building.texts import find_files
+        from selfspec.cli.shared.model_loading import load_model, load_tokenizer
 
         if not wanted.reads_vocabulary:
-            find_inputs(wanted)  # A wrong path is told before anything is loaded.
-        with quiet():
-            tokenizer = load_tokenizer(loading)
-    with quiet(), Bars(Console(stderr=True)) as bars:
+            find_files(wanted)  # A wrong path is told before anything is loaded.
+        tokenizer = load_tokenizer(loading)
+    console = Console(stderr=True)
 
-        def loaded_model() -> Any:
-            bars.say(f"Loading {loading.title} ...")
-            return load_model(loading, tokenizer).model
+    def loaded_model() -> Any:
+        console.print(f"Loading {loading.title} ...", highlight=False)
+        return load_model(loading)
 
-        try:
-            contents = build_cache(
-                wanted,
-                output,
-                tokenizer,
-                loaded_model,
-                bars=bars,
-                model_name=loading.model,
-                max_memory=memory,
-                overwrite=overwrite,
-            )
-        except KeyboardInterrupt:
-            if wanted.generates:
-                bars.say("interrupted; the same command goes on with the next answer")
-            raise
+    try:
+        contents = build_cache(
+            wanted,
+            output,
+            tokenizer,
+            loaded_model,
+            console=console,
+            model_name=loading.model,
+            overwrite=overwrite,
+        )
+    except KeyboardInterrupt:
+        if wanted.generates:
+            say("Interrupted. The same command goes on with the next answer.")
+        raise
     _print_contents(output, contents)
     if left_out := contents.about.get("left_out"):
         print(f"left out (empty, too long, or refused by the template): {left_out:,}")
 
 
 @cache.command
-def inspect(name: str, /, *, verbose: Verbose = False) -> None:
+def inspect(name: str, /) -> None:
     """Show what is in a cache, and where it comes from.
 
     Args:
         name: A cache or a Hub id.
-        verbose: Also say on stderr what is prepared, and how long that takes.
     """
-    show_log(verbose)
     with working(f"Reading {name}"):
         from selfspec.cache import load_cache
 
@@ -119,7 +114,6 @@ def merge(
     min_count: PositiveInt = 1,
     max_continuations: PositiveInt = 8,
     max_size: str = "64MB",
-    verbose: Verbose = False,
 ) -> None:
     """Merge caches. Counts add up; of two LUT rows with one key, the later cache's is kept.
 
@@ -130,11 +124,8 @@ def merge(
         min_count: Drop n-grams with a lower count. More: a smaller file.
         max_continuations: Continuations kept for each prefix. More: a larger file.
         max_size: Largest n-gram tables; the minimum count is raised until they fit.
-        verbose: Also say on stderr what is prepared, and how long that takes.
     """
-    show_log(verbose)
     size = amount_in_bytes(max_size, name="--max-size")
-    _check_free(output, overwrite)
     with working(f"Merging into {output}"):
         from selfspec.building.merging import merge_caches
 
@@ -147,17 +138,6 @@ def merge(
             max_bytes=size,
         )
     _print_contents(output, contents)
-
-
-def _check_free(output: Path, overwrite: bool) -> None:
-    """Refuses what is there already; whether it is a cache is checked by whoever replaces it."""
-    from selfspec.cache import file_of
-
-    if not overwrite and file_of(output).exists():
-        raise CliError(
-            f"OUTPUT must be new (got {str(output)!r}, which exists); pass --overwrite to replace "
-            "it, or name another"
-        )
 
 
 def _print_contents(name: object, contents: CacheContents) -> None:

@@ -1,20 +1,21 @@
-"""The keys of a recipe as options of a command."""
+"""The common keys of a recipe as options of a command."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Group, Parameter
+from cyclopts import Parameter
 
-from selfspec.building.recipe import Recipe, read_recipe
+from selfspec.building.recipe import OPTIONS, Recipe, read_recipe
 from selfspec.cli.shared.options import record
 
-_PANEL = Group("Recipe: what is read, kept and written", sort_key=3)
 _KINDS = {
     "chat_template": bool,
     "data_files": tuple[str, ...],
-    "max_size": str,
+    "max_documents": int,
+    "max_new_tokens": int,
     "temperature": float,
+    "warmup_tokens": int,
 }
 
 
@@ -25,44 +26,17 @@ class _Given:
         return {name: list(v) if isinstance(v, tuple) else v for name, v in held.items()}
 
 
-def _options() -> list[tuple[str, Any, Any]]:
-    """An option for each key, given item by item if it is a list.
-
-    None leaves a key to the recipe or its default.
-    """
-    return [
-        (
-            name,
-            Annotated[
-                _kind(name) | None,
-                Parameter(
-                    help=_help(name),
-                    group=_PANEL,
-                    negative=None if _kind(name) is bool else (),
-                ),
-            ],
-            None,
-        )
-        for name in Recipe.model_fields
-    ]
-
-
-def _kind(name: str) -> Any:
-    default = Recipe.model_fields[name].default
-    number = type(default) is int or name == "max_documents"
-    return _KINDS.get(name, int if number else str)
-
-
-def _help(name: str) -> str:
-    field = Recipe.model_fields[name]
-    told = field.is_required() or field.default in (None, [])
-    return f"{field.description}{'' if told else f' Default: {field.default}.'}"
+def _option(name: str) -> tuple[str, Any, Any]:
+    """An option that leaves a key to the recipe or its default where it is not given."""
+    field, kind = Recipe.model_fields[name], _KINDS.get(name, str)
+    parameter = Parameter(help=field.description, negative=None if kind is bool else ())
+    return name, Annotated[kind | None, parameter], None
 
 
 if TYPE_CHECKING:
     RecipeOptions = _Given
 else:
-    RecipeOptions = record("RecipeOptions", _options(), _Given)
+    RecipeOptions = record("RecipeOptions", map(_option, OPTIONS), _Given)
 
 
 def recipe_of(name_or_path: str | None, options: RecipeOptions) -> Recipe:

@@ -6,14 +6,14 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
 from selfspec.cli.shared.live_text import OWN
 from selfspec.cli.shared.messages import working
-from selfspec.cli.shared.options import Flag, Knobs, Model, WriteOptions
+from selfspec.cli.shared.options import ChatOptions, Flag, Knobs, Model
 from selfspec.cli.shared.paint import Painter
 from selfspec.cli.shared.writer import checked, loaded
 from selfspec.errors import SelfSpecError, unknown_name
@@ -32,7 +32,7 @@ _COMMANDS = {
     "/help": "this list",
     "/exit": "leave; so does Ctrl-D. Ctrl-C stops an answer",
 }
-_KEYS = "Enter sends, Alt-Enter or Ctrl-J adds a line, the up key brings back a question."
+_KEYS = "Enter sends, Alt-Enter adds a line, the up key brings back a question."
 
 
 def chat(
@@ -41,13 +41,13 @@ def chat(
     *,
     system: str | None = None,
     show_drafts: Flag = False,
-    asked: WriteOptions = WriteOptions(max_new_tokens=512),
+    asked: ChatOptions = ChatOptions(),
     knobs: Knobs = Knobs(),
 ) -> None:
     """Talk with a chat model in the terminal.
 
     Args:
-        system: The system message at the start of the conversation.
+        system: A system message to begin with.
         show_drafts: Colour the tokens that were drafted.
     """
     asked = replace(asked, model=model)
@@ -75,12 +75,13 @@ class Chat:
         self._show_drafts = show_drafts
         self._writer = writer
         self._spec = writer.new_spec(config)
-        self._last: Turn | None = None
         self.conversation = Conversation(writer, self._spec, self._show, system=system)
 
     def run(self, read: Callable[[], str]) -> None:
         """Answers what is read until Ctrl-D, the end of stdin, or `/exit`."""
-        self._introduce()
+        self._note(f"{self._writer.loaded}, {self._writer}. /help lists commands.")
+        if self._show_drafts and self._painter.in_colour:
+            self._console.print(self._painter.legend(self._writer.origins(self._spec.config)))
         while True:
             try:
                 line = read().strip()
@@ -96,11 +97,6 @@ class Chat:
             except SelfSpecError as error:
                 self._note(f"error: {error}")
 
-    def _introduce(self) -> None:
-        self._note(f"{self._writer.loaded}, {self._writer}. /help lists commands.")
-        if self._show_drafts and self._painter.in_colour:
-            self._console.print(self._painter.legend(self._writer.origins(self._spec.config)))
-
     def _handle(self, line: str) -> None:
         command, _, rest = line.partition(" ")
         if not line.startswith("/"):
@@ -108,13 +104,13 @@ class Chat:
         elif command == "/retry":
             self._answer(self.conversation.retry)
         elif command == "/system":
-            self.conversation.begin(rest.strip() or None)
+            self.conversation.begin(rest)
             self._note("The conversation starts over.")
         elif command == "/reset":
             self.conversation.reset()
             self._note("The conversation starts over.")
         elif command == "/stats":
-            self._note(self._stats())
+            self._note(str(self._spec.total_stats))
         elif command == "/help":
             commands = [f"{name:<12} {what}" for name, what in _COMMANDS.items()]
             self._note("\n".join([*commands, _KEYS]))
@@ -125,27 +121,17 @@ class Chat:
     def _answer(self, ask: Callable[[], Turn]) -> None:
         with self._spinner:
             self._spinner.enter_context(working("Reading", only_spinner=True))
-            self._last = ask()
-        self._console.print()
-        self._note(self._ending(self._last))
-
-    def _stats(self) -> str:
-        if self._last is None:
-            return "No answer yet."
-        reused, length = self._last.num_reused, self._last.num_prompt_tokens
-        return f"{self._spec.total_stats}\n  {reused} of the last {length} prompt tokens reused"
-
-    def _ending(self, answer: Turn) -> str:
-        """The line below an answer: how long it is, and what did not go as usual."""
+            turn = ask()
         stats = self._spec.stats
-        if answer.interrupted:
-            return "(stopped; the conversation goes on from here)"
         parts = [f"{stats.num_new_tokens} tokens", f"{stats.tokens_per_step:.2f} a step"]
-        if answer.seconds and stats.num_new_tokens > 1:
-            parts.append(f"{(stats.num_new_tokens - 1) / answer.seconds:.1f} a second")
-        if answer.cut_at is not None:
-            parts.append(f"cut at {answer.cut_at}")
-        return f"({', '.join(parts)})"
+        if stats.step_seconds:
+            parts.append(f"{stats.num_new_tokens / stats.step_seconds:.1f} a second")
+        if turn.is_cut:
+            parts.append("cut off")
+        if turn.interrupted:
+            parts = ["stopped; the conversation goes on from here"]
+        self._console.print()
+        self._note(f"({', '.join(parts)})")
 
     def _show(self, piece: str, origin: str) -> None:
         self._spinner.close()
@@ -162,7 +148,15 @@ def _reader() -> Callable[[], str]:
     output reads like a chat. At a terminal a text that is pasted is one question.
     """
     if sys.stdin.isatty() and sys.stdout.isatty():
-        return _session().prompt  # type: ignore[no-any-return]
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.key_binding import KeyBindings
+
+        keys = KeyBindings()
+        keys.add("escape", "enter")(lambda event: event.current_buffer.insert_text("\n"))
+        session: PromptSession[str] = PromptSession(
+            _PROMPT, key_bindings=keys, prompt_continuation="  "
+        )
+        return session.prompt
 
     def line() -> str:
         text = sys.stdin.readline()
@@ -172,21 +166,3 @@ def _reader() -> Callable[[], str]:
         return text
 
     return line
-
-
-def _session() -> Any:
-    from prompt_toolkit import PromptSession
-    from prompt_toolkit.key_binding import KeyBindings
-
-    keys = KeyBindings()
-
-    @keys.add("enter")
-    def _send(event: Any) -> None:
-        event.current_buffer.validate_and_handle()
-
-    @keys.add("escape", "enter")
-    @keys.add("c-j")
-    def _add_line(event: Any) -> None:
-        event.current_buffer.insert_text("\n")
-
-    return PromptSession(_PROMPT, key_bindings=keys, multiline=True, prompt_continuation="  ")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import takewhile
-from time import perf_counter
 from typing import Any, NamedTuple
 
 from selfspec.batch.prompts import encoded
@@ -15,13 +14,11 @@ from selfspec.plugin import SelfSpec
 
 
 class Turn(NamedTuple):
-    """How a turn ended. `num_reused` tokens of its prompt were in the KV already."""
+    """How a turn ended."""
 
-    num_prompt_tokens: int
-    num_reused: int
-    seconds: float = 0.0  # from the first token to the last one
+    num_reused: int  # Tokens of the prompt that were in the KV already.
     interrupted: bool = False
-    cut_at: int | None = None  # The number of tokens, if the model had not finished.
+    is_cut: bool = False  # Did it take all the tokens that it might have?
 
 
 class Conversation:
@@ -64,7 +61,7 @@ class Conversation:
         budget = self._budget(len(ids))
         kv, num_reused = self._take_kv(ids)
         live = LiveText(self._writer.tokenizer, ids, self._show)
-        turn = Turn(len(ids), num_reused)
+        turn = Turn(num_reused)
         try:
             output = self._writer.write(
                 ids, self._spec, streamer=live, kv=kv, max_new_tokens=budget
@@ -73,11 +70,9 @@ class Conversation:
             turn = turn._replace(interrupted=True)
         else:
             self._keep_kv(output)
-            new_ids = output.sequences[0, len(ids) :].tolist()
-            turn = turn._replace(cut_at=self._cut_at(new_ids, budget))
+            turn = turn._replace(is_cut=output.sequences.shape[1] == len(ids) + budget)
         self.messages = [*messages, {"role": "assistant", "content": live.text}]
-        ended = perf_counter()
-        return turn._replace(seconds=ended - (live.first_came or ended))
+        return turn
 
     def retry(self) -> Turn:
         """Asks the last question again."""
@@ -89,7 +84,7 @@ class Conversation:
     def _budget(self, num_prompt_tokens: int) -> int:
         """The number of tokens that the answer may have."""
         limit = self._writer.loaded.max_positions
-        wanted = self._writer.max_new_tokens
+        wanted = self._writer.asked.max_new_tokens
         if limit is None:
             return wanted
         if num_prompt_tokens >= limit:
@@ -124,11 +119,6 @@ class Conversation:
         if type(kv) is DynamicCache:  # Other kinds have a fixed size, or take no second prompt.
             self._kv = kv
             self._kv_ids = output.sequences[0, : kv.get_seq_length()].tolist()
-
-    def _cut_at(self, new_ids: Sequence[int], budget: int) -> int | None:
-        ends = self._writer.model.generation_config.eos_token_id
-        ends = ends if isinstance(ends, list) else [ends]
-        return budget if len(new_ids) == budget and new_ids[-1] not in ends else None
 
 
 def _can_crop(kv: Any) -> bool:

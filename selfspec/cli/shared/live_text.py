@@ -6,22 +6,10 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
-from selfspec.records import Evidence, StepRecord, sources_of
+from selfspec.records import StepRecord, sources_of
 
 OWN = "model"  # The model's own next token, which nobody drafted.
 SEVERAL = "several"  # More than one source has named the token.
-
-
-def origin_of(evidence: Sequence[Evidence]) -> str:
-    """The source that named a drafted token, or `SEVERAL`."""
-    names = set(sources_of(evidence))
-    return names.pop() if len(names) == 1 else SEVERAL
-
-
-def origins(record: StepRecord) -> list[str]:
-    """Where each committed token of a step came from."""
-    drafted = [origin_of(record.tree.evidence[node]) for node in record.accepted_nodes()]
-    return drafted + [OWN] * (len(record.committed_ids) - len(drafted))
 
 
 class Watch:
@@ -44,7 +32,7 @@ class Watch:
         """Takes one token behind the prompt."""
 
     def end(self) -> None:
-        """Nothing is held back."""
+        """Nothing is held back here."""
 
 
 class LiveText(Watch):
@@ -70,16 +58,16 @@ class LiveText(Watch):
         self._has_records = False
 
     def take(self, token_id: int) -> None:
-        """Takes one token behind the prompt."""
         self._waiting.append(token_id)
         # With drafts, the record of the first token comes before the second token.
         if not self._has_records and len(self._waiting) > 1:
             self._emit([OWN] * len(self._waiting))
 
     def hear(self, record: StepRecord) -> None:
-        """Shows the tokens of a step."""
         self._has_records = True
-        self._emit(origins(record))
+        sources = (set(sources_of(record.tree.evidence[node])) for node in record.accepted_nodes())
+        drafted = [SEVERAL if len(names) > 1 else next(iter(names), OWN) for names in sources]
+        self._emit(drafted + [OWN] * (len(record.committed_ids) - len(drafted)))
 
     def end(self) -> None:
         """Shows the tokens and characters that were held back."""

@@ -12,8 +12,6 @@ from rich.text import Text
 
 from selfspec.errors import one_line
 
-_LOGGER = logging.getLogger("selfspec")
-
 
 def say(line: str) -> None:
     """Prints a line on stderr."""
@@ -48,25 +46,18 @@ class _Lines(logging.Handler):
         self._warnings: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Prints one line, or all of it for a fault of our own.
-
-        A spinner that is running moves out of its way.
-        """
-        if record.exc_info:
-            print(f"error: {self.format(record)}", file=sys.stderr)
-            return
-        line = one_line(record.getMessage())
+        """Prints one line, or all of it for a fault of our own."""
+        line = self.format(record) if record.exc_info else one_line(record.getMessage())
         if record.levelno >= logging.WARNING:
             if line in self._warnings:
                 return
             self._warnings.add(line)
-            line = f"warning: {line}"
-        print(line, file=sys.stderr)
+            line = f"{record.levelname.lower()}: {line}"
+        say(line)
 
 
 def show_log(verbose: bool) -> None:
     """Shows the library's warnings from now on, and with `verbose` what it prepares, too."""
-    for handler in [each for each in _LOGGER.handlers if isinstance(each, _Lines)]:
-        _LOGGER.removeHandler(handler)
-    _LOGGER.addHandler(_Lines())
-    _LOGGER.setLevel(logging.INFO if verbose else logging.WARNING)
+    logger = logging.getLogger("selfspec")
+    logger.handlers = [_Lines()]
+    logger.setLevel(logging.INFO if verbose else logging.WARNING)

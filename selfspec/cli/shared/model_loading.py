@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from selfspec.building.limits import max_positions
-from selfspec.cli.shared.options import DraftOptions, ModelOptions, RunOptions
-from selfspec.errors import CliError, SelfSpecError, one_line, unknown_name
-from selfspec.machine.memory import amount_in_bytes
+from selfspec.cli.shared.options import ModelOptions, RunOptions
+from selfspec.errors import CliError, SelfSpecError, one_line
 
 TINY = Path(__file__).parents[2] / "models" / "tiny"
-_DEVICE_RULE = "--device must be one that torch can use here"
-DTYPES = ("auto", "float32", "bfloat16", "float16")
-
-T = TypeVar("T")
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 @dataclass(frozen=True)
@@ -33,17 +30,6 @@ class Loaded:
         """The number of positions that the model has; None if its config doesn't say."""
         return max_positions(self.model)
 
-    def check_length(
-        self, num_ids: int, max_new_tokens: int, which: str = "", setting: str = "--max-new-tokens"
-    ) -> None:
-        """Refuses a prompt that leaves no room for its answer, whose length `setting` names."""
-        limit = self.max_positions
-        if limit is not None and num_ids + max_new_tokens > limit:
-            raise CliError(
-                f"prompt{which} and new tokens must fit into the model's {limit} positions (got "
-                f"{num_ids} + {max_new_tokens}); shorten the prompt, or lower {setting}"
-            )
-
     def __str__(self) -> str:
         size = self.model.num_parameters() / 1e6
         amount = f"{size / 1000:.1f}B" if size >= 1000 else f"{size:.1f}M"
@@ -51,168 +37,87 @@ class Loaded:
         return f"{self.name} ({amount} parameters, {dtype}, {self.model.device})"
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Meanwhile transformers shows no progress bars, and logs only errors, as the Hub's client."""
+def quieten() -> None:
+    """From now on transformers and the Hub's client log only errors and show no progress bars."""
     from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging
 
-    loggers = (logging, hub_logging)
-    verbosities = [each.get_verbosity() for each in loggers]
-    had_bars = logging.is_progress_bar_enabled()
-    for each in loggers:
-        each.set_verbosity_error()
+    hub_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.set_verbosity_error()
     logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        for each, verbosity in zip(loggers, verbosities, strict=True):
-            each.set_verbosity(verbosity)
-        if had_bars:
-            logging.enable_progress_bar()
 
 
-def check_options(options: ModelOptions) -> None:
-    """Refuses wrong options, as far as that is possible without importing torch."""
-    source_of(options.model)
-    if options.dtype not in DTYPES:
-        raise CliError(unknown_name("dtype", options.dtype, DTYPES))
-    if isinstance(options, RunOptions) and options.max_memory is not None:
-        amount_in_bytes(options.max_memory, whole=1, name="--max-memory")
-    if isinstance(options, DraftOptions) and options.draft_model is not None:
-        source_of(options.draft_model, "--draft-model")
-
-
-def check_template(name: str | None, template: str | None) -> None:
-    """Refuses a model without a chat template."""
-    if not template:
-        raise CliError(
-            f"chat needs a MODEL with a chat template, and {name!r} has none; name another, or "
-            "continue text with 'selfspec generate'"
-        )
+def check_model(name: str | None, option: str = "MODEL") -> None:
+    """Refuses what is neither a model's folder nor has the form of a Hub id."""
+    if name is None:
+        return
+    path = Path(name)
+    if (path / "config.json").is_file() or (not path.exists() and _HUB_ID.fullmatch(name)):
+        return
+    raise CliError(
+        f"{option} must be a folder with a config.json, or a Hub id such as "
+        f"HuggingFaceTB/SmolLM2-135M-Instruct (got {name!r})"
+    )
 
 
 def load_tokenizer(options: ModelOptions) -> Any:
     """Loads the tokenizer. That is quick, so its faults are told before the model is read."""
     from transformers import AutoTokenizer
 
-    source = source_of(options.model)
-    return attempt(source, "tokenizer", lambda: AutoTokenizer.from_pretrained(source))
+    source = options.model or str(TINY)
+    with _one_line(f"the tokenizer of {source!r}"):
+        return AutoTokenizer.from_pretrained(source)
 
 
-def load_model(
-    options: ModelOptions,
-    tokenizer: Any,
-    max_length: int = 2048,
-    max_texts: int = 1,
-    draft_model: Any = None,
-) -> Loaded:
+def load_model(options: ModelOptions, what: str = "model", **room: Any) -> Any:
     """Loads the model, in the dtype and onto the device that the options name.
 
-    Within a memory, room for `max_texts` texts of `max_length` tokens is set aside, and for a draft
-    model.
+    Within a memory, `room` says what `load_streamed` sets aside for texts and a draft model.
     """
-    from selfspec import load_streamed
-
-    device = device_of(options.device)
-    dtype = _dtype(options)
-    source = source_of(options.model)
-
-    def load() -> Any:
-        if isinstance(options, RunOptions) and (amount := options.max_memory) is not None:
-            return load_streamed(
-                source,
-                max_memory=amount,
-                max_length=max_length,
-                max_texts=max_texts,
-                draft_model=draft_model,
-                dtype=dtype,
-                device=device,
-            )
-        return _whole_model(source, dtype, device)
-
-    model = attempt(source, "model", load)
-    return Loaded(Path(source).name if options.model is None else source, model, tokenizer)
-
-
-def load_draft_model(name: str | None, options: ModelOptions) -> Any:
-    """Loads the small model in the options' dtype and onto their device; None if none is named."""
-    if name is None:
-        return None
-    source, device = source_of(name, "--draft-model"), device_of(options.device)
-    dtype = _dtype(ModelOptions(model=name, dtype=options.dtype))
-    return attempt(source, "draft model", lambda: _whole_model(source, dtype, device))
-
-
-def _whole_model(source: str, dtype: Any, device: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
-    model, info = AutoModelForCausalLM.from_pretrained(
-        source, dtype=dtype, output_loading_info=True
-    )
-    _check_complete(info)
-    return model.to(device)
+    from selfspec import load_streamed
 
-
-def source_of(name: str | None, option: str = "MODEL") -> str:
-    """A folder or a Hub id; refuses what can only be a path and leads nowhere."""
-    if name is None:
-        if not (TINY / "config.json").is_file():
-            raise CliError(f"the embedded model is missing from {TINY}; name another MODEL")
-        return str(TINY)
-    path = Path(name).expanduser()
-    if path.is_file():
-        raise CliError(
-            f"{option} must be a folder or a Hub id, such as HuggingFaceTB/SmolLM2-135M (got the "
-            f"file {name!r})"
+    source, dtype, device = options.model or str(TINY), _dtype(options), _device(options.device)
+    with _one_line(f"the {what} of {source!r}"):
+        if isinstance(options, RunOptions) and (amount := options.max_memory) is not None:
+            return load_streamed(source, max_memory=amount, dtype=dtype, device=device, **room)
+        model, info = AutoModelForCausalLM.from_pretrained(
+            source, dtype=dtype, output_loading_info=True
         )
-    if path.exists():
-        if not (path / "config.json").is_file():
-            raise CliError(f"{option} must be a folder with a config.json (got {name!r})")
-        return str(path)
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        rule = "a folder that exists, or a Hub id such as 'owner/name'"
-        raise CliError(f"{option} must be {rule} (got {name!r})")
-    return name
+        # transformers would make them up, and only warn.
+        if missing := sorted(info["missing_keys"]):
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise ValueError(f"its files lack the weights {missing[0]!r}{more}")
+        return model.to(device)
 
 
-def attempt(source: str, what: str, load: Callable[[], T]) -> T:
-    """Runs a loader of transformers, and turns what it finds wrong with the files into one line."""
+@contextmanager
+def _one_line(what: str) -> Iterator[None]:
+    """Turns what a loader finds wrong with files, their place or the memory into one line."""
     from safetensors import SafetensorError
 
+    quieten()
     try:
-        with quiet():
-            return load()
+        yield
     except SelfSpecError:
         raise
     except (ImportError, OSError, RuntimeError, ValueError, SafetensorError) as error:
-        message = f"the {what} of {source!r} can't be loaded: {one_line(error)}"
-        raise CliError(message) from error
+        raise CliError(f"{what} can't be loaded: {one_line(error)}") from error
 
 
-def _check_complete(info: dict[str, Any]) -> None:
-    """Refuses files that lack weights: transformers would make them up, with a mere warning."""
-    missing = sorted(info["missing_keys"])
-    if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise ValueError(f"its files lack the weights {missing[0]!r}{more}")
-
-
-def device_of(name: str) -> Any:
+def _device(name: str) -> Any:
     """The device, on which torch must be able to put a tensor."""
     import torch
 
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise CliError(f"{_DEVICE_RULE} (got {name!r}); try auto, cpu or cuda") from error
-    try:
-        torch.empty(0, device=device)
+        return torch.empty(0, device=name).device
     except (AssertionError, NotImplementedError, RuntimeError) as error:
-        raise CliError(f"{_DEVICE_RULE} (got {name!r}: {one_line(error)})") from error
-    return device
+        raise CliError(
+            f"--device must be one that torch can use here (got {name!r}: {one_line(error)})"
+        ) from error
 
 
 def _dtype(options: ModelOptions) -> Any:

@@ -1,30 +1,32 @@
 """The options that commands share, as records. cyclopts makes an option of each field.
 
-A field's text in `--help` is the string below it. What knobs do is written in `SpecConfig`.
+A field's text in `--help` is the string below it; what a knob does is written in `SpecConfig`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, make_dataclass
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 from cyclopts.types import NonNegativeFloat, PositiveInt
 from docstring_parser import parse
 
-from selfspec.config import SpecConfig
+from selfspec.config import FORWARDS, LEARNING_SCOPES, SOURCE_NAMES, SpecConfig
 
-_MEMORY = Group("Devices, memory and what is kept", sort_key=1)
-_DRAFTING = Group("For experts (docs/knobs.md has more of these)", sort_key=2)
-# What `--help` shows, in a sentence each; the other knobs are for comparisons, or for very few.
-_SHOWN_KNOBS = ("max_nodes", "budget", "max_depth", "sources", "learning", "forward", "strict")
+GENERAL = Group("Options", sort_key=0)  # The arguments of a command too.
+_MODEL = Group("Model, memory and what is kept", sort_key=1)
+_DRAFTING = Group("Drafting (for experts, see docs/knobs.md)", sort_key=2)
 
-Model = Annotated[str, Parameter(help="Folder or Hub id of a causal language model.")]
+Model = Annotated[str, Parameter(help="Folder or Hub id of a language model.")]
 # There is no --no-full beside --full.
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 Verbose = Annotated[bool, Parameter(name=("--verbose", "-v"), negative=(), show_default=False)]
-_Kept = Annotated[str | None, Parameter(group=_MEMORY)]
+_Place = Annotated[str, Parameter(group=_MODEL, show_default=False)]
+_Kept = Annotated[str | None, Parameter(group=_MODEL)]
+_Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 @Parameter(name="*")
@@ -33,12 +35,14 @@ class ModelOptions:
     """Which model, where and in what precision."""
 
     model: Annotated[str | None, Parameter(parse=False)] = None  # None: the embedded one
-    device: Annotated[str, Parameter(group=_MEMORY)] = "auto"
-    """cpu, cuda, cuda:1 and so on. auto: a GPU if there is one."""
-    dtype: str = "auto"
-    """float32, bfloat16 or float16. auto: as the model was saved."""
+    device: _Place = "auto"
+    """cpu, cuda, cuda:1. Default: a GPU if there is one."""
+    dtype: Annotated[_Dtype, Parameter(group=_MODEL, show_choices=False, show_default=False)] = (
+        "auto"
+    )
+    """float32, bfloat16 or float16. Default: as saved."""
     verbose: Verbose = False
-    """Also say on stderr what is prepared, and how long it takes."""
+    """Also say what is prepared, and how long it takes."""
 
     @property
     def title(self) -> str:
@@ -52,10 +56,9 @@ class RunOptions(ModelOptions):
     """The same for commands that run the model for a user, within what memory, and from what."""
 
     max_memory: _Kept = None
-    """Memory for the weights, such as 2GB or 25%. Layers that do not fit are read from disk in each
-    step."""
+    """Memory for weights: 2GB, 25%. The rest stays on disk."""
     cache: _Kept = None
-    """Start with this cache of 'selfspec cache build': a file or a Hub id."""
+    """A cache of 'selfspec cache build': file or Hub id."""
 
 
 @Parameter(name="*")
@@ -67,27 +70,29 @@ class DraftOptions(RunOptions):
     """Start with what earlier runs left in this file, and add what this run learns. It holds
     pieces of texts."""
     draft_model: _Kept = None
-    """A small model with the same tokenizer, which drafts too where that pays."""
+    """A small model of the same tokenizer that drafts too."""
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """How the next token is chosen."""
-
-    temperature: NonNegativeFloat | None = None
-    """0: always the likeliest token. Default: as the model's own config says."""
-    seed: int | None = None
-    """The same seed gives the same text. Default: a new one each time."""
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class WriteOptions(Sampling, DraftOptions):
+class WriteOptions(DraftOptions):
     """All that decides which text is written, and what is drafted for it."""
 
+    temperature: NonNegativeFloat | None = None
+    """0: the likeliest token. Default: the model's own."""
+    seed: int | None = None
+    """Same seed, same text. Default: a new one each time."""
     max_new_tokens: PositiveInt = 256
-    """Stop after this number of new tokens."""
+    """The most new tokens of an answer."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions(WriteOptions):
+    """The same with longer answers."""
+
+    max_new_tokens: PositiveInt = 512
+    """The most new tokens of an answer."""
 
 
 def knob_texts() -> dict[str, str]:
@@ -96,26 +101,47 @@ def knob_texts() -> dict[str, str]:
     return {each.arg_name: " ".join((each.description or "").split()) for each in found}
 
 
+_TEXTS = knob_texts()
+
+
 def _names(_type: Any, tokens: Any) -> tuple[str, ...]:
     """Names that are separated by commas."""
     names = (name.strip() for token in tokens for name in token.value.split(","))
     return tuple(name for name in names if name)
 
 
-def _option_of_knob(name: str, kind: Any, text: str) -> Any:
-    is_list = name == "sources"
-    return Annotated[
-        kind,
-        Parameter(
-            help=text.partition(". ")[0],
-            group=_DRAFTING,
-            show=name in _SHOWN_KNOBS,
-            negative=None if kind is bool else (),
-            converter=_names if is_list else None,
-            n_tokens=1 if is_list else None,
-            show_default=",".join if is_list else kind is not bool,
-        ),
-    ]
+def _knob(name: str, values: Sequence[str] = (), **how: Any) -> Parameter:
+    """An option with the first words that `SpecConfig` says about the knob."""
+    text = re.split(r"[.:;] ", _TEXTS[name])[0].rstrip(".")
+    listed = f": {', '.join(values)}" if values else ""
+    return Parameter(
+        help=f"{text}{listed}.",
+        group=_DRAFTING,
+        negative=(),
+        show_default=False,
+        show_choices=False,
+        **how,
+    )
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Knobs:
+    """The knobs that a command takes, as in `SpecConfig`; the others are for comparisons."""
+
+    max_nodes: Annotated[int, _knob("max_nodes")] = SpecConfig.max_nodes
+    budget: Annotated[Literal["measured", "fixed"], _knob("budget", ("measured", "fixed"))] = (
+        "measured"
+    )
+    sources: Annotated[
+        tuple[str, ...], _knob("sources", SOURCE_NAMES, converter=_names, n_tokens=1)
+    ] = SpecConfig.sources
+    learning: Annotated[str, _knob("learning", LEARNING_SCOPES)] = SpecConfig.learning
+    forward: Annotated[str, _knob("forward", FORWARDS)] = SpecConfig.forward
+    strict: Annotated[bool, _knob("strict")] = SpecConfig.strict
+
+    def config(self) -> SpecConfig:
+        return SpecConfig(**vars(self))
 
 
 def record(name: str, options: Iterable[tuple[str, Any, Any]], base: type) -> Any:
@@ -130,24 +156,3 @@ def record(name: str, options: Iterable[tuple[str, Any, Any]], base: type) -> An
         kw_only=True,
     )
     return Parameter(name="*")(made)
-
-
-class _Checked:
-    def config(self) -> SpecConfig:
-        """The knobs, checked."""
-        return SpecConfig(**vars(self))
-
-
-if TYPE_CHECKING:
-    Knobs = _Checked
-else:
-    _hints, _texts = get_type_hints(SpecConfig), knob_texts()
-    # Every knob under its own name, with the same type and default.
-    Knobs = record(
-        "Knobs",
-        [
-            (name, _option_of_knob(name, _hints[name], _texts[name]), default)
-            for name, default in vars(SpecConfig()).items()
-        ],
-        _Checked,
-    )

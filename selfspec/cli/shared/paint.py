@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.segment import Segment, Segments
@@ -18,19 +17,12 @@ _STYLES = {
     "lut": "cyan",
     "lut2": "bright_cyan",
     "context": "green",
-    "grams": "bright_green",
     "corpus": "blue",
     "runners": "yellow",
     DRAFT_MODEL: "bright_yellow",
     SEVERAL: "magenta",
 }
-_OTHER = "bright_red"  # A source that the user has written.
 _CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-
-
-def style_of(origin: str) -> str:
-    """The colour of a token by its origin."""
-    return _STYLES.get(origin, _OTHER)
 
 
 def harmless(text: str) -> str:
@@ -40,25 +32,6 @@ def harmless(text: str) -> str:
     'bell, colour[31m\\tand a line\\n'
     """
     return text.translate(_CONTROLS)
-
-
-def readable(tokenizer: Any, token_id: int) -> str:
-    """A token as a Python string literal, or the vocabulary's name of a part of a character.
-
-    So a newline is shown as '\\\\n' and a space in front of a word stays visible.
-    """
-    text: str = tokenizer.decode([token_id], clean_up_tokenization_spaces=False)
-    if not text or "\ufffd" in text:
-        return f"<{tokenizer.convert_ids_to_tokens(token_id)}>"
-    return repr(text)
-
-
-def labels(sources: Iterable[str]) -> dict[str, str]:
-    """A label for each origin that a drafted token can have with these sources."""
-    names = {name: name for name in sources}
-    if len(names) > 1:
-        names[SEVERAL] = "both" if len(names) == 2 else "several"
-    return names
 
 
 class Painter:
@@ -74,7 +47,7 @@ class Painter:
 
     def show(self, piece: str, origin: str = OWN) -> None:
         """Shows a piece of running text as it is: not wrapped, without markup."""
-        self.write(piece, style_of(origin))
+        self.write(piece, _STYLES.get(origin, "red"))
 
     def write(self, text: str, style: str) -> None:
         """Writes text in one of rich's styles."""
@@ -82,9 +55,9 @@ class Painter:
         self.console.print(Segments([segment]), end="", crop=False, no_wrap=True)
         self.console.file.flush()
 
-    def legend(self, sources: Iterable[str]) -> Text:
+    def legend(self, sources: Sequence[str]) -> Text:
         """A line that says which colour stands for which source."""
         text = Text("drafted by ")
-        for origin, label in labels(sources).items():
-            text.append(label, style_of(origin)).append("  ")
+        for name in (*sources, SEVERAL) if len(sources) > 1 else sources:
+            text.append(name, _STYLES[name]).append("  ")
         return text.append("plain: the model's own")

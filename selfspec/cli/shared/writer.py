@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from selfspec.building.limits import choice_of
 from selfspec.cli.shared.messages import show_log, working
-from selfspec.cli.shared.options import DraftOptions, RunOptions, WriteOptions
+from selfspec.cli.shared.options import DraftOptions, ModelOptions, RunOptions, WriteOptions
 from selfspec.errors import CliError
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.records import DRAFT_MODEL
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from selfspec import SelfSpec, SpecConfig
     from selfspec.cache import CacheContents
     from selfspec.cli.shared.model_loading import Loaded
+
+T = TypeVar("T")
 
 # Under --max-memory each of many texts has room for this number of tokens, if layers have to be
 # streamed. Two more have room beside them: one that is being read, and one for dividing rows anew.
@@ -35,71 +37,60 @@ class Start(NamedTuple):
         """A new `SelfSpec`, which knows what the cache and the remembered file hold."""
         from selfspec import SelfSpec
 
-        if config.budget == "fitted" and (self.cache is None or self.cache.fitted is None):
-            raise CliError(
-                "--budget fitted needs --cache with a fitted tree (got a cache without one); "
-                "'selfspec tune' makes one"
-            )
         options: dict[str, Any] = {"remember": self.remember, "draft_model": self.draft_model}
         if self.cache is None:
             return SelfSpec(config, tokenizer=tokenizer, **options)
         return SelfSpec.from_contents(self.cache, config=config, **options)
 
 
-def checked(asked: RunOptions, config: SpecConfig) -> SpecConfig:
-    """Refuses options that can't be, as far as torch is not needed for that."""
-    from selfspec.cli.shared.model_loading import check_options
+def checked(asked: ModelOptions, config: T) -> T:
+    """Refuses models and amounts that can't be, without torch; shows the log from now on."""
+    from selfspec.cli.shared.model_loading import check_model
 
     show_log(asked.verbose)
-    check_options(asked)
-    if config.budget == "fitted" and asked.cache is None:
-        raise CliError(
-            "--budget fitted needs --cache with a fitted tree (got no --cache); "
-            "'selfspec tune' makes one"
-        )
+    check_model(asked.model)
+    if isinstance(asked, RunOptions) and asked.max_memory is not None:
+        amount_in_bytes(asked.max_memory, whole=1, name="--max-memory")
+    if isinstance(asked, DraftOptions):
+        check_model(asked.draft_model, "--draft-model")
     return config
 
 
 @contextmanager
 def loaded(asked: WriteOptions, *, chats: bool = False, num_texts: int = 0) -> Iterator[Writer]:
-    """The model, loaded and ready to write; transformers' own messages are off meanwhile."""
+    """The model, loaded and ready to write."""
     with working(f"Loading {asked.title}"):
-        from selfspec.cli.shared.model_loading import quiet
-
         model, start = opened(asked, chats=chats, num_texts=num_texts)
         writer = Writer(model, asked, start)
-    with quiet():
-        yield writer
+    yield writer
 
 
-def opened(
-    asked: DraftOptions,
-    *,
-    chats: bool = False,
-    num_texts: int = 0,
-) -> tuple[Loaded, Start]:
+def opened(asked: DraftOptions, *, chats: bool = False, num_texts: int = 0) -> tuple[Loaded, Start]:
     """The model, and what drafts start with.
 
     Under `--max-memory` room is set aside for `num_texts` texts, or for a long one. Tokenizer and
     caches are quick to read, so their faults are told before the model is read.
     """
     from selfspec.cache import Remembered, load_cache
-    from selfspec.cli.shared.model_loading import (
-        check_template,
-        load_draft_model,
-        load_model,
-        load_tokenizer,
-    )
+    from selfspec.cli.shared.model_loading import TINY, Loaded, load_model, load_tokenizer
 
     tokenizer = load_tokenizer(asked)
-    if chats:
-        check_template(asked.model, tokenizer.chat_template)
+    if chats and not tokenizer.chat_template:
+        raise CliError(
+            f"chat needs a MODEL with a chat template, and {asked.model!r} has none; name another, "
+            "or continue text with 'selfspec generate'"
+        )
     held = None if asked.cache is None else load_cache(asked.cache, tokenizer=tokenizer)
     if asked.remember is not None:
         Remembered(asked.remember, tokenizer, saves=False)  # Refuses a file of another tokenizer.
-    small = load_draft_model(asked.draft_model, asked)
+    small = None
+    if asked.draft_model is not None:
+        options = ModelOptions(model=asked.draft_model, device=asked.device, dtype=asked.dtype)
+        small = load_model(options, "draft model")
     room = (TOKENS_A_TEXT, num_texts + OTHER_TEXTS) if num_texts else (2048, 1)
-    return load_model(asked, tokenizer, *room, small), Start(held, asked.remember, small)
+    model = load_model(asked, max_length=room[0], max_texts=room[1], draft_model=small)
+    loaded = Loaded(asked.model or TINY.name, model, tokenizer)
+    return loaded, Start(held, asked.remember, small)
 
 
 def memory_of_texts(
@@ -119,8 +110,7 @@ def memory_of_texts(
 
 
 def _weight_bytes(model: Any) -> int:
-    num_bytes: int = sum(each.numel() * each.element_size() for each in model.parameters())
-    return num_bytes
+    return sum(each.nbytes for each in model.parameters())
 
 
 class Writer:
@@ -134,43 +124,30 @@ class Writer:
         self.loaded, self.model, self.tokenizer = loaded, loaded.model, loaded.tokenizer
         attach(self.model)
         self.asked = asked
-        self.max_new_tokens = asked.max_new_tokens
         self.start = start or Start()
         # Without a given seed one is drawn, since torch starts every process with the same one.
         self.seed = torch.seed() % 2**32 if asked.seed is None else asked.seed
         self.reseed()
 
     @property
-    def samples(self) -> bool:
-        """Is the next token drawn, not the likeliest one?"""
-        temperature = self.asked.temperature
-        return bool(self.model.generation_config.do_sample if temperature is None else temperature)
-
-    @property
     def dtype(self) -> str:
-        """The name of the model's dtype, as in ``--dtype``."""
         return str(self.model.dtype).removeprefix("torch.")
 
     def __str__(self) -> str:
-        if not self.samples:
+        own, temperature = self.model.generation_config, self.asked.temperature
+        if not (own.do_sample if temperature is None else temperature):
             return "greedy"
-        temperature = self.asked.temperature or self.model.generation_config.temperature
-        return f"sampling at temperature {temperature}, seed {self.seed}"
+        return f"sampling at temperature {temperature or own.temperature}, seed {self.seed}"
 
     def new_spec(self, config: SpecConfig) -> SelfSpec:
         """A new `SelfSpec` with the command's own start."""
         return self.start.new_spec(config, self.tokenizer)
 
     def origins(self, config: SpecConfig) -> list[str]:
-        """Where drafted tokens can come from.
-
-        A corpus is only in a cache. The n-grams that the context keeps come only from branches.
-        """
+        """Where drafted tokens can come from. A corpus is only in a cache."""
         cache = self.start.cache
         has_corpus = cache is not None and cache.corpus is not None
         origins = [name for name in config.sources if name != "corpus" or has_corpus]
-        if "context" in origins and config.num_branches:
-            origins.insert(origins.index("context") + 1, "grams")
         return origins if self.start.draft_model is None else [*origins, DRAFT_MODEL]
 
     def reseed(self) -> None:
@@ -178,17 +155,6 @@ class Writer:
         import torch
 
         torch.manual_seed(self.seed)
-
-    def encode(self, prompt: str, *, chats: bool = False) -> list[int]:
-        """The ids of a prompt; refuses one that leaves no room for `max_new_tokens`."""
-        from selfspec.batch.prompts import encoded
-
-        asked = [{"role": "user", "content": prompt}] if chats and prompt else prompt
-        ids = encoded(asked, self.tokenizer)
-        if not ids:
-            raise CliError("the prompt must not be empty (got no tokens); write some text")
-        self.loaded.check_length(len(ids), self.max_new_tokens)
-        return ids
 
     def encode_prediction(self, text: str | None) -> list[int] | None:
         """The ids of what the answer will probably look like, however long it is."""
@@ -214,8 +180,7 @@ class Writer:
 
         input_ids = torch.tensor([list(ids)], device=self.model.device)
         hear = getattr(streamer, "hear", None)
-        hearing = spec.listening(hear) if spec and hear else nullcontext()
-        with hearing:
+        with spec.listening(hear) if spec and hear else nullcontext():
             return self.model.generate(
                 input_ids=input_ids,
                 attention_mask=torch.ones_like(input_ids),
@@ -224,7 +189,7 @@ class Writer:
                 streamer=streamer,
                 **with_kv(kv),
                 return_dict_in_generate=True,
-                max_new_tokens=max_new_tokens or self.max_new_tokens,
+                max_new_tokens=max_new_tokens or self.asked.max_new_tokens,
                 **self.choice(),
             )
 

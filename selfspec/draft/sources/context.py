@@ -13,11 +13,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from selfspec.draft.sources.grams import GramQueues, Tail
-from selfspec.records import Candidate, Evidence, StepRecord, TopK
+from selfspec.draft.sources.source import Cursor, Source
+from selfspec.records import Candidate, Evidence, StepRecord
 
 __all__ = ["ContextCursor", "ContextSource", "Found", "TextEnd"]
 
@@ -34,7 +32,7 @@ Match = tuple[int, int]
 GramMatch = tuple[int, Tail]
 
 
-class ContextSource:
+class ContextSource(Source):
     """Opens a fresh memory for each row; keeps nothing itself."""
 
     name = "context"
@@ -45,13 +43,6 @@ class ContextSource:
     def open(self, prompt_ids: Sequence[int], *, learns: bool) -> ContextCursor:
         """A cursor behind the prompt, which is read once."""
         return ContextCursor(prompt_ids, self._top_k)
-
-    def copy(self) -> ContextSource:
-        """Itself: there is nothing to keep apart."""
-        return self
-
-    def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
-        """Ignored: the prompt's tokens came with `open`."""
 
 
 class Found(NamedTuple):
@@ -77,7 +68,7 @@ class TextEnd:
         self.found = found
 
 
-class ContextCursor:
+class ContextCursor(Cursor):
     """A row's text with the positions that match its end, and its n-grams."""
 
     def __init__(self, prompt_ids: Sequence[int], top_k: int) -> None:

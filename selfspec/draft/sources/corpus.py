@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.records import Candidate, Evidence, StepRecord, TopK
+from selfspec.draft.sources.source import Cursor, Source
+from selfspec.records import Candidate, Evidence, StepRecord
 
 __all__ = ["CorpusCursor", "CorpusSource", "CorpusTables"]
 
@@ -153,7 +154,7 @@ class CorpusTables:
         return _Level(len(views[0]), _view(offsets), *views)
 
 
-class CorpusSource:
+class CorpusSource(Source):
     """Asks corpus tables; learns nothing. A file can make it guess badly, and no more.
 
     `vocab_size` is the model's: tokens beyond it are never named.
@@ -170,13 +171,6 @@ class CorpusSource:
         """A cursor behind the prompt, of which the last few tokens matter."""
         return CorpusCursor(self, prompt_ids)
 
-    def copy(self) -> CorpusSource:
-        """Itself: there is nothing that could be learned."""
-        return self
-
-    def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
-        """Ignored: the tables are read-only."""
-
     def next_tokens(self, prefixes: Prefixes) -> list[Candidate]:
         """The candidates behind all prefixes that end here: longest first, then frequency."""
         candidates: dict[int, Evidence] = {}
@@ -192,7 +186,7 @@ class CorpusSource:
         return list(candidates.items())
 
 
-class CorpusCursor:
+class CorpusCursor(Cursor):
     """What the tables know behind the end of one row's text."""
 
     def __init__(self, source: CorpusSource, prompt_ids: Sequence[int]) -> None:

@@ -1,197 +1,137 @@
-"""A small model's guesses: its likeliest next tokens, with their probabilities as evidence.
+"""A small model's guesses: a chain of tokens, with what it thinks likely behind each of them.
 
-The tree is read level by level. When children of a node are wanted that was not read yet, one
-forward of the small model reads this node and the best others that may be asked about next. Knows
-tokens and probabilities; the model itself is behind `ModelText`.
+The chain grows while a tree does: where children are wanted of a token behind its last one, one
+forward of the small model reads this token, if it is likely enough to be accepted. Knows tokens and
+probabilities; the model itself is behind `ModelText`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import log2
+from statistics import median
 from time import perf_counter
 from typing import Protocol
 
+from selfspec.draft.sources.source import Cursor
 from selfspec.records import DRAFT_MODEL, Candidate, Evidence, Likely, StepRecord
 
-__all__ = ["DraftModelCursor", "ModelText", "Pace"]
+__all__ = ["DraftModelCursor", "ModelText"]
 
-# At most this many nodes are read in one forward.
-_LEVEL = 4
 # From so likely on, candidates are kept apart more finely than by halves.
 _SURE = (0.75, 0.9, 0.97)
 _LEAST = 1 / 128
 _MAX_BIN = 6
-# The rank of what was not named is 0, so that statistics leave it out.
-_UNNAMED = Evidence(DRAFT_MODEL, rank=0, probability_bin=_MAX_BIN)
+# A prompt is read if it has at most this many tokens for each one that may still be written.
+_LONGEST_PROMPT = 32
+# A forward takes the median of the last few; the very first ones may be slow.
+_NUM_TIMED, _NUM_FIRST = 5, 3
+
+# The tokens behind the committed text.
+Drafts = tuple[int, ...]
 
 
 class ModelText(Protocol):
-    """A text as a model has read it; nodes are numbered as they are read, the text's end is 0."""
-
-    setting_up: float  # Of the seconds of the last reading, those that later ones will use too.
+    """A text as a model has read it."""
 
     @property
     def room(self) -> float:
         """How many tokens the model can still read."""
         ...
 
-    def pays_to_begin(self, num_tokens: int, num_left: float) -> bool:
-        """Is a prompt of `num_tokens` tokens worth reading, with `num_left` still to write?"""
+    def read(self, token_ids: Sequence[int]) -> Likely:
+        """Reads further tokens, one at least; returns what is likely behind them."""
         ...
 
-    def extend(self, token_ids: Sequence[int]) -> Likely:
-        """Reads further tokens of the text; returns what is likely behind them."""
-        ...
-
-    def look(self, token_ids: Sequence[int], parents: Sequence[int]) -> list[Likely]:
-        """Reads nodes in one forward; returns what is likely behind each."""
-        ...
-
-    def keep(self, path: Sequence[int]) -> None:
-        """Makes the nodes of a path text and forgets the others."""
+    def crop(self, num_tokens: int) -> None:
+        """Forgets the last tokens that were read."""
         ...
 
 
-class Pace(Protocol):
-    """Decides how often the model is asked."""
+class DraftModelCursor(Cursor):
+    """The chain of one row.
 
-    def pays_to_read(self, scores: Sequence[float]) -> bool:
-        """Is a forward over nodes with these scores worth its time?"""
-        ...
-
-    def observe_reading(self, seconds: float, num_tokens: int, setting_up: float) -> None:
-        """Learns what a forward over this many tokens took, and setting it up besides."""
-        ...
-
-
-@dataclass(slots=True, eq=False)
-class Node:
-    """A token behind the committed text, drafted or only looked at; `number` is None until read."""
-
-    token: int
-    depth: int = 0
-    parent: Node | None = None
-    number: int | None = None
-    candidates: list[Candidate] = field(default_factory=list)
-    children: dict[int, Node] = field(default_factory=dict)
-
-
-class DraftModelCursor:
-    """The tree of one row as its draft model sees it.
-
-    Reads nothing until it is asked: neither the prompt, nor what was committed while it rested.
-    `num_left` is how many tokens may still be written; if they are too few, nothing is read.
+    `least_chance` is asked how likely a token must be for reading it to pay, given the seconds that
+    a forward takes. A prompt that is far longer than what may still be written is not read.
     """
+
+    # What the model does not name behind a token that it has read is unlikely.
+    unnamed = Evidence(DRAFT_MODEL, rank=0, probability_bin=_MAX_BIN)
 
     def __init__(
         self,
         text: ModelText,
         prompt_ids: Sequence[int],
-        pace: Pace,
+        least_chance: Callable[[float], float],
         num_left: float = float("inf"),
     ) -> None:
         self._text = text
-        self._pace = pace
-        self._num_left = num_left
-        self._unread = list(prompt_ids)  # The committed tokens that the model has yet to read.
-        self._root = Node(self._unread[-1] if self._unread else 0)
-        self._num_read = 1
-        self._has_prompt = False
-        self._begins: bool | None = None  # Is the prompt worth reading? Asked once.
+        self._least_chance = least_chance
+        self._seconds: deque[float] = deque(maxlen=_NUM_TIMED)  # of forwards over one token
+        self._unread = list(prompt_ids)  # Committed tokens.
+        self._chain: list[int] = []
+        # What the model named behind the text, and behind each token of the chain.
+        self._named: list[list[Candidate]] = []
+        self._is_worth_it = len(prompt_ids) <= _LONGEST_PROMPT * num_left
+        self.root()
 
-    def root(self) -> Node:
-        """The last committed token."""
-        return self._root
+    def root(self) -> Drafts:
+        """The end of the text, which the model reads now."""
+        if self._unread and self._pays(1.0, len(self._unread)):
+            self._named = [_candidates(self._text.read(self._unread))]
+            self._unread = []
+        return ()
 
-    def follow(self, state: Node, token: int) -> Node:
-        """Any token may be read."""
-        child = state.children.get(token)
-        if child is None:
-            child = state.children[token] = Node(token, state.depth + 1, state)
-        return child
+    def follow(self, state: Drafts, token: int) -> Drafts | None:
+        """Any token may be the chain's next one."""
+        return (*state, token) if self._is_read(state) else None
 
-    def expand(self, state: Node) -> list[Candidate]:
-        """What the model named behind a node, if it was read."""
-        return state.candidates
-
-    def unnamed(self, state: Node) -> Evidence | None:
-        """If a node was read, tokens that were not named behind it are unlikely."""
-        return None if state.number is None else _UNNAMED
-
-    def prepare(self, states: Sequence[Node], scores: Sequence[float]) -> None:
-        """Reads the first node, and others in the same forward, if that pays; the best first."""
-        if not self._can_read(states[0]):
+    def read(self, state: Drafts, score: float) -> None:
+        """Reads a token behind the chain, which becomes its next one, if that pays."""
+        if not state or len(state) != len(self._named) or not self._pays(score, 1):
             return
-        if self._begins is None:
-            self._begins = self._text.pays_to_begin(len(self._unread), self._num_left)
-        if not self._begins:
-            return
-        chosen = [
-            (node, score)
-            for node, score in zip(states, scores, strict=True)
-            if self._can_read(node)
-        ][:_LEVEL]
-        if self._pace.pays_to_read([score for _, score in chosen]):
-            start = perf_counter()
-            num_tokens = self._read([node for node, _ in chosen])
-            setting_up = self._text.setting_up
-            # To read the prompt is part of the price of having a draft model.
-            if self._has_prompt:
-                seconds = perf_counter() - start - setting_up
-                self._pace.observe_reading(seconds, num_tokens, setting_up)
-            self._has_prompt = True
+        start = perf_counter()
+        likely = self._text.read(state[-1:])
+        self._seconds.append(perf_counter() - start)
+        self._chain.append(state[-1])
+        self._named.append(_candidates(likely))
+
+    def expand(self, state: Drafts) -> list[Candidate]:
+        """What the model named there, if it has read this far."""
+        return self._named[len(state)] if self._is_read(state) else []
 
     def observe(self, record: StepRecord) -> None:
-        """Keeps of what was read all that became text."""
-        self._num_left -= len(record.committed_ids)
-        node, path = self._root, [0]
-        for token in record.committed_ids if node.number is not None else ():
-            child = node.children.get(token)
-            if child is None or child.number is None:
+        """Keeps of the chain what became text, and what stands behind it if all of the text did."""
+        committed, num_kept = record.committed_ids, 0
+        for ours, theirs in zip(self._chain, committed, strict=False):
+            if ours != theirs:
                 break
-            node = child
-            path.append(child.number)
-        if self._root.number is None:
-            self._unread += record.committed_ids
-        else:
-            self._text.keep(path)
-            self._unread = list(record.committed_ids[len(path) - 1 :])
-        self._root = Node(record.committed_ids[-1])
-        if not self._unread:
-            self._root.number, self._root.candidates = 0, node.candidates
-        self._num_read = 1
+            num_kept += 1
+        if num_kept == len(committed):
+            self._chain, self._named = self._chain[num_kept:], self._named[num_kept:]
+            return
+        self._text.crop(len(self._chain) - num_kept)
+        self._unread += committed[num_kept:]
+        self._chain, self._named = [], []
 
-    def _can_read(self, node: Node) -> bool:
-        """Was a node not read yet, though the one above it was, and are there positions for it?"""
-        if node.number is not None or len(self._unread) + node.depth > self._text.room:
+    def _is_read(self, state: Drafts) -> bool:
+        return len(state) < len(self._named) and list(state) == self._chain[: len(state)]
+
+    def _pays(self, chance: float, num_tokens: int) -> bool:
+        if not self._is_worth_it or num_tokens > self._text.room:
             return False
-        return bool(self._unread) if node.parent is None else node.parent.number is not None
+        is_known = len(self._seconds) >= _NUM_FIRST
+        return chance >= self._least_chance(median(self._seconds) if is_known else 0.0)
 
-    def _read(self, nodes: Sequence[Node]) -> int:
-        """One forward; returns how many tokens it read."""
-        if self._root.number is None:
-            num_tokens = len(self._unread)
-            self._take(self._root, 0, self._text.extend(self._unread))
-            self._unread = []
-            return num_tokens
-        above = (node.parent.number for node in nodes if node.parent is not None)
-        parents = [number for number in above if number is not None]
-        found = self._text.look([node.token for node in nodes], parents)
-        for number, (node, likely) in enumerate(zip(nodes, found, strict=True), self._num_read):
-            self._take(node, number, likely)
-        self._num_read += len(nodes)
-        return len(nodes)
 
-    def _take(self, node: Node, number: int, likely: Likely) -> None:
-        node.number = number
-        node.candidates = [
-            (token, _evidence(rank, *_bins(chance)))
-            for rank, (token, chance) in enumerate(likely, 1)
-            if chance >= _LEAST
-        ]
+def _candidates(likely: Likely) -> list[Candidate]:
+    return [
+        (token, _evidence(rank, *_bins(chance)))
+        for rank, (token, chance) in enumerate(likely, 1)
+        if chance >= _LEAST
+    ]
 
 
 def _bins(chance: float) -> tuple[int, int]:

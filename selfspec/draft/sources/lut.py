@@ -1,7 +1,9 @@
-"""The LUT pair: for each token its top-K next tokens (t-LUT) and their probabilities (p-LUT).
+"""Look-up tables: what the model said behind a token (order 1), or behind two tokens (order 2).
 
-Fed by all that the model says: in the prompt, at accepted nodes and at rejected ones (DIAA). It
-does not know the text: one token of context is all that it sees.
+Fed by all that the model says: in the prompt, at accepted nodes and at rejected ones (DIAA). One
+token of context, or two, is all that they see. The first order has a row for each token. The second
+one hashes pairs to slots and stores their keys, so that a pair never reads the row of another one:
+of two pairs that share a slot the newer one has it, and the other is not found.
 """
 
 from __future__ import annotations
@@ -13,95 +15,138 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selfspec.draft.sources.rows import Rows
+from selfspec.draft.sources.source import Cursor, Source
 from selfspec.records import Candidate, StepRecord, TopK
 
 __all__ = ["LutCursor", "LutSource"]
 
+_SLOT_BITS = 17
+# An odd number without pattern, so that neighbouring keys get slots far apart.
+_SPREAD = 0x9E3779B97F4A7C15
+_WORD = (1 << 64) - 1
 
-class LutSource:
-    """The pair of tables, shared by all rows and calls of a `SelfSpec`.
+# The last token but one, and the last token; -1 where the text is shorter.
+Pair = tuple[int, int]
 
-    6.2 MB for a vocabulary of 128,256 and K = 8. A prompt may hold tokens beyond it, which a model
-    can read and never says; nothing is learned behind them.
+
+class LutSource(Source):
+    """One table, shared by all rows and calls of a `SelfSpec`.
+
+    For K = 8, the first order takes 6.2 MB for a vocabulary of 128,256, and the second one 7.3 MB
+    for 131,072 slots. A prompt may hold tokens beyond the vocabulary, which a model can read and
+    never says; nothing is learned behind them.
     """
 
-    name = "lut"
-
-    def __init__(self, vocab_size: int, top_k: int) -> None:
-        self.rows = Rows(self.name, vocab_size, top_k)
+    def __init__(
+        self, vocab_size: int, top_k: int, *, order: int = 1, slot_bits: int = _SLOT_BITS
+    ) -> None:
+        self.name = "lut" if order == 1 else "lut2"
+        self._order = order
+        self._vocab_size = vocab_size
+        self._shift = 64 - slot_bits
+        num_rows = vocab_size if order == 1 else 1 << slot_bits
+        self._hold_keys(np.full(0 if order == 1 else num_rows, -1, np.int64))
+        self.rows = Rows(self.name, num_rows, top_k)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of both tables."""
-        return self.rows.nbytes
+        """The bytes of keys and rows."""
+        return self._keys.nbytes + self.rows.nbytes
 
     def open(self, prompt_ids: Sequence[int], *, learns: bool) -> LutCursor:
-        """A cursor behind the last token of the prompt."""
-        return LutCursor(self, prompt_ids[-1] if prompt_ids else None, learns=learns)
+        """A cursor behind the last tokens of the prompt."""
+        before, last = (-1, -1, *prompt_ids[-2:])[-2:]
+        return LutCursor(self, (before, last), learns=learns)
 
     def copy(self) -> LutSource:
-        """A copy for one request; costs one pass over both tables."""
-        twin = LutSource(0, 0)
+        """A copy for one request; costs one pass over the table."""
+        twin = LutSource(0, 0, order=self._order, slot_bits=0)
+        twin._vocab_size, twin._shift = self._vocab_size, self._shift
         with self.rows.lock:
+            twin._hold_keys(self._keys.copy())
             twin.rows = self.rows.copy()
         return twin
 
-    def learn(self, token_ids: Sequence[int] | NDArray[Any], top: TopK) -> None:
-        """Sets the row of each token to its newest top-K; of repeated tokens the last one wins.
+    def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
+        """Sets the row of each to its newest top-K; of repeated ones the last one wins.
 
-        Costs two indexed writes, whatever the number of tokens.
+        Costs a few indexed writes, whatever the number of pairs.
         """
-        tokens = np.asarray(token_ids, np.int64)
-        known = tokens < len(self.rows.token_ids)
+        tokens = pairs[:, -self._order :]
+        known = ((tokens >= 0) & (tokens < self._vocab_size)).all(-1)
         if not known.all():
             tokens, top = tokens[known], top.at(known)
+        if self._order == 1:
+            with self.rows.lock:
+                self.rows.write(tokens[:, 0], top)
+            return
+        keys = tokens[:, 0] * self._vocab_size + tokens[:, 1]
+        slots = (keys.view(np.uint64) * np.uint64(_SPREAD) >> np.uint64(self._shift)).view(np.int64)
         with self.rows.lock:
-            self.rows.write(tokens, top)
+            self._keys[slots] = keys
+            self.rows.write(slots, top)
 
-    def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
-        """Learns what follows the second token of each pair."""
-        self.learn(pairs[:, 1], top)
-
-    def next_tokens(self, token: int) -> list[Candidate]:
-        """The candidates of a token's row, likeliest first."""
+    def next_tokens(self, pair: Pair) -> list[Candidate]:
+        """The candidates behind two tokens, likeliest first."""
+        before, last = pair
+        if not 0 <= last < self._vocab_size:
+            return []
+        if self._order == 1:
+            with self.rows.lock:
+                return self.rows.read(last)
+        key = before * self._vocab_size + last
+        slot = (key * _SPREAD & _WORD) >> self._shift
         with self.rows.lock:
-            return self.rows.read(token) if token < len(self.rows.token_ids) else []
+            return self.rows.read(slot) if before >= 0 and self._flat_keys[slot] == key else []
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The rows that are not empty, by token: what a cache keeps."""
+        """The rows that are not empty, by token or by pair: what a cache keeps."""
         with self.rows.lock:
-            tokens = self.rows.held()
-            top = self.rows.part(tokens)
-        return {"tokens": tokens.astype(np.int32), **top._asdict()}
+            if self._order == 1:
+                held = self.rows.held()
+                return {"tokens": held.astype(np.int32), **self.rows.part(held)._asdict()}
+            held = np.flatnonzero(self._keys >= 0)
+            held = held[np.argsort(self._keys[held])]
+            pairs = np.stack(np.divmod(self._keys[held], self._vocab_size), axis=-1)
+            return {"pairs": pairs.astype(np.int32), **self.rows.part(held)._asdict()}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Puts back what `arrays` gave, recorded with whatever K."""
+        keys = arrays["tokens"][:, None] if self._order == 1 else arrays["pairs"]
         top = self.rows.fitted(TopK(arrays["ids"], arrays["probabilities"]))
-        self.learn(arrays["tokens"], top)
+        self.observe_pairs(keys.astype(np.int64), top)
+
+    def _hold_keys(self, keys: NDArray[np.int64]) -> None:
+        self._keys = keys
+        self._flat_keys = keys.data  # A view that Python reads faster than an array.
 
 
-class LutCursor:
-    """What the LUTs know behind the end of one row's text, which is its last token."""
+class LutCursor(Cursor):
+    """What a table knows behind the end of one row's text, which is its last two tokens."""
 
-    def __init__(self, source: LutSource, last_token: int | None, *, learns: bool) -> None:
+    def __init__(self, source: LutSource, pair: Pair, *, learns: bool) -> None:
         self._source = source
-        self._last_token = last_token
+        self._pair = pair
         self._learns = learns
 
-    def root(self) -> int | None:
-        """The last committed token."""
-        return self._last_token
+    def root(self) -> Pair:
+        """The last two committed tokens."""
+        return self._pair
 
-    def expand(self, state: int | None) -> list[Candidate]:
-        """The top-K behind the token `state`."""
-        return [] if state is None else self._source.next_tokens(state)
+    def expand(self, state: Pair) -> list[Candidate]:
+        """The top-K behind two tokens."""
+        return self._source.next_tokens(state)
 
-    def follow(self, state: int | None, token: int) -> int:
-        """Any token has a row of its own."""
-        return token
+    def follow(self, state: Pair, token: int) -> Pair:
+        """Any token may have a row."""
+        return (state[1], token)
 
     def observe(self, record: StepRecord) -> None:
         """Learns from all nodes."""
-        self._last_token = record.committed_ids[-1] if record.committed_ids else self._last_token
+        before, last = self._pair
         if self._learns and (lesson := record.lesson):
-            self._source.observe_pairs(*lesson)
+            pairs = lesson.pairs.copy()
+            pairs[len(pairs) - len(record.path), 0] = before  # It is above the root.
+            self._source.observe_pairs(pairs, lesson.top)
+        before, last = (before, last, *record.committed_ids)[-2:]
+        self._pair = (before, last)

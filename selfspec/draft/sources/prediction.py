@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from selfspec.draft.sources.source import Cursor
 from selfspec.records import Candidate, Evidence, StepRecord
 
 __all__ = ["Prediction", "PredictionCursor", "Whereabouts"]
@@ -79,7 +80,7 @@ class Prediction:
         return [(p, 1 + _HEAD_START * (0 < p - left <= _NUM_WAYS_ON)) for p in near]
 
 
-class PredictionCursor:
+class PredictionCursor(Cursor):
     """Where one row's text stands in its prediction, and the changes that the text has made."""
 
     def __init__(self, prediction: Prediction) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from selfspec.draft.sources.rows import MANTISSA_BITS, evidence_table
-from selfspec.records import Candidate, StepRecord, TopK
+from selfspec.draft.sources.source import Cursor, Source
+from selfspec.records import Candidate, StepRecord
 
 __all__ = ["RunnersCursor", "RunnersSource"]
 
@@ -21,7 +21,7 @@ _MAX_RUNNERS = 4
 Runners = tuple[Candidate, ...]
 
 
-class RunnersSource:
+class RunnersSource(Source):
     """Opens a cursor for each row; keeps nothing itself."""
 
     name = "runners"
@@ -30,15 +30,8 @@ class RunnersSource:
         """A cursor with no runners-up until the model has spoken."""
         return RunnersCursor()
 
-    def copy(self) -> RunnersSource:
-        """Itself: there is nothing to keep apart."""
-        return self
 
-    def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
-        """Ignored: only the last logits of a row count."""
-
-
-class RunnersCursor:
+class RunnersCursor(Cursor):
     """The runners-up of one row's last logits."""
 
     _evidence = evidence_table("runners", _MAX_RUNNERS)
@@ -51,11 +44,8 @@ class RunnersCursor:
         return self._runners
 
     def expand(self, state: Runners) -> list[Candidate]:
-        """The runners-up at the root, and nothing below."""
+        """The runners-up; only the root has them."""
         return list(state)
-
-    def follow(self, state: Runners, token: int) -> None:
-        """None: runners-up are children of the root only."""
 
     def observe(self, record: StepRecord) -> None:
         """Takes the runners-up from the last accepted node."""

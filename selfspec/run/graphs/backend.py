@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from selfspec.errors import UnsupportedError
-from selfspec.records import DraftTree, Queries
+from selfspec.records import DraftTree
 from selfspec.run.backends import OverColumns
 from selfspec.run.graphs.runner import ForwardKey, StaticRunner
 from selfspec.run.graphs.static_kv import StaticKV
@@ -100,7 +100,7 @@ class GraphBackend(OverColumns):
         """All nodes that the caller asks for."""
         return max_nodes
 
-    def lay_out(self, trees: Sequence[DraftTree | Queries]) -> tuple[ForwardKey, int, int]:
+    def lay_out(self, trees: Sequence[DraftTree]) -> tuple[ForwardKey, int, int]:
         """Writes and sends the inputs; returns their key, and how many rows and nodes count."""
         widest = max(len(tree.tokens) for tree in trees)
         width = stepped(widest)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from selfspec.machine.device import Device, Replay
-from selfspec.records import DraftTree, Queries
+from selfspec.records import DraftTree
 from selfspec.run.backends import logits_of
 from selfspec.run.graphs.static_kv import Span, StaticArenas
 from selfspec.run.graphs.step_inputs import InputShape, InputWriter, StepState, static_layout
@@ -84,9 +84,7 @@ class StaticRunner:
         """Drops all rows but these, which move to the front."""
         self._visible[: len(rows)] = self._visible[list(rows)]
 
-    def write(
-        self, key: ForwardKey, trees: Sequence[DraftTree | Queries], state: StepState
-    ) -> None:
+    def write(self, key: ForwardKey, trees: Sequence[DraftTree], state: StepState) -> None:
         """Writes the inputs of the next forward of this shape."""
         if key.shape not in self._buffers:
             self._buffers[key.shape] = _Buffers(key.shape, self._torch_device)

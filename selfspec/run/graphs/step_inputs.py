@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from selfspec.records import DraftTree, Queries
+from selfspec.records import DraftTree
 from selfspec.run.layout import Layout, Window, in_window
 
 __all__ = ["InputShape", "InputWriter", "StepState", "static_layout"]
@@ -87,7 +87,7 @@ class InputWriter:
         self._fields = _Fields(*(part.numpy() for part in _split(self._flat, shape)))
         self._fields.bits[..., 0] = 1  # A row without a tree sees its root.
 
-    def write(self, trees: Sequence[DraftTree | Queries], state: StepState) -> torch.Tensor:
+    def write(self, trees: Sequence[DraftTree], state: StepState) -> torch.Tensor:
         """The inputs (size,) of some trees; send them before the next ones are written."""
         fields = self._fields
         num_rows = len(trees)

@@ -110,7 +110,7 @@ def test_the_demo_shows_the_embedded_model(run):
 def test_a_terminal_gets_colours_and_a_legend(writer):
     out = StringIO()
     console = Console(file=out, force_terminal=True, width=80, color_system="standard")
-    asked = [(Question("one", "the quick"), writer.encode("the quick"))]
+    asked = [(Question("one", "the quick"), writer.tokenizer("the quick")["input_ids"])]
     check_command._show(console, writer, SelfSpec().config, asked)
     assert "drafted by \x1b[36mlut\x1b[0m" in out.getvalue()
 

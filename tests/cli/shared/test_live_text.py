@@ -3,7 +3,7 @@
 import torch
 
 from selfspec import DraftTree, SelfSpec, StepRecord
-from selfspec.cli.shared.live_text import OWN, SEVERAL, LiveText, origin_of, origins
+from selfspec.cli.shared.live_text import OWN, SEVERAL, LiveText
 from selfspec.records import Evidence
 from tests.tiny import make_tokenizer
 
@@ -19,50 +19,37 @@ def step(tokens, evidence, own):
     return StepRecord(row=0, tree=tree, path=path, committed_ids=[*tokens, *own])
 
 
-def test_origin_is_the_source_or_several():
-    assert origin_of((LUT,)) == "lut"
-    assert origin_of((CONTEXT, CONTEXT)) == "context"
-    assert origin_of((LUT, CONTEXT)) == SEVERAL
-
-
-def test_origins_end_with_the_models_own():
-    record = step([5, 6], [(LUT,), (LUT, CONTEXT)], own=[7])
-    assert origins(record) == ["lut", SEVERAL, OWN]
-    assert origins(step([5], [(LUT,)], own=[])) == ["lut"]
-
-
 def make_live():
     tokenizer = make_tokenizer()
     shown = []
     live = LiveText(tokenizer, [], lambda piece, origin: shown.append((piece, origin)))
     live.put(torch.tensor([[9, 9]]))  # the prompt
-    return live, shown, tokenizer("abc", add_special_tokens=False)["input_ids"]
+    return live, shown, tokenizer("abcd", add_special_tokens=False)["input_ids"]
 
 
 def test_tokens_wait_for_their_record():
-    live, shown, (a, b, c) = make_live()
+    live, shown, (a, b, c, d) = make_live()
     live.put(torch.tensor([a]))
     assert shown == []
     live.hear(step([], [], own=[a]))
-    live.put(torch.tensor([b]))
-    live.put(torch.tensor([c]))
-    live.hear(step([b], [(LUT,)], own=[c]))
+    for token in (b, c, d):
+        live.put(torch.tensor([token]))
+    live.hear(step([b, c], [(LUT, LUT), (LUT, CONTEXT)], own=[d]))
     live.end()
-    assert shown == [("a", OWN), ("b", "lut"), ("c", OWN)]
-    assert live.text == "abc"
+    assert shown == [("a", OWN), ("b", "lut"), ("c", SEVERAL), ("d", OWN)]
 
 
 def test_without_records_tokens_are_shown_as_they_come():
     live, shown, ids = make_live()
     for token_id in ids:
         live.put(torch.tensor([token_id]))
-    assert shown == [("a", OWN), ("b", OWN)]
+    assert shown == [("a", OWN), ("b", OWN), ("c", OWN), ("d", OWN)]
     live.end()
-    assert live.text == "abc"
+    assert live.text == "abcd"
 
 
 def test_the_same_text_drafted_and_plain(writer):
-    ids = writer.encode("the quick brown")
+    ids = writer.tokenizer("the quick brown")["input_ids"]
     texts = []
     for spec in (None, SelfSpec(), SelfSpec(sources=())):
         live = LiveText(writer.tokenizer, ids, lambda *_: None)

@@ -21,55 +21,39 @@ main()
 """
 
 
-@pytest.fixture
-def terminal(monkeypatch) -> io.StringIO:
-    """What a terminal on stderr would get."""
-    stream = io.StringIO()
-    monkeypatch.setattr(
-        messages, "Console", lambda stderr: Console(file=stream, force_terminal=True)
-    )
-    return stream
+def test_with_and_without_a_terminal(monkeypatch, capsys):
+    def work():
+        with working("Loading [bold]") as update:
+            update("Timing")
+        with working("Reading", only_spinner=True):
+            pass
 
-
-def test_without_a_terminal_there_is_one_plain_line(capsys):
-    with working("Loading [bold]") as update:
-        update("Loading more")
-    with working("Reading", only_spinner=True):
-        pass
+    work()
     assert capsys.readouterr().err == "Loading [bold] ...\n"
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True)
+    monkeypatch.setattr(messages, "Console", lambda stderr: console)
+    work()
+    assert "Timing ..." in stream.getvalue()
+    assert "Reading ..." in stream.getvalue()
 
 
-def test_a_terminal_gets_a_spinner(terminal):
-    with working("Loading") as update:
-        update("Timing")
-    with working("Reading", only_spinner=True):
-        pass
-    assert "Timing ..." in terminal.getvalue()
-    assert "Reading ..." in terminal.getvalue()
+@pytest.mark.parametrize("command", ["check", "chat", "generate"])
+def test_words_are_on_the_screen_before_torch_is_imported(command, chat_folder):
+    code = _NO_TORCH.format(args=[command, chat_folder])
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, input="x"
+    )
+    assert result.stderr.startswith("Loading ")
 
 
-@pytest.mark.parametrize(
-    "args", [["demo"], ["generate", "MODEL", __file__], ["check", "MODEL"], ["chat", "MODEL"]]
-)
-def test_words_are_on_the_screen_before_torch_is_imported(args, chat_folder):
-    args = [chat_folder if arg == "MODEL" else arg for arg in args]
-    command = [sys.executable, "-c", _NO_TORCH.format(args=args)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert result.stderr.startswith(("Loading ", "Looking at the model "))
-    assert "import of torch halted" in result.stderr or "transformers" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("verbose", "lines"),
-    [
-        (False, ["warning: drafting is off"]),
-        (True, ["packed 30 layers", "warning: drafting is off"]),
-    ],
-)
-def test_the_log_is_shown_in_plain_lines(capsys, verbose, lines):
+@pytest.mark.parametrize("verbose", [False, True])
+def test_the_log_is_shown_in_plain_lines_and_a_warning_once(capsys, verbose):
     logger = logging.getLogger("selfspec")
     show_log(not verbose)
     show_log(verbose)
     logger.info("packed %d layers", 30)
     logger.warning("drafting is off")
+    logger.warning("drafting is off")
+    lines = ["packed 30 layers"] * verbose + ["warning: drafting is off"]
     assert capsys.readouterr().err.splitlines() == lines

@@ -1,22 +1,27 @@
-"""Options are the knobs of `SpecConfig`, whose texts are written once."""
-
-import dataclasses
+"""Options are knobs of `SpecConfig`, whose texts are written once."""
 
 import pytest
 
 from selfspec import SpecConfig
-from selfspec.cli.shared.options import Knobs, knob_texts
-from selfspec.errors import ConfigError
+from selfspec.cli.shared.options import Knobs
 
 
-def test_every_knob_is_an_option_with_a_text():
-    names = [field.name for field in dataclasses.fields(SpecConfig)]
-    assert [field.name for field in dataclasses.fields(Knobs)] == names == list(knob_texts())
+def test_knobs_have_the_names_and_defaults_of_the_config():
     assert Knobs().config() == SpecConfig()
 
 
+def test_a_chat_has_longer_answers_whatever_else_is_asked(run, plain_folder, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "selfspec.cli.chat.chat_command.checked", lambda options, _: asked.append(options) or 1 / 0
+    )
+    with pytest.raises(ZeroDivisionError):
+        run("chat", plain_folder, "--temperature", "0")
+    assert asked[0].max_new_tokens == 512
+
+
 @pytest.mark.parametrize(
-    ("text", "sources"), [("lut", "lut"), (" context, lut ", "context,lut"), ("", "")]
+    ("text", "sources"), [("lut", ("lut",)), (" context, lut ", ("context", "lut")), ("", ())]
 )
 def test_sources_are_named_with_commas(run, plain_folder, text, sources, monkeypatch):
     asked = []
@@ -24,11 +29,5 @@ def test_sources_are_named_with_commas(run, plain_folder, text, sources, monkeyp
         "selfspec.cli.generate.checked", lambda _, config: asked.append(config) or 1 / 0
     )
     with pytest.raises(ZeroDivisionError):
-        run("generate", plain_folder, "--sources", text, "--no-overlap")
-    assert ",".join(asked[0].sources) == sources
-    assert not asked[0].overlap
-
-
-def test_a_wrong_knob_is_told_by_the_config():
-    with pytest.raises(ConfigError, match=r"threshold must be in \[0, 1\) \(got 1.0\)"):
-        Knobs(threshold=1.0).config()
+        run("generate", plain_folder, "--sources", text, "--strict")
+    assert asked == [SpecConfig(sources=sources, strict=True)]

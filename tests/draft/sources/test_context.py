@@ -100,20 +100,6 @@ def test_a_drafted_token_narrows_the_matches_to_those_it_goes_on(text):
     check([], cursor.root(), 0)
 
 
-def test_a_copied_span_costs_a_cursor_step_a_token(monkeypatch):
-    """Expanding looks at the remembered places, and searches nothing."""
-    span = list(range(100, 120))
-    cursor = cursor_behind([1, *span, 2, 1])
-    monkeypatch.setattr(cursor, "_append", None)
-    monkeypatch.setattr(cursor, "_after", None)
-    state, copied = cursor.root(), []
-    for _ in span:
-        (candidate,) = copies(cursor, state)
-        copied.append(candidate.token)
-        state = candidate.state
-    assert copied == span
-
-
 def test_behind_a_token_that_others_named_stands_what_the_text_said_there():
     cursor = cursor_behind([5, 6, 7, 8, 6, 9, 5])
     place = cursor.follow(cursor.root(), 8)
@@ -147,11 +133,6 @@ def test_what_a_match_and_a_gram_both_name_is_named_once():
     (only,) = candidates_of(cursor, cursor.root())
     assert (only.token, only.evidence.source) == (60, "context")
     assert {c.token for c in candidates_of(cursor, only.state)} == {3, 61}
-
-
-def test_no_more_than_top_k_candidates():
-    cursor = cursor_behind([1, 2, 1, 3, 1, 4, 1], top_k=2)
-    assert [c.token for c in copies(cursor)] == [4, 3]
 
 
 def test_memory_of_matches_is_bounded_and_fresh():

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfspec.draft.sources import CorpusSource, CorpusTables
-from selfspec.draft.sources import corpus as module
 from selfspec.records import DraftTree, StepRecord
 from tests.oracles import corpus_arrays, corpus_candidates, following, kept
 from tests.strategies import candidates_of, texts
@@ -94,70 +93,12 @@ def test_a_token_that_no_prefix_ends_in_is_not_followed():
     assert cursor.follow(cursor.root(), 2) is not None
 
 
-def test_a_child_is_looked_up_when_it_is_asked_about(monkeypatch):
-    tables = tables_of([[1, 2, 1, 3, 1, 4]])
-    cursor = cursor_behind(tables, [1])
-    looked_up = []
-    monkeypatch.setattr(
-        tables, "step", lambda *args: looked_up.append(args) or CorpusTables.step(tables, *args)
-    )
-    candidates = cursor.expand(cursor.root())
-    assert len(candidates) == 3
-    assert looked_up == []
-    cursor.follow(cursor.root(), candidates[0][0])
-    assert len(looked_up) == 1
-
-
-def test_a_lookup_costs_one_bisection_for_each_length(monkeypatch):
-    calls = []
-    bisect = module.bisect_left
-    monkeypatch.setattr(module, "bisect_left", lambda *args: calls.append(args) or bisect(*args))
-    tables = tables_of([list(range(50)) * 3], max_prefix=4)
-    places = ()
-    for token in (10, 11, 12, 13):
-        places = tables.step(places, token)
-    assert len(calls) == 1 + 2 + 3 + 4
-    calls.clear()
-    tables.step(places, 14)
-    assert len(calls) == 4
-
-
 def test_tokens_beyond_the_vocabulary_are_never_named():
     cursor = cursor_behind(tables_of([[1, 9, 1, 2], [1, 9]]), [1], vocab_size=9)
     assert [c.token for c in candidates_of(cursor, cursor.root())] == [2]
 
 
-def test_evidence_has_its_bounds():
-    """Counts of any size, and such as can't be."""
-    biggest = 2**32 - 1
-    assert module._evidence(1, 1, biggest).probability_bin == 6
-    assert module._evidence(1, biggest, 1).probability_bin == 0
-    assert module._evidence(1, 0, biggest).count_bin == 1
-
-
 # -- what it is made of ------------------------------------------------------------------------
-
-
-def test_tables_tell_their_size():
-    tables = tables_of([[1, 2, 3], [1, 2, 4]], max_prefix=2)
-    assert tables.max_prefix == 2
-    assert tables.num_prefixes == 3  # 1; 2; 1 2
-    assert tables.num_continuations == 5
-    assert tables.nbytes == sum(array.nbytes for array in tables.arrays().values())
-    assert tables.min_counts == ()
-
-
-def test_tables_of_nothing():
-    tables = tables_of([], max_prefix=4)
-    assert tables.num_prefixes == tables.num_continuations == 0
-    assert candidates_of(cursor_behind(tables, [1, 2]), ()) == []
-
-
-def test_arrays_come_back():
-    arrays = corpus_arrays(rows_of([[1, 2, 3]]), 3)
-    again = CorpusTables.from_arrays(arrays).arrays()
-    assert again.keys() == arrays.keys()
-    assert all(again[name] is arrays[name] for name in arrays)
 
 
 @pytest.mark.parametrize("shift", [0, 1])
@@ -219,23 +160,11 @@ def changed(name, change):
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        (
-            "token.1",
-            lambda a: a.astype(np.int32),
-            r"token\.1 must be of uint16 or uint32 \(got int32",
-        ),
         ("total.2", lambda a: a.astype(np.uint16), r"total\.2 must be of uint32 \(got uint16"),
-        ("next.1", lambda a: a.astype(float), r"next\.1 must be of uint32 \(got float64"),
         ("next.1", lambda a: a.astype(">u4"), r"next\.1 must be of uint32 \(got >u4"),
-        (
-            "token.1",
-            lambda a: a[:, None],
-            r"token\.1 must be one contiguous row \(got shape \(3, 1\)",
-        ),
         ("token.1", lambda a: a[0], r"token\.1 must be one contiguous row \(got shape \(\)"),
         ("total.1", lambda a: np.repeat(a, 2)[::2], r"total\.1 must be one contiguous row"),
         ("total.1", lambda a: a[1:], r"total\.1 must have 3 entries \(got 2\)"),
-        ("next_count.2", lambda a: a[1:], r"next_count\.2 must have 4 entries \(got 3\)"),
         ("next.2", lambda a: a + np.uint32(1), r"next\.2 must run from 0 to 4 \(got 1 to 5\)"),
         ("child.1", lambda a: a // 2, r"child\.1 must run from 0 to 3 \(got 0 to 1\)"),
     ],

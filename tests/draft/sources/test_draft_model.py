@@ -9,117 +9,110 @@ from selfspec.draft.calibration import Calibration
 from selfspec.draft.sources.draft_model import DraftModelCursor
 from selfspec.draft.tree import TreeGrower
 from selfspec.records import DraftTree, Likely, StepRecord
+from tests.strategies import ScriptedCursor
 
 
 class CountingText:
-    """Behind each token n come n + 1 and n + 2; writes down what is read."""
+    """Behind each token n come n + 1 and n + 2; writes down what is read and forgotten."""
 
-    room = 100.0
-    setting_up = 0.0
-
-    def __init__(self) -> None:
+    def __init__(self, room: float = 100.0) -> None:
+        self.room = room
+        self.ids: list[int] = []
         self.log: list[object] = []
 
-    def pays_to_begin(self, num_tokens: int, num_left: float) -> bool:
-        return num_tokens < num_left
+    def read(self, token_ids: Sequence[int]) -> Likely:
+        self.log.append(list(token_ids))
+        self.ids += token_ids
+        return [(self.ids[-1] + 1, 0.6), (self.ids[-1] + 2, 0.3), (self.ids[-1] + 3, 0.001)]
 
-    def extend(self, token_ids: Sequence[int]) -> Likely:
-        self.log.append(("extend", list(token_ids)))
-        return self.behind(token_ids[-1])
-
-    def look(self, token_ids: Sequence[int], parents: Sequence[int]) -> list[Likely]:
-        self.log.append(("look", list(token_ids), list(parents)))
-        return [self.behind(token) for token in token_ids]
-
-    def keep(self, path: Sequence[int]) -> None:
-        self.log.append(("keep", list(path)))
-
-    def behind(self, token: int) -> Likely:
-        return [(token + 1, 0.6), (token + 2, 0.3), (token + 3, 0.001)]
+    def crop(self, num_tokens: int) -> None:
+        del self.ids[len(self.ids) - num_tokens :]
 
 
-class Pace:
-    """Says yes so many times."""
-
-    def __init__(self, most: int = 99) -> None:
-        self.most = most
-        self.scores: list[Sequence[float]] = []
-        self.readings: list[int] = []
-
-    def pays_to_read(self, scores: Sequence[float]) -> bool:
-        self.scores.append(scores)
-        return len(self.scores) <= self.most
-
-    def observe_reading(self, seconds: float, num_tokens: int, setting_up: float) -> None:
-        self.readings.append(num_tokens)
-
-
-def grown(cursor: DraftModelCursor, token: int, max_nodes: int, depth: int = 9) -> DraftTree:
-    grower = TreeGrower([cursor], SpecConfig(), Calibration().probability)
-    tree = grower.grow(token, max_nodes, depth)
+def grown(
+    cursor: DraftModelCursor, token: int, max_nodes: int, *others: ScriptedCursor
+) -> DraftTree:
+    grower = TreeGrower([*others, cursor], SpecConfig(), Calibration().probability)
+    tree = grower.grow(token, max_nodes, 9)
     tree.check()
     return tree
 
 
-def test_a_level_is_read_in_one_forward():
-    text, pace = CountingText(), Pace()
-    cursor = DraftModelCursor(text, [7, 8, 10], pace)
-    tree = grown(cursor, 10, 6, depth=3)
-    assert text.log[0] == ("extend", [7, 8, 10])
-    assert text.log[1] == ("look", [11, 12], [0, 0])  # The second one waits, and may be next.
-    assert tree.tokens[1:3] == [11, 12]
-    assert tree.depths.count(2) > 0
-    assert pace.scores[0] == [1.0]
-    assert pace.scores[1] == sorted(pace.scores[1], reverse=True)
-    assert pace.readings[0] == 2  # The prompt is not counted.
+def cursor_over(
+    text: CountingText, prompt: list[int], least: float = 0.0, **limits: float
+) -> DraftModelCursor:
+    return DraftModelCursor(text, prompt, lambda _seconds: least, **limits)
+
+
+def test_a_chain_with_runners_up() -> None:
+    text = CountingText()
+    cursor = cursor_over(text, [7, 8, 10])
+    assert text.log == [[7, 8, 10]]
+    tree = grown(cursor, 10, 5)
+    assert text.log[1:] == [[11], [12]]  # One token a forward.
+    assert {10, 11, 12} <= set(tree.tokens)
+    assert {tree.tokens[node] for node in tree.children[0].values()} == {11, 12}
     assert {kind.source for kinds in tree.evidence[1:] for kind in kinds} == {"draft model"}
 
 
-def test_what_was_accepted_is_not_read_again():
+def test_what_it_does_not_name_is_unlikely_where_it_has_read_and_nowhere_else() -> None:
+    table = ScriptedCursor({10: [(50, 0.9)], 50: [(51, 0.9)]}, root=10, name="table")
+    tree = grown(cursor_over(CountingText(), [10]), 10, 40, table)
+    kinds = {token: tree.evidence[node] for node, token in enumerate(tree.tokens)}
+    assert [(kind.source, kind.rank) for kind in kinds[50]] == [("table", 1), ("draft model", 0)]
+    assert [kind.source for kind in kinds[51]] == ["table"]
+
+
+def test_it_reads_as_long_as_the_chain_is_likely_enough() -> None:
+    for least, num_read in ((0.8, 0), (0.6, 1), (0.4, 2), (0.3, 3)):  # 0.7, 0.49, 0.34, …
+        text = CountingText()
+        grown(cursor_over(text, [10], least), 10, 20)
+        assert len(text.log) == 1 + num_read
+
+
+def test_what_was_accepted_is_not_read_again() -> None:
     text = CountingText()
-    cursor = DraftModelCursor(text, [10], Pace())
-    tree = grown(cursor, 10, 4)
-    assert tree.tokens[1] == 11
-    text.log.clear()
+    cursor = cursor_over(text, [10], 0.3)
+    tree = grown(cursor, 10, 9)
+    assert text.ids == [10, 11, 12, 13]
     cursor.observe(StepRecord(row=0, tree=tree, path=[0, 1], committed_ids=[11, 50]))
-    grown(cursor, 50, 2)
-    assert text.log == [("keep", [0, 1]), ("extend", [50])]
-    text.log.clear()
-    # The model's own next token was read too, as one that might be next.
-    tree = grown(cursor, 50, 3)
-    cursor.observe(StepRecord(row=0, tree=tree, path=[0], committed_ids=[51]))
-    assert cursor.expand(cursor.root())[0][0] == 52
-    grown(cursor, 51, 2)
-    assert text.log == [("look", [51, 52], [0, 0]), ("keep", [0, 1])]
+    assert text.ids == [10, 11]
+    assert cursor.expand(cursor.root())[0][0] == 51
+    assert text.ids == [10, 11, 50]
 
 
-def test_while_it_rests_the_text_piles_up():
+def test_a_chain_that_goes_on_behind_the_text_stays() -> None:
     text = CountingText()
-    cursor = DraftModelCursor(text, [10], Pace(most=0))
+    cursor = cursor_over(text, [10], 0.3)
+    tree = grown(cursor, 10, 9)
+    cursor.observe(StepRecord(row=0, tree=tree, path=[0, 1], committed_ids=[11, 12]))
+    text.log.clear()
+    assert [token for token, _ in cursor.expand(cursor.root())] == [13, 14]
+    assert cursor.expand(cursor.follow((), 13))[0][0] == 14
+    assert text.log == []
+    grown(cursor, 12, 9)
+    assert text.log == [[14], [15]]  # They are as likely as they were at first.
+
+
+def test_while_it_does_not_pay_the_text_piles_up() -> None:
+    text, least = CountingText(), [2.0]
+    cursor = DraftModelCursor(text, [10], lambda _seconds: least[0])
     for token in (20, 30):
         tree = grown(cursor, 10, 4)
         assert len(tree) == 1
         cursor.observe(StepRecord(row=0, tree=tree, path=[0], committed_ids=[token]))
     assert text.log == []
-    cursor._pace = Pace(most=1)
-    tree = grown(cursor, 30, 4)
-    assert text.log == [("extend", [10, 20, 30])]
-    assert tree.tokens == [30, 31, 32]  # Their children would take another forward.
+    least[0] = 1.0
+    assert grown(cursor, 30, 4).tokens == [30, 31, 32]
+    assert text.log == [[10, 20, 30]]
 
 
-def test_a_prompt_is_read_only_if_what_is_left_to_write_is_worth_it():
-    text = CountingText()
-    cursor = DraftModelCursor(text, [7, 8, 10], Pace(), num_left=3)
-    tree = grown(cursor, 10, 4)
-    assert len(tree) == 1
-    cursor.observe(StepRecord(row=0, tree=tree, path=[0], committed_ids=[20]))
-    assert text.log == []
-    grown(DraftModelCursor(text, [7, 8, 10], Pace(), num_left=4), 10, 4)
-    assert text.log[0] == ("extend", [7, 8, 10])
+def test_a_prompt_is_read_only_if_what_is_left_to_write_is_worth_it() -> None:
+    for num_left, is_read in ((4, True), (3, False)):
+        text = CountingText(room=200)
+        cursor = cursor_over(text, [1] * 127 + [10], num_left=num_left)
+        assert (len(grown(cursor, 10, 4)) > 1, len(text.log) > 0) == (is_read, is_read)
 
 
-def test_a_model_without_positions_left_says_nothing():
-    text = CountingText()
-    text.room = 2
-    assert len(grown(DraftModelCursor(text, [7, 8, 9], Pace()), 9, 4)) == 1
-    assert text.log == []
+def test_it_ends_where_the_model_has_no_positions() -> None:
+    assert len(grown(cursor_over(CountingText(room=2), [8, 9, 10]), 10, 4)) == 1

@@ -2,45 +2,25 @@
 
 from __future__ import annotations
 
-from hypothesis import settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from selfspec.draft.sources.grams import GramQueues
 
 MAX_KEYS, MAX_GRAMS = 3, 4
-tokens = st.integers(0, 5)
-grams = st.lists(tokens, min_size=2, max_size=4)
 
 
-class QueuesMachine(RuleBasedStateMachine):
-    """Beside the queues stand a dict of lists, the freshest first, and the keys by last use."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.queues = GramQueues(max_keys=MAX_KEYS, max_grams=MAX_GRAMS)
-        self.plain: dict[int, list[tuple[int, ...]]] = {}
-
-    @rule(gram=grams)
-    def add(self, gram):
-        self.queues.add(gram)
+@given(st.lists(st.lists(st.integers(0, 5), min_size=2, max_size=4), max_size=40))
+def test_queues_hold_the_freshest(grams: list[list[int]]) -> None:
+    queues = GramQueues(max_keys=MAX_KEYS, max_grams=MAX_GRAMS)
+    plain: dict[int, list[tuple[int, ...]]] = {}
+    for gram in grams:
+        queues.add(gram)
         key, tail = gram[0], tuple(gram[1:])
-        held = self.plain.pop(key, [])
-        held = [tail, *(other for other in held if other != tail)]
-        self.plain[key] = held[:MAX_GRAMS]  # now the last of the dict: the freshest key
-        while len(self.plain) > MAX_KEYS:
-            del self.plain[next(iter(self.plain))]
-
-    @rule(key=tokens)
-    def look(self, key):
-        """Looking freshens nothing."""
-        self.queues.behind(key)
-
-    @invariant()
-    def holds_the_same(self):
-        for key in range(6):
-            assert self.queues.behind(key) == self.plain.get(key, [])
-
-
-TestQueues = QueuesMachine.TestCase
-TestQueues.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+        held = [tail, *(other for other in plain.pop(key, []) if other != tail)]
+        plain[key] = held[:MAX_GRAMS]  # now the last of the dict: the freshest key
+        if len(plain) > MAX_KEYS:
+            del plain[next(iter(plain))]
+        assert [queues.behind(token) for token in range(6)] == [
+            plain.get(token, []) for token in range(6)
+        ]

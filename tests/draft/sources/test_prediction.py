@@ -55,17 +55,6 @@ def test_behind_a_change_the_text_is_found_again(text, found):
         assert named(cursor_behind(LONG, text[:end]))[0] == text[end]
 
 
-def test_trust_behind_a_change_grows():
-    assert first_trust(cursor_behind(LONG, REPLACED[:12])) == 3, "more than a match anywhere says"
-    assert first_trust(cursor_behind(LONG, DELETED[:11])) == 1
-    assert named(cursor_behind(LONG, DELETED[:14])) == [134], "nobody waits at the gap any more"
-
-
-def test_nonsense_in_front():
-    assert named(cursor_behind(LONG, [1, 2, 3])) == [100, 101, 102]
-    assert named(cursor_behind(LONG, [1, 2, 3, 100, 101]))[0] == 102
-
-
 def test_longest_match_first_then_forward_then_nearest():
     prediction = [0, 0, 0, 1, 2, 50, 9, 2, 60, 7, 7, 7, 7, 9, 2, 61, 3, 2, 62]
     cursor = cursor_behind(prediction, [9, 2])
@@ -84,17 +73,6 @@ def test_a_change_that_was_made_once_is_offered_again():
     second = cursor.follow(first, 81)
     assert 5 in named(cursor, second)
     assert named(cursor, cursor.follow(second, 5))[0] == 16
-
-
-def test_an_empty_prediction_names_nothing():
-    cursor = cursor_behind([], [1, 2, 3])
-    assert named(cursor) == []
-    assert named(cursor, cursor.follow(cursor.root(), 4)) == []
-
-
-def test_a_prediction_that_is_shorter_than_the_text_falls_silent():
-    cursor = cursor_behind([1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6, 7, 8])
-    assert named(cursor) == []
 
 
 def test_a_common_token_costs_no_more_in_a_long_prediction():

@@ -42,17 +42,7 @@ def test_they_are_those_of_the_last_accepted_node():
     assert [c.token for c in candidates_of(cursor, cursor.root())] == [8]
 
 
-def test_only_a_few_run():
-    assert len(told([[2, 3, 4, 5, 6, 7]], [0], [2]).root()) == 4
-
-
 def test_nothing_stands_below_them():
     cursor = told([[5, 6, 7]], [0], [5])
     assert {c.state for c in candidates_of(cursor, cursor.root())} == {None}
     assert cursor.follow(cursor.root(), 9) is None
-
-
-def test_a_step_without_logits_leaves_none():
-    cursor = told([[5, 6, 7]], [0], [5])
-    cursor.observe(StepRecord(row=0, tree=DraftTree.of_root(5), path=[0], committed_ids=[6]))
-    assert candidates_of(cursor, cursor.root()) == []

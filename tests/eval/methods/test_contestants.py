@@ -92,33 +92,37 @@ def test_the_static_tree_has_80_nodes_below_its_root_whatever_is_asked():
     assert all(tree <= set(shape) for tree in trees)  # less where the LUT has no row yet
 
 
+BEHIND_3 = np.array([[-1, 3]])
+
+
 def top(*entries: tuple[int, float]) -> TopK:
     ids, chances = zip(*entries, strict=True)
     return TopK(np.array([ids], np.int32), np.array([chances], np.float16))
 
 
 def row_of(source: DiaaSource) -> list[tuple[int, float]]:
-    pairs = source.next_tokens(3)
+    pairs = source.next_tokens((-1, 3))
     return [(token, RecordedProbabilities().probability((kind,))) for token, kind in pairs]
 
 
 def test_a_row_of_diaa_is_what_the_model_said_last_with_its_probabilities():
     source = DiaaSource(10, 2)
-    source.learn([3], top((5, 0.5), (-1, 0)))
-    source.learn([3], top((6, 0.75), (7, 0.125)))
+    source.observe_pairs(BEHIND_3, top((5, 0.5), (-1, 0)))
+    source.observe_pairs(BEHIND_3, top((6, 0.75), (7, 0.125)))
     assert row_of(source) == [(6, 0.75), (7, 0.125)]
 
 
 def test_a_row_of_diaa_read_otherwise_replaces_its_least_likely_entry():
     source = MergingSource(10, 2)
     row = partial(row_of, source)
-    source.learn([3], top((5, 0.5), (-1, 0)))
+    source.observe_pairs(BEHIND_3, top((5, 0.5), (-1, 0)))
     assert row() == [(5, 0.5)]
-    source.learn([3], top((6, 0.75), (7, 0.25)))  # The row is full behind 6.
+    source.observe_pairs(BEHIND_3, top((6, 0.75), (7, 0.25)))  # The row is full behind 6.
     assert row() == [(6, 0.75), (5, 0.5)]
-    source.learn([3], top((7, 0.25), (5, 0.125)))  # 7 takes the place of 5, which was less likely.
+    # 7 takes the place of 5, which was less likely.
+    source.observe_pairs(BEHIND_3, top((7, 0.25), (5, 0.125)))
     assert row() == [(6, 0.75), (7, 0.25)]
-    source.learn([3], top((7, 0.875), (5, 0.0625)))
+    source.observe_pairs(BEHIND_3, top((7, 0.875), (5, 0.0625)))
     assert row() == [(7, 0.875), (6, 0.75)]
 
 
@@ -136,7 +140,8 @@ def test_branches_as_self_draft_starts_them_draft_nothing_until_they_are_filled(
     first = RandomStarts([5, 6, 7], 2, 6)
     assert [len(branch) for branch in first.tokens] == [3, 3]
     num_committed = 0
-    for record in records[: records.index(next(r for r in records if len(r.tree) > 1))]:
+    drafted = next(n for n, record in enumerate(records) if any(record.tree.scores[1:]))
+    for record in records[:drafted]:
         num_committed += len(record.committed_ids)
     assert num_committed >= 6
     assert all(len(gram) == 4 for record in records for gram in record.grams)

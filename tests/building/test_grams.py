@@ -62,35 +62,22 @@ def test_counts_are_those_of_a_full_search(data):
     assert tables.min_counts == tuple(min_counts)
 
 
-def test_asking_twice_and_going_on():
-    counter = counted([[0, 1, 2]])
-    assert_tables(counter.tables(min_count=1), expected_arrays([[0, 1, 2]], 4, [1] * 4))
-    counter.add([0, 1, 3])
-    both = expected_arrays([[0, 1, 2], [0, 1, 3]], 4, [1] * 4)
-    assert_tables(counter.tables(min_count=1), both)
-    assert_tables(counter.tables(min_count=1), both)
-
-
 def test_memory_is_bounded_and_the_frequent_stay(monkeypatch):
     """What is dropped is long and rare; the counts of single tokens and pairs stay exact."""
     monkeypatch.setattr(grams, "_CHUNK", 500)
     phrase = [1, 2, 3, 4, 5]
     rng = np.random.default_rng(0)
     corpus = [[*phrase, *rng.integers(0, 30, 60).tolist()] for _ in range(200)]
-    counter = counted(corpus, vocab_size=30, max_memory=grams._NODE_BYTES * 4000)
+    counter = counted(corpus, vocab_size=30, max_memory=grams._GRAM_BYTES * 4000)
     assert sum(map(grams._size, counter._tries)) <= 4000
     tables = counter.tables(min_count=20)
     exact = counted(corpus, vocab_size=30).tables(min_count=20)
-    assert_same_start(tables.arrays(), exact.arrays(), length=1)
+    for name in ("token.1", "total.1", "next_token.1", "next_count.1"):
+        assert np.array_equal(tables.arrays()[name], exact.arrays()[name])
     prefixes = ()
     for token in phrase[:4]:
         prefixes = tables.step(prefixes, token)
     assert tables.continuations(4, prefixes[3], 1)[1][0] == (5, 200)
-
-
-def assert_same_start(arrays, others, length):
-    for name in ("token", "total", "next_token", "next_count"):
-        assert np.array_equal(arrays[f"{name}.{length}"], others[f"{name}.{length}"])
 
 
 @pytest.mark.parametrize("merge", [False, True])
@@ -117,7 +104,7 @@ def test_min_count_is_raised_only_as_far_as_it_must(merge):
 
 @pytest.mark.parametrize("odd", [-1, 4, 1 << 40])
 def test_tokens_beyond_the_vocabulary_are_refused(odd):
-    with pytest.raises(ValueError, match=rf"token ids must be 0 to 3 \(got {odd}\)"):
+    with pytest.raises(ValueError, match=rf"token ids of --data must be 0 to 3 \(got {odd}\)"):
         counted([[0, odd, 1]])
 
 
@@ -164,15 +151,15 @@ def test_merged_tables_are_the_sum_of_what_they_kept(corpora, limits):
     assert_tables(merge_tables([tables_of(rows) for rows in parts[::-1]], **limits), expected)
 
 
-def test_the_wider_tokens_win():
-    rows = rows_of([[1, 2, 3]])
-    merged = merge_tables([tables_of(rows), tables_of(rows, "uint32")])
-    assert merged.arrays()["next_token.2"].dtype == "uint32"
-
-
 def test_tables_that_do_not_match_are_refused():
     with pytest.raises(ValueError, match=r"same max_prefix \(got \[2, 3\]\)"):
         merge_tables([tables_of({}), tables_of({}, max_prefix=2)])
+    with pytest.raises(ValueError, match=r"must be allowed 9,000 bytes \(got 1\)"):
+        merge_tables([tables_of({})], max_bytes=1)
+    turned = corpus_arrays(rows_of([[1, 2], [2, 3]]), MAX_PREFIX)
+    turned["next.1"][1] = 7  # Where rows begin goes up and down, as in no table of ours.
+    with pytest.raises(ValueError, match="negative"):
+        merge_tables([CorpusTables.from_arrays(turned)])
 
 
 def test_counts_stop_at_what_the_arrays_can_hold():

@@ -1,0 +1,157 @@
+"""The call that `generate()` would make of one of many prompts, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial, wraps
+from typing import Any
+
+import torch
+
+from selfspec.compat.generation import KV_NAMES
+from selfspec.errors import UnsupportedError
+from selfspec.machine.device import own_seed
+from selfspec.plugin.arguments import for_drafts, loop_of
+from selfspec.plugin.call import Call
+from selfspec.plugin.rules import end_ids
+from selfspec.plugin.spec import SelfSpec
+from selfspec.stats import GenerationStats
+
+# Gets the index of a prompt and its new tokens; says whether anybody reads on.
+Hear = Callable[[int, Sequence[int]], bool]
+
+# Arguments of `generate()` that belong to one call with prompts of its own.
+_OF_ONE_CALL = (
+    "attention_mask",
+    "custom_generate",
+    "input_ids",
+    "inputs_embeds",
+    "streamer",
+    *KV_NAMES,
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model wrote behind one prompt.
+
+    Attributes:
+        index: Which prompt it is, counted from 0 in the order in which they were given.
+        text: The new text, without special tokens.
+        ids: The new tokens, the end-of-text token among them.
+        finish_reason: ``"stop"`` if the model or a stop string ended the text, ``"length"`` if it
+            was cut off at the most tokens.
+        num_prompt_tokens: How many tokens the prompt has.
+        stats: What was counted for this prompt. Of the time of a step, each row has an equal share.
+    """
+
+    index: int
+    text: str
+    ids: list[int]
+    finish_reason: str
+    num_prompt_tokens: int
+    stats: GenerationStats
+
+    @classmethod
+    def to(cls, call: Call, ids: list[int], stats: GenerationStats, tokenizer: Any) -> Answer:
+        """The answer that a call's new tokens are."""
+        text, num_prompt_tokens = tokenizer.decode(ids, skip_special_tokens=True), call.num_tokens
+        is_ended = bool(ids) and ids[-1] in end_ids(call.generation_config)
+        is_cut = not is_ended and num_prompt_tokens + len(ids) >= call.max_length
+        reason = "length" if is_cut else "stop"
+        return cls(call.index, text, ids, reason, num_prompt_tokens, stats)
+
+
+def call_for(
+    index: int,
+    ids: Sequence[int],
+    seed: int | None,
+    model: Any,  # or what wraps it, as PEFT does
+    tokenizer: Any,
+    spec: SelfSpec,
+    arguments: dict[str, Any],
+) -> Call:
+    """Lets `generate()` prepare the call, up to where it would decode; runs no forward."""
+    for name in _OF_ONE_CALL:
+        if arguments.get(name) is not None:
+            raise UnsupportedError(
+                f"{name} belongs to one call of generate() and can't be used for many prompts; "
+                "leave it out"
+            )
+    ours = {"tokenizer": tokenizer, "return_dict_in_generate": False}
+    arguments = for_drafts(model, {**arguments, **ours})
+
+    @wraps(spec.open_call)  # transformers hands over what its signature names.
+    def opened(*args: Any, **kwargs: Any) -> tuple[Call, str | None]:
+        call = spec.open_call(*args, **kwargs)
+        # A wrapper of PEFT changes the model until its generate() returns.
+        return call, call.plain_reason or call.together_reason(several=True)
+
+    loop = loop_of(opened, model, arguments)
+    call: Call
+    call, alone_reason = model.generate(**_inputs(ids, model), custom_generate=loop, **arguments)
+    if len(call.input_ids) != 1:
+        raise UnsupportedError(
+            f"num_return_sequences must be 1 (got {len(call.input_ids)}); give the prompt "
+            "several times"
+        )
+    if call.generation_config.do_sample:
+        seed = int(torch.randint(2**63 - 1, (), device="cpu")) if seed is None else seed
+        call.generator = torch.Generator(call.input_ids.device).manual_seed(seed)
+    call.index, call.alone_reason = index, alone_reason
+    call.decode_alone = partial(_decode_alone, spec, model, list(ids), seed, arguments)
+    return call
+
+
+def _decode_alone(
+    spec: SelfSpec,
+    model: Any,
+    ids: list[int],
+    seed: int | None,
+    arguments: dict[str, Any],
+    hear: Callable[[list[int]], bool],
+) -> list[int] | None:
+    """Decodes the prompt with a `generate()` of its own; returns the new tokens.
+
+    `hear` gets each of them at once. If it says that nobody reads them, there is no answer.
+    """
+    told = _Told(hear)
+    with own_seed(seed, [model.device]):
+        try:
+            output = model.generate(
+                **_inputs(ids, model),
+                custom_generate=loop_of(spec, model, {**arguments, "streamer": told}),
+                streamer=told,
+                **arguments,
+            )
+        except _NobodyReads:
+            return None
+    return list(output[0, len(ids) :].tolist())
+
+
+class _NobodyReads(Exception):
+    """Breaks off a call whose text nobody waits for."""
+
+
+class _Told:
+    """A streamer that hands on the tokens of one text."""
+
+    def __init__(self, hear: Callable[[list[int]], bool]) -> None:
+        self._hear = hear
+        self._has_prompt = False
+
+    def put(self, value: torch.Tensor) -> None:
+        """Takes the prompt first, and then token by token."""
+        ids = value.flatten().tolist() if self._has_prompt else []
+        self._has_prompt = True
+        if not self._hear(ids):
+            raise _NobodyReads
+
+    def end(self) -> None:
+        """The answer says so."""
+
+
+def _inputs(ids: Sequence[int], model: Any) -> dict[str, torch.Tensor]:
+    input_ids = torch.tensor([list(ids)], device=model.device)
+    return {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}

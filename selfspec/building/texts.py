@@ -1,0 +1,267 @@
+"""Texts to learn from as token ids, in the same order every time: plain text files, or rows that
+`datasets` loads from files, folders and the Hub.
+
+A document is a text, a conversation, token ids, or None for a row with nothing in it. `datasets` is
+imported when rows are read, since it comes with the `cache` extra only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+from numpy.typing import NDArray
+
+from selfspec.building.recipe import Recipe
+from selfspec.cache import tokenizer_info
+from selfspec.errors import BuildError, unknown_name
+
+TokenIds = NDArray[np.int64]
+Messages = list[dict[str, str]]
+Document = str | Messages | TokenIds | None
+
+_BUILDERS = {
+    ".arrow": "arrow",
+    ".csv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".parquet": "parquet",
+    ".tsv": "tsv",
+}
+_PACKED = (".bz2", ".gz", ".xz", ".zst")
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?", re.ASCII)
+_PIECE = 1 << 20  # Characters. Longer text is cut into several documents at ends of lines.
+_AT_ONCE = 16  # Documents that are tokenized together. The tokenizer uses all cores for that.
+_ROLES = {"human": "user", "gpt": "assistant"}  # ShareGPT's names, as chat templates have them.
+
+
+def read_ids(recipe: Recipe, tokenizer: Any) -> Iterator[TokenIds | None]:
+    """The token ids of each document; None if it is empty or if the template refuses it.
+
+    Where the model answers, these are its prompts. A model's own vocabulary is read as documents of
+    one token each, mostly the frequent ones first.
+    """
+    if recipe.reads_vocabulary:
+        size = tokenizer_info(tokenizer).vocab_size
+        return (np.array([token]) for token in range(size))
+    documents = read_documents(recipe)
+    parts = iter(lambda: list(islice(documents, _AT_ONCE)), [])
+    return (ids for part in parts for ids in encode(part, recipe, tokenizer))
+
+
+# -- files and rows ----------------------------------------------------------------------------
+
+
+def read_documents(recipe: Recipe) -> Iterator[Document]:
+    """The documents, up to the recipe's `max_documents`. A wrong path is refused at once."""
+    builder, files = find_files(recipe)
+    rows = islice(_rows(recipe, builder, files), recipe.max_documents)
+    return (_document(recipe, row, number) for number, row in enumerate(rows))
+
+
+def find_files(recipe: Recipe) -> tuple[str | None, list[str]]:
+    """What reads a recipe's `data`, and the paths to read; None and globs for the Hub."""
+    path = Path(recipe.data).expanduser()
+    if not path.exists():
+        if not _HUB_ID.fullmatch(recipe.data):
+            raise BuildError(
+                "--data must be a file or folder that exists, or a Hub id such as owner/name "
+                f"(got {recipe.data!r})"
+            )
+        return None, recipe.data_files
+    files = [path] if path.is_file() else _files_in(path, recipe.data_files)
+    builders = sorted({_builder_of(file) for file in files})
+    if len(builders) > 1:
+        raise BuildError(
+            f"--data must hold files of one kind (got {', '.join(builders)}); choose some with "
+            "--data-files, such as '**/*.jsonl'"
+        )
+    return builders[0], [str(file) for file in files]
+
+
+def _files_in(folder: Path, globs: list[str]) -> list[Path]:
+    """The files of a folder in the order of their names, hidden ones left out."""
+    try:
+        found = {path for pattern in globs or ["**/*"] for path in folder.glob(pattern)}
+    except (NotImplementedError, ValueError) as error:
+        raise BuildError(f"--data-files must be globs inside --data (got {globs})") from error
+    files = sorted(path for path in found if path.is_file())
+    shown = [path for path in files if "/." not in f"/{path.relative_to(folder).as_posix()}"]
+    if not shown:
+        wanted = f" that match {globs}" if globs else ""
+        raise BuildError(f"--data must be a folder with files{wanted} (got {str(folder)!r})")
+    return shown
+
+
+def _builder_of(path: Path) -> str:
+    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in _PACKED]
+    return _BUILDERS.get(suffixes[-1], "text") if suffixes else "text"
+
+
+def _rows(recipe: Recipe, builder: str | None, files: list[str]) -> Iterator[Mapping[str, Any]]:
+    """The rows. Whatever their reader raises is reported as bad data."""
+    number = 0
+    try:
+        if builder == "text":
+            found = ({recipe.column: text} for path in files for text in _plain(path, recipe.form))
+        else:
+            found = _loaded(recipe, builder, files)
+        for row in found:
+            number += 1
+            yield row
+    except BuildError:
+        raise
+    except Exception as error:  # Its readers raise anything, and StopIteration for an empty file.
+        cause = error.__cause__ or error
+        after = f" after {number} documents" if number else ""
+        raise BuildError(
+            f"--data {recipe.data!r} can't be read{after}: {str(cause) or type(cause).__name__}"
+        ) from error
+
+
+def _plain(path: str, form: str) -> Iterator[str]:
+    """The documents of one text file, packed or not: all of it, its lines, or its paragraphs.
+
+    Bytes that are not UTF-8 become replacement characters. A file that is not text gives nothing,
+    since a folder of sources may hold pictures too.
+    """
+    how: dict[str, Any] = {"compression": "infer", "encoding": "utf-8", "errors": "replace"}
+    with fsspec.open(path, "rt", **how) as stream:
+        if "\0" in stream.read(4096):
+            return
+        stream.seek(0)
+        lines: list[str] = []
+        size = 0
+        while line := stream.readline(_PIECE):
+            if form == "line":
+                yield line.rstrip("\n")
+                continue
+            is_between = form == "paragraph" and not line.strip()
+            if lines and (is_between or size > _PIECE):
+                yield "".join(lines)
+                lines, size = [], 0
+            if not is_between:
+                lines.append(line)
+                size += len(line)
+        if lines:
+            yield "".join(lines)
+
+
+def _loaded(recipe: Recipe, builder: str | None, files: list[str]) -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise BuildError(
+            "reading data sets needs the datasets package: pip install datasets"
+        ) from error
+    datasets.disable_progress_bars()
+    more: dict[str, Any] = {"sep": "\t"} if builder == "tsv" else {}
+    if builder is None:
+        more = {"name": recipe.config_name, "revision": recipe.revision}
+    return datasets.load_dataset(
+        recipe.data if builder is None else "csv" if builder == "tsv" else builder,
+        split=recipe.split,
+        streaming=True,
+        data_files=files or None,
+        **more,
+    )
+
+
+def _columns(recipe: Recipe) -> tuple[str, ...]:
+    """Where documents are looked for. A file of prompts may hold texts and conversations."""
+    if recipe.generates:
+        return (recipe.column, recipe.messages or "messages")
+    return (recipe.messages or recipe.column,)
+
+
+def _document(recipe: Recipe, row: Mapping[str, Any], number: int) -> Document:
+    columns = [name for name in _columns(recipe) if name in row]
+    if not columns:
+        raise BuildError(f"document {number}: {unknown_name('column', _columns(recipe)[0], row)}")
+    name = next((name for name in columns if row[name]), None)
+    if name is None:
+        return None
+    value = row[name]
+    if name == recipe.messages or name != recipe.column:
+        return _messages(value, name, number)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(type(each) is int for each in value):
+        return np.array(value, np.int64)
+    raise _wrong(number, f"column {name!r} must hold texts or lists of token ids", value)
+
+
+def _messages(value: Any, name: str, number: int) -> Messages:
+    """A conversation, with the keys and roles of OpenAI or of ShareGPT."""
+    if isinstance(value, Mapping):  # This is a table given by columns, not by rows.
+        value = [dict(zip(value, each, strict=True)) for each in zip(*value.values(), strict=True)]
+    try:
+        found = [
+            (str(each.get("role") or each["from"]), each.get("content") or each.get("value") or "")
+            for each in value
+        ]
+    except (AttributeError, KeyError, TypeError) as error:
+        rule = f"column {name!r} must hold lists of messages, each with role and content"
+        raise _wrong(number, rule, value) from error
+    for _, content in found:
+        if not isinstance(content, str):
+            raise _wrong(number, "a message's content must be text", content)
+    return [{"role": _ROLES.get(role, role), "content": content} for role, content in found]
+
+
+def _wrong(number: int, rule: str, got: Any) -> BuildError:
+    return BuildError(f"document {number}: {rule} (got {got!r:.80})")
+
+
+# -- tokens ------------------------------------------------------------------------------------
+
+
+def encode(documents: Sequence[Document], recipe: Recipe, tokenizer: Any) -> list[TokenIds | None]:
+    """The ids of each document, or of the prompt in it; None where there is none."""
+    found: list[Any] = [each if isinstance(each, np.ndarray) else () for each in documents]
+    texts = [_text_of(each, recipe, tokenizer) for each in documents]
+    if any(texts):
+        # A template writes the special tokens itself.
+        encoded = tokenizer(
+            [text for text in texts if text],
+            add_special_tokens=not recipe.uses_template,
+            verbose=False,
+        )["input_ids"]
+        indices = [index for index, text in enumerate(texts) if text]
+        for index, ids in zip(indices, encoded, strict=True):
+            found[index] = ids
+    return [np.array(ids, np.int64) if len(ids) else None for ids in found]
+
+
+def _text_of(document: Document, recipe: Recipe, tokenizer: Any) -> str | None:
+    """The text to tokenize; None if there is none, or if the template refuses it."""
+    from jinja2.exceptions import TemplateError
+
+    if isinstance(document, str) and recipe.uses_template:
+        document = [{"role": "user", "content": document}]
+    if not isinstance(document, list):
+        return document if isinstance(document, str) else None
+    messages = _before_the_answer(document) if recipe.generates else document
+    if not messages:
+        return None
+    if not recipe.uses_template:
+        return "\n\n".join(message["content"] for message in messages)
+    try:
+        text: str = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=recipe.generates
+        )
+    except TemplateError:  # For example two turns of one speaker in a row.
+        return None
+    return text
+
+
+def _before_the_answer(messages: Messages) -> Messages:
+    roles = [message["role"] for message in messages]
+    end = roles.index("assistant") if "assistant" in roles else len(messages)
+    return messages[:end] if "user" in roles[:end] else []

@@ -1,0 +1,291 @@
+"""One table of what is not served as asked: what a rule looks at, what becomes of a call, and why.
+
+README's table "What it works with" names the same things, which a test compares. Rules read objects
+of transformers and run nothing, but for those that ask for the trial of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from transformers.cache_utils import DynamicCache
+from transformers.generation.utils import GenerationMixin
+
+from selfspec.compat.generation import KV_NAMES, hidden_kv_name, keeps_only_states, kv_of
+from selfspec.compat.modules import is_parallel, prompt_learning
+from selfspec.plugin.rules import looks_at_rows, row_stops
+from selfspec.run.rope import changes_other_rows, rope_limit
+from selfspec.run.tree_kv import foreign_layer
+
+__all__ = ["RULES", "Arguments", "Outcome", "Rule", "has_own_generate", "reason_for"]
+
+
+class Outcome(Enum):
+    """What becomes of a call."""
+
+    REFUSED = "an error, with the fix"
+    ASIDE = "a default assistant leaves it to transformers; one that is named goes on"
+    PLAIN = "decoded plainly, with the reason in the statistics; an error under `strict`"
+    CHAINS = "drafted for with chains in place of trees; an error under `strict`"
+    TOGETHER = "its rows get each token at once, as in the loop of transformers"
+    APART = "the same, if there are other rows in its forwards"
+
+
+class Arguments(NamedTuple):
+    """What a `generate()` call is asked for, before transformers has prepared it."""
+
+    model: Any
+    given: Mapping[str, Any]
+    draft_model: Any = None  # of the assistant
+
+    def setting(self, name: str) -> Any:
+        """What stock takes: the argument, else the config of the call, else that of the model."""
+        if name in self.given:
+            return self.given[name]
+        configs = (self.given.get("generation_config"), self.model.generation_config)
+        values = (getattr(config, name, None) for config in configs)
+        return next((value for value in values if value is not None), None)
+
+
+class Rule(NamedTuple):
+    """It applies where `looks_at` gives something, which the reason may name.
+
+    `looks_at` gets `Arguments` or a `Call`; both have a `model` and a `setting(name)`. `shown` is
+    the row of README's table and the words in it.
+    """
+
+    looks_at: Callable[[Any], Any]
+    reason: str = "{}"
+    shown: str = ""
+
+
+def reason_for(outcome: Outcome, asked: Any) -> str | None:
+    """What the first rule with this outcome says of a call; None if none applies."""
+    for rule in RULES[outcome]:
+        if found := rule.looks_at(asked):
+            return rule.reason.format(found)
+    return None
+
+
+def _mode(name: str, what: str, off: Any) -> Rule:
+    """Refuses a call with a setting that asks for something else than one token after the other."""
+    fix = f"set {name}={off!r} or leave assistant= out"
+    reason = f"{what} can't be drafted for; {fix} (got {name}={{!r}})"
+
+    def looks_at(asked: Any) -> Any:
+        value = asked.setting(name)
+        return value if value and value != off else None
+
+    return Rule(looks_at, reason, f"decoding: {what}")
+
+
+def has_own_generate(model: Any) -> bool:
+    """Does the class bring a `generate()` that may do with our loop what it likes?
+
+    That of a PEFT wrapper is known: it passes everything on to the model inside.
+    """
+    is_wrapper = hasattr(model, "get_base_model")
+    return not is_wrapper and type(model).generate is not GenerationMixin.generate
+
+
+def _class_if(holds: Callable[[Any], bool]) -> Callable[[Any], str | None]:
+    return lambda asked: type(asked.model).__name__ if holds(asked.model) else None
+
+
+def _num_processes() -> int:
+    distributed = torch.distributed
+    there = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_world_size() if there else 1
+
+
+def _lacks_ids_for_draft_model(asked: Arguments) -> bool:
+    # Without any prompt, stock makes one of the first token.
+    ids = (asked.given.get(name) for name in ("inputs", "input_ids"))
+    has_ids = asked.given.get("inputs_embeds") is None or any(each is not None for each in ids)
+    return asked.draft_model is not None and not has_ids
+
+
+def _renamed_kv(call: Any) -> str | None:
+    return hidden_kv_name(call.model_kwargs) if kv_of(call.model_kwargs) is None else None
+
+
+def _state_in_place_of_kv(call: Any) -> str | None:
+    cache = kv_of(call.model_kwargs)
+    return type(call.model).__name__ if cache is None or keeps_only_states(cache) else None
+
+
+def _other_kv(call: Any) -> str | None:
+    cache = kv_of(call.model_kwargs)
+    if type(cache) is DynamicCache and not cache.offloading:
+        return None
+    offloaded = "offloaded " if getattr(cache, "offloading", False) else ""
+    return f"{offloaded}{type(cache).__name__}"
+
+
+def _tensors_of_plain_steps(call: Any) -> str | None:
+    names = ("output_attentions", "output_hidden_states")
+    asked = (name for name in names if call.setting(name))
+    return next(asked, None) if call.setting("return_dict_in_generate") else None
+
+
+# Model arguments that a tree's forward sets or follows; any other would have to be followed too.
+_FOLLOWED = frozenset(
+    (
+        "attention_mask",
+        "inputs_embeds",
+        "logits_to_keep",
+        "output_attentions",
+        "output_hidden_states",
+        "position_ids",
+        *KV_NAMES,
+        "return_dict",
+        "use_cache",
+    )
+)
+
+
+def _unfollowed(call: Any) -> str | None:
+    others = (each for each in call.model_kwargs.items() if each[0] not in _FOLLOWED)
+    return next((name for name, value in others if value is not None and value != {}), None)
+
+
+def _verifies(mode: str) -> Callable[[Any], str | None]:
+    return lambda call: call.ability.reason if call.ability.mode == mode else None
+
+
+def _foreign_layer(call: Any) -> str | None:
+    return foreign_layer(kv_of(call.model_kwargs)) if call.ability.mode == "tree" else None
+
+
+def _records_scores(call: Any) -> bool:
+    records = call.setting("output_scores") or call.setting("output_logits")
+    return bool(call.setting("return_dict_in_generate") and records)
+
+
+def _looks_at_columns(call: Any) -> bool:
+    attention = call.ability.attention
+    return attention is None or attention.scale_period > 0
+
+
+RULES: dict[Outcome, tuple[Rule, ...]] = {
+    Outcome.REFUSED: (
+        Rule(
+            _class_if(lambda model: model.config.is_encoder_decoder),
+            "{} is an encoder-decoder model, and drafts are made for decoders alone; call "
+            "generate() without assistant=",
+            "models: encoder-decoder models",
+        ),
+        _mode("num_beams", "beam search", 1),
+        _mode("penalty_alpha", "contrastive search", None),
+        _mode("dola_layers", "DoLa", None),
+        _mode("constraints", "constrained beam search", None),
+        _mode("force_words_ids", "constrained beam search", None),
+        _mode("prompt_lookup_num_tokens", "prompt lookup", None),
+        _mode("assistant_early_exit", "early exit", None),
+        _mode("use_mtp", "multi-token prediction", False),
+        Rule(
+            lambda asked: asked.setting("cache_implementation") == "paged",
+            "cache_implementation='paged' can't be drafted for: a paged KV cache takes no draft "
+            "back; leave it out, or call generate() without selfspec",
+            "KV cache: paged",
+        ),
+        Rule(
+            lambda asked: asked.setting("token_healing"),
+            "token_healing=True needs the tokenizer, which a custom decoding loop is not given; "
+            "pass input_ids=model.heal_tokens(input_ids, tokenizer) instead",
+            "decoding: token healing",
+        ),
+    ),
+    Outcome.ASIDE: (
+        Rule(_class_if(has_own_generate), "{} has a generate() of its own"),
+        Rule(
+            lambda asked: asked.given.get("assistant_model") is not None,
+            "assistant_model= names another assistant",
+        ),
+        Rule(
+            lambda asked: asked.given.get("synced_gpus") or _num_processes() > 1,
+            "several processes may have to run their forwards in step",
+        ),
+        Rule(_lacks_ids_for_draft_model, "a draft model must be given the prompt as token ids"),
+    ),
+    Outcome.PLAIN: (
+        Rule(
+            lambda call: call.synced_gpus,
+            "synced_gpus=True lets several processes run their forwards in step",
+            "around it: `synced_gpus=True`",
+        ),
+        Rule(
+            lambda call: is_parallel(call.model),
+            "it is spread over several processes, each of which would choose a width of its own",
+            "models: those spread over several processes",
+        ),
+        Rule(
+            lambda call: prompt_learning(call.model),
+            "prompt learning puts tokens into the KV cache that generate() does not count",
+            "around it: prompt tuning and prefix tuning",
+        ),
+        Rule(
+            lambda call: rope_limit(call.model.config, call.reach, call.model_kwargs),
+            "its {0[0]} rotary embedding changes with the length of a forward beyond {0[1]}",
+            "inputs: texts that cross the length at which a rotary embedding changes",
+        ),
+        Rule(
+            lambda call: not call.model_kwargs.get("use_cache", True),
+            "use_cache=False leaves no KV cache to verify a draft with",
+            "KV cache: `use_cache=False`",
+        ),
+        Rule(
+            _renamed_kv,
+            f"transformers {transformers.__version__} hands over the KV cache as {{!r}}, a name "
+            "that this version of selfspec does not know",
+        ),
+        Rule(
+            _state_in_place_of_kv,
+            "{} keeps a state of its own in place of a KV cache, as recurrent models do, and a "
+            "draft can't be taken back from it",
+            "models: recurrent and hybrid models",
+        ),
+        Rule(
+            _other_kv,
+            "a KV cache of type {} can't take a draft back",
+            "KV cache: static, quantised, offloaded",
+        ),
+        Rule(
+            _tensors_of_plain_steps,
+            "{}=True asks for the tensors of each plain step",
+            "decoding: `output_attentions`, `output_hidden_states` in the returned dictionary",
+        ),
+        Rule(
+            _unfollowed,
+            "the model argument {!r} can't be followed along a draft",
+            "inputs: images and other inputs that are not text",
+        ),
+        Rule(_verifies("plain"), shown="models: those that fail a short trial"),
+        Rule(_foreign_layer),
+    ),
+    Outcome.CHAINS: (Rule(_verifies("chain")),),
+    Outcome.TOGETHER: (
+        Rule(_verifies("chain")),
+        Rule(
+            lambda call: row_stops(call.stopping_criteria) is None,
+            "its stopping criteria look at more than their own row",
+        ),
+        Rule(_records_scores, "its scores or logits are recorded"),
+    ),
+    Outcome.APART: (
+        Rule(_looks_at_columns, "the model's attention depends on the columns of a batch"),
+        Rule(
+            lambda call: changes_other_rows(call.model.config, call.model_kwargs),
+            "the model's positions depend on the longest row",
+        ),
+        Rule(lambda call: call.gives_cache_back, "its KV cache is given back"),
+        Rule(
+            lambda call: not looks_at_rows(call.logits_processor),
+            "a logits processor may look at other rows",
+        ),
+    ),
+}

@@ -1,0 +1,195 @@
+"""`Sequence`: one row, from its prompt to its last token.
+
+It holds its text, what chooses its tokens and when it stops, what it drafts from, and what was
+counted for it. It knows neither the rows beside it nor how a forward is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from selfspec.config import SpecConfig
+from selfspec.draft.memory import Memory
+from selfspec.draft.sources import Cursor
+from selfspec.draft.sources.branches import Branches
+from selfspec.draft.sources.draft_model import DraftModelCursor
+from selfspec.draft.sources.prediction import Prediction, PredictionCursor
+from selfspec.draft.tree import TreeGrower
+from selfspec.machine.device import upload
+from selfspec.records import StepRecord
+from selfspec.stats import GenerationStats
+from selfspec.verify.choosers import Chooser, GreedyChooser
+
+__all__ = ["Sequence", "Stops", "Streamer", "output_of", "stream_to"]
+
+_ROOM = 256  # New tokens for which the ids that processors read have room at first.
+
+
+class Streamer(Protocol):
+    """transformers' streamer protocol."""
+
+    def put(self, value: torch.Tensor) -> None:
+        """Takes one token of each row."""
+        ...
+
+    def end(self) -> None:
+        """Nothing more will come."""
+        ...
+
+
+class Stops(NamedTuple):
+    """What ends a row before its greatest length, by looking at this row alone."""
+
+    eos_ids: frozenset[int] = frozenset()
+    criteria: tuple[Callable[[torch.Tensor, Any], torch.Tensor], ...] = ()
+
+
+def _tell_nobody() -> None:
+    pass
+
+
+@dataclass(eq=False, kw_only=True)
+class Sequence:
+    """One row of a batch.
+
+    `index` names it in records. What it commits is kept as plain numbers, and written to a tensor
+    once somebody reads that: a device is neither written to nor waited for at each token.
+    """
+
+    prompt: torch.Tensor  # (1, P), padding included
+    prompt_ids: list[int]  # without padding
+    index: int = 0
+    chooser: Chooser = field(default_factory=GreedyChooser)
+    max_length: int  # of the text, the prompt with its padding included
+    stops: Stops = Stops()  # noqa: RUF009 has no state
+    pad_token_id: int = 0
+    gets_pads: bool = False  # once it has stopped and others have not, as rows of stock do
+    stats: GenerationStats = field(default_factory=GenerationStats)
+    tell: Callable[[], None] = _tell_nobody  # called once a token was committed
+
+    def __post_init__(self) -> None:
+        self.new_ids: list[int] = []
+        self.is_done = False
+        self._ids: torch.Tensor | None = None  # (1, P + room)
+        self._num_written = 0
+        self.cursors: list[Cursor] = []
+
+    @property
+    def last_token(self) -> int:
+        """The last token of the text; 0 for a prompt without ids."""
+        ids = self.new_ids or self.prompt_ids
+        return ids[-1] if ids else 0
+
+    @property
+    def num_new(self) -> int:
+        """How many tokens were committed."""
+        return len(self.new_ids)
+
+    @property
+    def length(self) -> int:
+        """The tokens of the text, the prompt with its padding included."""
+        return self.prompt.shape[1] + len(self.new_ids)
+
+    @property
+    def device(self) -> torch.device:
+        """Where stock chooses tokens."""
+        return self.prompt.device
+
+    @property
+    def is_padded(self) -> bool:
+        """Does the row get nothing but pads from now on?"""
+        return self.gets_pads and self.is_done
+
+    @property
+    def max_depth(self) -> int:
+        """How many drafts can still be committed with a token of the model's behind them.
+
+        Beyond stand positions that stock never reads, and that a model may not have.
+        """
+        return max(self.max_length - self.length - 1, 0)
+
+    def prefix(self) -> torch.Tensor:
+        """(1, L): what stock's processors and criteria read of this row so far."""
+        length, waiting = self.length, self.new_ids[self._num_written :]
+        if self._ids is None or self._ids.shape[1] < length:
+            held = self.prompt.long() if self._ids is None else self._ids
+            self._ids = held.new_empty(1, max(2 * held.shape[1], length) + _ROOM)
+            self._ids[:, : held.shape[1]] = held
+        if waiting:
+            many = len(waiting) > 1  # A single number can be written without a tensor.
+            self._ids[0, length - len(waiting) : length] = (
+                upload(torch.tensor(waiting, device="cpu"), self.device) if many else waiting[0]
+            )
+            self._num_written = len(self.new_ids)
+        return self._ids[:, :length]
+
+    def commit(self, token: int) -> bool:
+        """Takes in a token and tells whoever listens; does the row stop with it?"""
+        self.new_ids.append(token)
+        self.is_done = (
+            token in self.stops.eos_ids
+            or self.length >= self.max_length
+            or any(bool(criterion(self.prefix(), None).any()) for criterion in self.stops.criteria)
+        )
+        self.tell()
+        return self.is_done
+
+    def begin(
+        self,
+        memory: Memory,
+        config: SpecConfig,
+        prediction: Prediction | None = None,
+        draft_model: DraftModelCursor | None = None,
+    ) -> None:
+        """Opens what drafts are made from; before that, the row has no drafts."""
+        ids, self.memory = self.prompt_ids, memory
+        self.cursors = [source.open(ids, learns=memory.learns) for source in memory.sources]
+        if prediction is not None:
+            self.cursors.append(PredictionCursor(prediction))
+        if draft_model is not None:
+            self.cursors.append(draft_model)
+        calibration = memory.calibration
+        self.grower = TreeGrower(
+            self.cursors, config, calibration.probability, calibration.trust, memory.fitted
+        )
+        num_branches = config.num_branches if memory.learns else 0
+        self.branches: Branches = memory.branches(ids, num_branches, config.branch_length)
+
+    def observe(self, record: StepRecord) -> None:
+        """Lets every cursor move behind the committed tokens and learn."""
+        self.branches.observe(record)  # The context learns its n-grams.
+        for cursor in self.cursors:
+            cursor.observe(record)
+
+
+def output_of(rows: list[Sequence]) -> torch.Tensor:
+    """(B, L): prompts and answers, rows that stopped early filled up with the pad token."""
+    longest = max(row.num_new for row in rows)
+    new = [[*row.new_ids, *[row.pad_token_id] * (longest - row.num_new)] for row in rows]
+    prompts = torch.cat([row.prompt for row in rows]).long()
+    answers = upload(torch.tensor(new, dtype=torch.long, device="cpu"), prompts.device)
+    return torch.cat([prompts, answers], dim=1)
+
+
+def stream_to(streamer: Streamer, rows: list[Sequence]) -> None:
+    """Lets a streamer get each column once every row has reached it, in order."""
+    num_streamed = 0
+
+    def put_columns() -> None:
+        nonlocal num_streamed
+        while any(row.num_new > num_streamed for row in rows) and all(
+            row.is_done or row.num_new > num_streamed for row in rows
+        ):
+            column = [
+                row.new_ids[num_streamed] if row.num_new > num_streamed else row.pad_token_id
+                for row in rows
+            ]
+            streamer.put(torch.tensor(column, device="cpu"))
+            num_streamed += 1
+
+    for row in rows:
+        row.tell = put_columns

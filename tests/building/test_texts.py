@@ -1,0 +1,234 @@
+"""The same documents in the same order from every format, and their token ids."""
+
+import bz2
+import csv
+import gzip
+import json
+import lzma
+import sys
+
+import numpy as np
+import pytest
+
+from selfspec.building import texts as module
+from selfspec.building.recipe import Recipe
+from selfspec.building.texts import encode, find_files, read_documents, read_ids
+from selfspec.errors import BuildError
+
+pytestmark = pytest.mark.usefixtures("loads_datasets")
+
+TEXTS = ["one\ntwo", 'three, "four"', "fünf\tsechs"]
+PLAIN = "one\ntwo\n\nthree\n  \n\nfour é\n"
+ASK = {"role": "user", "content": "say a"}
+ANSWER = {"role": "assistant", "content": "a"}
+
+
+def read(data, **keys):
+    return list(read_documents(Recipe.of(name="n", data=str(data), **keys)))
+
+
+def write(path, rows, column="text"):
+    """Rows in the format that the name asks for."""
+    dicts = [{column: row} for row in rows]
+    kind = path.name.split(".", 1)[1]
+    if kind == "parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.Table.from_pylist(dicts), path)
+    elif kind in ("csv", "tsv"):
+        with path.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.writer(stream, delimiter="," if kind == "csv" else "\t")
+            writer.writerows([[column], *([row] for row in rows)])
+    else:
+        lines = "".join(json.dumps(row) + "\n" for row in dicts)
+        text = json.dumps(dicts) if kind == "json" else lines
+        path.write_bytes(gzip.compress(text.encode()) if kind.endswith("gz") else text.encode())
+    return path
+
+
+def fill(folder, *names):
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+
+
+class TestFiles:
+    @pytest.mark.parametrize(
+        "name", ["a.json", "a.jsonl", "a.jsonl.gz", "a.csv", "a.tsv", "a.parquet"]
+    )
+    def test_every_format_gives_the_same(self, tmp_path, name):
+        path = write(tmp_path / name, TEXTS, "body")
+        assert read(path, column="body") == TEXTS
+        assert read(tmp_path, column="body", max_documents=2) == TEXTS[:2]
+
+    def test_a_folder_is_read_in_the_order_of_names_without_what_is_hidden(self, tmp_path):
+        fill(tmp_path, "b/c.txt", "a.txt", "b/a.md", ".git/x", "b/.hidden", "v1.2.notes")
+        builder, found = find_files(Recipe.of(data=str(tmp_path)))
+        names = ("a.txt", "b/a.md", "b/c.txt", "v1.2.notes")
+        assert (builder, found) == ("text", [str(tmp_path / name) for name in names])
+        _, some = find_files(Recipe.of(data=str(tmp_path), data_files=["*.txt", "b/*.md"]))
+        assert some == found[:2]
+
+    @pytest.mark.parametrize(
+        ("form", "expected"),
+        [
+            ("document", [PLAIN]),
+            ("line", ["one", "two", None, "three", "  ", None, "four é"]),
+            ("paragraph", ["one\ntwo\n", "three\n", "four é\n"]),
+        ],
+    )
+    def test_plain_text(self, tmp_path, form, expected):
+        packs = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+        for suffix, pack in packs.items():
+            path = tmp_path / f"notes.txt{suffix}"
+            path.write_bytes(pack(PLAIN.encode()))
+            assert read(path, form=form) == expected
+
+    def test_a_long_file_is_cut_at_ends_of_lines(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(module, "_PIECE", 9)
+        (tmp_path / "long.txt").write_text("abc\n" * 6)
+        assert read(tmp_path / "long.txt") == ["abc\n" * 3] * 2
+
+    def test_pictures_give_nothing_and_what_is_not_utf8_is_replaced(self, tmp_path):
+        (tmp_path / "a.png").write_bytes(b"PNG\0\0\1")
+        (tmp_path / "old.txt").write_bytes(b"caf\xe9 noir")
+        assert read(tmp_path) == ["caf� noir"]
+
+    @pytest.mark.parametrize(
+        ("name", "data"),
+        [
+            ("a.jsonl", b'{"text": "x"}\n{"text": \n'),
+            ("a.parquet", b"no parquet"),
+            ("a.jsonl.gz", b"no gzip"),
+            ("a.jsonl", b""),
+            ("a.txt.gz", gzip.compress(b"x" * 9999, mtime=0)[:-9]),
+            ("a.txt.xz", b"no xz"),
+        ],
+    )
+    def test_files_that_are_broken(self, tmp_path, name, data):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(BuildError, match="can't be read"):
+            read(tmp_path / name)
+
+    @pytest.mark.parametrize(
+        ("data", "keys", "message"),
+        [
+            ("{}/nowhere", {}, "--data must be a file or folder that exists, or a Hub id"),
+            ("{}/empty", {}, "--data must be a folder with files (got"),
+            ("{}/mixed", {}, "--data must hold files of one kind (got json, text); choose some"),
+            ("{}/mixed", {"data_files": ["*.md"]}, "a folder with files that match ['*.md']"),
+            ("{}/mixed", {"data_files": ["/x"]}, "--data-files must be globs inside --data"),
+        ],
+    )
+    def test_what_is_refused_before_anything_is_read(self, tmp_path, data, keys, message):
+        (tmp_path / "empty").mkdir()
+        fill(tmp_path / "mixed", "a.py", "b.json")
+        with pytest.raises(BuildError) as caught:
+            find_files(Recipe.of(data=data.format(tmp_path), **keys))
+        assert message in str(caught.value)
+
+
+class TestRows:
+    def test_empty_rows_count(self, tmp_path):
+        path = write(tmp_path / "a.jsonl", ["x", "", None, "y"])
+        assert read(path) == ["x", None, None, "y"]
+
+    @pytest.mark.parametrize(
+        ("keys", "roles"),
+        [(("role", "content"), ("user", "assistant")), (("from", "value"), ("human", "gpt"))],
+    )
+    def test_messages_of_both_fashions(self, tmp_path, keys, roles):
+        rows = [[dict(zip(keys, (role, f"{role}!"), strict=True)) for role in roles], []]
+        first, second = read(write(tmp_path / "a.jsonl", rows, "talk"), messages="talk")
+        assert [message["role"] for message in first] == ["user", "assistant"]
+        assert [message["content"] for message in first] == [f"{role}!" for role in roles]
+        assert second is None
+
+    def test_a_file_that_mixes_prompts_and_messages_loses_none(self, tmp_path):
+        asked = [{"role": "user", "content": "b"}]
+        rows = [{"prompt": "a"}, {"messages": asked}, {"prompt": "c", "messages": None}]
+        path = tmp_path / "a.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"prompt": ""}]))
+        found = read(path, column="prompt", learn_from="generations")
+        assert found == ["a", asked, "c", None]
+
+    @pytest.mark.parametrize(
+        ("rows", "keys", "message"),
+        [
+            (["x"], {"column": "txt"}, "unknown column 'txt'; did you mean 'text'?"),
+            ([3], {}, "document 0: column 'text' must hold texts or lists of token ids (got 3)"),
+            (["x"], {"messages": "text"}, "each with role and content (got 'x')"),
+            ([["x"]], {"messages": "text"}, "lists of messages, each with role and content"),
+            ([[{"role": "user", "content": 3}]], {"messages": "text"}, "must be text (got 3)"),
+        ],
+    )
+    def test_rows_that_are_wrong(self, tmp_path, rows, keys, message):
+        path = write(tmp_path / "a.jsonl", rows)
+        with pytest.raises(BuildError) as caught:
+            read(path, **keys)
+        assert message in str(caught.value)
+
+    def test_a_hub_id_goes_through_load_dataset(self, monkeypatch):
+        import datasets
+
+        asked = {}
+
+        def load_dataset(path, **arguments):
+            asked.update(path=path, **arguments)
+            return datasets.IterableDataset.from_generator(lambda: ({"text": t} for t in TEXTS))
+
+        monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+        keys = {"config_name": "plain", "revision": "abc", "split": "test", "data_files": ["x/*"]}
+        assert read("owner/name", **keys) == TEXTS
+        keys["name"] = keys.pop("config_name")
+        assert asked == {"path": "owner/name", "streaming": True, **keys}
+        monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: 1 / 0)
+        with pytest.raises(BuildError, match="can't be read: division by zero"):
+            read("owner/name")
+
+    def test_without_datasets_the_extra_is_named(self, tmp_path, monkeypatch):
+        path = write(tmp_path / "rows.jsonl", TEXTS)
+        monkeypatch.setitem(sys.modules, "datasets", None)
+        with pytest.raises(BuildError, match="pip install datasets"):
+            read(path)
+        (tmp_path / "plain.txt").write_text("no need of it")
+        assert read(tmp_path / "plain.txt") == ["no need of it"]
+
+
+class TestTokens:
+    @pytest.fixture
+    def decoded(self, tokenizer):
+        """What documents come out as, as text again."""
+
+        def texts(documents, **keys):
+            found = encode(documents, Recipe.of(data="d", **keys), tokenizer)
+            return [None if ids is None else tokenizer.decode(ids) for ids in found]
+
+        return texts
+
+    def test_texts_and_ids_stand_for_themselves(self, decoded, tokenizer):
+        ids = np.array(tokenizer("x y")["input_ids"])
+        assert decoded(["ab\n", "", None, ids, "c d"]) == ["ab\n", None, None, "x y", "c d"]
+
+    def test_conversations_go_through_the_template(self, decoded, tokenizer, monkeypatch):
+        said = "<|user|>say a<|assistant|>a<|eos|>"
+        talk = {"messages": "talk"}
+        assert decoded([[ASK, ANSWER], [], [ASK]], **talk) == [said, None, "<|user|>say a"]
+        assert decoded([[ASK, ANSWER]], **talk, chat_template=False) == ["say a\n\na"]
+        template = "{% if messages|length > 1 %}{{ raise_exception('too many') }}{% endif %}ok"
+        monkeypatch.setattr(tokenizer, "chat_template", template)
+        assert decoded([[ASK, ANSWER], [ASK]], **talk) == [None, "ok"]
+
+    def test_prompts_end_where_the_model_begins(self, decoded):
+        ready = "<|user|>say a<|assistant|>"
+        asked = {"learn_from": "generations"}
+        documents = [[ASK, ANSWER, ASK, ANSWER], "say a", [ANSWER, ASK], None]
+        assert decoded(documents, **asked) == [ready, ready, None, None]
+        plain = decoded(documents, **asked, chat_template=False)
+        assert plain == ["say a", "say a", None, None]
+
+    def test_documents_come_in_their_order(self, tokenizer, lines, texts):
+        recipe = Recipe.of(data=str(lines), form="paragraph")
+        assert [tokenizer.decode(ids) for ids in read_ids(recipe, tokenizer)] == texts

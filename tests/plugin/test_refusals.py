@@ -1,0 +1,82 @@
+"""The table of what is not served as asked: refused with a fix, or plain with a reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, GenerationConfig
+
+from selfspec.compat.generation import KV
+from selfspec.plugin.refusals import RULES, Arguments, Outcome, Rule, reason_for
+from selfspec.run.probe import Ability
+from tests.fakes import tiny_model
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+COLUMNS = {Outcome.PLAIN: 1, Outcome.REFUSED: 2}  # of README's table, behind what is served
+SHOWN = [(column, rule) for out, column in COLUMNS.items() for rule in RULES[out] if rule.shown]
+
+
+@pytest.mark.parametrize(("column", "rule"), SHOWN, ids=[rule.shown for _, rule in SHOWN])
+def test_the_readme_tells_of_each_rule(column: int, rule: Rule) -> None:
+    group, _, words = rule.shown.partition(": ")
+    table = README.read_text(encoding="utf-8").partition("## What it works with")[2]
+    (row,) = [line for line in table.splitlines() if line.startswith(f"| {group} |")]
+    cell = row.strip("| ").split(" | ")[1 + column]
+    assert words in cell
+
+
+def test_all_that_is_refused_is_shown() -> None:
+    assert all(rule.shown for rule in RULES[Outcome.REFUSED])
+
+
+@pytest.mark.parametrize(
+    ("knobs", "fix"),
+    [
+        ({"constraints": ["x"]}, "leave assistant= out"),
+        ({"force_words_ids": [[1]]}, "leave assistant= out"),
+        ({"use_mtp": True}, "set use_mtp=False"),
+        ({"num_beams": 3}, "set num_beams=1"),
+    ],
+)
+def test_refusals_name_the_argument_and_the_fix(knobs: dict[str, Any], fix: str) -> None:
+    ((name, value),) = knobs.items()
+    config = GenerationConfig()
+    for given in (knobs, {"generation_config": SimpleNamespace(**knobs)}):
+        rule = reason_for(Outcome.REFUSED, Arguments(tiny_model(), given))
+        assert f"(got {name}={value!r})" in str(rule)
+        assert fix in str(rule)
+    assert reason_for(Outcome.REFUSED, Arguments(tiny_model(), vars(config))) is None
+
+
+def plain(config: GenerationConfig | None = None, mode: str = "tree", **kwargs: Any) -> str | None:
+    config = config or GenerationConfig()
+    call = SimpleNamespace(
+        model=tiny_model("llama"),
+        model_kwargs={KV: DynamicCache()} | kwargs,
+        reach=50,
+        synced_gpus=False,
+        ability=Ability(mode, None if mode == "tree" else "it can't", None),
+        setting=lambda name: getattr(config, name, None),
+    )
+    return reason_for(Outcome.PLAIN, call)
+
+
+def test_what_is_decoded_plainly_has_a_reason() -> None:
+    assert "offloaded DynamicCache" in str(plain(**{KV: DynamicCache(offloading=True)}))
+    assert plain(pixel_values=1) == (
+        "the model argument 'pixel_values' can't be followed along a draft"
+    )
+    assert plain(mode="plain") == "it can't"
+
+
+def test_ordinary_calls_have_no_reason_to_be_plain() -> None:
+    mask = torch.ones(1, 3)
+    assert plain() is None
+    assert plain(mode="chain") is None
+    assert plain(attention_mask=mask, use_cache=True, logits_to_keep=1, position_ids=mask) is None
+    assert plain(token_type_ids=None) is None
+    assert plain(GenerationConfig(output_attentions=True)) is None  # stock returns none either

@@ -1,0 +1,144 @@
+"""Rows end where their rules say, and a streamer gets each token once, as soon as all have it."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from selfspec.sequence import Sequence, Stops, output_of, stream_to
+from selfspec.verify.choosers import BatchChooser, Said
+from tests.oracles import padded
+from tests.scripted import unchanged
+
+PAD, EOS, FAR = 0, 9, 10_000
+ENDS = Stops(frozenset({8, EOS}))
+
+
+class Recorder:
+    """A streamer that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.columns: list[list[int]] = []
+        self.ended = False
+
+    def put(self, value: torch.Tensor) -> None:
+        assert not self.ended
+        assert value.device.type == "cpu"
+        self.columns.append(value.tolist())
+
+    def end(self) -> None:
+        self.ended = True
+
+
+def rows_of(prompts: list[list[int]], recorder: Recorder | None = None, **rules):
+    rules = {"max_length": FAR, "stops": ENDS} | rules
+    rows = [Sequence(prompt=torch.tensor([ids]), prompt_ids=ids, **rules) for ids in prompts]
+    if recorder is not None:
+        stream_to(recorder, rows)
+    return rows
+
+
+def test_a_row_ends_with_any_of_the_end_tokens():
+    first, second = rows = rows_of([[1, 2], [3, 4]])
+    assert (first.last_token, rows_of([[]])[0].last_token) == (2, 0)
+    assert not first.commit(5)
+    assert first.commit(8)
+    assert second.commit(EOS)
+    assert [row.is_done for row in rows] == [True, True]
+    assert [row.num_new for row in rows] == [2, 1]
+    assert output_of(rows).tolist() == [[1, 2, 5, 8], [3, 4, EOS, PAD]]
+
+
+def test_a_row_ends_at_the_longest_length():
+    (row,) = rows_of([[1, 2]], max_length=4, stops=Stops())
+    assert row.max_depth == 1
+    assert not row.commit(EOS)
+    assert row.max_depth == 0
+    assert row.commit(5)
+    assert row.prefix().tolist() == [[1, 2, EOS, 5]]
+
+
+def test_criteria_see_the_row_with_its_newest_token():
+    seen = []
+
+    def criterion(ids: torch.Tensor, scores: None) -> torch.Tensor:
+        assert scores is None
+        seen.append(ids.tolist())
+        return ids[:, -1] == 7
+
+    (row,) = rows_of([[2]], stops=Stops(frozenset(), (criterion,)))
+    assert [row.commit(6), row.commit(7)] == [False, True]
+    assert seen == [[[2, 6]], [[2, 6, 7]]]
+
+
+def test_moving_together_is_stocks_loop():
+    recorder = Recorder()
+    rows = rows_of([[1, 1], [2, 2]], recorder, gets_pads=True)
+    told = []
+
+    def criteria(ids: torch.Tensor, scores: object) -> torch.Tensor:
+        told.append((ids.tolist(), scores))
+        return (ids[:, -1] == EOS) | (ids.shape[1] >= 5)
+
+    chooser = BatchChooser(torch.tensor([[1, 1], [2, 2]]), unchanged, criteria, False)
+
+    def commit(*tokens: int) -> tuple[list[int], bool]:
+        logits = torch.nn.functional.one_hot(torch.tensor(tokens), 10)[:, None]
+        chooser.read(Said(logits, None), 0)
+        return chooser.commit(rows, [0, 0])
+
+    assert commit(EOS, 4) == ([EOS, 4], False)
+    assert [row.is_done for row in rows] == [True, False]
+    assert commit(3, 5) == ([PAD, 5], False)  # once stopped, always stopped
+    assert commit(3, 6) == ([PAD, 6], True)
+    assert told[0] == ([[1, 1, EOS], [2, 2, 4]], None)
+    assert recorder.columns == [[EOS, 4], [PAD, 5], [PAD, 6]]
+    assert output_of(rows).tolist() == [[1, 1, EOS, PAD, PAD], [2, 2, 4, 5, 6]]
+
+
+@st.composite
+def races(draw: st.DrawFn) -> tuple[list[list[int]], list[int]]:
+    """What each row writes, its end token included, and which row moves when."""
+    ordinary = st.lists(st.integers(1, 7), max_size=6)
+    rows = draw(st.lists(ordinary.map(lambda row: [*row, EOS]), min_size=1, max_size=4))
+    return rows, draw(st.permutations([i for i, row in enumerate(rows) for _ in row]))
+
+
+@settings(deadline=None)
+@given(races())
+def test_the_streaming_front_is_what_all_rows_have_reached(race):
+    """Each token once, in order, as soon as it is there; rows that ended show the pad."""
+    texts, order = race
+    recorder = Recorder()
+    rows = rows_of([[4, 4]] * len(texts), recorder)
+    written: list[list[int]] = [[] for _ in texts]
+    for row in order:
+        token = texts[row][len(written[row])]
+        written[row].append(token)
+        assert rows[row].commit(token) == (token == EOS)
+        running = [len(w) for w in written if EOS not in w]
+        front = min(running) if running else max(map(len, written))
+        expected = [list(column) for column in zip(*padded(written, PAD), strict=True)]
+        assert recorder.columns == expected[:front]
+    assert output_of(rows)[:, 2:].tolist() == padded(texts, PAD)
+
+
+@given(st.lists(st.integers(1, 5), max_size=8))
+def test_the_prefix_grows_with_the_text_however_seldom_it_is_read(parts):
+    (row,), text = rows_of([[1, 2, 3]], stops=Stops()), [1, 2, 3]
+    for part in parts:
+        for token in range(part * part * part * 5):
+            row.commit(100 + token)
+            text.append(100 + token)
+        assert row.prefix().tolist() == [text]
+
+
+def test_the_output_is_a_copy_of_stocks_dtype():
+    (row,) = rows_of([[1, 2]])
+    row.prompt = row.prompt.int()
+    row.commit(3)
+    out = output_of([row])
+    row.commit(4)
+    assert out.tolist() == [[1, 2, 3]]
+    assert out.dtype == row.prefix().dtype == torch.int64
