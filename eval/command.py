@@ -178,7 +178,6 @@ MODULES = {  # Each has `add_options` and `run`.
     "load_server": "whether a server stays right while clients come and go",
     "tokens_per_step": "how many tokens a forward yields, by width and source",
     "first_call": "how long the very first call takes",
-    "same_text": "how many texts differ from stock's in half precision",
     "predict": "what right and wrong predictions of edits bring",
     "kv_memory": "what the KV costs in memory",
     "budgets": "the measured width beside fixed ones, on a simulated clock",

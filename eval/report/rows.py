@@ -48,9 +48,9 @@ HISTOGRAMS = ("accepted_lengths", "widths")
 COUNTS = (*HISTOGRAMS, "drafted_by_source", "accepted_by_source", "stage_seconds")
 NUMBERS = (
     *("num_prompt_tokens", "num_new_tokens", "seconds", "prefill_seconds", "num_steps"),
-    *("num_nodes", "num_branch_queries", "table_bytes", "packed_bytes"),
+    *("num_nodes", "num_branch_queries", "table_bytes", "packed_bytes", "gap_ulps"),
 )
-_TEXTS = ("disabled_reason", "forward", "output_sha256", "same", "differs_at", "gap_ulps")
+_TEXTS = ("disabled_reason", "forward", "output_sha256", "same", "differs_at")
 _ABOUT = ("run", "method", "task", "questions", "turn", "order", "round", "error")
 
 Line = dict[str, Any]

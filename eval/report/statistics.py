@@ -67,6 +67,7 @@ def figures(answers: pd.DataFrame, method: str) -> Figures:
         "num_same": int(verdicts.get("identical", 0)),
         "num_near_ties": int(verdicts.get("near-tie", 0)),
         "num_different": int(verdicts.get("different", 0)),
+        "largest_gap_ulps": _number(given.gap_ulps.max()),
         **_stages(given),
         "table_bytes": _number(given.table_bytes.max()),
         "disabled_reason": None if reasons.empty else reasons.iloc[-1],

@@ -45,6 +45,7 @@ _STEPS = {
     "copies, MB": "{copies!m:.1f}",
     "LUTs, MB": "{tables!m:.1f}",
     "same text": "{same}",
+    "largest gap, ulps": "{largest_gap_ulps:.2f}",
 }
 
 Summary = Mapping[str, Any]
@@ -124,7 +125,8 @@ def steps_table(summary: Summary) -> Table:
         "the most. Prompt and answer: the same of the time up to the end of the prompt's forward, "
         "and of all behind it. By drafts: over forward-only's seconds in place of stock's, so no "
         "faster forward is in it. Tokens a query: 1 for plain decoding. Forwards: how they were "
-        "run when an answer ended, by answers."
+        "run when an answer ended, by answers. Largest gap: by how many steps of the dtype stock "
+        "preferred its own token, where a text parts."
     )
     return Table.of("By task, in detail", _STEPS, rows, " ".join([note, *absent])).telling()
 

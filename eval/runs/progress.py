@@ -1,4 +1,4 @@
-"""A line for each question as it is done, and below them how far the run is."""
+"""A line for each question as it is done, with the time that is left."""
 
 from __future__ import annotations
 
@@ -7,44 +7,16 @@ from itertools import count
 from time import monotonic
 from typing import Any, TextIO
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-
 from eval.methods.names import STOCK
 
 _SILENCE = 10.0  # seconds
 
 
 class RunProgress:
-    """On a terminal with a bar, elsewhere lines alone."""
+    """Lines that say what is done, and never silence for long."""
 
     def __init__(self, file: TextIO) -> None:
-        self._last = monotonic()
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            console=Console(file=file, highlight=False),
-            disable=not file.isatty(),
-            transient=True,
-        )
-
-    def __enter__(self) -> RunProgress:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        self._file, self._last = file, monotonic()
 
     def meanwhile(self, text: str) -> None:
         """A line where there was none for a while, so that no wait is silent."""
@@ -53,17 +25,16 @@ class RunProgress:
 
     def say(self, text: str) -> None:
         self._last = monotonic()
-        self._progress.console.print(text, markup=False, soft_wrap=True)
+        print(text, file=self._file, flush=True)
 
-    def stage(self, title: str, total: int) -> Callable[[str], None]:
-        """A part of the run, with a bar of its own; returns what says that one more is done."""
-        task, start, numbers = self._progress.add_task(title, total=total), monotonic(), count(1)
+    def stage(self, total: int) -> Callable[[str], None]:
+        """A part of the run; returns what says that one more is done, and how long is left."""
+        start, numbers = monotonic(), count(1)
 
         def step(text: str) -> None:
             number = next(numbers)
             left = clock((monotonic() - start) / number * (total - number))
             self.say(f"[{number}/{total}] {text}  (left {left})")
-            self._progress.advance(task)
 
         return step
 

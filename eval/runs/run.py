@@ -39,8 +39,7 @@ def measure(asked: Asked, rows: Path, progress: RunProgress) -> Record:
         "prompt_format": stage.prompter.format,
         "questions_sha256": bench.sha256,
     }
-    with progress:
-        _Runner(asked, rows, stage, plan, progress).go(settings)
+    _Runner(asked, rows, stage, plan, progress).go(settings)
     return read_record(rows)
 
 
@@ -115,10 +114,10 @@ class _Runner:
 
     def _catch_up(self, contest: Contest, done: Sequence[Batch], known: Record) -> None:
         """Methods learn of the warm-up's questions, and again of those that are done."""
-        warming = self.progress.stage("warm-up", len(self.plan.warm_up))
+        warming = self.progress.stage(len(self.plan.warm_up))
         for batch in self.plan.warm_up:
             warming(answer_line(contest.answer(batch), self._names))
-        catching_up = self.progress.stage("catching up", len(done))
+        catching_up = self.progress.stage(len(done))
         for batch in done:
             keys = [(*batch.ids, turn) for turn in range(batch.num_turns)]
             prompts = [known.texts[key]["prompt_ids"] for key in keys if key in known.texts]
@@ -126,7 +125,7 @@ class _Runner:
             catching_up("is done; what was learned of it is learned again")
 
     def _measure(self, contest: Contest, to_do: Sequence[Batch]) -> None:
-        questions = self.progress.stage("questions", len(to_do))
+        questions = self.progress.stage(len(to_do))
         for batch in to_do:
             lines = contest.answer(batch)
             append(self.rows, lines)

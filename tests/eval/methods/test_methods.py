@@ -19,7 +19,9 @@ def ids() -> torch.Tensor:
     return prompt()["input_ids"]
 
 
-@pytest.mark.parametrize("name", ["stock", "prompt-lookup", "forward-only", "selfspec", "assisted"])
+@pytest.mark.parametrize(
+    "name", ["stock", "stock-padded", "prompt-lookup", "forward-only", "selfspec", "assisted"]
+)
 def test_a_method_answers_as_stock_does(name):
     model = tiny_model()
     method = new_method(name, Resources(assistant=new_model(num_hidden_layers=1)))
