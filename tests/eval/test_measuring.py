@@ -1,4 +1,4 @@
-"""tokens_per_step and ablation, end to end on a tiny random model."""
+"""`eval tokens_per_step`, end to end on a tiny random model."""
 
 from __future__ import annotations
 
