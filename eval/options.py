@@ -252,7 +252,6 @@ def _add_decoding(group: Any) -> None:
     add("--seed", type=int, default=0, metavar="N", help="question number n gets seed N + n")
     rounds = "answer all so often, from the same state each time; default: %(default)s"
     add("--rounds", type=int, default=1, metavar="N", help=rounds)
-    add("--batch-size", type=int, default=1, metavar="N", help="questions answered together")
 
 
 def _add_state(group: Any) -> None:

@@ -97,8 +97,8 @@ def _about(figures: Summary) -> dict[str, str]:
     study = STUDIES.get(settings.get("study"))
     return {
         **({"study": f"{study.title} (after {study.after})"} if study else {}),
-        "decoding": f"{sampled}, {settings['max_new_tokens']} new tokens at most, batches of "
-        f"{settings['batch_size']}, seed {settings['seed']}",
+        "decoding": f"{sampled}, {settings['max_new_tokens']} new tokens at most, "
+        f"seed {settings['seed']}",
         "state": f"{settings['state']} at the first question; what is learned is kept",
         "knobs": knobs or "defaults",
         "machine": f"{where['machine']}, {settings['dtype']}, {where['attention']}, "

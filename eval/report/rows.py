@@ -6,13 +6,13 @@ run      one start of the command: `schema`, `run` (its name), `settings` (what 
          all runs of a folder), `environment` (versions, device, git state), `num_asked` (questions
          of a round), `notes`,
          `left_out` (methods that this model or device can't have, with the reason)
-answer   one method's answer to one question, or to a batch of them, in one turn:
-           run, method, task, questions (their ids), turn (from 0), order (in the order of methods),
+answer   one method's answer to one question in one turn:
+           run, method, task, questions (its id), turn (from 0), order (of methods),
            round (from 0: a round is all questions once more, from the same state)
          where it failed: `error`, and no numbers; else `numbers`:
-           num_prompt_tokens, num_new_tokens   of all questions of the batch
+           num_prompt_tokens, num_new_tokens
            seconds, prefill_seconds            of the whole call; to the end of the first forward
-           num_steps                           forwards behind the prompt's, once for each question
+           num_steps                           forwards behind the prompt's
            num_nodes, num_branch_queries       verified nodes, roots included; what branches asked
            accepted_lengths, widths            drafts accepted, nodes verified -> number of steps
            drafted_by_source, accepted_by_source, stage_seconds
@@ -96,14 +96,10 @@ class Record:
 
 
 def frame_of(lines: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """A row for each answer: what it is filed by, and its numbers, NaN where it failed.
-
-    `batch` names the questions that were answered together, and `rows` is their number.
-    """
+    """A row for each answer: what it is filed by, and its numbers, NaN where it failed."""
     rows = [{**line, **_numbers(line), "round": line.get("round", 0)} for line in lines]
     frame = pd.DataFrame(rows, columns=[*_ABOUT, *NUMBERS, *COUNTS, *_TEXTS])
-    frame["batch"] = frame["questions"].map(lambda ids: ",".join(map(str, ids)))
-    frame["rows"] = frame["questions"].map(len)
+    frame["question"] = frame["questions"].map(lambda ids: ",".join(map(str, ids)))
     return frame.astype(dict.fromkeys(NUMBERS, float))
 
 

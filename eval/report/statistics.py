@@ -32,13 +32,13 @@ def whole(answers: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
 
 
 def decoding(answers: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """Without the prompts' forwards, and the token that each yields for a question."""
-    return answers.seconds - answers.prefill_seconds, answers.num_new_tokens - answers.rows
+    """Without the prompts' forwards, and the token that each yields."""
+    return answers.seconds - answers.prefill_seconds, answers.num_new_tokens - 1
 
 
 def prefill(answers: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     """Up to the end of the prompts' forwards, for their one token."""
-    return answers.prefill_seconds, answers.rows
+    return answers.prefill_seconds, answers.prefill_seconds.notna().astype(int)
 
 
 def by_task(answers: pd.DataFrame) -> dict[str, dict[str, Figures]]:
@@ -94,9 +94,9 @@ def _rates(given: pd.DataFrame) -> Figures:
         "nodes_per_step": _ratio(nodes, steps),
         "queries_per_step": _ratio(nodes + given.num_branch_queries.sum(), steps),
         "goodput": _ratio(tokens, given.seconds.sum()),
-        "ms_per_token": _ratio(1000 * (given.seconds * given.rows).sum(), tokens),
+        "ms_per_token": _ratio(1000 * given.seconds.sum(), tokens),
         "prefill_ms": _ratio(1000 * given.prefill_seconds.sum(), len(given)),
-        "decode_ms_per_token": _ratio(1000 * (spent * given.rows).sum(), decoded.sum()),
+        "decode_ms_per_token": _ratio(1000 * spent.sum(), decoded.sum()),
     }
 
 
@@ -131,12 +131,12 @@ def costs(answers: pd.DataFrame, method: str, of: Measure = whole) -> pd.DataFra
     Of several rounds that with the median of the seconds counts, for each turn by itself.
     """
     own = answers[answers.method == method]
-    own = own[~own.batch.isin(own.batch[own.seconds.isna()])]
+    own = own[~own.question.isin(own.question[own.seconds.isna()])]
     seconds, tokens = of(own)
-    tried = own[["batch", "turn"]].assign(seconds=seconds, tokens=tokens).sort_values("seconds")
-    turns = tried.groupby(["batch", "turn"])
+    tried = own[["question", "turn"]].assign(seconds=seconds, tokens=tokens).sort_values("seconds")
+    turns = tried.groupby(["question", "turn"])
     middle = tried[turns.cumcount() == (turns.seconds.transform("size") - 1) // 2]
-    return middle.groupby("batch")[["seconds", "tokens"]].sum()
+    return middle.groupby("question")[["seconds", "tokens"]].sum()
 
 
 def variation(answers: pd.DataFrame, method: str) -> float | None:
@@ -145,7 +145,7 @@ def variation(answers: pd.DataFrame, method: str) -> float | None:
     The median over turns of (most - least) / least; None where nothing was answered twice.
     """
     own = answers[(answers.method == method) & answers.seconds.notna()]
-    tried = own.groupby(["batch", "turn"]).seconds.agg(["min", "max", "size"])
+    tried = own.groupby(["question", "turn"]).seconds.agg(["min", "max", "size"])
     tried = tried[tried["size"] > 1]
     return _number((tried["max"] / tried["min"] - 1).median())
 

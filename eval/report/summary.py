@@ -64,7 +64,7 @@ def _num_asked(run: Mapping[str, Any]) -> int | None:
 
 def _num_done(answers: pd.DataFrame, methods: list[str], run: Mapping[str, Any]) -> int:
     taking_part = set(methods) - set(run.get("left_out", {}))
-    tried = answers.groupby(["batch", "round"]).method.agg(set)
+    tried = answers.groupby(["question", "round"]).method.agg(set)
     return sum(names >= taking_part for names in tried)
 
 

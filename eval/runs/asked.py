@@ -36,7 +36,6 @@ class Asked:
     max_new_tokens: int = 128
     temperature: float = 0.0
     seed: int = 0
-    batch_size: int = 1
     turns: int | None = None
     rounds: int = 1
     prompt_format: str = "auto"
@@ -49,7 +48,7 @@ class Asked:
     study: str | None = None  # that the variants are of
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "max_new_tokens", "batch_size", "turns", "rounds", "threads")
+        check_at_least(self, 1, "max_new_tokens", "turns", "rounds", "threads")
         check_at_least(self, 0, "warm_up", "temperature")
         check_at_least(self.slice, 1, "limit", "every")
         if not 0 <= self.slice.offset < self.slice.every:

@@ -69,15 +69,11 @@ def short_name(name: str | None) -> str | None:
 
 
 def check_same(folder: Path, known: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuses to go on with a run that was measured otherwise; names the first difference.
-
-    With batches the limit must stay too: it decides who is in a batch with whom.
-    """
-    free = _MAY_DIFFER - ({"limit"} if now["settings"]["batch_size"] > 1 else set())
+    """Refuses to go on with a run that was measured otherwise; names the first difference."""
     for part in ("settings", "environment"):
         for name in {**known[part], **now[part]}:
             was, is_now = known[part].get(name), now[part].get(name)
-            if was != is_now and name not in free:
+            if was != is_now and name not in _MAY_DIFFER:
                 raise EvalError(
                     f"{name} must be what it was when the run in {folder} began: {was!r} (got "
                     f"{is_now!r}); choose another --output, or go back to {was!r}"

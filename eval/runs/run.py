@@ -17,10 +17,9 @@ from eval.benches.registry import load_bench
 from eval.errors import one_line
 from eval.report.rows import SCHEMA, Line, Record, append, read_record
 from eval.runs.asked import Asked
-from eval.runs.batches import Batch
 from eval.runs.contest import Contest
 from eval.runs.environment import check_same, environment
-from eval.runs.plan import Plan, make_plan
+from eval.runs.plan import Plan, Planned, make_plan
 from eval.runs.progress import RunProgress, answer_line
 from eval.runs.stage import Stage, check_methods, set_stage
 
@@ -94,8 +93,8 @@ class _Runner:
         longest, *others = _longest_of_each_order(self.plan.measured)
         self._contest(self.asked).warm_up(longest)
         briefly = self._contest(replace(self.asked, max_new_tokens=1))
-        for batch in others:
-            briefly.warm_up(batch._replace(num_turns=1))
+        for planned in others:
+            briefly.warm_up(planned._replace(num_turns=1))
 
     def _contest(self, asked: Asked, run: str = "", number: int = 0) -> Contest:
         return Contest(self.stage, asked, run, told=self.progress.meanwhile, number=number)
@@ -112,22 +111,22 @@ class _Runner:
         self._catch_up(contest, this.done, known)
         self._measure(contest, this.to_do)
 
-    def _catch_up(self, contest: Contest, done: Sequence[Batch], known: Record) -> None:
+    def _catch_up(self, contest: Contest, done: Sequence[Planned], known: Record) -> None:
         """Methods learn of the warm-up's questions, and again of those that are done."""
         warming = self.progress.stage(len(self.plan.warm_up))
-        for batch in self.plan.warm_up:
-            warming(answer_line(contest.answer(batch), self._names))
+        for planned in self.plan.warm_up:
+            warming(answer_line(contest.answer(planned), self._names))
         catching_up = self.progress.stage(len(done))
-        for batch in done:
-            keys = [(*batch.ids, turn) for turn in range(batch.num_turns)]
+        for planned in done:
+            keys = [(planned.question.id, turn) for turn in range(planned.num_turns)]
             prompts = [known.texts[key]["prompt_ids"] for key in keys if key in known.texts]
-            contest.catch_up(batch, prompts)
+            contest.catch_up(planned, prompts)
             catching_up("is done; what was learned of it is learned again")
 
-    def _measure(self, contest: Contest, to_do: Sequence[Batch]) -> None:
+    def _measure(self, contest: Contest, to_do: Sequence[Planned]) -> None:
         questions = self.progress.stage(len(to_do))
-        for batch in to_do:
-            lines = contest.answer(batch)
+        for planned in to_do:
+            lines = contest.answer(planned)
             append(self.rows, lines)
             questions(answer_line(lines, self._names))
 
@@ -140,12 +139,12 @@ class _Runner:
     def _curve(self) -> list[Line]:
         """What a forward costs by its width here, behind a prompt of the usual length."""
         answers = read_record(self.rows).frame
-        lengths = (answers.num_prompt_tokens / answers.rows).dropna()
+        lengths = answers.num_prompt_tokens.dropna()
         if lengths.empty:
             return []
         num_columns = int(lengths.median())
         try:
-            curve = self.stage.curve(num_columns, self.asked.batch_size)
+            curve = self.stage.curve(num_columns)
         except (RuntimeError, ValueError, IndexError) as error:
             self.progress.say(f"no curve of what a forward costs: {one_line(error)}")
             return []
@@ -156,25 +155,27 @@ class _Round(NamedTuple):
     """All questions once, from the state of the start."""
 
     number: int
-    done: list[Batch]
-    to_do: list[Batch]
+    done: list[Planned]
+    to_do: list[Planned]
 
     @classmethod
-    def of(cls, number: int, own: Sequence[Batch], asked: Asked, known: Record) -> _Round:
+    def of(cls, number: int, own: Sequence[Planned], asked: Asked, known: Record) -> _Round:
         """What is answered already in that round, and what is not."""
         this = cls(number, [], [])
-        for batch in own:
-            keys = batch.keys(asked.methods, number)
+        for planned in own:
+            keys = planned.keys(asked.methods, number)
             is_done = all(key in known.answers for key in keys)
-            (this.done if is_done else this.to_do).append(batch)
+            (this.done if is_done else this.to_do).append(planned)
         return this
 
 
-def _longest_of_each_order(own: Sequence[Batch]) -> list[Batch]:
+def _longest_of_each_order(own: Sequence[Planned]) -> list[Planned]:
     """What is allocated for the longest serves all; what a forward costs is measured by order."""
-    by_order = {_num_letters(batch).bit_length(): batch for batch in sorted(own, key=_num_letters)}
+    by_order = {
+        _num_letters(planned).bit_length(): planned for planned in sorted(own, key=_num_letters)
+    }
     return list(by_order.values())[::-1]
 
 
-def _num_letters(batch: Batch) -> int:
-    return max(sum(map(len, question.turns)) for question in batch.questions)
+def _num_letters(planned: Planned) -> int:
+    return sum(map(len, planned.question.turns))

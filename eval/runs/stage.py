@@ -51,11 +51,11 @@ class Stage(NamedTuple):
         reasons = {name: method.refusal(self.model) for name, method in self.methods.items()}
         return {name: reason for name, reason in reasons.items() if reason is not None}
 
-    def curve(self, num_columns: int, num_rows: int) -> CostCurve:
+    def curve(self, num_columns: int) -> CostCurve:
         """What a forward costs by its width: as the methods came to know it, else measured now."""
         known = (method.stats for method in self.methods.values())
         last = next((stats for stats in known if stats is not None), GenerationStats())
-        of: Any = {"num_columns": num_columns, "num_rows": num_rows}
+        of: Any = {"num_columns": num_columns, "num_rows": 1}
         kept = kept_curve(self.model, forward=last.forward, **of)
         config = SpecConfig(forward=last.forward or "auto")
         return kept or profile(self.model, config, max_seconds=_CURVE_SECONDS, **of)[1]

@@ -167,14 +167,6 @@ def test_the_turns_of_a_question_are_added_up():
     assert list(costs(frame_of(answers), "ours").index) == ["1"]
 
 
-def test_a_batch_waits_for_all_its_rows():
-    one = answer(1, "stock", 4.0, tokens=20)
-    batch = {**one, "questions": [1, 2]}
-    assert of([batch], "stock")["goodput"] == 5.0
-    assert of([batch], "stock")["ms_per_token"] == 400.0
-    assert of([batch], "stock")["tokens_per_step"] == 18 / 19
-
-
 def test_the_interval_holds_the_total_and_narrows_with_questions():
     def run(number: int) -> list[Line]:
         slow = [answer(q, "stock", 10.0 + q % 3) for q in range(number)]

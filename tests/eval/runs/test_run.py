@@ -127,10 +127,10 @@ def test_a_killed_run_goes_on_and_learns_again_what_it_had_learned(
     answered = contest.Contest.answer
     count = iter(range(100))
 
-    def stops(self, batch):
+    def stops(self, planned):
         if next(count) == 4:  # the warm-up is the first
             raise KeyboardInterrupt
-        return answered(self, batch)
+        return answered(self, planned)
 
     monkeypatch.setattr(contest.Contest, "answer", stops)
     assert asked(*options) == 130
@@ -160,7 +160,7 @@ def test_rounds_start_from_the_same_state_and_more_of_them_make_a_run_longer(ask
     assert "Stock's own times for the same question vary by" in printed.out
     answers = read_record(out).frame
     assert len(answers) == 2 * 2 * 3
-    steps = answers.groupby(["batch", "method"]).num_steps.nunique()
+    steps = answers.groupby(["question", "method"]).num_steps.nunique()
     assert (steps == 1).all(), "nothing is learned from round to round"
     assert set(answers["round"]) == {0, 1, 2}
 
@@ -213,16 +213,6 @@ def test_a_method_that_fails_has_a_row_that_says_so(asked, out, failing, capsys)
     assert [each["questions"] for each in failed] == [[100], [100]]
     assert "prompt-lookup FAILED" in capsys.readouterr().err
     assert f"- prompt-lookup, 2 answers: {error}" in (out / "report.md").read_text()
-
-
-def test_batches(asked, out):
-    assert asked("--task", "qa", "--batch-size", "5", "--limit", "7", "--turns", "1") == 0
-    record = read_record(out)
-    assert {key.questions for key in record.answers} == {(100, 101, 102, 103, 104), (105, 106)}
-    by_method = {key.method: a for key, a in record.answers.items()}
-    assert "only supported" in by_method["prompt-lookup"]["error"]  # stock's own says so
-    ours = by_method["selfspec"]["numbers"]
-    assert (ours["same"], ours["num_new_tokens"]) == ("identical", 16)
 
 
 def test_sampling_draws_the_same_for_all(asked, out):
