@@ -137,8 +137,8 @@ class Contest:
         draws_alike = isinstance(self._stage.methods[name], (SelfSpecMethod, StaticMethod))
         if this.reference() != STOCK or name == STOCK or not (greedy or draws_alike):
             return {}
-        texts = this.outcomes[STOCK].new_ids, this.outcomes[name].new_ids
-        return compare(self._stage.model, [this.prompt_ids], *texts, greedy=greedy)._asdict()
+        texts = (this.outcomes[each].new_ids[0] for each in (STOCK, name))
+        return compare(self._stage.model, this.prompt_ids, *texts, greedy=greedy)._asdict()
 
     def _failed(self, planned: Planned, first_turn: int, error: str) -> list[Line]:
         return [
