@@ -19,7 +19,7 @@ from eval.errors import EvalError
 from selfspec.machine.hardware import device_name
 
 _PLACES = ("model", "draft_model", "cache", "remember")  # options that may name a file or a folder
-# More questions or rounds, and a commit that changes no code, make no other run.
+# More questions or rounds make no other run. Whoever changed the code chooses another --output.
 _MAY_DIFFER = frozenset(["limit", "rounds", "git_commit", "git_dirty"])
 
 
