@@ -62,7 +62,8 @@ def curve_table(summary: Mapping[str, Any]) -> Table | None:
 def stages_table(summary: Mapping[str, Any]) -> Table | None:
     """Milliseconds of a step by stage, a column for each method that counts them; None: nobody."""
     overall = {name: parts[OVERALL] for name, parts in summary["methods"].items()}
-    counted = {name: each for name, each in overall.items() if each["call_ms"]}
+    taking_part = overall.keys() - summary["left_out"].keys()
+    counted = {n: each for n, each in overall.items() if n in taking_part and each["call_ms"]}
     if not counted:
         return None
     stages = dict.fromkeys(stage for each in counted.values() for stage in each["stage_ms"])
