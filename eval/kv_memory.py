@@ -1,4 +1,4 @@
-"""What the KV costs in memory: stock's, and ours with its arenas, at the same length of text.
+"""What the KV costs in memory: stock's, and ours with its slots, at the same length of text.
 
     python -m eval kv_memory --model PATH --prompt-tokens 512 --new-tokens 128 --max-nodes 16 64
 
@@ -146,7 +146,7 @@ def watched(model: Any, run: Callable[[], object]) -> Memory:
 
 
 def _tensors(layer: Any) -> Iterator[torch.Tensor]:
-    """All that a layer holds: keys and values, arenas, and the stock layer that it stands for."""
+    """All that a layer holds: keys, values and their slots."""
     for value in vars(layer).values():
         inner = value.values() if isinstance(value, dict) else [value]
         yield from (each for each in inner if isinstance(each, torch.Tensor))

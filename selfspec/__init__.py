@@ -31,8 +31,8 @@ if TYPE_CHECKING:
         attach,
         detach,
         hub_folder,
+        load,
     )
-    from selfspec.run.streamed import load_streamed
 
 __all__ = [
     "Answer",
@@ -55,7 +55,7 @@ __all__ = [
     "detach",
     "generate_many",
     "hub_folder",
-    "load_streamed",
+    "load",
 ]
 __version__: str
 
@@ -65,10 +65,6 @@ def __getattr__(name: str) -> Any:
         return metadata.version("selfspec")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "load_streamed":
-        from selfspec.run import streamed
-
-        return streamed.load_streamed
     if name in ("Answer", "generate_many"):
         from selfspec import batch
 

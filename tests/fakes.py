@@ -24,9 +24,9 @@ from transformers import (
 from selfspec import SelfSpec, attach, detach
 from selfspec.draft.sources import Cursor, LutSource, Source
 from selfspec.records import Candidate, Evidence
-from selfspec.run.packed import layers, weights
-from selfspec.run.packed.linears import ways_for
-from selfspec.run.packed.trials import WIDTHS, Kind, Trial
+from selfspec.run.packed import packing as packing_module
+from selfspec.run.packed.copies import ways_for
+from selfspec.run.packed.packing import WIDTHS, Kind, Trial
 from tests.scripted import TextSource
 from tests.zoo import ARCHITECTURES, NO_SPECIAL, PAD, VOCAB
 
@@ -86,13 +86,12 @@ def fake_trials(
         if not pays:
             return Trial(own, None, {}, 0.0)
         packed = dict.fromkeys(WIDTHS, 1.0 - saves)
-        return Trial(own, ways_for(kind.dtype)[0].name, packed, packing)
+        return Trial(own, ways_for(kind.dtype)[0], packed, packing)
 
-    monkeypatch.setattr(layers, "_LEAST_WEIGHTS", 0)
-    monkeypatch.setattr(weights, "trial", trial)
-    monkeypatch.setattr(weights, "known_trial", lambda _kind: None)
-    monkeypatch.setattr(weights, "glance", lambda _weight: dict.fromkeys(WIDTHS, 1.0))
-    monkeypatch.setattr(weights, "price_of", lambda *_kind: 0.0)
+    monkeypatch.setattr(packing_module, "_LEAST_WEIGHTS", 0)
+    monkeypatch.setattr(packing_module, "_trial", trial)
+    monkeypatch.setattr(packing_module, "_known_trial", lambda _kind: None)
+    monkeypatch.setattr(packing_module, "_TRIAL", 0)
     return tried
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from selfspec import ConfigError, load_streamed
+from selfspec import ConfigError, load
 from tests.fakes import new_model
 
 # Enough layers that two buffers are smaller than all of them.
@@ -25,11 +25,11 @@ def saved_model(folder: Path, name: str = "llama", *, shards: str = "1GB", **cha
 def least_memory(folder: Path, **options: Any) -> str:
     """What the message names as the least that will do."""
     with pytest.raises(ConfigError) as caught:
-        load_streamed(str(folder), max_memory=1, **options)
+        load(str(folder), max_memory=1, **options)
     return re.search(r"at least (\w+) for this model", str(caught.value))[1]
 
 
 def load_tightly(folder: Path, **options: Any) -> Any:
     """The model with no more memory than it needs: all layers are streamed."""
     options = {"max_length": 1, **options}
-    return load_streamed(str(folder), max_memory=least_memory(folder, **options), **options)
+    return load(str(folder), max_memory=least_memory(folder, **options), **options)

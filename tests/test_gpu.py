@@ -119,7 +119,7 @@ def test_texts_that_outgrow_the_first_slots(name: str, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_a_large_cache_is_taken_over_in_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("selfspec.run.columns._SMALL_ARENA", 1)
+    monkeypatch.setattr("selfspec.run.slots._SMALL", 1)
     spec = selfspec.SelfSpec(forward="eager", **FIXED)
     for asked in (GREEDY, SAMPLE):
         check_same(on_gpu(name=name), spec, prompts(3), **asked)
@@ -155,7 +155,8 @@ def path_logits(
     types = attention_for_trees(model)
     assert isinstance(types, AttentionTypes)
     positions = torch.full((1, 1), ids.shape[1], device="cuda")
-    backend = TreeBackend(model, cache, types, positions, None, room=64)
+    backend = TreeBackend(model, types)
+    backend.add(cache, positions, room=64)
     tree, nodes = DraftTree.of_root(path[0]), [0]
     for token in path[1:]:
         tree.add(nodes[-1], (token + 1) % VOCAB, 0.5)
@@ -424,8 +425,7 @@ def test_slots_take_little_more_than_the_stock_cache() -> None:
     model.generate(**prompts(2, 200), assistant=spec, **asked)
     assert spec.stats.forward == "graph"
     stock_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in stock.layers)
-    arenas = spec.forwards._known[model].runner._found.arenas
-    slots_bytes = sum(slots.nbytes for slots in arenas._slots.values())
+    slots_bytes = spec.forwards._known[model].runner._found.kv.nbytes
     assert slots_bytes <= 1.1 * stock_bytes + 16 * stock_bytes / stock.get_seq_length()
 
 

@@ -29,7 +29,7 @@ import transformers
 
 from eval.methods.method import Method, SelfSpecMethod
 from eval.methods.timing import num_new_tokens, timed
-from selfspec import SelfSpec, load_streamed
+from selfspec import SelfSpec, load
 from selfspec.run.streamed import traffic
 
 ACCELERATE, ALONE, LOOKUP, OURS, SMALL = METHODS = (
@@ -96,7 +96,7 @@ def _run(job: Job) -> Result:
 def _load(job: Job, small: Any, stack: ExitStack) -> Any:
     if job.method != ACCELERATE:
         options = {"max_memory": job.max_memory, "max_length": job.max_length}
-        return load_streamed(job.model, dtype=job.dtype, draft_model=small, **options)
+        return load(job.model, dtype=job.dtype, draft_model=small, **options)
     folder = stack.enter_context(tempfile.TemporaryDirectory())
     return transformers.AutoModelForCausalLM.from_pretrained(
         job.model,

@@ -57,7 +57,7 @@ class _Watch:
         self.num_forwards += 1
 
     def count_step(self, record: StepRecord) -> None:
-        self.widths[len(record.tree)] += 1
+        self.widths[len(record.tree) - record.num_branch_queries] += 1
 
 
 @contextmanager

@@ -6,8 +6,10 @@ a model is streamed; if a name is gone, the import fails with it, and nothing is
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError
@@ -22,18 +24,17 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-__all__ = [
-    "Chunk",
-    "Concatenate",
-    "MergeModulelist",
-    "WeightConverter",
-    "WeightRenaming",
-    "dot_natural_key",
-    "find_file",
-    "get_model_conversion_mapping",
-    "names_in_float32",
-    "rename_source_key",
-]
+from selfspec.errors import WeightsError
+
+__all__ = ["Part", "find_file", "names_in_float32", "parts_of"]
+
+
+class Part(NamedTuple):
+    """A tensor of a checkpoint, or one of `number` equal parts of its rows."""
+
+    name: str
+    which: int = 0
+    number: int = 1
 
 
 def find_file(name: str, file: str) -> Path | None:
@@ -50,3 +51,52 @@ def find_file(name: str, file: str) -> Path | None:
 def names_in_float32(model: Any) -> list[str]:
     """Parts of the names of weights that keep float32 whatever dtype a model is loaded in."""
     return list(model._get_dtype_plan(model.dtype))
+
+
+def parts_of(model: Any, names: Iterable[str]) -> dict[str, list[Part]]:
+    """What each weight of a model consists of, one part behind the other, among stored tensors.
+
+    Tensors that the model has no use for are left out, as transformers does it.
+    """
+    weights, mapping = model.state_dict(), get_model_conversion_mapping(model)
+    renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
+    converters = [each for each in mapping if isinstance(each, WeightConverter)]
+    converter_of = {pattern: each for each in converters for pattern in each.source_patterns}
+    parts: dict[str, list[Part]] = {}
+    groups: dict[str, tuple[WeightConverter, dict[str, list[str]]]] = {}
+    for name in sorted(names, key=dot_natural_key):
+        prefix = model.base_model_prefix
+        target, pattern = rename_source_key(name, renamings, converters, prefix, weights)
+        if target not in weights:
+            target, pattern = rename_source_key(name, [], [], prefix, weights)
+        if target in weights and pattern is None:
+            parts[target] = [Part(name)]
+        elif target in weights:
+            group = groups.setdefault(target, (converter_of[pattern], defaultdict(list)))
+            group[1][pattern].append(name)
+    for target, (converter, lists) in groups.items():
+        parts.update(_converted(target, converter, lists))
+    return parts
+
+
+def _converted(
+    target: str, converter: WeightConverter, group: Mapping[str, Sequence[str]]
+) -> dict[str, list[Part]]:
+    """The parts of the weights that a conversion of transformers makes of some stored tensors."""
+    kinds = [(type(each), getattr(each, "dim", None)) for each in converter.operations]
+    lists = [group[pattern] for pattern in converter.source_patterns if pattern in group]
+    if kinds == [(MergeModulelist, 0), (Concatenate, 1)]:
+        return {target: [Part(name) for names in zip(*lists, strict=True) for name in names]}
+    is_list = kinds == [(MergeModulelist, 0)] and len(lists) == 1
+    if is_list or kinds == [(Concatenate, 0)]:
+        return {target: [Part(name) for names in lists for name in names]}
+    if kinds == [(Chunk, 0)] and len(lists) == 1 and len(lists[0]) == 1:
+        first, number = converter.target_patterns[0], len(converter.target_patterns)
+        return {
+            target.replace(first, name): [Part(lists[0][0], which, number)]
+            for which, name in enumerate(converter.target_patterns)
+        }
+    raise WeightsError(
+        f"{target} must lie in the files as the model holds it to be streamed (it takes "
+        f"{converter.operations} to load it); load this model with from_pretrained()"
+    )

@@ -10,7 +10,7 @@ __all__ = [
     "calculates_in_half",
     "float16_packed",
     "float16_product",
-    "has_float16_product",
+    "float16_unpacked",
     "is_out_of_memory",
     "reordered",
     "reordered_product",
@@ -47,16 +47,11 @@ def reordered_product(x: torch.Tensor, packed: Any, bias: torch.Tensor | None) -
     return outcome
 
 
-def has_float16_product() -> bool:
-    """Has this torch the product of `float16_packed`?"""
-    return hasattr(torch.ops.quantized, "linear_prepack_fp16")
-
-
 def float16_packed(weight: torch.Tensor) -> object:
     """A float32 weight in float16, as FBGEMM wants it.
 
     A part of torch that its authors plan to remove. Without it, CPUs that can't calculate in half
-    precision get copies in float32, which take twice the memory.
+    precision compute as torch does, token by token.
     """
     return torch.ops.quantized.linear_prepack_fp16(weight, None)
 
@@ -65,3 +60,9 @@ def float16_product(x: torch.Tensor, packed: object) -> torch.Tensor:
     """`linear` in float32 with a weight that was packed in float16."""
     outcome: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(x, packed)
     return outcome
+
+
+def float16_unpacked(packed: object) -> torch.Tensor:
+    """The weight that was packed in float16, in float32."""
+    weight: torch.Tensor = torch.ops.quantized.linear_unpack_fp16(packed)[0]
+    return weight

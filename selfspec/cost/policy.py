@@ -75,8 +75,8 @@ class Budget:
         """Why drafting was paused, if it was for a good part of the call."""
         return None
 
-    def least_chance(self, seconds: float) -> float:
-        """How likely a draft must be for a draft model to read it, in a forward of some seconds."""
+    def worth(self, seconds: float) -> float:
+        """How many tokens a draft model must bring for some seconds of its own to pay."""
         return 0.0
 
 
@@ -99,8 +99,8 @@ class ThresholdBudget(Budget):
         """All that are allowed, as long as they are likely enough."""
         return ThresholdStep(allowed, self)
 
-    def least_chance(self, seconds: float) -> float:
-        """A draft model reads as long as its chain is above the threshold."""
+    def worth(self, seconds: float) -> float:
+        """A draft model reads as long as its chain is above the threshold, which is no time."""
         return self.threshold
 
     def observe(self, num_drafted: int, num_correct: int, confidence: float) -> None:
@@ -187,8 +187,8 @@ class MeasuredBudget(Budget):
         """Why drafting was paused, if it was for a good part of the call."""
         return str(self.pause) or None
 
-    def least_chance(self, seconds: float) -> float:
-        """As likely that what the draft saves at best pays for the forward."""
+    def worth(self, seconds: float) -> float:
+        """As many as would take so long without it."""
         return seconds / (_SAVED * self.curve.seconds(1))
 
 

@@ -1,6 +1,7 @@
 """The outermost ring: everything that touches transformers' `generate()`."""
 
 from selfspec.plugin.attach import attach, detach, hub_folder
+from selfspec.plugin.loading import load
 from selfspec.plugin.spec import SelfSpec
 from selfspec.plugin.stock import LutRecorder, SelfSpecCandidateGenerator
 
@@ -11,4 +12,5 @@ __all__ = [
     "attach",
     "detach",
     "hub_folder",
+    "load",
 ]

@@ -48,7 +48,7 @@ def new_draft_model(
     if draft not in forwards.draft_models(target):
         _check_pair(draft, target, forwards)
         forwards.draft_models(target).add(draft)
-    packing = forwards.packing(draft, config.max_nodes) if may_pack(config) else None
+    packing = forwards.packing(draft) if may_pack(config) else None
     return DraftModel(draft, num_ids=num_readable(target), top_k=config.top_k, packing=packing)
 
 

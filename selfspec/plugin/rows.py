@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any
+from weakref import proxy
 
 from selfspec.cost import Budget, FixedBudget, MeasuredBudget, ThresholdBudget
 from selfspec.draft.memory import Memory
@@ -73,8 +75,8 @@ class Rows:
         for row, prediction in zip(rows, call.predictions, strict=True):
             cursor = None
             if call.draft_model is not None:
-                text, chance = DraftText(call.draft_model), decoder.budget.least_chance
-                cursor = DraftModelCursor(text, row.prompt_ids, chance, call.reach)
+                text, worth = DraftText(call.draft_model), decoder.budget.worth
+                cursor = DraftModelCursor(text, row.prompt_ids, worth, call.reach)
             row.begin(memory, decoder.config, prediction, cursor)
         decoder.add(rows, first)
         return first.records
@@ -105,7 +107,8 @@ class Rows:
             device=device,
             listeners=call.listeners,
             num_readable=num_readable(call.model),
-            before_step=self._keep_up,
+            # Not by a method of ours: in a circle, KV and memory would outlive the call.
+            before_step=partial(Rows._keep_up, proxy(self)),
         )
 
     def _keep_up(self, num_rows: int) -> None:

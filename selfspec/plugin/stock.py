@@ -107,7 +107,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         if self._draft_model is not None:
             # Nobody measures what a step costs here.
             text = DraftText(self._draft_model)
-            cursor = DraftModelCursor(text, ids, FixedBudget().least_chance)
+            cursor = DraftModelCursor(text, ids, FixedBudget().worth)
         row = Sequence(prompt=input_ids, prompt_ids=ids, max_length=self._max_length)
         row.begin(memory, self._spec.config, draft_model=cursor)
         return row

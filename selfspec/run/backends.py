@@ -1,98 +1,119 @@
-"""The two ways to run a model over drafts: trees over arenas, chains over the stock cache."""
+"""The two ways to run a model over drafts: trees over slots, chains over the stock cache."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from selfspec.compat.generation import (
-    KV,
     crop_to,
     record_past,
     stop_recording_past,
     update_arguments,
 )
+from selfspec.errors import UnsupportedError
 from selfspec.machine.device import upload
 from selfspec.records import DraftTree
-from selfspec.run.columns import Columns
+from selfspec.run.graphs.runner import StaticRunner, stepped
 from selfspec.run.grouped_attention import grouped_attention
-from selfspec.run.layout import Layout, RowState, lay_out
-from selfspec.run.model import AttentionTypes, device_of, takes
-from selfspec.run.tree_kv import TreeKV
+from selfspec.run.layout import InputShape, RowState, hiding, read, write
+from selfspec.run.model import AttentionTypes, device_of, logits_of, takes
+from selfspec.run.tree_kv import ENDLESS, TreeKV
 
-__all__ = ["ChainBackend", "OverColumns", "TreeBackend", "logits_of"]
+__all__ = ["ChainBackend", "TreeBackend"]
 
-
-def logits_of(model: Any, layout: Layout, cache: Any) -> torch.Tensor:
-    """The logits (B, Q, V) of one forward of the model over trees."""
-    masks = layout.masks
-    with grouped_attention():
-        output = model(
-            input_ids=layout.input_ids,
-            position_ids=layout.position_ids,
-            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
-            use_cache=True,
-            **{KV: cache},
-            return_dict=True,
-        )
-    return output.logits  # type: ignore[no-any-return]
+Logits = Callable[[], torch.Tensor]  # Runs a forward and gives its logits (B, Q, V).
 
 
-class OverColumns:
-    """What is the same for all backends that append trees to columns."""
+class TreeBackend:
+    """Trees of several rows in one forward, through 4-D masks.
 
-    kv: Columns
+    Has no rows at first. With a `runner`, forwards have one of a few shapes and are captured; the
+    KV of an accepted path is moved right after the walk all the same, and not in the next replay.
+    So the move runs while the CPU drafts, costs nothing if the path already lies in the right
+    slots, and leaves the KV complete between any two steps.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        attention: AttentionTypes,
+        *,
+        kv: TreeKV | None = None,
+        runner: StaticRunner | None = None,
+        kind: str = "eager",
+        strict: bool = False,
+    ) -> None:
+        self._runner = runner
+        self.kv = runner.kv if runner is not None else kv or TreeKV(attention)
+        self.kv.clear()
+        self._model = model
+        self._attention = attention
+        self._device = device_of(model)
+        self._kind = kind
+        self._strict = strict
+        self._positions = np.zeros(0, np.int64)  # (..., B): those of the next roots
+        self._starts: list[int] = []  # The first column of each row that counts.
+        self._visible: torch.Tensor | None = None  # (B, P + 1): which columns count.
+
+    @property
+    def kind(self) -> str:
+        """How forwards are run, as `GenerationStats.forward` names it."""
+        return self._kind if self._runner is None else self._runner.kind
+
+    @kind.setter
+    def kind(self, kind: str) -> None:
+        self._kind = kind
+
+    @property
+    def reason(self) -> str | None:
+        """Why forwards are not run as the config asks; None if they are."""
+        return None if self._runner is None else self._runner.reason
+
+    @property
+    def setting_up(self) -> float:
+        """Seconds of the last `lay_out` that went into a capture."""
+        return 0.0 if self._runner is None else self._runner.setting_up
 
     @property
     def front(self) -> int:
         """How many columns are in front of the next tree."""
         return self.kv.front
 
-    def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keeps the KV of each row's path and forgets the rest."""
-        self.kv.commit(paths)
-
-    def release(self, *, fills: bool = True) -> None:
-        """Gives the cache its stock layers back."""
-        self.kv.release(fills=fills)
-
-
-class TreeBackend(OverColumns):
-    """Trees of several rows in one forward, through 4-D masks."""
-
-    reason = None
-    setting_up = 0.0
-
-    def __init__(
+    def add(
         self,
-        model: Any,
         cache: Any,
-        attention: AttentionTypes,
         next_positions: torch.Tensor,  # (..., B, 1): the position id of each row's next token
-        visible: torch.Tensor | None,  # (B, P) bool
+        visible: torch.Tensor | None = None,  # (B, P) bool; None if all columns count
         *,
-        room: int = 0,
-        reach: int | None = None,
-        kind: str = "eager",
-        kv: Columns | None = None,  # Columns of another kind than those of a batch that stays.
+        need: int = ENDLESS,
+        room: int,
+        widest: int = 1,
     ) -> None:
-        self.kind = kind
-        self._model = model
-        self._device = device_of(model)
-        self._cache = cache
-        self._attention = attention
-        self._positions = next_positions[..., 0].cpu().numpy()  # (..., B)
-        self._visible = visible
-        self.kv = kv or TreeKV(
-            cache,
-            attention.by_layer,
-            attention.window_sizes,
-            num_rows=next_positions.shape[-2],
-            room=room,
-            reach=reach,
-        )
+        """Takes in a prompt that was read; `TreeKV.add` says what the numbers are.
+
+        Only a prompt that comes first can have columns that don't count.
+        """
+        positions = next_positions[..., 0].cpu().numpy()
+        num_rows = positions.shape[-1]
+        starts = [0] * num_rows if visible is None else visible.int().argmax(-1).tolist()
+        if self._runner is not None:
+            self._runner.show(visible, num_rows, int(cache.get_seq_length()))
+            widest = stepped(widest)
+        # If this breaks off, the cache is whole, and nothing else has changed.
+        self.kv.add(cache, num_rows, need=need, room=max(room, widest), widest=widest)
+        if visible is not None and self._runner is None:
+            # One column more stands for all columns behind the prompt, which always count.
+            self._visible = pad(visible, (0, 1), value=True)
+        if self._starts:
+            positions = np.concatenate([self._positions, positions], axis=-1)
+        self._positions = positions
+        self._starts += starts
 
     def max_width(self, max_nodes: int) -> int:
         """How wide the next forward may be, so that no tree crosses a change of scale."""
@@ -101,30 +122,62 @@ class TreeBackend(OverColumns):
             return max_nodes
         return min(max_nodes, period - (self.kv.front + 1) % period)
 
-    def lay_out(self, trees: Sequence[DraftTree]) -> Layout:
-        """Ids, positions and masks of the next forward; makes room for it in the KV."""
-        self.kv.reserve(max(len(tree.tokens) for tree in trees))
-        return lay_out(
-            trees,
-            RowState(self.kv.lengths, self._positions, self.kv.num_committed, self._visible),
-            front=self.kv.front,
-            windows=self._attention.windows,
-            first_columns=self.kv.first_columns,
-            dtype=self.kv.dtype,
-            device=self._device,
+    def lay_out(self, trees: Sequence[DraftTree]) -> Logits:
+        """The next forward, whose inputs are on the device; makes room for it in the KV."""
+        kv, runner, windows = self.kv, self._runner, self._attention.windows
+        rows, width = len(trees), max(len(tree.tokens) for tree in trees)
+        shape = InputShape(rows, width, self._positions.shape[:-1], len(windows))
+        if runner is not None:
+            rows = min(stepped(rows), runner.num_rows)
+            shape = shape._replace(rows=rows, width=stepped(width))
+        kv.reserve(shape.width)
+        state = RowState(
+            kv.lengths,
+            self._positions,
+            self._starts,
+            [kv.first_columns[name] for name in windows],
+            kv.front,
         )
+        inputs = write(trees, state, shape)
+        if runner is not None:
+            run, num_rows = runner.ready(self._model, shape, inputs), len(trees)
+            return lambda: run()[:num_rows, :width]
+        layout = read(
+            upload(inputs, self._device),
+            shape,
+            windows=hiding(windows, state, width, has_padding=self._visible is not None),
+            num_keys={name: kv.front - kv.first_columns[name] + width for name in windows},
+            visible=self._visible,
+            dtype=kv.dtype,
+        )
+        return partial(logits_of, self._model, layout, kv.cache)
 
-    def forward(self, layout: Layout) -> torch.Tensor:
-        """The logits (B, Q, V) of the forward."""
-        return logits_of(self._model, layout, self._cache)
+    def forward(self, layout: Logits) -> torch.Tensor:
+        """The logits (B, Q, V), which the next captured forward overwrites."""
+        logits = layout()
+        if self._strict and self.reason is not None:
+            raise UnsupportedError(f"strict=True and forwards can't be as asked: {self.reason}")
+        return logits
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keeps the KV of each row's path and forgets the rest."""
+        self.kv.commit(paths)
+        self._positions = self._positions + np.array([len(path) for path in paths], np.int64)
 
     def keep_rows(self, rows: Sequence[int]) -> None:
-        """Drops all rows but these."""
+        """Drops all rows but these, which move to the front in this order."""
         index = list(rows)
         self.kv.keep_rows(index)
+        if self._runner is not None:
+            self._runner.keep_rows(index)
         self._positions = self._positions[..., index]
+        self._starts = [self._starts[row] for row in index]
         if self._visible is not None:
             self._visible = self._visible[index]
+
+    def release(self, *, fills: bool = True) -> None:
+        """Gives the stock cache its contents back; `fills` says whether anybody gets it."""
+        self.kv.release(fills=fills)
 
 
 class ChainBackend:

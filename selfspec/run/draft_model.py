@@ -63,10 +63,7 @@ class DraftModel:
         if self._packing is None:
             yield
             return
-        if num_tokens > _CHUNK // 8:
-            self._packing.before_prompt(num_tokens, 1)
-        else:
-            self._packing.before_step(1)
+        self._packing.before_forward(num_tokens)
         with self._packing.in_use():
             yield
 

@@ -1,20 +1,27 @@
 """Turns trees into a forward's inputs: ids, positions and one additive mask per attention type.
 
-Reads trees and row lengths, and returns tensors; keeps nothing. A row's committed tokens fill the
-columns from 0 to its length. All trees are appended at one common column, the front, so shorter
-rows have holes in front of it, which the masks hide.
+The CPU writes all that a forward depends on into one tensor of numbers (`write`), and one copy
+brings it to the device. There `read` turns views of it into ids, positions and masks, with
+operations that depend on the shape of the forward alone, so that a captured graph serves every step
+of its shape.
+
+A row's committed tokens fill the columns from 0 to its length. All trees are appended at one common
+column, the front, so shorter rows have holes in front of it, which the masks hide.
 
 ::
 
     row 0   t t t t t t | a b c        t committed   . hole   a b c nodes of the tree
     row 1   _ _ t t . . | a b c        _ padding     | front
+
+A forward may be wider than its widest tree and have more rows than there are trees. Its surplus
+nodes repeat a root and see what a root sees, and no other node sees them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
-from typing import Any, NamedTuple
+from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +29,7 @@ from numpy.typing import NDArray
 
 from selfspec.records import DraftTree
 
-__all__ = ["Layout", "RowState", "Window", "ancestors", "in_window", "lay_out"]
+__all__ = ["InputShape", "Layout", "RowState", "Window", "ancestors", "hiding", "read", "write"]
 
 
 class Window(NamedTuple):
@@ -39,18 +46,56 @@ class Window(NamedTuple):
 class RowState(NamedTuple):
     """How far the rows of a forward have come."""
 
-    lengths: list[int]  # committed columns of each row, padding included
-    first_positions: NDArray[np.int64]  # (..., B): the position id of each row's first root
-    num_committed: list[int]  # tokens that each row has gained since its first root
-    visible: torch.Tensor | None  # (B, P) bool: which prompt columns count; None if all do
+    lengths: Sequence[int]  # committed columns of each row, padding included
+    positions: NDArray[np.int64]  # (..., B): the position id of each row's root
+    starts: Sequence[int]  # the first column of each row that counts
+    firsts: Sequence[int]  # the column that each attention type's first slot stands for
+    front: int  # the column where the trees begin
+
+
+class InputShape(NamedTuple):
+    """Everything that the shapes of a forward's inputs depend on."""
+
+    rows: int
+    width: int
+    lead: tuple[int, ...]  # the dimensions of the position ids in front of their rows
+    num_types: int  # how many attention types the model has
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many numbers each part of the inputs has, in their order."""
+        rows, width, lead, num_types = self
+        sees = -(-rows * width * width // 8)  # Eight bytes are a number.
+        return [2 * rows * width, rows, rows, num_types, 1, rows * prod(lead), sees]
+
+
+class _Inputs(NamedTuple):
+    """The inputs of a forward, as views of its numbers."""
+
+    ids: torch.Tensor  # (R, W)
+    depths: torch.Tensor  # (R, W)
+    lengths: torch.Tensor  # (R,)
+    starts: torch.Tensor  # (R,)
+    firsts: torch.Tensor  # (types,)
+    front: torch.Tensor  # (1,)
+    positions: torch.Tensor  # (..., R)
+    sees: torch.Tensor  # (R, W, W) bool
 
 
 class Layout(NamedTuple):
-    """The arguments of one forward."""
+    """The arguments of one forward, and where its keys and values go."""
 
-    input_ids: torch.Tensor  # (B, Q)
-    position_ids: torch.Tensor  # (..., B, Q)
-    masks: dict[str, torch.Tensor | None]  # by attention type: (B, 1, Q, columns)
+    input_ids: torch.Tensor  # (R, W)
+    position_ids: torch.Tensor  # (..., R, W)
+    masks: dict[str, torch.Tensor | None]  # by attention type: (R, 1, W, columns)
+    slots: dict[str, torch.Tensor]  # by attention type: (W,)
+    front: torch.Tensor  # (): the column where the trees begin
+
+    def num_keys(self, attention_type: str) -> int:
+        """How many columns a mask has."""
+        mask = self.masks[attention_type]
+        assert mask is not None
+        return mask.shape[-1]
 
 
 def ancestors(parents: Sequence[Sequence[int]], width: int) -> NDArray[np.bool_]:
@@ -80,142 +125,120 @@ def _ancestor_rows(parents: Sequence[int], width: int) -> list[bytearray]:
     return rows + [root] * (width - len(parents))
 
 
-def lay_out(
-    trees: Sequence[DraftTree],
-    state: RowState,
-    *,
-    front: int,
-    windows: Mapping[str, Window],
-    first_columns: Mapping[str, int],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Layout:
-    """The inputs of one forward over the rows' trees and branches, padded to the widest row.
+def hiding(
+    windows: Mapping[str, Window], state: RowState, width: int, *, has_padding: bool
+) -> dict[str, Window | None]:
+    """The windows of a forward, without those that hide nothing from any of its queries.
 
-    `first_columns` has the column of each attention type's first key, since windowed layers drop
-    the columns that no query can see any more. Costs O(B · Q · columns) on the device, and
-    O(B · Q²) bytes on the CPU.
+    None stands for a type that needs no mask at all. Most plain steps have none, so that stock's
+    attention computes them as it does without us.
     """
-    width = max(len(tree.tokens) for tree in trees)
-    depths = _padded([tree.depths for tree in trees], width)
-    tokens = _padded([tree.tokens for tree in trees], width)
-    masker = _Masker(trees, state, front, depths, dtype, device)
-    return Layout(
-        _sent(np.array(tokens, np.int64), device),
-        _sent(state.first_positions[..., None] + _shifted(depths, state.num_committed), device),
-        {name: masker.mask(window, first_columns[name]) for name, window in windows.items()},
-    )
-
-
-def _padded(lists: Sequence[list[int]], width: int) -> list[list[int]]:
-    return [items + items[:1] * (width - len(items)) for items in lists]
-
-
-def _shifted(depths: Sequence[Sequence[int]], by: Sequence[int]) -> NDArray[np.int64]:
-    """(B, Q): the depths, with each row's number added."""
-    rows = [[start + depth for depth in row] for row, start in zip(depths, by, strict=True)]
-    return np.array(rows, np.int64)
-
-
-def _sent(array: NDArray[Any], device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(array).to(device)
-
-
-class _Masker:
-    """Builds the masks of one forward, which differ only in their windows.
-
-    The tensors behind them are made on first use, since most forwards need only a few of them.
-    """
-
-    def __init__(
-        self,
-        trees: Sequence[DraftTree],
-        state: RowState,
-        front: int,
-        depths: Sequence[Sequence[int]],
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self._trees = trees
-        self._state = state
-        self._front = front
-        self._depths = depths
-        self._dtype = dtype
-        self._device = device
-        self._width = len(depths[0])
-        self._has_holes = state.visible is not None or min(state.lengths) < front
-        self._last_column = front + self._width - 1  # No query has a higher column.
-
-    @cached_property
-    def _hidden(self) -> torch.Tensor:
-        """(B, Q, Q): True where a node must not see another one."""
-        sees = ancestors([tree.parents for tree in self._trees], self._width)
-        return _sent(~sees, self._device)
-
-    @cached_property
-    def _lengths(self) -> torch.Tensor:
-        return torch.tensor(self._state.lengths, device=self._device)
-
-    @cached_property
-    def _query_columns(self) -> torch.Tensor:
-        return _sent(_shifted(self._depths, self._state.lengths), self._device)  # (B, Q)
-
-    def mask(self, window: Window, first_column: int) -> torch.Tensor | None:
-        """The mask (B, 1, Q, front - first_column + Q): 0 where a node may look.
-
-        None if a node may look everywhere. Most plain steps get no mask, so stock's attention
-        computes them as it does without us.
-        """
-        is_limited = self._is_limited(window, first_column)
-        if self._width == 1 and not self._has_holes and not is_limited:
-            return None
-        num_columns = self._front - first_column
-        shape = (len(self._depths), self._width, num_columns + self._width)
-        mask = torch.zeros(shape, dtype=self._dtype, device=self._device)
-        lowest = torch.finfo(self._dtype).min
-        if self._width > 1:
-            mask[..., num_columns:].masked_fill_(self._hidden, lowest)
-        if self._has_holes:
-            committed = self._committed(self._columns(first_column))
-            mask[..., :num_columns].masked_fill_(~committed, lowest)
-        if is_limited:
-            mask.masked_fill_(~self._in_window(window, self._columns(first_column)), lowest)
-        return mask[:, None]
-
-    def _columns(self, first_column: int) -> torch.Tensor:
-        return torch.arange(first_column, self._front, device=self._device)
-
-    def _is_limited(self, window: Window, first_column: int) -> bool:
-        """Can a key be outside of a query's window? Decided on the CPU, and for most steps no."""
+    last_column = state.front + width - 1  # No query has a higher column.
+    needs_none = width == 1 and not has_padding and min(state.lengths) == state.front
+    found: dict[str, Window | None] = {}
+    for (name, window), first in zip(windows.items(), state.firsts, strict=True):
+        hides = window.kind == "chunked"
         if window.kind == "sliding":
-            return first_column <= self._last_column - window.size
-        return window.kind == "chunked"
-
-    def _committed(self, columns: torch.Tensor) -> torch.Tensor:
-        """(B, 1, columns): whether a column holds a token of the row that counts."""
-        sees = columns < self._lengths[:, None]
-        if (visible := self._state.visible) is not None:
-            num_prompt = visible.shape[1]
-            known = visible[:, columns.clamp(max=num_prompt - 1)]
-            sees = sees & (known | (columns >= num_prompt))
-        return sees[:, None]
-
-    def _in_window(self, window: Window, columns: torch.Tensor) -> torch.Tensor:
-        """(B, Q, columns + Q): whether each key is in the query's window."""
-        rows = self._query_columns.shape[0]
-        keys = torch.cat([columns.expand(rows, -1), self._query_columns], dim=-1)[:, None]
-        starts = self._row_starts() if window.kind == "chunked" else None
-        return in_window(window, keys, self._query_columns[:, :, None], starts)
-
-    def _row_starts(self) -> torch.Tensor:
-        """(B, 1, 1): the first column of each row that counts, where its first chunk begins."""
-        if self._state.visible is None:
-            return self._lengths.new_zeros(1, 1, 1)
-        return self._state.visible.int().argmax(-1)[:, None, None]
+            hides = first <= last_column - window.size
+        found[name] = window if hides else None if needs_none else _FULL
+    return found
 
 
-def in_window(
-    window: Window, keys: torch.Tensor, queries: torch.Tensor, starts: torch.Tensor | None
+def write(trees: Sequence[DraftTree], state: RowState, shape: InputShape) -> torch.Tensor:
+    """The inputs (numbers,) of one forward over the rows' trees and branches, on the CPU."""
+    rows, width, lead, _ = shape
+    surplus = rows - len(trees)
+    trees = [*trees, *[_NO_TREE] * surplus]
+    ids, depths, nothing = [], [], [0] * surplus
+    for tree in trees:
+        missing = width - len(tree.tokens)
+        ids += tree.tokens + tree.tokens[:1] * missing
+        depths += tree.depths + [0] * missing
+    sees = ancestors([tree.parents for tree in trees], width)
+    positions = state.positions
+    if surplus:
+        positions = np.zeros((*lead, rows), np.int64)
+        positions[..., :-surplus] = state.positions
+    numbers = [*ids, *depths, *state.lengths, *nothing, *state.starts, *nothing, *state.firsts]
+    parts = [
+        np.array([*numbers, state.front], np.int64),
+        positions.ravel(),
+        np.frombuffer(sees.tobytes() + bytes(-sees.size % 8), np.int64),
+    ]
+    return torch.from_numpy(np.concatenate(parts))
+
+
+def read(
+    flat: torch.Tensor,  # (numbers,)
+    shape: InputShape,
+    *,
+    windows: Mapping[str, Window | None],
+    num_keys: Mapping[str, int],
+    visible: torch.Tensor | None,  # (>= R, columns) bool: which columns count; the last one does
+    dtype: torch.dtype,
+) -> Layout:
+    """The inputs of one forward, with `num_keys` columns in the mask of each attention type.
+
+    Costs O(R · W · columns) on the device that has the numbers; the CPU reads none of them.
+    """
+    inputs = _split(flat, shape)
+    nodes = inputs.front + torch.arange(shape.width, device=flat.device)
+    slots = {name: nodes - inputs.firsts[index] for index, name in enumerate(windows)}
+    masks = {
+        name: None
+        if window is None
+        else _mask(
+            inputs,
+            window,
+            torch.arange(num_keys[name], device=flat.device) + inputs.firsts[index],
+            slots[name],
+            None if visible is None else visible[: shape.rows],
+            dtype,
+        )
+        for index, (name, window) in enumerate(windows.items())
+    }
+    positions = inputs.positions[..., None] + inputs.depths
+    return Layout(inputs.ids, positions, masks, slots, inputs.front[0])
+
+
+def _split(flat: torch.Tensor, shape: InputShape) -> _Inputs:
+    rows, width, lead, _ = shape
+    nodes, lengths, starts, firsts, front, positions, words = torch.split(flat, shape.sizes)
+    ids, depths = nodes.view(2, rows, width).unbind()
+    sees = words.view(torch.bool)[: rows * width * width].view(rows, width, width)
+    positions = positions.view(*lead, rows)
+    return _Inputs(ids, depths, lengths, starts, firsts, front, positions, sees)
+
+
+def _mask(
+    inputs: _Inputs,
+    window: Window,
+    columns: torch.Tensor,  # (K,): those of the keys
+    slots: torch.Tensor,  # (W,): which of the keys are the trees' nodes
+    visible: torch.Tensor | None,  # (R, columns)
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """The mask (R, 1, W, K) of a window: 0 where a node may look, else the lowest number."""
+    hidden = columns >= inputs.lengths[:, None]  # (R, K)
+    if visible is not None:
+        hidden |= ~visible.index_select(1, columns.clamp(max=visible.shape[1] - 1))
+    lowest, sees = torch.finfo(dtype).min, inputs.sees
+    mask = _additive(hidden, lowest, dtype)[:, None].repeat(1, sees.shape[1], 1)
+    if window.kind != "full":
+        queries = (inputs.lengths[:, None] + inputs.depths)[:, :, None]  # (R, W, 1)
+        starts = inputs.starts[:, None, None]
+        mask.masked_fill_(~_in_window(window, columns, queries, starts), lowest)
+        sees = sees & _in_window(window, queries.mT, queries, starts)
+    return mask.index_copy_(2, slots, _additive(~sees, lowest, dtype))[:, None]
+
+
+def _additive(hidden: torch.Tensor, lowest: float, dtype: torch.dtype) -> torch.Tensor:
+    zeros = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+    return zeros.masked_fill_(hidden, lowest)
+
+
+def _in_window(
+    window: Window, keys: torch.Tensor, queries: torch.Tensor, starts: torch.Tensor
 ) -> torch.Tensor:
     """Whether each key is in each query's window; all are given by column.
 
@@ -223,5 +246,8 @@ def in_window(
     """
     if window.kind == "sliding":
         return keys > queries - window.size
-    assert starts is not None
     return (keys - starts) // window.size == (queries - starts) // window.size
+
+
+_FULL = Window()
+_NO_TREE = DraftTree.of_root(0)

@@ -1,4 +1,4 @@
-"""What is asked of a model itself: where it computes, and the attention types of its layers."""
+"""What is asked of a model itself: its logits, where it computes, its layers' attention types."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from selfspec.compat.generation import KV
 from selfspec.compat.modules import execution_device
-from selfspec.run.layout import Window
+from selfspec.run.grouped_attention import grouped_attention
+from selfspec.run.layout import Layout, Window
 
-__all__ = ["AttentionTypes", "device_of", "num_readable", "takes"]
+__all__ = ["AttentionTypes", "device_of", "logits_of", "num_readable", "takes"]
 
 
 class AttentionTypes(NamedTuple):
@@ -51,3 +53,18 @@ def num_readable(model: Any) -> int:
 def takes(model: Any, argument: str) -> bool:
     """Does the model's forward take an argument of this name?"""
     return argument in inspect.signature(model.forward).parameters
+
+
+def logits_of(model: Any, layout: Layout, cache: Any) -> torch.Tensor:
+    """The logits (B, Q, V) of one forward of the model over trees."""
+    masks = layout.masks
+    with grouped_attention():
+        output = model(
+            input_ids=layout.input_ids,
+            position_ids=layout.position_ids,
+            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
+            use_cache=True,
+            **{KV: cache},
+            return_dict=True,
+        )
+    return output.logits  # type: ignore[no-any-return]

@@ -18,25 +18,22 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 
 from selfspec.compat.generation import decoding_switches
-from selfspec.compat.kernels import has_float16_product
 from selfspec.config import SpecConfig
 from selfspec.cost import Ledger
 from selfspec.errors import UnsupportedError
 from selfspec.machine.device import device_for
-from selfspec.machine.hardware import calculates_in
 from selfspec.run.backend import Backend
 from selfspec.run.backends import ChainBackend, TreeBackend
 from selfspec.run.costs import Costs
-from selfspec.run.graphs.backend import GraphBackend
 from selfspec.run.graphs.kept import KeptRunner
 from selfspec.run.graphs.runner import StaticRunner
 from selfspec.run.model import AttentionTypes, device_of
-from selfspec.run.packed import PackedWeights, Packing
+from selfspec.run.packed import Packing, is_packed_in_place
 from selfspec.run.probe import Ability, BrokenTrial, probe
 from selfspec.run.prompt import Prompt
 from selfspec.run.rows_backend import RowsBackend
 from selfspec.run.state import state_of
-from selfspec.run.streamed import is_streamed, no_forward
+from selfspec.run.streamed import is_streamed
 
 __all__ = ["Forwards", "Prepared", "may_pack"]
 
@@ -47,6 +44,7 @@ _log = logging.getLogger("selfspec")
 _MIN_ROOM = 256
 _MIN_STATIC_ROOM = 4096
 _MOST_STATES = 16  # Of one model, whose abilities are kept.
+_STEP = 4  # About the tokens of a row in a step, for what packing would save.
 
 
 @dataclass
@@ -56,7 +54,7 @@ class Prepared:
     `ledger` knows what drafts have gained and lost with the model so far. `runner` replays captured
     forwards, `packing` packs weights when that pays; without both the model is run as it is.
     `is_streamed` says that it reads weights meanwhile. `reason` says why the model is not run as it
-    was asked for.
+    was asked for. It `is_settled` once nothing more is packed.
     """
 
     model: Any
@@ -67,6 +65,7 @@ class Prepared:
     runner: StaticRunner | None = None
     packing: Packing | None = None
     is_streamed: bool = False
+    is_settled: bool = False
     reason: str | None = None
 
     @property
@@ -74,12 +73,14 @@ class Prepared:
         """How forwards are run that are not captured, as `GenerationStats.forward` names it."""
         if self.is_streamed:
             return "streamed"
-        return "packed" if self.packing is not None and self.packing.is_packed else "eager"
+        if self.packing is not None:
+            return "packed" if self.packing.is_packed else "eager"
+        return "packed" if any(map(is_packed_in_place, self.model.modules())) else "eager"
 
     @property
     def packed_bytes(self) -> int:
-        """What second copies of weights take; a streamed model's take the place of weights."""
-        return self.packing.num_bytes if self.packing and not self.is_streamed else 0
+        """What copies of weights take beside them."""
+        return 0 if self.packing is None else self.packing.num_bytes
 
     def note_or_refuse(self, reason: str) -> None:
         """Notes why; raises if the config insists on a way that can't be had."""
@@ -90,11 +91,15 @@ class Prepared:
     def before_prompt(self, num_tokens: int, num_rows: int) -> None:
         """Packs weights before a prompt is read, if that pays by now."""
         if self.packing is not None:
-            self.packing.before_prompt(num_tokens, num_rows)
+            self.packing.before_forward(num_tokens)
 
     def before_step(self, num_rows: int) -> bool:
         """Packs weights between two steps, if that pays by now; then `kind` has changed."""
-        return self.packing is not None and self.packing.before_step(num_rows)
+        if self.packing is None or self.is_settled:
+            return False
+        self.packing.before_forward(_STEP * num_rows)
+        self.is_settled = self.packing.is_settled
+        return self.is_settled
 
     def reading(self) -> AbstractContextManager[None]:
         """The model as it is run over the prompt."""
@@ -118,20 +123,25 @@ class Prepared:
         device, attention = device_of(self.model), self.ability.attention
         assert attention is not None
         visible = None if prompt.visible is None else prompt.visible.to(device)
-        arguments = (prompt.cache, attention, prompt.next_positions.to(device), visible)
+        arguments = (prompt.cache, prompt.next_positions.to(device), visible)
         # All that may come, or as much as the prompt has.
         length = prompt.input_ids.shape[1]
         room, static_room = (
             min(reach, max(length, least)) + width for least in (_MIN_ROOM, _MIN_STATIC_ROOM)
         )
+        sizes: Any = {"need": prompt.cache.get_seq_length() + reach + width, "widest": width}
         if self.runner is not None:
             strict = self.config.strict and self.config.forward != "auto"
-            sizes: Any = {"room": static_room, "widest": width, "reach": reach, "strict": strict}
+            captured = TreeBackend(self.model, attention, runner=self.runner, strict=strict)
             try:
-                return GraphBackend(self.model, self.runner, *arguments, **sizes)
+                captured.add(*arguments, room=static_room, **sizes)
             except torch.OutOfMemoryError:
                 self.note_or_refuse("there is no memory for fixed KV slots beside the prompt's")
-        return TreeBackend(self.model, *arguments, room=room, reach=reach, kind=self.kind)
+            else:
+                return captured
+        backend = TreeBackend(self.model, attention, kind=self.kind)
+        backend.add(*arguments, room=room, **sizes)
+        return backend
 
     def rows_backend(self, max_rows: int, max_bytes: int | None) -> RowsBackend:
         """What runs the forwards of rows that come and go, never as captured graphs."""
@@ -148,7 +158,7 @@ class _Known:
     abilities: dict[Any, Ability] = field(default_factory=dict)  # by the state of the model
     probing: threading.Lock = field(default_factory=threading.Lock)
     runner: KeptRunner = field(default_factory=KeptRunner)
-    packed: PackedWeights | None = None
+    packing: Packing | None = None
     ledger: Ledger = field(default_factory=Ledger)
     draft_models: WeakSet[Any] = field(default_factory=WeakSet)  # Those that were found to fit.
 
@@ -227,47 +237,27 @@ class Forwards:
     def _stream(self, prepared: Prepared) -> None:
         """Weights that are in memory are packed in place, since the files have them too."""
         prepared.is_streamed = True
-        self._pack(prepared, in_place=no_forward(prepared.model))
+        if may_pack(prepared.config):
+            prepared.packing = self.packing(prepared.model)
         if prepared.config.forward not in ("auto", "eager"):
             prepared.note_or_refuse(
                 "its weights are streamed, and only plain operations wait for them"
             )
 
-    def _pack(
-        self, prepared: Prepared, in_place: AbstractContextManager[object] | None = None
-    ) -> None:
+    def _pack(self, prepared: Prepared) -> None:
         """Packs weights at once if that is asked for; else the forwards to come decide when."""
-        model, config = prepared.model, prepared.config
-        at_once = config.forward == "packed" and in_place is None
-        if not at_once and not may_pack(config):
-            return
-        prepared.packing = self.packing(model, config.max_nodes, in_place)
-        prepared.reason = missing_operation(model.dtype)
-        if at_once:
+        if prepared.config.forward == "packed":
+            prepared.packing = self.packing(prepared.model)
             reason = prepared.packing.pack(whatever_memory=True)
             if reason is not None:
                 prepared.note_or_refuse(reason)
+        elif may_pack(prepared.config):
+            prepared.packing = self.packing(prepared.model)
 
-    def packing(
-        self,
-        model: Any,
-        max_nodes: int,
-        in_place: AbstractContextManager[object] | None = None,
-    ) -> Packing:
-        """One call's use of the copies of a model's weights."""
-        known = self._of(model)
-        weights = known.packed = known.packed or PackedWeights.of(model)
-        return Packing(weights, model, max_nodes=max_nodes, in_place=in_place)
-
-
-def missing_operation(dtype: torch.dtype) -> str | None:
-    """What this build of torch lacks for packed weights of a dtype on this CPU; None if nothing."""
-    if calculates_in(dtype) or has_float16_product():
-        return None
-    return (
-        "this torch has no float16 product any more, so weights in half precision are packed in "
-        "float32, which takes twice the memory"
-    )
+    def packing(self, model: Any) -> Packing:
+        """The packed weights of a model, which is looked at as it is now."""
+        packing = self._of(model).packing = Packing.of(model)
+        return packing
 
 
 def may_pack(config: SpecConfig) -> bool:

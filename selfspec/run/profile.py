@@ -14,7 +14,7 @@ from selfspec.errors import UnsupportedError
 from selfspec.records import DraftTree
 from selfspec.run.backend import Backend
 from selfspec.run.costs import keep_curve
-from selfspec.run.graphs.backend import GraphBackend, stepped
+from selfspec.run.graphs.runner import stepped
 from selfspec.run.model import device_of
 from selfspec.run.prepared import Forwards
 from selfspec.run.prompt import Prompt
@@ -69,7 +69,7 @@ def _measured(backend: Backend, num_rows: int, max_seconds: float) -> CostCurve:
             torch.cuda.synchronize(logits.device)
 
     widths = WIDTHS
-    if isinstance(backend, GraphBackend):
+    if backend.kind == "graph":
         widths = tuple(width for width in WIDTHS if stepped(width) == width)
         for width in widths:  # Captures all of them first, since a capture takes long.
             run(width)

@@ -1,9 +1,10 @@
-"""The KV of a batch while drafting: layers that append a tree and then keep one path of it.
+"""The keys and values of some rows while drafting, and room behind them for trees.
 
-This module, `columns` and `arena` hold all that depends on transformers' cache API. The prompt's
-forward fills the stock cache as always. `TreeKV` then moves its contents into preallocated arenas,
-on which drafting works, and `release` gives the stock layers back as if stock decoding had filled
-them.
+This module and `slots` hold all that depends on transformers' cache API. A prompt's forward fills a
+stock cache as always. `TreeKV.add` moves its contents into slots, on which drafting works, and
+`release` gives them back as if stock decoding had filled the cache.
+
+The same slots serve a batch that stays, rows that come and go, windows, and captured forwards.
 """
 
 from __future__ import annotations
@@ -12,13 +13,40 @@ import math
 from collections.abc import Sequence
 
 import torch
-from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+)
 
-from selfspec.compat.generation import set_columns_seen
-from selfspec.run.arena import Arena, ArenaLayer, Geometry, Member
-from selfspec.run.columns import Columns
+from selfspec.run.layout import Layout
+from selfspec.run.model import AttentionTypes
+from selfspec.run.slots import Kind, KVLayer, Member, Slots, kinds_in, move_columns, split
 
-__all__ = ["TreeKV", "can_hold_trees", "foreign_layer"]
+__all__ = [
+    "ENDLESS",
+    "TreeKV",
+    "bytes_per_token",
+    "can_hold_trees",
+    "foreign_layer",
+    "length_bucket",
+]
+
+_MULTIPLE = 64  # Columns come in multiples of this where other rows or calls may use them, too.
+_LEAST_LENGTH = 256
+ENDLESS = 1 << 62  # As a number of columns that nobody knows.
+_LARGE = 1 << 20  # Slots of rows that come and go are split as those of this many tokens.
+
+
+def length_bucket(length: int) -> int:
+    """How many keys a captured forward gets if it needs `length` of them.
+
+    >>> [length_bucket(length) for length in (1, 256, 257, 3000)]
+    [256, 256, 512, 4096]
+    """
+    return max(_LEAST_LENGTH, 1 << (length - 1).bit_length())
 
 
 def foreign_layer(cache: Cache) -> str | None:
@@ -36,145 +64,263 @@ def can_hold_trees(cache: Cache) -> str | None:
     return foreign_layer(cache)
 
 
-class TreeKV(Columns):
-    """The committed KV of a batch, with room behind it for one tree per row.
+def bytes_per_token(cache: Cache) -> tuple[int, int]:
+    """What one token takes: in all layers, and in the largest part that is ever held twice."""
+    parts = split(kinds_in(cache, ["any"] * len(cache.layers)), _LARGE)
+    sizes = [len(part.members) * part.kind.num_bytes for part in parts]
+    return sum(sizes), max(sizes)
 
-    The arenas start with `room` free columns. `reach` is how many tokens the text can still gain,
-    if that is known.
+
+class TreeKV:
+    """Committed columns of rows, with room behind them for one tree per row.
+
+    `lengths` are the committed columns of each row. Trees are appended at the column `front`, which
+    is the longest row's length. The model is given `cache`. `first_columns` has the column of each
+    attention type's first slot: windowed layers drop the columns that no query can see any more.
+
+    With `max_rows`, rows come and go, and windowed layers keep all columns, since a row that comes
+    may be shorter than those that are there. `max_tokens` limits the slots of all rows together;
+    then a row comes only where there is room for all that it may need.
+
+    With `keeps_slots`, slots have fixed addresses and outlive the calls, as captured forwards need
+    them, and during a forward its `layout` says which slots it writes and sees. `generation` grows
+    when slots get another address; captures of an earlier generation must not be replayed.
     """
 
     def __init__(
         self,
-        cache: Cache,
-        attention_types: Sequence[str],
-        window_sizes: dict[str, int],
+        attention: AttentionTypes,
         *,
-        num_rows: int,
-        room: int,
-        reach: int | None = None,
-        layers: Sequence[ArenaLayer] | None = None,
+        keeps_slots: bool = False,
+        max_rows: int | None = None,
+        max_tokens: int | None = None,
     ) -> None:
-        super().__init__(cache, attention_types, num_rows=num_rows, layers=layers)
-        # Only sliding layers drop columns; the other stock layers keep all of them.
-        self._window_sizes = {
-            name: window_sizes[name]
-            for layer, name in zip(cache.layers, attention_types, strict=True)
-            if isinstance(layer, DynamicSlidingWindowLayer)
-        }
-        self._max_length = math.inf if reach is None else self.front + reach
+        self.lengths: list[int] = []
+        self.needs: list[int] = []  # How many columns each row may come to need.
+        self.front = 0
+        self.first_columns = dict.fromkeys(attention.windows, 0)
+        self.layout: Layout | None = None
+        self.generation = 0
+        self.cache = DynamicCache()
+        self.cache.layers = [KVLayer(self, name) for name in attention.by_layer]
+        self._attention = attention
+        self._keeps_slots = keeps_slots
+        self._max_rows = max_rows
+        self._max_tokens = max_tokens
+        self._stock: list[CacheLayerMixin] = []  # Those that get their contents back.
+        self._kinds: dict[Kind, list[Member]] = {}
+        self._parts: list[Slots] = []
+        self._capacities: dict[str, int] = {}  # by attention type
+        self._window_sizes: dict[str, int] = {}  # of the types that drop columns
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The keys' dtype, which the masks must have too."""
+        return self._parts[0].kind.dtype
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows have slots; fewer may be in use."""
+        return min(part.num_rows for part in self._parts)
+
+    @property
+    def nbytes(self) -> int:
+        """What all slots take."""
+        return sum(part.tensor.nbytes for part in self._parts)
+
+    @property
+    def bytes_in_use(self) -> int:
+        """What the tokens of all rows take, without the slots that are still empty."""
+        each = sum(len(part.members) * part.kind.num_bytes for part in self._parts)
+        return each * sum(self.lengths)
+
+    def fits(self, needs: Sequence[int]) -> bool:
+        """Can rows be here together that may come to need this many columns each?"""
+        if self._max_rows is not None and len(needs) > self._max_rows:
+            return False
+        return self._max_tokens is None or len(needs) * max(needs) <= self._max_tokens
+
+    def num_keys(self, width: int) -> dict[str, int]:
+        """How many slots of each attention type a captured forward of `width` nodes sees."""
+        end, firsts = self.front + width, self.first_columns
+        bucket = length_bucket(end - min(firsts.values()))
+        return {name: min(bucket, self._capacities[name]) for name in firsts}
+
+    def add(
+        self, cache: Cache, num_rows: int = 1, *, need: int = ENDLESS, room: int, widest: int = 1
+    ) -> None:
+        """Moves what a prompt has put into a stock cache behind the last row, and empties it.
+
+        `need` is how many columns each of its rows may come to need, trees of `widest` nodes among
+        them, and `room` how many behind the prompt get slots at once. What breaks off here leaves
+        the cache, and the rows that are there, as they were.
+        """
+        row, length = len(self.lengths), int(cache.get_seq_length())
+        if not row:
+            self._begin(cache, num_rows * (length + room))
+        layers, end = list(cache.layers), max(self.front, length)
+        needs = [*self.needs, *[need] * num_rows]
         try:
-            self._adopt(room)
-        except BaseException:  # No memory, or an interrupt: the owner of the cache gets it back.
-            for arena in self._arenas:
-                self._fill_stock(arena, self.front)
+            for part in self._parts:
+                if not self._make_room(part, needs, end, self._room(part, length, room, widest)):
+                    part.tensor[:, row : row + num_rows].zero_()  # An earlier row may leave a NaN.
+                part.fill(row, layers, length)
+        except BaseException:  # No memory, or an interrupt.
+            for part in self._parts:
+                rows = slice(row, row + num_rows)
+                part.give_back(layers, rows, length, copies=self._keeps_slots)
             raise
-        if layers is None:
-            cache.layers = self._layers
+        self.needs = needs
+        self.lengths += [length] * num_rows
+        self.front = end
+        self._stock = layers if self._max_rows is None else []
+        for part in self._parts:
+            self._connect(part)
+        self._note_capacities()
 
     def reserve(self, width: int) -> None:
-        """Makes room for a tree of `width` nodes; arenas that are too small are doubled."""
-        for arena in self._arenas:
-            first_column = self.first_columns[arena.attention_type]
-            if self.front + width - first_column > arena.slots.shape[3]:
-                self._make_room(arena.attention_type, width)
+        """Makes room for a tree of `width` nodes, if there is none yet."""
+        end, firsts = self.front + width, self.first_columns
+        if all(end - firsts[name] <= capacity for name, capacity in self._capacities.items()):
+            return
+        for part in self._parts:
+            self._make_room(part, self.needs, end, end - part.first)
+            firsts[part.kind.attention_type] = part.first
+        self._note_capacities()
 
-    def keep_rows(self, rows: Sequence[int]) -> None:
-        """Drops all rows but these, with one copy of each arena."""
-        index = list(rows)
-        for arena in self._arenas:
-            arena.slots = arena.slots[:, index]
-            self._connect(arena)
-        self._count_rows(index)
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keeps the KV of each row's path of nodes and forgets the rest of the tree.
 
-    def _count_rows(self, rows: Sequence[int]) -> None:
-        self.lengths = [self.lengths[row] for row in rows]
-        self._starts = [self._starts[row] for row in rows]
+        Costs nothing if the path already lies in the right slots, as a tree's first nodes do. What
+        breaks off here leaves the columns of earlier steps as they were.
+        """
+        # The nodes of a path lie behind their targets, so none is overwritten before it is read.
+        moves = []
+        for row, path in enumerate(paths):
+            targets = enumerate(path, start=self.lengths[row])
+            moves += [(row, self.front + n, to) for to, n in targets if self.front + n != to]
+        if moves:
+            move_columns(self._parts, moves)
+        self.lengths = [held + len(path) for held, path in zip(self.lengths, paths, strict=True)]
         self.front = max(self.lengths)
 
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        """Drops all rows but these, which move to the front in this order; none may move back."""
+        for part in self._parts:
+            for target, row in enumerate(rows):
+                if target != row:
+                    part.tensor[:, target] = part.tensor[:, row]
+        self.lengths = [self.lengths[row] for row in rows]
+        self.needs = [self.needs[row] for row in rows]
+        self.front = max(self.lengths, default=0)
+        for part in self._parts:
+            self._connect(part)
+
     def release(self, *, fills: bool = True) -> None:
-        """Gives the cache its stock layers back, filled up to the shortest row's length.
+        """Gives the stock cache its contents back, up to the shortest row's length.
 
-        Rows differ in length only if the caller does not get the cache, or after an error. Filling
-        costs nothing here, so it does not depend on who gets it.
+        Rows differ in length only if nobody gets the cache, or after an error. Slots that are kept
+        are copied, so with them the cache stays empty if nobody gets it: if `fills` is false.
         """
-        for arena in self._arenas:
-            self._fill_stock(arena, min(self.lengths))
-        self._cache.layers = self._stock_layers
+        if self._stock and (fills or not self._keeps_slots):
+            rows, length = slice(0, len(self.lengths)), min(self.lengths)
+            for part in self._parts:
+                part.give_back(self._stock, rows, length, copies=self._keeps_slots)
+        self.clear()
 
-    def _adopt(self, room: int) -> None:
-        """Moves what the stock layers hold into arenas, one part after the other.
+    def clear(self) -> None:
+        """Forgets all rows, and without `keeps_slots` the slots too."""
+        self.lengths, self.needs, self._stock, self.front = [], [], [], 0
+        self.layout = None
+        if not self._keeps_slots:
+            self._parts, self._kinds, self._capacities = [], {}, {}
+        for layer in self.cache.layers:
+            layer.stores.clear()
+            layer.keys = layer.values = None
 
-        So only one part of the KV is ever held twice.
+    def _begin(self, cache: Cache, num_tokens: int) -> None:
+        """Slots of the right kinds for a first row; those of an earlier call, if they will do."""
+        kinds = kinds_in(cache, self._attention.by_layer)
+        if kinds != self._kinds:
+            num_tokens = num_tokens if self._max_rows is None else _LARGE
+            self._kinds = kinds
+            self._parts = split(kinds, 1 if self._keeps_slots else num_tokens)
+            self.generation += 1
+        if self._max_rows is not None:
+            return
+        self._window_sizes = {}
+        length = int(cache.get_seq_length())
+        for part in self._parts:
+            (index, member), name = part.members[0], part.kind.attention_type
+            layer = cache.layers[index]
+            part.first = self.first_columns[name] = length - getattr(layer, member).shape[2]
+            # Only these stock layers drop columns; the others hold whatever was written.
+            if isinstance(layer, DynamicSlidingWindowLayer):
+                self._window_sizes[name] = self._attention.windows[name].size
+
+    def _room(self, part: Slots, length: int, room: int, widest: int) -> int:
+        """Windowed slots need no more than two windows, since they drop columns."""
+        size = self._window_sizes.get(part.kind.attention_type, 0)
+        held = length - part.first
+        return min(room, max(2 * size - held, 0) + widest) if size else room
+
+    def _make_room(self, part: Slots, needs: Sequence[int], end: int, more: int) -> bool:
+        """Makes room for these rows up to a column, and for `more` if they may come to need it.
+
+        Returns whether it took another tensor.
         """
-        for key, members in self._parts(room):
-            self._arenas.append(self._new_arena(key, members, room))
-            self._fill_arena(self._arenas[-1])
+        if self._max_tokens is not None:
+            end = max(end, max(needs))
+        if len(needs) <= part.num_rows and end - part.first <= part.capacity:
+            return False
+        first, size = part.first, self._window_sizes.get(part.kind.attention_type, 0)
+        if size and self.lengths:
+            first = max(first, min(self.lengths) - size + 1)
+            if end - first + size // 2 <= part.capacity:  # The next time is not near.
+                part.drop(first, self.front)
+                return False
+        columns = min(end - first + more, max(needs) - first)
+        sizes = self._sizes(part, len(needs), max(columns, end - first))
+        part.resize(*sizes, first, len(self.lengths), self.front)
+        self._connect(part)
+        self.generation += 1
+        return True
 
-    def _new_arena(self, key: Geometry, members: list[Member], room: int) -> Arena:
-        held = self.front - self.first_columns[key.attention_type]
-        return Arena(key, self._new_slots(key, len(members), held + room), members)
+    def _sizes(self, part: Slots, num_rows: int, columns: int) -> tuple[int, int]:
+        """How many rows and columns some slots get that need at least so many."""
+        is_shared = self._keeps_slots or self._max_rows is not None
+        rounded = -(-columns // _MULTIPLE) * _MULTIPLE if is_shared else columns
+        if self._max_tokens is not None:
+            columns = rounded if self.fits([rounded] * num_rows) else columns
+            most = self._max_tokens // columns
+            return most if self._max_rows is None else min(self._max_rows, most), columns
+        rows = part.num_rows
+        if num_rows > rows:
+            rows = max(num_rows, min(2 * rows, self._max_rows or num_rows))
+        if self._keeps_slots and not self.lengths:
+            return _suiting_both((num_rows, rounded), (part.num_rows, part.capacity))
+        return rows, rounded
 
-    def _fill_arena(self, arena: Arena) -> None:
-        held = self.front - self.first_columns[arena.attention_type]
-        for member, (index, name) in enumerate(arena.members):
-            stock = self._stock_layers[index]
-            arena.slots[member, :, :, :held] = getattr(stock, name)
-            # This frees the stock tensor, so that the prompt's KV is not held twice for long.
-            setattr(stock, name, arena.slots.new_empty(0))
-        self._connect(arena)
+    def _connect(self, part: Slots) -> None:
+        """Tells layers where their keys or values are now; those that they had can be freed.
 
-    def _make_room(self, attention_type: str, width: int) -> None:
-        """Doubles the arenas of one type, but to no more than the text can still need.
-
-        Windowed ones first drop the columns that no query can see any more.
+        Kept slots show all rows, since a forward may have more rows than are left.
         """
-        first = self._first_needed(attention_type)
-        held = self.front - first
-        most = int(min(2 * held, self._max_length - first + width))
-        self._refill(attention_type, first, capacity=max(most, held + width))
+        rows = part.tensor if self._keeps_slots else part.tensor[:, : len(self.lengths)]
+        for member, (index, name) in enumerate(part.members):
+            layer = self.cache.layers[index]
+            layer.stores[name] = rows[member]
+            setattr(layer, name, None)
 
-    def _first_needed(self, attention_type: str) -> int:
-        """The first column of a type that some row can still see."""
-        old_first = self.first_columns[attention_type]
-        size = self._window_sizes.get(attention_type, 0)
-        return max(old_first, min(self.lengths) - size + 1) if size else old_first
-
-    def _refill(self, attention_type: str, first: int, capacity: int) -> None:
-        """Moves the columns from `first` on into arenas of another capacity.
-
-        Where that drops columns, no arena is changed before there is memory for all of them.
-        """
-        start = first - self.first_columns[attention_type]
-        arenas = [arena for arena in self._arenas if arena.attention_type == attention_type]
-        moved = (self._moved(arena, start, self.front - first, capacity) for arena in arenas)
-        for arena, slots in zip(arenas, list(moved) if start else moved, strict=True):
-            arena.slots = slots
-            self._connect(arena)
-        self.first_columns[attention_type] = first
-
-    def _moved(self, arena: Arena, start: int, held: int, capacity: int) -> torch.Tensor:
-        slots = self._new_slots(_present_geometry(arena), len(arena.members), capacity)
-        slots[:, :, :, :held] = arena.slots[:, :, :, start : start + held]
-        return slots
-
-    def _fill_stock(self, arena: Arena, length: int) -> None:
-        end = length - self.first_columns[arena.attention_type]
-        for member, (index, name) in enumerate(arena.members):
-            stock = self._stock_layers[index]
-            if getattr(stock, name).numel():  # It was not moved yet.
-                continue
-            start = 0
-            if isinstance(stock, DynamicSlidingWindowLayer):
-                start = max(end - stock.sliding_window + 1, 0)
-                set_columns_seen(stock, length)
-            setattr(stock, name, self._for_stock(arena.slots[member, :, :, start:end]))
-
-    def _for_stock(self, held: torch.Tensor) -> torch.Tensor:
-        """What a stock layer gets: the slots themselves, since nothing else uses them now."""
-        return held
+    def _note_capacities(self) -> None:
+        """How many columns of each attention type have slots in all parts."""
+        self._capacities = {}
+        for part in self._parts:
+            name, capacity = part.kind.attention_type, part.capacity
+            self._capacities[name] = min(capacity, self._capacities.get(name, capacity))
 
 
-def _present_geometry(arena: Arena) -> Geometry:
-    """The arena's geometry with the rows that are left."""
-    _, heads, dim = arena.geometry.shape
-    return arena.geometry._replace(shape=(arena.slots.shape[1], heads, dim))
+def _suiting_both(sizes: tuple[int, int], old: tuple[int, int]) -> tuple[int, int]:
+    """Sizes that suit this call and the last one, unless that takes over twice the memory."""
+    both = max(sizes[0], old[0]), max(sizes[1], old[1])
+    return both if math.prod(both) <= 2 * max(math.prod(sizes), math.prod(old)) else sizes

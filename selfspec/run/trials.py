@@ -79,7 +79,8 @@ def check_tree(
     faults = _faults_of_trees(right, wrong[0])
     truth, *answers = _read(model, [right, *(fault.text for fault in faults)], depth)
     position = torch.full((1, 1), len(prompt), device=device_of(model))
-    backend = new_backend(model, cache, depth.types(types), position, None, room=16)
+    backend = new_backend(model, depth.types(types))
+    backend.add(cache, position, room=16, widest=8)
     path = [0, 2, 3]
 
     def first_step(wrong_child: int) -> torch.Tensor:

@@ -423,26 +423,12 @@ def test_the_operators_compute_what_torch_does():
         found = kernels.reordered_product(x, kernels.reordered(weight), bias)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     if "fbgemm" in torch.backends.quantized.supported_engines:
-        found = kernels.float16_product(x, kernels.float16_packed(weight)) + bias
+        packed = kernels.float16_packed(weight)
+        found = kernels.float16_product(x, packed) + bias
         torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
-        assert kernels.has_float16_product()
+        assert torch.equal(kernels.float16_unpacked(packed), weight.half().float())
     assert kernels.calculates_in_half("bf16") in (True, False)
     assert kernels.calculates_in_half("no-such-precision")
-
-
-def test_a_torch_without_the_float16_product_says_so_in_the_statistics(monkeypatch):
-    from selfspec.run import prepared
-
-    monkeypatch.setattr(prepared, "calculates_in", lambda dtype: dtype is torch.float32)
-    model = selfspec.attach(new_model(dtype=torch.bfloat16))
-    told = []
-    for is_there in (True, False):
-        monkeypatch.setattr(prepared, "has_float16_product", lambda: is_there)  # noqa: B023
-        spec = selfspec.SelfSpec()
-        model.generate(**prompt(), max_new_tokens=3, do_sample=False, assistant=spec)
-        told.append(spec.stats.eager_reason)
-    assert told[0] is None
-    assert "no float16 product" in told[1]
 
 
 def test_memory_that_runs_out_on_a_cpu_is_known():
@@ -468,15 +454,17 @@ def test_weights_that_keep_float32_are_named():
 
 
 def test_names_are_translated():
+    """Experts are joined as transformers does it; what it has no use for is left out."""
     model = tiny_model("qwen3-moe")
-    mapping = checkpoints.get_model_conversion_mapping(model)
-    kinds = (checkpoints.WeightConverter, checkpoints.WeightRenaming)
-    assert mapping
-    assert any(isinstance(each, kinds[0]) for each in mapping)
-    assert checkpoints.dot_natural_key("layers.10") > checkpoints.dot_natural_key("layers.9")
-    name = "model.norm.weight"
-    found = checkpoints.rename_source_key(name, [], [], "model", model.state_dict())
-    assert found == (name, None)
+    experts = [f"model.layers.0.mlp.experts.{index}" for index in (10, 9)]
+    names = [f"{each}.{name}_proj.weight" for each in experts for name in ("up", "gate", "down")]
+    parts = checkpoints.parts_of(model, [*names, "model.norm.weight", "other"])
+    assert parts.pop("model.norm.weight") == [checkpoints.Part("model.norm.weight")]
+    down, gate_up = (parts.pop(name) for name in sorted(parts))
+    assert not parts
+    assert [part.name.split(".")[5:7] for part in down] == [["9", "down_proj"], ["10", "down_proj"]]
+    order = [["9", "gate_proj"], ["9", "up_proj"], ["10", "gate_proj"], ["10", "up_proj"]]
+    assert [part.name.split(".")[5:7] for part in gate_up] == order
 
 
 def test_a_missing_name_is_told_with_the_version(monkeypatch):

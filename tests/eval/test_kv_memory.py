@@ -69,6 +69,15 @@ def test_ours_holds_no_more_than_stock_and_a_tree(model, num_prompt, num_new, wi
     assert found.ours.held <= found.allowed
 
 
+@pytest.mark.slow
+def test_the_peak_is_near_what_is_held(monkeypatch):
+    """As where the KV is large: it moves into the slots part by part."""
+    monkeypatch.setattr("selfspec.run.slots._SMALL", 1)
+    found = compare(new_model(num_hidden_layers=8), 200, 40, max_nodes=16)
+    assert found.ours.held <= found.allowed
+    assert found.ours.peak <= 1.1 * found.stock.peak + 16 * 8 * COLUMN
+
+
 def test_the_command(figures, chat_folder):
     options = ["--prompt-tokens", "20", "30", "--new-tokens", "5", "--max-nodes", "4"]
     rows = figures("kv_memory", "--model", chat_folder, *options, "--dtype", "bfloat16")["rows"]

@@ -11,7 +11,7 @@ import torch
 from selfspec import SelfSpec
 from selfspec.cost import CostCurve
 from selfspec.engine import Decoder
-from selfspec.plugin import call as call_module
+from selfspec.plugin import rows as rows_module
 from selfspec.plugin import spec as spec_module
 from tests.caches import contents
 from tests.fakes import WildSource, new_model, prompt, tiny_model
@@ -115,7 +115,7 @@ def timed_by(curve: CostCurve, monkeypatch: pytest.MonkeyPatch) -> Any:
         now[0] += curve.seconds(ids.shape[1])
 
     model.register_forward_pre_hook(advance, with_kwargs=True)
-    monkeypatch.setattr(call_module, "Decoder", partial(Decoder, clock=lambda: now[0]))
+    monkeypatch.setattr(rows_module, "Decoder", partial(Decoder, clock=lambda: now[0]))
     return model
 
 

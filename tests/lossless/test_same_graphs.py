@@ -22,8 +22,9 @@ from transformers import DynamicCache
 from selfspec import SelfSpec, SpecConfig, UnsupportedError
 from selfspec.compat.generation import KV, kv_of
 from selfspec.run.graphs.runner import ForwardKey, StaticRunner
-from selfspec.run.graphs.static_kv import StaticKV
 from selfspec.run.profile import profile
+from selfspec.run.slots import Slots
+from selfspec.run.tree_kv import TreeKV
 from tests.fakes import VOCAB, new_model, prompt, tiny_model
 from tests.lossless.same import (
     FIXED,
@@ -462,9 +463,14 @@ def test_slots_are_copied_only_for_those_who_get_the_cache(
     monkeypatch: pytest.MonkeyPatch, log: list[str]
 ) -> None:
     copied: list[int] = []
-    clone = StaticKV._for_stock
-    counted = lambda kv, held: copied.append(held.shape[2]) or clone(kv, held)  # noqa: E731
-    monkeypatch.setattr(StaticKV, "_for_stock", counted)
+    give_back = Slots.give_back
+
+    def counted(part: Slots, layers: Any, rows: slice, length: int, *, copies: bool) -> None:
+        if copies:
+            copied.append(length)
+        give_back(part, layers, rows, length, copies=copies)
+
+    monkeypatch.setattr(Slots, "give_back", counted)
     model, inputs, spec = tiny_model(), prompt(), SelfSpec()
     run(model, inputs, custom_generate=spec, **GREEDY)
     copied.clear()  # Those of the trial.
@@ -518,7 +524,10 @@ def test_no_memory_for_fixed_slots(monkeypatch: pytest.MonkeyPatch, log: list[st
     def full(*_args: Any, **_kwargs: Any) -> None:
         raise torch.OutOfMemoryError("on purpose")
 
-    monkeypatch.setattr("selfspec.run.graphs.static_kv.StaticArenas.take", full)
+    make_room = TreeKV._make_room
+    monkeypatch.setattr(
+        TreeKV, "_make_room", lambda kv, *args: (full if kv._keeps_slots else make_room)(kv, *args)
+    )
     longer = prompt(1, 300)
     both = run_both(model, longer, spec, drafts=False, **GREEDY)
     assert "no memory for fixed KV slots" in str(both.stats.eager_reason)
@@ -607,8 +616,8 @@ def test_slots_take_little_more_than_the_stock_cache(log: list[str]) -> None:
     stock = kv_of(both.stock.output)
     stock_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in stock.layers)
     bytes_of_tree = 16 * stock_bytes / stock.get_seq_length()
-    arenas = spec.forwards._known[model].runner._found.arenas
-    assert sum(x.nbytes for x in arenas._slots.values()) <= 1.1 * stock_bytes + bytes_of_tree
+    kv = spec.forwards._known[model].runner._found.kv
+    assert kv.nbytes <= 1.1 * stock_bytes + bytes_of_tree
 
 
 # costs

@@ -16,7 +16,9 @@ from torch.nn.functional import linear
 from torch.nn.utils import prune
 
 from selfspec import SelfSpec, SpecConfig, UnsupportedError
-from selfspec.run.packed import PackedWeights, layers, weights
+from selfspec.run.packed import Packing
+from selfspec.run.packed import copies as packed_copies
+from selfspec.run.packed import packing as packing_module
 from selfspec.run.profile import profile
 from tests.fakes import fake_trials, new_model, packs_here, prompt, tiny_model
 from tests.lossless.same import FIXED, GREEDY, MODES, assert_clean, doubting, run, run_both, slow
@@ -69,7 +71,7 @@ def test_a_fixed_budget_packs_nothing_unasked() -> None:
 
 
 def test_copies_that_do_not_fit_are_not_made_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "free_memory", lambda: 0.0)
+    monkeypatch.setattr(packing_module, "free_memory", lambda: 0.0)
     both = run_both(new_model(), prompt(), SelfSpec(), drafts=False, **GREEDY)
     assert (both.stats.forward, both.stats.eager_reason) == ("eager", None)
     asked = SelfSpec(forward="packed")
@@ -186,7 +188,7 @@ def test_any_edits_one_after_the_other(seed: int, monkeypatch: pytest.MonkeyPatc
     chance, model, packed = random.Random(seed), new_model(), 0
     torch.manual_seed(seed)
     for _ in range(20):
-        copies = PackedWeights.of(model)  # Those of one call are there in the next one.
+        copies = Packing.of(model)  # Those of one call are there in the next one.
         for _ in range(chance.randrange(1, 4)):
             inside = [module for module in model.model.modules() if type(module) is nn.Linear]
             chance.choice(EDITS)(model, chance.choice(inside))
@@ -240,7 +242,7 @@ def test_a_call_that_breaks_off_leaves_the_model_as_it_was() -> None:
 
 def test_stock_beside_it_in_another_thread_is_stock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers that come out wrong where they are packed: the other thread never sees one."""
-    monkeypatch.setattr(layers, "packed_linear", lambda x, w, b, _packed: -linear(x, w, b))
+    monkeypatch.setattr(packed_copies, "packed_linear", lambda x, w, b, _packed: -linear(x, w, b))
     model, inputs = tiny_model(), prompt()
     stock, texts = run(model, inputs, **GREEDY), []
     may_start = threading.Event()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from selfspec import SelfSpec, UnsupportedError, attach, load_streamed
+from selfspec import SelfSpec, UnsupportedError, attach, load
 from selfspec.run.streamed import is_streamed, traffic
 from tests.fakes import prompt
 from tests.lossless.same import FIXED, GREEDY, Call, assert_same_ids, doubting, run, run_both, slow
@@ -61,7 +61,7 @@ def test_any_budget_from_the_least_to_everything(shards: str, tmp_path: Path) ->
     stock, numbers = run(model, inputs, **GREEDY), []
     assert (tmp_path / "model.safetensors.index.json").exists() == (shards != "1GB")
     for share in (60, 80, 100):
-        streamed = load_streamed(str(tmp_path), max_memory=f"{share}%", max_length=1)
+        streamed = load(str(tmp_path), max_memory=f"{share}%", max_length=1)
         assert_same_ids(run(streamed, inputs, **GREEDY).ids, stock.ids)
         numbers.append(len(getattr(streamed, "hf_device_map", {})))
     assert numbers == sorted(numbers, reverse=True)
@@ -118,7 +118,7 @@ def test_other_ways_to_run_forwards_give_way(forward: str, tmp_path: Path) -> No
 def test_layers_in_memory_are_packed_in_place(kind: str, tmp_path: Path) -> None:
     """Their weights are freed, so plain calls compute from the copies too."""
     model = saved_model(tmp_path, "llama", **KINDS[kind])
-    streamed = load_streamed(str(tmp_path), max_memory="80%", max_length=1)
+    streamed = load(str(tmp_path), max_memory="80%", max_length=1)
     both = [run(each, prompt(2), **GREEDY).ids for each in (model, streamed)]
     assert_same_ids(both[1], both[0])
     layers = [layer.mlp.up_proj for layer in streamed.model.layers]
@@ -170,7 +170,7 @@ def test_costs_are_kept_apart(measuring: None, tmp_path: Path) -> None:
     saved_model(tmp_path)
     found = []
     for amount in (least_memory(tmp_path, max_length=1), "90%"):
-        streamed, spec = load_streamed(str(tmp_path), max_memory=amount, max_length=1), SelfSpec()
+        streamed, spec = load(str(tmp_path), max_memory=amount, max_length=1), SelfSpec()
         run(streamed, prompt(), custom_generate=spec, **GREEDY)
         keys = [key for key, _ in spec.forwards.costs._curves.values()]
         found += [(key["weights in"], key["forward"]) for key in keys]

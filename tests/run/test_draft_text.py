@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from selfspec.run.draft_model import DraftModel, DraftText
-from selfspec.run.packed import PackedWeights, Packing
+from selfspec.run.packed import Packing
 from tests.fakes import VOCAB, fake_trials, new_model, packs_here
 
 
@@ -44,7 +44,7 @@ def test_a_device_without_doubles_will_do(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_draft_model_is_packed_once_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_trials(monkeypatch, saves=0.5, packing=1)
     model = new_model()
-    packing = Packing(PackedWeights(), model)
+    packing = Packing.of(model)
     texts = [
         DraftText(DraftModel(model, num_ids=VOCAB, top_k=5, packing=each))
         for each in (None, packing)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfspec.records import DraftTree
-from selfspec.run.layout import Layout, RowState, Window, lay_out
+from selfspec.run.layout import InputShape, Layout, RowState, Window, hiding, read, write
 from tests.oracles import MaskOracle
 from tests.strategies import tree_of, trees
 
@@ -61,18 +61,39 @@ windows = st.one_of(
 )
 
 
-def laid_out(batch: Batch, window: Window, first_column: int = 0, **changes: Any) -> Layout:
-    first = changes.pop("positions", np.full(len(batch.lengths), batch.prompt_length))
-    num_committed = [length - batch.prompt_length for length in batch.lengths]
-    state = RowState(batch.lengths, first, num_committed, batch.visible())
-    arguments = {
-        "front": batch.front,
-        "windows": {"type": window},
-        "first_columns": {"type": first_column},
-        "dtype": torch.float32,
-        "device": torch.device("cpu"),
-    }
-    return lay_out(batch.trees, state, **(arguments | changes))
+def laid_out(
+    batch: Batch,
+    windows: dict[str, Window] | Window = Window(),  # noqa: B008
+    firsts: Any = 0,
+    *,
+    positions: Any = None,
+    more: tuple[int, int, int] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Layout:
+    """What a forward gets; `more` are surplus rows, nodes and keys, as a captured forward has."""
+    if isinstance(windows, Window):
+        windows, firsts = {"type": windows}, [firsts]
+    width = max(map(len, batch.trees))
+    starts = [min(set(range(batch.prompt_length)) - hidden) for hidden in batch.hidden]
+    positions = np.array(batch.lengths if positions is None else positions)
+    state = RowState(batch.lengths, positions, starts, firsts, batch.front)
+    known = batch.visible()
+    rows, nodes, keys = more or (0, 0, 0)
+    shape = InputShape(len(batch.trees) + rows, width + nodes, positions.shape[:-1], len(windows))
+    if known is not None:  # Behind the prompt every column counts, and so do surplus rows.
+        known = torch.nn.functional.pad(known, (0, 1 + keys, 0, rows), value=True)
+    shown: Any = windows
+    if more is None:
+        shown = hiding(windows, state, width, has_padding=known is not None)
+    num_keys = [batch.front - first + shape.width + keys for first in firsts]
+    return read(
+        write(batch.trees, state, shape),
+        shape,
+        windows=shown,
+        num_keys=dict(zip(windows, num_keys, strict=True)),
+        visible=known,
+        dtype=dtype,
+    )
 
 
 def mask_of(batch: Batch, window: Window, first_column: int = 0) -> torch.Tensor:
@@ -126,7 +147,7 @@ def test_what_was_dropped_before_the_first_column_was_never_seen(batch, size):
 
 @given(batches())
 def test_ids_and_positions_are_the_trees_own(batch):
-    layout = laid_out(batch, Window())
+    layout = laid_out(batch)
     width = max(map(len, batch.trees))
     for row, tree in enumerate(batch.trees):
         fill = width - len(tree)
@@ -135,21 +156,47 @@ def test_ids_and_positions_are_the_trees_own(batch):
         assert layout.position_ids[row].tolist() == [batch.lengths[row] + d for d in depths]
 
 
+@settings(max_examples=80, deadline=None)
+@given(batches(), windows, st.tuples(*[st.integers(0, 4)] * 3), st.data())
+def test_surplus_rows_nodes_and_keys_change_nothing(batch, window, more, data):
+    first_column = 0
+    if window.kind != "full":
+        last_seen = min(batch.lengths) - window.size + 1
+        first_column = data.draw(st.integers(0, max(last_seen, 0)))
+    rows, width = len(batch.trees), max(map(len, batch.trees))
+    layout = laid_out(batch, window, first_column, more=more)
+    mask, exact = layout.masks["type"], laid_out(batch, window, first_column)
+    tree_begins = batch.front - first_column
+    true_mask = mask_of(batch, window, first_column)
+    assert torch.equal(mask[:rows, :, :width, : tree_begins + width], true_mask)
+    lowest = torch.finfo(torch.float32).min
+    assert bool((mask[:rows, :, :width, tree_begins + width :] == lowest).all())
+    # Surplus nodes see what a root sees, and no other node sees them.
+    assert bool((mask == 0).any(-1).all())
+    root = mask[:rows, :, :1]
+    assert torch.equal(mask[:rows, :, width:], root.expand(-1, -1, more[1], -1))
+    assert torch.equal(layout.input_ids[:rows, :width], exact.input_ids)
+    assert torch.equal(layout.position_ids[:rows, :width], exact.position_ids)
+    assert layout.slots["type"].tolist() == [tree_begins + n for n in range(width + more[1])]
+    assert int(layout.front) == batch.front
+
+
 def test_positions_of_several_axes():
     """Multi-axis rotary models count (3, B, Q) positions; a tree moves all axes alike."""
     batch = Batch([tree_of([-1, 0, 0, 2]), tree_of([-1, 0])], [7, 5], [set(), set()], 5)
-    positions = np.array([[5, 5], [1, 2], [7, 4]])
-    layout = laid_out(batch, Window(), positions=positions)
-    assert layout.position_ids.shape == (3, 2, 4)
-    assert layout.position_ids[:, 0].tolist() == [[7, 8, 8, 9], [3, 4, 4, 5], [9, 10, 10, 11]]
-    assert layout.position_ids[:, 1].tolist() == [[5, 6, 5, 5], [2, 3, 2, 2], [4, 5, 4, 4]]
+    positions = np.array([[7, 5], [3, 2], [9, 4]])
+    for more in (None, (0, 0, 0), (2, 3, 0)):
+        layout = laid_out(batch, positions=positions, more=more)
+        found = layout.position_ids[:, :2, :4]
+        assert found[:, 0].tolist() == [[7, 8, 8, 9], [3, 4, 4, 5], [9, 10, 10, 11]]
+        assert found[:, 1].tolist() == [[5, 6, 5, 5], [2, 3, 2, 2], [4, 5, 4, 4]]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_masks_are_additive_in_the_models_dtype(dtype):
     """A boolean mask would be silently wrong under eager attention."""
     batch = Batch([tree_of([-1, 0, 0])], [2], [set()], 2)
-    mask = laid_out(batch, Window(), dtype=dtype).masks["type"]
+    mask = laid_out(batch, dtype=dtype).masks["type"]
     assert mask.dtype == dtype
     assert mask.shape == (1, 1, 3, 5)
     low = torch.finfo(dtype).min
@@ -176,12 +223,7 @@ def test_a_mask_is_there_where_something_is_hidden(window, nodes, lengths, hidde
 
 def test_each_attention_type_has_a_mask_of_its_own_width():
     batch = Batch([tree_of([-1, 0])], [9], [set()], 9)
-    layout = laid_out(
-        batch,
-        Window(),
-        windows={"full": Window(), "near": Window("sliding", 3)},
-        first_columns={"full": 0, "near": 7},
-    )
+    layout = laid_out(batch, {"full": Window(), "near": Window("sliding", 3)}, [0, 7])
     assert layout.masks["full"].shape == (1, 1, 2, 11)
     assert (layout.masks["near"][0, 0] == 0).tolist() == [[1, 1, 1, 0], [0, 1, 1, 1]]
 

@@ -1,14 +1,18 @@
-"""`RowsKV` against plain lists of which token lies in which column, while rows come and go."""
+"""`TreeKV` with rows that come and go, against plain lists of which token lies in which column."""
 
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
 from transformers import DynamicCache
 
-from selfspec.run.rows_backend import RowsKV, bytes_per_token
+from selfspec.run import slots as module
+from selfspec.run.layout import Window
+from selfspec.run.model import AttentionTypes
+from selfspec.run.tree_kv import TreeKV, bytes_per_token
 
 HEADS = (2, 1)  # of the two layers
 
@@ -29,12 +33,22 @@ def prompt_of(stamps: list[int]) -> DynamicCache:
     return cache
 
 
-def assert_holds(kv: RowsKV, cache: DynamicCache, texts: list[list[int]]) -> None:
+def rows_kv(max_rows: int, max_tokens: int | None) -> TreeKV:
+    """Both layers are windowed, and keep all columns all the same."""
+    attention = AttentionTypes(("a", "a"), {"a": Window("sliding", 4)}, 0)
+    return TreeKV(attention, max_rows=max_rows, max_tokens=max_tokens)
+
+
+def add_row(kv: TreeKV, stamps: list[int], need: int) -> None:
+    kv.add(prompt_of(stamps), need=need, room=max(kv.front, len(stamps)))
+
+
+def assert_holds(kv: TreeKV, texts: list[list[int]]) -> None:
     """What each row shows in front of the next tree; behind its end nothing is NaN."""
     if not texts:
         return
     kv.reserve(1)
-    for shown in written(cache, [[7] for _ in texts]):
+    for shown in written(kv.cache, [[7] for _ in texts]):
         assert not shown.isnan().any()
         for row, text in enumerate(texts):
             assert shown[row, :, : len(text), 0].tolist() == [text] * shown.shape[1]
@@ -44,9 +58,8 @@ def assert_holds(kv: RowsKV, cache: DynamicCache, texts: list[list[int]]) -> Non
 @pytest.mark.parametrize("max_tokens", [None, 300])
 def test_rows_keep_what_is_theirs(max_tokens: int | None, seed: int) -> None:
     dice = random.Random(seed)
-    cache = prompt_of([1])
-    assert bytes_per_token(cache)[0] == 8 * 3 * 5
-    kv = RowsKV(cache, ["a", "a"], max_rows=4, max_tokens=max_tokens)
+    assert bytes_per_token(prompt_of([1]))[0] == 8 * 3 * 5
+    kv = rows_kv(4, max_tokens)
     texts: list[list[int]] = []
     stamps = iter(range(1, 10**6))
     for _ in range(30):
@@ -54,7 +67,7 @@ def test_rows_keep_what_is_theirs(max_tokens: int | None, seed: int) -> None:
         need = length + dice.randrange(20, 60)
         if dice.random() < 0.5 and kv.fits([*kv.needs, need]):
             texts.append([next(stamps) for _ in range(length)])
-            kv.add_row(prompt_of(texts[-1]), need)
+            add_row(kv, texts[-1], need)
         elif texts and dice.random() < 0.4:
             left = dice.randrange(len(texts))
             order = [i for i in range(len(texts)) if i != left]
@@ -66,65 +79,62 @@ def test_rows_keep_what_is_theirs(max_tokens: int | None, seed: int) -> None:
             width = dice.randrange(1, 4)
             kv.reserve(width)
             trees = [[next(stamps) for _ in range(width)] for _ in texts]
-            written(cache, trees)
+            written(kv.cache, trees)
             paths = [[0, *sorted(dice.sample(range(1, width), width // 2))] for _ in texts]
             kv.commit(paths)
             for text, tree, path in zip(texts, trees, paths, strict=True):
                 text += [tree[node] for node in path]
         assert kv.lengths == [len(text) for text in texts]
         assert max_tokens is None or kv.nbytes <= max_tokens * bytes_per_token(prompt_of([1]))[0]
-        assert_holds(kv, cache, texts)
+        assert_holds(kv, texts)
 
 
 def test_what_an_earlier_row_left_is_wiped_out() -> None:
     """A model may say NaN, and 0 times NaN is NaN."""
-    cache = prompt_of([1])
-    kv = RowsKV(cache, ["a", "a"], max_rows=2, max_tokens=40)
+    kv = rows_kv(2, 40)
     ill = prompt_of([1, 2, 3, 4])
     for layer in ill.layers:
         layer.keys.fill_(float("nan"))
-    kv.add_row(ill, 20)
+    kv.add(ill, need=20, room=4)
     kv.keep_rows([])
-    kv.add_row(prompt_of([5]), 20)
-    kv.add_row(prompt_of([6, 7, 8, 9]), 20)
-    assert_holds(kv, cache, [[5], [6, 7, 8, 9]])
+    add_row(kv, [5], 20)
+    add_row(kv, [6, 7, 8, 9], 20)
+    assert_holds(kv, [[5], [6, 7, 8, 9]])
 
 
 def test_without_a_limit_it_takes_what_the_texts_need() -> None:
     """And not what they may come to need, times the rows that may come."""
-    cache = prompt_of([1])
-    each = bytes_per_token(cache)[0]
-    kv = RowsKV(cache, ["a", "a"], max_rows=64, max_tokens=None)
+    each = bytes_per_token(prompt_of([1]))[0]
+    kv = rows_kv(64, None)
     need, texts = 100_000, [[1, 2, 3]]
-    kv.add_row(prompt_of(texts[0]), need)
+    add_row(kv, texts[0], need)
     assert kv.nbytes <= 64 * each
     for stamp in range(4, 1000):
         kv.reserve(1)
-        written(cache, [[stamp]])
+        written(kv.cache, [[stamp]])
         kv.commit([[0]])
         texts[0].append(stamp)
         assert kv.nbytes <= 2 * (stamp + 64) * each
     texts.append([5])
-    kv.add_row(prompt_of(texts[1]), need)
+    add_row(kv, texts[1], need)
     assert kv.nbytes <= 2 * 2 * (1000 + 64) * each
-    assert_holds(kv, cache, texts)
+    assert_holds(kv, texts)
 
 
 def test_running_out_of_memory_for_a_row_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = prompt_of([1])
-    kv = RowsKV(cache, ["a", "a"], max_rows=4, max_tokens=None)
-    kv.add_row(prompt_of([3, 4]), 90)
-    block, num_left = kv._block, iter(range(1))
+    kv = rows_kv(4, None)
+    add_row(kv, [3, 4], 90)
+    num_left, new_slots = iter(range(1)), module.new_slots
 
-    def scarce(*args: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def scarce(*args: Any) -> torch.Tensor:
         if next(num_left, None) is None:
             raise torch.OutOfMemoryError("on purpose")
-        return block(*args)
+        return new_slots(*args)
 
-    monkeypatch.setattr(kv, "_block", scarce)
+    monkeypatch.setattr(module, "new_slots", scarce)
     with pytest.raises(torch.OutOfMemoryError):
-        kv.add_row(prompt_of([5, 6, 7]), 90)
+        add_row(kv, [5, 6, 7], 90)
     monkeypatch.undo()
-    assert_holds(kv, cache, [[3, 4]])
-    kv.add_row(prompt_of([5, 6, 7]), 90)
-    assert_holds(kv, cache, [[3, 4], [5, 6, 7]])
+    assert_holds(kv, [[3, 4]])
+    add_row(kv, [5, 6, 7], 90)
+    assert_holds(kv, [[3, 4], [5, 6, 7]])

@@ -18,7 +18,10 @@ from hypothesis.stateful import (
 from transformers import DynamicCache, LlamaConfig, StaticCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from selfspec.run.tree_kv import TreeKV, can_hold_trees, foreign_layer
+from selfspec.run import slots as module
+from selfspec.run.layout import Layout, Window
+from selfspec.run.model import AttentionTypes
+from selfspec.run.tree_kv import TreeKV, can_hold_trees, foreign_layer, length_bucket
 from tests.strategies import paths_down, trees
 
 # (attention type, heads, dim of K, dim of V): the first and third differ only in what V holds
@@ -55,36 +58,60 @@ def write(cache: DynamicCache, stamps: list[list[int]]) -> list[tuple[torch.Tens
     return [cache.update(*states(layer, stamps), layer) for layer in range(len(LAYERS))]
 
 
-def adopt(cache: DynamicCache, window: int, num_rows: int, room: int) -> TreeKV:
-    sizes = {"full_attention": 0, "sliding_attention": window}
-    return TreeKV(cache, TYPES, sizes, num_rows=num_rows, room=room)
+def new_kv(window: int, **options) -> TreeKV:
+    windows = {"full_attention": Window(), "sliding_attention": Window("sliding", window)}
+    return TreeKV(AttentionTypes(tuple(TYPES), windows, 0), **options)
+
+
+def adopt(cache: DynamicCache, window: int, num_rows: int, room: int, **options) -> TreeKV:
+    kv = new_kv(window, **options)
+    kv.add(cache, num_rows, room=room)
+    return kv
+
+
+def write_tree(kv: TreeKV, stamps: list[list[int]], *, captured: bool = False):
+    """One forward's worth of a tree; what attention gets to see."""
+    width = len(stamps[0])
+    kv.reserve(width)
+    if captured:
+        first = {name: kv.front - kv.first_columns[name] for name in kv.first_columns}
+        slots = {name: first[name] + torch.arange(width) for name in first}
+        masks = {name: torch.empty(1, 1, width, keys) for name, keys in kv.num_keys(width).items()}
+        nothing = torch.empty(0)
+        kv.layout = Layout(nothing, nothing, masks, slots, torch.tensor(kv.front))
+    seen = write(kv.cache, stamps)
+    kv.layout = None
+    return seen
 
 
 class KvMachine(RuleBasedStateMachine):
     """Any order of forwards, commits, dropped rows and releases."""
 
+    keeps_slots = False
+
     @initialize(
         num_rows=st.integers(1, 3),
         prompt_length=st.integers(1, 9),
         window=st.integers(2, 6),
-        room=st.integers(0, 5),
-        small_arena=st.sampled_from([1, 1 << 20]),
+        room=st.sampled_from([0, 1, 5, 80]),
+        small=st.sampled_from([1, 1 << 20]),
+        multiple=st.sampled_from([1, 64]),
     )
-    def prompt(self, num_rows, prompt_length, window, room, small_arena):
-        self.window, self.room, self.small_arena, self.num_stamps = window, room, small_arena, 0
+    def prompt(self, num_rows, prompt_length, window, room, small, multiple):
+        self.window, self.room, self.small, self.num_stamps = window, room, small, 0
+        self.multiple = multiple
         self.rows = [self.new_stamps(prompt_length) for _ in range(num_rows)]  # the oracle
         self.cache = stock_cache(window)
         write(self.cache, self.rows)
-        self.kv = self.adopt()
+        self.kv = new_kv(self.window, keeps_slots=self.keeps_slots)
+        self.add()
 
-    def adopt(self) -> TreeKV:
-        with mock.patch("selfspec.run.columns._SMALL_ARENA", self.small_arena):
-            return adopt(self.cache, self.window, len(self.rows), self.room)
+    def add(self) -> None:
+        with mock.patch.object(module, "_SMALL", self.small), self.small_steps():
+            self.kv.add(self.cache, len(self.rows), room=self.room)
 
-    def write_tree(self, stamps: list[list[int]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """What attention gets to see of a forward."""
-        self.kv.reserve(len(stamps[0]))
-        return write(self.cache, stamps)
+    def small_steps(self):
+        return mock.patch("selfspec.run.tree_kv._MULTIPLE", self.multiple)
 
     def new_stamps(self, count: int) -> list[int]:
         """Each token that was ever written has a number of its own."""
@@ -97,7 +124,8 @@ class KvMachine(RuleBasedStateMachine):
         width = max(map(len, grown))
         stamps = [self.new_stamps(width) for _ in self.rows]
         front = max(map(len, self.rows))
-        seen = self.write_tree(stamps)
+        with self.small_steps():
+            seen = write_tree(self.kv, stamps, captured=self.keeps_slots)
         self.check_seen(seen, stamps, front)
         paths = [data.draw(paths_down(tree)) for tree in grown]
         self.kv.commit(paths)
@@ -117,7 +145,9 @@ class KvMachine(RuleBasedStateMachine):
             assert all(self.is_so_long(got, front - first + len(stamps[0])) for got in held)
 
     def is_so_long(self, got: torch.Tensor, num_columns: int) -> bool:
-        return got.shape[2] == num_columns
+        if not self.keeps_slots:
+            return got.shape[2] == num_columns
+        return num_columns <= got.shape[2] <= length_bucket(num_columns)
 
     @precondition(lambda self: len(self.rows) > 1)
     @rule(data=st.data())
@@ -135,7 +165,7 @@ class KvMachine(RuleBasedStateMachine):
         write(self.cache, stamps)
         for row, stamp in zip(self.rows, stamps, strict=True):
             row.extend(stamp)
-        self.kv = self.adopt()
+        self.add()
 
     def check_release(self):
         """The stock layers hold what stock would hold, up to the shortest row."""
@@ -159,98 +189,120 @@ class KvMachine(RuleBasedStateMachine):
             return
         assert self.kv.lengths == [len(row) for row in self.rows]
         assert self.kv.front == max(self.kv.lengths)
-        self.check_sizes()
+        assert self.kv.cache.get_seq_length() == self.kv.front
+        for layer in self.kv.cache.layers:
+            first = self.kv.first_columns[layer.attention_type]
+            assert layer.get_mask_sizes(4) == (self.kv.front - first + 4, first)
         # Columns that a window still sees must never be dropped.
         dropped = self.kv.first_columns["sliding_attention"]
         assert dropped <= max(min(self.kv.lengths) - self.window + 1, 0)
-
-    def check_sizes(self):
-        """What a model may ask the cache for."""
-        assert self.cache.get_seq_length() == self.kv.front
-        for layer in self.cache.layers:
-            first = self.kv.first_columns[layer.attention_type]
-            assert layer.get_mask_sizes(4) == (self.kv.front - first + 4, first)
 
     def teardown(self):
         if hasattr(self, "kv"):
             self.check_release()
 
 
-TestKv = KvMachine.TestCase
-TestKv.settings = settings(max_examples=40, stateful_step_count=15, deadline=None)
+class KeptMachine(KvMachine):
+    """The same on slots that outlive the calls, written where captured forwards say."""
+
+    keeps_slots = True
 
 
-def chain_steps(kv: TreeKV, cache: DynamicCache, num_steps: int, width: int) -> None:
+TestKv, TestKeptKv = KvMachine.TestCase, KeptMachine.TestCase
+TestKv.settings = TestKeptKv.settings = settings(
+    max_examples=40, stateful_step_count=15, deadline=None
+)
+
+
+def chain_steps(kv: TreeKV, num_steps: int, width: int, **options) -> None:
     """Each step accepts its whole chain."""
     for _ in range(num_steps):
-        kv.reserve(width)
-        write(cache, [[7] * width])
-        kv.commit([list(range(width))])
+        write_tree(kv, [[7] * width] * len(kv.lengths), **options)
+        kv.commit([list(range(width))] * len(kv.lengths))
 
 
-def capacity(cache: DynamicCache, layer: int) -> int:
-    return cache.layers[layer].stores["keys"].shape[2]
+def prompted(*stamps: int, num_rows: int = 1, window: int = 4) -> DynamicCache:
+    """A stock cache behind a prompt."""
+    cache = stock_cache(window)
+    write(cache, [list(stamps)] * num_rows)
+    return cache
 
 
-def test_full_arenas_double_and_windowed_ones_forget():
-    cache = stock_cache(window=8)
-    write(cache, [[1, 2, 3]])
-    kv = adopt(cache, 8, num_rows=1, room=0)
+def assert_same_cache(ours: DynamicCache, stock: DynamicCache) -> None:
+    for mine, theirs in zip(ours.layers, stock.layers, strict=True):
+        assert torch.equal(mine.keys, theirs.keys)
+        assert torch.equal(mine.values, theirs.values)
+        assert mine.get_seq_length() == theirs.get_seq_length()
+
+
+def capacity(kv: TreeKV, layer: int) -> int:
+    return kv.cache.layers[layer].stores["keys"].shape[2]
+
+
+@pytest.mark.parametrize("keeps_slots", [False, True])
+def test_full_slots_double_and_windowed_ones_forget(keeps_slots):
+    kv = adopt(prompted(1, 2, 3, window=40), 40, 1, room=0, keeps_slots=keeps_slots)
     sizes = set()
-    for _ in range(64):
-        chain_steps(kv, cache, 1, width=4)
-        sizes.add(capacity(cache, 0))
-        assert capacity(cache, 1) <= 2 * (8 + 4)
-    assert capacity(cache, 0) < 2 * kv.front + 4
-    assert len(sizes) <= 9  # so often was it copied on the way from 3 to 259
+    for _ in range(300):
+        chain_steps(kv, 1, width=4, captured=keeps_slots)
+        sizes.add(capacity(kv, 0))
+        assert capacity(kv, 1) <= 128  # Two windows, rounded up to 64.
+    assert capacity(kv, 0) < 2 * kv.front + 64
+    assert len(sizes) <= 8  # That is how often it was copied on the way from 3 to 1203.
+
+
+def test_windowed_slots_forget_in_place_and_not_in_every_step(monkeypatch):
+    dropped = []
+    drop = module.Slots.drop
+    monkeypatch.setattr(
+        module.Slots, "drop", lambda part, *at: dropped.append(at) or drop(part, *at)
+    )
+    kv = adopt(prompted(1, 2, 3, window=16), 16, 1, room=64, keeps_slots=True)
+    chain_steps(kv, 16, 4, captured=True)
+    before = kv.cache.layers[1].stores["keys"].data_ptr()
+    chain_steps(kv, 100, 4, captured=True)
+    assert kv.cache.layers[1].stores["keys"].data_ptr() == before
+    num_parts = sum(part.kind.attention_type == "sliding_attention" for part in kv._parts)
+    assert 0 < len(dropped) / num_parts < 100 / 4
 
 
 def test_a_path_that_is_in_place_costs_no_copy(monkeypatch):
-    cache = stock_cache(window=4)
-    write(cache, [[1, 2]])
-    kv = adopt(cache, 4, num_rows=1, room=8)
-    monkeypatch.setattr("selfspec.run.columns.move_columns", lambda *_: pytest.fail("moved"))
-    chain_steps(kv, cache, 2, width=3)
+    kv = adopt(prompted(1, 2), 4, num_rows=1, room=8)
+    monkeypatch.setattr("selfspec.run.tree_kv.move_columns", lambda *_: pytest.fail("moved"))
+    chain_steps(kv, 2, width=3)
 
 
-def test_a_single_write_fills_all_layers_of_a_geometry():
-    """K of the first and third layer and V of the first share one arena of three members."""
-    cache = stock_cache(window=4)
-    write(cache, [[1, 2]])
-    adopt(cache, 4, num_rows=1, room=8)
+def test_a_single_write_fills_all_layers_of_a_kind():
+    """K of the first and third layer and V of the first share one tensor of three members."""
+    kv = adopt(prompted(1, 2), 4, num_rows=1, room=8)
     storage = {
-        cache.layers[i].stores[n].untyped_storage().data_ptr()
+        kv.cache.layers[i].stores[n].untyped_storage().data_ptr()
         for i, n in [(0, "keys"), (0, "values"), (2, "keys")]
     }
     assert len(storage) == 1
 
 
 def test_much_memory_is_adopted_in_parts(monkeypatch):
-    monkeypatch.setattr("selfspec.run.columns._SMALL_ARENA", 1)
-    cache = stock_cache(window=4)
-    write(cache, [[1, 2]])
-    kv = adopt(cache, 4, num_rows=1, room=8)
-    assert all(len(arena.members) == 1 for arena in kv._arenas)
-    assert len(kv._arenas) == 2 * len(LAYERS)
+    monkeypatch.setattr(module, "_SMALL", 1)
+    kv = adopt(prompted(1, 2), 4, num_rows=1, room=8)
+    assert [len(part.members) for part in kv._parts] == [1] * 2 * len(LAYERS)
 
 
 def test_its_memory_ends_with_its_last_user():
     """Not only when Python looks for cycles: the next call's KV would come on top."""
-    cache = stock_cache(window=4)
-    write(cache, [[1, 2]])
+    cache = prompted(1, 2)
     kv = adopt(cache, 4, num_rows=1, room=8)
-    slots = weakref.ref(kv._arenas[0].slots)
+    slots = weakref.ref(kv._parts[0].tensor)
     kv.release()
     del kv, cache
     assert slots() is None
 
 
+@pytest.mark.parametrize("keeps_slots", [False, True])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, torch.OutOfMemoryError])
 @pytest.mark.parametrize("at", range(8))
-def test_what_breaks_off_while_slots_are_filled_leaves_the_cache_whole(monkeypatch, at, error):
-    cache, untouched = stock_cache(window=4), stock_cache(window=4)
-    for each in (cache, untouched):
-        write(each, [[1, 2, 3, 4, 5]])
+def test_what_breaks_off_while_slots_are_filled_leaves_the_cache_whole(at, error, keeps_slots):
+    cache = prompted(1, 2, 3, 4, 5)
     num_left = iter(range(at))
 
     class Interrupted(DynamicLayer):
@@ -264,106 +316,149 @@ def test_what_breaks_off_while_slots_are_filled_leaves_the_cache_whole(monkeypat
     for layer in cache.layers:
         layer.__class__ = type("Interrupted", (Interrupted, type(layer)), {})
     with pytest.raises(error):
-        adopt(cache, 4, num_rows=1, room=8)
-    for ours, stock in zip(cache.layers, untouched.layers, strict=True):
-        assert torch.equal(ours.keys, stock.keys)
-        assert torch.equal(ours.values, stock.values)
+        adopt(cache, 4, num_rows=1, room=8, keeps_slots=keeps_slots)
+    assert_same_cache(cache, prompted(1, 2, 3, 4, 5))
+
+
+def scarce(monkeypatch, num_before: int) -> None:
+    """Memory runs out behind so many tensors of slots."""
+    num_left, new_slots = iter(range(num_before)), module.new_slots
+
+    def new(kind, num_members, num_rows, capacity):
+        if capacity and next(num_left, None) is None:
+            raise torch.OutOfMemoryError("on purpose")
+        return new_slots(kind, num_members, num_rows, capacity)
+
+    monkeypatch.setattr(module, "new_slots", new)
+
+
+@pytest.mark.parametrize("keeps_slots", [False, True])
+@pytest.mark.parametrize("num_before", [0, 1, 3])
+def test_running_out_of_memory_on_the_way_leaves_the_cache_whole(
+    monkeypatch, num_before, keeps_slots
+):
+    monkeypatch.setattr(module, "_SMALL", 1)
+    cache = prompted(1, 2, 3, 4, 5)
+    scarce(monkeypatch, num_before)
+    with pytest.raises(torch.OutOfMemoryError):
+        adopt(cache, 4, num_rows=1, room=8, keeps_slots=keeps_slots)
+    assert_same_cache(cache, prompted(1, 2, 3, 4, 5))
 
 
 @pytest.mark.parametrize("num_before", range(5))
 def test_running_out_of_memory_in_a_step_leaves_what_was_committed(monkeypatch, num_before):
-    """Some windowed arenas could have dropped columns, and others not."""
-    cache, stock = stock_cache(window=3), stock_cache(window=3)
-    for each in (cache, stock):
-        write(each, [[1, 2, 3, 4, 5]])
+    """Some windowed slots have dropped columns by then, and others not."""
+    cache, stock = (prompted(1, 2, 3, 4, 5, window=3) for _ in range(2))
     kv = adopt(cache, 3, num_rows=1, room=4)
     for stamp in range(6, 9):
-        write(cache, [[stamp]])
+        write_tree(kv, [[stamp]])
         write(stock, [[stamp]])
         kv.commit([[0]])
-    num_left, new_slots = iter(range(num_before)), kv._new_slots
-
-    def scarce(*args):
-        if next(num_left, None) is None:
-            raise torch.OutOfMemoryError("on purpose")
-        return new_slots(*args)
-
-    monkeypatch.setattr(kv, "_new_slots", scarce)
+    scarce(monkeypatch, num_before)
     with pytest.raises(torch.OutOfMemoryError):
-        kv.reserve(9)
+        kv.reserve(30)
     kv.release()
-    for ours, theirs in zip(cache.layers, stock.layers, strict=True):
-        assert torch.equal(ours.keys, theirs.keys)
-        assert torch.equal(ours.values, theirs.values)
+    assert_same_cache(cache, stock)
 
 
 def test_an_interrupt_while_a_path_is_moved_commits_nothing(monkeypatch):
-    cache, stock = stock_cache(window=9), stock_cache(window=9)
-    for each in (cache, stock):
-        write(each, [[1, 2]])
+    cache = prompted(1, 2, window=9)
     kv = adopt(cache, 9, num_rows=1, room=8)
-    write(cache, [[3, 4, 5]])
+    write_tree(kv, [[3, 4, 5]])
 
     def broken(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("selfspec.run.columns.move_columns", broken)
+    monkeypatch.setattr("selfspec.run.tree_kv.move_columns", broken)
     with pytest.raises(KeyboardInterrupt):
         kv.commit([[0, 2]])
     kv.release()
-    for ours, theirs in zip(cache.layers, stock.layers, strict=True):
-        assert torch.equal(ours.keys, theirs.keys)
+    assert_same_cache(cache, prompted(1, 2, window=9))
 
 
 def test_slots_that_are_too_few_are_an_error():
     """One column that is assigned to none would be lost in silence."""
-    cache = stock_cache(window=9)
-    write(cache, [[1, 2]])
-    kv = adopt(cache, 9, num_rows=1, room=0)
-    assert kv.front == 2
+    kv = adopt(prompted(1, 2, window=9), 9, num_rows=1, room=0)
     with pytest.raises(RuntimeError, match="exceeds dimension size"):
-        write(cache, [[3]])
-
-
-@pytest.mark.parametrize("num_before", range(8))
-def test_running_out_of_memory_on_the_way_leaves_the_cache_whole(monkeypatch, num_before):
-    monkeypatch.setattr("selfspec.run.columns._SMALL_ARENA", 1)
-    cache, untouched = stock_cache(window=4), stock_cache(window=4)
-    for each in (cache, untouched):
-        write(each, [[1, 2, 3, 4, 5]])
-    new_slots = TreeKV._new_slots
-    num_left = iter(range(num_before))
-
-    def scarce(*args):
-        if next(num_left, None) is None:
-            raise torch.OutOfMemoryError("on purpose")
-        return new_slots(*args)
-
-    monkeypatch.setattr(TreeKV, "_new_slots", scarce)
-    with pytest.raises(torch.OutOfMemoryError):
-        adopt(cache, 4, num_rows=1, room=8)
-    for ours, stock in zip(cache.layers, untouched.layers, strict=True):
-        assert torch.equal(ours.keys, stock.keys)
-        assert torch.equal(ours.values, stock.values)
-        assert ours.get_seq_length() == stock.get_seq_length() == 5
+        write(kv.cache, [[3]])
 
 
 def test_adopting_frees_the_stock_tensors():
-    cache = stock_cache(window=4)
-    write(cache, [[1, 2, 3]])
-    stock = list(cache.layers)
+    cache = prompted(1, 2, 3)
     adopt(cache, 4, num_rows=1, room=8)
-    assert all(layer.keys.numel() == layer.values.numel() == 0 for layer in stock)
+    assert all(layer.keys.numel() == layer.values.numel() == 0 for layer in cache.layers)
 
 
 def test_fresh_slots_are_zero():
     """A hidden slot weighs 0, and 0 times a NaN would be a NaN."""
-    cache = stock_cache(window=4)
-    write(cache, [[1, 2, 3]])
-    kv = adopt(cache, 4, num_rows=1, room=8)
-    assert float(cache.layers[0].stores["values"][:, :, 3:].abs().sum()) == 0
-    kv.reserve(40)
-    assert float(cache.layers[0].stores["values"][:, :, 3:].abs().sum()) == 0
+    kv = adopt(prompted(1, 2, 3), 4, num_rows=1, room=8)
+    assert float(kv.cache.layers[0].stores["values"][:, :, 3:].abs().sum()) == 0
+    kv.reserve(400)
+    assert float(kv.cache.layers[0].stores["values"][:, :, 3:].abs().sum()) == 0
+
+
+# slots that outlive the calls
+
+
+def test_slots_stay_from_call_to_call():
+    kv, addresses = new_kv(4, keeps_slots=True), set()
+    for num_rows, length in ((2, 30), (1, 9), (2, 40)):
+        kv.add(prompted(*range(length), num_rows=num_rows), num_rows, room=8)
+        addresses.add(tuple(layer.stores["keys"].data_ptr() for layer in kv.cache.layers))
+        assert all(len(layer.stores["keys"]) == 2 for layer in kv.cache.layers)
+        kv.release()
+    assert len(addresses) == 1
+
+
+def test_sizes_suit_both_calls_unless_that_is_dear():
+    """Slots get another address only if there are not enough of them."""
+    kv, sizes, generations = new_kv(4, keeps_slots=True), [], []
+    for num_rows, length in ((1, 640), (1, 100), (2, 512), (64, 64), (1, 64)):
+        kv.add(prompted(*range(length), num_rows=num_rows), num_rows, room=0)
+        sizes.append((kv._parts[0].num_rows, kv._parts[0].capacity))
+        generations.append(kv.generation)
+        kv.release()
+    assert sizes == [(1, 640), (1, 640), (2, 640), (64, 64), (64, 64)]
+    first, second, third, fourth, fifth = generations
+    assert first == second < third < fourth == fifth
+
+
+def test_no_call_finds_what_another_left():
+    """A hidden slot weighs 0, and 0 times a NaN would be a NaN."""
+    kv = adopt(prompted(1, 2), 4, num_rows=1, room=8, keeps_slots=True)
+    for layer in kv.cache.layers:
+        layer.stores["values"].fill_(torch.nan)
+    kv.release()
+    kv.add(prompted(1, 2), room=8)
+    assert not any(layer.stores["values"].isnan().any() for layer in kv.cache.layers)
+
+
+def test_what_is_handed_back_is_no_slot():
+    cache = prompted(1, 2)
+    kv = adopt(cache, 4, num_rows=1, room=8, keeps_slots=True)
+    slots = {layer.stores["keys"].untyped_storage().data_ptr() for layer in kv.cache.layers}
+    kv.release()
+    assert not slots & {layer.keys.untyped_storage().data_ptr() for layer in cache.layers}
+    assert all(not layer.stores and layer.keys is None for layer in kv.cache.layers)
+
+
+@pytest.mark.parametrize(
+    ("front", "width", "num_keys"), [(5, 8, 256), (248, 8, 256), (249, 8, 320), (300, 4, 320)]
+)
+def test_lengths_come_in_buckets_up_to_what_there_is(front, width, num_keys):
+    kv = adopt(prompted(*range(front)), 4, num_rows=1, room=320 - front, keeps_slots=True)
+    assert kv.num_keys(width) == {"full_attention": num_keys, "sliding_attention": 64}
+
+
+@pytest.mark.parametrize("keeps_slots", [False, True])
+def test_slots_made_in_inference_mode_can_be_written_outside_of_it(keeps_slots):
+    with torch.inference_mode():
+        kv = adopt(prompted(1, 2), 4, num_rows=1, room=8, keeps_slots=keeps_slots)
+    chain_steps(kv, 2, 4, captured=keeps_slots)
+    assert kv.front == 10
+
+
+# caches that can't be taken over
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def python_lines(writer: Writer, way: str) -> list[str]:
     asked = writer.asked
     load = f'AutoModelForCausalLM.from_pretrained("{asked.model}", dtype="{writer.dtype}")'
     if asked.max_memory is not None:
-        load = f'selfspec.load_streamed("{asked.model}", max_memory="{asked.max_memory}")'
+        load = f'selfspec.load("{asked.model}", max_memory="{asked.max_memory}")'
     spec = "SelfSpec()"
     if way == CACHED:
         spec = f'SelfSpec.from_pretrained("{asked.cache}", tokenizer=tokenizer)'

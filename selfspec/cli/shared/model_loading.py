@@ -72,16 +72,16 @@ def load_tokenizer(options: ModelOptions) -> Any:
 def load_model(options: ModelOptions, what: str = "model", **room: Any) -> Any:
     """Loads the model, in the dtype and onto the device that the options name.
 
-    Within a memory, `room` says what `load_streamed` sets aside for texts and a draft model.
+    Within a memory, `room` says what `selfspec.load()` sets aside for texts and a draft model.
     """
     from transformers import AutoModelForCausalLM
 
-    from selfspec import load_streamed
+    import selfspec
 
     source, dtype, device = options.model or str(TINY), _dtype(options), _device(options.device)
     with _one_line(f"the {what} of {source!r}"):
         if isinstance(options, RunOptions) and (amount := options.max_memory) is not None:
-            return load_streamed(source, max_memory=amount, dtype=dtype, device=device, **room)
+            return selfspec.load(source, max_memory=amount, dtype=dtype, device=device, **room)
         model, info = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, output_loading_info=True
         )

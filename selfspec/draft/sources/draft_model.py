@@ -24,8 +24,8 @@ __all__ = ["DraftModelCursor", "ModelText"]
 _SURE = (0.75, 0.9, 0.97)
 _LEAST = 1 / 128
 _MAX_BIN = 6
-# A prompt is read if it has at most this many tokens for each one that may still be written.
-_LONGEST_PROMPT = 32
+# A prompt is read in parts of this many tokens. The first ones show how long the rest takes.
+_PART = 256
 # A forward takes the median of the last few; the very first ones may be slow.
 _NUM_TIMED, _NUM_FIRST = 5, 3
 
@@ -53,8 +53,9 @@ class ModelText(Protocol):
 class DraftModelCursor(Cursor):
     """The chain of one row.
 
-    `least_chance` is asked how likely a token must be for reading it to pay, given the seconds that
-    a forward takes. A prompt that is far longer than what may still be written is not read.
+    `worth` is asked how many tokens are worth some seconds: so likely a token must be for reading
+    it to pay. A prompt is not read on if that takes longer than the `num_left` tokens to come are
+    worth.
     """
 
     # What the model does not name behind a token that it has read is unlikely.
@@ -64,18 +65,17 @@ class DraftModelCursor(Cursor):
         self,
         text: ModelText,
         prompt_ids: Sequence[int],
-        least_chance: Callable[[float], float],
+        worth: Callable[[float], float],
         num_left: float = float("inf"),
     ) -> None:
         self._text = text
-        self._least_chance = least_chance
+        self._worth = worth
         self._seconds: deque[float] = deque(maxlen=_NUM_TIMED)  # of forwards over one token
-        self._unread = list(prompt_ids)  # Committed tokens.
+        self._unread: list[int] = []  # Committed tokens.
         self._chain: list[int] = []
         # What the model named behind the text, and behind each token of the chain.
         self._named: list[list[Candidate]] = []
-        self._is_worth_it = len(prompt_ids) <= _LONGEST_PROMPT * num_left
-        self.root()
+        self._has_prompt = self._read_prompt(prompt_ids, num_left)
 
     def root(self) -> Drafts:
         """The end of the text, which the model reads now."""
@@ -120,10 +120,23 @@ class DraftModelCursor(Cursor):
         return len(state) < len(self._named) and list(state) == self._chain[: len(state)]
 
     def _pays(self, chance: float, num_tokens: int) -> bool:
-        if not self._is_worth_it or num_tokens > self._text.room:
+        if not self._has_prompt or num_tokens > self._text.room:
             return False
         is_known = len(self._seconds) >= _NUM_FIRST
-        return chance >= self._least_chance(median(self._seconds) if is_known else 0.0)
+        return chance >= self._worth(median(self._seconds) if is_known else 0.0)
+
+    def _read_prompt(self, token_ids: Sequence[int], num_left: float) -> bool:
+        if len(token_ids) > self._text.room:
+            return False
+        start, likely = perf_counter(), []
+        for first in range(0, len(token_ids), _PART):
+            if first:
+                seconds = (perf_counter() - start) / first * len(token_ids)
+                if self._worth(seconds) > num_left:
+                    return False
+            likely = self._text.read(token_ids[first : first + _PART])
+        self._named = [_candidates(likely)]
+        return True
 
 
 def _candidates(likely: Likely) -> list[Candidate]:

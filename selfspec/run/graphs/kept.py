@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ import torch
 from selfspec.compat.generation import decoding_switches
 from selfspec.compat.modules import has_moving_hook, is_compiled, is_parallel
 from selfspec.machine.device import device_for
-from selfspec.run.graphs.backend import GraphBackend
+from selfspec.run.backends import TreeBackend
 from selfspec.run.graphs.runner import StaticRunner
 from selfspec.run.model import AttentionTypes
 from selfspec.run.probe import BrokenTrial, try_backend
@@ -24,8 +25,6 @@ from selfspec.run.rope import changing_rope
 from selfspec.run.state import addresses_of, foreign_hooks, state_of
 
 __all__ = ["KeptRunner"]
-
-_WIDEST_TRIED = 8
 
 
 class KeptRunner:
@@ -68,12 +67,9 @@ def _tried(model: Any, attention: AttentionTypes) -> StaticRunner:
     """A runner, with a reason if its forwards don't give right results."""
     runner = StaticRunner(attention, device_for(model.device, overlap=False), model.device)
 
-    def new_backend(model: Any, *args: Any, **kwargs: Any) -> GraphBackend:
-        return GraphBackend(model, runner, *args, **kwargs, widest=_WIDEST_TRIED)
-
     try:
         with decoding_switches(model):
-            reason = try_backend(model, attention, new_backend)
+            reason = try_backend(model, attention, partial(TreeBackend, runner=runner))
     except torch.OutOfMemoryError:
         reason = "there is no memory to try it"
     runner.reason = runner.reason or reason

@@ -1,28 +1,38 @@
 """Forwards of fixed shape over one model, each captured as a graph on first use.
 
-The memory that they read and write outlives the calls: the arenas, and for each shape a buffer of
+The memory that they read and write outlives the calls: the slots, and for each shape a buffer of
 inputs and one of logits. The model itself is not held here, so dropping it frees its memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
 
 from selfspec.machine.device import Device, Replay
-from selfspec.records import DraftTree
-from selfspec.run.backends import logits_of
-from selfspec.run.graphs.static_kv import Span, StaticArenas
-from selfspec.run.graphs.step_inputs import InputShape, InputWriter, StepState, static_layout
-from selfspec.run.layout import Window
-from selfspec.run.model import AttentionTypes
+from selfspec.run.layout import InputShape, read
+from selfspec.run.model import AttentionTypes, logits_of
+from selfspec.run.tree_kv import TreeKV
 
-__all__ = ["ForwardKey", "StaticRunner"]
+__all__ = ["ForwardKey", "StaticRunner", "stepped"]
 
 _MULTIPLE = 256  # The width of the tensor that says which columns of a prompt count.
+# From here on every multiple of this width is captured, below it every power of two.
+_WIDE = 64
+
+
+def stepped(width: int) -> int:
+    """The width of the captured forward that has room for `width` >= 1 queries.
+
+    >>> [stepped(width) for width in (1, 3, 9, 64, 65, 200)]
+    [1, 4, 16, 64, 128, 256]
+    """
+    if width > _WIDE:
+        return -(-width // _WIDE) * _WIDE
+    return 1 << (width - 1).bit_length()
 
 
 class ForwardKey(NamedTuple):
@@ -44,7 +54,7 @@ class StaticRunner:
     def __init__(
         self, attention: AttentionTypes, device: Device, torch_device: torch.device
     ) -> None:
-        self.arenas = StaticArenas(attention.by_layer)
+        self.kv = TreeKV(attention, keeps_slots=True)
         self.reason: str | None = None
         self.setting_up = 0.0
         self._windows = attention.windows
@@ -53,8 +63,7 @@ class StaticRunner:
         self._visible = torch.ones(0, 1, dtype=torch.bool, device=torch_device)
         self._buffers: dict[InputShape, _Buffers] = {}
         self._replays: dict[ForwardKey, Replay] = {}
-        self._generation = 0  # the generation of arenas that the replays work on
-        self._forward: Callable[[], None] = _no_forward  # what the next `run` calls
+        self._generation = 0  # that of the slots which the replays work on
 
     @property
     def kind(self) -> str:
@@ -64,7 +73,7 @@ class StaticRunner:
     @property
     def num_rows(self) -> int:
         """The most rows a forward may have; a call may have fewer."""
-        return min(self.arenas.num_rows, len(self._visible))
+        return min(self.kv.num_rows, len(self._visible))
 
     def show(self, visible: torch.Tensor | None, num_rows: int, num_columns: int) -> None:
         """Notes which of a prompt's `num_columns` columns (B, P) count; None if all do."""
@@ -84,31 +93,30 @@ class StaticRunner:
         """Drops all rows but these, which move to the front."""
         self._visible[: len(rows)] = self._visible[list(rows)]
 
-    def write(self, key: ForwardKey, trees: Sequence[DraftTree], state: StepState) -> None:
-        """Writes the inputs of the next forward of this shape."""
-        if key.shape not in self._buffers:
-            self._buffers[key.shape] = _Buffers(key.shape, self._torch_device)
-        buffers = self._buffers[key.shape]
-        buffers.written = buffers.writer.write(trees, state)
+    def ready(
+        self, model: Any, shape: InputShape, inputs: torch.Tensor
+    ) -> Callable[[], torch.Tensor]:
+        """Sends the inputs of the next forward, and captures it if its shape is new.
 
-    def ready(self, model: Any, key: ForwardKey) -> None:
-        """Sends the inputs of the next forward, and captures it if its shape is new."""
-        if self._generation != self.arenas.generation:
+        Returns what runs it and gives its logits (R, W, V), which the next one overwrites.
+        """
+        if self._generation != self.kv.generation:
             self._replays.clear()
-            self._generation = self.arenas.generation
-        buffers = self._buffers[key.shape]
-        self._device.send(buffers.written, into=buffers.flat)
+            self._generation = self.kv.generation
+        if shape not in self._buffers:
+            self._buffers[shape] = _Buffers(shape, self._torch_device)
+        buffers = self._buffers[shape]
+        self._device.send(inputs, into=buffers.flat)
+        key = ForwardKey(shape, tuple(self.kv.num_keys(shape.width).items()), self.kv.dtype)
         self.setting_up = 0.0
-        replay = self._replays.get(key) or self._captured(model, key)
-        self._forward = replay or self._work(model, key)
+        work = self._replays.get(key) or self._captured(model, key) or self._work(model, key)
 
-    def run(self, key: ForwardKey) -> torch.Tensor:
-        """The logits (R, W, V) of what was sent; the next forward of this shape overwrites them."""
-        forward, self._forward = self._forward, _no_forward  # Without a graph it holds the model.
-        forward()
-        logits = self._buffers[key.shape].logits
-        assert logits is not None
-        return logits
+        def forward() -> torch.Tensor:
+            work()
+            assert buffers.logits is not None
+            return buffers.logits
+
+        return forward
 
     def _captured(self, model: Any, key: ForwardKey) -> Replay | None:
         if not self._device.can_capture or self.reason is not None:
@@ -127,25 +135,33 @@ class StaticRunner:
         buffers = self._buffers[key.shape]
 
         def work() -> None:
-            buffers.keep(
-                _static_logits(model, self.arenas, self._windows, buffers.flat, self._visible, key)
-            )
+            buffers.keep(self._logits(model, buffers.flat, key))
 
         return work
 
-
-def _no_forward() -> None:
-    """Stands for a forward between two of them."""
+    def _logits(self, model: Any, flat: torch.Tensor, key: ForwardKey) -> torch.Tensor:
+        """The logits (R, W, V) of some inputs, whose numbers never pass through Python."""
+        layout = read(
+            flat,
+            key.shape,
+            windows=self._windows,
+            num_keys=dict(key.num_keys),
+            visible=self._visible,
+            dtype=key.dtype,
+        )
+        self.kv.layout = layout
+        try:
+            return logits_of(model, layout, self.kv.cache)
+        finally:
+            self.kv.layout = None
 
 
 class _Buffers:
-    """The buffers of one shape: its inputs on the CPU and on the device, and its logits."""
+    """The buffers of one shape: its inputs and its logits."""
 
     def __init__(self, shape: InputShape, device: torch.device) -> None:
         with torch.inference_mode(False):
-            self.writer = InputWriter(shape)
-            self.written = torch.empty(0, device="cpu")  # What was written last.
-            self.flat = torch.zeros(shape.size, dtype=torch.long, device=device)
+            self.flat = torch.zeros(sum(shape.sizes), dtype=torch.long, device=device)
         self.logits: torch.Tensor | None = None
 
     def keep(self, logits: torch.Tensor) -> None:
@@ -154,23 +170,3 @@ class _Buffers:
             with torch.inference_mode(False):
                 self.logits = torch.zeros(logits.shape, dtype=logits.dtype, device=logits.device)
         self.logits.copy_(logits)
-
-
-def _static_logits(
-    model: Any,
-    arenas: StaticArenas,
-    windows: Mapping[str, Window],
-    flat: torch.Tensor,
-    visible: torch.Tensor,
-    key: ForwardKey,
-) -> torch.Tensor:
-    """The logits (R, W, V) of some inputs, whose numbers never pass through Python."""
-    num_keys = dict(key.num_keys)
-    forward = static_layout(
-        flat, key.shape, windows=windows, num_keys=num_keys, visible=visible, dtype=key.dtype
-    )
-    for name, slots in forward.slots.items():
-        arenas.spans[name] = Span(slots, forward.front, num_keys[name])
-    logits = logits_of(model, forward.layout, arenas.cache)
-    arenas.spans.clear()
-    return logits

@@ -5,6 +5,12 @@ order. A CPU that can't calculate in half precision also multiplies one token af
 a float16 copy that is made for it, several tokens cost about as much as one.
 """
 
-from selfspec.run.packed.weights import PackedWeights, Packing
+from selfspec.run.packed.packing import (
+    InPlace,
+    Packing,
+    is_packed_in_place,
+    own_memory,
+    pack_in_place,
+)
 
-__all__ = ["PackedWeights", "Packing"]
+__all__ = ["InPlace", "Packing", "is_packed_in_place", "own_memory", "pack_in_place"]

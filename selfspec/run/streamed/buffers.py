@@ -16,41 +16,28 @@ from selfspec.run.streamed.budget import NUM_BUFFERS
 from selfspec.run.streamed.files import Shard, aligned_buffer, pinned_bytes
 from selfspec.run.streamed.images import Image
 
-__all__ = ["CpuBuffers", "CudaBuffers"]
+__all__ = ["Buffers", "CudaBuffers"]
 
 _SHARE_OF_FREE = 0.5  # Pinned copies of layers take at most this share of what is free.
 
 
-class _LayerBuffers:
-    """What the buffers of both devices share: layers, their files, and the buffers themselves."""
+class Buffers:
+    """Buffers in ordinary memory, read from files."""
 
-    def __init__(
-        self, images: Sequence[Image], shards: Sequence[Shard], buffers: Sequence[torch.Tensor]
-    ) -> None:
+    def __init__(self, images: Sequence[Image], shards: Sequence[Shard]) -> None:
         self._images = images
         self._shards = shards
-        self._buffers = buffers
+        self._size = max(image.num_bytes for image in images)
         self._scratch = aligned_buffer(max(image.scratch_bytes for image in images))
+        self._buffers = [self._new_buffer() for _ in range(NUM_BUFFERS)]
         self.bytes_read = 0
 
     def __len__(self) -> int:
-        return len(self._buffers)
+        return NUM_BUFFERS
 
     def views(self, item: int) -> list[list[torch.Tensor]]:
         """An item's weights in each of the buffers."""
         return [self._images[item].views(buffer) for buffer in self._buffers]
-
-    def close(self) -> None:
-        """Closes the files."""
-        for shard in self._shards:
-            shard.close()
-
-
-class CpuBuffers(_LayerBuffers):
-    """Buffers in ordinary memory, read from files."""
-
-    def __init__(self, images: Sequence[Image], shards: Sequence[Shard]) -> None:
-        super().__init__(images, shards, [_new_buffer(images) for _ in range(NUM_BUFFERS)])
 
     def fill(self, item: int, buffer: int) -> None:
         """Reads an item from its files."""
@@ -58,13 +45,21 @@ class CpuBuffers(_LayerBuffers):
         self.bytes_read += self._images[item].num_read
 
     def taken(self, buffer: int) -> None:
-        """Does nothing: what was filled is there."""
+        """What is computed from now on may use the buffer."""
 
     def given_back(self, buffer: int) -> None:
-        """Does nothing: what used it is done."""
+        """What is computed from now on does not use the buffer."""
+
+    def close(self) -> None:
+        """Closes the files."""
+        for shard in self._shards:
+            shard.close()
+
+    def _new_buffer(self) -> torch.Tensor:
+        return aligned_buffer(self._size)
 
 
-class CudaBuffers(_LayerBuffers):
+class CudaBuffers(Buffers):
     """Buffers on a CUDA device, copied from pinned memory on a side stream.
 
     If half of the free memory of the CPU holds all images, they are read once. Otherwise each is
@@ -74,19 +69,17 @@ class CudaBuffers(_LayerBuffers):
     def __init__(
         self, images: Sequence[Image], shards: Sequence[Shard], device: torch.device
     ) -> None:
-        size = max(image.num_bytes for image in images)
-        buffers = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(NUM_BUFFERS)]
-        super().__init__(images, shards, buffers)
         self._device = device
+        super().__init__(images, shards)
         new_event: Any = torch.cuda.Event  # untyped, like the stream's class
         self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._filled: list[Any] = [new_event() for _ in self._buffers]
         self._free: list[Any] = [new_event() for _ in self._buffers]
         self._copied: Any = new_event()
-        self._kept: list[torch.Tensor | None] = [None] * len(images)
+        self._kept: dict[int, torch.Tensor] = {}
         whole = sum(pinned_bytes(image.num_bytes) for image in images)
-        self._keeps = whole <= _SHARE_OF_FREE * free_memory()
-        self._staging = None if self._keeps else _new_buffer(images, pinned=True)
+        keeps = whole <= _SHARE_OF_FREE * free_memory()
+        self._staging = None if keeps else aligned_buffer(self._size, pinned=True)
 
     def fill(self, item: int, buffer: int) -> None:
         """Queues the copy of an item, behind the last use of the buffer."""
@@ -108,19 +101,16 @@ class CudaBuffers(_LayerBuffers):
         self._free[buffer].record(torch.cuda.current_stream(self._device))
 
     def _on_host(self, item: int) -> torch.Tensor:
-        kept = self._kept[item]
-        if kept is not None:
-            return kept
+        if item in self._kept:
+            return self._kept[item]
         if self._staging is not None:
             self._copied.synchronize()  # The copy from the staging buffer must be done.
-        host = self._staging
-        if host is None:
-            host = aligned_buffer(self._images[item].num_bytes, pinned=True)
+            host = self._staging
+        else:
+            size = self._images[item].num_bytes
+            host = self._kept[item] = aligned_buffer(size, pinned=True)
         self._images[item].fill(host, self._scratch)
-        if self._keeps:
-            self._kept[item] = host
         return host
 
-
-def _new_buffer(images: Sequence[Image], *, pinned: bool = False) -> torch.Tensor:
-    return aligned_buffer(max(image.num_bytes for image in images), pinned=pinned)
+    def _new_buffer(self) -> torch.Tensor:
+        return torch.empty(self._size, dtype=torch.uint8, device=self._device)

@@ -8,20 +8,34 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError, safe_open
+from transformers.utils import (
+    SAFE_WEIGHTS_INDEX_NAME,
+    SAFE_WEIGHTS_NAME,
+    WEIGHTS_INDEX_NAME,
+    WEIGHTS_NAME,
+)
 
+from selfspec.compat.checkpoints import find_file
 from selfspec.errors import WeightsError
 
-__all__ = ["BLOCK", "Shard", "StoredTensor", "aligned_buffer", "bytes_of", "pinned_bytes"]
+__all__ = [
+    "BLOCK",
+    "Shard",
+    "StoredTensor",
+    "aligned_buffer",
+    "bytes_of",
+    "find_files",
+    "pinned_bytes",
+]
 
 BLOCK = 4096  # Direct reads begin and end at multiples of this many bytes, also in memory.
 _CHUNK = 1 << 25  # One read takes at most this many bytes.
-_LONGEST_HEADER = 100_000_000  # What the safetensors library accepts.
 _DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -55,25 +69,27 @@ class StoredTensor(NamedTuple):
         """How many bytes it takes in the file."""
         return self.numel * self.dtype.itemsize
 
+    def part(self, which: int, number: int) -> StoredTensor:
+        """One of `number` equal parts of its rows."""
+        rows, *rest = self.shape or (1,)
+        part = self._replace(shape=(rows // number, *rest)) if number > 1 else self
+        return part._replace(offset=self.offset + which * part.num_bytes)
+
 
 class Shard:
     """One open safetensors file; `tensors` holds what is in it by name."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._direct = -1
         try:
+            with safe_open(path, "pt"):  # Checks all but the names of dtypes.
+                self.tensors = self._read_header()
             self._file = open(path, "rb", buffering=0)  # noqa: SIM115
-        except OSError as error:
+        except (OSError, KeyError, SafetensorError) as error:
             raise WeightsError(
-                f"{path} must be a file that can be read (got: {error.strerror}); {_HOW_TO_MEND}"
+                f"{path} must be a whole safetensors file (got {error!r:.200}); {_HOW_TO_MEND}"
             ) from error
-        try:
-            self._state = self._now()
-            self.tensors = dict(self._read_header())
-        except BaseException:
-            self.close()
-            raise
+        self._state = self._now()
         self._direct = _open_direct(path)
 
     def close(self) -> None:
@@ -123,34 +139,47 @@ class Shard:
         found = os.fstat(self._file.fileno())
         return found.st_size, found.st_mtime_ns
 
-    def _read_header(self) -> Iterable[tuple[str, StoredTensor]]:
-        size = self._state[0]
-        length = int.from_bytes(self._file.read(8), "little")
-        if size < 8 or length > min(size - 8, _LONGEST_HEADER):
-            raise WeightsError(f"{self.path} must be a safetensors file (got none); {_HOW_TO_MEND}")
+    def _read_header(self) -> dict[str, StoredTensor]:
+        with open(self.path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        return {
+            name: StoredTensor(
+                self,
+                8 + length + entry["data_offsets"][0],
+                _DTYPES[entry["dtype"]],
+                tuple(entry["shape"]),
+            )
+            for name, entry in header.items()
+        }
+
+
+def find_files(name: str) -> list[Path]:
+    """The safetensors files of a folder or of a repository on the Hub, downloaded if need be."""
+    index = find_file(name, SAFE_WEIGHTS_INDEX_NAME)
+    if index is not None:
         try:
-            header = json.loads(self._file.read(length))
-            header.pop("__metadata__", None)
-            found = [(name, self._stored(entry, 8 + length)) for name, entry in header.items()]
+            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise WeightsError(
-                f"{self.path} must have the header of a safetensors file (got {error!r:.200}); "
-                f"{_HOW_TO_MEND}"
+                f"{index} must name the files of the weights (got {error!r:.200}); {_HOW_TO_MEND}"
             ) from error
-        end = max((tensor.offset + tensor.num_bytes for _, tensor in found), default=0)
-        if end > size:
+        return [_required(name, shard) for shard in sorted(shards)]
+    for old in (WEIGHTS_NAME, WEIGHTS_INDEX_NAME):
+        if find_file(name, SAFE_WEIGHTS_NAME) is None and find_file(name, old) is not None:
             raise WeightsError(
-                f"{self.path} must have {end} bytes, as its header says (got {size}: it was cut "
-                f"off); {_HOW_TO_MEND}"
+                f"weights must be in safetensors files to be streamed (got {old} in {name!r}); "
+                "load the model with from_pretrained() once, and save it with save_pretrained()"
             )
-        return found
+    return [_required(name, SAFE_WEIGHTS_NAME)]
 
-    def _stored(self, entry: dict[str, Any], first: int) -> StoredTensor:
-        start, end = (first + int(offset) for offset in entry["data_offsets"])
-        tensor = StoredTensor(self, start, _DTYPES[entry["dtype"]], tuple(map(int, entry["shape"])))
-        if end - start != tensor.num_bytes:
-            raise ValueError(f"{end - start} bytes for shape {tensor.shape}")
-        return tensor
+
+def _required(name: str, file: str) -> Path:
+    path = find_file(name, file)
+    if path is None:
+        raise WeightsError(f"{name!r} must hold {file} (it is missing); {_HOW_TO_MEND}")
+    return path
 
 
 def aligned_buffer(num_bytes: int, *, pinned: bool = False) -> torch.Tensor:

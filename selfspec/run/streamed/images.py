@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import torch
 
-from selfspec.run.streamed.checkpoint import Piece
 from selfspec.run.streamed.files import BLOCK, Shard, StoredTensor, aligned_buffer, bytes_of
 
 __all__ = ["Image", "Weight", "copy_into", "new_scratch"]
@@ -25,7 +24,7 @@ class Weight(NamedTuple):
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    pieces: Sequence[Piece]
+    tensors: Sequence[StoredTensor]  # one behind the other
 
 
 class _Run(NamedTuple):
@@ -45,21 +44,21 @@ class Image:
         self._offsets: dict[int, int] = {}  # of each weight in the buffer, by index
         self._runs: list[_Run] = []
         self.num_bytes = 0
-        direct = {i: each.pieces[0].stored for i, each in enumerate(weights) if _is_direct(each)}
+        direct = {i: each.tensors[0] for i, each in enumerate(weights) if _is_direct(each)}
         self._lay_out_runs(direct)
         self._copied = [i for i in range(len(weights)) if i not in direct]
         for index in self._copied:
             self._offsets[index] = self.num_bytes
             self.num_bytes += -(-_num_bytes(weights[index]) // _ALIGNMENT) * _ALIGNMENT
-        copied = (p.stored.num_bytes for i in self._copied for p in weights[i].pieces)
+        copied = (t.num_bytes for i in self._copied for t in weights[i].tensors)
         self.num_read = sum(run.num_bytes for run in self._runs) + sum(copied)
 
     @property
     def scratch_bytes(self) -> int:
         """How large a scratch buffer `fill` needs: 0 if nothing is converted or joined."""
-        pieces = [piece for index in self._copied for piece in self._weights[index].pieces]
-        longest = max((piece.stored.num_bytes for piece in pieces), default=0)
-        return min(longest, _PART) + 2 * BLOCK if pieces else 0
+        tensors = [tensor for index in self._copied for tensor in self._weights[index].tensors]
+        longest = max((tensor.num_bytes for tensor in tensors), default=0)
+        return min(longest, _PART) + 2 * BLOCK if tensors else 0
 
     def views(self, buffer: torch.Tensor) -> list[torch.Tensor]:
         """The weights as they lie in a buffer (N,) of bytes."""
@@ -72,7 +71,7 @@ class Image:
 
     def fill(self, buffer: torch.Tensor, scratch: torch.Tensor) -> None:
         """Reads all weights into a buffer on the CPU."""
-        for shard in {piece.stored.shard for weight in self._weights for piece in weight.pieces}:
+        for shard in {tensor.shard for weight in self._weights for tensor in weight.tensors}:
             shard.check()
         raw = bytes_of(buffer)
         for run in self._runs:
@@ -80,7 +79,7 @@ class Image:
         if self._copied:
             views = self.views(buffer)
             for index in self._copied:
-                copy_into(views[index], self._weights[index].pieces, scratch)
+                copy_into(views[index], self._weights[index].tensors, scratch)
 
     def _lay_out_runs(self, direct: Mapping[int, StoredTensor]) -> None:
         """Gives each weight its offset; neighbours in a file are neighbours in the buffer."""
@@ -98,10 +97,10 @@ class Image:
         return _Run(tensor.shard, tensor.offset // BLOCK * BLOCK, self.num_bytes, 0)
 
 
-def copy_into(weight: torch.Tensor, pieces: Iterable[Piece], scratch: torch.Tensor) -> None:
+def copy_into(weight: torch.Tensor, tensors: Iterable[StoredTensor], scratch: torch.Tensor) -> None:
     """Reads a contiguous weight in parts, and converts them to its dtype, onto its device."""
-    raw, flat = bytes_of(scratch), weight.view(-1)
-    for stored, start in pieces:
+    raw, rest = bytes_of(scratch), weight.view(-1)
+    for stored in tensors:
         itemsize = stored.dtype.itemsize
         per_part = (len(raw) - 2 * BLOCK) // itemsize
         for first in range(0, stored.numel, per_part):
@@ -113,7 +112,8 @@ def copy_into(weight: torch.Tensor, pieces: Iterable[Piece], scratch: torch.Tens
             part = scratch[skip : skip + number * itemsize]
             # The bytes may begin at any address, which a view in another dtype does not allow.
             part = part if skip % itemsize == 0 else part.clone()
-            flat[start + first : start + first + number].copy_(part.view(stored.dtype))
+            rest[:number].copy_(part.view(stored.dtype))
+            rest = rest[number:]
 
 
 def new_scratch() -> torch.Tensor:
@@ -122,12 +122,9 @@ def new_scratch() -> torch.Tensor:
 
 
 def _is_direct(weight: Weight) -> bool:
-    first, *others = weight.pieces
-    return (
-        not others
-        and first.stored.dtype is weight.dtype
-        and first.stored.offset % weight.dtype.itemsize == 0
-    )
+    first, *others = weight.tensors
+    is_aligned = first.offset % weight.dtype.itemsize == 0
+    return not others and first.dtype is weight.dtype and is_aligned
 
 
 def _num_bytes(weight: Weight) -> int:

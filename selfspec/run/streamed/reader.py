@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from selfspec.errors import WeightsError
-from selfspec.run.streamed.buffers import CpuBuffers, CudaBuffers
+from selfspec.run.streamed.buffers import Buffers
 
 __all__ = ["Reader"]
 
@@ -36,8 +36,8 @@ class Reader:
     Which buffers are free follows from the jobs, so that an interrupt at any moment loses none.
     """
 
-    def __init__(self, buffers: CpuBuffers | CudaBuffers, num_items: int) -> None:
-        self._buffers = buffers
+    def __init__(self, buffers: Buffers, num_items: int) -> None:
+        self.buffers = buffers
         self._num_items = num_items
         self._process = os.getpid()
         self._thread = ThreadPoolExecutor(1, _THREAD)
@@ -60,14 +60,14 @@ class Reader:
         self._wait_for_first()
         self._held = self._jobs[0].buffer
         self._jobs.popleft()
-        self._buffers.taken(self._held)
+        self.buffers.taken(self._held)
         self.seconds_waited += perf_counter() - start
         return self._held
 
     def give_back(self) -> None:
         """The buffer that was taken last may be filled again."""
         if self._held is not None:
-            self._buffers.given_back(self._held)
+            self.buffers.given_back(self._held)
             self._held = None
             if self._jobs:
                 self._fill_free((self._jobs[-1].item + 1) % self._num_items)
@@ -77,7 +77,7 @@ class Reader:
         for job in self._jobs:
             job.filled.cancel()
         with suppress(RuntimeError):  # It may be closed already.
-            closed = self._thread.submit(self._buffers.close)
+            closed = self._thread.submit(self.buffers.close)
             self._thread.shutdown(wait=False)
             # Python may collect a model in any thread, and this one can't wait for itself.
             if not threading.current_thread().name.startswith(_THREAD):
@@ -91,7 +91,7 @@ class Reader:
     def _fill_free(self, item: int) -> None:
         """Fills all free buffers, from an item on; none once the reader is closed."""
         used = {job.buffer for job in self._jobs} | {self._held}
-        for buffer in range(len(self._buffers)):
+        for buffer in range(len(self.buffers)):
             if buffer not in used:
                 with suppress(RuntimeError):
                     filled = self._thread.submit(self._fill, item, buffer)
@@ -100,7 +100,7 @@ class Reader:
 
     def _fill(self, item: int, buffer: int) -> None:
         start = perf_counter()
-        self._buffers.fill(item, buffer)
+        self.buffers.fill(item, buffer)
         self.seconds_read += perf_counter() - start
 
     def _wait_for_first(self) -> None:

@@ -11,7 +11,6 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
@@ -20,14 +19,14 @@ from torch import nn
 
 from selfspec.compat.modules import MOVES, hooks_on
 from selfspec.errors import UnsupportedError
-from selfspec.run.streamed.buffers import CpuBuffers, CudaBuffers
+from selfspec.run.streamed.buffers import Buffers
 from selfspec.run.streamed.reader import Reader
 
-__all__ = ["Stream", "Traffic", "attach_stream", "blank", "is_streamed", "no_forward", "traffic"]
+__all__ = ["Stream", "Traffic", "attach_stream", "blank", "is_streamed", "traffic"]
 
 _CANT_SAVE = "a streamed model holds only a part of its weights, which its files hold whole"
 _REFUSED = {
-    MOVES: "a streamed model can't be moved or cast; name device= and dtype= to load_streamed()",
+    MOVES: "a streamed model can't be moved or cast; name device= and dtype= to load()",
     "push_to_hub": f"{_CANT_SAVE}; push those",
     "save_pretrained": f"{_CANT_SAVE}; copy those",
     "state_dict": f"{_CANT_SAVE}; read those",
@@ -48,11 +47,8 @@ class Stream:
     `layers` are the weights of each, which must be `blank`.
     """
 
-    def __init__(
-        self, layers: Sequence[Sequence[nn.Parameter]], buffers: CpuBuffers | CudaBuffers
-    ) -> None:
+    def __init__(self, layers: Sequence[Sequence[nn.Parameter]], buffers: Buffers) -> None:
         self._layers = layers
-        self._buffers = buffers
         self._views = [buffers.views(index) for index in range(len(layers))]
         self._blanks = [[weight.data for weight in layer] for layer in layers]
         self.lock = threading.RLock()
@@ -70,11 +66,6 @@ class Stream:
         """Takes the weights from a layer, whose buffer may then be filled again."""
         self._point(index, self._blanks[index])
         self.reader.give_back()
-
-    def traffic(self) -> Traffic:
-        """What was read so far."""
-        reader = self.reader
-        return Traffic(self._buffers.bytes_read, reader.seconds_read, reader.seconds_waited)
 
     def _point(self, index: int, tensors: Sequence[torch.Tensor]) -> None:
         for weight, tensor in zip(self._layers[index], tensors, strict=True):
@@ -122,13 +113,10 @@ def is_streamed(model: Any) -> bool:
 def traffic(model: Any) -> Traffic:
     """What was read for a model so far; nothing for one that is not streamed."""
     stream = _stream_of(model)
-    return Traffic(0, 0.0, 0.0) if stream is None else stream.traffic()
-
-
-def no_forward(model: Any) -> AbstractContextManager[object]:
-    """Inside, no other thread is in the decoder's layers of a streamed model."""
-    stream = _stream_of(model)
-    return nullcontext() if stream is None else stream.lock
+    if stream is None:
+        return Traffic(0, 0.0, 0.0)
+    reader = stream.reader
+    return Traffic(reader.buffers.bytes_read, reader.seconds_read, reader.seconds_waited)
 
 
 class _Refusal(NamedTuple):

@@ -183,7 +183,7 @@ def test_lines_to_copy_name_the_memory_or_the_cache(writer):
     ]
     writer.asked = replace(writer.asked, max_memory="25%")
     streamed, attached = python_lines(writer, CACHED)
-    assert streamed == 'model = selfspec.load_streamed("me/model", max_memory="25%")'
+    assert streamed == 'model = selfspec.load("me/model", max_memory="25%")'
     assert 'SelfSpec.from_pretrained("my/cache", tokenizer=tokenizer)' in attached
 
 

@@ -97,21 +97,24 @@ def test_a_chain_that_goes_on_behind_the_text_stays() -> None:
 def test_while_it_does_not_pay_the_text_piles_up() -> None:
     text, least = CountingText(), [2.0]
     cursor = DraftModelCursor(text, [10], lambda _seconds: least[0])
-    for token in (20, 30):
+    for token, num_nodes in ((20, 3), (30, 1)):
         tree = grown(cursor, 10, 4)
-        assert len(tree) == 1
+        assert len(tree) == num_nodes
         cursor.observe(StepRecord(row=0, tree=tree, path=[0], committed_ids=[token]))
-    assert text.log == []
+    assert text.log == [[10]]
     least[0] = 1.0
     assert grown(cursor, 30, 4).tokens == [30, 31, 32]
-    assert text.log == [[10, 20, 30]]
+    assert text.log == [[10], [20, 30]]
 
 
-def test_a_prompt_is_read_only_if_what_is_left_to_write_is_worth_it() -> None:
-    for num_left, is_read in ((4, True), (3, False)):
-        text = CountingText(room=200)
-        cursor = cursor_over(text, [1] * 127 + [10], num_left=num_left)
-        assert (len(grown(cursor, 10, 4)) > 1, len(text.log) > 0) == (is_read, is_read)
+def test_a_prompt_is_read_on_only_if_what_is_left_to_write_is_worth_it() -> None:
+    prompt = [1] * 511 + [10]
+    for num_left, num_parts in ((4, 2), (3, 1)):
+        text = CountingText(room=1000)
+        cursor = DraftModelCursor(text, prompt, lambda seconds: 4.0 * (seconds > 0), num_left)
+        assert [len(part) for part in text.log] == [256] * num_parts
+        cursor._worth = lambda _seconds: 0.0
+        assert (len(grown(cursor, 10, 4)) > 1) == (num_parts == 2)
 
 
 def test_it_ends_where_the_model_has_no_positions() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eval.methods.storages import StorageLog
-from selfspec import ConfigError, load_streamed
+from selfspec import ConfigError, load
 from selfspec.compat.generation import kv_of
 from selfspec.run.streamed.budget import (
     NUM_BUFFERS,
@@ -79,8 +79,8 @@ def test_a_draft_model_is_part_of_the_budget(tmp_path, max_memory):
     model.save_pretrained(tmp_path)
     layer = sum(weight.nbytes for weight in model.model.layers[0].parameters())
     options = {"max_memory": max_memory, "max_length": 1}
-    alone = load_streamed(str(tmp_path), **options)
-    beside = load_streamed(str(tmp_path), draft_model=small, **options)
+    alone = load(str(tmp_path), **options)
+    beside = load(str(tmp_path), draft_model=small, **options)
     more = num_streamed(beside) - num_streamed(alone)
     assert more == pytest.approx(draft_model_bytes(small, 1) / layer, abs=1)
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from selfspec.run.packed import linears
-from selfspec.run.packed.linears import Way, pack_all, packed_linear, ways_for
+from selfspec.run.packed import copies
+from selfspec.run.packed.copies import PackedWeight, pack_all, packed_linear, ways_for
 from tests.fakes import packs_here
 
 needs_packs = pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
@@ -19,19 +19,15 @@ HALVES = [torch.bfloat16, torch.float16]
 SHAPES = [(16,), (1, 16), (5, 16), (1, 1, 16), (2, 3, 16), (70, 16)]
 
 
-def way_named(name: str, dtype: torch.dtype) -> Way:
-    """That way, or a skipped test where this machine's torch has none."""
-    made = {"same": linears._same_dtype, "float16": linears._float16_copies}
-    way = Way(name, made.get(name, linears._float32_copies), 4, 1e8)
-    if not linears._is_right(way, dtype):
-        pytest.skip(f"this build of torch has no {name} copies of {dtype}")
-    return way
+def needs(way: str, dtype: torch.dtype) -> None:
+    """Skips a test where this machine's torch has no such copies."""
+    if not copies._is_right(way, dtype):
+        pytest.skip(f"this build of torch has no {way} copies of {dtype}")
 
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [("same", dtype) for dtype in ROUNDING]
-    + [(name, dtype) for name in ("float16", "float32") for dtype in HALVES],
+    [("same", dtype) for dtype in ROUNDING] + [("float16", dtype) for dtype in HALVES],
 )
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -39,41 +35,23 @@ def test_packed_it_is_the_same_layer(
     shape: tuple[int, ...], has_bias: bool, name: str, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)
-    way = way_named(name, dtype)
+    needs(name, dtype)
     module = nn.Linear(16, 24, bias=has_bias, dtype=dtype).requires_grad_(False)
     x = torch.randn(*shape[:-1], 32, dtype=dtype)[..., ::2]  # It lies apart in memory.
     straight = linear(x, module.weight, module.bias)
-    ours = packed_linear(x, module.weight, module.bias, pack_all(way, [module.weight])[0])
+    ours = packed_linear(x, module.weight, module.bias, pack_all(name, [module.weight])[0])
     torch.testing.assert_close(ours, straight, rtol=ROUNDING[dtype], atol=ROUNDING[dtype])
     assert (ours.shape, ours.stride()) == (straight.shape, straight.stride())
 
 
-@pytest.mark.parametrize(
-    ("right", "names"),
-    [
-        ({"same", "float16", "float32"}, ["same", "float16"]),
-        ({"float16", "float32"}, ["float16"]),
-        ({"float32"}, ["float32"]),
-        (set(), []),
-    ],
-)
-def test_half_precision_is_widened_only_where_nothing_else_can_be_had(
-    right: set[str], names: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(linears, "_is_right", lambda way, _dtype: way.name in right)
-    for dtype in HALVES:
-        assert [way.name for way in ways_for(dtype)] == names
-    assert [way.name for way in ways_for(torch.float32)] == ["same"] * ("same" in right)
-
-
 def test_float16_copies_of_bfloat16_are_exact_down_to_tiny_weights() -> None:
     """Products with a unit vector read the weights back."""
-    way = way_named("float16", torch.bfloat16)
+    needs("float16", torch.bfloat16)
     powers = torch.arange(-34.0, 1.0)
     weight = (1.75 * 2**powers).to(torch.bfloat16)[:, None].expand(-1, 16).contiguous()
     for factor in (2.0**-60, 1.0, 3.0, 2.0**60):
         scaled = (weight * factor).contiguous()
-        (copy,) = pack_all(way, [scaled])
+        (copy,) = pack_all("float16", [scaled])
         unit = torch.zeros(1, 16, dtype=torch.bfloat16)
         unit[0, 0] = 1
         read = copy(unit, None)[0]
@@ -82,22 +60,22 @@ def test_float16_copies_of_bfloat16_are_exact_down_to_tiny_weights() -> None:
 
 
 def test_a_large_weight_is_packed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    way = way_named("float16", torch.bfloat16)
+    needs("float16", torch.bfloat16)
     weights = [torch.randn(rows, 16).bfloat16() for rows in (24, 100, 7)]
     x = torch.randn(3, 16).bfloat16()
-    whole = [copy(x, None) for copy in pack_all(way, weights)]
-    monkeypatch.setattr(linears, "_PART", 16 * 30)
-    parts = pack_all(way, weights)
+    whole = [copy(x, None) for copy in pack_all("float16", weights)]
+    monkeypatch.setattr(copies, "_PART", 16 * 30)
+    parts = pack_all("float16", weights)
     assert [len(copy._parts) for copy in parts] == [1, 4, 1]  # type: ignore[attr-defined]
     assert all(torch.equal(copy(x, None), w) for copy, w in zip(parts, whole, strict=True))
 
 
 @pytest.mark.parametrize("odd", [float("inf"), float("nan")])
 def test_weights_that_are_not_finite_get_no_float16_copy(odd: float) -> None:
-    way = way_named("float16", torch.bfloat16)
+    needs("float16", torch.bfloat16)
     finite, weight = torch.ones(2, 8, 8, dtype=torch.bfloat16)
     weight[3, 4] = odd
-    none, copy = pack_all(way, [weight, finite])
+    none, copy = pack_all("float16", [weight, finite])
     assert none is None
     assert copy is not None
     assert torch.equal(copy(finite, None), linear(finite, finite))
@@ -105,15 +83,15 @@ def test_weights_that_are_not_finite_get_no_float16_copy(odd: float) -> None:
 
 @pytest.mark.parametrize("dtype", [*ROUNDING])
 def test_what_torch_makes_by_default_is_not_asked_for(dtype: torch.dtype, fresh: None) -> None:
-    expected = [way.name for way in ways_for(dtype)]
+    expected = ways_for(dtype)
     x, weight = torch.ones(2, 8, 8, dtype=dtype)
-    linears._is_right.cache_clear()
+    copies._is_right.cache_clear()
     before = torch.get_default_dtype()
     try:
         torch.set_default_dtype(torch.bfloat16)
         with torch.device("meta"), torch.autocast("cpu", torch.bfloat16):
             ways = ways_for(dtype)
-            assert [way.name for way in ways] == expected
+            assert ways == expected
             for way in ways:
                 (copy,) = pack_all(way, [weight])
                 assert copy is not None
@@ -136,9 +114,9 @@ def test_what_stock_converts_is_left_to_stock() -> None:
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
-    linears._is_right.cache_clear()
+    copies._is_right.cache_clear()
     yield
-    linears._is_right.cache_clear()
+    copies._is_right.cache_clear()
 
 
 @pytest.mark.parametrize("error", [AttributeError, NotImplementedError, RuntimeError, TypeError])
@@ -150,17 +128,17 @@ def test_a_torch_without_the_private_operators_packs_nothing(
     def gone(_weight: torch.Tensor) -> torch.Tensor:
         raise error
 
-    monkeypatch.setattr(linears, "reordered", gone)
-    monkeypatch.setattr(linears, "float16_packed", gone)
+    monkeypatch.setattr(copies, "reordered", gone)
+    monkeypatch.setattr(copies, "float16_packed", gone)
     assert not any(ways_for(dtype) for dtype in ROUNDING)
 
 
 def test_operators_that_compute_something_else_are_not_used(
     fresh: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(linears, "reordered", lambda weight: weight)
-    monkeypatch.setattr(linears, "reordered_product", lambda x, packed, bias: x)
-    monkeypatch.setattr(linears, "float16_product", lambda x, packed: x)
+    monkeypatch.setattr(copies, "reordered", lambda weight: weight)
+    monkeypatch.setattr(copies, "reordered_product", lambda x, packed, bias: x)
+    monkeypatch.setattr(copies, "float16_product", lambda x, packed: x)
     assert not ways_for(torch.float32)
     assert not ways_for(torch.bfloat16)
 
@@ -169,3 +147,34 @@ def test_trying_leaves_the_random_stream_alone(fresh: None) -> None:
     before = torch.get_rng_state()
     ways_for(torch.bfloat16)
     assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("name", ["same", "float16"])
+@pytest.mark.parametrize("dtype", [*ROUNDING], ids=str)
+def test_a_packed_weight_is_given_back_bit_by_bit(name: str, dtype: torch.dtype) -> None:
+    if name not in ways_for(dtype):
+        pytest.skip(f"this build of torch has no {name} copies of {dtype}")
+    weight, x = torch.randn(24, 16, dtype=dtype), torch.randn(3, 16, dtype=dtype)
+    module = nn.Linear(16, 24, bias=False, dtype=dtype).requires_grad_(False)
+    (copy,) = pack_all(name, [weight])
+    assert copy is not None
+    packed = module.weight = PackedWeight.of(weight, copy, kept=False)
+    assert (packed.shape, packed.dtype, packed.numel()) == (weight.shape, dtype, 24 * 16)
+    assert not packed.requires_grad
+    assert torch.equal(module(x), copy(x, None))
+    assert torch.equal(module(x[0]), copy(x[:1], None)[0])
+    assert type(module.weight) is PackedWeight
+    assert torch.equal(torch.cat([packed, weight]), torch.cat([weight, weight]))
+    assert type(packed) is nn.Parameter
+    assert torch.equal(module(x), linear(x, weight))
+
+
+@needs_packs
+def test_a_packed_weight_that_is_kept_reads_as_nan() -> None:
+    weight = torch.randn(24, 16)
+    (copy,) = pack_all("same", [weight])
+    assert copy is not None
+    packed = PackedWeight.of(weight, copy, kept=True)
+    assert packed.isnan().all()
+    assert type(packed) is PackedWeight
+    assert torch.equal(linear(weight, packed, None), copy(weight, None))

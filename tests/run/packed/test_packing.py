@@ -1,4 +1,4 @@
-"""Copies are of the weights as they are, shared, freed with who used them, and fit the memory."""
+"""Copies are of the weights as they are, made once that pays, shared, and fit the memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -18,42 +20,43 @@ from torch.nn.functional import linear
 from torch.nn.utils import prune
 from transformers.utils import logging
 
-from selfspec.run.packed import PackedWeights, Packing, layers, weights
-from selfspec.run.packed.layers import Origin
-from selfspec.run.packed.linears import Copy, Way
+from selfspec.machine.measured import keep_measured
+from selfspec.run.packed import Packing, copies
+from selfspec.run.packed import packing as module
+from selfspec.run.packed.copies import Copy, Origin, Slot, own_linear
+from selfspec.run.packed.packing import WIDTHS, Kind, Trial
 from tests.fakes import fake_trials, packs_here
 
 pytestmark = pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
 
 SIZE = 4 * 16 * 24  # bytes of a layer
+KIND = Kind(24, 16, torch.float32)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def all_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_trials(monkeypatch)
 
 
-def packed(
-    model: nn.Module, held: PackedWeights | None = None, *, whatever_memory: bool = False
-) -> Packing:
-    """A call's packing, with all layers packed."""
-    packing = Packing(held or PackedWeights(), model)
-    packing.pack(whatever_memory=whatever_memory)
-    return packing
-
-
 @pytest.fixture
-def model() -> nn.Sequential:
+def model(all_pay: None) -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(16, 24), nn.Linear(24, 16)).requires_grad_(False)
 
 
+def packed(model: nn.Module, *, whatever_memory: bool = False) -> Packing:
+    """A model's packing, with all layers packed."""
+    packing = Packing.of(model)
+    packing.pack(whatever_memory=whatever_memory)
+    return packing
+
+
+def held(packing: Packing) -> list[Any]:
+    return [slot.held for slot in packing.slots.values()]
+
+
 def changed_rows(weight: torch.Tensor) -> None:
     weight.data[:2] = weight.data[:2].flip(0)
-
-
-def changed_in_place(weight: torch.Tensor) -> None:
-    weight.data += 1
 
 
 def changed_at_one_index(weight: torch.Tensor) -> None:
@@ -86,7 +89,6 @@ def changed_memory(weight: torch.Tensor) -> None:
     "change",
     [
         changed_rows,
-        changed_in_place,
         changed_at_one_index,
         permuted_within_rows,
         permuted_both_ways,
@@ -98,16 +100,16 @@ def changed_memory(weight: torch.Tensor) -> None:
 def test_a_weight_that_changed_is_packed_anew(
     model: nn.Sequential, change: Callable[[torch.Tensor], None]
 ) -> None:
-    held, x = PackedWeights(), torch.randn(3, 16)
+    x = torch.randn(3, 16)
     model[0].weight.data[:16] = torch.eye(16)
-    assert packed(model, held).reason is None
-    before = {module: slot.held for module, slot in held.slots.items()}
-    Packing(held, model)
-    assert all(held.slots[module].held is each for module, each in before.items())
+    packing = packed(model)
+    before = held(packing)
+    assert held(Packing.of(model)) == before
     change(model[0].weight)
-    packing = Packing(held, model)
-    assert held.slots[model[0]].held is not before[model[0]]
-    assert held.slots[model[1]].held is before[model[1]]
+    assert Packing.of(model) is packing
+    after = held(packing)
+    assert after[0].copy is not before[0].copy
+    assert after[1] is before[1]
     with packing.in_use():
         torch.testing.assert_close(
             model[0](x), linear(x, model[0].weight, model[0].bias), rtol=1e-5, atol=1e-5
@@ -134,11 +136,9 @@ def test_every_value_that_changes_or_moves_is_seen(
     weight.data.copy_(kept)
     assert Origin.of(weight) == origin
     assert Origin.of(weight.clone()) != origin
-    weight.mul_(1)
-    assert Origin.of(weight) != origin
 
 
-def put_on_meta(module: nn.Module) -> None:
+def put_on_meta(module: nn.Linear) -> None:
     module.to("meta")
 
 
@@ -154,19 +154,14 @@ def made_float64(module: nn.Module) -> None:
     module.double()
 
 
-def made_float16(module: nn.Module) -> None:
-    module.half()
-
-
-@pytest.mark.parametrize("change", [put_on_meta, transposed, pruned, made_float64, made_float16])
+@pytest.mark.parametrize("change", [put_on_meta, transposed, pruned, made_float64])
 def test_the_copy_of_a_weight_that_is_no_longer_packed_is_dropped(
     model: nn.Sequential, change: Callable[[nn.Module], None]
 ) -> None:
-    held = PackedWeights()
-    packed(model, held)
+    packing = packed(model)
     change(model[0])
-    packing = Packing(held, model)
-    assert held.slots[model[0]].held is None
+    Packing.of(model)
+    assert packing.slots[model[0]].held is None
     x = torch.ones(3, 16, dtype=model[0].weight.dtype, device=model[0].weight.device)
     expected = model[0](x)
     with packing.in_use():
@@ -186,20 +181,19 @@ def test_a_weight_that_changes_during_a_call_is_used_itself(
 
 
 def test_a_weight_that_can_no_longer_be_packed_ends_no_call(
-    monkeypatch: pytest.MonkeyPatch,
+    model: nn.Sequential, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one with a NaN, of which there is no float16 copy."""
-    model = nn.Sequential(nn.Linear(16, 24), nn.Linear(16, 24)).requires_grad_(False)
-    held, really = PackedWeights(), weights.pack_all
-    packed(model, held)
+    really = module.pack_all
+    packed(model)
 
-    def pack_all(way: Way, of: list[torch.Tensor]) -> list[Copy | None]:
+    def pack_all(way: str, of: list[torch.Tensor]) -> list[Copy | None]:
         found = zip(of, really(way, of), strict=True)
         return [each if weight.isfinite().all() else None for weight, each in found]
 
-    monkeypatch.setattr(weights, "pack_all", pack_all)
+    monkeypatch.setattr(module, "pack_all", pack_all)
     model[0].weight.data[3, 4] = torch.nan
-    packing = packed(model, held)
+    packing = packed(model)
     assert packing.is_packed
     assert packing.num_bytes == SIZE
     with packing.in_use():
@@ -223,22 +217,13 @@ def test_a_model_that_is_copied_in_use_has_no_copies_yet(model: nn.Sequential) -
 def test_all_who_use_a_model_share_its_copies_and_the_last_one_frees_them(
     model: nn.Sequential,
 ) -> None:
-    one, other = PackedWeights.of(model), PackedWeights.of(model)
+    one, other = Packing.of(model), Packing.of(model)
     assert one is other
-    assert PackedWeights.of(nn.Sequential(*model)) is not one
+    assert Packing.of(nn.Sequential(*model)) is not one
     known = weakref.ref(one)
     del one, other
     gc.collect()
     assert known() is None
-
-
-def test_a_layer_that_is_gone_holds_no_copy() -> None:
-    held, model = PackedWeights(), nn.Sequential(nn.Linear(16, 24))
-    packed(model, held)
-    assert held.num_bytes == SIZE
-    del model
-    gc.collect()
-    assert held.num_bytes == 0
 
 
 @pytest.mark.parametrize(("available", "fits"), [(4 * 2 * SIZE, True), (8 * SIZE - 4, False)])
@@ -247,29 +232,27 @@ def test_a_quarter_of_the_free_memory_is_enough(
 ) -> None:
     free = SimpleNamespace(available=available)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
-    held = PackedWeights()
-    reason = packed(model, held).reason
-    assert (reason is None) is fits
-    if reason is not None:
-        assert "too much of what is free" in reason
-    assert packed(model, held, whatever_memory=True).reason is None
+    packing = packed(model)
+    assert (packing.reason is None) is fits
+    if packing.reason is not None:
+        assert "too much of what is free" in packing.reason
+    assert packed(model, whatever_memory=True).reason is None
     free.available = 0
-    assert packed(model, held).reason is None  # It is there already.
+    assert packed(model).reason is None  # It is there already.
 
 
 def test_only_what_pays_is_packed(model: nn.Sequential, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_trials(monkeypatch, pays=False)
-    no_gain = weights.trial
+    no_gain = module._trial
     tried = fake_trials(monkeypatch)
-    gain = weights.trial
+    gain = module._trial
     monkeypatch.setattr(
-        weights, "trial", lambda kind, of: (gain if kind.num_in == 16 else no_gain)(kind, of)
+        module, "_trial", lambda kind, of: (gain if kind.num_in == 16 else no_gain)(kind, of)
     )
-    held = PackedWeights()
-    assert packed(model, held).is_packed
-    assert held.slots[model[0]].held is not None
-    assert held.slots[model[1]].held is None
-    packed(model, held)
+    packing = packed(model)
+    assert packing.is_packed
+    assert [each is not None for each in held(packing)] == [True, False]
+    packed(model)
     assert len(tried) == 1  # Once for each kind of layer.
 
 
@@ -287,95 +270,96 @@ def test_it_packs_once_it_would_have_saved_as_much_as_that_takes(
 ) -> None:
     """Each step saves half a second of each of the two layers, and packing takes 5 seconds."""
     fake_trials(monkeypatch, saves=0.5, packing=2.5)
-    held = PackedWeights()
-    packing = Packing(held, model)
-    assert [packing.before_step(1) for _ in range(4)] == [False] * 4
-    again = Packing(held, model)  # A later call goes on counting.
-    assert again.before_step(1)
+    packing = Packing.of(model)
+    for _ in range(4):
+        packing.before_forward(1)
+    assert not packing.is_settled
+    again = Packing.of(model)  # A later call goes on counting.
+    again.before_forward(1)
+    assert again.is_settled
     assert again.is_packed
-    assert not again.before_step(1)
-    assert packing.before_step(1)  # The other call is told too.
 
 
 def test_a_prompt_counts_before_it_is_read(
     model: nn.Sequential, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_trials(monkeypatch, saves=0.5, packing=2.5)
-    short, long = Packing(PackedWeights(), model), Packing(PackedWeights(), model)
-    short.before_prompt(64, 1)
-    long.before_prompt(64 * 5, 1)
-    assert (short.is_packed, long.is_packed) == (False, True)
+    packing = Packing.of(model)
+    packing.before_forward(64 * 4)
+    assert not packing.is_packed
+    packing.before_forward(64)
+    assert packing.is_packed
 
 
 def test_trials_wait_until_they_are_a_small_part_of_the_work(
     model: nn.Sequential, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two kinds, tried in 0.2 seconds each, and steps of two seconds: a tenth of that is due."""
+    """Two kinds of one layer each, whose trials take as long as 80 tokens through the model."""
     tried = fake_trials(monkeypatch)
-    monkeypatch.setattr(weights, "price_of", lambda *_kind: 0.2)
-    packing = Packing(PackedWeights(), model)
-    packing.before_step(1)
+    monkeypatch.setattr(module, "_TRIAL", 80)
+    packing = Packing.of(model)
+    packing.before_forward(256)
+    for _ in range(7):
+        packing.before_forward(1)  # It takes as long as eight tokens.
     assert not tried
-    packing.before_step(1)
+    packing.before_forward(1)
     assert len(tried) == 2
 
 
 def test_packing_that_is_interrupted_stays_right_and_goes_on(
     model: nn.Sequential, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(way: object, of: list[torch.Tensor]) -> list[object]:
+    def interrupted(way: str, of: list[torch.Tensor]) -> list[Copy | None]:
         if of[0].shape[1] == 24:
             raise KeyboardInterrupt
         return really(way, of)
 
-    really, held, x = weights.pack_all, PackedWeights(), torch.ones(2, 16)
+    really, x = module.pack_all, torch.ones(2, 16)
     expected = model(x)
+    packing = Packing.of(model)
     with monkeypatch.context() as during:
-        during.setattr(weights, "pack_all", interrupted)
-        packing = Packing(held, model)
+        during.setattr(module, "pack_all", interrupted)
         with pytest.raises(KeyboardInterrupt):
             packing.pack()
-    assert (held.num_bytes, packing.is_packed) == (SIZE, False)
+    assert (packing.num_bytes, packing.is_packed) == (SIZE, False)
     with packing.in_use():
         torch.testing.assert_close(model(x), expected)
-    assert packed(model, held).is_packed
+    assert packed(model).is_packed
 
 
 def test_what_takes_long_is_shown(
     model: nn.Sequential, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logging.enable_progress_bar()  # Tests of eval switch it off.
-    packed(model)
-    assert capsys.readouterr().err == ""
     fake_trials(monkeypatch, packing=1.5)
     packed(model)
     assert "Packing weights" in capsys.readouterr().err
 
 
-def test_what_only_looks_like_a_linear_layer_is_left_alone(model: nn.Sequential) -> None:
+def test_what_only_looks_like_a_linear_layer_is_left_alone() -> None:
     class Special(nn.Linear):
         pass
 
     hooked = nn.Linear(16, 24)
     vars(hooked)["forward"] = lambda x: x
-    assert layers.linears_of(nn.Sequential(Special(16, 24), hooked, nn.ReLU())) == []
+    assert copies.linears_of(nn.Sequential(Special(16, 24), hooked, nn.ReLU())) == []
     compiled = nn.Sequential(nn.Linear(16, 24))
     compiled._compiled_call_impl = lambda x: x  # type: ignore[assignment]
-    assert layers.linears_of(compiled) == []
+    assert copies.linears_of(compiled) == []
 
 
 def test_it_is_used_inside_and_in_this_thread_alone(
     model: nn.Sequential, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layers, "packed_linear", lambda x, w, b, _packed: -linear(x, w, b))
-    held, x, elsewhere = packed(model), torch.ones(1, 16), []
+    monkeypatch.setattr(copies, "packed_linear", lambda x, w, b, _packed: -linear(x, w, b))
+    packing, x, elsewhere = packed(model), torch.ones(1, 16), []
     right = model[0](x)
-    with held.in_use():
+    with packing.in_use():
         assert torch.equal(model[0](x), -right)
         thread = threading.Thread(target=lambda: elsewhere.append(model[0](x)))
         thread.start()
         thread.join()
-        with held.in_use():
+        with packing.in_use():
             assert torch.equal(model[0](x), -right)
         assert torch.equal(model[0](x), -right)
     assert torch.equal(elsewhere[0], right)
@@ -384,36 +368,109 @@ def test_it_is_used_inside_and_in_this_thread_alone(
 
 
 def test_a_forward_that_comes_meanwhile_stays(model: nn.Sequential) -> None:
-    held = packed(model)
+    packing = packed(model)
 
     def theirs(x: torch.Tensor) -> str:
         return "theirs"
 
-    with held.in_use():
+    with packing.in_use():
         vars(model[0])["forward"] = theirs
     assert model[0](torch.ones(1, 16)) == "theirs"
 
 
-def test_another_thread_may_pack_further_layers_meanwhile() -> None:
-    held, failures = PackedWeights(), []
-    interval = sys.getswitchinterval()
+def test_other_threads_may_look_at_the_model_meanwhile(model: nn.Sequential) -> None:
+    interval, x, wrong = sys.getswitchinterval(), torch.randn(2, 16), []
+    expected = model(x)
     sys.setswitchinterval(1e-6)
 
-    def pack() -> None:
-        for _ in range(100):
-            added.append(nn.Linear(16, 24).requires_grad_(False))
-            packed(nn.Sequential(added[-1]), held)
+    def work() -> None:
+        for _ in range(50):
+            with packed(model).in_use():
+                if not torch.allclose(model(x), expected, atol=1e-5):
+                    wrong.append(1)
 
-    added: list[nn.Linear] = []
-    packing = threading.Thread(target=pack)
-    packing.start()
+    threads = [threading.Thread(target=work) for _ in range(3)]
     try:
-        while packing.is_alive():
-            with Packing(held, nn.Sequential(*added)).in_use():
-                pass
-    except RuntimeError as error:
-        failures.append(error)
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     finally:
-        packing.join()
         sys.setswitchinterval(interval)
-    assert failures == []
+    assert wrong == []
+    assert "forward" not in vars(model[0])
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def clocked(monkeypatch: pytest.MonkeyPatch, share: dict[int, float]) -> list[torch.Tensor]:
+    """Packed products take these shares of the own ones' second; returns layers to try."""
+
+    def seconds(products: list[Any], x: torch.Tensor) -> float:
+        return 1.0 if products[0].func is own_linear else share[len(x)]
+
+    monkeypatch.setattr(module, "_seconds", seconds)
+    return list(torch.randn(3, 24, 16))
+
+
+def test_a_trial_runs_here_and_draws_nothing(own_folder: None) -> None:
+    weights, before = list(torch.randn(3, 24, 16)), torch.get_rng_state()
+    found = module._trial(KIND, weights)
+    assert set(found.own) == set(WIDTHS)
+    assert found.way in ("same", None)
+    assert module._known_trial(KIND) == found
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("shares", "way", "least", "most", "in_place"),
+    [
+        ((0.5, 0.5, 0.5, 0.5), "same", 1, None, True),
+        ((0.95, 0.95, 0.95, 0.5), None, 0, None, False),
+        ((1.5, 0.9, 0.3, 0.3), "same", 4, None, False),  # a single token is faster as it is
+        ((0.8, 0.8, 0.8, 1.2), "same", 1, 16, True),  # and so is a prompt
+    ],
+)
+def test_copies_are_used_for_as_many_tokens_as_they_are_faster_for(
+    shares: tuple[float, ...],
+    way: str | None,
+    least: int,
+    most: int | None,
+    in_place: bool,
+    own_folder: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weights = clocked(monkeypatch, dict(zip(WIDTHS, shares, strict=True)))
+    found = module._trial(KIND, weights)
+    assert found.way == way
+    if way is None:
+        return
+    assert (found.least_tokens, found.most_tokens) == (least, most)
+    assert found.suits_in_place == in_place
+    assert found.saved(1) == pytest.approx(max(1 - shares[0], 0) / 3)
+    slot, weight = Slot(), weights[0]
+    slot.held = copies.Held(Origin.of(weight), "copy", least, most)  # type: ignore[arg-type]
+    used = [slot.copy_for(weight, n) is not None for n in (1, 4, 16, 64)]
+    assert used == [n >= least and (most is None or n <= most) for n in (1, 4, 16, 64)]
+
+
+def test_a_large_layer_is_tried_in_part(own_folder: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = clocked(monkeypatch, dict.fromkeys(WIDTHS, 0.5))
+    monkeypatch.setattr(module, "_MOST_WEIGHTS", 16 * 8)
+    assert module._trial(KIND, weights).own[1] == 3.0  # A third of it took a second.
+
+
+@pytest.mark.parametrize(
+    "damage", [{"own": 3}, {"own": {"1": 1.0}}, {"way": "other"}, {"packed": {}}]
+)
+def test_what_is_damaged_on_disk_counts_as_missing(damage: Any, own_folder: None) -> None:
+    times = dict.fromkeys(WIDTHS, 1.0)
+    kept = {str(width): seconds for width, seconds in times.items()}
+    sound = {"own": kept, "way": "same", "packed": kept, "packing": 1.0}
+    keep_measured([(module._key(KIND), sound)])
+    assert module._known_trial(KIND) == Trial(times, "same", times, 1.0)
+    keep_measured([(module._key(KIND), sound | damage)])
+    assert module._known_trial(KIND) is None

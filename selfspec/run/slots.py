@@ -1,0 +1,229 @@
+"""Preallocated slots for keys and values: one large tensor for several layers that are alike.
+
+So keeping a path takes a few copies for each such tensor, not for each layer. Knows columns, slots
+and stock's cache layers; not which rows there are, nor how many slots they need.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicSlidingWindowLayer,
+)
+
+from selfspec.compat.generation import set_columns_seen
+from selfspec.machine.device import upload
+
+__all__ = [
+    "KVLayer",
+    "Kind",
+    "Member",
+    "Slots",
+    "kinds_in",
+    "move_columns",
+    "split",
+]
+
+_SMALL = 16 << 20  # Larger slots are split into parts of this many bytes, filled one by one.
+_MAX_PARTS = 12  # Each part needs a few more copies in each step.
+_FEW_MOVES = 3  # Up to this many single copies cost less than one copy by index.
+
+ColumnMove = tuple[int, int, int]  # row, column from, column to
+Member = tuple[int, str]  # a layer's index, and "keys" or "values"
+
+
+class Kind(NamedTuple):
+    """What all keys and values in one tensor have in common."""
+
+    attention_type: str
+    num_heads: int
+    dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def num_bytes(self) -> int:
+        """What one column of one member takes."""
+        return self.num_heads * self.dim * self.dtype.itemsize
+
+
+class KVLayer(CacheLayerMixin):  # type: ignore[misc]
+    """One layer as the model sees it: writes a tree's keys and values behind the front."""
+
+    is_sliding = False
+    is_croppable = False
+    keys: torch.Tensor | None
+    values: torch.Tensor | None
+
+    def __init__(self, kv: Any, attention_type: str) -> None:
+        super().__init__()
+        # In a cycle of references, the KV of a call would outlive it until Python looks for cycles.
+        self._kv = weakref.proxy(kv)
+        self.attention_type = attention_type
+        self.is_initialized = True
+        self.stores: dict[str, torch.Tensor] = {}  # (B, H, capacity, D) for "keys" and "values"
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Does nothing, since the slots exist before the layer is used."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes behind the front and returns all slots up to there, without copying them."""
+        kv, keys, values = self._kv, self.stores["keys"], self.stores["values"]
+        if kv.layout is not None:
+            slots = kv.layout.slots[self.attention_type]
+            keys, values = keys[: len(key_states)], values[: len(key_states)]
+            keys.index_copy_(2, slots, key_states)
+            values.index_copy_(2, slots, value_states)
+            end = kv.layout.num_keys(self.attention_type)
+        else:
+            start, width = kv.front - kv.first_columns[self.attention_type], key_states.shape[-2]
+            end = start + width
+            # Unlike an assignment to a slice, this raises an error where the slots end too early.
+            keys.narrow(2, start, width).copy_(key_states)
+            values.narrow(2, start, width).copy_(value_states)
+        self.keys, self.values = keys[:, :, :end], values[:, :, :end]
+        return self.keys, self.values
+
+    def get_max_length(self) -> int:
+        """-1, which stands for no maximum: slots become more."""
+        return -1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """How many keys the next forward sees, and the column of the first one."""
+        if self._kv.layout is not None:
+            return self._kv.layout.num_keys(self.attention_type), 0
+        first_column = self._kv.first_columns[self.attention_type]
+        return self._kv.front - first_column + query_length, first_column
+
+    def get_seq_length(self) -> int | torch.Tensor:
+        """How many columns are in front of the next tree; a tensor where a capture needs one."""
+        layout = self._kv.layout
+        return self._kv.front if layout is None else layout.front  # type: ignore[no-any-return]
+
+
+class Slots:
+    """One tensor with slots for the keys or the values of some layers, its members.
+
+    A slot holds one column of the text, and the first slot the column `first`.
+    """
+
+    def __init__(self, kind: Kind, members: Sequence[Member]) -> None:
+        self.kind = kind
+        self.members = members
+        self.first = 0
+        self.tensor = new_slots(kind, len(members), 0, 0)  # (members, rows, H, capacity, D)
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows have slots."""
+        return self.tensor.shape[1]
+
+    @property
+    def capacity(self) -> int:
+        """How many columns of each row have slots."""
+        return self.tensor.shape[3]
+
+    def resize(self, num_rows: int, capacity: int, first: int, held_rows: int, front: int) -> None:
+        """Moves what `held_rows` rows hold from column `first` on into a new tensor."""
+        if not held_rows:  # What is held for nobody is freed before there is a new tensor.
+            self.tensor = self.tensor[:, :0, :, :0].clone()
+        slots = new_slots(self.kind, len(self.members), num_rows, capacity)
+        held = self.tensor[:, :held_rows, :, first - self.first : front - self.first]
+        slots[:, :held_rows, :, : held.shape[3]] = held
+        self.tensor, self.first = slots, first
+
+    def drop(self, first: int, front: int) -> None:
+        """Forgets the columns before `first`, in the same slots."""
+        held = self.tensor[:, :, :, first - self.first : front - self.first].clone()
+        self.tensor[:, :, :, : held.shape[3]] = held
+        self.first = first
+
+    def fill(self, row: int, layers: Sequence[CacheLayerMixin], length: int) -> None:
+        """Moves the last columns of a text of some length out of stock layers, from a row on.
+
+        Each stock tensor is freed at once, so that a text is not held twice for long.
+        """
+        for member, (index, name) in enumerate(self.members):
+            held: torch.Tensor = getattr(layers[index], name)
+            rows, _, num_columns, _ = held.shape
+            start = length - self.first - num_columns
+            slots = self.tensor[member, row : row + rows]
+            slots[:, :, start : start + num_columns] = held
+            setattr(layers[index], name, held.new_empty(0))
+
+    def give_back(
+        self, layers: Sequence[CacheLayerMixin], rows: slice, length: int, *, copies: bool
+    ) -> None:
+        """Lets the stock layers that were emptied hold some rows' first `length` columns."""
+        for member, (index, name) in enumerate(self.members):
+            stock, start, end = layers[index], 0, length - self.first
+            if getattr(stock, name).numel():  # It was not moved yet.
+                continue
+            if isinstance(stock, DynamicSlidingWindowLayer):
+                start = max(end - stock.sliding_window + 1, 0)
+                set_columns_seen(stock, length)
+            held = self.tensor[member, rows, :, start:end]
+            setattr(stock, name, held.clone() if copies else held)
+
+
+def new_slots(kind: Kind, num_members: int, num_rows: int, capacity: int) -> torch.Tensor:
+    """Slots full of zeros: a hidden slot has weight 0, and 0 times old memory may be NaN.
+
+    They are not made in inference mode, since later calls could not write to them outside of it.
+    """
+    shape = (num_members, num_rows, kind.num_heads, capacity, kind.dim)
+    with torch.inference_mode(False):
+        return torch.zeros(shape, dtype=kind.dtype, device=kind.device)
+
+
+def kinds_in(cache: Cache, attention_types: Sequence[str]) -> dict[Kind, list[Member]]:
+    """The members of each kind among the layers of a cache that holds something."""
+    kinds: dict[Kind, list[Member]] = {}
+    for index, (layer, name) in enumerate(zip(cache.layers, attention_types, strict=True)):
+        for member in ("keys", "values"):
+            held: torch.Tensor = getattr(layer, member)
+            kind = Kind(name, held.shape[1], held.shape[3], held.dtype, held.device)
+            kinds.setdefault(kind, []).append((index, member))
+    return kinds
+
+
+def split(kinds: dict[Kind, list[Member]], num_tokens: int) -> list[Slots]:
+    """Slots for the members of each kind; several parts of them if so many tokens are large.
+
+    Only one part is held twice while its slots are filled or become more.
+    """
+    parts = []
+    for kind, members in kinds.items():
+        num_bytes = len(members) * kind.num_bytes * num_tokens
+        share = max(len(members) // min(-(-num_bytes // _SMALL), _MAX_PARTS), 1)
+        starts = range(0, len(members), share)
+        parts += [Slots(kind, members[start : start + share]) for start in starts]
+    return parts
+
+
+def move_columns(parts: Iterable[Slots], moves: Sequence[ColumnMove]) -> None:
+    """Copies columns of all members, in an order in which none is overwritten before it is read."""
+    if len(moves) <= _FEW_MOVES:
+        for part in parts:
+            for row, source, target in moves:
+                slots = part.tensor.select(1, row)  # (members, H, capacity, D)
+                source_slot = slots.select(2, source - part.first)
+                slots.select(2, target - part.first).copy_(source_slot)
+        return
+    table = torch.tensor(moves, device="cpu").T
+    tables: dict[Any, torch.Tensor] = {}
+    for part in parts:
+        device = part.kind.device
+        if device not in tables:
+            tables[device] = upload(table, device)
+        rows, sources, targets = tables[device]
+        slots = part.tensor.movedim((1, 3), (0, 1))  # (B, capacity, members, H, D)
+        slots[rows, targets - part.first] = slots[rows, sources - part.first]

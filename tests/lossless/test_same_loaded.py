@@ -1,0 +1,180 @@
+"""`selfspec.load()`: the ids of the model that transformers loads, packed in place or not."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from selfspec import SelfSpec, load
+from selfspec.run.packed import is_packed_in_place
+from tests.fakes import fake_trials, packs_here, prompt
+from tests.lossless.same import FIXED, GREEDY, Call, assert_same_ids, doubting, run, run_both
+from tests.lossless.test_same_packed import EDITS
+from tests.streamed import saved_model
+
+pytestmark = pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
+TIED = {"tie_word_embeddings": True}
+KINDS: dict[str, dict[str, Any]] = {"llama": {}, "llama, tied": TIED, "qwen2": {}, "bloom": {}}
+
+
+def packed_layers(model: nn.Module) -> list[nn.Module]:
+    """The layers that hold their weights in packed form alone."""
+    return [module for module in model.modules() if is_packed_in_place(module)]
+
+
+def loaded(folder: Path, kind: str = "llama", **options: Any) -> tuple[Any, Any]:
+    """The model of transformers, and ours, which is packed in place."""
+    model = saved_model(folder, kind.partition(",")[0], **KINDS[kind])
+    ours = load(str(folder), **options)
+    run(ours, prompt(), assistant=SelfSpec(), **GREEDY)
+    assert packed_layers(ours)
+    return model, ours
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_plain_and_with_drafts(kind: str, call: Call, tmp_path: Path) -> None:
+    model, ours = loaded(tmp_path, kind)
+    stock = run(model, call.inputs, **call.options)
+    spec = doubting(stock.ids, call.inputs)
+    both = run_both(ours, call.inputs, spec, drafts=kind != "bloom", **call.options)
+    assert_same_ids(both.stock.ids, stock.ids)
+    assert both.stats.forward == "packed"
+    assert packed_layers(ours)
+
+
+def test_layers_that_share_their_weight_get_a_copy(tmp_path: Path) -> None:
+    """Unless memory is limited."""
+    for limit in (None, "100%"):
+        model, ours = loaded(tmp_path, "llama, tied", max_memory=limit)
+        spec = SelfSpec()
+        run(ours, prompt(), assistant=spec, **GREEDY)
+        assert len(packed_layers(ours)) == 6 * 7
+        shared = model.get_input_embeddings().weight.nbytes
+        assert spec.stats.packed_bytes == (shared if limit is None else 0)
+
+
+def test_where_nothing_pays_all_stays_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_trials(monkeypatch, pays=False)
+    saved_model(tmp_path)
+    ours, spec = load(str(tmp_path)), SelfSpec(strict=True)
+    run_both(ours, prompt(), spec, drafts=False, entrance="assistant", **GREEDY)
+    assert spec.stats.forward == "eager"
+    assert not packed_layers(ours)
+
+
+def test_another_loop_sees_that_it_is_packed(tmp_path: Path) -> None:
+    """Such as one that would pack nothing itself, or one that waits for its clock."""
+    model, ours = loaded(tmp_path)
+    stock = run(model, prompt(), **GREEDY).ids
+    for spec in (SelfSpec(**FIXED), SelfSpec(forward="eager"), SelfSpec()):
+        assert_same_ids(run(ours, prompt(), assistant=spec, **GREEDY).ids, stock)
+        assert spec.stats.forward == "packed"
+
+
+def read(model: Any) -> None:
+    assert model.model.layers[1].mlp.down_proj.weight.isfinite().all()
+
+
+def saved(model: Any) -> None:
+    model.state_dict()
+
+
+def pickled(model: Any) -> None:
+    torch.save(model, io.BytesIO())
+
+
+def cast(model: Any) -> None:
+    model.to(torch.bfloat16).float()
+
+
+def copied(model: Any) -> None:
+    model.load_state_dict(copy.deepcopy(model).state_dict())
+
+
+def trained(model: Any) -> None:
+    model.requires_grad_(True)
+    model(**prompt()).logits.sum().backward()
+    assert all(weight.grad is not None for weight in model.model.layers.parameters())
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight -= 0.01 * weight.grad
+
+
+def with_a_gradient_at_the_input(model: Any) -> None:
+    """As adapters and prompts that are learned have it."""
+    embedded = model.get_input_embeddings()(prompt()["input_ids"]).detach().requires_grad_(True)
+    model(inputs_embeds=embedded).logits.sum().backward()
+    assert embedded.grad is not None
+    assert embedded.grad.abs().sum() > 0
+
+
+def under_autocast(model: Any) -> None:
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        model(**prompt())
+
+
+def with_an_adapter(model: Any) -> None:
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    config = peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False)
+    wrapped = peft.get_peft_model(model, config)
+    run(model, prompt(), **GREEDY)
+    assert wrapped.merge_and_unload() is model
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
+@pytest.mark.parametrize(
+    "work",
+    [
+        read,
+        saved,
+        pickled,
+        cast,
+        copied,
+        trained,
+        with_a_gradient_at_the_input,
+        under_autocast,
+        with_an_adapter,
+    ],
+)
+def test_whoever_needs_weights_gets_them_back(work: Callable[[Any], None], tmp_path: Path) -> None:
+    model, ours = loaded(tmp_path)
+    before = len(packed_layers(ours))
+    for each in (model, ours):
+        work(each)
+    assert len(packed_layers(ours)) < before
+    stock = run(model, prompt(), **GREEDY).ids
+    assert_same_ids(run(ours, prompt(), **GREEDY).ids, stock)
+    left = len(packed_layers(ours))
+    for _ in range(2):
+        assert_same_ids(run(ours, prompt(), assistant=SelfSpec(), **GREEDY).ids, stock)
+    assert len(packed_layers(ours)) == left  # They are not packed in place again.
+    for name, weight in model.state_dict().items():
+        assert torch.equal(ours.state_dict()[name], weight)
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edited_model(edit: Callable[[Any, nn.Linear], None], tmp_path: Path) -> None:
+    model, ours = loaded(tmp_path)
+    for each in (model, ours):
+        torch.manual_seed(3)
+        edit(each, each.model.layers[0].mlp.down_proj)
+    stock = run(model, prompt(), **GREEDY).ids
+    assert_same_ids(run(ours, prompt(), **GREEDY).ids, stock)
+    assert_same_ids(run(ours, prompt(), assistant=SelfSpec(), **GREEDY).ids, stock)
+
+
+def test_what_is_saved_is_the_model(tmp_path: Path) -> None:
+    _, ours = loaded(tmp_path)
+    ours.save_pretrained(tmp_path / "again")
+    again = (tmp_path / "again" / "model.safetensors").read_bytes()
+    assert again == (tmp_path / "model.safetensors").read_bytes()
