@@ -1,6 +1,6 @@
 """Many prompts over one model: tokens a second, and how long a prompt waits for its answer.
 
-    python -m eval.bench_batch --model PATH --questions question.jsonl --limit 96
+    python -m eval bench_batch --model PATH --questions question.jsonl --limit 96
 
 Questions of Spec-Bench are answered greedily, all at once, over so many rows: by plain generate()
 in sorted batches ("stock"), by the same batches with drafts ("drafted"), and by rows that come and
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
@@ -37,7 +36,6 @@ from eval.options import (
     add_required_model,
     check_at_least,
     checked_knobs,
-    command,
 )
 from eval.report.table import Table
 from eval.runs.environment import told
@@ -56,7 +54,7 @@ _COLUMNS = {
 }
 
 
-def _run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Measures all ways, and prints a table and the JSON line."""
     knobs = checked_knobs(options)
     _check(options)
@@ -126,7 +124,7 @@ def _table(figures: dict[str, dict[str, Any]], many: Many) -> Table:
     return Table.of(title, _COLUMNS, rows, note)
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_required_model(parser)
     add_questions(parser, "the first N of those that are left")
@@ -137,9 +135,3 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--rounds", type=int, default=1, metavar="N", help="default: %(default)s")
     add("--methods", nargs="+", default=list(DEFAULTS), metavar="WAY", help="default: %(default)s")
     add_drafting(parser)
-
-
-main = command("bench_batch", __doc__, _add_options, _run)
-
-if __name__ == "__main__":
-    sys.exit(main())

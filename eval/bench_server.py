@@ -1,6 +1,6 @@
 """Servers under several clients at once: the same questions to each of them, over HTTP.
 
-    python -m eval.bench_server --model PATH --questions question.jsonl --clients 1 8
+    python -m eval bench_server --model PATH --questions question.jsonl --clients 1 8
 
 Starts `transformers serve` and `selfspec serve`, each in a process of its own. So many clients ask
 for greedy answers that are streamed; each takes the next question as soon as its answer is
@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import signal
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
@@ -37,7 +36,6 @@ from eval.options import (
     add_required_model,
     check_at_least,
     checked_knobs,
-    command,
 )
 from eval.report.table import Table
 from eval.runs.environment import told
@@ -75,7 +73,7 @@ _COLUMNS = {
 Rounds = dict[tuple[int, str], Round]  # By the number of clients and the server.
 
 
-def _run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Asks all servers, and prints a table and the JSON line."""
     knobs = checked_knobs(options)
     check_at_least(options, 1, "max_new_tokens", "clients")
@@ -174,7 +172,7 @@ def _table(rows: Sequence[dict[str, Any]], num_questions: int) -> Table:
     return Table.of(f"{num_questions} questions over HTTP", _COLUMNS, cells, note)
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_required_model(parser)
     add_questions(parser, "the first N of those that are left, for all rounds together")
@@ -196,9 +194,3 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="default: transformers and selfspec",
     )
     add_drafting(parser)
-
-
-main = command("bench_server", __doc__, _add_options, _run)
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,15 +1,15 @@
 """What drafting gains over stock, where a step's time goes, and how much there was to gain.
 
-    python -m eval.bench_step --model PATH --questions question.jsonl --dtype bfloat16
+    python -m eval bench_step --model PATH --questions question.jsonl --dtype bfloat16
 
 The measuring set of Spec-Bench, answered as by 'python -m eval run': all methods in turns, question
-by question in rotated order, after a warm-up. Printed are a line a question, a table by task, the
-share of each stage of a step, what a forward of each width costs, and the bound: what a drafter
-that is always right would reach at that cost. The last line is one JSON object.
+by question in rotated order, after a warm-up. Printed are a line a question, and the report: tables
+by task, the share of each stage of a step, what a forward of each width costs, and the bound: what
+a drafter that is always right would reach at that cost. The last line is one JSON object.
 
 The model runs as it is; with --shape, one of that size which computes the same runs in its place.
-The method forward-only runs selfspec's forward without drafts: the table's column "drafting alone"
-is over it, so that what drafting brings is told apart from a faster forward.
+The method forward-only runs selfspec's forward without drafts: the table's column "by drafts" is
+over it, so that what drafting brings is told apart from a faster forward.
 
 With --host-only, no model is timed: recorded answers are decoded again beside forwards that are
 taken to need 4, 8 and 20 ms, and printed is what the CPU does in a step meanwhile, by stage. --out
@@ -36,20 +36,18 @@ from eval.benches.prompts import EVERY, MAX_PROMPT_TOKENS, load_prompts
 from eval.errors import EvalError
 from eval.methods.names import FORWARD_ONLY, OURS, STOCK
 from eval.models.loading import load_asked, load_tokenizer
-from eval.options import add_methods, add_run_options, command, drafting_knobs
-from eval.report.rows import ROWS, Record
-from eval.report.statistics import OVERALL
-from eval.report.steps import bounds, curve_table, host_table, stages_table
-from eval.report.summary import summary, trust
-from eval.report.tables import steps_table
-from eval.runs.asked import Asked, Shard
+from eval.options import add_methods, add_run_options, drafting_knobs
+from eval.report.pages import markdown
+from eval.report.rows import ROWS
+from eval.report.steps import bounds, host_table
+from eval.report.summary import summary
+from eval.runs.asked import Asked
 from eval.runs.environment import versions
 from eval.runs.hosted import host_times
 from eval.runs.progress import RunProgress
 from eval.runs.recorded import RecordedText, read_texts, record, write_texts
-from eval.runs.run import run
+from eval.runs.run import measure
 from selfspec import SpecConfig, attach
-from selfspec.cost import CostCurve
 
 _BENCHES = {"questions": "spec-bench", "random": "random"}  # by kind of text
 _METHODS = (STOCK, "prompt-lookup", FORWARD_ONLY, OURS)
@@ -59,7 +57,7 @@ _FORWARD_MS = (4, 8, 20)
 _NUM_TEXTS = 8
 
 
-def _run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """The exit status: 1 where an answer failed."""
     options.bench = _BENCHES[options.text]
     if options.temperature is None:
@@ -74,17 +72,11 @@ def _measure(options: argparse.Namespace) -> int:
             f"(got {' '.join(options.methods)}); add it"
         )
     with _rows_file(options.output) as options.output:
-        answered = run(Asked.of(options), Shard(), options.output, RunProgress(sys.stdout))
-    assert answered is not None  # one process answers all
+        answered = measure(Asked.of(options), options.output, RunProgress(sys.stdout))
     figures = summary(answered)
-    max_nodes = SpecConfig.of(**figures["settings"]["knobs"]).max_nodes
-    tables = [steps_table(figures), stages_table(figures)]
-    if answered.curve is not None:
-        curve = CostCurve.from_dict(answered.curve)
-        tables.append(curve_table(curve, answered.curve["num_columns"], max_nodes))
-    print("\n\n".join(table.markdown() for table in tables if table is not None))
-    print(f"\n{trust(figures)}")
-    print(json.dumps(_told(figures, answered)))
+    print(markdown(figures))
+    bound = {width: each._asdict() for width, each in bounds(figures).items()}
+    print(json.dumps({"bench": "bench_step", **figures, "bound": bound}))
     return int(any(name not in figures["left_out"] for name in figures["errors"]))
 
 
@@ -146,53 +138,7 @@ def _rows_file(path: Path | None) -> Iterator[Path]:
         yield Path(folder) / ROWS
 
 
-def _told(figures: dict[str, Any], record: Record) -> dict[str, Any]:
-    settings, left_out = figures["settings"], figures["left_out"]
-    methods = {name: parts for name, parts in figures["methods"].items() if name not in left_out}
-    config = SpecConfig.of(**settings["knobs"])
-    return {
-        **figures["environment"],
-        **settings,
-        "bench": "bench_step",
-        "text": settings["bench"],
-        "max_nodes": config.max_nodes,
-        "budget": config.budget,
-        **methods.get(OURS, {}).get(OVERALL, {}),
-        "num_prompts": len({key[:2] for key in record.answers}),
-        "figures": methods,
-        "differs": {name: _differing(record, name) for name in methods if name != STOCK},
-        "left_out": left_out,
-        "stock_variation": figures["stock_variation"],
-        "errors": figures["errors"],
-        **_curve_json(record, config.max_nodes),
-    }
-
-
-def _differing(record: Record, method: str) -> list[dict[str, Any]]:
-    """The answers that are not stock's, and from which token on."""
-    return [
-        {"task": each.task, "questions": each.questions, "at": each.numbers.differs_at}
-        for each in record.answers.values()
-        if each.method == method and each.numbers and each.numbers.differs_at is not None
-    ]
-
-
-def _curve_json(record: Record, max_nodes: int) -> dict[str, Any]:
-    """T(width) in milliseconds, and the bounds; null where it could not be measured."""
-    if record.curve is None:
-        return {"curve": None, "bound": None}
-    curve = CostCurve.from_dict(record.curve)
-    times = {str(width): round(1000 * curve.seconds(width), 4) for width in curve.widths}
-    return {
-        "curve": {"context": record.curve["num_columns"], "ms": times},
-        "bound": {
-            str(width): {"speed_up": round(each.speed_up, 3), "width": each.width}
-            for width, each in bounds(curve, max_nodes).items()
-        },
-    }
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--text", choices=sorted(_BENCHES), default="questions", help="default: questions")
     add("--out", dest="output", type=Path, metavar="FILE", help="keep rows; go on with its own")
@@ -201,9 +147,3 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add_run_options(parser, limit="the first N questions")
     parser.set_defaults(in_order=True, every=EVERY, turns=1, max_prompt_tokens=MAX_PROMPT_TOKENS)
     parser.set_defaults(device="cpu", dtype="float32", threads=os.cpu_count(), temperature=None)
-
-
-main = command("bench_step", __doc__, _add_options, _run)
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """What streaming a model that is larger than memory costs, and what drafting gains there.
 
-    python -m eval.bench_streamed --model PATH --questions question.jsonl --max-memory 25% 50%
+    python -m eval bench_streamed --model PATH --questions question.jsonl --max-memory 25% 50%
 
 Questions of Spec-Bench are answered greedily within each budget of memory: by accelerate's disk
 offload, and by streamed weights alone, with prompt lookup, with selfspec, and with the draft model
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -34,7 +33,7 @@ from eval.methods.jobs import in_new_process
 from eval.methods.names import rotated
 from eval.methods.streamed_job import ACCELERATE, METHODS, SMALL, Job, Result
 from eval.models.loading import DTYPES, load_tokenizer
-from eval.options import add_drafting, add_questions, check_at_least, checked_knobs, command
+from eval.options import add_drafting, add_questions, check_at_least, checked_knobs
 from eval.report.table import Table
 from eval.runs.environment import told
 from selfspec.machine.memory import amount_in_bytes
@@ -63,7 +62,7 @@ class _Budget(NamedTuple):
     for_text: int
 
 
-def _run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Measures all budgets, and prints a table for each and the JSON line."""
     knobs = checked_knobs(options)
     unknown = set(options.methods or ()) - set(METHODS)
@@ -162,7 +161,7 @@ def _table(text: str, budget: int, found: dict[str, dict[str, Any]], num_texts: 
     return Table.of(f"Within {text}: {budget / 1e6:.0f} MB", _COLUMNS, rows, note)
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", required=True, help="a folder with safetensors files")
     add("--max-memory", nargs="+", default=["25%", "50%", "75%", "100%"], metavar="AMOUNT")
@@ -176,9 +175,3 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add_questions(parser, limit="the first N questions")
     add_drafting(parser)
     parser.set_defaults(every=EVERY, limit=3)
-
-
-main = command("bench_streamed", __doc__, _add_options, _run)
-
-if __name__ == "__main__":
-    sys.exit(main())

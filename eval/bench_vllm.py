@@ -1,6 +1,6 @@
 """Drafters inside vLLM: tokens per step of each on the same questions, greedily answered.
 
-    python -m eval.bench_vllm --model PATH --questions question.jsonl --at-once 1 8
+    python -m eval bench_vllm --model PATH --questions question.jsonl --at-once 1 8
 
 Each drafter answers all questions with an engine and a process of its own. "none" drafts nothing,
 and the others' texts are compared with its texts. "ngram" and "suffix" are vLLM's own; "suffix"
@@ -15,16 +15,14 @@ import argparse
 import json
 import multiprocessing
 import os
-import sys
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from time import perf_counter
 from typing import Any
 
 from eval.benches.prompts import EVERY, load_questions
-from eval.errors import EvalError
 from eval.models.loading import load_tokenizer
-from eval.options import add_questions, check_at_least, command
+from eval.options import add_questions, check_at_least
 from eval.report.statistics import OVERALL
 from eval.report.table import Table
 from eval.runs.environment import told
@@ -33,11 +31,9 @@ from selfspec.engines.vllm import config
 METHODS = ("none", "ngram", "suffix", "selfspec")
 
 
-def _run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Lets each method answer, for each number of rows, and prints a table."""
     check_at_least(options, 1, "at_once", "max_new_tokens", "tokens")
-    for name in options.methods:
-        arguments_of(name, options)  # A wrong name or option is refused before any work.
     questions = load_questions(options, load_tokenizer(options.model))
     tasks = [question.task for question, _ in questions]
     prompts = [input_ids[0].tolist() for _, input_ids in questions]
@@ -65,9 +61,7 @@ def arguments_of(name: str, options: Any) -> dict[str, Any]:
     if name == "ngram":
         shortest = {"prompt_lookup_min": options.ngram_min, "prompt_lookup_max": 5}
         return {"speculative_config": {**own, **shortest}}
-    if name == "suffix":
-        return {"speculative_config": own}
-    raise EvalError(f"--methods must be of {', '.join(METHODS)} (got {name})")
+    return {"speculative_config": own}
 
 
 def answered(name: str, prompts: list[list[int]], at_once: int, options: Any) -> dict[str, Any]:
@@ -137,12 +131,12 @@ def _table(found: list[dict[str, Any]], num_prompts: int) -> Table:
     return Table(title, ["rows", "drafter", *tasks, "seconds", "same text"], rows)
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     add_questions(parser, limit="the first N prompts")
     add = parser.add_argument
     add("--model", required=True, metavar="MODEL", help="folder or Hub id")
     add("--dtype", default="float32", help="default: %(default)s")
-    add("--methods", nargs="+", default=list(METHODS), metavar="NAME", help="default: all four")
+    add("--methods", nargs="+", choices=METHODS, default=METHODS, help="default: all four")
     add("--at-once", nargs="+", type=int, default=[1], metavar="N", help="rows; default: 1")
     add("--tokens", type=int, default=8, metavar="N", help="the longest draft; default: 8")
     shortest = "the shortest match of 'ngram'; default: 2"
@@ -151,9 +145,3 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--cache", metavar="CACHE", help="of 'selfspec': a cache or Hub id; default: none")
     add("--remember", metavar="FILE", help="of 'selfspec': keep in this file what is learned")
     parser.set_defaults(every=EVERY)
-
-
-main = command("bench_vllm", __doc__, _add_options, _run)
-
-if __name__ == "__main__":
-    sys.exit(main())

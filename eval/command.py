@@ -7,27 +7,75 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from eval import options as of
 from eval.errors import EvalError, exit_status
 from eval.methods.studies import named_study, variants_of
-from eval.options import check_at_least, parsed_knobs, parser
+from eval.options import check_at_least, parsed_knobs
 
 _INTERRUPTED = 130
+_EXTRA = ("jinja2", "matplotlib", "pandas")
+_WHAT = "Measures decoding methods on a model, a bench and a machine of yours."
+
+
+class Command(NamedTuple):
+    """What it does in a line, its options, and what runs it."""
+
+    line: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; what the user got wrong is one line and exit status 2."""
-    options = parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
     try:
-        return exit_status(lambda: int(_COMMANDS[options.command](options)))
+        return exit_status(lambda: _done(words))
     except KeyboardInterrupt:
         print("stopped: what is done is kept; the same command goes on", file=sys.stderr)
         return _INTERRUPTED
+
+
+def _done(words: Sequence[str]) -> int:
+    try:
+        options = _parser(words[0] if words else "").parse_args(words)
+        return _command(options.__dict__.pop("command")).run(options)
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRA:
+            raise
+        fix = "pip install 'selfspec[eval]'"
+        raise EvalError(f"{error.name!r} must be installed for this command: {fix}") from error
+
+
+def _parser(chosen: str) -> argparse.ArgumentParser:
+    """All commands by name, and the options of the one that was chosen."""
+    top = argparse.ArgumentParser(prog="python -m eval", description=_WHAT)
+    commands = top.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    lines = {**{name: each.line for name, each in COMMANDS.items()}, **MODULES}
+    for name, line in lines.items():
+        keeps_lines = argparse.RawDescriptionHelpFormatter
+        parser = commands.add_parser(name, help=line, formatter_class=keeps_lines)
+        if name == chosen:
+            _command(name).add_options(parser)
+    return top
+
+
+def _command(name: str) -> Command:
+    """A module's docstring is its help; it is imported here, and not before."""
+    if name in COMMANDS:
+        return COMMANDS[name]
+    module = import_module(f"eval.{name}")
+
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        parser.description = module.__doc__
+        module.add_options(parser)
+
+    return Command(MODULES[name], add_options, module.run)
 
 
 def _study(options: argparse.Namespace) -> int:
@@ -45,19 +93,14 @@ def _study(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from eval.report.pages import write_report
-    from eval.report.rows import shard_path
+    from eval.report.rows import ROWS
     from eval.report.summary import brief, summary
-    from eval.runs.asked import Asked, Shard
+    from eval.runs.asked import Asked
     from eval.runs.progress import RunProgress
-    from eval.runs.run import run
+    from eval.runs.run import measure
 
-    shard = Shard.from_environment(os.environ)
     asked = Asked.of(options)
-    rows = shard_path(asked.output, shard.rank, shard.num_shards)
-    record = run(asked, shard, rows, RunProgress(sys.stderr))
-    if record is None:
-        print(f"{shard} is done; the last one writes the report")
-        return 0
+    record = measure(asked, asked.output / ROWS, RunProgress(sys.stderr))
     print(write_report(asked.output, record))
     print(f"report: {asked.output / 'report.html'}")
     written = str(asked.output / "summary.json")
@@ -67,11 +110,13 @@ def _run(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     from eval.report.pages import write_pictures, write_report
+    from eval.report.pictures import pictures
+    from eval.report.summary import summary
 
     record = _record(options.folder)
     print(write_report(options.folder, record))
     if options.pictures is not None:
-        for path in write_pictures(options.pictures, record):
+        for path in write_pictures(options.pictures, pictures(summary(record), record)):
             print(f"picture: {path}")
     return 0
 
@@ -117,11 +162,28 @@ def _record(folder: Path) -> Any:
     return record
 
 
-_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "run": _run,
-    "study": _study,
-    "report": _report,
-    "compare": _compare,
-    "simulate": _simulate,
-    "fit": _fit,
+COMMANDS = {
+    "run": Command("answer a bench with several methods and write a report", of.add_run, _run),
+    "study": Command("make an experiment of the papers on a model", of.add_study, _study),
+    "report": Command("write a run's report anew from its rows", of.add_report, _report),
+    "compare": Command("two runs side by side, question by question", of.add_compare, _compare),
+    "simulate": Command("replay a run's texts with no model", of.add_simulate, _simulate),
+    "fit": Command("fit one tree shape to a model, after Ghidorah", of.add_fit, _fit),
+}
+MODULES = {  # Each has `add_options` and `run`.
+    "bench_step": "where the time of a step goes, and how much there was to gain",
+    "bench_batch": "many prompts over one model: tokens a second, and who waits how long",
+    "bench_server": "the same questions over HTTP, to several servers",
+    "bench_vllm": "tokens per step inside vLLM, with several drafters",
+    "bench_streamed": "a model of which only a part fits into memory",
+    "load_server": "whether a server stays right while clients come and go",
+    "tokens_per_step": "how many tokens a forward yields, by width and source",
+    "first_call": "how long the very first call takes",
+    "predict": "what right and wrong predictions of edits bring",
+    "kv_memory": "what the KV costs in memory",
+    "budgets": "the measured width beside fixed ones, on a simulated clock",
+    "hetero": "a layer or a model that two units share, after Ghidorah",
+    "edge_network": "an edge network, simulated",
+    "grow": "grow a small Llama into the shape of a big one",
+    "train_tiny": "train the embedded model",
 }

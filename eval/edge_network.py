@@ -1,6 +1,6 @@
 """The simulations of "Efficient LLM Inference over Heterogeneous Edge Networks …", figures 6 to 9.
 
-    python -m eval.edge_network --out edge.html --pictures FOLDER
+    python -m eval edge_network --out edge.html --pictures FOLDER
 
 Users send prompts to a small base station, which drafts for all of them, and a large one verifies.
 Nothing is run, and no model is needed: all times come from the paper's equations. Some of what they
@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 from eval.edge.network import ASSUMED, PAIRS, Network, new_users
 from eval.edge.schemes import DESCRIPTIONS, PLANNED, UNIFORM, serve
 from eval.errors import EvalError
-from eval.options import check_at_least, command
-from eval.report.charts import line_chart
-from eval.report.html import document, svg_file
+from eval.options import check_at_least
+from eval.report.pages import page, write_pictures
+from eval.report.pictures import Picture, lines
 from eval.report.table import Table
 from eval.runs.environment import told
 from selfspec.machine.user_files import replace_text
@@ -58,6 +58,16 @@ class Figure(NamedTuple):
                     line = lines.setdefault(f"{scheme}{other}", {})
                     line[value] = mean(draw[scheme].seconds for draw in draws)
         return lines
+
+    @property
+    def x_title(self) -> str:
+        return {
+            "acceptance": "chance that a draft is accepted",
+            "bandwidth_mhz": "bandwidth (MHz)",
+            "num_users": "users",
+            "input_tokens": "longest prompt (tokens)",
+            "output_tokens": "longest answer (tokens)",
+        }[self.field]
 
     def _changed(self, value: float) -> dict[str, Any]:
         if self.field.endswith("_tokens"):  # The longest; the shortest stays.
@@ -107,7 +117,7 @@ CLAIMS = (
 _CASES = {"weights are read": True, "weights cost nothing": False}
 
 
-def _run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Simulates all figures, and prints tables and the JSON line."""
     check_at_least(options, 1, "draws")
     if options.out and not options.out.parent.is_dir():
@@ -121,8 +131,7 @@ def _run(options: argparse.Namespace) -> int:
             found.setdefault(case, {})[figure.name] = figure.lines(base, seeds)
     tables = [_claims(found), _even_stages(seeds), _assumed()]
     print("\n\n".join(table.markdown() for table in tables))
-    drawn = {title: svg for case in found for title, svg in _drawn(case, found[case])}
-    _write(options, drawn, tables)
+    _write(options, [picture for case in found for picture in _drawn(case, found[case])], tables)
     print(json.dumps(told("edge_network", options, **_numbers(found))))
     return 0
 
@@ -178,27 +187,21 @@ def _assumed() -> Table:
     return Table("What is assumed", ["coefficient", "value"], rows)
 
 
-def _drawn(case: str, figures: dict[str, Lines]) -> Iterator[tuple[str, str]]:
+def _drawn(case: str, figures: dict[str, Lines]) -> Iterator[Picture]:
     for figure in FIGURES:
-        lines = figures[figure.name]
-        title = f"Figure {figure.name}, {case}"
-        colors = dict(zip(lines, _COLORS, strict=False))
-        x_title = figure.field.replace("_", " ")
-        yield title, line_chart(lines, colors, label=title, unit=" s", x_title=x_title)
+        found = figures[figure.name]
+        colors = dict(zip(found, _COLORS, strict=False))
+        y = "seconds per prompt, uploads and all"
+        yield lines(f"Figure {figure.name}, {case}", found, colors, x=figure.x_title, y=y)
 
 
-def _write(options: argparse.Namespace, drawn: dict[str, str], tables: Sequence[Table]) -> None:
+def _write(options: argparse.Namespace, drawn: Sequence[Picture], tables: Sequence[Table]) -> None:
     if options.out:
-        charts = [f"<h2>{title}</h2>{svg}" for title, svg in drawn.items()]
-        first, *others = [table.html() for table in tables]
-        body = "".join([first, *charts, *others])
-        replace_text(options.out, document("An edge network, simulated", body))
+        replace_text(options.out, page("An edge network, simulated", tables, drawn))
         print(f"\npage: {options.out}")
     if options.pictures:
-        options.pictures.mkdir(parents=True, exist_ok=True)
-        for title, svg in drawn.items():
-            name = title.lower().replace(" ", "-").replace(",", "")
-            replace_text(options.pictures / f"edge-{name}.svg", svg_file(svg))
+        named = [picture._replace(title=f"edge {picture.title}") for picture in drawn]
+        write_pictures(options.pictures, named)
         print(f"\npictures: {options.pictures}")
 
 
@@ -226,15 +229,9 @@ def _rounded(found: Any) -> Any:
     return round(found, 3)
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--seed", type=int, default=0, help="of the first draw of users; default: 0")
     add("--draws", type=int, default=5, metavar="N", help="of users, for the mean; default: 5")
     add("--out", type=Path, metavar="FILE.html", help="a page with the tables and pictures")
     add("--pictures", type=Path, metavar="FOLDER", help="each picture as an SVG file")
-
-
-main = command("edge_network", __doc__, _add_options, _run)
-
-if __name__ == "__main__":
-    sys.exit(main())

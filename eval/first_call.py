@@ -1,6 +1,6 @@
 """What a user waits for the very first answer: stock's, and selfspec's with an empty home.
 
-    python -m eval.first_call --model PATH --dtype bfloat16 --max-new-tokens 32 --rounds 5
+    python -m eval first_call --model PATH --dtype bfloat16 --max-new-tokens 32 --rounds 5
 
 Each call has a new process, and folders for home, caches and temporary files in which there is
 nothing. It loads the model and answers one short question greedily. Only the `generate()` call
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -24,7 +23,7 @@ from eval.benches.questions import Question
 from eval.methods.jobs import in_new_process
 from eval.methods.one_call import Job, Result
 from eval.models.loading import load_tokenizer
-from eval.options import add_drafting, check_at_least, checked_knobs, command
+from eval.options import add_drafting, check_at_least, checked_knobs
 from eval.report.table import Table
 from eval.runs.environment import told
 
@@ -46,7 +45,7 @@ _COLUMNS = {
 Results = dict[str, list[Result]]  # of each method, in the order of the rounds
 
 
-def _run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Measures all rounds, and prints a table and the JSON line."""
     check_at_least(options, 1, "rounds")
     knobs = checked_knobs(options)
@@ -127,7 +126,7 @@ def _notes(results: Results) -> list[str]:
     return notes
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", required=True, metavar="PATH", help="a model's folder")
     add("--dtype", default="auto", help="float32, bfloat16, float16; auto: the checkpoint's")
@@ -136,9 +135,3 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=int, metavar="N", help="of the CPU; default: torch's own number")
     add("--prompt", default=_PROMPT, help="what is asked; default: a question about cooking")
     add_drafting(parser)
-
-
-main = command("first_call", __doc__, _add_options, _run)
-
-if __name__ == "__main__":
-    sys.exit(main())

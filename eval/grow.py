@@ -1,7 +1,7 @@
 """Grow a small Llama into the shape of a big one, or disturb it, and save it.
 
-    python -m eval.grow --model PATH --shape 1b --out FOLDER
-    python -m eval.grow --model PATH --noise 0.05 --out FOLDER
+    python -m eval grow --model PATH --shape 1b --out FOLDER
+    python -m eval grow --model PATH --noise 0.05 --out FOLDER
 
 The grown model computes what the small one does, at the big one's cost; `eval.models.grown` says
 how. With --noise it writes another text instead, as a draft model of the same family does: each
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import sys
 from pathlib import Path
 
 import torch
@@ -23,12 +22,11 @@ from transformers import AutoConfig, AutoTokenizer, LlamaConfig, LlamaForCausalL
 from eval.models.grown import disturb, fit, grow, num_parameters
 from eval.models.loading import DTYPES
 from eval.models.shapes import SHAPES, GrowError, known, named_shape
-from eval.options import command
 
 _CHECK_PROMPT = "The quick brown fox jumps over the lazy dog, and then it stops to ask why."
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, metavar="PATH", help="folder of the small Llama")
     names = ", ".join(SHAPES)
     shape = f"{names}; 135m:49152: with so many tokens, 135m:full: with as many as its model has"
@@ -73,7 +71,7 @@ def _logit_difference(
     return (before - after.to(before.device)).abs().max().item(), before.abs().max().item()
 
 
-def _run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     path, out = Path(options.model), Path(options.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise GrowError(f"out must be a new or an empty folder (got {options.out!r})")
@@ -100,9 +98,3 @@ def _run(options: argparse.Namespace) -> int:
     print(f"parameters: {inner:,} and {grown.num_parameters() - inner:,} in embeddings")
     print(f"largest logit difference: {difference:.2g} of {largest:.3g}")
     return 0
-
-
-main = command("grow", __doc__, _add_options, _run)
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """A decoder layer, or a whole model, shared by two unequal units, after Ghidorah's HCMP.
 
-    python -m eval.hetero --columns 512 4096 --width 16 --out hetero.json
+    python -m eval hetero --columns 512 4096 --width 16 --out hetero.json
 
 Linear layers are split by columns between two units. Of attention, the first unit computes the
 part that all nodes see and the second one the tree, and both are joined by their log-sum-exp. The
@@ -13,17 +13,17 @@ all cores. All are run in turns; times are medians. No model is needed: weights 
 size of a layer of --shape. Each outcome is compared with that of plain masked attention and whole
 matrices.
 
-    python -m eval.hetero --attention --columns 512 4096 --width 16 64
+    python -m eval hetero --attention --columns 512 4096 --width 16 64
 
 times attention alone, on one unit: under one mask, in two parts, and with the tree as a naive
 sparse product, as in Ghidorah's figure 10(b).
 
-    python -m eval.hetero --model PATH --columns 256 --width 4 8 16 32 64
+    python -m eval hetero --model PATH --columns 256 --width 4 8 16 32 64
 
 times a whole Llama behind a text of so many tokens: on one unit, on two that are split by rows as
 Megatron-LM does it, and on two that are split by columns (figure 9).
 
-    python -m eval.hetero --boundary --columns 256 1024 4096 --width 64
+    python -m eval hetero --boundary --columns 256 1024 4096 --width 64
 
 times attention alone, on two units, with all of the text on the first one and with a boundary that
 was found by trying (figure 10(a)). The last line is one JSON object.
@@ -45,7 +45,7 @@ import torch
 from eval.errors import EvalError
 from eval.models.loading import load_model
 from eval.models.shapes import SHAPES, GrownShape, named_shape
-from eval.options import check_at_least, command
+from eval.options import check_at_least
 from eval.report.table import Table
 from eval.runs.environment import told
 from eval.units.attention import DTYPES, Case, attention_table, timed_attention
@@ -60,7 +60,7 @@ _Timed = Callable[[GrownShape, argparse.Namespace], Iterator[dict[str, Any]]]
 _OfSize = Callable[[GrownShape, Pair, int, int, int], Iterable[dict[str, Any]]]
 
 
-def _run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """The exit status: 1 where an outcome is wrong."""
     _check(options)
     torch.set_num_threads(1)
@@ -138,7 +138,7 @@ def _check(options: argparse.Namespace) -> None:
         raise EvalError(f"--out must be a file in a folder that exists (got {options.out})")
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--attention", action="store_true", help="time attention alone, on one unit")
     add("--boundary", action="store_true", help="time attention by the boundary of both units")
@@ -150,9 +150,3 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--load", type=int, default=1, metavar="N", help="processes on core two; default: 1")
     add("--rounds", type=int, default=15, metavar="N", help="default: 15")
     add("--out", type=Path, metavar="FILE.json", help="also write the JSON object there")
-
-
-main = command("hetero", __doc__, _add_options, _run)
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """What the KV costs in memory: stock's, and ours with its slots, at the same length of text.
 
-    python -m eval.kv_memory --model PATH --prompt-tokens 512 --new-tokens 128 --max-nodes 16 64
+    python -m eval kv_memory --model PATH --prompt-tokens 512 --new-tokens 128 --max-nodes 16 64
 
 Counts the storages that the KV cache's layers lie in, whatever a layer shows of them. `held` is the
 most that the layers held during any forward; `peak` the most that was alive at any moment, with
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -24,7 +23,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from eval.methods.storages import StorageLog
 from eval.models.loading import DTYPES, load_asked
-from eval.options import add_knob, add_model, command, parsed_knobs
+from eval.options import add_knob, add_model, parsed_knobs
 from eval.report.table import Table
 from eval.runs.environment import told, where
 from selfspec import SelfSpec, attach
@@ -76,7 +75,7 @@ class Comparison(NamedTuple):
         return _SLACK * self.stock.held + self.width * self.stock.column
 
 
-def _run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Compares every length with every width, and prints a table and the JSON line."""
     knobs = parsed_knobs(options.knob)
     model = load_asked(options)
@@ -199,7 +198,7 @@ def _told(each: Comparison) -> dict[str, Any]:
     }
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     add_model(parser)
     option("--dtype", choices=DTYPES, default="float32", help="default: float32")
@@ -209,9 +208,3 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     option("--max-nodes", **many, default=[16, 64], help="of the trees; default: 16 64")
     add_knob(parser)
     parser.set_defaults(device="cpu")
-
-
-main = command("kv_memory", __doc__, _add_options, _run)
-
-if __name__ == "__main__":
-    sys.exit(main())

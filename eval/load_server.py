@@ -1,6 +1,6 @@
 """A server under load: many clients that ask, stream, wait, and go away in the midst of an answer.
 
-    python -m eval.load_server --clients 50 --seconds 600
+    python -m eval load_server --clients 50 --seconds 600
 
 Starts `selfspec serve` with the embedded model, or with --model, in a process of its own. Each
 client asks over and over, sampled or greedily, streamed or not, and leaves every fourth answer. A
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import sys
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ import psutil
 import torch
 
 from eval.models.loading import load_model, load_tokenizer
-from eval.options import check_at_least, command
+from eval.options import check_at_least
 from eval.runs.environment import told
 from eval.runs.served import OURS, Served, serving
 
@@ -66,7 +65,7 @@ class Size(NamedTuple):
     num_files: int
 
 
-def _run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Loads a server, and prints what came of it."""
     check_at_least(options, 1, "clients", "seconds")
     asks = _asks(options.model)
@@ -167,7 +166,7 @@ def _most(sizes: Sequence[Size]) -> dict[str, float]:
     return {name: round(max(getattr(size, name) for size in sizes), 1) for name in Size._fields}
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     from selfspec.cli.shared.model_loading import TINY
 
     add = parser.add_argument
@@ -175,9 +174,3 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--clients", type=int, default=50, metavar="N", help="default: %(default)s")
     add("--seconds", type=float, default=60, metavar="S", help="default: %(default)s")
     add("--threads", type=int, metavar="N", help="of the server; default: torch's")
-
-
-main = command("load_server", __doc__, _add_options, _run)
-
-if __name__ == "__main__":
-    sys.exit(main())

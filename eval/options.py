@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.errors import EvalError, exit_status
+from eval.errors import EvalError
 from eval.methods.names import DESCRIPTIONS
 from eval.methods.studies import STUDIES
 
@@ -21,7 +21,6 @@ writes all that it measured to --output: rows.jsonl, summary.json, report.md and
 
   python -m eval run --bench code-stdlib --output out
   python -m eval run --model your/model --bench spec-bench --questions question.jsonl --output out
-  torchrun --nproc-per-node 4 -m eval run --device cuda --model your/model --bench mbpp --output out
 
 A run that was stopped goes on where it was when it is started again with the same options; a
 higher --limit makes it longer.
@@ -48,49 +47,6 @@ _FIT = """\
 Answers questions twice, counts how often the candidate at each depth and rank was right, and puts
 the tree with the most tokens a second on this machine into a new cache, for --knob budget=fitted.
 """
-# Texts keep their lines.
-_LINES: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter}
-
-
-def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="python -m eval")
-    top.description = "Measures decoding methods on a model, a bench and a machine of yours."
-    commands = top.add_subparsers(required=True, metavar="COMMAND")
-    _add_run(commands)
-    report = commands.add_parser("report", help="write a run's report anew from its rows")
-    report.add_argument("folder", type=Path, help="--output of a run")
-    pictures = "also write each picture to this folder, as an SVG file"
-    report.add_argument("--pictures", type=Path, metavar="FOLDER", help=pictures)
-    report.set_defaults(command="report")
-    compare = commands.add_parser("compare", help="two runs side by side, question by question")
-    compare.add_argument("a", type=Path, help="--output of a run")
-    compare.add_argument("b", type=Path, help="that of the other one")
-    compare.set_defaults(command="compare")
-    _add_simulate(commands)
-    _add_study(commands)
-    _add_fit(commands)
-    return top
-
-
-def command(
-    name: str,
-    description: str | None,
-    add_options: Callable[[argparse.ArgumentParser], None],
-    run: Callable[[argparse.Namespace], int],
-) -> Callable[..., int]:
-    """The `main` of a command of its own, whose description keeps its lines.
-
-    What the user got wrong is one line and exit status 2.
-    """
-
-    def main(argv: Sequence[str] | None = None) -> int:
-        program = f"python -m eval.{name}"
-        parser = argparse.ArgumentParser(prog=program, description=description, **_LINES)
-        add_options(parser)
-        options = parser.parse_args(argv)
-        return exit_status(lambda: run(options))
-
-    return main
 
 
 def check_at_least(options: Any, least: float, *names: str) -> None:
@@ -130,52 +86,57 @@ def parsed_knobs(knobs: Sequence[str]) -> dict[str, Any]:
     return parsed
 
 
-def _add_simulate(commands: Any) -> None:
-    short = "replay a run's texts through the sources, with no model"
-    simulate = commands.add_parser("simulate", help=short, description=_SIMULATE, **_LINES)
-    add = simulate.add_argument
+def add_report(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, help="--output of a run")
+    pictures = "also write each picture to this folder, as an SVG file"
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help=pictures)
+
+
+def add_compare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("a", type=Path, help="--output of a run")
+    parser.add_argument("b", type=Path, help="that of the other one")
+
+
+def add_simulate(parser: argparse.ArgumentParser) -> None:
+    parser.description = _SIMULATE
+    add = parser.add_argument
     add("folder", type=Path, help="--output of a run")
     add("--max-nodes", type=int, nargs="+", default=[8, 16, 32, 64], metavar="N")
     add("--cache", metavar="CACHE", help="start with this cache or Hub id")
-    add_knob(simulate)
+    add_knob(parser)
     add("--at-least", type=float, metavar="X", help="exit status 1 where any width yields less")
-    simulate.set_defaults(command="simulate")
 
 
-def _add_run(commands: Any) -> None:
-    short = "answer a bench with several methods and write a report"
-    names = _BENCHES + "\n".join(f"  {name:<16} {line}" for name, line in DESCRIPTIONS.items())
-    run = commands.add_parser("run", help=short, description=_RUN, epilog=names, **_LINES)
-    _add_bench(run)
-    add_methods(run)
-    add_run_options(run)
-    run.set_defaults(command="run")
+def add_run(parser: argparse.ArgumentParser) -> None:
+    parser.description = _RUN
+    methods = (f"  {name:<16} {line}" for name, line in DESCRIPTIONS.items())
+    parser.epilog = _BENCHES + "\n".join(methods)
+    _add_bench(parser)
+    add_methods(parser)
+    add_run_options(parser)
 
 
-def _add_study(commands: Any) -> None:
-    short = "make an experiment of the papers on a model of yours"
-    names = _STUDY + "\n".join(f"  {n:<9} {s.title} ({s.after})" for n, s in STUDIES.items())
-    study = commands.add_parser("study", help=short, description=names, **_LINES)
-    study.add_argument("name", help="one of those above")
+def add_study(parser: argparse.ArgumentParser) -> None:
+    names = (f"  {name:<9} {study.title} ({study.after})" for name, study in STUDIES.items())
+    parser.description = _STUDY + "\n".join(names)
+    parser.add_argument("name", help="one of those above")
     caches = "for 'starts': caches or Hub ids to compare"
-    study.add_argument("--caches", nargs="+", default=[], metavar="CACHE", help=caches)
-    _add_bench(study)
-    add_run_options(study)
-    study.set_defaults(command="study")
+    parser.add_argument("--caches", nargs="+", default=[], metavar="CACHE", help=caches)
+    _add_bench(parser)
+    add_run_options(parser)
 
 
-def _add_fit(commands: Any) -> None:
-    short = "fit one tree shape to a model and this machine, after Ghidorah"
-    fit = commands.add_parser("fit", help=short, description=_FIT, **_LINES)
-    add_model(fit)
-    add_questions(fit, "the first N prompts")
-    add = fit.add_argument
+def add_fit(parser: argparse.ArgumentParser) -> None:
+    parser.description = _FIT
+    add_model(parser)
+    add_questions(parser, "the first N prompts")
+    add = parser.add_argument
     add("--out", type=Path, required=True, metavar="CACHE", help="a new cache for the tree")
     add("--cache", metavar="CACHE", help="start with what this cache or Hub id holds")
     add("--width", type=int, metavar="N", help="keep this number of nodes; default: the fastest")
     add("--max-new-tokens", type=int, default=128, metavar="N", help="default: 128")
-    _add_precision(fit)
-    fit.set_defaults(command="fit", dtype="float32", device="cpu")
+    _add_precision(parser)
+    parser.set_defaults(dtype="float32", device="cpu")
 
 
 def _add_bench(command: Any) -> None:
@@ -227,7 +188,7 @@ def add_model(group: Any) -> None:
     """Which model, and where. Its dtype is up to the command."""
     add = group.add_argument
     add("--model", help="folder or Hub id; default: the embedded one, which writes Python code")
-    shape = "grow a small Llama to this shape first, such as 135m, or 135m:full: see eval.grow"
+    shape = "grow a small Llama to this shape first, such as 135m, or 135m:full: see 'eval grow'"
     add("--shape", help=shape)
     add("--device", default="auto", help="cpu, cuda, …; auto: a GPU if any; default: %(default)s")
 
@@ -291,7 +252,6 @@ def _add_decoding(group: Any) -> None:
     add("--seed", type=int, default=0, metavar="N", help="question number n gets seed N + n")
     rounds = "answer all so often, from the same state each time; default: %(default)s"
     add("--rounds", type=int, default=1, metavar="N", help=rounds)
-    add("--batch-size", type=int, default=1, metavar="N", help="questions answered together")
 
 
 def _add_state(group: Any) -> None:

@@ -1,6 +1,6 @@
 """What a prediction brings where a text is edited: tokens per step and speed.
 
-    python -m eval.predict --model PATH --dtype bfloat16 --classes 4
+    python -m eval predict --model PATH --dtype bfloat16 --classes 4
 
 Classes of Python's own library are edited: a name changes, a docstring is added, a method is
 deleted. The prompt holds the order and, but for --hide, the class; the prediction is the class
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -30,7 +29,7 @@ from eval.methods.method import Method, SelfSpecMethod
 from eval.methods.names import OURS, STOCK, rotated
 from eval.methods.registry import new_method
 from eval.models.loading import load_asked, load_tokenizer
-from eval.options import add_drafting, add_model, check_at_least, command, drafting_knobs
+from eval.options import add_drafting, add_model, check_at_least, drafting_knobs
 from eval.report.statistics import OVERALL
 from eval.report.table import Table
 from eval.runs.attempt import attempt
@@ -60,7 +59,7 @@ class Counted(NamedTuple):
 Counts = dict[str, dict[str, list[Counted]]]  # by method, then by kind of edit
 
 
-def _run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Measures all methods, and prints a table and the JSON line."""
     check_at_least(options, 1, "classes")
     edits = stdlib_edits(options.classes + 1)
@@ -165,7 +164,7 @@ def _table(found: dict[str, dict[str, dict[str, float]]]) -> Table:
     return Table.of("Edits", columns, rows, note)
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_model(parser)
     add("--dtype", default="float32", help="float32, bfloat16, float16; auto: the checkpoint's")
@@ -176,9 +175,3 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--hide", action="store_true", help="prompts without the class: only predictions know it")
     add_drafting(parser)
     parser.set_defaults(device="cpu")
-
-
-main = command("predict", __doc__, _add_options, _run)
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Tokens per step of drafting setups on the measuring set: acceptance, not speed.
 
-    python -m eval.tokens_per_step --model PATH --questions question.jsonl --max-nodes 8 16 32 64
+    python -m eval tokens_per_step --model PATH --questions question.jsonl --max-nodes 8 16 32 64
 
 One `SelfSpec` is kept over all questions and knows nothing at the first one, or what the cache
 of `--cache` does. With `--remember`, it knows what earlier runs with that file learned. The
@@ -8,7 +8,7 @@ figure is all tokens over all steps, with the mean number of queries in brackets
 among them; the last line is one JSON object. Trees take all the nodes that they may, unless --knob
 names another budget: it is widths that are compared.
 
-    python -m eval.tokens_per_step --model PATH --draft-model SMALL --rules --questions …
+    python -m eval tokens_per_step --model PATH --draft-model SMALL --rules --questions …
 
 compares rules for the tree of a draft model alone, after EdgeLLM: which node is next, and when
 drafting ends.
@@ -27,13 +27,13 @@ from eval.benches.prompts import EVERY, Prompts, load_questions
 from eval.errors import EvalError
 from eval.methods.method import SelfSpecMethod
 from eval.models.loading import load_asked, load_model, load_tokenizer
-from eval.options import add_knob, add_model, add_questions, command, parsed_knobs
+from eval.options import add_knob, add_model, add_questions, parsed_knobs
 from eval.runs.environment import told
 from eval.runs.rules import compared, rules_table
 from selfspec.config import SOURCE_NAMES
 
 
-def _run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Measures each width in turn and prints a table."""
     if options.remember is not None and len(options.max_nodes) > 1:
         raise EvalError(
@@ -114,32 +114,23 @@ def rounded(by_task: dict[str, selfspec.GenerationStats]) -> dict[str, list[floa
     }
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    add_options(parser)
-    parser.add_argument("--sources", nargs="*", default=list(SOURCE_NAMES))
-    remember = "start with what earlier runs kept in this file, and keep what this one learns"
-    parser.add_argument("--remember", metavar="FILE", help=remember)
-    parser.add_argument("--draft-model", metavar="NAME", help="folder or Hub id of a small model")
-    parser.add_argument("--rules", action="store_true", help="compare a draft model's rules")
-    cost = "of --rules: a forward of the draft model, in forwards of the model; default: 0.05"
-    parser.add_argument("--cost", type=float, default=0.05, metavar="SHARE", help=cost)
-    add_knob(parser)
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What is measured on, and how it is sampled."""
+    """What is measured on, how it is sampled, and what drafts."""
+    add = parser.add_argument
     add_model(parser)
     add_questions(parser, limit="the first N prompts")
-    parser.add_argument("--cache", default=None, help="cache or Hub id; default: cold")
-    parser.add_argument("--max-nodes", nargs="+", type=int, default=[8, 16, 32, 64])
-    parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy")
-    parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.set_defaults(every=EVERY, device="cpu", remember=None, draft_model=None)
-
-
-main = command("tokens_per_step", __doc__, _add_options, _run)
-
-if __name__ == "__main__":
-    sys.exit(main())
+    add("--cache", default=None, help="cache or Hub id; default: cold")
+    add("--max-nodes", nargs="+", type=int, default=[8, 16, 32, 64])
+    add("--temperature", type=float, default=0.0, help="0: greedy")
+    add("--max-new-tokens", type=int, default=128)
+    add("--dtype", default="float32")
+    add("--seed", type=int, default=0)
+    parser.set_defaults(every=EVERY, device="cpu")
+    add("--sources", nargs="*", default=list(SOURCE_NAMES))
+    remember = "start with what earlier runs kept in this file, and keep what this one learns"
+    add("--remember", metavar="FILE", help=remember)
+    add("--draft-model", metavar="NAME", help="folder or Hub id of a small model")
+    add("--rules", action="store_true", help="compare a draft model's rules")
+    cost = "of --rules: a forward of the draft model, in forwards of the model; default: 0.05"
+    add("--cost", type=float, default=0.05, metavar="SHARE", help=cost)
+    add_knob(parser)

@@ -16,7 +16,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 import selfspec
-from eval import hetero
+from eval.command import main
 from selfspec.compat.generation import KV, kv_of
 from selfspec.machine.cuda import CudaDevice
 from selfspec.records import DraftTree
@@ -127,7 +127,7 @@ def test_a_large_cache_is_taken_over_in_parts(name: str, monkeypatch: pytest.Mon
 
 def test_all_ways_of_attention_agree(capsys: pytest.CaptureFixture[str]) -> None:
     """The two parts come from another kernel in each precision."""
-    assert hetero.main(["--attention", "--units", "cuda", "--rounds", "1"]) == 0
+    assert main(["hetero", "--attention", "--units", "cuda", "--rounds", "1"]) == 0
     for row in json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]:
         assert row["difference"] < (1e-4 if row["dtype"] == "float32" else 0.03)
 
@@ -135,7 +135,7 @@ def test_all_ways_of_attention_agree(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_gpu_and_a_cpu_share_a_layer() -> None:
     """The exit status says whether an outcome is wrong."""
     options = ["--units", "cuda", "--shape", "135m", "--columns", "64", "--rounds", "1"]
-    assert hetero.main(options) == 0
+    assert main(["hetero", *options]) == 0
 
 
 def test_long_contexts() -> None:

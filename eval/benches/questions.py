@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.benches.entries import Entry, read_entries
+from pydantic import BaseModel
+
+from eval.benches.entries import Entry, Id, Text, Texts, read_entries
 from eval.errors import EvalError
 from selfspec.errors import unknown_name
 
-FIELDS = ("question_id", "category", "turns")
 # Spec-Bench files MT-Bench's eight categories under one task
 MT_CATEGORIES = frozenset(
     ["writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"]
@@ -33,31 +34,35 @@ class Question:
     plain: str | None = None
 
 
+class SpecBenchRow(BaseModel):
+    """Spec-Bench's own schema."""
+
+    question_id: Id
+    category: Text
+    turns: Texts
+
+    def question(self, number: int) -> Question:
+        task = "multi-turn" if self.category in MT_CATEGORIES else self.category
+        return Question(self.question_id, task, tuple(self.turns))
+
+
 def read_questions(path: Path) -> list[Question]:
     """Reads a `question.jsonl`; a malformed line is named by its number."""
-    entries = list(read_entries(path, FIELDS))
-    questions = [question_of(entry) for entry in entries]
-    check_ids(questions, [entry.where for entry in entries])
-    return questions
+    return questions_of(read_entries(path, SpecBenchRow))
 
 
-def question_of(entry: Entry) -> Question:
-    """A question from an object in Spec-Bench's schema."""
-    task = entry.text("category")
-    task = "multi-turn" if task in MT_CATEGORIES else task
-    return Question(entry.name("question_id"), task, entry.texts("turns"))
-
-
-def check_ids(questions: Sequence[Question], lines: Sequence[str]) -> None:
+def questions_of(entries: Iterable[Entry]) -> list[Question]:
     """Refuses an id that comes twice: results are filed by it."""
-    seen: dict[int | str, str] = {}
-    for question, line in zip(questions, lines, strict=True):
-        if question.id in seen:
+    found: dict[int | str, Question] = {}
+    for entry in entries:
+        question = entry.row.question(entry.number)
+        if question.id in found:
             raise EvalError(
-                f"{line}: 'question_id' must not come twice (got {question.id!r}, as in "
-                f"{seen[question.id]}); give each question its own"
+                f"{entry.where}: an id must not come twice (got {question.id!r}); give each "
+                "question its own"
             )
-        seen[question.id] = line
+        found[question.id] = question
+    return list(found.values())
 
 
 def every_nth(questions: Iterable[Question], *, offset: int, every: int) -> list[Question]:

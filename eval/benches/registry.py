@@ -16,19 +16,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from eval.benches.entries import Entry, read_entries
+from pydantic import AliasChoices, BaseModel, Field, model_validator
+
+from eval.benches.entries import Entry, Id, Text, Texts, entry, read_entries
 from eval.benches.questions import (
-    FIELDS,
     Question,
-    check_ids,
+    SpecBenchRow,
     every_nth,
     of_task,
-    question_of,
+    questions_of,
     ranks,
 )
 from eval.benches.random_text import random_questions
@@ -46,10 +48,9 @@ class Hub(NamedTuple):
 
 
 class Bench(NamedTuple):
-    """How the rows of a bench become questions, and where they are when no file is given."""
+    """What its rows are, each with a `question`, and where they are when no file is given."""
 
-    fields: tuple[str, ...]
-    question: Callable[[Entry], Question]
+    row: type[BaseModel]
     hub: Hub | None = None
 
 
@@ -83,7 +84,7 @@ def load_bench(name: str, path: Path | None = None) -> Loaded:
         raise EvalError(f"{message}; or name a FILE.jsonl of your own")
     _refuse_file(name, path)
     own = Path(name).expanduser()
-    return _loaded(own.name, _questions(own.name, _own_file(own.stem), own))
+    return _loaded(own.name, _questions(own.name, Bench(_own_row(own.stem)), own))
 
 
 def select(questions: Sequence[Question], asked: Slice) -> list[Question]:
@@ -107,22 +108,21 @@ def spread(questions: Sequence[Question], number: int | None) -> list[Question]:
 
 def _questions(name: str, bench: Bench, path: Path | None) -> list[Question]:
     if path is not None:
-        entries = list(read_entries(path, bench.fields))
+        entries: Iterable[Entry] = read_entries(path, bench.row)
     elif bench.hub is not None:
-        entries = list(_hub_entries(name, bench.hub, bench.fields))
+        entries = _hub_entries(name, bench.hub, bench.row)
     else:
         raise EvalError(
             f"bench {name!r} must have its file, which its repository keeps as "
             "data/spec_bench/question.jsonl (got --questions nothing); pass --questions PATH"
         )
-    questions = [bench.question(entry) for entry in entries]
+    questions = questions_of(entries)
     if not questions:
         raise EvalError(f"{path or name} must hold a question at least (got none)")
-    check_ids(questions, [entry.where for entry in entries])
     return questions
 
 
-def _hub_entries(name: str, hub: Hub, fields: tuple[str, ...]) -> Iterator[Entry]:
+def _hub_entries(name: str, hub: Hub, kind: type[BaseModel]) -> Iterator[Entry]:
     try:
         import datasets
     except ImportError as error:
@@ -138,7 +138,7 @@ def _hub_entries(name: str, hub: Hub, fields: tuple[str, ...]) -> Iterator[Entry
             "pass --questions with a local file of it"
         ) from error
     for number, row in enumerate(rows, start=1):
-        yield Entry(row, f"{hub.path} row {number}", fields)
+        yield entry(f"{hub.path} row", number, partial(kind.model_validate, row))
 
 
 def _refuse_file(name: str, path: Path | None) -> None:
@@ -151,57 +151,75 @@ def _loaded(name: str, questions: list[Question]) -> Loaded:
     return Loaded(name, questions, hashlib.sha256(text.encode()).hexdigest())
 
 
-def _mt_bench(entry: Entry) -> Question:
+class _MtBenchRow(BaseModel):
     """A line of FastChat's question.jsonl, or a row of the data set, which has other names."""
-    if "prompt" in entry.values:
-        name = entry.name("prompt_id")
-        return Question(name, entry.text("category"), entry.texts("prompt"))
-    return Question(entry.name("question_id"), entry.text("category"), entry.texts("turns"))
+
+    question_id: Id = Field(validation_alias=AliasChoices("question_id", "prompt_id"))
+    category: Text
+    turns: Texts = Field(validation_alias=AliasChoices("turns", "prompt"))
+
+    def question(self, number: int) -> Question:
+        return Question(self.question_id, self.category, tuple(self.turns))
 
 
-def _humaneval(entry: Entry) -> Question:
-    prompt = entry.text("prompt")
-    turn = f"Complete this Python function. Answer with the code alone.\n\n{prompt}"
-    return Question(entry.name("task_id"), "humaneval", (turn,), prompt)
+class _HumanEvalRow(BaseModel):
+    task_id: Id
+    prompt: Text
+
+    def question(self, number: int) -> Question:
+        turn = f"Complete this Python function. Answer with the code alone.\n\n{self.prompt}"
+        return Question(self.task_id, "humaneval", (turn,), self.prompt)
 
 
-def _gsm8k(entry: Entry) -> Question:
-    turn = entry.text("question")
-    name = int(entry.where.rsplit(" ", 1)[1])  # they have no ids of their own
-    return Question(name, "gsm8k", (turn,), f"Question: {turn}\nAnswer:")
+class _Gsm8kRow(BaseModel):
+    """Has no id of its own."""
+
+    text: Text = Field(validation_alias="question")
+
+    def question(self, number: int) -> Question:
+        return Question(number, "gsm8k", (self.text,), f"Question: {self.text}\nAnswer:")
 
 
-def _mbpp(entry: Entry) -> Question:
-    text = entry.text("text")
-    tests = "\n".join(entry.texts("test_list"))
-    turn = f"{text} Your code should pass these tests:\n\n{tests}"
-    return Question(entry.name("task_id"), "mbpp", (turn,), f'"""\n{turn}\n"""\n')
+class _MbppRow(BaseModel):
+    task_id: Id
+    text: Text
+    test_list: Texts
+
+    def question(self, number: int) -> Question:
+        tests = "\n".join(self.test_list)
+        turn = f"{self.text} Your code should pass these tests:\n\n{tests}"
+        return Question(self.task_id, "mbpp", (turn,), f'"""\n{turn}\n"""\n')
 
 
-def _own_file(stem: str) -> Bench:
+def _own_row(stem: str) -> type[BaseModel]:
     """Spec-Bench's schema with what can be left out left out."""
 
-    def question(entry: Entry) -> Question:
-        name = entry.name("question_id", int(entry.where.rsplit(" ", 1)[1]))
-        only_prompt = "prompt" in entry.values and "turns" not in entry.values
-        turns = (entry.text("prompt"),) if only_prompt else entry.texts("turns")
-        return Question(name, entry.text("category", stem), turns)
+    class OwnRow(BaseModel):
+        question_id: Id | None = None
+        category: Text = stem
+        turns: Texts | None = None
+        prompt: Text | None = None
 
-    return Bench(("turns",), question)
+        @model_validator(mode="after")
+        def _has_text(self) -> Any:
+            if self.turns is None and self.prompt is None:
+                raise ValueError("there must be 'turns' or a 'prompt'")
+            return self
+
+        def question(self, number: int) -> Question:
+            turns = self.turns or [str(self.prompt)]
+            name = number if self.question_id is None else self.question_id
+            return Question(name, self.category, tuple(turns))
+
+    return OwnRow
 
 
 BENCHES: dict[str, Bench] = {
-    "spec-bench": Bench(FIELDS, question_of),
-    "mt-bench": Bench(FIELDS, _mt_bench, Hub("HuggingFaceH4/mt_bench_prompts", None, "train")),
-    "humaneval": Bench(
-        ("task_id", "prompt"), _humaneval, Hub("openai/openai_humaneval", None, "test")
-    ),
-    "gsm8k": Bench(("question",), _gsm8k, Hub("openai/gsm8k", "main", "test")),
-    "mbpp": Bench(
-        ("task_id", "text", "test_list"),
-        _mbpp,
-        Hub("google-research-datasets/mbpp", "full", "test"),
-    ),
+    "spec-bench": Bench(SpecBenchRow),
+    "mt-bench": Bench(_MtBenchRow, Hub("HuggingFaceH4/mt_bench_prompts", None, "train")),
+    "humaneval": Bench(_HumanEvalRow, Hub("openai/openai_humaneval", None, "test")),
+    "gsm8k": Bench(_Gsm8kRow, Hub("openai/gsm8k", "main", "test")),
+    "mbpp": Bench(_MbppRow, Hub("google-research-datasets/mbpp", "full", "test")),
 }
 _MADE_HERE: dict[str, Callable[[], list[Question]]] = {
     "code-stdlib": stdlib_questions,

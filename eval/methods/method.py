@@ -18,6 +18,8 @@ from eval.errors import EvalError
 from selfspec import GenerationStats, SelfSpec, SpecConfig
 from selfspec.compat.generation import KV
 
+_NUM_PADS = 8  # In front of a prompt that stands beside a longer one.
+
 
 class MethodError(EvalError):
     """There is no method of that name, or what it needs was not given."""
@@ -103,6 +105,24 @@ class StaticMethod(Method):
         return f"transformers does not compile {type(model).__name__} on {model.device.type}"
 
 
+class PaddedMethod(Method):
+    """Stock, with each prompt left-padded beside a longer one: what its own rounding changes."""
+
+    def answer(self, model: Any, ids: torch.Tensor, **asked: Any) -> torch.Tensor:
+        """Of one prompt (1, L)."""
+        if len(ids) > 1:
+            raise ValueError(f"{self.name} answers one prompt at a time (got {len(ids)})")
+        pad, num_pads = model.generation_config.pad_token_id or 0, min(_NUM_PADS, ids.shape[1])
+        short = torch.cat([torch.full_like(ids[:, :num_pads], pad), ids], dim=1)
+        pair = torch.cat([short, torch.cat([ids[:, :num_pads], ids], dim=1)])
+        mask = torch.ones_like(pair)
+        mask[0, :num_pads] = 0
+        self.arguments = {"pad_token_id": pad}
+        row = super().answer(model, pair, **{**asked, "attention_mask": mask})[0, num_pads:]
+        new_ids = to_end(row[ids.shape[1] :].tolist(), end_ids(model))
+        return row[None, : ids.shape[1] + len(new_ids)]
+
+
 class Float32Method(Method):
     """Stock on a float32 copy of the model, which is faster on some CPUs."""
 
@@ -157,6 +177,17 @@ class SelfSpecMethod(Method):
     def forget(self) -> None:
         """Back to the loaded cache or to nothing; what forwards cost here stays known."""
         self.spec.forget()
+
+
+def end_ids(model: Any) -> frozenset[int]:
+    end = model.generation_config.eos_token_id
+    return frozenset(end if isinstance(end, list) else [] if end is None else [end])
+
+
+def to_end(ids: list[int], ends: frozenset[int]) -> list[int]:
+    """What pads a row of a batch behind its end is no part of its text."""
+    lengths = (length for length, token in enumerate(ids, start=1) if token in ends)
+    return ids[: next(lengths, len(ids))]
 
 
 def sampling(temperature: float) -> dict[str, Any]:

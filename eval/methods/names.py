@@ -17,6 +17,7 @@ OURS = "selfspec"
 DESCRIPTIONS = {
     STOCK: "generate() of transformers as it is",
     "stock-float32": "the same on a float32 copy of the model",
+    "stock-padded": "the same, each prompt beside a longer one: what its own rounding changes",
     "stock-static": "the same with a static KV cache, compiled",
     "prompt-lookup": "transformers' own drafts from the prompt",
     "assisted": "transformers' own drafts from --assistant-model",

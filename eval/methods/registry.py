@@ -13,6 +13,7 @@ from eval.methods.method import (
     Maker,
     Method,
     MethodError,
+    PaddedMethod,
     Resources,
     SelfSpecMethod,
     StaticMethod,
@@ -43,6 +44,7 @@ def _forward_only(resources: Resources) -> Method:
 METHODS: dict[str, Maker] = {
     STOCK: lambda _: Method(STOCK),
     "stock-float32": lambda _: Float32Method("stock-float32"),
+    "stock-padded": lambda _: PaddedMethod("stock-padded"),
     "stock-static": lambda _: StaticMethod("stock-static", {"cache_implementation": "static"}),
     "prompt-lookup": lambda _: Method(
         "prompt-lookup", {"prompt_lookup_num_tokens": _LOOKUP_TOKENS}

@@ -9,29 +9,18 @@ different     anything else; under sampling every other token is
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 MAX_ULPS = 4
 
-LogitsAt = Callable[[int], torch.Tensor]  # (V,): those from which the new token of an index came
-
-
-class Parting(NamedTuple):
-    """Where a text leaves stock's, and how far apart the two tokens were there.
-
-    The gap is infinite where one text ends and the other does not: no rounding does that.
-    """
-
-    at: int  # the number of the new token, from 0
-    gap: float  # in logits; 0 is a tie
-    ulps: float  # of the likelier token's logit
-
 
 class Verdict(NamedTuple):
-    """`differs_at` is the first other token, counted from 0 behind the prompt."""
+    """`differs_at` is the first other token, counted from 0 behind the prompt; `gap_ulps` says how
+    far apart stock's logits put the two, and is None where one text ends: no rounding does that.
+    """
 
     same: str
     differs_at: int | None = None
@@ -39,31 +28,18 @@ class Verdict(NamedTuple):
 
 
 def compare(
-    model: Any,
-    prompts: Sequence[Sequence[int]],
-    stock: Sequence[Sequence[int]],
-    other: Sequence[Sequence[int]],
-    *,
-    greedy: bool,
+    model: Any, prompt: Sequence[int], stock: Sequence[int], other: Sequence[int], *, greedy: bool
 ) -> Verdict:
-    """The verdict on new ids, of a batch the worst; costs a forward for each row that differs."""
-    pairs = zip(prompts, stock, other, strict=True)
-    verdicts = [_verdict(model, *row, greedy=greedy) for row in pairs]
-    return max(verdicts, key=lambda verdict: _BADNESS.index(verdict.same))
-
-
-def parting(
-    stock: Sequence[int], other: Sequence[int], logits_at: LogitsAt, dtype: torch.dtype
-) -> Parting | None:
-    """Where new ids leave stock's; None: nowhere. Asks for the logits of that index alone."""
+    """The verdict on new ids; costs a forward over the common tokens where they differ."""
     at = first_difference(stock, other)
     if at is None:
-        return None
-    if at == min(len(stock), len(other)):
-        return Parting(at, math.inf, math.inf)
-    pair = logits_at(at)[[stock[at], other[at]]].float()
-    gap = float((pair[0] - pair[1]).abs())
-    return Parting(at, gap, gap / ulp(float(pair.abs().max()), dtype))
+        return Verdict("identical")
+    if not greedy or at == min(len(stock), len(other)):
+        return Verdict("different", at)
+    logits = _last_logits(model, [*prompt, *stock[:at]])
+    pair = logits[[stock[at], other[at]]].float()
+    ulps = float((pair[0] - pair[1]).abs()) / ulp(float(pair.abs().max()), model.dtype)
+    return Verdict("near-tie" if ulps <= MAX_ULPS else "different", at, round(ulps, 2))
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
@@ -79,25 +55,6 @@ def ulp(value: float, dtype: torch.dtype) -> float:
     """The step from a number of this size to the next one."""
     info = torch.finfo(dtype)
     return 2.0 ** math.floor(math.log2(max(abs(value), info.tiny))) * info.eps
-
-
-_BADNESS = ("identical", "near-tie", "different")
-
-
-def _verdict(
-    model: Any, prompt: Sequence[int], stock: Sequence[int], other: Sequence[int], *, greedy: bool
-) -> Verdict:
-    """The logits come from one forward over the prompt and the common tokens."""
-    if not greedy:
-        index = first_difference(stock, other)
-        return Verdict("identical") if index is None else Verdict("different", index)
-    found = parting(
-        stock, other, lambda at: _last_logits(model, [*prompt, *stock[:at]]), model.dtype
-    )
-    if found is None:
-        return Verdict("identical")
-    same = "near-tie" if found.ulps <= MAX_ULPS else "different"
-    return Verdict(same, found.at, None if math.isinf(found.ulps) else round(found.ulps, 2))
 
 
 @torch.no_grad()

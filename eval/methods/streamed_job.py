@@ -1,9 +1,9 @@
 """A process of its own that answers questions with one method, within a budget of memory.
 
-    echo '{"model": PATH, "method": "streamed", ...}' | python -m eval.methods.streamed_job
+    echo '{"model": PATH, "method": "streamed", ...}' | python -m eval methods.streamed_job
 
 Reads a job as JSON from its standard input and prints a result as one line of JSON, for
-`eval.bench_streamed`. What the process takes is sampled meanwhile: its own memory beyond what it
+`eval bench_streamed`. What the process takes is sampled meanwhile: its own memory beyond what it
 had before the model, and the model's files in the page cache. Each sample then drops them from the
 page cache, which on a machine that is too small for the model would not hold them either.
 """
@@ -108,24 +108,27 @@ def _load(job: Job, small: Any, stack: ExitStack) -> Any:
 
 
 def _answer(job: Job, model: Any, method: Method, memory: _Memory) -> Result:
-    if isinstance(method, SelfSpecMethod):
-        method.spec.ability(model)  # is tried out once, and not part of an answer
-    before, seconds, texts = _read(model), 0.0, []
-    with _counted_forwards(model) as num_forwards:
+    seconds, texts = 0.0, []
+    with _counted_forwards(model) as all_forwards:
+        if isinstance(method, SelfSpecMethod):
+            # Is tried out once, with the hook that counts, and is not part of an answer.
+            method.spec.ability(model)
+        before, tried = _read(model), all_forwards()
         for prompt in job.prompts:
             ids = torch.tensor([prompt])
             answer = timed(model, lambda ids=ids: _one(method, model, ids, job.max_new_tokens))
             seconds += answer.seconds - answer.prefill_seconds
             texts.append(answer.output[0, -num_new_tokens(answer.output, ids) :].tolist())
     read = [now - then for now, then in zip(_read(model), before, strict=True)]
-    num_steps = num_forwards() - len(job.prompts)
+    num_forwards = all_forwards() - tried
+    num_steps = num_forwards - len(job.prompts)
     return Result(
         texts=texts,
         seconds=seconds,
         num_steps=num_steps,
         num_nodes=_num_nodes(method, num_steps),
         bytes_read=int(read[0]),
-        num_forwards=num_forwards(),
+        num_forwards=num_forwards,
         seconds_read=read[1],
         seconds_waited=read[2],
         peak_bytes=memory.peak[0],

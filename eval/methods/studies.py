@@ -144,6 +144,21 @@ STUDIES: dict[str, Study] = {
             "alone, as in the paper": Variant("self-draft", {}),
         },
     ),
+    "sources": Study(
+        "what each source is worth: alone, and left out",
+        "Self-Draft, figure 8, for all of ours",
+        {
+            "stock": _STOCK,
+            "all": _fixed(),
+            **{name: _fixed(sources=[name]) for name in SOURCE_NAMES},
+            **{
+                f"no {name}": _fixed(sources=[each for each in SOURCE_NAMES if each != name])
+                for name in SOURCE_NAMES
+            },
+            "branches": _fixed(num_branches=6),
+            "longest match, else LUT": Variant("switch", {}),
+        },
+    ),
     "memories": Study(
         "what context and corpus are worth; pass --cache, or there is no corpus",
         "Self-Draft, figure 8",

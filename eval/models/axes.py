@@ -1,6 +1,6 @@
 """Where the weights of a small Llama lie inside a grown one.
 
-Knows indices alone: what is written there, and what lies around it, is up to `eval.grow`.
+Knows indices alone: what is written there, and what lies around it, is up to `eval grow`.
 """
 
 from typing import NamedTuple

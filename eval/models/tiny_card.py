@@ -59,7 +59,7 @@ def command(options: dict[str, object]) -> str:
     """The run's command line, the names of its folders left open.
 
     >>> command({"out": "a", "steps": 3, "minutes": None, "seq_len": 8, "compile": True})
-    'python -m eval.train_tiny --out FOLDER --steps 3 --seq-len 8 --compile'
+    'python -m eval train_tiny --out FOLDER --steps 3 --seq-len 8 --compile'
     """
     given = {name: value for name, value in options.items() if value not in (None, False)}
     given |= {name: "FOLDER" for name in ("out", "sources") if name in given}
@@ -67,4 +67,4 @@ def command(options: dict[str, object]) -> str:
         f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
         for name, value in given.items()
     ]
-    return " ".join(["python -m eval.train_tiny", *words])
+    return " ".join(["python -m eval train_tiny", *words])

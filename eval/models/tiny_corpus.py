@@ -97,14 +97,6 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
     return tokenizer
 
 
-def load_tokenizer(path: Path, texts: Iterable[str]) -> Tokenizer:
-    """The tokenizer that a killed run left at `path`, else a new one, left there for the next."""
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        train_tokenizer(texts).save(str(path))
-    return Tokenizer.from_file(str(path))
-
-
 def pack(tokenizer: Tokenizer, texts: Sequence[str]) -> np.ndarray:
     """One row of ids, each text closed by eos; 2 bytes a token."""
     eos_id = tokenizer.token_to_id(EOS)
@@ -112,12 +104,12 @@ def pack(tokenizer: Tokenizer, texts: Sequence[str]) -> np.ndarray:
     return np.concatenate([np.array(row, dtype=np.uint16) for row in rows])
 
 
-def build_corpus(folder: Path, tokenizer_path: Path, *, seed: int) -> tuple[Corpus, Tokenizer]:
+def build_corpus(folder: Path, *, seed: int) -> tuple[Corpus, Tokenizer]:
     """Read, split and pack the sources; the tokenizer sees the training files only."""
     train_paths, validation_paths = split_sources(list_sources(folder), seed=seed)
     train = [read_source(path) for path in train_paths]
     validation = [read_source(path) for path in validation_paths]
-    tokenizer = load_tokenizer(tokenizer_path, train)
+    tokenizer = train_tokenizer(train)
     ids = pack(tokenizer, train), pack(tokenizer, validation)
     return Corpus(*ids, num_files=len(train), num_validation_files=len(validation)), tokenizer
 
@@ -125,8 +117,7 @@ def build_corpus(folder: Path, tokenizer_path: Path, *, seed: int) -> tuple[Corp
 def windows(ids: np.ndarray, *, first: int, count: int, length: int) -> np.ndarray:
     """Windows number `first` to `first + count` of an endless walk over `ids`.
 
-    Steps of the golden ratio spread the starts evenly over `ids` at any count, so there is no
-    order to keep and a resumed run goes on where it was.
+    Steps of the golden ratio spread the starts evenly over `ids` at any count.
     """
     _check_length(ids, length)
     spread = (first + np.arange(count)) * GOLDEN % 1.0

@@ -6,7 +6,6 @@ Knows tensors and transformers' configs; neither files nor the command line.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -81,19 +80,6 @@ class MasterAdamW:
         for group in self.inner.param_groups:
             group["lr"] = self.lr * factor
         self.inner.step()
-        self.round_weights()
-
-    @torch.no_grad()
-    def round_weights(self) -> None:
-        for master, weight in zip(self.masters, self.weights, strict=True):
-            weight.copy_(master)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"masters": self.masters, "inner": self.inner.state_dict()}
-
-    @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for master, kept in zip(self.masters, state["masters"], strict=True):
-            master.copy_(kept)
-        self.inner.load_state_dict(state["inner"])
-        self.round_weights()
+        with torch.no_grad():
+            for master, weight in zip(self.masters, self.weights, strict=True):
+                weight.copy_(master)

@@ -1,11 +1,9 @@
-"""The training of the embedded model: budget, steps, checkpoints, and the folder at the end."""
+"""The training of the embedded model: budget, steps, and the folder at the end."""
 
 from __future__ import annotations
 
 import math
-import os
 import platform
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -18,7 +16,6 @@ import torch
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
-from eval.errors import EvalError
 from eval.models import tiny_card
 from eval.models.tiny_corpus import Corpus, all_windows, windows
 from eval.models.tiny_model import MAX_POSITIONS, MasterAdamW, wrap_tokenizer
@@ -39,26 +36,15 @@ class Options:
     batch_tokens: int = 2048
     seq_len: int = 512
     long_every: int = 8
-    save_every: int = 250
+    validate_every: int = 250
     threads: int | None = None
     device: str = "cpu"
     compile: bool = False
 
-    @property
-    def checkpoint(self) -> Path:
-        """The folder that holds what a killed run needs to go on."""
-        return self.out / "checkpoint"
-
-    @property
-    def fixed(self) -> dict[str, object]:
-        """What a resumed run must have as it was, in plain values."""
-        names = ("seed", "lr", "batch_tokens", "seq_len", "long_every", "steps", "minutes")
-        return {"sources": str(self.sources)} | {name: getattr(self, name) for name in names}
-
 
 @dataclass
 class Ledger:
-    """What the run has spent and how its last steps went; kept in the checkpoint."""
+    """What the run has spent, and how its last steps went."""
 
     step: int = 0
     tokens: int = 0
@@ -126,32 +112,6 @@ class Trainer:
         sums = [self.loss(self.model, part).item() * len(part) for part in parts]
         return sum(sums) / len(rows)
 
-    def save(self) -> None:
-        """Write the checkpoint whole or not at all."""
-        folder = self.options.checkpoint
-        state = {
-            "options": self.options.fixed,
-            "optimizer": self.optimizer.state_dict(),
-            "ledger": asdict(self.ledger),
-        }
-        torch.save(state, folder / "partial.pt")
-        os.replace(folder / "partial.pt", folder / "state.pt")
-
-    def resume(self) -> None:
-        """Go on from the checkpoint, where there is one."""
-        path = self.options.checkpoint / "state.pt"
-        if not path.exists():
-            return
-        state = torch.load(path, map_location=self.options.device, weights_only=True)
-        if state["options"] != self.options.fixed:
-            raise EvalError(
-                f"the options must be those of the killed run, {state['options']} "
-                f"(got {self.options.fixed}); give those, or delete {path.parent}"
-            )
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.ledger = Ledger(**state["ledger"])
-        print(f"resumed at step {self.ledger.step}", flush=True)
-
 
 def report(trainer: Trainer, spent: float) -> None:
     ledger = trainer.ledger
@@ -164,7 +124,7 @@ def report(trainer: Trainer, spent: float) -> None:
 
 
 def train(trainer: Trainer) -> None:
-    """Step until the budget is spent; checkpoints and quick validations count as time spent."""
+    """Step until the budget is spent; quick validations count as time spent."""
     ledger, mark = trainer.ledger, time.monotonic()
     while (spent := progress(trainer.options, ledger)) < 1:
         trainer.step()
@@ -172,9 +132,8 @@ def train(trainer: Trainer) -> None:
         ledger.seconds, mark = ledger.seconds + now - mark, now
         if ledger.step % 20 == 0:
             report(trainer, spent)
-        if ledger.step % trainer.options.save_every == 0:
+        if ledger.step % trainer.options.validate_every == 0:
             print(f"step {ledger.step}  validation {trainer.validate(16384):.3f}", flush=True)
-            trainer.save()
 
 
 def card(trainer: Trainer, validation_loss: float) -> str:
@@ -203,10 +162,9 @@ def card(trainer: Trainer, validation_loss: float) -> str:
 
 
 def write_folder(trainer: Trainer, tokenizer: Tokenizer) -> None:
-    """Weights, configs, tokenizer and card; the checkpoint has done its work."""
+    """Weights, configs, tokenizer and card."""
     out, validation_loss = trainer.options.out, trainer.validate()
     trainer.model.save_pretrained(out)
     wrap_tokenizer(tokenizer).save_pretrained(out)
     (out / "README.md").write_text(card(trainer, validation_loss), encoding="utf-8")
-    shutil.rmtree(trainer.options.checkpoint)
     print(f"wrote {out.name}: validation {validation_loss:.3f}", flush=True)

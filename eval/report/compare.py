@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from eval.errors import EvalError
-from eval.report.rows import Answer, Record
-from eval.report.speed_up import costs, ratios
-from eval.report.statistics import OVERALL, figures
-from eval.report.table import Table
+import pandas as pd
 
-_NONE = "–"
+from eval.errors import EvalError
+from eval.report.rows import Record, frame_of
+from eval.report.statistics import OVERALL, costs, figures, ratios
+from eval.report.table import NONE, Table
 
 
 def compared(a: Record, b: Record) -> str:
@@ -50,55 +49,46 @@ def _table(a: Record, b: Record) -> Table:
     both = [key for key in a.answers if key in b.answers]
     if not both:
         raise EvalError("two runs must share a question and a method to be compared (got none)")
-    left, right = ([record.answers[key] for key in both] for record in (a, b))
-    tasks = [*dict.fromkeys(answer.task for answer in left), OVERALL]
-    methods = dict.fromkeys(answer.method for answer in left)
-    head = [
-        "method",
-        "task",
-        "questions",
-        "tokens per step",
-        "speed-up",
-        "B is faster",
-        "quartiles",
-    ]
+    left, right = (frame_of(record.answers[key] for key in both) for record in (a, b))
     rows = [
-        _row(name, task, _of(left, task), _of(right, task)) for name in methods for task in tasks
+        _row(name, task, _of(left, task), _of(right, task))
+        for name in left.method.unique()
+        for task in [*left.task.unique(), OVERALL]
     ]
+    head = ["method", "task", "questions", "tokens per step", "speed-up"]
     note = (
         "A / B where there are two. B is faster: A's seconds over B's for texts of A's length, "
         "of all questions together, then of single ones; same: equal texts of all answers."
     )
-    return Table("A and B", [*head, "same"], rows, note)
+    return Table("A and B", [*head, "B is faster", "quartiles", "same"], rows, note)
 
 
-def _of(answers: Sequence[Answer], task: str) -> list[Answer]:
-    return [answer for answer in answers if task in (OVERALL, answer.task)]
+def _of(answers: pd.DataFrame, task: str) -> pd.DataFrame:
+    return answers if task == OVERALL else answers[answers.task == task]
 
 
-def _row(name: str, task: str, a: Sequence[Answer], b: Sequence[Answer]) -> list[str]:
+def _row(name: str, task: str, a: pd.DataFrame, b: pd.DataFrame) -> list[str]:
     both = [figures(answers, name) for answers in (a, b)]
     faster = ratios(costs(a, name), costs(b, name))
     return [
         name,
         task,
-        str(faster.num_questions) if faster else "0",
-        _pair([each.tokens_per_step for each in both]),
-        _pair([each.speed_up.total if each.speed_up else None for each in both], "x"),
-        f"{faster.total:.2f}x" if faster else _NONE,
-        f"{faster.spread.q1:.2f} to {faster.spread.q3:.2f}" if faster else _NONE,
+        str(faster["num_questions"]) if faster else "0",
+        _pair([each["tokens_per_step"] for each in both]),
+        _pair([each["speed_up"] and each["speed_up"]["total"] for each in both], "x"),
+        f"{faster['total']:.2f}x" if faster else NONE,
+        f"{faster['q1']:.2f} to {faster['q3']:.2f}" if faster else NONE,
         _same_texts(name, a, b),
     ]
 
 
 def _pair(values: Sequence[float | None], unit: str = "") -> str:
-    return " / ".join(_NONE if value is None else f"{value:.2f}{unit}" for value in values)
+    return " / ".join(NONE if value is None else f"{value:.2f}{unit}" for value in values)
 
 
-def _same_texts(name: str, a: Sequence[Answer], b: Sequence[Answer]) -> str:
-    pairs = [
-        (left.numbers.output_sha256, right.numbers.output_sha256)
-        for left, right in zip(a, b, strict=True)
-        if left.method == name and left.numbers is not None and right.numbers is not None
-    ]
-    return f"{sum(left == right for left, right in pairs)} of {len(pairs)}"
+def _same_texts(name: str, a: pd.DataFrame, b: pd.DataFrame) -> str:
+    left, right = (
+        each[each.method == name].output_sha256.reset_index(drop=True) for each in (a, b)
+    )
+    given = left.notna() & right.notna()
+    return f"{(left == right)[given].sum()} of {given.sum()}"

@@ -2,84 +2,84 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Iterable, Mapping
-from html import escape
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.errors import EvalError
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
 from eval.methods.names import DESCRIPTIONS
 from eval.methods.studies import STUDIES
-from eval.report.html import document, svg_file
-from eval.report.pictures import pictures
+from eval.report.pictures import Picture, pictures
 from eval.report.rows import Record
 from eval.report.statistics import OVERALL
+from eval.report.steps import curve_table, stages_table
 from eval.report.summary import summary, trust
 from eval.report.table import Table
-from eval.report.tables import details_table, methods_table, tasks_table, verdict, winners
+from eval.report.tables import methods_table, steps_table, tasks_table, verdict, winners
 from selfspec.machine.user_files import replace_text
 
 Summary = Mapping[str, Any]
+
+
+_TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
+)
 
 
 def write_report(folder: Path, record: Record) -> str:
     """Writes the three files; returns the Markdown."""
     figures = summary(record)
     text = markdown(figures)
-    files = {
-        "summary.json": json.dumps(figures, indent=1) + "\n",
-        "report.md": text,
-        "report.html": page(figures, record),
-    }
-    for name, content in files.items():
-        try:
-            replace_text(folder / name, content)
-        except OSError as error:
-            raise EvalError(
-                f"{folder / name} must be writable ({error.strerror}); the rows are all there: "
-                f"make room, and 'python -m eval report {folder}' writes it"
-            ) from error
+    replace_text(folder / "summary.json", json.dumps(figures, indent=1) + "\n")
+    replace_text(folder / "report.md", text)
+    replace_text(folder / "report.html", report_page(figures, pictures(figures, record)))
     return text
 
 
-def write_pictures(folder: Path, record: Record) -> list[Path]:
-    """Writes each picture of the report as an SVG file; returns the files."""
+def write_pictures(folder: Path, drawn: Iterable[Picture]) -> list[Path]:
+    """Writes each picture as an SVG file; returns the files."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for picture in pictures(summary(record), record):
-        path = folder / f"{picture.title.lower().replace(' ', '-')}.svg"
-        replace_text(path, svg_file(picture.svg))
+    for picture in drawn:
+        path = folder / f"{picture.title.lower().replace(',', '').replace(' ', '-')}.svg"
+        replace_text(path, picture.svg)
         written.append(path)
     return written
 
 
+def page(
+    title: str,
+    tables: Sequence[Table],
+    pictures: Sequence[Picture],
+    *,
+    lead: str = "",
+    lists: Mapping[str, Sequence[str]] | None = None,
+    about: Mapping[str, str] | None = None,
+) -> str:
+    """HTML that needs nothing but itself."""
+    shown = {"title": title, "tables": tables, "pictures": pictures, "lead": lead}
+    template = _TEMPLATES.get_template("page.html.jinja")
+    return template.render(**shown, lists=lists or {}, about=about or {})
+
+
 def markdown(figures: Summary) -> str:
     """What the run was, its tables, and where others were better."""
-    about = [f"- {name}: {value}" for name, value in _about(figures).items()]
+    about = "\n".join(f"- {name}: {value}" for name, value in _about(figures).items())
     tables = [table.markdown() for table in _tables(figures)]
-    lists = [_section(title, lines) for title, lines in _lists(figures).items()]
-    head = [f"# {_title(figures)}", verdict(figures), "\n".join(about)]
-    parts = [*head, *tables, *itertools.chain(*lists)]
-    return "\n\n".join(parts) + "\n"
+    lists = [
+        "\n".join([f"## {title}", "", *(f"- {line}" for line in lines)])
+        for title, lines in _lists(figures).items()
+        if lines
+    ]
+    return "\n\n".join([f"# {_title(figures)}", verdict(figures), about, *tables, *lists]) + "\n"
 
 
-def page(figures: Summary, record: Record) -> str:
+def report_page(figures: Summary, drawn: Sequence[Picture]) -> str:
     """The same with pictures, as HTML."""
-    about = "".join(
-        f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>"
-        for name, value in _about(figures).items()
-    )
-    drawn = "".join(
-        f"<h2>{escape(picture.title)}</h2>{picture.svg}<p class='note'>{escape(picture.note)}</p>"
-        for picture in pictures(figures, record)
-    )
-    first, *others = (table.html() for table in _tables(figures))
-    lists = "".join(_html_list(title, lines) for title, lines in _lists(figures).items())
-    told = f"<p class='verdict'>{escape(verdict(figures))}</p>"
-    body = f"{told}{first}{drawn}{''.join(others)}{lists}<h2>The run</h2><dl>{about}</dl>"
-    return document(_title(figures), body)
+    more = {"lead": verdict(figures), "lists": _lists(figures), "about": _about(figures)}
+    return page(_title(figures), _tables(figures), drawn, **more)
 
 
 def _title(figures: Summary) -> str:
@@ -93,17 +93,16 @@ def _about(figures: Summary) -> dict[str, str]:
     settings, where = figures["settings"], figures["environment"]
     sampled = "greedy" if settings["temperature"] == 0 else f"T = {settings['temperature']}"
     knobs = ", ".join(f"{name} = {value}" for name, value in settings["knobs"].items())
-    shards = f", {figures['num_shards']} processes at once" * (figures["num_shards"] > 1)
     commit = (where["git_commit"] or "no clone")[:10] + ", changed" * where["git_dirty"]
     study = STUDIES.get(settings.get("study"))
     return {
         **({"study": f"{study.title} (after {study.after})"} if study else {}),
-        "decoding": f"{sampled}, {settings['max_new_tokens']} new tokens at most, batches of "
-        f"{settings['batch_size']}, seed {settings['seed']}",
+        "decoding": f"{sampled}, {settings['max_new_tokens']} new tokens at most, "
+        f"seed {settings['seed']}",
         "state": f"{settings['state']} at the first question; what is learned is kept",
         "knobs": knobs or "defaults",
         "machine": f"{where['machine']}, {settings['dtype']}, {where['attention']}, "
-        f"{where['threads']} threads{shards}",
+        f"{where['threads']} threads",
         "versions": f"selfspec {where['selfspec']} ({commit}), torch {where['torch']}, "
         f"transformers {where['transformers']}, Python {where['python']}",
         "times": trust(figures),
@@ -118,12 +117,15 @@ def _num_answers(figures: Summary) -> int:
 
 
 def _tables(figures: Summary) -> list[Table]:
-    return [
+    tables = [
         methods_table(figures),
-        details_table(figures),
         tasks_table(figures, "Speed-up by task", "speed_up"),
         tasks_table(figures, "Tokens per step by task (queries)", "tokens_per_step"),
+        steps_table(figures),
+        stages_table(figures),
+        curve_table(figures),
     ]
+    return [table for table in tables if table is not None]
 
 
 def _lists(figures: Summary) -> dict[str, list[str]]:
@@ -152,13 +154,3 @@ def _methods(settings: Mapping[str, Any]) -> list[str]:
         line = DESCRIPTIONS.get(variant["method"], variant["method"])
         lines.append(f"{name}: {line}{knobs}{cache}")
     return lines
-
-
-def _section(title: str, lines: Iterable[str]) -> list[str]:
-    items = [f"- {line}" for line in lines]
-    return ["\n".join([f"## {title}", "", *items])] if items else []
-
-
-def _html_list(title: str, lines: Iterable[str]) -> str:
-    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
-    return f"<h2>{escape(title)}</h2><ul>{items}</ul>" if items else ""

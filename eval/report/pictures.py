@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import Any, NamedTuple
 
+import matplotlib as mpl
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
 from eval.methods.names import STOCK
-from eval.report.charts import Bar, Point, grouped_bars, line_chart, points_chart, stacked_bars
-from eval.report.rows import Answer, Numbers, Record
+from eval.report.rows import Record
 from eval.report.statistics import OVERALL, pooled
-from eval.report.svg import Colors
 from selfspec.cost import CostCurve
 
 _METHOD_COLORS = {
@@ -44,9 +48,20 @@ _STAGE_COLORS = {
     "decoding": "#b6bcc4",
     "rest": "#d4d8dd",
 }
-_MOST_ACCEPTED = 12  # longer ones are one
+_MOST_ACCEPTED = 12  # Steps that accept more are counted with these.
+_STYLE = {  # Names are drawn as shapes, so that every viewer shows them alike.
+    "svg.fonttype": "path",
+    "svg.hashsalt": "selfspec",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": "#e7eaee",
+    "legend.frameon": False,
+}
 
 Summary = Mapping[str, Any]
+Colors = Mapping[str, str]
 
 
 class Picture(NamedTuple):
@@ -54,15 +69,48 @@ class Picture(NamedTuple):
 
     title: str
     svg: str
-    note: str
+    note: str = ""
+
+
+def drawn(
+    title: str, draw: Callable[[Axes], Any], *, x: str, y: str, note: str = "", height: float = 3.8
+) -> Picture:
+    """A picture with its title, its axes' names with units, and the names of what it shows."""
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(9, height), layout="constrained")
+        axes = figure.subplots()
+        draw(axes)
+        axes.set(title=title, xlabel=x, ylabel=y)
+        if axes.get_legend_handles_labels()[1]:
+            axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    svg = file.getvalue()
+    return Picture(title, svg[svg.index("<svg") :], note)
+
+
+def lines(
+    title: str, found: Mapping[str, Mapping[float, float]], colors: Colors, **axes: str
+) -> Picture:
+    """A line with its points for each name, from 0 up."""
+
+    def draw(on: Axes) -> None:
+        for name, points in found.items():
+            on.plot(
+                *zip(*sorted(points.items()), strict=True), "o-", ms=4, label=name, c=colors[name]
+            )
+        on.set_ylim(bottom=0)
+        if all(float(x).is_integer() for points in found.values() for x in points):
+            on.xaxis.get_major_locator().set_params(integer=True)
+
+    return drawn(title, draw, **axes)
 
 
 def pictures(summary: Summary, record: Record) -> list[Picture]:
     """Those that there is something to draw for."""
-    answers = list(record.answers.values())
-    names = list(summary["methods"])
+    answers, names = record.frame, list(summary["methods"])
     colors = method_colors(names)  # a method has one in all pictures
-    drawers = [
+    found = [
         _speed_ups(summary, colors),
         _widths_and_tokens(summary, colors),
         _accepted(answers, colors),
@@ -71,77 +119,97 @@ def pictures(summary: Summary, record: Record) -> list[Picture]:
         _stages(answers, names),
         _sources(answers, colors),
     ]
-    return [picture for picture in drawers if picture is not None]
+    return [picture for picture in found if picture is not None]
 
 
-def method_colors(names: Sequence[str]) -> dict[str, str]:
+def method_colors(names: Iterable[str]) -> dict[str, str]:
     """The same colour for a method in every report; others take what is left."""
     known = {name: _METHOD_COLORS[name] for name in names if name in _METHOD_COLORS}
     more = cycle(color for color in _MORE_COLORS if color not in known.values())
     return {name: known.get(name) or next(more) for name in names}
 
 
-def _only(colors: Colors, names: Iterable[str]) -> Colors:
-    """For a legend of those that are drawn, in the order of all."""
-    drawn = set(names)
-    return {name: color for name, color in colors.items() if name in drawn}
+def _bars(on: Axes, frame: pd.DataFrame, colors: Colors, **more: Any) -> None:
+    """A group of bars for each row, one a column."""
+    shown = [colors[name] for name in frame.columns]
+    frame.plot.bar(ax=on, color=shown, width=0.8, rot=0, legend=False, **more)
+    on.grid(visible=False, axis="x")
+    if sum(map(len, frame.index)) > 60:
+        on.tick_params(axis="x", rotation=25)
 
 
 def _speed_ups(summary: Summary, colors: Colors) -> Picture | None:
-    groups: dict[str, dict[str, Bar]] = {}
-    for name, parts in summary["methods"].items():
-        for task, figures in parts.items():
-            if figures["speed_up"] is not None:
-                bar = Bar(*(figures["speed_up"][key] for key in ("total", "low", "high")))
-                groups.setdefault(task, {})[name] = bar
-    if not groups:
+    found = {
+        name: {task: each["speed_up"] for task, each in parts.items() if each["speed_up"]}
+        for name, parts in summary["methods"].items()
+    }
+    found = {name: parts for name, parts in found.items() if parts}
+    if not found:
         return None
-    drawn = [name for series in groups.values() for name in series]
-    label = "Speed-up over stock by task"
-    svg = grouped_bars(groups, _only(colors, drawn), label=label, unit="x", base=1.0)
-    note = "All tokens of a task together; the thin line is where 95 % of resamplings put it."
-    return Picture(label, svg, note)
+    tables = {
+        end: pd.DataFrame({n: {t: s[end] for t, s in parts.items()} for n, parts in found.items()})
+        for end in ("total", "low", "high")
+    }
+    total = tables["total"]
+    errors = [
+        [(total[name] - tables["low"][name]).clip(0), (tables["high"][name] - total[name]).clip(0)]
+        for name in total
+    ]
+
+    def draw(on: Axes) -> None:
+        _bars(on, total, colors, yerr=errors, error_kw={"elinewidth": 1})
+        on.axhline(1, color="#57606a", lw=1, label="stock")
+
+    note = (
+        "Stock's seconds over the method's, all tokens of a task together; the thin line is where "
+        "95 % of resamplings put it."
+    )
+    y = "speed-up over stock (times)"
+    return drawn("Speed-up over stock by task", draw, x="task", y=y, note=note)
 
 
 def _widths_and_tokens(summary: Summary, colors: Colors) -> Picture | None:
-    points = []
+    points: dict[str, list[tuple[float, float, bool]]] = {}
     for name, parts in summary["methods"].items():
         for task, figures in parts.items():
-            nodes = 1.0 if name == STOCK else figures["queries_per_step"]
-            if nodes is not None and figures["tokens_per_step"] is not None:
-                is_main = task == OVERALL
-                points.append(Point(nodes, figures["tokens_per_step"], name, task, is_main))
-    if len({point.series for point in points}) < 2:
+            width = 1.0 if name == STOCK else figures["queries_per_step"]
+            if width is not None and figures["tokens_per_step"] is not None:
+                point = width, figures["tokens_per_step"], task == OVERALL
+                points.setdefault(name, []).append(point)
+    if len(points) < 2:
         return None
-    label = "Tokens per step against the width of a step"
-    axes = {"x_title": "queries a step: nodes, and what branches ask", "y_title": "tokens per step"}
+
+    def draw(on: Axes) -> None:
+        for name, places in points.items():
+            for x, y, is_main in places:
+                size, label = (70, name) if is_main else (12, None)
+                on.scatter(x, y, s=size, color=colors[name], label=label)
+        on.set(xlim=(0, None), ylim=(0, None))
+
     note = (
         "A large dot is a method over all questions, a small one a task. Stock's own drafters "
         "don't say how wide their forwards are."
     )
-    return Picture(label, points_chart(points, colors, label=label, **axes), note)
+    x = "queries per step (nodes, and what branches ask)"
+    title = "Tokens per step against the width of a step"
+    return drawn(title, draw, x=x, y="tokens per step", note=note)
 
 
-def _accepted(answers: Sequence[Answer], colors: Colors) -> Picture | None:
-    lines = {}
-    for name in colors:
-        lengths = pooled(answers, name, "accepted_lengths")
-        if lengths:
-            lines[name] = _shares(lengths)
-    if not lines:
+def _accepted(answers: pd.DataFrame, colors: Colors) -> Picture | None:
+    lengths = {name: pooled(answers, name, "accepted_lengths") for name in colors}
+    found = {name: _shares(counts) for name, counts in lengths.items() if counts}
+    if not found:
         return None
-    label = "Drafts accepted in a step"
-    is_cut = any(_MOST_ACCEPTED in line for line in lines.values())
-    more = f" ({_MOST_ACCEPTED}: that many or more)" if is_cut else ""
-    axes = {"unit": " %", "x_title": f"drafts accepted{more}"}
-    note = "Share of the steps. 0 is a step that gained nothing over plain decoding."
-    return Picture(label, line_chart(lines, _only(colors, lines), label=label, **axes), note)
+    is_cut = any(_MOST_ACCEPTED in line for line in found.values())
+    more = f"; {_MOST_ACCEPTED}: that many or more" if is_cut else ""
+    note = "0 is a step that gained nothing over plain decoding."
+    axes = {"x": f"drafts accepted (tokens{more})", "y": "share of the steps (%)", "note": note}
+    return lines("Drafts accepted in a step", found, colors, **axes)
 
 
 def _shares(lengths: Mapping[int, int]) -> dict[float, float]:
     """Per cent of the steps, from 0 to the longest, what is longer than fits in the last one."""
-    longest = min(max(lengths), _MOST_ACCEPTED)
-    counts: dict[float, float] = dict.fromkeys(range(longest + 1), 0.0)
+    counts: dict[float, float] = dict.fromkeys(range(min(max(lengths), _MOST_ACCEPTED) + 1), 0.0)
     for length, count in lengths.items():
         counts[min(length, _MOST_ACCEPTED)] += 100 * count / sum(lengths.values())
     return counts
@@ -152,33 +220,33 @@ def _cost(summary: Summary) -> Picture | None:
         return None
     curve = CostCurve.from_dict(summary["curve"])
     points: dict[float, float] = {width: curve.relative(width) for width in curve.widths}
-    label = "What a forward costs by its width"
     note = (
-        f"In plain steps, on this machine, behind {summary['curve']['num_columns']} tokens. A "
-        f"plain step takes {1000 * curve.seconds(1):.3g} ms. A width pays where it brings more "
-        "tokens than this."
+        f"On this machine, behind {summary['curve']['num_columns']} tokens. A plain step takes "
+        f"{1000 * curve.seconds(1):.3g} ms. A width pays where it brings more tokens than this."
     )
-    axes = {"unit": "", "x_title": "queries of the forward"}
-    colors = {"cost": _METHOD_COLORS["selfspec"]}
-    return Picture(label, line_chart({"cost": points}, colors, label=label, **axes), note)
+    axes = {"x": "queries of the forward", "y": "time (plain steps)", "note": note}
+    colors = {"a forward": _METHOD_COLORS["selfspec"]}
+    return lines("What a forward costs by its width", {"a forward": points}, colors, **axes)
 
 
-def _widths(answers: Sequence[Answer], colors: Colors) -> Picture | None:
+def _widths(answers: pd.DataFrame, colors: Colors) -> Picture | None:
     found = {name: pooled(answers, name, "widths") for name in colors}
-    drawn = {name: widths for name, widths in found.items() if widths}
-    if not drawn:
+    found = {name: widths for name, widths in found.items() if widths}
+    if not found:
         return None
-    widest = max(max(widths) for widths in drawn.values())
-    groups = {
-        _bin_name(low, high): {
-            name: Bar(100 * sum(n for w, n in widths.items() if low <= w <= high) / widths.total())
-            for name, widths in drawn.items()
-        }
-        for low, high in _bins(widest)
-    }
-    label = "The widths that were chosen"
-    svg = grouped_bars(groups, _only(colors, drawn), label=label, unit=" %", base=0.0)
-    return Picture(label, svg, "Share of the steps by the nodes of their trees, the root included.")
+    bins = _bins(max(max(widths) for widths in found.values()))
+    frame = pd.DataFrame(
+        {
+            name: [
+                100 * sum(n for w, n in widths.items() if low <= w <= high) / widths.total()
+                for low, high in bins
+            ]
+            for name, widths in found.items()
+        },
+        index=[str(high) if low == high else f"{low} to {high}" for low, high in bins],
+    )
+    axes = {"x": "nodes of the tree, the root included", "y": "share of the steps (%)"}
+    return drawn("The widths that were chosen", lambda on: _bars(on, frame, colors), **axes)
 
 
 def _bins(widest: int) -> list[tuple[int, int]]:
@@ -187,60 +255,55 @@ def _bins(widest: int) -> list[tuple[int, int]]:
     return [(low + 1, high) for low, high in zip([0, *ends], ends, strict=False)]
 
 
-def _bin_name(low: int, high: int) -> str:
-    return str(high) if low == high else f"{low} to {high}"
-
-
-def _stages(answers: Sequence[Answer], names: Sequence[str]) -> Picture | None:
-    rows = {}
+def _stages(answers: pd.DataFrame, names: Sequence[str]) -> Picture | None:
+    found = {}
     for name in names:
-        given = [a.numbers for a in answers if a.method == name and a.numbers is not None]
-        tokens = sum(numbers.num_new_tokens for numbers in given)
-        if tokens:
-            seconds = _by_stage(given)
-            rows[name] = {stage: 1000 * spent / tokens for stage, spent in seconds.items()}
-    if not rows:
+        given = answers[(answers.method == name) & answers.seconds.notna()]
+        if tokens := given.num_new_tokens.sum():
+            found[name] = {stage: 1000 * s / tokens for stage, s in _by_stage(given).items()}
+    if not found:
         return None
-    used = sorted({stage for parts in rows.values() for stage in parts}, key=_place)
-    taken = {_STAGE_COLORS.get(stage) for stage in used}
-    more = cycle(color for color in _MORE_COLORS if color not in taken)
-    colors = {stage: _STAGE_COLORS.get(stage) or next(more) for stage in used}
-    label = "Where the time goes"
-    svg = stacked_bars(rows, colors, label=label, x_title="ms for each new token")
+    frame = pd.DataFrame(found).T.fillna(0)
+    known = [stage for stage in _STAGE_COLORS if stage in frame]
+    frame = frame[[*known, *(stage for stage in frame if stage not in known)]]
+    more = cycle(c for c in _MORE_COLORS if c not in {_STAGE_COLORS[stage] for stage in known})
+    colors = [_STAGE_COLORS.get(stage) or next(more) for stage in frame]
+
+    def draw(on: Axes) -> None:
+        frame.plot.barh(ax=on, stacked=True, color=colors, width=0.7, legend=False)
+        for row, total in enumerate(frame.sum(axis=1)):
+            on.text(total, row, f" {total:.3g}", va="center")
+        on.invert_yaxis()
+        on.grid(visible=False, axis="y")
+        on.set_xlim(right=1.12 * frame.sum(axis=1).max())
+
     note = (
         "The prompt's forward is in it. Stock's own methods don't tell the stages of decoding "
         "apart. On a GPU a forward is waited for where its result is first read."
     )
-    return Picture(label, svg, note)
+    axes = {"x": "milliseconds per new token", "y": "method", "note": note}
+    return drawn("Where the time goes", draw, **axes, height=1.6 + 0.35 * max(len(frame), 6))
 
 
-def _by_stage(given: Sequence[Numbers]) -> dict[str, float]:
+def _by_stage(given: pd.DataFrame) -> Counter[str]:
     """Seconds of each stage, and what is left of the whole calls."""
     stages: Counter[str] = Counter()
-    for numbers in given:
-        stages.update(numbers.stage_seconds or {"prefill": numbers.prefill_seconds})
-    left = sum(numbers.seconds for numbers in given) - sum(stages.values())
-    stages["rest" if len(stages) > 1 else "decoding"] += max(left, 0)  # type: ignore[assignment]
-    return {stage: stages[stage] for stage in sorted(stages, key=_place)}
+    for spent, prefill in zip(given.stage_seconds, given.prefill_seconds, strict=True):
+        stages.update(spent or {"prefill": prefill})
+    left = given.seconds.sum() - sum(stages.values())
+    stages["rest" if len(stages) > 1 else "decoding"] += max(left, 0)
+    return stages
 
 
-def _place(stage: str) -> int:
-    """In the order of the colours, and what has none behind."""
-    order = list(_STAGE_COLORS)
-    return order.index(stage) if stage in order else len(order)
-
-
-def _sources(answers: Sequence[Answer], colors: Colors) -> Picture | None:
-    groups: dict[str, dict[str, Bar]] = {}
+def _sources(answers: pd.DataFrame, colors: Colors) -> Picture | None:
+    found = {}
     for name in colors:
-        accepted = pooled(answers, name, "accepted_by_source")
         steps = sum(pooled(answers, name, "accepted_lengths").values())
-        for source, count in sorted(accepted.items()):
-            groups.setdefault(source, {})[name] = Bar(count / max(steps, 1))
-    if not groups:
+        if accepted := pooled(answers, name, "accepted_by_source"):
+            found[name] = {source: n / max(steps, 1) for source, n in sorted(accepted.items())}
+    if not found:
         return None
-    drawn = [name for series in groups.values() for name in series]
-    label = "Where accepted tokens came from"
-    svg = grouped_bars(groups, _only(colors, drawn), label=label, unit="", base=0.0)
-    note = "Accepted drafts a step that each source named; one that two named counts for both."
-    return Picture(label, svg, note)
+    frame = pd.DataFrame(found)
+    note = "Drafts that each source named; one that two named counts for both."
+    axes = {"x": "source", "y": "accepted drafts per step (tokens)", "note": note}
+    return drawn("Where accepted tokens came from", lambda on: _bars(on, frame, colors), **axes)

@@ -2,18 +2,17 @@
 
 Every line has a `kind`:
 
-run      one start of the command, in one process: `schema`, `run` (its name), `settings` (what was
-         asked, equal in all runs of a folder), `environment` (versions, hashes, device, git state),
-         `num_shards` (processes that shared the questions), `num_asked` (questions of a round),
-         `notes`,
+run      one start of the command: `schema`, `run` (its name), `settings` (what was asked, equal in
+         all runs of a folder), `environment` (versions, device, git state), `num_asked` (questions
+         of a round), `notes`,
          `left_out` (methods that this model or device can't have, with the reason)
-answer   one method's answer to one question, or to a batch of them, in one turn:
-           run, method, task, questions (their ids), turn (from 0), order (in the order of methods),
+answer   one method's answer to one question in one turn:
+           run, method, task, questions (its id), turn (from 0), order (of methods),
            round (from 0: a round is all questions once more, from the same state)
          where it failed: `error`, and no numbers; else `numbers`:
-           num_prompt_tokens, num_new_tokens   of all questions of the batch
+           num_prompt_tokens, num_new_tokens
            seconds, prefill_seconds            of the whole call; to the end of the first forward
-           num_steps                           forwards behind the prompt's, once for each question
+           num_steps                           forwards behind the prompt's
            num_nodes, num_branch_queries       verified nodes, roots included; what branches asked
            accepted_lengths, widths            drafts accepted, nodes verified -> number of steps
            drafted_by_source, accepted_by_source, stage_seconds
@@ -27,24 +26,34 @@ answer   one method's answer to one question, or to a batch of them, in one turn
 text     `questions`, `turn`, `prompt_ids` and `output_ids` of the reference: for `eval simulate`
 curve    `seconds` of a forward by its width, on this machine, behind `num_columns` of text
 
-Where a key (questions, turn, method, round) comes twice, the later line counts.
+Where a key (questions, turn, method, round) comes twice, the later line counts. A line that a kill
+tore is passed over, so its question is answered again.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import pandas as pd
 
 from eval.errors import EvalError
 
 SCHEMA = 1
 ROWS = "rows.jsonl"
-_SHARDS = "rows.*-of-*.jsonl"
-Histogram = dict[int, int]
+HISTOGRAMS = ("accepted_lengths", "widths")
+COUNTS = (*HISTOGRAMS, "drafted_by_source", "accepted_by_source", "stage_seconds")
+NUMBERS = (
+    *("num_prompt_tokens", "num_new_tokens", "seconds", "prefill_seconds", "num_steps"),
+    *("num_nodes", "num_branch_queries", "table_bytes", "packed_bytes", "gap_ulps"),
+)
+_TEXTS = ("disabled_reason", "forward", "output_sha256", "same", "differs_at")
+_ABOUT = ("run", "method", "task", "questions", "turn", "order", "round", "error")
+
+Line = dict[str, Any]
 
 
 class Key(NamedTuple):
@@ -55,171 +64,73 @@ class Key(NamedTuple):
     method: str
     round: int = 0
 
-
-@dataclass(frozen=True, kw_only=True)
-class Numbers:
-    """What was measured of one answer; the module's docstring says what each one is."""
-
-    num_prompt_tokens: int
-    num_new_tokens: int
-    seconds: float
-    prefill_seconds: float
-    num_steps: int
-    output_sha256: str
-    num_nodes: int | None = None
-    num_branch_queries: int | None = None
-    accepted_lengths: Histogram = field(default_factory=dict)
-    widths: Histogram = field(default_factory=dict)
-    drafted_by_source: dict[str, int] = field(default_factory=dict)
-    accepted_by_source: dict[str, int] = field(default_factory=dict)
-    stage_seconds: dict[str, float] = field(default_factory=dict)
-    table_bytes: int | None = None
-    disabled_reason: str | None = None
-    forward: str | None = None
-    packed_bytes: int | None = None
-    same: str | None = None
-    differs_at: int | None = None
-    gap_ulps: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """One method's answer: numbers, or the error in their place."""
-
-    run: str
-    method: str
-    task: str
-    questions: tuple[int | str, ...]
-    turn: int
-    order: int
-    round: int = 0
-    error: str | None = None
-    numbers: Numbers | None = None
-
-    @property
-    def key(self) -> Key:
-        return Key(self.questions, self.turn, self.method, self.round)
-
-    def as_line(self) -> dict[str, Any]:
-        """What is written; of `error` and `numbers` only the one that there is."""
-        values = {"kind": "answer", **asdict(self)}
-        return {name: value for name, value in values.items() if value is not None}
-
     @classmethod
-    def from_line(cls, line: Mapping[str, Any]) -> Answer:
-        """Back from `as_line` and from JSON, where numbers as keys are texts."""
-        values = {each.name: line[each.name] for each in fields(cls) if each.name in line}
-        if "numbers" in values:
-            numbers = dict(values["numbers"])
-            for name in ("accepted_lengths", "widths"):
-                numbers[name] = {int(key): count for key, count in numbers[name].items()}
-            values["numbers"] = Numbers(**numbers)
-        return cls(**{**values, "questions": tuple(line["questions"])})
+    def of(cls, line: Mapping[str, Any]) -> Key:
+        return cls(tuple(line["questions"]), line["turn"], line["method"], line.get("round", 0))
 
 
 @dataclass
 class Record:
-    """All lines of a folder, the later ones in place of earlier ones with the same key."""
+    """All lines of a run, the later ones in place of earlier ones with the same key."""
 
-    runs: list[dict[str, Any]] = field(default_factory=list)
-    answers: dict[Key, Answer] = field(default_factory=dict)
-    texts: dict[tuple[Any, ...], dict[str, Any]] = field(default_factory=dict)
-    curve: dict[str, Any] | None = None
+    runs: list[Line] = field(default_factory=list)
+    answers: dict[Key, Line] = field(default_factory=dict)
+    texts: dict[tuple[Any, ...], Line] = field(default_factory=dict)
+    curve: Line | None = None
 
-    def take(self, line: Mapping[str, Any]) -> None:
-        """Files a line by its kind; a kind that nobody knows yet is passed over."""
+    def take(self, line: Line) -> None:
+        """Files a line by its kind; an unknown kind is passed over."""
         kind = line["kind"]
         if kind == "run":
-            _check_schema(line["schema"])
-            self.runs.append(dict(line))
+            self.runs.append(line)
         elif kind == "answer":
-            answer = Answer.from_line(line)
-            self.answers[answer.key] = answer
+            self.answers[Key.of(line)] = line
         elif kind == "text":
-            key = (*line["questions"], line["turn"])
-            self.texts[key] = dict(line)
+            self.texts[(*line["questions"], line["turn"])] = line
         elif kind == "curve":
-            self.curve = dict(line)
+            self.curve = line
 
-    def lines(self) -> Iterable[dict[str, Any]]:
-        """What a file that holds it all would say."""
-        yield from self.runs
-        yield from (answer.as_line() for answer in self.answers.values())
-        yield from self.texts.values()
-        yield from [] if self.curve is None else [self.curve]
+    @property
+    def frame(self) -> pd.DataFrame:
+        return frame_of(self.answers.values())
 
 
-class RowFile:
-    """A file that lines are appended to, whole or not at all."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _drop_torn_line(path)
-        except OSError as error:
-            raise _unwritable(path, error) from error
-
-    def append(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Writes lines at once; where there is no room for all, none of them stays."""
-        data = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
-        size = self.path.stat().st_size if self.path.exists() else 0
-        try:
-            with self.path.open("ab", buffering=0) as file:
-                written = 0
-                while written < len(data):
-                    written += file.write(data[written:]) or 0
-        except OSError as error:
-            with self.path.open("rb+") as file:
-                file.truncate(size)
-            raise _unwritable(self.path, error) from error
+def frame_of(lines: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """A row for each answer: what it is filed by, and its numbers, NaN where it failed."""
+    rows = [{**line, **_numbers(line), "round": line.get("round", 0)} for line in lines]
+    frame = pd.DataFrame(rows, columns=[*_ABOUT, *NUMBERS, *COUNTS, *_TEXTS])
+    frame["question"] = frame["questions"].map(lambda ids: ",".join(map(str, ids)))
+    return frame.astype(dict.fromkeys(NUMBERS, float))
 
 
-def shard_path(folder: Path, shard: int, num_shards: int) -> Path:
-    """Where a process writes: one file each, so that no two share one."""
-    return folder / (ROWS if num_shards == 1 else f"rows.{shard}-of-{num_shards}.jsonl")
+def _numbers(line: Mapping[str, Any]) -> Line:
+    """JSON has no numbers as keys."""
+    numbers = {**{name: {} for name in COUNTS}, **line.get("numbers", {})}
+    whole = {name: {int(k): n for k, n in numbers[name].items()} for name in HISTOGRAMS}
+    return {**numbers, **whole}
+
+
+def append(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Writes lines behind those that are there, and behind a torn one on a line of their own."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
+    with path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, 2)
+            data = b"\n" * (file.read() != b"\n") + data
+        file.write(data)
 
 
 def read_record(source: Path) -> Record:
-    """All that is known in a folder, or in a file; a last line that a kill tore is passed over."""
-    record = Record()
-    paths = [source / ROWS, *sorted(source.glob(_SHARDS))] if source.is_dir() else [source]
-    for path in paths:
-        for number, line in enumerate(_whole_lines(path), start=1):
-            try:
-                record.take(json.loads(line))
-            except (KeyError, TypeError, ValueError) as error:
-                if isinstance(error, EvalError):
-                    raise
-                raise EvalError(
-                    f"{path} line {number} must be a line of a run (got {line[:60]!r}: {error!r}); "
-                    "take it out, and what it held is measured anew"
-                ) from error
+    """All that is known in a folder, or in a file."""
+    record, path = Record(), source / ROWS if source.is_dir() else source
+    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:
+            continue
+        try:
+            record.take(line)
+        except (KeyError, TypeError) as error:
+            raise EvalError(f"{path} must be the rows of a run (got {text[:60]!r})") from error
     return record
-
-
-def _whole_lines(path: Path) -> list[str]:
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    return text[: text.rfind("\n") + 1].splitlines()
-
-
-def _drop_torn_line(path: Path) -> None:
-    """Cuts off what stands behind the last end of a line."""
-    data = path.read_bytes() if path.exists() else b""
-    if not data.endswith(b"\n") and data:
-        with path.open("rb+") as file:
-            file.truncate(data.rfind(b"\n") + 1)
-
-
-def _check_schema(schema: int) -> None:
-    if schema > SCHEMA:
-        raise EvalError(
-            f"schema must be <= {SCHEMA} (got {schema}): a newer selfspec wrote this; update"
-        )
-
-
-def _unwritable(path: Path, error: OSError) -> EvalError:
-    fix = "choose another --output"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        fix = "make room and run the same command again: what is done stays done"
-    return EvalError(f"{path} must be writable ({error.strerror}); {fix}")

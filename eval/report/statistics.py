@@ -1,192 +1,215 @@
-"""From rows to figures: what each method reached, by task and overall. Pure arithmetic."""
+"""From answers to figures: what each method reached, by task and overall. Pure arithmetic.
+
+A question counts once: its turns are added up, and it has a part in a comparison only where both
+methods answered all of them. Two speed-ups are given, since they differ: that of all seconds
+together, in which long answers weigh more, and those of the questions, each weighing the same.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
 from eval.methods.names import FORWARD_ONLY, STOCK
-from eval.report.rows import Answer, Numbers
-from eval.report.speed_up import (
-    Measure,
-    SpeedUp,
-    costs,
-    decoding_cost,
-    prefill_cost,
-    ratios,
-    whole_cost,
-)
 from selfspec.stats import ONCE_A_CALL
 
 OVERALL = "overall"
 STAGES = ("draft", "layout", "forward", "verify", "commit", "learn")  # of a step, in order
+_RESAMPLES = 2000
+_SEED = 0
 
-Given = Sequence[tuple[Answer, Numbers]]  # answers that there are
-
-
-@dataclass(frozen=True, kw_only=True)
-class Figures:
-    """One method on some questions. None: nothing to say, or nothing to compare with.
-
-    What is called decoding leaves the prompts' forwards out, and the tokens that they yield.
-    """
-
-    num_answers: int
-    num_failed: int
-    num_new_tokens: int
-    tokens_per_step: float | None
-    nodes_per_step: float | None
-    queries_per_step: float | None
-    goodput: float | None  # tokens a second, of the whole calls
-    ms_per_token: float | None  # what one reader waits for a token
-    prefill_ms: float | None  # a call
-    decode_ms_per_token: float | None
-    speed_up: SpeedUp | None  # of the whole calls
-    prefill_speed_up: SpeedUp | None
-    decode_speed_up: SpeedUp | None
-    drafting_speed_up: SpeedUp | None  # over selfspec's own forward without drafts
-    speed_up_by_round: list[float]  # totals of whole calls; empty where there is one round
-    num_same: int
-    num_near_ties: int
-    num_different: int
-    stage_ms: dict[str, float]  # a step
-    call_ms: dict[str, float]  # what is spent once a call
-    overhead: float | None  # share of the steps' time that is not the forward
-    table_bytes: int | None  # the most that LUTs took; None where nobody has any
-    disabled_reason: str | None
-    forwards: dict[str, int]  # how they were run at the end of answers -> number of answers
-    packed_bytes: int  # the most that copies of weights took
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values."""
-        kinds = ("speed_up", "prefill_speed_up", "decode_speed_up", "drafting_speed_up")
-        given = {name: getattr(self, name) for name in kinds}
-        flat = {name: value and value.as_json() for name, value in given.items()}
-        return {**asdict(self), **flat}
+Figures = dict[str, Any]
+Measure = Callable[[pd.DataFrame], tuple[pd.Series, pd.Series]]  # (seconds, tokens) of answers
 
 
-def by_task(answers: Sequence[Answer]) -> dict[str, dict[str, Figures]]:
+def whole(answers: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """Of the whole calls."""
+    return answers.seconds, answers.num_new_tokens
+
+
+def decoding(answers: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """Without the prompts' forwards, and the token that each yields."""
+    return answers.seconds - answers.prefill_seconds, answers.num_new_tokens - 1
+
+
+def prefill(answers: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """Up to the end of the prompts' forwards, for their one token."""
+    return answers.prefill_seconds, answers.prefill_seconds.notna().astype(int)
+
+
+def by_task(answers: pd.DataFrame) -> dict[str, dict[str, Figures]]:
     """By method, and in it by task, in the order of the rows; `overall` comes last."""
-    methods = dict.fromkeys(answer.method for answer in answers)
-    tasks = dict.fromkeys(answer.task for answer in answers)
-    parts = {task: [a for a in answers if a.task == task] for task in tasks}
-    parts[OVERALL] = list(answers)
+    parts = {task: answers[answers.task == task] for task in answers.task.unique()}
+    parts[OVERALL] = answers
+    methods = answers.method.unique()
     return {name: {task: figures(part, name) for task, part in parts.items()} for name in methods}
 
 
-def figures(answers: Sequence[Answer], method: str) -> Figures:
-    """Of one method's answers, beside stock's where there are any."""
-    asked = [answer for answer in answers if answer.method == method]
-    given = [(answer, answer.numbers) for answer in asked if answer.numbers is not None]
-    numbers = [each for _, each in given]
-    verdicts = Counter(each.same for each in numbers)
-    tables = [each.table_bytes for each in numbers if each.table_bytes is not None]
-    reasons = [each.disabled_reason for each in numbers if each.disabled_reason]
-    return Figures(
-        num_answers=len(given),
-        num_failed=len(asked) - len(given),
-        num_same=verdicts["identical"],
-        num_near_ties=verdicts["near-tie"],
-        num_different=verdicts["different"],
-        speed_up=_speed_up(answers, method, whole_cost),
-        prefill_speed_up=_speed_up(answers, method, prefill_cost),
-        decode_speed_up=_speed_up(answers, method, decoding_cost),
-        drafting_speed_up=_drafting_speed_up(answers, method, numbers),
-        speed_up_by_round=_by_round(answers, method),
-        table_bytes=max(tables, default=None),
-        disabled_reason=reasons[-1] if reasons else None,
-        forwards=dict(Counter(each.forward for each in numbers if each.forward)),
-        packed_bytes=max((each.packed_bytes or 0 for each in numbers), default=0),
+def figures(answers: pd.DataFrame, method: str) -> Figures:
+    """Of one method's answers, beside stock's where there are any; `eval.report.summary` lists
+    them. None: nothing to say, or nothing to compare with.
+    """
+    asked = answers[answers.method == method]
+    given = asked[asked.seconds.notna()]
+    verdicts, forwards = given.same.value_counts(), given.forward.dropna()
+    reasons = given.disabled_reason.dropna()
+    return {
+        "num_answers": len(given),
+        "num_failed": len(asked) - len(given),
         **_rates(given),
-        **_per_step(given),
-        **_stages(numbers),
-    )
+        **{name: _speed_up(answers, method, of) for name, of in _SPEED_UPS.items()},
+        "drafting_speed_up": _drafting_speed_up(answers, method, given),
+        "speed_up_by_round": _by_round(answers, method),
+        "num_same": int(verdicts.get("identical", 0)),
+        "num_near_ties": int(verdicts.get("near-tie", 0)),
+        "num_different": int(verdicts.get("different", 0)),
+        "largest_gap_ulps": _number(given.gap_ulps.max()),
+        **_stages(given),
+        "table_bytes": _number(given.table_bytes.max()),
+        "disabled_reason": None if reasons.empty else reasons.iloc[-1],
+        "forwards": dict(Counter(forwards)),
+        "packed_bytes": _number(given.packed_bytes.max()) or 0,
+    }
 
 
-def _rates(given: Given) -> dict[str, Any]:
-    numbers = [each for _, each in given]
-    tokens, seconds = _sum(numbers, "num_new_tokens"), _sum(numbers, "seconds")
-    waited = sum(each.seconds * len(answer.questions) for answer, each in given)
-    decoding = [(decoding_cost(*each), len(each[0].questions)) for each in given]
+_SPEED_UPS: dict[str, Measure] = {
+    "speed_up": whole,
+    "prefill_speed_up": prefill,
+    "decode_speed_up": decoding,
+}
+
+
+def _rates(given: pd.DataFrame) -> Figures:
+    """What is called decoding leaves the prompts' forwards out, and the tokens that they yield."""
+    tokens, steps = given.num_new_tokens.sum(), given.num_steps.sum()
+    nodes = given.num_nodes.sum(skipna=False)
+    spent, decoded = decoding(given)
     return {
         "num_new_tokens": int(tokens),
-        "goodput": _ratio(tokens, seconds),
-        "ms_per_token": _ratio(1000 * waited, tokens),
-        "prefill_ms": _ratio(1000 * _sum(numbers, "prefill_seconds"), len(given)),
-        "decode_ms_per_token": _ratio(
-            1000 * sum(cost.seconds * rows for cost, rows in decoding),
-            sum(cost.tokens for cost, _ in decoding),
-        ),
+        "tokens_per_step": _ratio(decoded.sum(), steps),
+        "nodes_per_step": _ratio(nodes, steps),
+        "queries_per_step": _ratio(nodes + given.num_branch_queries.sum(), steps),
+        "goodput": _ratio(tokens, given.seconds.sum()),
+        "ms_per_token": _ratio(1000 * given.seconds.sum(), tokens),
+        "prefill_ms": _ratio(1000 * given.prefill_seconds.sum(), len(given)),
+        "decode_ms_per_token": _ratio(1000 * spent.sum(), decoded.sum()),
     }
 
 
-def _per_step(given: Given) -> dict[str, float | None]:
-    numbers = [each for _, each in given]
-    steps, nodes = _sum(numbers, "num_steps"), _sum(numbers, "num_nodes")
-    queries = nodes + _sum(numbers, "num_branch_queries")
-    counted = bool(numbers) and all(each.num_nodes is not None for each in numbers)
-    decoded = sum(decoding_cost(*each).tokens for each in given)
-    return {
-        "tokens_per_step": _ratio(decoded, steps),
-        "nodes_per_step": _ratio(nodes, steps) if counted else None,
-        "queries_per_step": _ratio(queries, steps) if counted else None,
-    }
-
-
-def _stages(numbers: Sequence[Numbers]) -> dict[str, Any]:
+def _stages(given: pd.DataFrame) -> Figures:
     """Where time goes, by those who say so; a stage that nobody knows yet comes behind."""
-    spent: Counter[str] = Counter()
-    for each in numbers:
-        spent.update(each.stage_seconds)
+    spent = _added(given, "stage_seconds")
     names = [name for name in (*STAGES, *spent) if name in spent and name not in ONCE_A_CALL]
     stages = {name: spent[name] for name in names}
-    steps = max(_sum(numbers, "num_steps"), 1)
-    total = sum(stages.values())
+    steps, total = max(given.num_steps.sum(), 1), sum(stages.values())
     return {
-        "stage_ms": {name: 1000 * seconds / steps for name, seconds in stages.items()},
-        "call_ms": {n: 1000 * spent[n] / len(numbers) for n in ONCE_A_CALL if n in spent},
+        "stage_ms": {name: float(1000 * seconds / steps) for name, seconds in stages.items()},
+        "call_ms": {n: 1000 * spent[n] / len(given) for n in ONCE_A_CALL if n in spent},
         "overhead": 1 - spent["forward"] / total if total else None,
     }
 
 
-def pooled(answers: Iterable[Answer], method: str, name: str) -> Counter[Any]:
+def pooled(answers: pd.DataFrame, method: str, name: str) -> Counter[Any]:
     """The sum of a histogram or of counts by name, such as `widths`, over a method's answers."""
+    return _added(answers[answers.method == method], name)
+
+
+def _added(answers: pd.DataFrame, name: str) -> Counter[Any]:
     total: Counter[Any] = Counter()
-    for answer in answers:
-        if answer.method == method and answer.numbers is not None:
-            total.update(getattr(answer.numbers, name))
+    for counts in answers[name]:
+        total.update(counts)
     return total
 
 
-def _speed_up(answers: Sequence[Answer], method: str, cost: Measure) -> SpeedUp | None:
+def costs(answers: pd.DataFrame, method: str, of: Measure = whole) -> pd.DataFrame:
+    """By question, the `seconds` and `tokens` of a method; what it failed on is left out.
+
+    Of several rounds that with the median of the seconds counts, for each turn by itself.
+    """
+    own = answers[answers.method == method]
+    own = own[~own.question.isin(own.question[own.seconds.isna()])]
+    seconds, tokens = of(own)
+    tried = own[["question", "turn"]].assign(seconds=seconds, tokens=tokens).sort_values("seconds")
+    turns = tried.groupby(["question", "turn"])
+    middle = tried[turns.cumcount() == (turns.seconds.transform("size") - 1) // 2]
+    return middle.groupby("question")[["seconds", "tokens"]].sum()
+
+
+def variation(answers: pd.DataFrame, method: str) -> float | None:
+    """How far a method's seconds for one and the same turn lie apart in several rounds.
+
+    The median over turns of (most - least) / least; None where nothing was answered twice.
+    """
+    own = answers[(answers.method == method) & answers.seconds.notna()]
+    tried = own.groupby(["question", "turn"]).seconds.agg(["min", "max", "size"])
+    tried = tried[tried["size"] > 1]
+    return _number((tried["max"] / tried["min"] - 1).median())
+
+
+def ratios(slow: pd.DataFrame, fast: pd.DataFrame) -> dict[str, Any] | None:
+    """How much faster the second is on the questions that both have, at the first's lengths.
+
+    `total` is that of all questions' seconds, and 95 % of resamplings of the questions put it
+    between `low` and `high`; `mean`, `min`, `q1`, `median`, `q3` and `max` are over questions.
+    """
+    both = slow.add_suffix("_slow").join(fast.add_suffix("_fast"), how="inner")
+    both = both[(both.tokens_slow > 0) & (both.tokens_fast > 0)]
+    if both.empty:
+        return None
+    left = both.seconds_slow
+    right = both.seconds_fast * both.tokens_slow / both.tokens_fast
+    low, high = _interval(left.to_numpy(), right.to_numpy())
+    each = left / right
+    quartiles = each.quantile([0, 0.25, 0.5, 0.75, 1]).tolist()
+    return {
+        "num_questions": len(both),
+        "total": float(left.sum() / right.sum()),
+        "low": low,
+        "high": high,
+        "mean": float(each.mean()),
+        **dict(zip(("min", "q1", "median", "q3", "max"), quartiles, strict=True)),
+    }
+
+
+def _interval(left: Any, right: Any) -> tuple[float, float]:
+    """The bootstrap's 95 %: the total of questions drawn anew, with replacement."""
+    generator = np.random.default_rng(_SEED)
+    drawn = generator.integers(len(left), size=(_RESAMPLES, len(left)))
+    totals = left[drawn].sum(1) / right[drawn].sum(1)
+    low, high = np.percentile(totals, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def _speed_up(answers: pd.DataFrame, method: str, of: Measure) -> dict[str, Any] | None:
     """None for stock itself."""
-    sides = (costs(answers, name, cost) for name in (STOCK, method))
-    return None if method == STOCK else ratios(*sides)
+    if method == STOCK:
+        return None
+    return ratios(costs(answers, STOCK, of), costs(answers, method, of))
 
 
-def _by_round(answers: Sequence[Answer], method: str) -> list[float]:
-    rounds = sorted({answer.round for answer in answers})
-    if len(rounds) == 1:
+def _by_round(answers: pd.DataFrame, method: str) -> list[float]:
+    if answers["round"].nunique() == 1:
         return []
-    parts = ([answer for answer in answers if answer.round == number] for number in rounds)
-    found = (_speed_up(part, method, whole_cost) for part in parts)
-    return [each.total for each in found if each is not None]
+    found = (_speed_up(part, method, whole) for _, part in answers.groupby("round"))
+    return [each["total"] for each in found if each is not None]
 
 
 def _drafting_speed_up(
-    answers: Sequence[Answer], method: str, numbers: Sequence[Numbers]
-) -> SpeedUp | None:
+    answers: pd.DataFrame, method: str, given: pd.DataFrame
+) -> dict[str, Any] | None:
     """Of a method of ours whose forward is that of `FORWARD_ONLY`; None for all others."""
-    if method == FORWARD_ONLY or not any(each.num_nodes is not None for each in numbers):
+    if method == FORWARD_ONLY or given.num_nodes.isna().all():
         return None
     return ratios(costs(answers, FORWARD_ONLY), costs(answers, method))
 
 
-def _sum(numbers: Sequence[Numbers], name: str) -> float:
-    return sum(getattr(each, name) or 0 for each in numbers)
+def _ratio(part: float, of: float) -> float | None:
+    return _number(part / of) if of else None
 
 
-def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
+def _number(value: Any) -> float | None:
+    return None if pd.isna(value) else float(value)

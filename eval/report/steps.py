@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from eval.report.statistics import OVERALL
 from eval.report.table import Table
+from selfspec import SpecConfig
 from selfspec.cost import WIDTHS, CostCurve
 
 
@@ -31,30 +32,38 @@ def bound(curve: CostCurve, max_width: int) -> Bound:
     return max(found, key=lambda each: each.speed_up)  # the narrowest of equal ones
 
 
-def bounds(curve: CostCurve, max_nodes: int) -> dict[int, Bound]:
-    """By the nodes allowed: the run's, and the most that was measured."""
+def bounds(summary: Mapping[str, Any]) -> dict[int, Bound]:
+    """By the nodes allowed: the run's, and the most that was measured; empty without a curve."""
+    if summary["curve"] is None:
+        return {}
+    curve = CostCurve.from_dict(summary["curve"])
+    max_nodes = SpecConfig.of(**summary["settings"]["knobs"]).max_nodes
     return {width: bound(curve, width) for width in (max_nodes, WIDTHS[-1])}
 
 
-def curve_table(curve: CostCurve, num_columns: int, max_nodes: int) -> Table:
-    """T(width), and the bound that it sets."""
+def curve_table(summary: Mapping[str, Any]) -> Table | None:
+    """T(width), and the bound that it sets; None where it was not measured."""
+    if summary["curve"] is None:
+        return None
+    curve = CostCurve.from_dict(summary["curve"])
     rows = [
         ["ms", *(f"{1000 * curve.seconds(width):.3f}" for width in curve.widths)],
         ["plain steps", *(f"{curve.relative(width):.2f}" for width in curve.widths)],
     ]
     told = (
         f"{each.speed_up:.2f}x at width {each.width} within {width} nodes"
-        for width, each in bounds(curve, max_nodes).items()
+        for width, each in bounds(summary).items()
     )
     note = f"Bound, decoding alone, every draft right: {', '.join(told)}."
-    title = f"A forward behind {num_columns} tokens"
+    title = f"A forward behind {summary['curve']['num_columns']} tokens"
     return Table(title, ["width", *map(str, curve.widths)], rows, note)
 
 
 def stages_table(summary: Mapping[str, Any]) -> Table | None:
     """Milliseconds of a step by stage, a column for each method that counts them; None: nobody."""
     overall = {name: parts[OVERALL] for name, parts in summary["methods"].items()}
-    counted = {name: each for name, each in overall.items() if each["call_ms"]}
+    taking_part = overall.keys() - summary["left_out"].keys()
+    counted = {n: each for n, each in overall.items() if n in taking_part and each["call_ms"]}
     if not counted:
         return None
     stages = dict.fromkeys(stage for each in counted.values() for stage in each["stage_ms"])

@@ -1,7 +1,7 @@
 """What a run came to, as `summary.json` has it: every figure, by method and task.
 
     schema, settings, environment, notes   of the run
-    num_runs, num_shards                   processes that took part, and at once
+    num_runs                               starts of the command
     num_done, num_asked                    questions that all methods answered, once for each round,
                                            of those of the run; null: an older run did not say
     methods                                method -> task, or `overall` -> figures
@@ -22,24 +22,23 @@ its seconds; `speed_up_by_round` has the total of each round.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import pandas as pd
+
 from eval.methods.names import STOCK
-from eval.report.rows import SCHEMA, Answer, Record
-from eval.report.speed_up import variation
-from eval.report.statistics import OVERALL, by_task
+from eval.report.rows import SCHEMA, Record
+from eval.report.statistics import OVERALL, by_task, variation
 
 _MUCH = 0.2  # Stock varies by less than this on a machine that does nothing else.
 
 
 def summary(record: Record) -> dict[str, Any]:
     """Of all answers of a folder."""
-    answers = list(record.answers.values())
-    first = record.runs[0]
+    answers, first = record.frame, record.runs[0]
     methods = {
-        name: {task: _rounded(figures.as_json()) for task, figures in parts.items()}
+        name: {task: _rounded(figures) for task, figures in parts.items()}
         for name, parts in by_task(answers).items()
     }
     return {
@@ -48,7 +47,6 @@ def summary(record: Record) -> dict[str, Any]:
         "environment": first["environment"],
         "notes": record.runs[-1]["notes"],
         "num_runs": len(record.runs),
-        "num_shards": max(run["num_shards"] for run in record.runs),
         "methods": {name: methods[name] for name in first["settings"]["methods"]},
         "num_done": _num_done(answers, first["settings"]["methods"], record.runs[-1]),
         "num_asked": _num_asked(record.runs[-1]),
@@ -64,12 +62,10 @@ def _num_asked(run: Mapping[str, Any]) -> int | None:
     return None if num_asked is None else num_asked * run["settings"].get("rounds", 1)
 
 
-def _num_done(answers: list[Answer], methods: list[str], run: Mapping[str, Any]) -> int:
+def _num_done(answers: pd.DataFrame, methods: list[str], run: Mapping[str, Any]) -> int:
     taking_part = set(methods) - set(run.get("left_out", {}))
-    tried: dict[Any, set[str]] = {}
-    for answer in answers:
-        tried.setdefault((answer.questions, answer.round), set()).add(answer.method)
-    return sum(names >= taking_part for names in tried.values())
+    tried = answers.groupby(["question", "round"]).method.agg(set)
+    return sum(names >= taking_part for names in tried)
 
 
 def _last_of(record: Record, *names: str) -> dict[str, Any]:
@@ -109,10 +105,10 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
-def errors(answers: list[Answer]) -> dict[str, dict[str, int]]:
+def errors(answers: pd.DataFrame) -> dict[str, dict[str, int]]:
     """By method, each error with how often it came."""
-    found: dict[str, Counter[str]] = {}
-    for answer in answers:
-        if answer.error is not None:
-            found.setdefault(answer.method, Counter())[answer.error] += 1
-    return {name: dict(counts) for name, counts in found.items()}
+    failed = answers[answers.error.notna()]
+    return {
+        name: part.error.value_counts().to_dict()
+        for name, part in failed.groupby("method", sort=False)
+    }

@@ -1,9 +1,8 @@
-"""A table: cells as text, ready for Markdown and for HTML."""
+"""A table: cells as text, ready for a terminal, for Markdown and for a page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from string import Formatter
 from typing import Any, NamedTuple
 
@@ -71,24 +70,6 @@ class Table(NamedTuple):
     def markdown(self) -> str:
         """With the title as a heading."""
         rule = ["---", *["---:"] * (len(self.head) - 1)]
-        rows = [self.head, rule, *self.rows]
-        lines = [f"| {' | '.join(_piped(cell) for cell in row)} |" for row in rows]
+        rows = ([cell.replace("|", "\\|") for cell in row] for row in (self.head, rule, *self.rows))
+        lines = [f"| {' | '.join(row)} |" for row in rows]
         return "\n".join([f"## {self.title}", "", *lines, *(["", self.note] if self.note else [])])
-
-    def html(self) -> str:
-        head = "".join(f"<th>{escape(cell)}</th>" for cell in self.head)
-        rows = "".join(f"<tr>{_cells(row)}</tr>" for row in self.rows)
-        note = f'<p class="note">{escape(self.note)}</p>' if self.note else ""
-        return (
-            f"<h2>{escape(self.title)}</h2><div class='wide'><table><thead><tr>{head}</tr></thead>"
-            f"<tbody>{rows}</tbody></table></div>{note}"
-        )
-
-
-def _piped(cell: str) -> str:
-    return cell.replace("|", "\\|")
-
-
-def _cells(row: Sequence[str]) -> str:
-    first, *rest = (escape(cell) for cell in row)
-    return f"<th>{first}</th>" + "".join(f"<td>{cell}</td>" for cell in rest)

@@ -22,17 +22,6 @@ _METHODS = {
     "same text": "{same}",
     "failed": "{failed}",
 }
-_DETAILS = {
-    "method": "{name}",
-    "mean": "{speed_up[mean]:.2f}x",
-    "median": "{speed_up[median]:.2f}x",
-    "quartiles": _QUARTILES,
-    "worst": "{speed_up[min]:.2f}x",
-    "rounds": _ROUNDS,
-    "tokens a query": "{per_query:n}",
-    "ms a token": "{ms_per_token:n}",
-    "LUTs, MB": "{tables!m:.1f}",
-}
 _STEPS = {
     "task": "{task}",
     "method": "{name}",
@@ -40,6 +29,7 @@ _STEPS = {
     "tokens": "{num_new_tokens}",
     "ms a token": "{ms_per_token:n}",
     "speed-up": "{speed_up[total]:.2f}x",
+    "mean": "{speed_up[mean]:.2f}x",
     "median": "{speed_up[median]:.2f}x",
     "quartiles": _QUARTILES,
     "rounds": _ROUNDS,
@@ -50,9 +40,12 @@ _STEPS = {
     "by drafts": "{drafting_speed_up[total]:.2f}x",
     "answer, ms a token": "{decode_ms_per_token:n}",
     "tokens per step": "{steps}",
+    "tokens a query": "{per_query:n}",
     "forwards": "{ways}",
     "copies, MB": "{copies!m:.1f}",
+    "LUTs, MB": "{tables!m:.1f}",
     "same text": "{same}",
+    "largest gap, ulps": "{largest_gap_ulps:.2f}",
 }
 
 Summary = Mapping[str, Any]
@@ -72,15 +65,6 @@ def methods_table(summary: Summary) -> Table:
         rows = [{**row, "reported": reported.figures.get(row["name"])} for row in rows]
         note = f"{note} {reported.note}"
     return Table.of("All questions", columns, rows, note).telling()
-
-
-def details_table(summary: Summary) -> Table:
-    """The other figures of the same rows."""
-    note = (
-        "Mean, median, quartiles and worst: the speed-ups of single questions. Rounds: the totals "
-        "of single rounds, from the least to the most. Tokens a query: 1 for plain decoding."
-    )
-    return Table.of("All questions, in detail", _DETAILS, _overall(summary), note).telling()
 
 
 def verdict(summary: Summary) -> str:
@@ -136,13 +120,15 @@ def steps_table(summary: Summary) -> Table:
     ]
     absent = (f"{name} is left out: {why}." for name, why in summary["left_out"].items())
     note = (
-        "Speed-up: stock's seconds over the method's, prompts and all; median, quartiles, min and "
-        "max of single questions. Prompt and answer: the same of the time up to the end of the "
-        "prompt's forward, and of all behind it. By drafts: over forward-only's seconds in place "
-        "of stock's, so no faster forward is in it. Forwards: how they were run when an answer "
-        "ended, by answers."
+        "Speed-up: stock's seconds over the method's, prompts and all; mean, median, quartiles, "
+        "min and max of single questions. Rounds: the totals of single rounds, from the least to "
+        "the most. Prompt and answer: the same of the time up to the end of the prompt's forward, "
+        "and of all behind it. By drafts: over forward-only's seconds in place of stock's, so no "
+        "faster forward is in it. Tokens a query: 1 for plain decoding. Forwards: how they were "
+        "run when an answer ended, by answers. Largest gap: by how many steps of the dtype stock "
+        "preferred its own token, where a text parts."
     )
-    return Table.of("By task", _STEPS, rows, " ".join([note, *absent]))
+    return Table.of("By task, in detail", _STEPS, rows, " ".join([note, *absent])).telling()
 
 
 def _taking_part(summary: Summary) -> dict[str, Any]:

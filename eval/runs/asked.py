@@ -20,29 +20,6 @@ _NAMED = ("bench", "assistant_model", "cache")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shard:
-    """Which part of the questions this process answers."""
-
-    rank: int = 0
-    num_shards: int = 1
-    local_rank: int = 0
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> Shard:
-        """As `torchrun` and `accelerate launch` tell it; all of them where nobody does."""
-        rank = int(environment.get("RANK", 0))
-        local_rank = int(environment.get("LOCAL_RANK", rank))
-        return cls(
-            rank=rank,
-            num_shards=int(environment.get("WORLD_SIZE", 1)),
-            local_rank=local_rank,
-        )
-
-    def __str__(self) -> str:
-        return f"shard {self.rank} of {self.num_shards}"
-
-
-@dataclass(frozen=True, kw_only=True)
 class Asked:
     """The options. Whoever has equal `settings()` measures the same."""
 
@@ -59,7 +36,6 @@ class Asked:
     max_new_tokens: int = 128
     temperature: float = 0.0
     seed: int = 0
-    batch_size: int = 1
     turns: int | None = None
     rounds: int = 1
     prompt_format: str = "auto"
@@ -72,7 +48,7 @@ class Asked:
     study: str | None = None  # that the variants are of
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "max_new_tokens", "batch_size", "turns", "rounds", "threads")
+        check_at_least(self, 1, "max_new_tokens", "turns", "rounds", "threads")
         check_at_least(self, 0, "warm_up", "temperature")
         check_at_least(self.slice, 1, "limit", "every")
         if not 0 <= self.slice.offset < self.slice.every:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from eval.benches.dialogue import Padded, padded
 from eval.errors import one_line
-from eval.methods.method import Method, SelfSpecMethod, StaticMethod
+from eval.methods.method import Method, SelfSpecMethod, StaticMethod, end_ids, to_end
 from eval.methods.timing import Timed, timed
 from selfspec.records import StepRecord
 from selfspec.stats import GenerationStats
@@ -124,15 +124,5 @@ def padded_for(model: Any, prompts: Sequence[Sequence[int]]) -> Padded:
 def new_ids_of(output: Any, prompts: Padded, model: Any) -> list[list[int]]:
     """The ids behind the prompts; in a batch, what pads a row behind its end is none."""
     rows: list[list[int]] = output[:, prompts.ids.shape[1] :].tolist()
-    end_ids = _end_ids(model)
-    return rows if len(rows) == 1 else [_to_end(row, end_ids) for row in rows]
-
-
-def _to_end(ids: list[int], end_ids: frozenset[int]) -> list[int]:
-    ends = (length for length, token in enumerate(ids, start=1) if token in end_ids)
-    return ids[: next(ends, len(ids))]
-
-
-def _end_ids(model: Any) -> frozenset[int]:
-    end = model.generation_config.eos_token_id
-    return frozenset(end if isinstance(end, list) else [] if end is None else [end])
+    ends = end_ids(model)
+    return rows if len(rows) == 1 else [to_end(row, ends) for row in rows]

@@ -1,4 +1,4 @@
-"""One question, or a batch of them, answered by every method in turn.
+"""One question, answered by every method in turn.
 
 The methods' order moves on by one from question to question and from turn to turn. All get the
 same prompt: what is fed back in a later turn is the reference's answer, which is stock's where
@@ -15,21 +15,20 @@ from eval.errors import one_line
 from eval.methods.method import SelfSpecMethod, StaticMethod
 from eval.methods.names import STOCK, rotated
 from eval.methods.sameness import compare
-from eval.report.rows import Answer, Numbers
 from eval.runs.asked import Asked
 from eval.runs.attempt import Outcome, attempt, padded_for
-from eval.runs.batches import Batch
+from eval.runs.plan import Planned
 from eval.runs.stage import Stage
 
 Line = dict[str, Any]
 
 
 class _Round(NamedTuple):
-    """One turn of a batch: the prompts, and every method's outcome in the order they came."""
+    """One turn of a question: the prompt, and every method's outcome in the order they came."""
 
-    batch: Batch
+    planned: Planned
     turn: int
-    prompts: list[list[int]]
+    prompt_ids: list[int]
     outcomes: dict[str, Outcome]
 
     def reference(self) -> str | None:
@@ -37,13 +36,13 @@ class _Round(NamedTuple):
         names = sorted(name for name, outcome in self.outcomes.items() if outcome.error is None)
         return STOCK if STOCK in names else next(iter(names), None)
 
-    def text_line(self, said: list[list[int]]) -> Line:
+    def text_line(self, said: list[int]) -> Line:
         return {
             "kind": "text",
-            "questions": list(self.batch.ids),
+            "questions": [self.planned.question.id],
             "turn": self.turn,
-            "prompt_ids": self.prompts,
-            "output_ids": said,
+            "prompt_ids": [self.prompt_ids],
+            "output_ids": [said],
         }
 
 
@@ -61,56 +60,53 @@ class Contest:
         self._told = told
         self._number = number
 
-    def warm_up(self, batch: Batch) -> None:
+    def warm_up(self, planned: Planned) -> None:
         """Pays for what only first calls cost; what was learned by it is forgotten."""
-        self.answer(batch)
+        self.answer(planned)
         self.forget()
 
     def forget(self) -> None:
         for method in self._stage.methods.values():
             method.forget()
 
-    def catch_up(self, batch: Batch, prompts: Sequence[Sequence[Sequence[int]]]) -> None:
+    def catch_up(self, planned: Planned, prompts: Sequence[Sequence[Sequence[int]]]) -> None:
         """Lets those who learn answer the recorded prompts of each turn, measured by nobody."""
         for prompt_ids in prompts:
             for name, method in self._stage.methods.items():
                 if method.learns:
-                    self._attempt(name, padded_for(self._stage.model, prompt_ids), batch)
+                    self._attempt(name, padded_for(self._stage.model, prompt_ids), planned)
 
-    def answer(self, batch: Batch) -> list[Line]:
+    def answer(self, planned: Planned) -> list[Line]:
         """The lines of all turns: answers, and the reference's texts."""
         lines: list[Line] = []
-        texts: list[list[str]] = [[] for _ in batch.questions]
-        for turn in range(batch.num_turns):
-            prompts = self._prompts(batch, texts)
-            if isinstance(prompts, str):
-                return lines + self._failed(batch, turn, prompts)
-            names, given = self._order(batch, turn), padded_for(self._stage.model, prompts)
-            outcomes = {name: self._attempt(name, given, batch) for name in names}
-            this = _Round(batch, turn, prompts, outcomes)
+        texts: list[str] = []
+        for turn in range(planned.num_turns):
+            ids = self._prompt_ids(planned, texts)
+            if isinstance(ids, str):
+                return lines + self._failed(planned, turn, ids)
+            names, given = self._order(planned, turn), padded_for(self._stage.model, [ids])
+            outcomes = {name: self._attempt(name, given, planned) for name in names}
+            this = _Round(planned, turn, ids, outcomes)
             lines += self._lines(this)
             if (reference := this.reference()) is None:
-                return lines + self._failed(batch, turn + 1, f"no method answered turn {turn}")
-            said = outcomes[reference].new_ids
+                return lines + self._failed(planned, turn + 1, f"no method answered turn {turn}")
+            (said,) = outcomes[reference].new_ids
             lines.append(this.text_line(said))
-            for so_far, ids in zip(texts, said, strict=True):
-                so_far.append(self._stage.prompter.text(ids))
+            texts.append(self._stage.prompter.text(said))
         return lines
 
-    def _prompts(self, batch: Batch, texts: list[list[str]]) -> list[list[int]] | str:
-        """The ids of each question's turn, or why there are none."""
+    def _prompt_ids(self, planned: Planned, texts: list[str]) -> list[int] | str:
+        """The ids of the question's turn, or why there are none."""
         try:
-            pairs = zip(batch.questions, texts, strict=True)
-            prompts = [self._stage.prompter.prompt_ids(question, said) for question, said in pairs]
+            ids = self._stage.prompter.prompt_ids(planned.question, texts)
         except Exception as error:  # templates are programs of others
             return one_line(error)
-        longest = max(map(len, prompts))
-        return self._stage.no_room(longest, self._asked.max_new_tokens) or prompts
+        return self._stage.no_room(len(ids), self._asked.max_new_tokens) or ids
 
-    def _order(self, batch: Batch, turn: int) -> list[str]:
-        return rotated(list(self._stage.methods), batch.order + turn + self._number)
+    def _order(self, planned: Planned, turn: int) -> list[str]:
+        return rotated(list(self._stage.methods), planned.order + turn + self._number)
 
-    def _attempt(self, name: str, prompts: Padded, batch: Batch) -> Outcome:
+    def _attempt(self, name: str, prompts: Padded, planned: Planned) -> Outcome:
         if (refusal := self._refusals.get(name)) is not None:
             return Outcome([], {}, refusal)
         outcome = attempt(
@@ -119,18 +115,18 @@ class Contest:
             prompts,
             max_new_tokens=self._asked.max_new_tokens,
             temperature=self._asked.temperature,
-            seed=self._asked.seed + batch.number,
+            seed=self._asked.seed + planned.number,
         )
-        self._told(f"{name} answered {batch.questions[0].task} {batch.ids[0]}")
+        self._told(f"{name} answered {planned}")
         return outcome
 
     def _lines(self, this: _Round) -> list[Line]:
         lines = []
         for order, (name, outcome) in enumerate(this.outcomes.items()):
-            answer = self._filed(this.batch, this.turn, name, order)
+            answer = self._filed(this.planned, this.turn, name, order)
             if outcome.error is None:
                 verdict = self._verdict(this, name)
-                lines.append(answer(numbers=Numbers(**outcome.numbers, **verdict)))
+                lines.append(answer(numbers={**outcome.numbers, **verdict}))
             else:
                 lines.append(answer(error=outcome.error))
         return lines
@@ -141,25 +137,26 @@ class Contest:
         draws_alike = isinstance(self._stage.methods[name], (SelfSpecMethod, StaticMethod))
         if this.reference() != STOCK or name == STOCK or not (greedy or draws_alike):
             return {}
-        texts = this.outcomes[STOCK].new_ids, this.outcomes[name].new_ids
-        return compare(self._stage.model, this.prompts, *texts, greedy=greedy)._asdict()
+        texts = (this.outcomes[each].new_ids[0] for each in (STOCK, name))
+        return compare(self._stage.model, this.prompt_ids, *texts, greedy=greedy)._asdict()
 
-    def _failed(self, batch: Batch, first_turn: int, error: str) -> list[Line]:
+    def _failed(self, planned: Planned, first_turn: int, error: str) -> list[Line]:
         return [
-            self._filed(batch, turn, name, order)(error=error)
-            for turn in range(first_turn, batch.num_turns)
-            for order, name in enumerate(self._order(batch, turn))
+            self._filed(planned, turn, name, order)(error=error)
+            for turn in range(first_turn, planned.num_turns)
+            for order, name in enumerate(self._order(planned, turn))
         ]
 
-    def _filed(self, batch: Batch, turn: int, name: str, order: int) -> Callable[..., Line]:
+    def _filed(self, planned: Planned, turn: int, name: str, order: int) -> Callable[..., Line]:
         """Makes the line of an answer of numbers or of an error."""
-        about: dict[str, Any] = {
+        about: Line = {
+            "kind": "answer",
             "run": self._run,
             "method": name,
-            "task": batch.questions[0].task,
-            "questions": batch.ids,
+            "task": planned.question.task,
+            "questions": [planned.question.id],
             "turn": turn,
             "order": order,
             "round": self._number,
         }
-        return lambda **what: Answer(**about, **what).as_line()
+        return lambda **what: {**about, **what}

@@ -1,13 +1,12 @@
-"""What a figure depends on besides what was asked: versions, hashes, device, state of the code."""
+"""What a figure depends on besides what was asked: versions, device, state of the code."""
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +16,16 @@ import transformers
 import eval as evaluation
 import selfspec
 from eval.errors import EvalError
-from selfspec.cache import locate, tokenizer_info
 from selfspec.machine.hardware import device_name
 
 _PLACES = ("model", "draft_model", "cache", "remember")  # options that may name a file or a folder
-_SAMPLE = 64  # values of each weight that go into the hash
-# More questions or rounds, and a commit that changes no code, make no other run.
+# More questions or rounds make no other run. Whoever changed the code chooses another --output.
 _MAY_DIFFER = frozenset(["limit", "rounds", "git_commit", "git_dirty"])
 
 
-def environment(
-    model: Any, tokenizer: Any, cache: str | None, compared: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Of this process, with its model on its device; `compared` are a study's caches."""
-    return {
-        **where(model),
-        **_git(),
-        "source_sha256": _source_sha256(),
-        "model_sha256": _model_sha256(model),
-        "num_parameters": model.num_parameters(),
-        "tokenizer_sha256": tokenizer_info(tokenizer).fingerprint,
-        "cache_sha256": None if cache is None else _cache_sha256(cache),
-        "compared_sha256": {short_name(each): _cache_sha256(each) for each in compared},
-    }
+def environment(model: Any) -> dict[str, Any]:
+    """Of this process, with its model on its device."""
+    return {**where(model), **_git(), "num_parameters": model.num_parameters()}
 
 
 def where(model: Any) -> dict[str, Any]:
@@ -83,15 +69,11 @@ def short_name(name: str | None) -> str | None:
 
 
 def check_same(folder: Path, known: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuses to go on with a run that was measured otherwise; names the first difference.
-
-    With batches the limit must stay too: it decides who is in a batch with whom.
-    """
-    free = _MAY_DIFFER - ({"limit"} if now["settings"]["batch_size"] > 1 else set())
+    """Refuses to go on with a run that was measured otherwise; names the first difference."""
     for part in ("settings", "environment"):
         for name in {**known[part], **now[part]}:
             was, is_now = known[part].get(name), now[part].get(name)
-            if was != is_now and name not in free:
+            if was != is_now and name not in _MAY_DIFFER:
                 raise EvalError(
                     f"{name} must be what it was when the run in {folder} began: {was!r} (got "
                     f"{is_now!r}); choose another --output, or go back to {was!r}"
@@ -115,26 +97,3 @@ def _asked_git(*arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _source_sha256() -> str:
-    """Of all our Python files, the evaluation's too."""
-    digest = hashlib.sha256()
-    for package in (selfspec, evaluation):
-        folder = Path(str(package.__file__)).parent
-        for path in sorted(folder.rglob("*.py")):
-            digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
-
-
-def _model_sha256(model: Any) -> str:
-    """Of its config and the first values of every weight: enough to tell checkpoints apart."""
-    digest = hashlib.sha256(model.config.to_json_string().encode())
-    for name, weight in sorted(model.named_parameters()):
-        values = weight.detach().reshape(-1)[:_SAMPLE].to("cpu", torch.float32)
-        digest.update(name.encode() + values.numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _cache_sha256(name: str) -> str:
-    return hashlib.sha256(locate(name).read_bytes()).hexdigest()

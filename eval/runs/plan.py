@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from eval.benches.questions import Question
@@ -9,21 +10,36 @@ from eval.benches.registry import Loaded, limited, select, spread
 from eval.errors import EvalError
 from eval.report.rows import Key
 from eval.runs.asked import Asked
-from eval.runs.batches import Batch, batches
 from eval.runs.stage import Stage
+
+
+class Planned(NamedTuple):
+    """A question and how many of its turns are asked.
+
+    `number` is its own in the bench and goes into the seed, so that a longer run draws the same;
+    `order` is its own among those that are asked, and decides who answers first.
+    """
+
+    number: int
+    order: int
+    question: Question
+    num_turns: int
+
+    def keys(self, methods: Sequence[str], number: int = 0) -> list[Key]:
+        """Of all answers that there will be in the round of that number."""
+        turns = range(self.num_turns)
+        return [Key((self.question.id,), turn, name, number) for turn in turns for name in methods]
+
+    def __str__(self) -> str:
+        return f"{self.question.task} {self.question.id}"
 
 
 class Plan(NamedTuple):
     """What is answered, in order, and what there is to say about it."""
 
-    warm_up: list[Batch]  # answered by all, measured by nobody
-    measured: list[Batch]
+    warm_up: list[Planned]  # answered by all, measured by nobody
+    measured: list[Planned]
     notes: list[str]
-
-    def keys(self, asked: Asked) -> list[Key]:
-        """Of all answers that the run is to have."""
-        rounds = range(asked.rounds)
-        return [k for n in rounds for batch in self.measured for k in batch.keys(asked.methods, n)]
 
 
 def make_plan(asked: Asked, bench: Loaded, stage: Stage) -> Plan:
@@ -45,8 +61,19 @@ def make_plan(asked: Asked, bench: Loaded, stage: Stage) -> Plan:
     if stage.prompter.format == "plain":
         notes.append("no chat template is used: the model goes on with each question as plain text")
     numbers = {question.id: number for number, question in enumerate(bench.questions)}
-    size = numbers, asked.batch_size, asked.turns
-    return Plan(batches(warm_up, *size), batches(measured, *size), notes)
+
+    def planned(questions: Sequence[Question]) -> list[Planned]:
+        return [
+            Planned(
+                numbers[question.id],
+                order,
+                question,
+                min(len(question.turns), asked.turns or len(question.turns)),
+            )
+            for order, question in enumerate(questions)
+        ]
+
+    return Plan(planned(warm_up), planned(measured), notes)
 
 
 def _fits(question: Question, asked: Asked, stage: Stage) -> bool:

@@ -36,7 +36,7 @@ class Text(NamedTuple):
 
 def recorded_texts(record: Record) -> list[Text]:
     """The reference's texts of a run, in the order in which they were answered."""
-    tasks = {(*key.questions, key.turn): answer.task for key, answer in record.answers.items()}
+    tasks = {(*key.questions, key.turn): line["task"] for key, line in record.answers.items()}
     texts = [
         Text(tasks[key], prompt_ids, output_ids)
         for key, line in record.texts.items()

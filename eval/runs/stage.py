@@ -16,7 +16,7 @@ from eval.errors import EvalError
 from eval.methods.method import Method, Resources
 from eval.methods.registry import METHODS, new_method
 from eval.models.loading import load_model, load_tokenizer
-from eval.runs.asked import Asked, Shard
+from eval.runs.asked import Asked
 from selfspec import SelfSpec, SpecConfig
 from selfspec.building.limits import max_positions
 from selfspec.cache import load_cache
@@ -51,11 +51,11 @@ class Stage(NamedTuple):
         reasons = {name: method.refusal(self.model) for name, method in self.methods.items()}
         return {name: reason for name, reason in reasons.items() if reason is not None}
 
-    def curve(self, num_columns: int, num_rows: int) -> CostCurve:
+    def curve(self, num_columns: int) -> CostCurve:
         """What a forward costs by its width: as the methods came to know it, else measured now."""
         known = (method.stats for method in self.methods.values())
         last = next((stats for stats in known if stats is not None), GenerationStats())
-        of: Any = {"num_columns": num_columns, "num_rows": num_rows}
+        of: Any = {"num_columns": num_columns, "num_rows": 1}
         kept = kept_curve(self.model, forward=last.forward, **of)
         config = SpecConfig(forward=last.forward or "auto")
         return kept or profile(self.model, config, max_seconds=_CURVE_SECONDS, **of)[1]
@@ -72,7 +72,7 @@ def check_methods(asked: Asked) -> None:
         raise EvalError("method 'assisted' must have --assistant-model (got none); name one")
 
 
-def set_stage(asked: Asked, shard: Shard) -> Stage:
+def set_stage(asked: Asked) -> Stage:
     """Loads what was named; what is wrong with it is one line."""
     if asked.threads is not None:
         torch.set_num_threads(asked.threads)
@@ -81,7 +81,7 @@ def set_stage(asked: Asked, shard: Shard) -> Stage:
     variants = {name: asked.variant(name) for name in asked.methods}
     caches = {each.cache or asked.cache for each in variants.values()}
     new_specs = {cache: _spec_maker(cache, tokenizer) for cache in caches}
-    where = {"dtype": asked.dtype, "device": _device(asked.device, shard)}
+    where = {"dtype": asked.dtype, "device": asked.device}
     model = load_model(asked.model, shape=asked.shape, **where)
     small = asked.assistant_model
     assistant = None if small is None else load_model(small, **where)
@@ -98,12 +98,6 @@ def _prompter(asked: Asked, tokenizer: Any) -> Prompter:
     if asked.bench == "random":
         return RandomPrompter(tokenizer, asked.seed)
     return Prompter(tokenizer, asked.prompt_format)
-
-
-def _device(name: str, shard: Shard) -> str:
-    """A GPU for each process of a machine, where no single one is named."""
-    takes_gpu = name == "cuda" or (name == "auto" and torch.cuda.is_available())
-    return f"cuda:{shard.local_rank}" if takes_gpu and shard.num_shards > 1 else name
 
 
 def _spec_maker(cache: str | None, tokenizer: Any) -> Callable[[SpecConfig], SelfSpec]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from eval.benches import registry
+from eval.command import main
 
 TASKS = ("writing", "qa", "translation")
 
@@ -34,9 +35,9 @@ def _library_read_once() -> Iterator[None]:
 def told(capsys) -> Callable[..., tuple[int, list[str], str]]:
     """Runs a command of eval; returns its status, the lines of stdout, and stderr."""
 
-    def run(command: Any, *options: str) -> tuple[int, list[str], str]:
+    def run(command: str, *options: str) -> tuple[int, list[str], str]:
         capsys.readouterr()
-        status = command.main(list(options))
+        status = main([command, *options])
         captured = capsys.readouterr()
         return status, captured.out.splitlines(), captured.err
 
@@ -47,7 +48,7 @@ def told(capsys) -> Callable[..., tuple[int, list[str], str]]:
 def figures(told) -> Callable[..., dict[str, Any]]:
     """Runs a command that must end well; returns its last line."""
 
-    def run(command: Any, *options: str) -> dict[str, Any]:
+    def run(command: str, *options: str) -> dict[str, Any]:
         status, lines, error = told(command, *options)
         assert status == 0, error
         return json.loads(lines[-1])

@@ -12,7 +12,6 @@ import pytest
 from eval import edge_network
 from eval.edge.network import Network, bandwidth_shares, new_users, upload_seconds
 from eval.edge.schemes import DESCRIPTIONS, PLANNED, serve
-from eval.errors import EvalError
 
 HERTZ = 20e6
 SMALL = Network(num_users=6, output_tokens=(8, 24))
@@ -33,15 +32,6 @@ def test_shares_let_all_prompts_arrive_at_once_and_none_are_faster():
     assert upload_seconds(users, [1 / len(users)] * len(users), HERTZ) > seconds
 
 
-def test_users_send_the_embeddings_of_both_models():
-    (user, *_) = new_users(Network(), 1)
-    assert user.bits == user.task.input_length * 16 * (2048 + 4096)
-
-
-def test_a_seed_gives_the_same_users_and_another_one_others():
-    assert new_users(Network(), 1) == new_users(Network(), 1) != new_users(Network(), 2)
-
-
 def test_each_scheme_is_what_it_says():
     served = serve(SMALL, new_users(SMALL, seed=0))
     assert list(served) == list(DESCRIPTIONS)
@@ -53,12 +43,6 @@ def test_each_scheme_is_what_it_says():
     alone = replace(SMALL, static_rows=1)
     again = serve(alone, new_users(alone, seed=0))
     assert again["static batches"] == again["no batching"]
-
-
-def test_a_prompt_that_fits_nowhere_is_refused():
-    tight = replace(SMALL, memory_gb=1.7)
-    with pytest.raises(EvalError, match=r"memory_gb must hold .* \(got 1.7\)"):
-        serve(tight, new_users(tight, 0))
 
 
 def test_the_command(told, monkeypatch, tmp_path):
@@ -74,12 +58,12 @@ def test_the_command(told, monkeypatch, tmp_path):
     monkeypatch.setattr(edge_network, "Network", lambda **more: replace(SMALL, **more))
     page = tmp_path / "edge.html"
     options = ["--draws", "1", "--out", str(page), "--pictures", str(tmp_path / "drawn")]
-    status, lines, _ = told(edge_network, *options)
+    status, lines, _ = told("edge_network", *options)
     assert status == 0
     found = json.loads(lines[-1])
     assert any("| heuristic: prompts of up to 1,792 tokens | 8b | 19.6 |" in line for line in lines)
     assert "| path exponent | 3.0 |" in lines
     assert set(found["figures"]["weights are read"]) == {figure.name for figure in figures}
-    assert page.read_text().count("<svg") == 2 * len(figures)
+    assert page.read_text().count("</svg>") == 2 * len(figures)
     drawn = tmp_path / "drawn" / "edge-figure-6-weights-are-read.svg"
-    assert drawn.read_text().startswith('<svg xmlns="http://www.w3.org/2000/svg"')
+    assert drawn.read_text().startswith("<svg")

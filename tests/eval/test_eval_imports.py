@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import eval as evaluation
+from eval.command import COMMANDS as COMMANDS_OF_A_RUN
+from eval.command import MODULES
 from tests.test_imports import imports_of, name_of, part_of
 
 ROOT = Path(str(evaluation.__file__)).parent
@@ -47,8 +51,22 @@ def test_the_table_has_no_circle():
         seen.add(room)
 
 
-def test_commands_are_few_and_import_one_another_only_to_share_measuring():
-    assert len(COMMANDS) <= 18
+def test_every_command_is_listed_and_none_imports_another():
+    assert {*MODULES, "command"} == COMMANDS
     imported = {part_of(name_of(path)): rooms_imported(path) & COMMANDS for path in FILES}
     pairs = {(name, other) for name, others in imported.items() for other in others - {name}}
-    assert pairs == {("__main__", "command"), ("ablation", "tokens_per_step")}
+    assert pairs == {("__main__", "command")}
+
+
+def test_help_is_there_at_once():
+    """What is heavy is imported where a command needs it."""
+    heavy = "{'torch', 'transformers', 'pandas', 'matplotlib', 'jinja2'}"
+    look = (
+        "import sys; from eval.command import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        f"assert not {heavy} & set(sys.modules), {heavy} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for name in (*COMMANDS_OF_A_RUN, *MODULES):
+        assert f"\n    {name}" in done.stdout, name

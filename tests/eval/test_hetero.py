@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 
 import pytest
 import torch
@@ -61,7 +60,7 @@ def test_a_shared_layer_is_the_plain_layer(way: tuple[float, int | None] | None)
 def test_a_whole_model_on_two_units(figures, chat_folder) -> None:
     """All ways give the model's own logits."""
     options = ["--model", chat_folder, "--columns", "20", "--width", "4", "16", "--rounds", "1"]
-    rows = figures(hetero, *options)["rows"]
+    rows = figures("hetero", *options)["rows"]
     assert [row["width"] for row in rows] == [1, 4, 16]
     assert set(rows[1]["ms"]) == {"one unit", "by rows", "by columns"}
     assert max(row["difference"] for row in rows) < 1e-4
@@ -70,36 +69,15 @@ def test_a_whole_model_on_two_units(figures, chat_folder) -> None:
 @needs_cores
 def test_attention_by_its_boundary(figures) -> None:
     options = ["--boundary", "--columns", "20", "--width", "6", "--rounds", "1"]
-    (row,) = figures(hetero, *options)["rows"]
+    (row,) = figures("hetero", *options)["rows"]
     assert row["dynamic"] <= row["static"]
-
-
-@needs_cores
-def test_a_task_that_fails_fails_here() -> None:
-    with two_units("cpu") as units:
-        with pytest.raises(ZeroDivisionError):
-            units.run(lambda: 1 // 0, lambda: 1)
-        assert units.run(lambda: 2, None) == [2]
-
-
-@needs_cores
-def test_profiles_together_are_of_both_at_once() -> None:
-    """The first unit's task can't end before the second one's has begun."""
-    has_begun = threading.Event()
-
-    def first() -> None:
-        assert has_begun.wait(timeout=60)
-
-    with two_units("cpu") as units:
-        assert min(units.seconds_together(first, has_begun.set, rounds=3)) > 0
-        assert min(units.seconds_alone(first, has_begun.set, rounds=3)) > 0
 
 
 @needs_cores
 def test_hetero(figures, tmp_path) -> None:
     out = tmp_path / "hetero.json"
     options = ["--columns", "20", "--width", "6", "--rounds", "2", "--out", str(out)]
-    told = figures(hetero, *options)
+    told = figures("hetero", *options)
     assert told == json.loads(out.read_text())
     rows = {row["way"]: row for row in told["rows"]}
     assert len(rows) == 6
@@ -109,7 +87,7 @@ def test_hetero(figures, tmp_path) -> None:
 
 def test_all_ways_of_attention_agree(figures) -> None:
     options = ["--attention", "--columns", "20", "--width", "1", "6", "--rounds", "1"]
-    rows = figures(hetero, *options)["rows"]
+    rows = figures("hetero", *options)["rows"]
     assert [row["dtype"] for row in rows] == ["float32", "bfloat16"] * 2
     for row in rows:
         assert row["difference"] < (1e-5 if row["dtype"] == "float32" else 0.03)

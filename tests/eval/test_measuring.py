@@ -1,14 +1,10 @@
-"""tokens_per_step and ablation, end to end on a tiny random model."""
+"""`eval tokens_per_step`, end to end on a tiny random model."""
 
 from __future__ import annotations
-
-import json
-from argparse import Namespace
 
 import numpy as np
 import pytest
 
-from eval import ablation, tokens_per_step
 from eval.methods.switch import SwitchSource
 from selfspec.records import TopK
 
@@ -17,7 +13,7 @@ from selfspec.records import TopK
 def test_tokens_per_step(figures, asked, temperature):
     asked += ["--max-nodes", "1", "8", "--max-new-tokens", "12", "--limit", "3"]
     asked += ["--temperature", temperature, "--knob", "depth_decay=0.9"]
-    result = figures(tokens_per_step, *asked)
+    result = figures("tokens_per_step", *asked)
     assert result["num_prompts"] == 3
     assert result["rows"]["1"]["overall"] == [1.0, 1.0]  # plain decoding
     tokens, nodes = result["rows"]["8"]["overall"]
@@ -27,40 +23,17 @@ def test_tokens_per_step(figures, asked, temperature):
 
 def test_rules_of_a_draft_model_that_is_the_model_itself(figures, asked, chat_folder):
     asked += ["--max-nodes", "3", "--max-new-tokens", "9", "--limit", "2"]
-    found = figures(tokens_per_step, *asked, "--rules", "--draft-model", chat_folder)["rules"]
+    found = figures("tokens_per_step", *asked, "--rules", "--draft-model", chat_folder)["rules"]
     chain = found["chain, 3 nodes"]
     assert chain["num_first"] == chain["num_steps"] == 4
     assert {rule["num_tokens"] for rule in found.values()} == {16}
 
 
-def test_widths_are_compared_at_full_width(chat_folder):
-    parsed = Namespace(model=chat_folder, draft_model=None, cache=None, remember=None)
-    assert tokens_per_step.new_spec(parsed).config.budget == "fixed"
-    assert tokens_per_step.new_spec(parsed, budget="measured").config.budget == "measured"
-
-
 def test_a_later_run_starts_with_what_an_earlier_one_kept(figures, asked, tmp_path):
     asked += ["--max-nodes", "8", "--max-new-tokens", "12", "--limit", "2"]
     asked += ["--remember", str(tmp_path / "kept")]
-    cold, warm = (figures(tokens_per_step, *asked)["rows"]["8"]["overall"] for _ in range(2))
+    cold, warm = (figures("tokens_per_step", *asked)["rows"]["8"]["overall"] for _ in range(2))
     assert warm[0] > cold[0]
-
-
-def test_ablation_measures_each_set_once(told, asked, tmp_path):
-    out = tmp_path / "rows.jsonl"
-    asked += ["--max-nodes", "4", "8", "--max-new-tokens", "12", "--limit", "2"]
-    asked += ["--out", str(out), "--sets"]
-    assert told(ablation, *asked, "all", "lut")[0] == 0
-    lines = out.read_text().splitlines()
-    entries = [json.loads(line) for line in lines]
-    measured = [(entry["set"], entry["max_nodes"]) for entry in entries]
-    assert measured == [("all", 4), ("all", 8), ("lut", 4), ("lut", 8)]
-    status, table, _ = told(ablation, *asked, "all", "no-lut", "switch")
-    assert status == 0
-    assert out.read_text().splitlines()[:4] == lines
-    assert len(out.read_text().splitlines()) == 8
-    assert any(line.startswith("| all | 4 |") for line in table)
-    assert any(line.startswith("| switch | 8 |") for line in table)
 
 
 def test_the_switch_copies_a_long_match_and_else_asks_the_lut():

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from eval.benches.questions import read_questions
 from eval.benches.registry import BENCHES, Slice, load_bench, select, spread
 from eval.benches.stdlib import stdlib_questions
 from eval.errors import EvalError
@@ -26,32 +25,18 @@ def write(path: Path, *lines: object) -> Path:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", r"line 2 must be a JSON object with question_id, category and turns \(got '\{'"),
-        ("[1]", r"line 2 must be a JSON object .* \(got '\[1\]'\); mend the line, or take it out"),
-        ({**GOOD, "turns": None}, r"line 2 .*'turns' is missing \(got 'question_id', 'category'"),
-        ({**GOOD, "turns": "hi"}, r"'turns' must be a list of texts, .* \(got 'hi'\); write it as"),
-        ({**GOOD, "turns": []}, r"'turns' must be a list of texts"),
-        ({**GOOD, "turns": ["a", ""]}, r"'turns' must be a list of texts, none of them empty"),
-        ({**GOOD, "category": 3}, r"'category' must be a text that is not empty \(got 3\)"),
-        ({**GOOD, "question_id": True}, r"'question_id' must be a whole number or a text"),
-        (GOOD, r"line 2: 'question_id' must not come twice \(got 1, as in .* line 1\)"),
+        ("{", "line 2: the row: Invalid JSON"),
+        ({**GOOD, "turns": None}, "line 2: turns: .* array"),
+        ({**GOOD, "turns": ["a", " "]}, r"line 2: turns\.1"),
+        ({**GOOD, "category": 3}, "line 2: category: .* string"),
+        ({**GOOD, "question_id": True}, "line 2: question_id"),
+        (GOOD, r"line 2: an id must not come twice \(got 1\)"),
     ],
 )
-def test_a_malformed_line_is_named_with_its_field_and_a_fix(tmp_path, line, message):
+def test_a_malformed_line_is_named_with_its_field(tmp_path, line, message):
     path = write(tmp_path / "question.jsonl", GOOD, line)
     with pytest.raises(EvalError, match=message):
         load_bench("spec-bench", path)
-
-
-def test_a_file_that_is_no_text_or_not_there_is_named(tmp_path):
-    path = tmp_path / "question.jsonl"
-    path.write_bytes(json.dumps(GOOD).encode() + b"\n\xff\n")
-    with pytest.raises(EvalError, match="line 2 must be UTF-8 text"):
-        read_questions(path)
-    with pytest.raises(EvalError, match=r"nowhere\.jsonl must be readable"):
-        load_bench(str(tmp_path / "nowhere.jsonl"))
-    with pytest.raises(EvalError, match="must hold a question at least"):
-        load_bench(str(write(tmp_path / "empty.jsonl", "")))
 
 
 def test_spec_bench_files_mt_bench_under_one_task_and_mt_bench_does_not(tmp_path):
@@ -69,15 +54,6 @@ def test_a_file_of_ones_own_may_leave_out_what_is_not_needed(tmp_path):
     ]
     with pytest.raises(EvalError, match=r"takes no --questions .* leave it out"):
         load_bench(str(path), path)
-
-
-def test_unknown_names_are_answered_with_the_nearest(tmp_path):
-    with pytest.raises(EvalError, match=r"unknown bench 'specbench'; did you mean 'spec-bench'\?"):
-        load_bench("specbench")
-    with pytest.raises(EvalError, match=r"pass --questions PATH"):
-        load_bench("spec-bench")
-    with pytest.raises(EvalError, match=r"unknown task 'q'"):
-        select(load_bench(str(write(tmp_path / "a.jsonl", GOOD))).questions, Slice(task="q"))
 
 
 ROWS = {
@@ -104,25 +80,6 @@ def test_benches_of_the_hub_come_through_datasets_or_a_local_file(tmp_path, monk
     local = load_bench(name, write(tmp_path / "rows.jsonl", ROWS[name]))
     assert fetched == local
     assert len(fetched.questions[0].turns) == (2 if name == "mt-bench" else 1)
-
-
-def test_without_datasets_or_a_connection_the_fix_is_named(monkeypatch):
-    def load_dataset(*_arguments, **_more):
-        raise ConnectionError("no route\nmore of it")
-
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    with pytest.raises(EvalError, match=r"'gsm8k' can't be loaded .*: no route; pass --questions"):
-        load_bench("gsm8k")
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(EvalError, match=r"needs the datasets package: pip install"):
-        load_bench("gsm8k")
-
-
-def test_a_malformed_row_of_the_hub_is_named(monkeypatch):
-    rows = SimpleNamespace(load_dataset=lambda *_a, **_k: [ROWS["gsm8k"], {"question": 3}])
-    monkeypatch.setitem(sys.modules, "datasets", rows)
-    with pytest.raises(EvalError, match=r"openai/gsm8k row 2 must be .*'question' must be a text"):
-        load_bench("gsm8k")
 
 
 def test_a_limit_is_spread_over_the_tasks_and_a_higher_one_keeps_the_lower(questions):
@@ -171,10 +128,3 @@ def test_tasks_are_cut_from_documented_functions(tmp_path):
     assert "Put it in" not in docstring.turns[0]
     assert docstring.plain is not None
     assert docstring.plain.endswith('def put(self, item, timeout=None):\n    """')
-
-
-@pytest.mark.slow
-def test_the_library_gives_the_same_questions_every_time():
-    one, other = stdlib_questions(), stdlib_questions()
-    assert one == other
-    assert len(one) == 120

@@ -191,7 +191,7 @@ def test_prompts_side_by_side_end_together():
 
 
 def verdict(stock: list[int], other: list[int], *, greedy: bool = True) -> Verdict:
-    return compare(new_model(), [[5, 6]], [stock], [other], greedy=greedy)
+    return compare(new_model(), [5, 6], stock, other, greedy=greedy)
 
 
 def test_verdicts():
@@ -206,12 +206,6 @@ def test_verdicts():
     twins = new_model()
     head = twins.lm_head.weight.data
     head[other] = head[likeliest]
-    tie = compare(twins, [[5, 6]], [[likeliest]], [[other]], greedy=True)
+    tie = compare(twins, [5, 6], [likeliest], [other], greedy=True)
     assert tie == Verdict("near-tie", 0, 0.0)
     assert verdict([3], [3, 4]) == Verdict("different", 1)
-
-
-def test_of_a_batch_the_worst_row_counts():
-    prompts, same = [[5], [6]], [[1, 2], [3, 4]]
-    assert compare(new_model(), prompts, same, same, greedy=True).same == "identical"
-    assert compare(new_model(), prompts, same, [[1, 2], [3]], greedy=True).same == "different"

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from eval import command
 from eval.papers.fit_tree import best_tree
 from selfspec import SelfSpec, attach
 from selfspec.cache import load_cache
@@ -46,8 +45,8 @@ def test_adding_the_likeliest_next_equals_brute_force(places, num_nodes):
 
 
 def test_the_program_makes_a_cache_that_drafts(told, asked, chat_folder, tmp_path):
-    asked = ["fit", *asked, "--limit", "3", "--max-new-tokens", "24", "--width", "6"]
-    status, lines, error = told(command, *asked, "--out", str(tmp_path / "fitted"))
+    asked = [*asked, "--limit", "3", "--max-new-tokens", "24", "--width", "6"]
+    status, lines, error = told("fit", *asked, "--out", str(tmp_path / "fitted"))
     assert status == 0, error
     assert any(line.endswith("kept") for line in lines)
     assert load_cache(tmp_path / "fitted").fitted.width == 6
@@ -58,6 +57,6 @@ def test_the_program_makes_a_cache_that_drafts(told, asked, chat_folder, tmp_pat
     stock = model.generate(ids, **arguments)
     assert torch.equal(model.generate(ids, assistant=spec, **arguments), stock)
     assert 1 < spec.stats.nodes_per_step <= 6
-    status, _, error = told(command, *asked, "--out", str(tmp_path / "fitted"))
+    status, _, error = told("fit", *asked, "--out", str(tmp_path / "fitted"))
     assert status == 2
     assert "must not be there yet" in error

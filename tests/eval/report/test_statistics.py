@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from eval.report.rows import Answer, Numbers
-from eval.report.speed_up import Spread, costs, ratios, variation
-from eval.report.statistics import STAGES, by_task, figures, pooled
+from eval.report.rows import Line, frame_of
+from eval.report.statistics import (
+    STAGES,
+    by_task,
+    costs,
+    decoding,
+    figures,
+    pooled,
+    ratios,
+    variation,
+)
 
 
 def answer(
-    question: int,
-    method: str,
-    seconds: float | None,
-    *,
-    tokens: int = 10,
-    task: str = "qa",
-    turn: int = 0,
-    **more,
-) -> Answer:
+    question: int, method: str, seconds: float | None, *, tokens: int = 10, **more: Any
+) -> Line:
     """None seconds: it failed."""
-    about = {"run": "r", "method": method, "task": task, "questions": (question,), "turn": turn}
+    line = {"run": "r", "method": method, "task": "qa", "questions": [question], "turn": 0}
+    line |= {name: more.pop(name) for name in ("task", "turn", "round") if name in more}
     if seconds is None:
-        return Answer(**about, order=0, error="broken")
-    numbers = Numbers(
-        num_prompt_tokens=5,
-        num_new_tokens=tokens,
-        seconds=seconds,
-        prefill_seconds=0.25,
-        **{"num_steps": tokens - 1, "output_sha256": "", **more},
-    )
-    return Answer(**about, order=0, numbers=numbers)
+        return {**line, "error": "broken"}
+    about = {"num_prompt_tokens": 5, "num_new_tokens": tokens, "prefill_seconds": 0.25}
+    return {**line, "numbers": {"seconds": seconds, "num_steps": tokens - 1, **about, **more}}
+
+
+def of(lines: list[Line], method: str) -> dict[str, Any]:
+    return figures(frame_of(lines), method)
 
 
 ANSWERS = [
@@ -52,16 +52,16 @@ ANSWERS = [
 def test_of_several_rounds_the_median_counts_and_each_has_its_total():
     seconds = {"stock": (10.0, 30.0, 12.0), "ours": (5.0, 6.0, 20.0)}
     answers = [
-        replace(answer(1, name, spent), round=number)
+        answer(1, name, spent, round=number)
         for name, rounds in seconds.items()
         for number, spent in enumerate(rounds)
     ]
-    found = figures(answers, "ours")
-    assert found.speed_up.total == 12 / 6
-    assert found.speed_up_by_round == [2.0, 5.0, 0.6]
-    assert variation(answers, "stock") == 2.0
-    assert variation(answers[:1], "stock") is None
-    assert figures(answers[:1] + answers[3:4], "ours").speed_up_by_round == []
+    found = of(answers, "ours")
+    assert found["speed_up"]["total"] == 12 / 6
+    assert found["speed_up_by_round"] == [2.0, 5.0, 0.6]
+    assert variation(frame_of(answers), "stock") == 2.0
+    assert variation(frame_of(answers[:1]), "stock") is None
+    assert of(answers[:1] + answers[3:4], "ours")["speed_up_by_round"] == []
 
 
 def test_drafting_alone_is_over_our_forward_without_drafts():
@@ -72,76 +72,82 @@ def test_drafting_alone_is_over_our_forward_without_drafts():
         answer(1, "forward-only", 10.0, **counted),
         answer(1, "ours", 5.0, **counted),
     ]
-    found = {name: parts["overall"] for name, parts in by_task(answers).items()}
-    assert found["ours"].speed_up.total == 2.4
-    assert found["ours"].drafting_speed_up.total == 2.0
+    found = {name: parts["overall"] for name, parts in by_task(frame_of(answers)).items()}
+    assert found["ours"]["speed_up"]["total"] == 2.4
+    assert found["ours"]["drafting_speed_up"]["total"] == 2.0
     for name in ("stock", "prompt-lookup", "forward-only"):
-        assert found[name].drafting_speed_up is None
-    without = [each for each in answers if each.method != "forward-only"]
-    assert figures(without, "ours").drafting_speed_up is None
+        assert found[name]["drafting_speed_up"] is None
+    without = [each for each in answers if each["method"] != "forward-only"]
+    assert of(without, "ours")["drafting_speed_up"] is None
 
 
 def test_figures_of_known_rows():
-    qa = figures([a for a in ANSWERS if a.task == "qa"], "ours")
-    assert (qa.num_answers, qa.num_failed, qa.num_new_tokens) == (2, 0, 20)
-    assert qa.tokens_per_step == (20 - 2) / 12
-    assert qa.nodes_per_step == 57 / 12
-    assert qa.queries_per_step == 63 / 12
-    assert qa.goodput == 20 / 25
-    assert qa.ms_per_token == 1250
-    assert qa.prefill_ms == 250
-    assert qa.decode_ms_per_token == pytest.approx(1000 * (4.75 + 19.75) / 18)
-    assert (qa.num_same, qa.num_near_ties, qa.num_different) == (1, 1, 0)
-    assert qa.speed_up is not None
-    assert qa.speed_up.total == 30 / 25  # as a user waits: all seconds over all seconds
-    assert qa.speed_up.mean == pytest.approx(1.5)  # of the ratios 2 and 1
-    assert qa.speed_up.spread == pytest.approx(Spread(1.0, 1.25, 1.5, 1.75, 2.0))
-    assert qa.decode_speed_up is not None
-    assert qa.decode_speed_up.total == pytest.approx((9.75 + 19.75) / (4.75 + 19.75))
+    qa = of([a for a in ANSWERS if a["task"] == "qa"], "ours")
+    assert (qa["num_answers"], qa["num_failed"], qa["num_new_tokens"]) == (2, 0, 20)
+    assert qa["tokens_per_step"] == (20 - 2) / 12
+    assert qa["nodes_per_step"] == 57 / 12
+    assert qa["queries_per_step"] == 63 / 12
+    assert qa["goodput"] == 20 / 25
+    assert qa["ms_per_token"] == 1250
+    assert qa["prefill_ms"] == 250
+    assert qa["decode_ms_per_token"] == pytest.approx(1000 * (4.75 + 19.75) / 18)
+    assert (qa["num_same"], qa["num_near_ties"], qa["num_different"]) == (1, 1, 0)
+    assert qa["speed_up"] is not None
+    assert qa["speed_up"]["total"] == 30 / 25  # as a user waits: all seconds over all seconds
+    assert qa["speed_up"]["mean"] == pytest.approx(1.5)  # of the ratios 2 and 1
+    spread = [qa["speed_up"][name] for name in ("min", "q1", "median", "q3", "max")]
+    assert spread == pytest.approx([1.0, 1.25, 1.5, 1.75, 2.0])
+    assert qa["decode_speed_up"] is not None
+    assert qa["decode_speed_up"]["total"] == pytest.approx((9.75 + 19.75) / (4.75 + 19.75))
 
 
 def test_what_failed_has_no_part_in_a_speed_up():
-    parts = by_task(ANSWERS)
+    parts = by_task(frame_of(ANSWERS))
     assert list(parts) == ["stock", "ours"]
     assert list(parts["ours"]) == ["qa", "math", "overall"]
     overall = parts["ours"]["overall"]
-    assert (overall.num_answers, overall.num_failed) == (3, 1)
-    assert overall.speed_up is not None
-    assert overall.speed_up.num_questions == 3
-    assert overall.speed_up.total == 40 / (5 + 20 + 10 / 2)
-    assert parts["stock"]["overall"].speed_up is None
-    assert parts["stock"]["overall"].tokens_per_step == 1.0
-    assert parts["stock"]["overall"].nodes_per_step is None
+    assert (overall["num_answers"], overall["num_failed"]) == (3, 1)
+    assert overall["speed_up"] is not None
+    assert overall["speed_up"]["num_questions"] == 3
+    assert overall["speed_up"]["total"] == 40 / (5 + 20 + 10 / 2)
+    assert parts["stock"]["overall"]["speed_up"] is None
+    assert parts["stock"]["overall"]["tokens_per_step"] == 1.0
+    assert parts["stock"]["overall"]["nodes_per_step"] is None
 
 
 def test_all_that_failed_leaves_nothing_to_say():
-    nothing = figures([answer(1, "stock", 1.0), answer(1, "ours", None)], "ours")
-    assert nothing.num_failed == 1
-    values = (nothing.tokens_per_step, nothing.goodput, nothing.ms_per_token, nothing.speed_up)
+    nothing = of([answer(1, "stock", 1.0), answer(1, "ours", None)], "ours")
+    assert nothing["num_failed"] == 1
+    values = (
+        nothing["tokens_per_step"],
+        nothing["goodput"],
+        nothing["ms_per_token"],
+        nothing["speed_up"],
+    )
     assert values == (None, None, None, None)
 
 
 def test_one_token_answers_have_no_decoding_to_compare():
-    found = figures([answer(1, "stock", 2.0, tokens=1), answer(1, "ours", 1.0, tokens=1)], "ours")
-    assert found.speed_up is not None
-    assert found.speed_up.total == 2.0
-    assert found.decode_speed_up is None
-    assert found.decode_ms_per_token is None
+    found = of([answer(1, "stock", 2.0, tokens=1), answer(1, "ours", 1.0, tokens=1)], "ours")
+    assert found["speed_up"] is not None
+    assert found["speed_up"]["total"] == 2.0
+    assert found["decode_speed_up"] is None
+    assert found["decode_ms_per_token"] is None
 
 
 def test_the_time_of_a_step_by_stage_and_what_belongs_to_no_step():
     stages = {"wait": 1.0, "prefill": 9.0, **dict.fromkeys(STAGES, 0.5)}
     answers = [answer(n, "ours", 9.0, num_steps=2, stage_seconds=stages) for n in (1, 2)]
-    found = figures(answers, "ours")
-    assert list(found.stage_ms) == [*STAGES, "wait"]  # what nobody knows yet has its place too
-    assert found.stage_ms == {**dict.fromkeys(STAGES, 250.0), "wait": 500.0}
-    assert found.call_ms == {"prefill": 9000.0}
-    assert found.overhead == 1 - 0.5 / 4.0
-    nothing = figures([answer(1, "stock", 1.0)], "stock")
-    assert (nothing.stage_ms, nothing.call_ms, nothing.overhead) == ({}, {}, None)
+    found = of(answers, "ours")
+    assert list(found["stage_ms"]) == [*STAGES, "wait"]  # what nobody knows yet has its place too
+    assert found["stage_ms"] == {**dict.fromkeys(STAGES, 250.0), "wait": 500.0}
+    assert found["call_ms"] == {"prefill": 9000.0}
+    assert found["overhead"] == 1 - 0.5 / 4.0
+    nothing = of([answer(1, "stock", 1.0)], "stock")
+    assert (nothing["stage_ms"], nothing["call_ms"], nothing["overhead"]) == ({}, {}, None)
     plain = answer(1, "ours", 1.0, disabled_reason="no attention", stage_seconds={"plain": 1.0})
-    found = figures([plain, answer(2, "ours", 1.0)], "ours")
-    assert (found.disabled_reason, found.call_ms) == ("no attention", {"plain": 500.0})
+    found = of([plain, answer(2, "ours", 1.0)], "ours")
+    assert (found["disabled_reason"], found["call_ms"]) == ("no attention", {"plain": 500.0})
 
 
 def test_the_turns_of_a_question_are_added_up():
@@ -155,45 +161,37 @@ def test_the_turns_of_a_question_are_added_up():
         answer(2, "ours", 1.0),
         answer(2, "ours", None, turn=1),  # so the question is out
     ]
-    found = figures(answers, "ours").speed_up
+    found = of(answers, "ours")["speed_up"]
     assert found is not None
-    assert (found.num_questions, found.total, found.mean) == (1, 2.0, 2.0)
-    assert list(costs(answers, "ours")) == [(1,)]
-
-
-def test_a_batch_waits_for_all_its_rows():
-    one = answer(1, "stock", 4.0, tokens=20)
-    batch = replace(one, questions=(1, 2))
-    assert figures([batch], "stock").goodput == 5.0
-    assert figures([batch], "stock").ms_per_token == 400.0
-    assert figures([batch], "stock").tokens_per_step == 18 / 19
+    assert (found["num_questions"], found["total"], found["mean"]) == (1, 2.0, 2.0)
+    assert list(costs(frame_of(answers), "ours").index) == ["1"]
 
 
 def test_the_interval_holds_the_total_and_narrows_with_questions():
-    def run(number: int) -> list[Answer]:
+    def run(number: int) -> list[Line]:
         slow = [answer(q, "stock", 10.0 + q % 3) for q in range(number)]
         return slow + [answer(q, "ours", 5.0 + q % 2) for q in range(number)]
 
-    few, many = (figures(run(number), "ours").speed_up for number in (8, 200))
+    few, many = (of(run(number), "ours")["speed_up"] for number in (8, 200))
     assert few is not None
     assert many is not None
     for each in (few, many):
-        assert each.low < each.total < each.high
-    assert many.high - many.low < (few.high - few.low) / 2
+        assert each["low"] < each["total"] < each["high"]
+    assert many["high"] - many["low"] < (few["high"] - few["low"]) / 2
 
 
 def test_the_interval_is_the_bootstraps_own():
     """Two questions: of four resamplings two are mixed, one is either; so 95 % spans all."""
     answers = [answer(1, "stock", 10.0), answer(2, "stock", 10.0)]
     answers += [answer(1, "ours", 10.0), answer(2, "ours", 5.0)]
-    found = figures(answers, "ours").speed_up
+    found = of(answers, "ours")["speed_up"]
     assert found is not None
-    assert (found.low, found.high) == (1.0, 2.0)
-    assert math.isclose(found.total, 20 / 15)
+    assert (found["low"], found["high"]) == (1.0, 2.0)
+    assert math.isclose(found["total"], 20 / 15)
 
 
 def test_no_tokens_no_ratio():
-    nothing = {(1,): costs([answer(1, "stock", 1.0)], "stock")[(1,)]._replace(tokens=0)}
+    nothing = costs(frame_of([answer(1, "stock", 1.0, tokens=1)]), "stock", decoding)
     assert ratios(nothing, nothing) is None
 
 
@@ -204,4 +202,4 @@ def test_histograms_are_summed_over_a_methods_answers():
         answer(1, "other", 1.0, widths={5: 5}),
         answer(3, "ours", None),
     ]
-    assert pooled(answers, "ours", "widths") == {1: 2, 16: 4}
+    assert pooled(frame_of(answers), "ours", "widths") == {1: 2, 16: 4}

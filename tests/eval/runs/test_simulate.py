@@ -9,7 +9,7 @@ import pytest
 
 from eval.command import main
 from eval.errors import EvalError
-from eval.report.rows import ROWS, Record, RowFile, read_record
+from eval.report.rows import ROWS, Record, append, read_record
 from eval.runs.simulate import Text, recorded_texts, replay, simulated
 from selfspec import GenerationStats, SpecConfig
 
@@ -86,6 +86,6 @@ def test_the_command_guards_a_figure(capsys):
 def test_a_run_without_texts_can_not_be_replayed(tmp_path, capsys):
     with pytest.raises(EvalError, match="must have texts to be replayed"):
         recorded_texts(Record())
-    RowFile(tmp_path / ROWS).append([{"kind": "run", "schema": 1}])
+    append(tmp_path / ROWS, [{"kind": "run", "schema": 1}])
     assert main(["simulate", str(tmp_path)]) == 2
     assert "with answers in rows.jsonl (got none)" in capsys.readouterr().err

@@ -1,7 +1,7 @@
 """Budgets on simulated clocks: what the measured width gains, beside fixed ones, in seconds.
 
-    python -m eval.simulate answers.jsonl --record --model PATH --questions question.jsonl
-    python -m eval.simulate answers.jsonl
+    python -m eval budgets answers.jsonl --record --model PATH --questions question.jsonl
+    python -m eval budgets answers.jsonl
 
 The first command answers questions with wide trees and keeps what the model said at every node. The
 second decodes them again from that file. Drafts, calibration and budgets are real; a forward takes
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ from eval.benches.prompts import load_questions
 from eval.benches.questions import ranks
 from eval.errors import EvalError
 from eval.models.loading import load_asked, load_tokenizer
-from eval.options import add_knob, add_questions, add_required_model, command, parsed_knobs
+from eval.options import add_knob, add_questions, add_required_model, parsed_knobs
 from eval.report.table import Table
 from eval.runs.clocked import Answer, Host, Machine, answered
 from eval.runs.environment import told
@@ -84,7 +83,7 @@ class Gained(NamedTuple):
         return {name: round(value, 3) for name, value in self._asdict().items()}
 
 
-def _run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Records answers, or prints a table of what budgets make of them."""
     return _record(options) if options.record else _compare(options)
 
@@ -98,7 +97,7 @@ def _record(options: argparse.Namespace) -> int:
         attach(load_asked(options)), prompts, max_new_tokens=options.record_tokens, **asked
     )
     number = write_texts(options.texts, texts)
-    print(json.dumps(told("simulate", options, recorded=number)))
+    print(json.dumps(told("budgets", options, recorded=number)))
     return 0
 
 
@@ -120,7 +119,7 @@ def _compare(options: argparse.Namespace) -> int:
             name: {method: each.rounded() for method, each in row.items()}
             for name, row in found.items()
         }
-    print(json.dumps(told("simulate", options, answers=gained)))
+    print(json.dumps(told("budgets", options, answers=gained)))
     return 0
 
 
@@ -181,7 +180,7 @@ def _asked(text: str) -> tuple[int, int]:
     return number, length
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("texts", type=Path, metavar="FILE", help="recorded answers")
     add("--answers", nargs="+", type=_asked, default=[(4, 64), (8, 128)], metavar="NxTOKENS")
@@ -198,9 +197,3 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--record-nodes", type=int, default=32, metavar="N")
     for action in parser._actions:
         action.required = action.dest == "texts"
-
-
-main = command("simulate", __doc__, _add_options, _run)
-
-if __name__ == "__main__":
-    sys.exit(main())
