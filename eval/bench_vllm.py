@@ -23,11 +23,11 @@ from typing import Any
 from eval.benches.prompts import EVERY, load_questions
 from eval.models.loading import load_tokenizer
 from eval.options import add_questions, check_at_least
-from eval.report.statistics import OVERALL
 from eval.report.table import Table
 from eval.runs.environment import told
 from selfspec.engines.vllm import config
 
+_OVERALL = "overall"
 METHODS = ("none", "ngram", "suffix", "selfspec")
 
 
@@ -106,9 +106,9 @@ def answer(prompts: list[list[int]], max_new_tokens: int, arguments: dict[str, A
 
 def figures(answer: dict[str, Any], tasks: list[str]) -> dict[str, Any]:
     """Tokens per step, by task and of all, and the seconds."""
-    totals: dict[str, list[int]] = {task: [0, 0] for task in (*tasks, OVERALL)}
+    totals: dict[str, list[int]] = {task: [0, 0] for task in (*tasks, _OVERALL)}
     for task, text, num_steps in zip(tasks, answer["texts"], answer["num_steps"], strict=True):
-        for key in (task, OVERALL):
+        for key in (task, _OVERALL):
             totals[key][0] += len(text) - 1
             totals[key][1] += num_steps
     per_step = {key: round(tokens / max(steps, 1), 3) for key, (tokens, steps) in totals.items()}
