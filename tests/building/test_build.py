@@ -18,7 +18,7 @@ from selfspec.building.recipe import Recipe
 from selfspec.cache import load_cache
 from selfspec.engine import top_k_of
 from selfspec.errors import BuildError, CacheError, CliError
-from tests.building.test_grams import assert_tables, expected_arrays
+from tests.building.test_counting_grams import assert_tables, expected_arrays
 
 VOCABULARY = {"data": "vocabulary", "build": "lut", "batch": 7, "warmup_tokens": 0}
 OWN = {"column": "prompt", "learn_from": "generations", "max_new_tokens": 6}
