@@ -43,8 +43,8 @@ _STALE = 16
 _DEAREST = 0.7
 # Where both are flatter than this share of a plain step for each query, shapes are alike.
 _FLAT = 0.02
-# No step is wider than the widest timed one by more than this factor.
-_WIDER = 4
+# A step may be this many of these widths wider than the widest timed one.
+_FARTHER = 2
 
 
 class CostCurve:
@@ -74,9 +74,9 @@ class CostCurve:
         relative = [height / self._plain for height in heights]
         slope = max(_slope(widths, relative, 0), _slope(widths, relative, -2))
         behind = slope * np.maximum(_ALL - widths[-1], 0)
-        # In plain steps, by place: what was expected, and what was timed.
+        # By place: what was expected, in plain steps, and the seconds that were timed.
         self._expected = np.interp(_ALL, widths, relative) + behind
-        self._timed = self._expected.tolist()
+        self._timed: list[float] = (self._plain * self._expected).tolist()
         self._counts = [0] * len(_ALL)  # How many steps each was learned from.
         self._named = {*map(_place, widths)}  # Those that were asked for or timed.
         for place in self._named if is_timed else ():
@@ -134,7 +134,7 @@ class CostCurve:
         Not much wider than the widest one that was timed: nothing is found out by a leap.
         """
         timed = max(place for place, count in enumerate(self._counts) if count or not place)
-        within = min(allowed, _WIDER * int(_ALL[timed]))
+        within = min(allowed, int(_ALL[min(timed + _FARTHER, len(_ALL) - 1)]))
         return max(bisect_right(range(1, within + 1), seconds, key=self.seconds), 1)
 
     def refine(self, width: int, seconds: float) -> None:
@@ -149,11 +149,10 @@ class CostCurve:
         seconds = min(max(seconds, _SHORTEST), _LONGEST)
         with self._lock:
             place = _place(width)
-            before, taken = self._plain, seconds
+            before, taken = self._seconds[place], seconds
             if place:
                 # No tree costs more than as many plain steps: what took longer was bad luck.
-                taken = min(seconds / (self.slowness * self._plain), width)
-                before = self._seconds[place] / self._plain
+                taken = min(seconds / self.slowness, width * self._plain)
                 self._since_plain += 1
             after = before * math.exp(self._step_of(place, math.log(taken) - math.log(before)))
             self._named.add(place)
@@ -204,7 +203,8 @@ class CostCurve:
         if not in_a_row:
             return
         for place, count in enumerate(self._counts):
-            if place and count and (above := self._timed[place] / self._expected[place]) > 1:
+            above = self._timed[place] / (self._plain * self._expected[place])
+            if place and count and above > 1:
                 seen = min(count, _KNOWN)
                 halving = _FORGET ** (2 / (int(_ALL[place]) * seen**2))
                 self._timed[place] *= above ** (halving - 1)
@@ -215,7 +215,8 @@ class CostCurve:
         That is steeper or flatter than expected by as much as the last timed width was.
         """
         places = [place for place, count in enumerate(self._counts) if count or not place]
-        heights = _rising([1.0, *(self._timed[place] for place in places[1:])])
+        timed = [self._plain, *(self._timed[place] for place in places[1:])]
+        heights = [seconds / self._plain for seconds in _rising(timed)]
         costs, last = np.interp(_ALL, _ALL[places], heights), places[-1]
         widths, expected = _ALL[last:], self._expected[last:]
         queries = widths[0] - 1

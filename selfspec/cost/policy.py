@@ -173,13 +173,15 @@ class MeasuredBudget(Budget):
         self.ledger = Ledger() if ledger is None else ledger
         self.looking = MeanRatio(0.0, weight=1.0, fade=0.95)  # The seconds to look for drafts.
         self.num_since_plain = 0
+        self.is_surprised = False  # Was the last step with drafts far slower than believed?
         self.pause = Pause()
 
     def step(self, allowed: int) -> MeasuredStep:
         """As wide as drafts may still lose; 1 until plain steps were timed, and now and then."""
         plain = self.curve.seconds(1)
         end = plain + plain * self.ledger.room(1.0) - self.looking.value
-        is_due = not self.curve.knows_plain or self.num_since_plain >= _RETIME
+        # Behind a slow step, a plain one tells whether the machine is slow or the width.
+        is_due = not self.curve.knows_plain or self.num_since_plain >= _RETIME or self.is_surprised
         return MeasuredStep(self, 1 if is_due else self.curve.widest_within(end, allowed))
 
     @property
@@ -249,9 +251,12 @@ class MeasuredStep(Step):
         if took.width > 1:
             slope = (rest / plain - 1) / (took.width - 1)
             saved -= plain * budget.ledger.settle(slope)
-            if took.rest > _SURPRISE * believed * plain and saved < -plain:
+            budget.is_surprised = took.rest > _SURPRISE * believed * plain
+            if budget.is_surprised and saved < -plain:
                 budget.ledger.doubt(slope, saved / -plain - 1)
                 saved = -plain
+        else:
+            budget.is_surprised = False
         budget.num_since_plain = 0 if took.width == 1 else budget.num_since_plain + 1
         budget.ledger.observe((rest + took.drafting) / plain, saved / plain)
         budget.pause.observe(took.width, took.rest / plain)
