@@ -81,9 +81,10 @@ def verdict(measured: Comparison, curve: CostCurve | None = None) -> Verdict:
         without = f" and the cache, {measured.speed_up(DRAFTED):.2f}x without it"
         text = f"{measured.speed_up(way):.2f}x faster with selfspec"
         text += f"{without if way == CACHED else ''} ({basis})."
-        if total.packed_bytes and total.speed_up is not None:
+        alone = total.speed_up
+        if total.packed_bytes and alone is not None and alone < measured.speed_up(way):
             text += (
-                f" Drafts alone bring {total.speed_up:.2f}x; the rest comes from packed weights, "
+                f" Drafts alone bring {alone:.2f}x; the rest comes from packed weights, "
                 f"which take {total.packed_bytes / 1e6:.0f} MB more."
             )
         return Verdict(text, gains=True)
