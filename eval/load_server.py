@@ -29,6 +29,7 @@ from eval.models.loading import load_model, load_tokenizer
 from eval.options import check_at_least
 from eval.runs.environment import told
 from eval.runs.served import OURS, Served, serving
+from selfspec.serving.schema import choice_of
 
 _PROMPTS = ("def read(self", "class Queue:\n", "import os\n\n", "for name in", "return [", "if x ")
 _LENGTHS = (4, 16, 48)
@@ -102,12 +103,11 @@ def _asks(model: str) -> list[Ask]:
         for length in _LENGTHS:
             for temperature in (0, 0.8):
                 torch.manual_seed(seed)
-                sampled = {"do_sample": True, "temperature": temperature}
                 output = loaded.generate(
                     ids,
                     attention_mask=torch.ones_like(ids),
                     max_new_tokens=length,
-                    **(sampled if temperature else {"do_sample": False}),
+                    **choice_of(temperature),
                 )
                 text = tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
                 asked = {"prompt": prompt, "max_tokens": length, "temperature": temperature}

@@ -159,9 +159,8 @@ class Decoder:
     ) -> None:
         if fetched is not None:
             tops = _tables(*fetched.get())
-            for index, (row, record) in enumerate(zip(rows, records, strict=True)):
+            for index, record in enumerate(records):
                 record.top = tops.at((index, slice(len(record.tree))))
-                row.memory.calibration.observe(record)
         for row, record in zip(rows, records, strict=True):
             row.observe(record)
 

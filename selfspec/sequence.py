@@ -160,7 +160,9 @@ class Sequence:
         self.branches: Branches = memory.branches(ids, num_branches, config.branch_length)
 
     def observe(self, record: StepRecord) -> None:
-        """Lets every cursor move behind the committed tokens and learn."""
+        """Lets every cursor move behind the committed tokens; they and the calibration learn."""
+        if self.memory.learns:
+            self.memory.calibration.observe(record)
         self.branches.observe(record)  # The context learns its n-grams.
         for cursor in self.cursors:
             cursor.observe(record)

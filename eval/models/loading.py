@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import transformers
 
 from eval.models.grown import grow
 from selfspec.cli.shared import model_loading as loading
@@ -16,7 +15,6 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 def load_model(name: str | None, *, dtype: str, device: str, shape: str | None = None) -> Any:
     """The model of a folder or Hub id, grown where a shape is named; None: the embedded one."""
-    _quieten()
     options = ModelOptions(model=name, device=device, dtype=dtype)
     loading.check_model(name)
     model = loading.load_model(options)
@@ -35,12 +33,5 @@ def load_asked(options: Any, dtype: str | None = None) -> Any:
 
 def load_tokenizer(name: str | None) -> Any:
     """That model's tokenizer."""
-    _quieten()
     loading.check_model(name)
     return loading.load_tokenizer(ModelOptions(model=name))
-
-
-def _quieten() -> None:
-    """Keeps transformers' log and progress bars out of the figures."""
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()

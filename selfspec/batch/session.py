@@ -205,8 +205,7 @@ class Session:
             preparing = self._spec.forwards.prepare(self._model, self._config)
             prepared = self._open_forwards.enter_context(preparing)
             if self._backend is None:
-                with torch.no_grad():
-                    self._backend = prepared.rows_backend(self._max_rows, self._max_bytes)
+                self._backend = prepared.rows_backend(self._max_rows, self._max_bytes)
             self._backend.kind = prepared.kind
             self._rows = Rows(self._spec.memory, prepared, self._backend)
         return self._rows

@@ -11,7 +11,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +81,10 @@ def build_cache(
             "--no-chat-template, or name another --model"
         )
     documents = read_ids(recipe, tokenizer)
-    for first in documents:  # Data of the wrong kind is refused before any work.
-        documents = chain([first], documents)
-        break
-    else:
+    first = list(islice(documents, 1))
+    if not first:  # Data of the wrong kind is refused before any work.
         raise BuildError(f"--data must hold a document (got {recipe.data!r})")
+    documents = chain(first, documents)
     build = _Build(recipe, tokenizer, load_model, console, model_name)
     folder = folder_of(target)
     contents = (
@@ -250,10 +249,11 @@ class _Build:
         """All of it with what the card says of its origin, without times, paths or machines."""
         recipe = self.recipe
         about = _without_folders(recipe)
-        model = tokenizer_info(self.tokenizer).name or self.model_name
+        owner = tokenizer_info(self.tokenizer)
+        model = owner.name or self.model_name
         asks_model = recipe.wants_lut or recipe.generates
         return CacheContents(
-            tokenizer=tokenizer_info(self.tokenizer),
+            tokenizer=owner,
             about={
                 "name": about.pop("name"),
                 "licence": about.pop("licence"),

@@ -1,4 +1,4 @@
-"""The sizes of a model's inputs and outputs, and how its tokens are chosen."""
+"""The sizes of a model's inputs and outputs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,3 @@ def max_positions(model: Any) -> int | None:
 def vocab_size(model: Any) -> int:
     """The width of its logits, which may be padded beyond the tokenizer's vocabulary."""
     return int(model.config.get_text_config(decoder=True).vocab_size)
-
-
-def choice_of(temperature: float) -> dict[str, Any]:
-    """The arguments of `generate()` for a temperature; 0 means the likeliest token."""
-    return {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}

@@ -31,8 +31,8 @@ def teach(
 ) -> Iterator[int]:
     """Shows the sources of `memory` what the model predicts after each token of the documents.
 
-    Documents are cut into windows, which are read with `prefix` before each. Yields the number of
-    tokens after each forward.
+    Documents are cut into windows, which are read with `prefix` before each. Yields how many
+    tokens each forward has read.
     """
     length = min(recipe.window, max_positions(model) or recipe.window)
     rows = max(1, min(recipe.batch, _MAX_LOGITS // (vocab_size(model) * length)))

@@ -226,14 +226,14 @@ def encode(documents: Sequence[Document], recipe: Recipe, tokenizer: Any) -> lis
     """The ids of each document, or of the prompt in it; None where there is none."""
     found: list[Any] = [each if isinstance(each, np.ndarray) else () for each in documents]
     texts = [_text_of(each, recipe, tokenizer) for each in documents]
-    if any(texts):
+    indices = [index for index, text in enumerate(texts) if text]
+    if indices:
         # A template writes the special tokens itself.
         encoded = tokenizer(
-            [text for text in texts if text],
+            [texts[index] for index in indices],
             add_special_tokens=not recipe.uses_template,
             verbose=False,
         )["input_ids"]
-        indices = [index for index, text in enumerate(texts) if text]
         for index, ids in zip(indices, encoded, strict=True):
             found[index] = ids
     return [np.array(ids, np.int64) if len(ids) else None for ids in found]

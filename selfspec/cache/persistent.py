@@ -81,14 +81,15 @@ class Persistent:
 
         Tables that were loaded for a source that the knobs leave out are included unchanged.
         """
-        loaded = self._loaded or CacheContents(tokenizer=_owner(None, tokenizer))
+        owner = _owner(None if self._loaded is None else self._loaded.tokenizer, tokenizer)
+        loaded = self._loaded or CacheContents(tokenizer=owner)
         tables, calibration = dict(loaded.tables), loaded.calibration
         if self._memory is not None:
             learned = self._memory.tables()
             tables |= {name: arrays for name, arrays in learned.items() if name in KEY_OF}
             calibration = self._memory.calibration.rows()
         return CacheContents(
-            tokenizer=_owner(loaded.tokenizer, tokenizer),
+            tokenizer=owner,
             tables=tables,
             corpus=loaded.corpus,
             calibration=calibration,

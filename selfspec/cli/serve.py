@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from selfspec import SpecConfig
     from selfspec.serving.model_thread import ModelThread
 
-_OWN = ("localhost", "127.0.0.1", "::1")  # Where no other machine gets in.
+_OWN = ("localhost", "127.0.0.1", "::1")  # Hosts that let no other machine in.
 _WILDCARDS = ("0.0.0.0", "::", "")  # Addresses that mean all of this machine's.
 _LEAST_TOKENS = 64  # Of them a text must have room among the keys and values.
 
@@ -46,7 +46,7 @@ class Listening:
     api_key: _Key = None
     """Answer only requests with this key."""
     allow_host: _Names = ()
-    """A name that requests may call this machine."""
+    """Another name by which requests may call this machine."""
     allow_origin: _Names = ()
     """A web site whose pages may send requests."""
     max_rows: PositiveInt = 16

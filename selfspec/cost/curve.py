@@ -169,11 +169,11 @@ class CostCurve:
             return {"widths": list(self.widths), "seconds": [self.seconds(w) for w in self.widths]}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any], *, is_timed: bool = True) -> CostCurve:
+    def from_dict(cls, values: Mapping[str, Any]) -> CostCurve:
         """Back from `as_dict`; raises `ValueError` where that is not what the values are."""
         try:
             points = dict(zip(values["widths"], values["seconds"], strict=True))
-            return cls(points, is_timed=is_timed)
+            return cls(points)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"a curve must have widths and seconds (got: {error!r})") from error
 

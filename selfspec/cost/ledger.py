@@ -39,13 +39,13 @@ class MeanRatio:
 
 
 class Ledger:
-    """Counts the time that drafts have saved against plain steps; negative if they lost.
+    """Counts, in plain steps, the time that drafts have saved; negative if they lost.
 
     `kept` is how many drafts were accepted of those that their scores promised.
     """
 
     def __init__(self) -> None:
-        self._seconds = 0.0
+        self._taken = 0.0
         self._saved = 0.0
         self._doubted = (0.0, 0.0)  # What a query cost in odd steps, and what these lost.
         self.kept = MeanRatio(1.0, weight=_PRIOR, fade=_FADE)
@@ -55,10 +55,10 @@ class Ledger:
         """How much of what scores promise comes true."""
         return min(self.kept.value, 1.0)
 
-    def room(self, plain_seconds: float) -> float:
-        """What the next step may lose, in seconds; `plain_seconds` is what a plain step takes."""
-        self._saved = min(self._saved, _CREDIT * plain_seconds)
-        return self._saved + _STEPS * plain_seconds + _SHARE * self._seconds
+    def room(self) -> float:
+        """What the next step may lose, in plain steps."""
+        self._saved = min(self._saved, _CREDIT)
+        return self._saved + _STEPS + _SHARE * self._taken
 
     def doubt(self, slope: float, lost: float) -> None:
         """Notes a loss that may have been bad luck: each further query cost `slope` plain steps."""
@@ -69,7 +69,7 @@ class Ledger:
         (odd, lost), self._doubted = self._doubted, (0.0, 0.0)
         return lost if slope > odd / 2 else 0.0
 
-    def observe(self, seconds: float, saved: float) -> None:
-        """Takes in what a step took, and what it saved against plain steps for its tokens."""
-        self._seconds += seconds
+    def observe(self, taken: float, saved: float) -> None:
+        """Takes in what a step took, and what it saved against those that its tokens would need."""
+        self._taken += taken
         self._saved += saved

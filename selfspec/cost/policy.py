@@ -179,7 +179,7 @@ class MeasuredBudget(Budget):
     def step(self, allowed: int) -> MeasuredStep:
         """As wide as drafts may still lose; 1 until plain steps were timed, and now and then."""
         plain = self.curve.seconds(1)
-        end = plain + plain * self.ledger.room(1.0) - self.looking.value
+        end = plain + plain * self.ledger.room() - self.looking.value
         # Behind a slow step, a plain one tells whether the machine is slow or the width.
         is_due = not self.curve.knows_plain or self.num_since_plain >= _RETIME or self.is_surprised
         return MeasuredStep(self, 1 if is_due else self.curve.widest_within(end, allowed))
@@ -200,23 +200,22 @@ class MeasuredStep(Step):
     def __init__(self, budget: MeasuredBudget, max_nodes: int) -> None:
         super().__init__(max_nodes)
         self._budget = budget
-        self._looks = max_nodes > 1
         self._trust = budget.ledger.trust
         self._search: WidthSearch | None = None  # The one that grew the last tree.
 
     def search(self) -> Callable[[float], bool] | None:
         """Says where the growth of a tree may stop."""
-        if not self._looks:
+        if self.max_nodes <= 1:
             return None
         search = self._search = WidthSearch(self._budget.curve, self.max_nodes)
         return lambda score: search.take(self._worth(score))
 
     def fit(self, trees: Sequence[DraftTree]) -> None:
         """All rows share a forward, and so its width."""
-        worth = [list(map(self._worth, tree.scores[1 : self.max_nodes])) for tree in trees]
         if self._search is not None and len(trees) == 1:
             choice = self._search.best  # It was found while the only tree grew.
         else:
+            worth = [list(map(self._worth, tree.scores[1 : self.max_nodes])) for tree in trees]
             choice = best_width(worth, self._budget.curve, 1 + max(map(len, worth)))
         for tree in trees:
             if len(tree) > choice.width:
@@ -245,7 +244,7 @@ class MeasuredStep(Step):
         usual = curve.slowness * curve.seconds(took.width)
         rest = min(max(took.rest, usual / _FAR), usual * _FAR, took.width * plain)
         tokens, saved = num_tokens / max(len(records), 1), 0.0
-        if self._looks:
+        if self.max_nodes > 1:
             saved = tokens * plain - rest - took.drafting
             budget.looking.observe(took.drafting, 1)
         if took.width > 1:

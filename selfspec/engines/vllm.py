@@ -164,10 +164,8 @@ class Proposer:
         """The memory, with what the cache holds and what is remembered."""
         model = vllm_config.model_config
         cache, remember = options.get("cache"), options.get("remember")
-        loaded = None
-        if cache is not None or remember is not None:
-            tokenizer = _tokenizer(model)
-            loaded = None if cache is None else load_cache(cache, tokenizer=tokenizer)
+        tokenizer = None if cache is None and remember is None else _tokenizer(model)
+        loaded = None if cache is None else load_cache(cache, tokenizer=tokenizer)
         if remember is not None:
             parallel = vllm_config.parallel_config
             saves = parallel.rank % parallel.tensor_parallel_size == 0
@@ -221,12 +219,7 @@ class _Session:
     def observe(self, token_ids: Ids, length: int) -> None:
         """Moves behind the tokens up to `length`; the sources and the calibration learn them."""
         new_ids = token_ids[self.length : length].tolist()
-        path = [0]
-        for token in new_ids:
-            node = self._tree.children[path[-1]].get(token)
-            if node is None:
-                break
-            path.append(node)
+        path = self._tree.path_of(new_ids)
         record = StepRecord(row=0, tree=self._tree, path=path, committed_ids=new_ids)
         self._calibration.observe(record)
         for cursor in self._cursors:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from selfspec.errors import ConfigError, WeightsError
+from selfspec.errors import ConfigError
 from selfspec.plugin.attach import attach
 from selfspec.run.packed import InPlace, own_memory, pack_in_place
-from selfspec.run.streamed import is_streamed, load_within
+from selfspec.run.streamed import check_complete, is_streamed, load_within
 
 __all__ = ["load"]
 
@@ -76,12 +76,7 @@ def load(
 def _whole(name: str, dtype: str | torch.dtype, device: torch.device) -> Any:
     """The whole model; transformers would make up weights that the files lack."""
     model, info = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, output_loading_info=True)
-    if missing := sorted(info["missing_keys"]):
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise WeightsError(
-            f"the files must hold all weights of the model (they lack {missing[0]!r}{more}); "
-            "download the model again"
-        )
+    check_complete(sorted(info["missing_keys"]))
     model = model.to(device).requires_grad_(False)
     own_memory(model)
     return model

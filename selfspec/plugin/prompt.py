@@ -54,7 +54,7 @@ class PromptReader:
         num_rows, length = call.input_ids.shape
         end = length if num_tokens is None else min(self._num_read + num_tokens, length)
         num_known = self._num_read or kv_of(call.model_kwargs).get_seq_length()
-        prepared.before_prompt(num_rows * max(end - num_known, 1), num_rows)
+        prepared.before_prompt(num_rows * max(end - num_known, 1))
         read_from = perf_counter()
         call.stats.seconds["prepare"] += read_from - start  # type: ignore[assignment]
         kwargs = dict(call.model_kwargs)

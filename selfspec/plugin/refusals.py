@@ -171,6 +171,8 @@ def _looks_at_columns(call: Any) -> bool:
     return attention is None or attention.scale_period > 0
 
 
+_CHAINS_ONLY = Rule(_verifies("chain"))
+
 RULES: dict[Outcome, tuple[Rule, ...]] = {
     Outcome.REFUSED: (
         Rule(
@@ -267,9 +269,9 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
         Rule(_verifies("plain"), shown="models: those that fail a short trial"),
         Rule(_foreign_layer),
     ),
-    Outcome.CHAINS: (Rule(_verifies("chain")),),
+    Outcome.CHAINS: (_CHAINS_ONLY,),
     Outcome.TOGETHER: (
-        Rule(_verifies("chain")),
+        _CHAINS_ONLY,
         Rule(
             lambda call: row_stops(call.stopping_criteria) is None,
             "its stopping criteria look at more than their own row",

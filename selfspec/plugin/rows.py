@@ -64,9 +64,8 @@ class Rows:
         if self._shared is not None:
             self._shared.add_row(prompt.cache, prompt.next_positions, call.need)
             self._shared.kind = self.prepared.kind  # Weights may be packed before a prompt is read.
-        elif self._backend is None:
-            sizes = {"reach": call.reach, "width": call.width}
-            self._backend = self.prepared.backend(prompt, **sizes)
+        else:  # Without rows that come and go, this is the only call.
+            self._backend = self.prepared.backend(prompt, reach=call.reach, width=call.width)
         if self._decoder is None:
             self._decoder = self._new_decoder(call, len(rows), device)
         else:

@@ -87,12 +87,12 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int
     ) -> None:
         """Learns from the scores (1, drafts + 1, V) of the step; `input_ids` holds its outcome."""
-        row = self._row
-        if row is None:
-            memory = self._spec.memory(scores.shape[-1])
-            memory = memory.for_request(self._spec.config.learning)
-        else:
-            memory = row.memory
+        spec, row = self._spec, self._row
+        memory = (
+            spec.memory(scores.shape[-1]).for_request(spec.config.learning)
+            if row is None
+            else row.memory
+        )
         if memory.learns:
             top = top_k_of(scores[0, : num_matches + 1], memory.top_k)
             pairs = last_pairs(input_ids[:, :-1].cpu(), None, num_matches + 1)
@@ -114,13 +114,9 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
 
     def _observe(self, row: Sequence, committed: list[int]) -> None:
         """Takes in the tokens of a step, and which drafts were accepted among them."""
-        path = [0]  # The root and the nodes of the accepted drafts; the last token is the model's.
-        for token in committed[:-1]:
-            path.append(self._tree.children[path[-1]][token])
+        path = self._tree.path_of(committed[:-1])  # The last token is the model's.
         record = StepRecord(row=0, tree=self._tree, path=path, committed_ids=committed)
         row.new_ids += committed
-        if row.memory.learns:
-            row.memory.calibration.observe(record)
         row.observe(record)
 
 

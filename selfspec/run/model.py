@@ -26,11 +26,6 @@ class AttentionTypes(NamedTuple):
     windows: dict[str, Window]
     scale_period: int
 
-    @property
-    def window_sizes(self) -> dict[str, int]:
-        """How many columns back each type sees; 0 if it sees all."""
-        return {name: window.size for name, window in self.windows.items()}
-
 
 def device_of(model: Any) -> torch.device:
     """The model's device; for one that accelerate offloads, the device that its hooks run it on.

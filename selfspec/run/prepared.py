@@ -21,7 +21,7 @@ from selfspec.compat.generation import decoding_switches
 from selfspec.config import SpecConfig
 from selfspec.cost import Ledger
 from selfspec.errors import UnsupportedError
-from selfspec.machine.device import device_for
+from selfspec.machine.device import Device, device_for
 from selfspec.run.backend import Backend
 from selfspec.run.backends import ChainBackend, TreeBackend
 from selfspec.run.costs import Costs
@@ -88,13 +88,13 @@ class Prepared:
         if self.config.strict and forward not in ("auto", "eager"):
             raise UnsupportedError(f"strict=True and {forward=!r} can't be had: {reason}")
 
-    def before_prompt(self, num_tokens: int, num_rows: int) -> None:
+    def before_prompt(self, num_tokens: int) -> None:
         """Packs weights before a prompt is read, if that pays by now."""
         if self.packing is not None:
             self.packing.before_forward(num_tokens)
 
     def before_step(self, num_rows: int) -> bool:
-        """Packs weights between two steps, if that pays by now; then `kind` has changed."""
+        """Packs weights between two steps if that pays by now; true once no more will be packed."""
         if self.packing is None or self.is_settled:
             return False
         self.packing.before_forward(_STEP * num_rows)
@@ -123,7 +123,7 @@ class Prepared:
         device, attention = device_of(self.model), self.ability.attention
         assert attention is not None
         visible = None if prompt.visible is None else prompt.visible.to(device)
-        arguments = (prompt.cache, prompt.next_positions.to(device), visible)
+        arguments = (prompt.cache, prompt.next_positions, visible)
         # All that may come, or as much as the prompt has.
         length = prompt.input_ids.shape[1]
         room, static_room = (
@@ -207,7 +207,7 @@ class Forwards:
         if is_streamed(model):
             self._stream(prepared)
         elif config.forward == "graph" or (config.forward == "auto" and device.can_capture):
-            with self._lent(model, prepared.ability.attention) as found:
+            with self._lent(model, prepared.ability.attention, device) as found:
                 if isinstance(found, StaticRunner):
                     prepared.runner = found
                 else:
@@ -223,9 +223,10 @@ class Forwards:
         return self._of(model).draft_models
 
     @contextmanager
-    def _lent(self, model: Any, attention: AttentionTypes | None) -> Iterator[StaticRunner | str]:
+    def _lent(
+        self, model: Any, attention: AttentionTypes | None, device: Device
+    ) -> Iterator[StaticRunner | str]:
         """Yields the runner of captured forwards for one call, or why it can't have it."""
-        device = device_for(device_of(model), overlap=False)
         if attention is None:
             yield "a chain grows the stock KV cache, which has no fixed slots"
         elif not device.can_capture:
@@ -246,13 +247,11 @@ class Forwards:
 
     def _pack(self, prepared: Prepared) -> None:
         """Packs weights at once if that is asked for; else the forwards to come decide when."""
-        if prepared.config.forward == "packed":
+        is_asked = prepared.config.forward == "packed"
+        if is_asked or may_pack(prepared.config):
             prepared.packing = self.packing(prepared.model)
-            reason = prepared.packing.pack(whatever_memory=True)
-            if reason is not None:
+            if is_asked and (reason := prepared.packing.pack(whatever_memory=True)) is not None:
                 prepared.note_or_refuse(reason)
-        elif may_pack(prepared.config):
-            prepared.packing = self.packing(prepared.model)
 
     def packing(self, model: Any) -> Packing:
         """The packed weights of a model, which is looked at as it is now."""

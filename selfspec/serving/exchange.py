@@ -59,7 +59,7 @@ class Exchange:
         self.answers: list[Answer] = []  # Those that are complete.
         self.first_at: float | None = None  # When the first token came, by `perf_counter`.
         self._model = model
-        self._tickets: list[Call] = []
+        self._calls: list[Call] = []
 
     async def prepare(self, limits: Limits, turn: asyncio.Lock) -> None:
         """Refuses what can't be answered.
@@ -78,8 +78,8 @@ class Exchange:
         for choice in range(self.num_choices):
             yield Piece(choice, "")
         stops = self.request.stop or ()
-        texts = [TextStream(self._model.tokenizer, stops) for _ in self._tickets]
-        async for choice, news in self._model.news(self._tickets):
+        texts = [TextStream(self._model.tokenizer, stops) for _ in self._calls]
+        async for choice, news in self._model.news(self._calls):
             self.first_at = self.first_at or perf_counter()
             text = texts[choice]
             if isinstance(news, Answer):
@@ -104,7 +104,7 @@ class Exchange:
                 ids, arguments = limits.call(prompt, request, model.tokenizer)
                 self.num_prompt_tokens += len(ids)
                 for number in range(request.n):
-                    self._tickets.append(model.ticket(ids, seed + number, arguments))
+                    self._calls.append(model.call(ids, seed + number, arguments))
         except RequestError:
             raise
         except (SelfSpecError, TypeError, ValueError) as error:

@@ -1,6 +1,6 @@
 """The thread that owns the model: it lets a session step, and tells each client its tokens.
 
-Everything else runs in the event loop, which hands tickets over and takes news back. Knows nothing
+Everything else runs in the event loop, which hands calls over and takes news back. Knows nothing
 of HTTP or JSON.
 """
 
@@ -34,7 +34,7 @@ def _stopping() -> RequestError:
 
 
 class ModelThread:
-    """Answers any number of tickets at once, at most `max_rows` in the same step.
+    """Answers any number of calls at once, at most `max_rows` in the same step.
 
     `max_memory` bounds the keys and values. At most `max_waiting` texts wait. Its methods are for
     the event loop, but for `start`, which waits until the model was tried out, and `join`.
@@ -82,12 +82,12 @@ class ModelThread:
             rule = f"at most {self._max_texts} texts may be written or wait at a time"
             raise RequestError(f"{rule}; ask again later", status=503, code="overloaded")
 
-    def ticket(self, ids: Sequence[int], seed: int, arguments: dict[str, Any]) -> Call:
+    def call(self, ids: Sequence[int], seed: int, arguments: dict[str, Any]) -> Call:
         """The call of a prompt; may be called in any thread that ends soon."""
         return self.session.call(next(self._indices), ids, seed, arguments)
 
-    async def news(self, tickets: Sequence[Call]) -> AsyncIterator[tuple[int, News]]:
-        """The news of each ticket by its number here, until all have their answers.
+    async def news(self, calls: Sequence[Call]) -> AsyncIterator[tuple[int, News]]:
+        """The news of each call by its number here, until all have their answers.
 
         Raises why there is no answer. When nobody reads on, the texts are forgotten within a step.
         """
@@ -97,12 +97,12 @@ class ModelThread:
         def tell(number: int, news: News | RequestError) -> None:
             soon(queue.put_nowait, (number, news))
 
-        self.check_open(len(tickets))
+        self.check_open(len(calls))
         try:
-            for number, ticket in enumerate(tickets):
-                self._clients[ticket.index] = partial(tell, number)
-                self._inbox.put(partial(self._add, ticket))
-            num_left = len(tickets)
+            for number, call in enumerate(calls):
+                self._clients[call.index] = partial(tell, number)
+                self._inbox.put(partial(self._add, call))
+            num_left = len(calls)
             while num_left:
                 number, news = await queue.get()
                 if isinstance(news, RequestError):
@@ -110,8 +110,8 @@ class ModelThread:
                 num_left -= isinstance(news, Answer)
                 yield number, news
         finally:
-            for ticket in tickets:
-                self._forget(ticket.index)
+            for call in calls:
+                self._forget(call.index)
 
     def break_off(self) -> None:
         """Ends all texts where they stand, and takes no more."""
@@ -135,7 +135,7 @@ class ModelThread:
     def _run(self) -> None:
         try:
             self.session.open()
-            self.ticket([0], 0, {"max_new_tokens": 1})  # Refuses a memory in which nothing fits.
+            self.call([0], 0, {"max_new_tokens": 1})  # Refuses a memory in which nothing fits.
         except BaseException as error:
             self._is_open.set_exception(error)
             return
@@ -182,8 +182,8 @@ class ModelThread:
         if tell is not None:
             tell(news)
 
-    def _add(self, ticket: Call) -> None:
-        self.session.add(ticket)
+    def _add(self, call: Call) -> None:
+        self.session.add(call)
 
     def _hear(self, index: int, ids: Sequence[int]) -> bool:
         """New tokens of a text; False where nobody reads them."""

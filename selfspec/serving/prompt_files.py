@@ -43,9 +43,12 @@ class PromptLine:
 
     def prompt_for(self, tokenizer: Any) -> Any:
         """The prompt for `encoded`: a first turn is a user's message if the model can chat."""
-        if self.turns and tokenizer.chat_template:
-            return [{"role": "user", "content": self.prompt}]
-        return self.prompt
+        return as_turn(self.prompt, tokenizer) if self.turns else self.prompt
+
+
+def as_turn(text: str, tokenizer: Any) -> Any:
+    """A user's message if the model can chat, else the text as it is."""
+    return [{"role": "user", "content": text}] if tokenizer.chat_template else text
 
 
 def _name(value: Any) -> Any:

@@ -189,9 +189,7 @@ class Settings(_Fields):
         for length in self.lengths.values():
             arguments["max_new_tokens"] = length
         if self.temperature is not None:
-            arguments["do_sample"] = self.temperature > 0
-        if self.temperature:
-            arguments["temperature"] = self.temperature
+            arguments |= choice_of(self.temperature)
         if self.logit_bias:
             biases = {(int(token),): bias for token, bias in self.logit_bias.items()}
             arguments["sequence_bias"] = biases
@@ -282,6 +280,11 @@ def checked(kind: type[Known], value: Any) -> Known:
         f"[{part}]" if isinstance(part, int) else f".{part:.40}" for part in inside
     )
     raise RequestError(f"{where} must {rule} (got {got})", field=field)
+
+
+def choice_of(temperature: float) -> dict[str, Any]:
+    """The arguments of `generate()` for a temperature; 0 means the likeliest token."""
+    return {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
 
 
 def json_object(data: bytes, what: str) -> dict[str, Any]:

@@ -38,14 +38,14 @@ class NoiseTape:
 
     def draw(self, scores: torch.Tensor, row: int, step: int) -> int:
         """Row `row`'s token of step `step`, out of its processed `scores` (V,)."""
-        return self.taken(step, scores).pick(scores, row)
+        return self._taken(step, scores).pick(scores, row)
 
     def draw_from(self, few: Shortlist, like: torch.Tensor, row: int, step: int) -> int | None:
         """The same out of all that may be drawn, where stock's scores would be `like` others.
 
         None where two are so near that only `draw` can tell.
         """
-        noise = self.taken(step, like)
+        noise = self._taken(step, like)
         return few.tokens[0] if len(few.tokens) == 1 else pick_from(few, noise, row)
 
     def ahead(self, row: int, step: int) -> NoiseOf | None:
@@ -54,22 +54,15 @@ class NoiseTape:
         None where it can't be told: before the first token was drawn, too far ahead, or where
         each look at a number would make a GPU wait.
         """
-        if self._like is None or self._like.device.type != "cpu" or step < self._first_kept:
+        like, index = self._like, step - self._first_kept
+        if like is None or like.device.type != "cpu" or index < 0:
             return None
-        noise = self.foreseen(step, self._like)
+        if index < len(self._kept):
+            return self._kept[index].of(row)
+        noise = self._ahead(like).noise(index - len(self._kept), self._num_rows, like)
         return None if noise is None else noise.of(row)
 
-    def foreseen(self, step: int, like: torch.Tensor) -> Noise | None:
-        """The noise of a step for scores `like` some; None if it is too far ahead.
-
-        `taken` says whether it has come true.
-        """
-        index = step - self._first_kept
-        if index < len(self._kept):
-            return self._kept[index]
-        return self._ahead(like).noise(index - len(self._kept), self._num_rows, like)
-
-    def taken(self, step: int, like: torch.Tensor) -> Noise:
+    def _taken(self, step: int, like: torch.Tensor) -> Noise:
         """The noise of a step, which moves the generator if no other row has taken it before."""
         while step >= self._first_kept + len(self._kept):
             foreseen = self._ahead(like).come_true(like)

@@ -13,7 +13,7 @@ def lost(ledger: Ledger, num_steps: int, loss: float) -> int:
     """How many steps drafted, if each did that had room for it and lost that many plain steps."""
     num_drafted = 0
     for _ in range(num_steps):
-        drafts = ledger.room(1.0) >= loss
+        drafts = ledger.room() >= loss
         ledger.observe(1.0 + loss * drafts, -loss * drafts)
         num_drafted += drafts
     return num_drafted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from selfspec.serving.prompt_files import read_prompts
+from selfspec.serving.prompt_files import as_turn, read_prompts
 
 _PASSAGE = """\
 The harbour of Lindal was built twice. The first quay, of oak, was finished in 1871 and lasted for \
@@ -47,9 +47,8 @@ class Question(NamedTuple):
         """The tokens of the prompt."""
         from selfspec.batch.prompts import encoded
 
-        if self.is_turn and tokenizer.chat_template:
-            return encoded([{"role": "user", "content": self.prompt}], tokenizer)
-        return encoded(self.prompt, tokenizer)
+        prompt = as_turn(self.prompt, tokenizer) if self.is_turn else self.prompt
+        return encoded(prompt, tokenizer)
 
 
 # What the embedded model continues. Each ends in the middle of something that Python's library

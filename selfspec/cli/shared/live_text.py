@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from time import perf_counter
 from typing import Any
 
 from selfspec.records import StepRecord, sources_of
@@ -12,30 +11,7 @@ OWN = "model"  # The model's own next token, which nobody drafted.
 SEVERAL = "several"  # More than one source has named the token.
 
 
-class Watch:
-    """A streamer that looks at the clock when the first token comes, behind the prompt."""
-
-    def __init__(self) -> None:
-        self.first_came: float | None = None
-        self._prompt_came = False
-
-    def put(self, value: Any) -> None:
-        """Takes the prompt, then one token of the only row."""
-        if not self._prompt_came:
-            self._prompt_came = True
-            return
-        if self.first_came is None:
-            self.first_came = perf_counter()
-        self.take(int(value))
-
-    def take(self, token_id: int) -> None:
-        """Takes one token behind the prompt."""
-
-    def end(self) -> None:
-        """Nothing is held back here."""
-
-
-class LiveText(Watch):
+class LiveText:
     """A streamer and a listener in one; `show(piece, origin)` gets the text.
 
     Tokens come through the streamer and wait until the record of their step says where they came
@@ -50,15 +26,19 @@ class LiveText(Watch):
     ) -> None:
         from selfspec.batch.words import Words
 
-        super().__init__()
+        self._prompt_came = False
         self.text = ""
         self._words = Words(tokenizer, prompt_ids)
         self._show = show
         self._waiting: list[int] = []
         self._has_records = False
 
-    def take(self, token_id: int) -> None:
-        self._waiting.append(token_id)
+    def put(self, value: Any) -> None:
+        """Takes the prompt, then one token of the only row."""
+        if not self._prompt_came:
+            self._prompt_came = True
+            return
+        self._waiting.append(int(value))
         # With drafts, the record of the first token comes before the second token.
         if not self._has_records and len(self._waiting) > 1:
             self._emit([OWN] * len(self._waiting))

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from selfspec.building.limits import choice_of
 from selfspec.cli.shared.messages import show_log, working
 from selfspec.cli.shared.options import DraftOptions, ModelOptions, RunOptions, WriteOptions
 from selfspec.errors import CliError
@@ -201,5 +200,7 @@ class Writer:
 
     def choice(self) -> dict[str, Any]:
         """How the next token is chosen, as arguments of `generate()`."""
+        from selfspec.serving.schema import choice_of
+
         temperature = self.asked.temperature
         return {} if temperature is None else choice_of(temperature)

@@ -116,11 +116,6 @@ class CorpusTables:
         return sum(len(level.tokens) for level in self._levels)
 
     @property
-    def num_continuations(self) -> int:
-        """Continuations of all prefixes."""
-        return sum(len(level.next_tokens) for level in self._levels)
-
-    @property
     def nbytes(self) -> int:
         """Size of all arrays."""
         return sum(array.nbytes for array in self._arrays.values())

@@ -8,6 +8,7 @@ of two pairs that share a slot the newer one has it, and the other is not found.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -60,8 +61,7 @@ class LutSource(Source):
 
     def copy(self) -> LutSource:
         """A copy for one request; costs one pass over the table."""
-        twin = LutSource(0, 0, order=self._order, slot_bits=0)
-        twin._vocab_size, twin._shift = self._vocab_size, self._shift
+        twin = copy.copy(self)
         with self.rows.lock:
             twin._hold_keys(self._keys.copy())
             twin.rows = self.rows.copy()
@@ -73,34 +73,23 @@ class LutSource(Source):
         Costs a few indexed writes, whatever the number of pairs.
         """
         tokens = pairs[:, -self._order :]
-        known = ((tokens >= 0) & (tokens < self._vocab_size)).all(-1)
+        known = self._are_known(tokens)
         if not known.all():
             tokens, top = tokens[known], top.at(known)
-        if self._order == 1:
-            with self.rows.lock:
-                self.rows.write(tokens[:, 0], top)
-            return
-        keys, slots = self._slots(tokens)
+        keys, rows = self._places(tokens)
         with self.rows.lock:
-            self._keys[slots] = keys
-            self.rows.write(slots, top)
+            self._write(keys, rows, top)
 
     def observe_text(self, pairs: NDArray[np.int64], next_ids: NDArray[np.int64]) -> None:
         """Gives the token that came half of its row; what stood there shares the other half."""
         tokens = pairs[:, -self._order :]
-        known = ((tokens >= 0) & (tokens < self._vocab_size)).all(-1) & (
-            next_ids < self._vocab_size
-        )
-        pairs, tokens, next_ids = pairs[known], tokens[known], next_ids[known]
-        if self._order == 1:
-            rows, is_held = tokens[:, 0], np.ones(len(tokens), bool)
-        else:
-            keys, rows = self._slots(tokens)
-            is_held = self._keys[rows] == keys
+        known = self._are_known(tokens) & (next_ids < self._vocab_size)
+        keys, rows = self._places(tokens[known])
         with self.rows.lock:
             top = self.rows.part(rows)
-        top.ids[~is_held] = -1
-        self.observe_pairs(pairs, _with_next(top, next_ids.astype(np.int32)))
+            if self._order == 2:
+                top.ids[self._keys[rows] != keys] = -1  # What another pair left there.
+            self._write(keys, rows, _with_next(top, next_ids[known].astype(np.int32)))
 
     def next_tokens(self, pair: Pair) -> list[Candidate]:
         """The candidates behind two tokens, likeliest first."""
@@ -132,8 +121,20 @@ class LutSource(Source):
         top = self.rows.fitted(TopK(arrays["ids"], arrays["probabilities"]))
         self.observe_pairs(keys.astype(np.int64), top)
 
-    def _slots(self, tokens: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The keys of pairs and where they are kept."""
+    def _are_known(self, tokens: NDArray[np.int64]) -> Any:
+        """(N,) bool: whether all tokens of a place are in the vocabulary."""
+        return ((tokens >= 0) & (tokens < self._vocab_size)).all(-1)
+
+    def _write(self, keys: NDArray[np.int64], rows: NDArray[np.int64], top: TopK) -> None:
+        """Sets rows. The caller holds the lock."""
+        if self._order == 2:
+            self._keys[rows] = keys
+        self.rows.write(rows, top)
+
+    def _places(self, tokens: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The keys of tokens or pairs, and where their rows are."""
+        if self._order == 1:
+            return tokens[:, 0], tokens[:, 0]
         keys = tokens[:, 0] * self._vocab_size + tokens[:, 1]
         spread = keys.view(np.uint64) * np.uint64(_SPREAD)
         return keys, (spread >> np.uint64(self._shift)).view(np.int64)

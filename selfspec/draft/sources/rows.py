@@ -9,6 +9,7 @@ counted, and what is split too finely is never counted enough.
 
 from __future__ import annotations
 
+import copy
 import threading
 
 import numpy as np
@@ -54,7 +55,6 @@ class Rows:
         self._hold(
             np.full((num_rows, top_k), -1, np.int32), np.zeros((num_rows, top_k), np.float16)
         )
-        self._source = source
         self._evidence = evidence_table(source, top_k)
         self.lock = threading.Lock()
 
@@ -100,7 +100,8 @@ class Rows:
 
     def copy(self) -> Rows:
         """A copy of everything. The caller holds the lock."""
-        twin = Rows(self._source, 0, self.token_ids.shape[1])
+        twin = copy.copy(self)
+        twin.lock = threading.Lock()
         twin._hold(self.token_ids.copy(), self.probabilities.copy())
         return twin
 

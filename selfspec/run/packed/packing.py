@@ -183,6 +183,7 @@ class Packing:
         self._stand_ins = StandIns()
         self._forwards: Counter[int] = Counter()  # that the model was asked for, by their width
         self._kinds: dict[Kind, list[nn.Linear]] = {}
+        self._in_use: dict[nn.Linear, Slot] = {}
         self._how: InPlace | None = None
         self._alone: set[nn.Linear] = set()  # may be packed in place
 
@@ -221,7 +222,7 @@ class Packing:
             self._drop_changed()
             nothing = "it has no plain linear layers that torch can pack"
             self.reason = None if self._kinds or self._is_in_place() else nothing
-            self.is_settled = self._knows_all() and not self._missing()
+            self.is_settled = self._has_all()
 
     @property
     def num_bytes(self) -> int:
@@ -233,7 +234,11 @@ class Packing:
     def is_packed(self) -> bool:
         """Whether all layers that get faster are packed, and some do."""
         is_any = self._is_in_place() or self.num_bytes > 0
-        return is_any and self._knows_all() and not self._missing()
+        return is_any and self._has_all()
+
+    def _has_all(self) -> bool:
+        """Is all that gets faster packed, as far as trials can tell?"""
+        return self._knows_all() and not self._missing()
 
     def in_use(self) -> AbstractContextManager[None]:
         """Inside, in this thread alone, layers compute from their copies once they have them."""

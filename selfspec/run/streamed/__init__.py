@@ -5,7 +5,7 @@ order in which the forward needs them. Behind the last layer it goes on with the
 that those of the next forward are read while a step is verified and the next draft is made.
 """
 
-from selfspec.run.streamed.loading import load_within
+from selfspec.run.streamed.loading import check_complete, load_within
 from selfspec.run.streamed.stream import Traffic, is_streamed, traffic
 
-__all__ = ["Traffic", "is_streamed", "load_within", "traffic"]
+__all__ = ["Traffic", "check_complete", "is_streamed", "load_within", "traffic"]

@@ -90,7 +90,7 @@ class _Layers(NamedTuple):
             for name, module in zip(names, found, strict=True)
         ]
         missing = [name for layer in weights for name in layer if name not in stored]
-        _check_complete(missing)
+        check_complete(missing)
         images = [
             Image([Weight(w.dtype, tuple(w.shape), stored[name]) for name, w in each.items()])
             for each in weights
@@ -211,7 +211,7 @@ def _load(model: Any, stored: _Stored, later: set[str], device: torch.device) ->
     for name, buffer in list(model.named_buffers()):
         _put(model, name, buffer.to(device))
     named = model.named_parameters(remove_duplicate=False)
-    _check_complete([name for name, each in named if each.is_meta and name not in later])
+    check_complete([name for name, each in named if each.is_meta and name not in later])
 
 
 def _put(model: Any, name: str, tensor: torch.Tensor) -> Any:
@@ -223,7 +223,7 @@ def _put(model: Any, name: str, tensor: torch.Tensor) -> Any:
     return getattr(module, leaf)
 
 
-def _check_complete(missing: Sequence[str]) -> None:
+def check_complete(missing: Sequence[str]) -> None:
     """Refuses files that lack weights."""
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
