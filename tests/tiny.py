@@ -1,5 +1,7 @@
 """A byte-level tokenizer and a random Llama, made in a moment."""
 
+from typing import Any
+
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -32,20 +34,23 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def make_model(num_tokens: int) -> LlamaForCausalLM:
-    """Weights so large that the text wanders."""
+def make_model(num_tokens: int, **changes: Any) -> LlamaForCausalLM:
+    """Weights so large that the text wanders; `changes` go into the config."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=num_tokens,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=1,
-        pad_token_id=0,
+        **{
+            "vocab_size": num_tokens,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 512,
+            "initializer_range": 0.3,
+            "bos_token_id": None,
+            "eos_token_id": 1,
+            "pad_token_id": 0,
+            **changes,
+        }
     )
     return LlamaForCausalLM(config)

@@ -7,12 +7,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from eval.bench_vllm import answered
 from selfspec.cache import load_cache
-from tests.tiny import make_tokenizer
+from tests.tiny import make_model, make_tokenizer
 
 pytestmark = [
     pytest.mark.slow,
@@ -23,22 +21,10 @@ pytestmark = [
 @pytest.fixture
 def model(tmp_path: Path) -> str:
     """Random weights, whose greedy text soon repeats itself."""
-    torch.manual_seed(0)
-    tokenizer = make_tokenizer()
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=256,  # vLLM's attention on a CPU wants heads of 32 numbers or more.
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=512,
-        initializer_range=0.05,
-        bos_token_id=None,
-        eos_token_id=1,
-        pad_token_id=0,
-    )
-    folder = str(tmp_path / "model")
-    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer, folder = make_tokenizer(), str(tmp_path / "model")
+    # vLLM's attention on a CPU wants heads of 32 numbers or more.
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_key_value_heads": 4}
+    make_model(len(tokenizer), initializer_range=0.05, **sizes).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from typing import Any
 
@@ -13,6 +12,7 @@ from selfspec.run import prepared
 from selfspec.run.prepared import Forwards
 from selfspec.run.probe import Ability
 from tests.fakes import tiny_model
+from tests.lossless.same import in_threads
 
 
 def test_a_model_is_tried_by_one_thread_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,11 +30,7 @@ def test_a_model_is_tried_by_one_thread_alone(monkeypatch: pytest.MonkeyPatch) -
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        threads = [threading.Thread(target=forwards.ability, args=(model,)) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(lambda _index: forwards.ability(model), 8, 8)
     finally:
         sys.setswitchinterval(interval)
     assert tried == [model]

@@ -26,6 +26,7 @@ from selfspec.run.packed import packing as module
 from selfspec.run.packed.copies import Copy, Origin, Slot, own_linear
 from selfspec.run.packed.packing import WIDTHS, Kind, Trial
 from tests.fakes import fake_trials, packs_here
+from tests.lossless.same import in_threads
 
 pytestmark = pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
 
@@ -383,18 +384,13 @@ def test_other_threads_may_look_at_the_model_meanwhile(model: nn.Sequential) -> 
     expected = model(x)
     sys.setswitchinterval(1e-6)
 
-    def work() -> None:
-        for _ in range(50):
-            with packed(model).in_use():
-                if not torch.allclose(model(x), expected, atol=1e-5):
-                    wrong.append(1)
+    def work(_index: int) -> None:
+        with packed(model).in_use():
+            if not torch.allclose(model(x), expected, atol=1e-5):
+                wrong.append(1)
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(work, 150, 3)
     finally:
         sys.setswitchinterval(interval)
     assert wrong == []
