@@ -2,13 +2,13 @@
 
 import json
 import random
-import threading
 import time
 
 import pytest
 
 from selfspec.draft.calibration import Calibration, combine, prior
 from selfspec.records import DraftTree, Evidence, Siblings, StepRecord
+from tests.lossless.same import in_threads
 
 KIND = Evidence("lut", rank=2, probability_bin=1)
 OTHER = Evidence("context", match_length=3)
@@ -39,40 +39,31 @@ def test_a_guess_follows_what_is_counted_of_its_parts():
     calibration.observe(record(False, KIND))
     counted = calibration.probability((KIND,))
     assert counted < prior(KIND)
-    assert calibration.probability(joint) == combine([counted, prior(OTHER)])
-    assert calibration.copy().probability(joint) == combine([counted, prior(OTHER)])
+    twin = calibration.copy()
+    assert twin.probability(joint) == combine([counted, prior(OTHER)])
+    twin.observe(record(False, KIND))
+    assert calibration.probability((KIND,)) == counted > twin.probability((KIND,))
 
 
+@pytest.mark.parametrize("kinds", [(KIND,), (KIND, OTHER)], ids=["one source", "two"])
 @pytest.mark.parametrize("rate", [0.05, 0.3, 0.9])
-def test_rates_converge_to_the_truth(rate):
+def test_rates_converge_to_the_truth(rate, kinds):
+    """What two sources know together is counted as a kind of its own."""
     calibration, dice = Calibration(), random.Random(1)
     trials = [dice.random() < rate for _ in range(3000)]
     for hit in trials:
-        calibration.observe(record(hit, KIND))
+        calibration.observe(record(hit, *kinds))
     recent = sum(trials[-1000:]) / 1000
-    assert calibration.probability((KIND,)) == pytest.approx(recent, abs=0.04)
+    assert calibration.probability(kinds) == pytest.approx(recent, abs=0.04)
     assert calibration.probability((OTHER,)) == prior(OTHER)
 
 
 def test_old_trials_fade():
     calibration = Calibration()
-    for _ in range(3000):
-        calibration.observe(record(False, KIND))
-    assert calibration.probability((KIND,)) < 0.01
-    for _ in range(1000):
-        calibration.observe(record(True, KIND))
-    # without fading it would be 1000 / 4000
-    assert calibration.probability((KIND,)) > 0.8
-
-
-def test_joint_evidence_is_counted_as_a_kind_of_its_own():
-    """What two sources know is not independent: how far they reinforce each other is counted."""
-    calibration = Calibration()
-    for turn in range(3000):
-        calibration.observe(record(turn % 2 == 0, KIND, OTHER))
-    assert calibration.probability((KIND, OTHER)) == pytest.approx(0.5, abs=0.02)
-    assert calibration.probability((KIND,)) == prior(KIND)
-    assert calibration.probability((OTHER,)) == prior(OTHER)
+    for hit, num_trials in ((False, 3000), (True, 1000)):
+        for _ in range(num_trials):
+            calibration.observe(record(hit, KIND))
+    assert calibration.probability((KIND,)) > 0.8  # Without fading it would be 1000 / 4000.
 
 
 def test_only_what_stands_below_accepted_nodes_counts():
@@ -87,30 +78,8 @@ def test_only_what_stands_below_accepted_nodes_counts():
     calibration = Calibration()
     path = [0, accepted, leaf]
     calibration.observe(StepRecord(row=0, tree=tree, path=path, committed_ids=[2, 4, 9]))
-    rates = [calibration.probability((kind,)) for kind in kinds]
-    assert rates[0] > prior(kinds[0])
-    assert rates[1] < prior(kinds[1])
-    assert rates[2] > prior(kinds[2])
-    assert rates[3] == prior(kinds[3])
-
-
-def test_a_copy_is_independent():
-    calibration = Calibration()
-    calibration.observe(record(True, KIND))
-    before = calibration.probability((KIND,))
-    twin = calibration.copy()
-    assert twin.probability((KIND,)) == before
-    twin.observe(record(False, KIND))
-    assert calibration.probability((KIND,)) == before > twin.probability((KIND,))
-
-
-class YieldingRates(dict):
-    """Lets the other thread run between reading a rate and writing it back."""
-
-    def get(self, key, default=None):
-        rate = super().get(key, default)
-        time.sleep(0)
-        return rate
+    moved = [calibration.probability((kind,)) - prior(kind) for kind in kinds]
+    assert moved[1] < 0 == moved[3] < min(moved[0], moved[2])
 
 
 def test_rates_come_back_as_they_were():
@@ -123,26 +92,22 @@ def test_rates_come_back_as_they_were():
     assert twin.rows() == rows
     for kinds in ((KIND,), (KIND, OTHER), (OTHER,)):
         assert twin.probability(kinds) == calibration.probability(kinds)
-    twin.observe(record(True, KIND))
-    assert twin.probability((KIND,)) > calibration.probability((KIND,))
+
+
+class YieldingRates(dict):
+    """Lets the other thread run between reading a rate and writing it back."""
+
+    def get(self, key, default=None):
+        rate = super().get(key, default)
+        time.sleep(0)
+        return rate
 
 
 def test_two_threads_lose_no_trial():
     """Equal trials may come in any order: the rate must be that of one thread doing it all."""
-    steps = 200
     together, alone = Calibration(), Calibration()
     together._rates = YieldingRates()
-    for _ in range(2 * steps):
+    for _ in range(400):
         alone.observe(record(True, KIND))
-
-    def work() -> None:
-        for _ in range(steps):
-            together.observe(record(True, KIND))
-            together.copy()
-
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(lambda _: together.observe(record(True, KIND)), 400, 2)
     assert together.probability((KIND,)) == alone.probability((KIND,))

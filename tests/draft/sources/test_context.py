@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -129,7 +130,8 @@ def test_the_grams_of_branches_are_drafted_from_the_freshest_first():
 
 def test_what_a_match_and_a_gram_both_name_is_named_once():
     cursor = cursor_behind([50, 60, 3])
-    cursor.observe(branch_record((50, 60, 61)))
+    # Nothing else is named by its first token alone, where the text has said something.
+    cursor.observe(branch_record((50, 60, 61), (50, 70, 71)))
     (only,) = candidates_of(cursor, cursor.root())
     assert (only.token, only.evidence.source) == (60, "context")
     assert {c.token for c in candidates_of(cursor, only.state)} == {3, 61}
@@ -143,10 +145,14 @@ def test_memory_of_matches_is_bounded_and_fresh():
     assert len(matches_at(cursor, candidate.state)) <= MAX_MATCHES
 
 
-def test_an_old_long_match_outlives_many_short_ones():
+@pytest.mark.parametrize("is_prompt", [True, False])
+def test_an_old_long_match_outlives_many_short_ones(is_prompt):
     """A token that came often since must not hide the one place that matches for long."""
     rare = [10, 11, 12, 13, 14, 15, 1, 77]
-    cursor = cursor_behind(rare + [1, 50] * (MAX_MATCHES + 8) + rare[:-1])
+    text = rare + [1, 50] * (MAX_MATCHES + 8) + rare[:-1]
+    cursor = cursor_behind(text if is_prompt else [])
+    if not is_prompt:
+        cursor.observe(committed(text))
     best = candidates_of(cursor, cursor.root())[0]
     assert best.token == 77
     assert matches_at(cursor)[-1][1] == 7

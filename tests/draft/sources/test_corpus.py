@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -88,33 +90,17 @@ def test_every_way_to_a_place_says_the_same(corpus, text, more):
 
 def test_a_token_that_no_prefix_ends_in_is_not_followed():
     cursor = cursor_behind(tables_of([[1, 2, 3]]), [1])
-    assert cursor.follow(cursor.root(), 7) is None
-    assert cursor.follow(cursor.root(), 3) is None  # nothing ever came behind it
-    assert cursor.follow(cursor.root(), 2) is not None
+    # Nothing ever came behind 3.
+    assert [cursor.follow(cursor.root(), token) is None for token in (7, 3, 2)] == [
+        True,
+        True,
+        False,
+    ]
 
 
 def test_tokens_beyond_the_vocabulary_are_never_named():
     cursor = cursor_behind(tables_of([[1, 9, 1, 2], [1, 9]]), [1], vocab_size=9)
     assert [c.token for c in candidates_of(cursor, cursor.root())] == [2]
-
-
-# -- what it is made of ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shift", [0, 1])
-def test_tables_in_a_mapped_file(tmp_path, shift):
-    """Read-only, and at any address."""
-    arrays = corpus_arrays(rows_of([[1, 2, 3, 1, 2, 4]]), 3)
-    path = tmp_path / "tables"
-    mapped, offset = {}, shift
-    data = b"".join(array.tobytes() for array in arrays.values())
-    path.write_bytes(b"x" * shift + data)
-    for name, array in arrays.items():
-        if array.size:
-            mapped[name] = np.memmap(path, array.dtype, "r", offset, array.shape)
-            offset += array.nbytes
-    cursor = cursor_behind(CorpusTables.from_arrays(arrays | mapped), [1, 2])
-    assert [c.token for c in candidates_of(cursor, cursor.root())] == [3, 4]
 
 
 # -- hostile files -----------------------------------------------------------------------------
@@ -151,36 +137,31 @@ def test_damaged_tables_do_no_harm(data):
     assert all(0 <= token < VOCAB_SIZE for token in tokens)
 
 
+def with_one_more(arrays):
+    return {**arrays, "child.2": arrays["child.1"]}
+
+
 def changed(name, change):
-    arrays = corpus_arrays(rows_of([[1, 2, 3, 1, 2, 4]]), 2)
-    arrays[name] = change(arrays[name])
-    return arrays
+    return lambda arrays: {**arrays, name: change(arrays[name])}
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "message"),
+    ("named", "change"),
     [
-        ("total.2", lambda a: a.astype(np.uint16), r"total\.2 must be of uint32 \(got uint16"),
-        ("next.1", lambda a: a.astype(">u4"), r"next\.1 must be of uint32 \(got >u4"),
-        ("token.1", lambda a: a[0], r"token\.1 must be one contiguous row \(got shape \(\)"),
-        ("total.1", lambda a: np.repeat(a, 2)[::2], r"total\.1 must be one contiguous row"),
-        ("total.1", lambda a: a[1:], r"total\.1 must have 3 entries \(got 2\)"),
-        ("next.2", lambda a: a + np.uint32(1), r"next\.2 must run from 0 to 4 \(got 1 to 5\)"),
-        ("child.1", lambda a: a // 2, r"child\.1 must run from 0 to 3 \(got 0 to 1\)"),
+        ("total.2", changed("total.2", lambda a: a.astype(np.uint16))),
+        ("next.1", changed("next.1", lambda a: a.astype(">u4"))),
+        ("token.1", changed("token.1", lambda a: a[0])),
+        ("total.1", changed("total.1", lambda a: np.repeat(a, 2)[::2])),
+        ("total.1", changed("total.1", lambda a: a[1:])),
+        ("next.2", changed("next.2", lambda a: a + np.uint32(1))),
+        ("child.1", changed("child.1", lambda a: a // 2)),
+        ("child.1", lambda arrays: {n: a for n, a in arrays.items() if n != "child.1"}),
+        ("child.2", with_one_more),
+        ("0", lambda _: {}),
+        ("9", lambda _: corpus_arrays({}, 9)),
     ],
 )
-def test_arrays_that_are_no_tables_are_refused(name, change, message):
-    with pytest.raises(ValueError, match=message):
-        CorpusTables.from_arrays(changed(name, change))
-
-
-def test_missing_and_foreign_arrays_are_refused():
-    arrays = corpus_arrays(rows_of([[1, 2, 3]]), 2)
-    with pytest.raises(ValueError, match=r"of 2 levels: child\.1 is missing"):
-        CorpusTables.from_arrays({k: v for k, v in arrays.items() if k != "child.1"})
-    with pytest.raises(ValueError, match=r"of 2 levels: child\.2 does not belong there"):
-        CorpusTables.from_arrays(arrays | {"child.2": arrays["child.1"]})
-    with pytest.raises(ValueError, match=r"must have 1 to 8 levels \(got 0\)"):
-        CorpusTables.from_arrays({})
-    with pytest.raises(ValueError, match=r"must have 1 to 8 levels \(got 9\)"):
-        CorpusTables.from_arrays(corpus_arrays({}, 9))
+def test_arrays_that_are_no_tables_are_refused(named, change):
+    arrays = corpus_arrays(rows_of([[1, 2, 3, 1, 2, 4]]), 2)
+    with pytest.raises(ValueError, match=re.escape(named)):
+        CorpusTables.from_arrays(change(arrays))
