@@ -67,15 +67,6 @@ def test_where_a_number_is_none_the_tables_know_nothing(value: float) -> None:
     assert top_k_of(logits[1:], 4).ids.tolist() == ids[1:].tolist()
 
 
-@pytest.mark.usefixtures("least_vocabulary")
-def test_what_can_not_be_said_comes_last() -> None:
-    logits = torch.full((1, 640), -torch.inf)
-    logits[0, [5, 600]] = torch.tensor([1.0, 2.0])
-    ids, probabilities = top_k(logits, 4)
-    assert ids[0, :2].tolist() == [600, 5]
-    assert probabilities[0, 2:].tolist() == [0.0, 0.0]
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_likeliest_is_the_first_of_the_largest(dtype: torch.dtype) -> None:
     logits = some(33, dtype)
@@ -87,9 +78,3 @@ def test_the_likeliest_is_the_first_of_the_largest(dtype: torch.dtype) -> None:
 def test_what_rounds_alike_is_a_tie() -> None:
     logits = torch.tensor([[1.0, 1.0 + 1e-12]], dtype=torch.float64)
     assert likeliest(logits).tolist() == [0]
-
-
-def test_a_cpu_reads_float32() -> None:
-    logits = some(3)
-    assert as_read(logits) is logits
-    assert {as_read(some(3, dtype)).dtype for dtype in DTYPES} == {torch.float32}

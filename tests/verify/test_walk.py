@@ -9,7 +9,6 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.records import DraftTree
 from selfspec.verify.walk import walk
 from tests.strategies import ALPHABET, trees
 
@@ -47,10 +46,6 @@ def test_the_walk_ends_where_the_row_stops(tree, num_commits):
     (path,) = walk([tree], commit)
     assert path == asked
     assert len(path) <= num_commits
-
-
-def test_the_walk_of_a_lone_root_is_plain_decoding():
-    assert walk([DraftTree.of_root(3)], lambda nodes: ([4], False)) == [[0]]
 
 
 @given(st.lists(trees(max_nodes=8, alphabet=ALPHABET), min_size=1, max_size=3), st.data())
