@@ -18,7 +18,6 @@ points = st.dictionaries(st.integers(1, 24), rises, min_size=1, max_size=8).map(
     lambda rise: dict(zip(sorted(rise), accumulate(rise.values(), initial=1.0), strict=False))
 )
 curves = st.builds(CostCurve, points)
-FLAT = CostCurve({1: 2.0, 64: 2.0})
 
 
 def grown(search: WidthSearch, scores: list[float]) -> WidthSearch:

@@ -119,6 +119,7 @@ def test_measuring_keeps_to_its_time():
         assert machine.now <= limit
         assert curve.seconds(curve.widths[-1]) == pytest.approx(1 + 0.1 * curve.widths[-1])
     assert curve.widths == WIDTHS
+    assert machine.measure(max_seconds=1.0).widths == (1, 2)  # However long they take.
 
 
 def test_the_narrow_widths_are_repeated_where_there_is_no_time_for_all():
@@ -132,17 +133,6 @@ def test_the_narrow_widths_are_repeated_where_there_is_no_time_for_all():
     assert machine.now <= 15.0
 
 
-def test_two_widths_are_measured_however_long_they_take():
-    machine = Machine(seconds=lambda width: 100.0 + width)
-    assert machine.measure(max_seconds=1.0).widths == (1, 2)
-    assert machine.runs == [1, 1, 2]
-
-
-def test_a_clock_too_coarse_to_see_anything():
-    curve = Machine(seconds=lambda _width: 0.0).measure()
-    assert 0 < curve.seconds(1) <= curve.seconds(64) < 1e-6
-
-
 # -- refining ----------------------------------------------------------------------------------
 
 
@@ -153,13 +143,6 @@ def test_one_outlier_changes_nothing_noticeable(width, factor):
     before = curve.table(100)
     feed(curve, [(width, factor * curve.seconds(width))], times=1)
     assert curve.table(100)[1:] == pytest.approx(before[1:], rel=0.03)
-
-
-@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf, -math.inf])
-def test_times_that_can_not_be_are_ignored(seconds):
-    curve = CostCurve(TYPICAL)
-    feed(curve, [(8, seconds)], times=100)
-    assert curve.as_dict() == CostCurve(TYPICAL).as_dict()
 
 
 def feed(curve: CostCurve, steps: list[tuple[int, float]], times: int) -> None:
@@ -186,12 +169,6 @@ def test_noise_and_a_tenth_of_wild_steps_leave_the_median(new_curve):
     for width in (1, 4, 8, 16):
         assert curve.seconds(width) == pytest.approx(TYPICAL[width], rel=0.1)
         assert curve.relative(width) == pytest.approx(TYPICAL[width], rel=0.1)
-
-
-def test_widths_that_contradict_each_other_show_their_mean():
-    curve = CostCurve({1: 1.0, 8: 1.4, 12: 1.2})
-    feed(curve, [(1, 1.0), (8, 1.4), (12, 1.2)], times=200)
-    assert curve.seconds(8) == curve.seconds(12) == pytest.approx(1.3, rel=0.02)
 
 
 def test_each_step_belongs_to_the_width_that_it_costs_as_much_as():
@@ -243,20 +220,14 @@ def test_steps_of_several_threads_all_count(monkeypatch):
 @pytest.mark.parametrize(
     "damage",
     [
+        {"widths": None},
         {"widths": []},
-        {"widths": [1]},
         {"widths": [1, "2"]},
         {"widths": [0, 2]},
         {"widths": [1, 10**12]},
-        {"widths": [1, 2.0]},
         {"widths": [True, 2]},
-        {"widths": [1, [2]]},
-        {"widths": None},
         {"seconds": [0.1, 0.0]},
-        {"seconds": [0.1, -1]},
         {"seconds": [0.1, math.nan]},
-        {"seconds": [0.1, 10**400]},
-        {"seconds": [0.1, None]},
         {"seconds": [0.1, "fast"]},
     ],
     ids=str,
@@ -266,18 +237,7 @@ def test_what_is_no_curve_is_refused(damage):
         CostCurve.from_dict({"widths": [1, 2], "seconds": [0.1, 0.1], **damage})
 
 
-def test_a_refusal_says_what_it_got():
-    with pytest.raises(ValueError, match=r"a width must be a whole number in 1 … 4096 \(got 0\)"):
-        CostCurve({0: 1.0})
-    with pytest.raises(ValueError, match=r"seconds must be > 0 and finite \(got -1.0\)"):
-        CostCurve({1: -1.0})
-    with pytest.raises(ValueError, match="a curve must have a point at least"):
-        CostCurve({})
-    with pytest.raises(ValueError, match="got: KeyError"):
-        CostCurve.from_dict({"seconds": []})
-
-
-def test_what_takes_long_anyway_is_not_run_untimed():
-    machine = Machine(seconds=lambda width: 0.01 if width == 1 else 0.5)
-    machine.measure(1, 2, 4, repeats=1)
-    assert machine.runs == [1, 1, 2, 2, 4]
+@pytest.mark.parametrize(("points", "got"), [({0: 1.0}, "0"), ({1: -1.0}, "-1.0"), ({}, "a point")])
+def test_points_that_are_no_curve_are_refused(points, got):
+    with pytest.raises(ValueError, match=got):
+        CostCurve(points)

@@ -8,6 +8,9 @@ import pytest
 
 from selfspec.cost import CostCurve
 
+Steps = tuple[tuple[int, float], ...]
+PLAIN: Steps = ((1, 1.0), (1, 1.0))
+
 
 def fed(curve: CostCurve, *steps: tuple[int, float]) -> CostCurve:
     for width, seconds in steps:
@@ -19,13 +22,6 @@ def guessed(*steps: tuple[int, float], slope: float = 0.2) -> CostCurve:
     return fed(CostCurve.unknown(slope), *steps)
 
 
-def expected(relative: dict[int, float], *steps: tuple[int, float]) -> CostCurve:
-    return fed(CostCurve(relative, is_timed=False), *steps)
-
-
-PLAIN = ((1, 1.0), (1, 1.0))
-
-
 def test_before_any_step_it_is_a_guess():
     curve = CostCurve.unknown(0.2)
     assert [curve.relative(width) for width in (1, 2, 12)] == pytest.approx([1.0, 1.2, 3.2])
@@ -33,7 +29,8 @@ def test_before_any_step_it_is_a_guess():
 
 
 def test_the_second_plain_step_sets_the_scale_and_the_shape_stays():
-    for curve in (guessed((1, 0.5)), expected({1: 7.0, 2: 8.4, 64: 14.0}, (1, 0.5))):
+    for start in (CostCurve.unknown(0.2), CostCurve({1: 7.0, 2: 8.4, 64: 14.0}, is_timed=False)):
+        curve = fed(start, (1, 0.5))
         assert not curve.knows_plain
         curve.refine(1, 0.1)
         assert curve.knows_plain
@@ -41,37 +38,29 @@ def test_the_second_plain_step_sets_the_scale_and_the_shape_stays():
         assert curve.seconds(2) == pytest.approx(0.12)
 
 
-def test_slow_first_steps_are_soon_forgotten():
-    curve = guessed((1, 0.080), (1, 0.084), (1, 0.075), *[(1, 0.058)] * 20)
-    assert curve.seconds(1) == pytest.approx(0.058, rel=0.05)
-    curve.refine(1, 0.580)  # One slow moment.
-    assert curve.seconds(1) < 0.064
+FIRST_STEPS_SLOW: Steps = ((1, 0.080), (1, 0.084), (1, 0.075), *[(1, 0.058)] * 20)
+# What was hoped of wide steps once pooled with plain ones, and drafts looked too cheap.
+WIDE_STEPS_CHEAP: Steps = (*PLAIN, *[(2, 0.5), (4, 0.6)] * 10)
 
 
-def test_what_was_timed_twice_is_believed():
-    curve = guessed(*PLAIN, (4, 3.0))
-    assert 2.5 < curve.seconds(4) < 3.0
-    curve.refine(4, 3.0)
-    assert curve.seconds(4) == pytest.approx(3.0, rel=0.05)
-
-
-def test_cheap_wide_steps_never_make_plain_ones_cheaper_nor_dearer():
-    """What was hoped of wide steps once pooled with plain ones, and drafts looked too cheap."""
-    curve = guessed(*PLAIN, *[(2, 0.5), (4, 0.6)] * 10)
-    assert curve.seconds(1) == pytest.approx(1.0)
-    assert curve.seconds(4) == pytest.approx(1.0)
-
-
-def test_one_slow_moment_does_not_end_all_tries():
-    curve = guessed(*PLAIN, (4, 10.0), *[(4, 1.2)] * 4)
-    assert curve.relative(4) < 2.0
-
-
-def test_behind_the_widest_step_the_shape_is_as_steep_as_it_turned_out():
-    steep = guessed(*PLAIN, *[(4, 4.0)] * 10)
-    assert steep.seconds(14) == pytest.approx(4.0 + 12 * 0.9, rel=0.1)
-    flat = guessed(*PLAIN, *[(4, 1.0)] * 10)
-    assert flat.seconds(14) < 1.3
+@pytest.mark.parametrize(
+    ("steps", "width", "seconds"),
+    [
+        (FIRST_STEPS_SLOW, 1, (0.055, 0.061)),
+        ((*FIRST_STEPS_SLOW, (1, 0.58)), 1, (0.055, 0.064)),  # one slow moment
+        ((*PLAIN, (4, 3.0)), 4, (2.5, 3.0)),
+        ((*PLAIN, (4, 3.0), (4, 3.0)), 4, (2.85, 3.15)),  # what was timed twice is believed
+        (WIDE_STEPS_CHEAP, 1, (1.0, 1.0)),
+        (WIDE_STEPS_CHEAP, 4, (1.0, 1.0)),
+        ((*PLAIN, (4, 10.0), *[(4, 1.2)] * 4), 4, (1.0, 2.0)),  # one slow moment ends no tries
+        # Behind the widest step the shape is as steep as it turned out.
+        ((*PLAIN, *[(4, 4.0)] * 10), 14, (13.3, 16.3)),
+        ((*PLAIN, *[(4, 1.0)] * 10), 14, (1.0, 1.3)),
+    ],
+)
+def test_what_steps_teach(steps, width, seconds):
+    least, most = seconds
+    assert least * 0.999 <= guessed(*steps).seconds(width) <= most * 1.001
 
 
 def test_a_wrong_shape_is_overturned_by_a_few_steps():
@@ -88,9 +77,8 @@ def test_nothing_is_found_out_by_a_leap():
     assert guessed(*PLAIN).widest_within(2.0, 64) == 4
     assert guessed(*PLAIN, slope=0.01).widest_within(2.0, 64) == 4
     wider = guessed(*PLAIN, *[(4, 1.0)] * 3)
-    assert wider.widest_within(2.0, 64) == 8
-    assert wider.widest_within(0.9, 64) == 1
-    assert wider.widest_within(9.0, 6) == 6
+    limits = [(2.0, 64), (0.9, 64), (9.0, 6)]
+    assert [wider.widest_within(*each) for each in limits] == [8, 1, 6]
 
 
 def test_a_curve_of_another_time_takes_its_scale_from_the_first_plain_steps():
