@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfspec.config import SpecConfig
+from selfspec.draft.calibration import Calibration
+from selfspec.draft.memory import Memory
 from selfspec.draft.sources import ContextSource, LutSource, RunnersSource
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import ProcessedChooser, Processing
@@ -202,36 +204,6 @@ def test_rows_that_move_together_stay_and_get_pads():
     assert run.stats.accepted_lengths[run.config.max_nodes - 1] > 0
 
 
-def test_processors_see_each_true_prefix_once():
-    """In order, whatever was drafted besides: as stock's loop calls them."""
-    seen = []
-
-    def processor(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        seen.append(ids[0].tolist())
-        assert scores.shape == (1, VOCAB)
-        assert scores.dtype == torch.float32
-        return scores.roll(1, -1)
-
-    model = ScriptedModel(5)
-    run = Run(model, [[1, 2]], [doubtful(model), wild(2)], max_length=15)
-    (text,) = run.decode([ProcessedChooser(Processing(processor))])
-    assert seen == [text[:length] for length in range(2, 15)]
-    assert all(text[n] == (model.next_token(tuple(text[:n])) + 1) % VOCAB for n in range(2, 15))
-
-
-def test_recorded_scores_and_logits_are_one_a_token():
-    run = Run(MODEL, [[1, 2], [3, 4]], [omniscient(MODEL)], max_length=12)
-    choosers = run.together(
-        processors=lambda ids, scores: scores * 2, keeps_scores=True, keeps_logits=True
-    )
-    texts, chooser = run.decode(choosers), choosers[0]
-    assert len(chooser.scores) == len(chooser.logits) == 10
-    for step in range(10):
-        expected = torch.stack([MODEL.logits(tuple(text[: 2 + step])) for text in texts])
-        assert torch.equal(chooser.logits[step], expected)
-        assert torch.equal(chooser.scores[step], expected * 2)
-
-
 def sampling_loop(run: Run) -> list[list[int]]:
     """Stock's loop: one draw a step for all rows, pads for those that stopped."""
     texts = [list(prompt) for prompt in run.prompts]
@@ -275,11 +247,40 @@ def test_noise_is_freed_once_every_row_is_past_it():
     assert max(held) <= run.config.max_nodes
 
 
-def test_branches_are_nodes_beside_the_tree():
-    config = SpecConfig(max_nodes=4, num_branches=3, branch_length=4)
-    run = Run(MODEL, [[1, 2], [3, 4]], [ContextSource(4)], 60, config=config)
-    assert run.decode() == plain_text(run)
-    assert max(record.num_branch_queries for record in run.records) > 6
-    sizes = [len(r.tree) - r.num_branch_queries for r in run.records if r.row == 0]
-    assert max(sizes) <= 4
-    assert any(record.grams for record in run.records)
+# what a call learns and leaves behind
+
+
+def test_learning_scopes():
+    memory = Memory([LutSource(VOCAB, 3), ContextSource(3)], Calibration(), top_k=3)
+    kept = {
+        scope: (
+            request.sources[0] is memory.sources[0],
+            request.calibration is memory.calibration,
+            request.learns,
+        )
+        for scope in ("session", "request", "frozen")
+        for request in [memory.for_request(scope)]
+    }
+    assert kept["session"] == (True, True, True)
+    assert kept["request"] == (False, False, True)
+    assert kept["frozen"][::2] == (True, False)
+
+
+def test_a_frozen_memory_keeps_its_tables_and_its_rates():
+    lut = LutSource(VOCAB, 3)
+    run = Run(MODEL, [[1, 2]], [lut, omniscient(MODEL)], learns=False)
+    run.decode()
+    assert not (lut.rows.token_ids >= 0).any()
+    assert run.memory.calibration._rates == {}
+    assert all(record.top is None for record in run.records)
+
+
+def test_the_luts_hold_what_the_model_said_last():
+    model = ScriptedModel(8, order=1)  # The last token decides, so a LUT can know it all.
+    lut = LutSource(VOCAB, 3)
+    run = Run(model, [[1, 2]], [lut])
+    (text,) = run.decode()
+    for token in text[1:-1]:
+        expected = model.logits((token,)).argsort(descending=True)[:3].tolist()
+        assert lut.rows.token_ids[token].tolist() == expected
+    assert run.stats.tokens_per_step > 2
