@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import warnings
 from collections.abc import Sequence
@@ -13,11 +12,9 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import DynamicCache, PreTrainedModel
-from transformers.generation.streamers import BaseStreamer
 
 import selfspec
-from eval.command import main
-from selfspec.compat.generation import KV, kv_of
+from selfspec.compat.generation import KV
 from selfspec.machine.cuda import CudaDevice
 from selfspec.records import DraftTree
 from selfspec.run.backends import TreeBackend
@@ -69,20 +66,6 @@ def own_costs(measuring: None) -> None:
     """What a forward costs is measured here, and found anew by every test."""
 
 
-@pytest.fixture
-def captures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What each capture came to: a replay or a reason."""
-    results: list[Any] = []
-    capture = CudaDevice.capture
-
-    def counted(self: CudaDevice, work: Any) -> Any:
-        results.append(capture(self, work))
-        return results[-1]
-
-    monkeypatch.setattr(CudaDevice, "capture", counted)
-    return results
-
-
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "in-turn"])
@@ -107,35 +90,6 @@ def test_architectures_by_graphs(name: str, num_rows: int) -> None:
     for asked in (GREEDY, SAMPLE):
         check_same(model, spec, prompts(num_rows), **asked)
         assert (spec.stats.forward == "graph") == (spec.stats.eager_reason is None)
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_texts_that_outgrow_the_first_slots(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("selfspec.run.prepared._MIN_STATIC_ROOM", 16)
-    spec = selfspec.SelfSpec(forward="graph")
-    check_same(on_gpu(name=name), spec, prompts(2), max_new_tokens=400, **GREEDY)
-    assert spec.stats.forward == "graph"
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_a_large_cache_is_taken_over_in_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("selfspec.run.slots._SMALL", 1)
-    spec = selfspec.SelfSpec(forward="eager", **FIXED)
-    for asked in (GREEDY, SAMPLE):
-        check_same(on_gpu(name=name), spec, prompts(3), **asked)
-
-
-def test_all_ways_of_attention_agree(capsys: pytest.CaptureFixture[str]) -> None:
-    """The two parts come from another kernel in each precision."""
-    assert main(["hetero", "--attention", "--units", "cuda", "--rounds", "1"]) == 0
-    for row in json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]:
-        assert row["difference"] < (1e-4 if row["dtype"] == "float32" else 0.03)
-
-
-def test_a_gpu_and_a_cpu_share_a_layer() -> None:
-    """The exit status says whether an outcome is wrong."""
-    options = ["--units", "cuda", "--shape", "135m", "--columns", "64", "--rounds", "1"]
-    assert main(["hetero", *options]) == 0
 
 
 def test_long_contexts() -> None:
@@ -272,27 +226,6 @@ def test_rows_that_come_and_go() -> None:
         assert answer.ids == expected[0, ids.shape[1] :].tolist()
 
 
-@pytest.mark.parametrize("forward", FORWARDS)
-def test_a_streamer_gets_each_token_on_the_cpu(forward: str) -> None:
-    class Recorder(BaseStreamer):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.told: list[int] = []
-
-        def put(self, value: torch.Tensor) -> None:
-            assert value.device.type == "cpu"
-            self.told += value.flatten().tolist()
-
-        def end(self) -> None:
-            self.told.append(-1)
-
-    model, recorder = on_gpu(), Recorder()
-    spec = selfspec.SelfSpec(forward=forward, **FIXED)
-    ids = model.generate(
-        **prompts(1), max_new_tokens=24, streamer=recorder, assistant=spec, **SAMPLE
-    )
-    assert recorder.told == [*ids[0].tolist(), -1]
-
-
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a second CUDA device")
 @pytest.mark.parametrize("forward", FORWARDS)
 def test_the_second_device(forward: str) -> None:
@@ -311,16 +244,6 @@ def test_the_second_device(forward: str) -> None:
     assert (spec.stats.forward, spec.stats.eager_reason) == (forward, None)
 
 
-def test_graphs_are_kept_for_the_next_call(captures: list[Any]) -> None:
-    model, spec = on_gpu(), selfspec.SelfSpec(sources=("lut",), learning="frozen", **FIXED)
-    counts = []
-    for _ in range(2):
-        check_same(model, spec, prompts(1), **GREEDY)
-        counts.append(len(captures))
-    assert counts[0] == counts[1] > 0
-    assert all(callable(capture) for capture in captures)
-
-
 @pytest.mark.parametrize("forward", ["eager", "graph"])
 def test_overlap_learns_the_same(forward: str) -> None:
     tables = []
@@ -335,21 +258,6 @@ def test_overlap_learns_the_same(forward: str) -> None:
     for source, arrays in theirs.items():
         for name, array in arrays.items():
             np.testing.assert_array_equal(ours[source][name], array)
-
-
-def test_a_model_that_reads_values_back_goes_on_eagerly() -> None:
-    """And the device is as fit for captures as before."""
-    model, spec = on_gpu(), selfspec.SelfSpec(**FIXED)
-    mlp = model.model.layers[0].mlp
-    forward = mlp.forward
-    mlp.forward = lambda hidden: forward(hidden) * (1.0 if hidden.sum().item() < 1e30 else 2.0)
-    for _ in range(2):
-        check_same(model, spec, prompts(3), **SAMPLE)
-        assert spec.stats.forward == "eager"
-        assert "capturing it fails" in str(spec.stats.eager_reason)
-    mlp.forward = forward
-    check_same(model, spec, prompts(3), **SAMPLE)
-    assert spec.stats.forward == "graph"
 
 
 @pytest.mark.parametrize("fails_at", [1, 2])
@@ -381,54 +289,6 @@ def test_a_capture_that_fails_in_the_midst(fails_at: int, monkeypatch: pytest.Mo
     assert "capturing it fails" in str(spec.stats.eager_reason)
 
 
-def test_a_hook_is_heard_and_named() -> None:
-    model, heard = on_gpu(), []
-    model.lm_head.register_forward_hook(lambda *_: heard.append(1))
-    spec = selfspec.SelfSpec(forward="graph")
-    check_same(model, spec, prompts(1), **GREEDY)
-    assert "has forward hooks" in str(spec.stats.eager_reason)
-    assert len(heard) > spec.stats.num_steps
-    strict = selfspec.SelfSpec(forward="graph", strict=True)
-    with pytest.raises(selfspec.UnsupportedError, match="has forward hooks"):
-        model.generate(**prompts(1), max_new_tokens=8, assistant=strict)
-
-
-def test_a_second_thread_goes_on_eagerly() -> None:
-    model, spec = on_gpu(), selfspec.SelfSpec(**FIXED)
-    inside, through = threading.Event(), threading.Event()
-    expected = model.generate(**prompts(2), max_new_tokens=48, repetition_penalty=1.1, **GREEDY)
-    texts: list[torch.Tensor] = []
-
-    def wait(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        inside.set()
-        assert through.wait(120)
-        return scores
-
-    def first() -> None:
-        asked = {"repetition_penalty": 1.1, "logits_processor": [wait], **GREEDY}
-        texts.append(model.generate(**prompts(2), max_new_tokens=48, assistant=spec, **asked))
-
-    thread = threading.Thread(target=first)
-    thread.start()
-    assert inside.wait(120)
-    check_same(model, spec, prompts(3), **SAMPLE)
-    assert spec.stats.eager_reason == "another call is using this model's fixed KV slots"
-    through.set()
-    thread.join()
-    assert torch.equal(texts[0], expected)
-
-
-def test_slots_take_little_more_than_the_stock_cache() -> None:
-    model, spec = on_gpu(), selfspec.SelfSpec(**FIXED)
-    asked = {"max_new_tokens": 400, "return_dict_in_generate": True, **GREEDY}
-    stock = kv_of(model.generate(**prompts(2, 200), **asked))
-    model.generate(**prompts(2, 200), assistant=spec, **asked)
-    assert spec.stats.forward == "graph"
-    stock_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in stock.layers)
-    slots_bytes = spec.forwards._known[model].runner._found.kv.nbytes
-    assert slots_bytes <= 1.1 * stock_bytes + 16 * stock_bytes / stock.get_seq_length()
-
-
 def test_a_dropped_model_leaves_no_memory_behind() -> None:
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -438,23 +298,6 @@ def test_a_dropped_model_leaves_no_memory_behind() -> None:
     torch.cuda.synchronize()
     assert len(spec.forwards._known) == 0
     assert torch.cuda.memory_allocated() <= before + 2**20
-
-
-@pytest.mark.parametrize("budget", ["fixed", "measured"])
-def test_budgets_by_graphs(budget: str) -> None:
-    model, spec = on_gpu(), selfspec.SelfSpec(budget=budget, max_nodes=64, num_branches=2)
-    for num_rows in (1, 3):
-        check_same(model, spec, prompts(num_rows), **SAMPLE)
-        assert spec.stats.forward == "graph"
-
-
-@pytest.mark.parametrize("forward", FORWARDS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_runs_every_forward(dtype: torch.dtype, forward: str) -> None:
-    """Near-ties may fall differently, so no text is compared."""
-    spec = selfspec.SelfSpec(forward=forward, budget="fixed", max_nodes=8)
-    on_gpu(dtype).generate(**prompts(2), max_new_tokens=24, assistant=spec)
-    assert (spec.stats.forward, spec.stats.eager_reason) == (forward, None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -10,10 +11,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
-from selfspec import GenerationStats, SelfSpec, attach, detach, hub_folder
+from selfspec import GenerationStats, SelfSpec, UnsupportedError, attach, detach, hub_folder
 from selfspec.compat.generation import KV
-from tests.fakes import FutureSource, prompt
+from tests.fakes import FutureSource, attached_model, prompt
 
 NUM_NEW = 24
 NUM_COLUMNS = 17  # of a prompt
@@ -201,6 +203,26 @@ def assert_same_kv(ours: Any, stock: Any) -> None:
         assert {n: getattr(mine, n) for n in plain} == plain
 
 
+def assert_begins(kv: DynamicCache, whole: DynamicCache) -> None:
+    """All layers have the same columns, which are the first ones of the whole text's."""
+    lengths = {x.get_seq_length() for x in kv.layers if hasattr(x, "get_seq_length")}
+    assert len(lengths) <= 1, lengths
+    for mine, theirs in zip(kv.layers, whole.layers, strict=False):
+        if not hasattr(theirs, "get_seq_length"):  # A convolution knows no length.
+            assert mine.conv_states[0].shape == theirs.conv_states[0].shape
+        elif mine.keys is not None:
+            (length,) = lengths
+            assert type(mine) is type(theirs)
+            assert length <= theirs.get_seq_length()
+            whole_past = type(theirs) is DynamicLayer
+            held = length if whole_past else min(length, mine.sliding_window - 1)
+            assert mine.keys.shape[-2] == mine.values.shape[-2] == held
+            assert whole_past or not mine.record_past
+            for name in ("keys", "values") if whole_past else ():
+                ours, true = getattr(mine, name), getattr(theirs, name)[..., :length, :]
+                assert torch.allclose(ours, true, rtol=1e-4, atol=1e-4)
+
+
 def texts_of(ids: torch.Tensor, inputs: dict[str, Any]) -> list[list[int]]:
     """The rows of an output without the padding on their left."""
     mask = inputs.get("attention_mask")
@@ -254,3 +276,19 @@ def recorded_forwards(model: Any) -> Iterator[list[int]]:
         yield widths
     finally:
         handle.remove()
+
+
+def refused(
+    named: str,
+    error: type[Exception] = UnsupportedError,
+    *,
+    model: Any = None,
+    inputs: dict[str, Any] | None = None,
+    **options: Any,
+) -> None:
+    """Asserts that a call is refused before any forward, by an error that names something."""
+    model = attached_model() if model is None else model
+    inputs = prompt(2) if inputs is None else inputs
+    with recorded_forwards(model) as widths, pytest.raises(error, match=re.escape(named)):
+        run(model, inputs, **{**GREEDY, **options})
+    assert widths == []

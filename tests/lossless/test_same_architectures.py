@@ -24,8 +24,6 @@ from tests.lossless.same import (
 )
 from tests.zoo import BRANCHING, NOT_BRANCHING, Architecture
 
-MIN_P = {"do_sample": True, "temperature": 1.2, "min_p": 0.05}
-
 # Half of what a plain forward of these costs is Python; chains of theirs are refused too.
 FALL_BACK_NOTE = "ignore:.*falling back to.*:UserWarning"
 
@@ -78,23 +76,11 @@ def test_strict_refuses_before_the_prompt_is_read(name: str) -> None:
     assert NUM_COLUMNS not in widths
 
 
-@pytest.mark.parametrize("name", BRANCHING)
-def test_strict_lets_branching_models_pass(name: str) -> None:
-    strict = partial(doubting, strict=True)
-    run_both(tiny_model(name), prompt(), strict, max_new_tokens=6, **GREEDY)
-
-
 @pytest.mark.parametrize("name", [slow("llama"), slow("llama4"), slow("mistral"), "gemma3"])
 @pytest.mark.parametrize("num_rows", [slow(1), 3])
 def test_outputs_that_outgrow_the_first_arenas(name: str, num_rows: int) -> None:
     """Slots for 256 tokens are made at once; beyond, arenas grow and windowed ones forget."""
     run_both(tiny_model(name), prompt(num_rows), max_new_tokens=330, **SAMPLE)
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "deepseek-v3"])
-@pytest.mark.parametrize("seed", range(3))
-def test_min_p(name: str, seed: int) -> None:
-    run_both(tiny_model(name), prompt(3, seed=seed + 2), seed=seed, **MIN_P)
 
 
 @pytest.mark.slow

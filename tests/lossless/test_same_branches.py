@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
 
 from selfspec import SelfSpec
 from selfspec.compat.generation import kv_of
@@ -16,8 +15,6 @@ from tests.lossless.same import (
     GREEDY,
     MODES,
     SAMPLE,
-    Call,
-    assert_same_ids,
     assert_same_kv,
     doubting,
     few,
@@ -57,17 +54,6 @@ def test_where_no_tree_fits_no_branch_rides(name: str) -> None:
     assert both.stats.num_branch_queries == 0
 
 
-def test_on_and_off_under_one_seed(call: Call) -> None:
-    """Warm and cold, the text and the random state behind it are those without branches."""
-    model, inputs = tiny_model("qwen2"), call.inputs
-    off = run(model, inputs, custom_generate=SelfSpec(), **call.options)
-    spec = SelfSpec(**BRANCHES)
-    for _ in range(3):
-        on = run(model, inputs, custom_generate=spec, **call.options)
-        assert_same_ids(on.ids, off.ids)
-        assert torch.equal(on.rng_state, off.rng_state)
-
-
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_rows_that_move_together(num_rows: int) -> None:
     """Recorded scores make them; a row that stopped asks nothing more."""
@@ -104,9 +90,3 @@ def test_what_they_cost_is_what_the_stats_say() -> None:
     assert sum(in_steps) == stats.num_nodes + stats.num_branch_queries
     assert stats.queries_per_step == pytest.approx(sum(in_steps) / stats.num_steps)
     assert "with branches" in str(stats)
-
-
-def test_frozen_learning_runs_without_them() -> None:
-    spec = SelfSpec(**BRANCHES, learning="frozen")
-    both = run_both(tiny_model(), prompt(), spec, drafts=False, **GREEDY)
-    assert both.stats.num_branch_queries == 0

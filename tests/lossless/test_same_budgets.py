@@ -12,7 +12,6 @@ from selfspec import SelfSpec
 from selfspec.cost import CostCurve
 from selfspec.engine import Decoder
 from selfspec.plugin import rows as rows_module
-from selfspec.plugin import spec as spec_module
 from tests.caches import contents
 from tests.fakes import WildSource, new_model, prompt, tiny_model
 from tests.lossless.same import GREEDY, MODES, NUM_NEW, Call, doubting, few, knowing, run, run_both
@@ -63,26 +62,6 @@ def test_measured_on_every_architecture(name: str) -> None:
         run_both(model, inputs, spec, drafts=False, **MODES["sample"])
 
 
-def test_what_costs_nothing_is_drafted_wide_and_what_costs_much_is_not() -> None:
-    widths = {}
-    for name, curve in (("flat", FLAT), ("steep", STEEP)):
-        curve = CostCurve.from_dict(curve.as_dict())
-        curve.refine = lambda *_args: None  # type: ignore[method-assign]
-        spec = partial(costing, curve=curve)
-        both = run_both(tiny_model(), prompt(), spec, drafts=False, **GREEDY)
-        widths[name] = both.stats.nodes_per_step
-    assert widths["flat"] > 12
-    assert widths["steep"] < 3
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["falcon-alibi", "bloom", "gpt-neo"])
-def test_chains_learn_their_costs_too(name: str, mode: str) -> None:
-    spec = SelfSpec()
-    for num_rows in (1, 3):
-        run_both(tiny_model(name), prompt(num_rows), spec, drafts=False, **MODES[mode])
-
-
 def test_no_call_measures_anything(measuring, monkeypatch) -> None:
     """What a forward costs is learned from the steps themselves."""
 
@@ -91,19 +70,6 @@ def test_no_call_measures_anything(measuring, monkeypatch) -> None:
 
     monkeypatch.setattr("selfspec.run.profile.measure_curve", never)
     run_both(tiny_model(), prompt(), SelfSpec(), drafts=False, **GREEDY)
-
-
-def test_what_was_learned_is_found_by_the_next_process(measuring, monkeypatch) -> None:
-    monkeypatch.setattr(spec_module, "_STEPS_THAT_TEACH", 1)
-    model, spec = tiny_model(), SelfSpec()
-    run(model, prompt(), custom_generate=spec, **GREEDY)
-    (((_, learned),),) = (list(spec.forwards.costs._curves.values()),)
-    again = SelfSpec()
-    run(model, prompt(), custom_generate=again, max_new_tokens=1)
-    (((_, found),),) = (list(again.forwards.costs._curves.values()),)
-    assert {first: curve.as_dict() for first, curve in found.items()} == {
-        first: curve.reopened().as_dict() for first, curve in learned.items()
-    }
 
 
 def timed_by(curve: CostCurve, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -151,10 +117,3 @@ def test_the_default_budget_is_as_wide_as_pays(
             both = run_both(model, inputs, spec, drafts=False, **call.options)
         nodes[name] = both.stats.nodes_per_step
     assert nodes["flat"] > 2 * nodes["row by row"]
-
-
-def test_without_a_folder_it_goes_on(tmp_path, monkeypatch) -> None:
-    (tmp_path / "file").write_text("")
-    spec = SelfSpec(budget="measured")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "that" / "is" / "none"))
-    run_both(tiny_model(), prompt(), spec, drafts=False, **GREEDY)

@@ -12,10 +12,9 @@ from transformers import (
     MaxLengthCriteria,
     StoppingCriteria,
     StoppingCriteriaList,
-    StopStringCriteria,
 )
 
-from tests.fakes import attached_model, prompt, tiny_model, tiny_tokenizer
+from tests.fakes import prompt, tiny_model
 from tests.lossless.same import MODES, NUM_COLUMNS, ROUNDING, Call, knowing, run, run_both
 
 SCORED = {"return_dict_in_generate": True, "output_scores": True}
@@ -130,19 +129,4 @@ def test_several_of_a_kind(criteria: list[StoppingCriteria], call: Call) -> None
     """Each counts, and together they replace the one that the call's config stands for."""
     asked = {"stopping_criteria": StoppingCriteriaList(criteria), "eos_token_id": [8, 9]}
     both = run_both(tiny_model(), call.inputs, drafts=False, **asked, **call.options)
-    assert both.stats.disabled_reason is None
-
-
-@pytest.mark.parametrize("eos", [None, [5, 6]])
-def test_stop_strings_of_the_callers_own(eos: list[int] | None, call: Call) -> None:
-    """They replace those that the call names."""
-    model, tokenizer = attached_model(), tiny_tokenizer()
-    options = call.options | {"eos_token_id": eos}
-    text = tokenizer.decode(run(model, call.inputs, **options).ids[0, NUM_COLUMNS:])
-    early, later = text[3:6], text[14:17]
-    own = StopStringCriteria(tokenizer, later)
-    asked = {"stop_strings": early, "tokenizer": tokenizer, "stopping_criteria": [own]}
-    both = run_both(
-        model, call.inputs, entrance="assistant", drafts=False, seed=0, **asked, **options
-    )
     assert both.stats.disabled_reason is None

@@ -12,16 +12,15 @@ import pytest
 import torch
 from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
-from selfspec import ConfigError, SelfSpec, UnsupportedError, VocabularyError
+from selfspec import ConfigError, SelfSpec, VocabularyError
 from tests.fakes import VOCAB, attached_model, new_model, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import (
     FIXED,
     GREEDY,
     MODES,
-    SAMPLE,
     Call,
     assert_same_ids,
-    recorded_forwards,
+    refused,
     run,
     run_both,
     through,
@@ -87,15 +86,6 @@ def test_a_streamed_model(tmp_path: Path) -> None:
     assert spec.stats.tokens_per_step > 4
 
 
-def test_what_is_drafted_depends_on_the_prompt_alone() -> None:
-    spec = SelfSpec(draft_model=noisy_copy(0.05), learning="request", **FIXED)
-    found = []
-    for _ in range(2):
-        run(tiny_model(), prompt(), custom_generate=spec, **SAMPLE)
-        found.append((spec.stats.num_nodes, spec.stats.num_draft_forwards, spec.stats.num_steps))
-    assert found[0] == found[1]
-
-
 @pytest.mark.parametrize("entrance", ["assistant", "custom_generate", "hub"])
 def test_an_assistant_model_drafts_for_one_call(entrance: str, modules_cache: Any) -> None:
     model, spec = attached_model(), SelfSpec(**FIXED)
@@ -108,32 +98,18 @@ def test_an_assistant_model_drafts_for_one_call(entrance: str, modules_cache: An
     assert spec.stats.num_draft_forwards == 0
 
 
-def refused(**options: Any) -> str:
-    """What is said about a call, which runs no forward."""
-    model = attached_model()
-    with recorded_forwards(model) as widths, pytest.raises(ValueError, match=r"\(got") as caught:
-        run(model, prompt(), **options, **GREEDY)
-    assert widths == []
-    assert isinstance(caught.value, (ConfigError, UnsupportedError, VocabularyError))
-    return str(caught.value)
-
-
 def test_a_model_that_cannot_draft_is_refused() -> None:
     t5 = T5ForConditionalGeneration(T5Config(vocab_size=VOCAB, d_model=8, d_kv=4, d_ff=8))
     for wrong in (t5, "small", type(tiny_model())):
-        with pytest.raises(ConfigError, match=r"draft_model must be .*\(got"):
+        with pytest.raises(ConfigError, match="draft_model must be"):
             SelfSpec(draft_model=wrong)
-        assert "draft_model must be" in refused(assistant=SelfSpec(), assistant_model=wrong)
-    same = SelfSpec(draft_model=attached_model())
-    assert "another model" in refused(assistant=same)
-    assert "to read trees" in refused(assistant=SelfSpec(draft_model=tiny_model("bloom")))
-
-
-def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
+        refused("draft_model", ConfigError, assistant=SelfSpec(), assistant_model=wrong)
+    refused("another model", assistant=SelfSpec(draft_model=attached_model()))
+    refused("to read trees", assistant=SelfSpec(draft_model=tiny_model("bloom")))
     large = SelfSpec(draft_model=new_model(vocab_size=VOCAB + 1024))
-    assert f"of {VOCAB + 1024} tokens for one of {VOCAB}" in refused(assistant=large)
+    refused(f"{VOCAB + 1024} tokens", VocabularyError, assistant=large)
     options = {"assistant": SelfSpec(), "assistant_model": tiny_model("qwen2")}
-    assert "assistant_tokenizer" in refused(**options, assistant_tokenizer=tiny_tokenizer())
+    refused("assistant_tokenizer", assistant_tokenizer=tiny_tokenizer(), **options)
 
 
 def test_tokenizers_are_compared_where_they_are_at_hand(tmp_path: Path) -> None:
@@ -155,8 +131,6 @@ def test_tokenizers_are_compared_where_they_are_at_hand(tmp_path: Path) -> None:
 
 
 def test_a_prompt_without_tokens_is_refused() -> None:
-    model = attached_model()
-    embeds = model.get_input_embeddings()(prompt()["input_ids"]).detach()
+    embeds = attached_model().get_input_embeddings()(prompt()["input_ids"]).detach()
     spec = SelfSpec(draft_model=tiny_model("qwen2"))
-    with pytest.raises(UnsupportedError, match="as token ids"):
-        run(model, {"inputs_embeds": embeds}, assistant=spec, **GREEDY)
+    refused("as token ids", inputs={"inputs_embeds": embeds}, assistant=spec)

@@ -103,17 +103,6 @@ def test_attached_without_assistant_is_stock() -> None:
     assert "assistant" not in seen[0]
 
 
-def test_attach_and_detach() -> None:
-    model = new_model()
-    before = dict(vars(model))
-    assert attach(attach(model)) is model
-    assert detach(detach(model)) is model
-    assert vars(model) == before
-    with pytest.raises((TypeError, ValueError), match="assistant"):
-        run(model, prompt(), assistant=SelfSpec(), **GREEDY)
-    run_both(model, prompt(), **GREEDY)
-
-
 def test_a_copy_of_an_attached_model_drafts_for_itself() -> None:
     model = attach(new_model())
     twin = copy.deepcopy(model)
@@ -185,13 +174,6 @@ def test_two_threads_share_a_spec_and_a_model() -> None:
     assert spec.total_stats.num_calls == 8
     assert_clean(detach(model))
     attach(model)
-
-
-def test_two_models_share_a_spec() -> None:
-    spec = SelfSpec()
-    for _ in range(2):
-        for name in ("llama", "gpt2", "mistral"):
-            run_both(tiny_model(name), prompt(2), spec, **SAMPLE)
 
 
 def test_another_vocabulary_is_refused() -> None:

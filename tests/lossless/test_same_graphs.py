@@ -23,7 +23,6 @@ from selfspec import SelfSpec, SpecConfig, UnsupportedError
 from selfspec.compat.generation import KV, kv_of
 from selfspec.run.graphs.runner import ForwardKey, StaticRunner
 from selfspec.run.profile import profile
-from selfspec.run.slots import Slots
 from selfspec.run.tree_kv import TreeKV
 from tests.fakes import VOCAB, new_model, prompt, tiny_model
 from tests.lossless.same import (
@@ -75,21 +74,15 @@ def test_every_architecture(name: str, call: Call, log: list[str]) -> None:
     assert (both.stats.forward == "graph") == (name not in NOT_CAPTURED) == ("replay" in log)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_every_attention(name: str, attention: str, log: list[str]) -> None:
-    run_graphs(tiny_model(name, attention), prompt(3), **GREEDY)
-
-
-def test_chains_bring_masks_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of truths, where trees bring numbers."""
-    monkeypatch.setattr("selfspec.run.probe._try_tree", lambda *_: (None, "no trees today"))
-    both = run_both(new_model(), prompt(3), drafts=False, **GREEDY)
-    assert "chains" in str(both.stats.disabled_reason)
-
-
+PENALTIES = {
+    "repetition_penalty": 1.3,
+    "no_repeat_ngram_size": 3,
+    "sequence_bias": [[[15, 26], 2.0], [[81], -1.0]],
+    "suppress_tokens": [7],
+}
 OPTIONS: dict[str, dict[str, Any]] = {
-    "penalty": {**GREEDY, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3},
+    "penalties": {**GREEDY, **PENALTIES},
+    "sample with penalties": {**SAMPLE, **PENALTIES},
     "min-p": {"do_sample": True, "temperature": 1.2, "min_p": 0.05},
     "min-length": {**GREEDY, "eos_token_id": [15, 81], "min_new_tokens": 20},
     "ends": {**SAMPLE, "eos_token_id": [15, 26, 81]},
@@ -240,28 +233,15 @@ def test_inference_mode_and_back(order: int, log: list[str]) -> None:
 # who may not use graphs, and why
 
 
-def add_hook(model: Any) -> None:
-    model.model.layers[0].register_forward_hook(lambda *_: None)
-
-
-def add_pre_hook(model: Any) -> None:
-    model.register_forward_pre_hook(lambda *_: None)
-
-
 def add_accelerate(model: Any) -> None:
     from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
     add_hook_to_module(model.model.layers[1], AlignDevicesHook())
 
 
-def look_experts_up(model: Any) -> None:
-    model.set_experts_implementation("eager")
-
-
 def compile_it(model: Any) -> None:
-    model.model.layers[0].mlp.forward = torch.compile(
-        model.model.layers[0].mlp.forward, backend="eager"
-    )
+    mlp = model.model.layers[0].mlp
+    mlp.forward = torch.compile(mlp.forward, backend="eager")
 
 
 def spread(model: Any) -> None:
@@ -269,31 +249,45 @@ def spread(model: Any) -> None:
     model.lm_head.register_parameter("elsewhere", torch.nn.Parameter(torch.empty(2, device="meta")))
 
 
+def as_it_is(model: Any) -> None:
+    pass
+
+
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 100.0}
-REASONS: dict[str, tuple[str, dict[str, Any], Callable[[Any], None], str]] = {
-    "hook": ("llama", {}, add_hook, "its module 'model.layers.0' has forward hooks"),
-    "pre-hook": ("llama", {}, add_pre_hook, "it has forward hooks, which a replay would leave out"),
-    "accelerate": ("llama", {}, add_accelerate, "accelerate's hooks move its tensors about"),
-    "compiled": ("llama", {}, compile_it, "torch.compile runs it"),
-    "spread": ("llama", {}, spread, "it is spread over cpu, meta"),
-    "scales": ("llama4", {}, lambda _: None, "it scales its queries by their column"),
-    "experts": ("qwen3-moe", {}, look_experts_up, "capturing it fails"),
+REASONS: dict[str, tuple[Any, Callable[[Any], Any], str]] = {
+    "hook": (
+        new_model,
+        lambda model: model.model.layers[0].register_forward_hook(lambda *_: None),
+        "its module 'model.layers.0' has forward hooks",
+    ),
+    "pre-hook": (
+        new_model,
+        lambda model: model.register_forward_pre_hook(lambda *_: None),
+        "it has forward hooks, which a replay would leave out",
+    ),
+    "accelerate": (new_model, add_accelerate, "accelerate's hooks move its tensors about"),
+    "compiled": (new_model, compile_it, "torch.compile runs it"),
+    "spread": (new_model, spread, "it is spread over cpu, meta"),
+    "scales": (lambda: new_model("llama4"), as_it_is, "it scales its queries by their column"),
+    "experts": (
+        lambda: new_model("qwen3-moe"),
+        lambda model: model.set_experts_implementation("eager"),
+        "capturing it fails",
+    ),
     "rope": (
-        "llama",
-        {"rope_parameters": DYNAMIC},
-        lambda _: None,
+        lambda: new_model(rope_parameters=DYNAMIC),
+        as_it_is,
         "its dynamic rotary embedding changes with the length of a forward",
     ),
-    "chain": ("bloom", {}, lambda _: None, "a chain grows the stock KV cache"),
+    "chain": (lambda: new_model("bloom"), as_it_is, "a chain grows the stock KV cache"),
 }
 
 
-@pytest.mark.parametrize("case", REASONS.values(), ids=REASONS)
+@pytest.mark.parametrize(("new", "prepare", "reason"), REASONS.values(), ids=REASONS)
 def test_a_model_that_can_not_be_captured_goes_on_eagerly(
-    case: tuple[str, dict[str, Any], Callable[[Any], None], str], log: list[str]
+    new: Callable[[], Any], prepare: Callable[[Any], Any], reason: str, log: list[str]
 ) -> None:
-    name, changes, prepare, reason = case
-    model = new_model(name, **changes)
+    model = new()
     prepare(model)
     spec = SelfSpec()
     for _ in range(2):
@@ -333,12 +327,6 @@ def test_a_cpu_captures_no_graphs() -> None:
         run(model, inputs, custom_generate=SelfSpec(forward="graph", strict=True), **GREEDY)
 
 
-def test_eager_asks_for_no_graph(log: list[str]) -> None:
-    both = run_both(tiny_model(), prompt(), SelfSpec(forward="eager"), drafts=False, **GREEDY)
-    assert (both.stats.forward, both.stats.eager_reason) == ("eager", None)
-    assert "capture" not in log
-
-
 # what changes under a graph
 
 
@@ -356,23 +344,21 @@ def move(model: Any) -> None:
         parameter.data = parameter.data.clone()
 
 
-def narrow(model: Any) -> None:
-    model.to(torch.bfloat16)
-
-
 def replace_one(model: Any) -> None:
-    weight = model.model.layers[0].mlp.down_proj.weight
-    model.model.layers[0].mlp.down_proj.weight = torch.nn.Parameter(weight.data.roll(1, 0))
+    mlp = model.model.layers[0].mlp
+    mlp.down_proj.weight = torch.nn.Parameter(mlp.down_proj.weight.data.roll(1, 0))
 
 
-def attend_eagerly(model: Any) -> None:
-    model.set_attn_implementation("eager")
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "moved": move,
+    "narrow": lambda model: model.to(torch.bfloat16),
+    "one replaced": replace_one,
+    "attends eagerly": lambda model: model.set_attn_implementation("eager"),
+}
 
 
-@pytest.mark.parametrize("change", [move, narrow, replace_one, attend_eagerly])
-def test_a_model_that_changed_is_captured_anew(
-    change: Callable[[Any], None], log: list[str]
-) -> None:
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_model_that_changed_is_captured_anew(change: Any, log: list[str]) -> None:
     model, inputs = new_model(), prompt()
     spec = SelfSpec()
     run_graphs(model, inputs, spec, drafts=False, **GREEDY)
@@ -459,55 +445,6 @@ def test_without_memory_for_a_capture_forwards_are_run_eagerly(
     assert counts[0] == counts[1]
 
 
-def test_slots_are_copied_only_for_those_who_get_the_cache(
-    monkeypatch: pytest.MonkeyPatch, log: list[str]
-) -> None:
-    copied: list[int] = []
-    give_back = Slots.give_back
-
-    def counted(part: Slots, layers: Any, rows: slice, length: int, *, copies: bool) -> None:
-        if copies:
-            copied.append(length)
-        give_back(part, layers, rows, length, copies=copies)
-
-    monkeypatch.setattr(Slots, "give_back", counted)
-    model, inputs, spec = tiny_model(), prompt(), SelfSpec()
-    run(model, inputs, custom_generate=spec, **GREEDY)
-    copied.clear()  # Those of the trial.
-    run(model, inputs, custom_generate=spec, **GREEDY)
-    assert not copied
-    kv = DynamicCache(config=model.config)
-    run(model, inputs, custom_generate=spec, **{KV: kv}, **GREEDY)
-    assert copied
-    assert kv.get_seq_length() == copied[0] > 17
-
-
-PENALTIES = {
-    "repetition_penalty": 1.3,
-    "no_repeat_ngram_size": 3,
-    "min_new_tokens": 20,
-    "eos_token_id": [15, 26, 81],
-    "sequence_bias": [[[15, 26], 2.0], [[81], -1.0]],
-    "suppress_tokens": [7],
-}
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [{**SAMPLE, "top_k": 20}, {**SAMPLE, **PENALTIES}, {**GREEDY, **PENALTIES}],
-    ids=["sample", "sample-penalties", "greedy-penalties"],
-)
-@pytest.mark.parametrize("num_rows", [1, 3])
-def test_processors_beside_captured_graphs(
-    num_rows: int, asked: dict[str, Any], log: list[str]
-) -> None:
-    model, inputs = tiny_model(), prompt(num_rows)
-    stock = run(model, inputs, **asked)
-    spec = knowing(stock.ids, inputs, learning="frozen", budget="fixed", max_nodes=6)
-    both = run_graphs(model, inputs, spec, **asked)
-    assert both.stats.tokens_per_step > 3
-
-
 def test_a_failed_capture_breaks_a_strict_call_off(monkeypatch: pytest.MonkeyPatch) -> None:
     use_recorders(monkeypatch, fails_at=3)
     model, kv = tiny_model(), DynamicCache()
@@ -580,13 +517,6 @@ def test_a_second_thread_goes_on_eagerly(log: list[str]) -> None:
     thread.join()
     assert_same_ids(texts[0], stock.ids)
     assert spec.stats.forward == "graph"
-
-
-def test_two_models_have_slots_of_their_own(log: list[str]) -> None:
-    spec = SelfSpec()
-    for _ in range(2):
-        for name in ("llama", "gemma3"):
-            run_graphs(tiny_model(name), prompt(), spec, drafts=False, **GREEDY)
 
 
 @pytest.mark.parametrize("fails_at", [None, 3])

@@ -10,7 +10,7 @@ import torch
 from transformers import DynamicCache
 
 from selfspec import SelfSpec
-from selfspec.compat.generation import KV, kv_of
+from selfspec.compat.generation import KV
 from tests.fakes import new_model, prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
@@ -28,7 +28,6 @@ from tests.lossless.same import (
 
 WINDOWED = ["llama", "mistral", "gemma3", "llama4"]
 TURNS = ("stock", "ours")
-RETURNED = {"return_dict_in_generate": True}
 
 
 @pytest.mark.parametrize("kind", ["bare", "configured", "large"])
@@ -91,24 +90,6 @@ def test_a_chat_on_one_cache(name: str, call: Call) -> None:
         assert_same_kv(kv, expected[len(speakers)][1])
 
 
-@pytest.mark.parametrize("turns", list(itertools.product(TURNS, repeat=2)), ids="-".join)
-@pytest.mark.parametrize("name", ["llama", "mistral", slow("gemma3"), slow("llama4")])
-def test_a_cache_that_came_back_goes_on(name: str, turns: tuple[str, str]) -> None:
-    """The cache of `return_dict_in_generate` continues the chat, on either side."""
-    model, inputs = tiny_model(name), prompt()
-    texts = []
-    for speakers in (("stock", "stock"), turns):
-        kv: dict[str, Any] = {}
-        turn_inputs = inputs
-        for turn, speaker in enumerate(speakers):
-            extra = {"custom_generate": SelfSpec()} if speaker == "ours" else {}
-            outcome = run(model, turn_inputs, **RETURNED, **kv, **extra, **GREEDY)
-            kv = {KV: kv_of(outcome.output)}
-            turn_inputs = answered(outcome.ids, turn_inputs, turn)
-        texts.append(outcome.ids)
-    assert_same_ids(texts[1], texts[0])
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_only_the_new_ids_behind_a_cache(mode: str) -> None:
     """Stock takes the new ids alone where the mask covers the cache too."""
@@ -142,12 +123,6 @@ def test_inputs_embeds(name: str, with_ids: bool, call: Call) -> None:
     full = stock.ids if with_ids else torch.cat([inputs["input_ids"], stock.ids], dim=1)
     spec = doubting(full, inputs) if with_ids else SelfSpec()
     run_both(model, embeds, spec, **call.options)
-
-
-def test_embeddings_that_are_no_token() -> None:
-    model = tiny_model()
-    embeds = torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(3))
-    run_both(model, {"inputs_embeds": embeds}, SelfSpec(), **SAMPLE)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])

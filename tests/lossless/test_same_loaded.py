@@ -16,7 +16,8 @@ from selfspec import SelfSpec, load
 from selfspec.run.packed import is_packed_in_place
 from tests.fakes import fake_trials, packs_here, prompt
 from tests.lossless.same import FIXED, GREEDY, Call, assert_same_ids, doubting, run, run_both
-from tests.lossless.test_same_packed import EDITS
+from tests.lossless.test_same_entrances import PEFT_NOTE
+from tests.lossless.test_same_packed import EDITS, Edit
 from tests.streamed import saved_model
 
 pytestmark = pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
@@ -80,26 +81,6 @@ def test_another_loop_sees_that_it_is_packed(tmp_path: Path) -> None:
         assert spec.stats.forward == "packed"
 
 
-def read(model: Any) -> None:
-    assert model.model.layers[1].mlp.down_proj.weight.isfinite().all()
-
-
-def saved(model: Any) -> None:
-    model.state_dict()
-
-
-def pickled(model: Any) -> None:
-    torch.save(model, io.BytesIO())
-
-
-def cast(model: Any) -> None:
-    model.to(torch.bfloat16).float()
-
-
-def copied(model: Any) -> None:
-    model.load_state_dict(copy.deepcopy(model).state_dict())
-
-
 def trained(model: Any) -> None:
     model.requires_grad_(True)
     model(**prompt()).logits.sum().backward()
@@ -131,22 +112,26 @@ def with_an_adapter(model: Any) -> None:
     assert wrapped.merge_and_unload() is model
 
 
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
-@pytest.mark.parametrize(
-    "work",
-    [
-        read,
-        saved,
-        pickled,
-        cast,
-        copied,
-        trained,
-        with_a_gradient_at_the_input,
-        under_autocast,
-        with_an_adapter,
-    ],
-)
-def test_whoever_needs_weights_gets_them_back(work: Callable[[Any], None], tmp_path: Path) -> None:
+def read(model: Any) -> None:
+    assert model.model.layers[1].mlp.down_proj.weight.isfinite().all()
+
+
+WORK: dict[str, Callable[[Any], Any]] = {
+    "read": read,
+    "saved": lambda model: model.state_dict(),
+    "pickled": lambda model: torch.save(model, io.BytesIO()),
+    "cast": lambda model: model.to(torch.bfloat16).float(),
+    "copied": lambda model: model.load_state_dict(copy.deepcopy(model).state_dict()),
+    "trained": trained,
+    "with a gradient at the input": with_a_gradient_at_the_input,
+    "under autocast": under_autocast,
+    "with an adapter": with_an_adapter,
+}
+
+
+@pytest.mark.filterwarnings(PEFT_NOTE)
+@pytest.mark.parametrize("work", WORK.values(), ids=WORK)
+def test_whoever_needs_weights_gets_them_back(work: Callable[[Any], Any], tmp_path: Path) -> None:
     model, ours = loaded(tmp_path)
     before = len(packed_layers(ours))
     for each in (model, ours):
@@ -162,8 +147,8 @@ def test_whoever_needs_weights_gets_them_back(work: Callable[[Any], None], tmp_p
         assert torch.equal(ours.state_dict()[name], weight)
 
 
-@pytest.mark.parametrize("edit", EDITS)
-def test_an_edited_model(edit: Callable[[Any, nn.Linear], None], tmp_path: Path) -> None:
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+def test_an_edited_model(edit: Edit, tmp_path: Path) -> None:
     model, ours = loaded(tmp_path)
     for each in (model, ours):
         torch.manual_seed(3)

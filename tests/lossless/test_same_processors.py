@@ -25,6 +25,13 @@ from tests.lossless.same import (
 )
 
 OTHERS = ("mistral", "gemma3", "gpt2", "bloom", "deepseek-v3")
+
+
+def allowed(batch_id: int, ids: torch.Tensor) -> list[int]:
+    """What a row may say depends on which row it is, and on how far it has got."""
+    return [t for t in range(1, VOCAB) if (t + batch_id + len(ids)) % 3]
+
+
 # arguments of generate(); an end token is set where a rule is about it
 RULES: dict[str, dict[str, Any]] = {
     "repetition_penalty": {"repetition_penalty": 1.7},
@@ -41,6 +48,8 @@ RULES: dict[str, dict[str, Any]] = {
     "remove_invalid_values": {"remove_invalid_values": True},
     "encoder_repetition_penalty": {"encoder_repetition_penalty": 1.5},
     "encoder_no_repeat_ngram_size": {"encoder_no_repeat_ngram_size": 2},
+    "prefix_allowed_tokens_fn": {"prefix_allowed_tokens_fn": allowed},
+    "watermarking": {"watermarking_config": WatermarkingConfig()},
     "many": {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "min_new_tokens": 4},
 }
 WARPERS: dict[str, dict[str, Any]] = {
@@ -92,15 +101,6 @@ def test_a_real_vocabulary(
     wordy_model: PreTrainedModel, warpers: dict[str, Any], num_rows: int
 ) -> None:
     run_both(wordy_model, prompt(num_rows), **{"do_sample": True, "max_new_tokens": 24} | warpers)
-
-
-def test_prefix_allowed_tokens_fn(call: Call) -> None:
-    """What a row may say depends on which row it is, and on how far it has got."""
-
-    def allowed(batch_id: int, ids: torch.Tensor) -> list[int]:
-        return [t for t in range(1, VOCAB) if (t + batch_id + len(ids)) % 3]
-
-    run_both(tiny_model(), call.inputs, prefix_allowed_tokens_fn=allowed, **call.options)
 
 
 class Recording(LogitsProcessor):
@@ -177,10 +177,6 @@ class RowWise(InPlace):
 def test_a_processor_may_say_that_it_looks_at_rows(mode: str) -> None:
     _, _, ours = processed_by(RowWise, prompt(3), **MODES[mode])
     assert ours.num_rows == {1}
-
-
-def test_watermarking(call: Call) -> None:
-    run_both(tiny_model(), call.inputs, watermarking_config=WatermarkingConfig(), **call.options)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -18,32 +18,25 @@ from transformers import (
     StoppingCriteriaList,
     StopStringCriteria,
 )
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from selfspec import SelfSpec, generate_many
 from selfspec.compat.generation import KV
 from tests.fakes import VOCAB, WildSource, tiny_model, tiny_tokenizer
-from tests.lossless.same import assert_same_ids, assert_same_kv, attached, doubting, run
-from tests.lossless.test_same_failures import Broken, Fuse
+from tests.lossless.same import (
+    assert_begins,
+    assert_same_ids,
+    assert_same_kv,
+    attached,
+    doubting,
+    run,
+)
+from tests.lossless.test_same_failures import Broken, Fuse, Told
 from tests.lossless.test_same_streamers import Recorder
 
 NAMES = ("llama", "mistral", "gemma3", "gpt2", "gpt-oss", "qwen3-moe", "bloom", "lfm2")
 CHAINS = ("bloom", "lfm2")
 STRINGS = ["a", "th", "e ", "ra", "on"]
 PLACES = ("processor", "criterion", "streamer", "forward")
-
-
-class Told(Recorder):
-    """A streamer that may break off."""
-
-    def __init__(self, fuse: Fuse | None) -> None:
-        super().__init__()
-        self._fuse = fuse
-
-    def put(self, value: torch.Tensor) -> None:
-        super().put(value)
-        if self._fuse is not None:
-            self._fuse.burn()
 
 
 class RandomCall:
@@ -213,25 +206,6 @@ def assert_same_states(ours: DynamicCache, stock: DynamicCache) -> None:
             held, true = mine.conv_states[0], theirs.conv_states[0]
         assert held.shape == true.shape
         assert torch.allclose(held, true, rtol=1e-4, atol=1e-4)
-
-
-def assert_begins(kv: DynamicCache, whole: DynamicCache) -> None:
-    """All layers have the same columns, which are the first ones of the whole text's."""
-    lengths = {x.get_seq_length() for x in kv.layers if hasattr(x, "get_seq_length")}
-    assert len(lengths) <= 1, lengths
-    for mine, theirs in zip(kv.layers, whole.layers, strict=False):
-        if type(theirs) is DynamicLayer and mine.keys is not None:
-            assert type(mine) is DynamicLayer
-            length = mine.get_seq_length()
-            assert length <= theirs.get_seq_length()
-            for name in ("keys", "values"):
-                held, true = getattr(mine, name), getattr(theirs, name)[..., :length, :]
-                assert torch.allclose(held, true, rtol=1e-4, atol=1e-4)
-        elif type(theirs) is DynamicSlidingWindowLayer and mine.keys is not None:
-            (length,) = lengths
-            window = mine.sliding_window - 1
-            assert mine.keys.shape[-2] == mine.values.shape[-2] == min(length, window)
-            assert not mine.record_past
 
 
 def check_many(seed: int) -> None:

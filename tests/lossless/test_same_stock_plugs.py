@@ -15,7 +15,6 @@ from tests.lossless.same import (
     GREEDY,
     MODES,
     NUM_COLUMNS,
-    NUM_NEW,
     Call,
     assert_clean,
     assert_same_ids,
@@ -54,15 +53,6 @@ def test_candidate_generator_in_stock_assisted_decoding(
             assert_same_ids(assisted(model, spec, inputs, **options), stock.ids)
     if doubt:
         assert len(widths) <= stock.ids.shape[1] - NUM_COLUMNS
-
-
-def test_candidate_generator_over_many_calls() -> None:
-    model, spec = new_model("qwen2"), SelfSpec()
-    with SelfSpecCandidateGenerator(spec).plugged_into(model):
-        for seed in range(5):
-            inputs = prompt(1, 5 + 4 * seed, seed=seed)
-            ours = run(model, inputs, **LOOKUP, **GREEDY)
-            assert_same_ids(ours.ids, run(tiny_model("qwen2"), inputs, **GREEDY).ids)
 
 
 @pytest.mark.parametrize("num_new", [2, 7, 20])
@@ -107,14 +97,6 @@ def test_candidate_generator_learns_how_far_guesses_can_be_trusted(learning: str
         assert num_right > 5
 
 
-def test_candidate_generator_is_unplugged_by_an_error() -> None:
-    model = new_model()
-    generator = SelfSpecCandidateGenerator(SelfSpec())
-    with pytest.raises(KeyboardInterrupt), generator.plugged_into(model):
-        raise KeyboardInterrupt
-    assert_clean(model)
-
-
 def expected_lut(output: Any, inputs: dict[str, torch.Tensor], top_k: int) -> dict[int, list[int]]:
     """For each token that was a last one: the top-K of the raw scores of its latest call."""
     table: dict[int, list[int]] = {}
@@ -151,15 +133,3 @@ def test_what_was_recorded_helps_to_draft(mode: str) -> None:
     ours = run(model, inputs, custom_generate=spec, **MODES[mode])
     assert_same_ids(ours.ids, stock.ids)
     assert spec.stats.accepted_by_source["lut"] > 3
-
-
-@pytest.mark.parametrize("num_rows", [1, 3])
-def test_recorder_inside_our_own_loop(num_rows: int) -> None:
-    model, inputs, spec = tiny_model(), prompt(num_rows), SelfSpec()
-    stock = run(model, inputs, **GREEDY)
-    other = SelfSpec()
-    ours = run(model, inputs, custom_generate=spec, logits_processor=[LutRecorder(other)], **GREEDY)
-    assert_same_ids(ours.ids, stock.ids)
-    lut = lut_of(other, VOCAB)
-    said = {token for text in texts_of(stock.ids, inputs) for token in text[-NUM_NEW:-1]}
-    assert all(lut.rows.token_ids[token, 0] >= 0 for token in said)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from selfspec import SelfSpec, UnsupportedError, attach, load
+from selfspec import SelfSpec, UnsupportedError, load
 from selfspec.run.streamed import is_streamed, traffic
 from tests.fakes import prompt
 from tests.lossless.same import FIXED, GREEDY, Call, assert_same_ids, doubting, run, run_both, slow
@@ -77,18 +77,6 @@ def test_a_text_in_another_dtype(tmp_path: Path) -> None:
     run_both(streamed, prompt(), doubting(run(model, prompt(), **GREEDY).ids, prompt()), **GREEDY)
     assert_same_ids(run(streamed, prompt(), **GREEDY).ids, run(model, prompt(), **GREEDY).ids)
     assert streamed.dtype == torch.float32
-
-
-def test_the_public_way(tmp_path: Path) -> None:
-    """As in the page: attached, with a `SelfSpec` that learns from call to call."""
-    model, streamed = streamed_pair(tmp_path, "llama")
-    attach(streamed)
-    spec = SelfSpec()
-    for seed in range(3):
-        inputs = prompt(seed=seed)
-        stock = run(model, inputs, **GREEDY)
-        assert_same_ids(run(streamed, inputs, assistant=spec, **GREEDY).ids, stock.ids)
-    assert spec.total_stats.accepted_lengths
 
 
 def test_a_step_reads_each_streamed_layer_once(tmp_path: Path) -> None:

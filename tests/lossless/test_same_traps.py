@@ -169,23 +169,6 @@ def test_the_models_own_generation_config() -> None:
         assert len(both.ours.output.scores) == len(both.stock.output.scores)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "bloom"])
-def test_another_default_device(name: str, call: Call) -> None:
-    """Without an end token: to compare it with the pad token, stock makes tensors of no device."""
-    model, inputs = tiny_model(name), call.inputs
-    with torch.device("meta"):
-        both = run_both(model, inputs, drafts=False, **call.options)
-    assert both.stats.num_nodes > both.stats.num_steps
-
-
-@pytest.mark.parametrize("name", ["llama", "bloom"])
-def test_ids_of_32_bits(name: str, call: Call) -> None:
-    inputs = call.inputs | {"input_ids": call.inputs["input_ids"].int()}
-    both = run_both(tiny_model(name), inputs, drafts=False, **call.options)
-    assert both.ours.ids.dtype == both.stock.ids.dtype
-    assert both.stats.num_nodes > both.stats.num_steps
-
-
 @pytest.mark.parametrize(("num_read", "num_said"), [(VOCAB, VOCAB - 9), (VOCAB - 9, VOCAB)])
 def test_a_head_for_other_ids_than_the_embedding(num_read: int, num_said: int, call: Call) -> None:
     model: Any = new_model(vocab_size=VOCAB - 9)

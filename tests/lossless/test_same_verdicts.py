@@ -13,8 +13,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from selfspec import SelfSpec, attach, generate_many
 from tests.fakes import new_model, prompt, tiny_tokenizer
 from tests.lossless.same import FIXED, GREEDY, run_both
+from tests.lossless.test_same_entrances import PEFT_NOTE
 
-PEFT_NOTE = "ignore:.*is_gradient_checkpointing.*:FutureWarning"
 Hook = Callable[[Any, Any, Any], Any]
 
 
