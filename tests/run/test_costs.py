@@ -46,21 +46,6 @@ def test_the_same_situation_has_the_same_curve(costs):
     assert costs.curve(model, backend(kind="packed"), 1) is not curve
 
 
-def test_the_kept_file_is_read_once(costs, monkeypatch):
-    keys, model = [], new_model()
-    monkeypatch.setattr(module, "find_measured", lambda key: keys.append(key) or {})
-    for front in (20, 20, 300):
-        costs.curve(model, backend(front), 1)
-    assert len(keys) == 1
-
-
-def test_a_model_that_is_offloaded_has_a_curve_of_its_own(costs):
-    model = new_model()
-    curve = costs.curve(model, backend(), 1)
-    model.hf_device_map = {"model": "cpu", "lm_head": "disk"}
-    assert costs.curve(model, backend(), 1) is not curve
-
-
 def test_a_new_length_starts_from_the_nearest_known_one(costs):
     model = new_model()
     short, long = (costs.curve(model, backend(front=front), 1) for front in (20, 3000))

@@ -35,11 +35,6 @@ class Checked:
         del self.ids[len(self.ids) - num_tokens :]
 
 
-def test_a_device_without_doubles_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.Tensor, "double", None)
-    Checked(new_model()).read([3, 4, 5])
-
-
 @pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
 def test_a_draft_model_is_packed_once_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_trials(monkeypatch, saves=0.5, packing=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from selfspec import SelfSpec, attach
 from selfspec.run import grouped_attention as module
 from selfspec.run.grouped_attention import grouped_attention
+from tests.lossless.same import in_threads
 from tests.tiny import make_model
 
 COLUMNS = 23
@@ -82,21 +82,6 @@ def test_keys_are_not_copied(asked, width):
     assert mask.shape == (2, 1, 3 * width if width > 1 else 1, COLUMNS)
 
 
-def test_one_mask_serves_all_layers_of_a_forward(asked):
-    args = inputs(3, 4)
-    wider = inputs(2, 4)[1:4]
-    with grouped_attention():
-        attend(*args)
-        attend(*args)
-        attend(SimpleNamespace(num_key_value_groups=2), *wider, args[4])
-    first, second, other = (mask for _, _, mask in asked)
-    assert first is second
-    assert other.shape[2] == 8
-    with grouped_attention():
-        attend(*args)
-    assert asked[-1][2] is not first
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_query_alone_is_asked_twice_in_half_precision(asked, dtype):
     with grouped_attention():
@@ -155,19 +140,6 @@ def test_what_is_not_shared_so_is_left_to_stock(asked, change, others):
     assert torch.equal(found, sdpa_attention_forward(*args, **others)[0])
 
 
-def test_on_a_cpu_no_thread_goes_without_work(asked, monkeypatch):
-    """Heads that are asked as one keep fewer threads busy."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
-    with grouped_attention():
-        attend(*inputs(3, 4, rows=1))  # 2 heads of 12 queries
-        attend(*inputs(3, 4, rows=2))
-        assert not asked
-        attend(*inputs(3, 4, rows=3))
-        attend(*inputs(3, 30, rows=1))  # 90 queries are three times 32
-        attend(*inputs(3, 1, rows=1))  # one by one they are slower by far
-    assert [query.shape[2] for query, _, _ in asked] == [12, 90, 3]
-
-
 @pytest.mark.parametrize(
     ("num_threads", "num_together"), [(2, 12), (3, 6), (5, 4), (6, 4), (7, 3), (12, 2), (13, 0)]
 )
@@ -183,44 +155,21 @@ def test_as_many_are_asked_as_one_as_leave_work_for_all(
     assert all(key.shape[1] == 24 / num_together for _, key, _ in asked)
 
 
-def test_outside_and_in_other_threads_stocks_attention_runs(asked):
+def test_outside_in_other_threads_and_behind_an_error_stocks_attention_runs(asked):
     args, seen = inputs(3, 4), []
 
-    def elsewhere() -> None:
-        seen.append(attend(*args))
-
-    with grouped_attention():
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join()
-    attend(*args)
-    assert not asked
-    assert torch.equal(seen[0], sdpa_attention_forward(*args)[0])
-
-
-def test_a_forward_that_fails_leaves_stocks_attention(asked):
     def fail_inside() -> None:
         with grouped_attention():
+            in_threads(lambda _: seen.append(attend(*args)), 1, 1)
             with grouped_attention():
                 pass
             raise ValueError("midway")
 
     with pytest.raises(ValueError, match="midway"):
         fail_inside()
-    args = inputs(3, 4)
-    assert torch.equal(attend(*args), sdpa_attention_forward(*args)[0])
+    seen.append(attend(*args))
     assert not asked
-
-
-def test_what_torch_compiles_is_stocks(asked):
-    args = inputs(3, 4)
-    compiled = torch.compile(
-        lambda *given: attend(args[0], *given), backend="eager", fullgraph=True
-    )
-    with grouped_attention():
-        found = compiled(*args[1:])
-    assert torch.equal(found, sdpa_attention_forward(*args)[0])
-    assert not asked
+    assert all(torch.equal(found, sdpa_attention_forward(*args)[0]) for found in seen)
 
 
 @pytest.fixture(params=["set", "registered"])

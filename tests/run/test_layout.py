@@ -133,18 +133,6 @@ def test_masks_equal_an_ancestor_walk(batch, window, data):
     assert bool((mask[~sees] == torch.finfo(torch.float32).min).all())
 
 
-@settings(max_examples=60, deadline=None)
-@given(batches(), st.integers(1, 9))
-def test_what_was_dropped_before_the_first_column_was_never_seen(batch, size):
-    """The mask of a trimmed cache is the whole one's right part, and the left part is empty."""
-    for kind in ("sliding", "chunked"):
-        first_column = max(min(batch.lengths) - size + 1, 0)
-        whole = mask_of(batch, Window(kind, size))
-        trimmed = mask_of(batch, Window(kind, size), first_column)
-        assert torch.equal(whole[..., first_column:], trimmed)
-        assert not bool((whole[..., :first_column] == 0).any())
-
-
 @given(batches())
 def test_ids_and_positions_are_the_trees_own(batch):
     layout = laid_out(batch)
@@ -226,14 +214,3 @@ def test_each_attention_type_has_a_mask_of_its_own_width():
     layout = laid_out(batch, {"full": Window(), "near": Window("sliding", 3)}, [0, 7])
     assert layout.masks["full"].shape == (1, 1, 2, 11)
     assert (layout.masks["near"][0, 0] == 0).tolist() == [[1, 1, 1, 0], [0, 1, 1, 1]]
-
-
-def test_chunks_begin_at_the_first_column_that_counts():
-    """Chunks of 3 behind 2 columns of padding: 2 3 4, then 5 6 7."""
-    batch = Batch([tree_of([-1, 0, 1])], [4], [{0, 1}], 4)
-    sees = laid_out(batch, Window("chunked", 3)).masks["type"][0, 0] == 0
-    assert sees.int().tolist() == [
-        [0, 0, 1, 1, 1, 0, 0],  # column 4
-        [0, 0, 0, 0, 0, 1, 0],  # column 5, a new chunk
-        [0, 0, 0, 0, 0, 1, 1],  # column 6
-    ]

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from transformers import DynamicCache, LlamaConfig, StaticCache
+from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from selfspec.run import slots as module
@@ -251,43 +251,6 @@ def test_full_slots_double_and_windowed_ones_forget(keeps_slots):
     assert len(sizes) <= 8  # That is how often it was copied on the way from 3 to 1203.
 
 
-def test_windowed_slots_forget_in_place_and_not_in_every_step(monkeypatch):
-    dropped = []
-    drop = module.Slots.drop
-    monkeypatch.setattr(
-        module.Slots, "drop", lambda part, *at: dropped.append(at) or drop(part, *at)
-    )
-    kv = adopt(prompted(1, 2, 3, window=16), 16, 1, room=64, keeps_slots=True)
-    chain_steps(kv, 16, 4, captured=True)
-    before = kv.cache.layers[1].stores["keys"].data_ptr()
-    chain_steps(kv, 100, 4, captured=True)
-    assert kv.cache.layers[1].stores["keys"].data_ptr() == before
-    num_parts = sum(part.kind.attention_type == "sliding_attention" for part in kv._parts)
-    assert 0 < len(dropped) / num_parts < 100 / 4
-
-
-def test_a_path_that_is_in_place_costs_no_copy(monkeypatch):
-    kv = adopt(prompted(1, 2), 4, num_rows=1, room=8)
-    monkeypatch.setattr("selfspec.run.tree_kv.move_columns", lambda *_: pytest.fail("moved"))
-    chain_steps(kv, 2, width=3)
-
-
-def test_a_single_write_fills_all_layers_of_a_kind():
-    """K of the first and third layer and V of the first share one tensor of three members."""
-    kv = adopt(prompted(1, 2), 4, num_rows=1, room=8)
-    storage = {
-        kv.cache.layers[i].stores[n].untyped_storage().data_ptr()
-        for i, n in [(0, "keys"), (0, "values"), (2, "keys")]
-    }
-    assert len(storage) == 1
-
-
-def test_much_memory_is_adopted_in_parts(monkeypatch):
-    monkeypatch.setattr(module, "_SMALL", 1)
-    kv = adopt(prompted(1, 2), 4, num_rows=1, room=8)
-    assert [len(part.members) for part in kv._parts] == [1] * 2 * len(LAYERS)
-
-
 def test_its_memory_ends_with_its_last_user():
     """Not only when Python looks for cycles: the next call's KV would come on top."""
     cache = prompted(1, 2)
@@ -332,19 +295,6 @@ def scarce(monkeypatch, num_before: int) -> None:
     monkeypatch.setattr(module, "new_slots", new)
 
 
-@pytest.mark.parametrize("keeps_slots", [False, True])
-@pytest.mark.parametrize("num_before", [0, 1, 3])
-def test_running_out_of_memory_on_the_way_leaves_the_cache_whole(
-    monkeypatch, num_before, keeps_slots
-):
-    monkeypatch.setattr(module, "_SMALL", 1)
-    cache = prompted(1, 2, 3, 4, 5)
-    scarce(monkeypatch, num_before)
-    with pytest.raises(torch.OutOfMemoryError):
-        adopt(cache, 4, num_rows=1, room=8, keeps_slots=keeps_slots)
-    assert_same_cache(cache, prompted(1, 2, 3, 4, 5))
-
-
 @pytest.mark.parametrize("num_before", range(5))
 def test_running_out_of_memory_in_a_step_leaves_what_was_committed(monkeypatch, num_before):
     """Some windowed slots have dropped columns by then, and others not."""
@@ -376,38 +326,7 @@ def test_an_interrupt_while_a_path_is_moved_commits_nothing(monkeypatch):
     assert_same_cache(cache, prompted(1, 2, window=9))
 
 
-def test_slots_that_are_too_few_are_an_error():
-    """One column that is assigned to none would be lost in silence."""
-    kv = adopt(prompted(1, 2, window=9), 9, num_rows=1, room=0)
-    with pytest.raises(RuntimeError, match="exceeds dimension size"):
-        write(kv.cache, [[3]])
-
-
-def test_adopting_frees_the_stock_tensors():
-    cache = prompted(1, 2, 3)
-    adopt(cache, 4, num_rows=1, room=8)
-    assert all(layer.keys.numel() == layer.values.numel() == 0 for layer in cache.layers)
-
-
-def test_fresh_slots_are_zero():
-    """A hidden slot weighs 0, and 0 times a NaN would be a NaN."""
-    kv = adopt(prompted(1, 2, 3), 4, num_rows=1, room=8)
-    assert float(kv.cache.layers[0].stores["values"][:, :, 3:].abs().sum()) == 0
-    kv.reserve(400)
-    assert float(kv.cache.layers[0].stores["values"][:, :, 3:].abs().sum()) == 0
-
-
 # slots that outlive the calls
-
-
-def test_slots_stay_from_call_to_call():
-    kv, addresses = new_kv(4, keeps_slots=True), set()
-    for num_rows, length in ((2, 30), (1, 9), (2, 40)):
-        kv.add(prompted(*range(length), num_rows=num_rows), num_rows, room=8)
-        addresses.add(tuple(layer.stores["keys"].data_ptr() for layer in kv.cache.layers))
-        assert all(len(layer.stores["keys"]) == 2 for layer in kv.cache.layers)
-        kv.release()
-    assert len(addresses) == 1
 
 
 def test_sizes_suit_both_calls_unless_that_is_dear():
@@ -433,31 +352,6 @@ def test_no_call_finds_what_another_left():
     assert not any(layer.stores["values"].isnan().any() for layer in kv.cache.layers)
 
 
-def test_what_is_handed_back_is_no_slot():
-    cache = prompted(1, 2)
-    kv = adopt(cache, 4, num_rows=1, room=8, keeps_slots=True)
-    slots = {layer.stores["keys"].untyped_storage().data_ptr() for layer in kv.cache.layers}
-    kv.release()
-    assert not slots & {layer.keys.untyped_storage().data_ptr() for layer in cache.layers}
-    assert all(not layer.stores and layer.keys is None for layer in kv.cache.layers)
-
-
-@pytest.mark.parametrize(
-    ("front", "width", "num_keys"), [(5, 8, 256), (248, 8, 256), (249, 8, 320), (300, 4, 320)]
-)
-def test_lengths_come_in_buckets_up_to_what_there_is(front, width, num_keys):
-    kv = adopt(prompted(*range(front)), 4, num_rows=1, room=320 - front, keeps_slots=True)
-    assert kv.num_keys(width) == {"full_attention": num_keys, "sliding_attention": 64}
-
-
-@pytest.mark.parametrize("keeps_slots", [False, True])
-def test_slots_made_in_inference_mode_can_be_written_outside_of_it(keeps_slots):
-    with torch.inference_mode():
-        kv = adopt(prompted(1, 2), 4, num_rows=1, room=8, keeps_slots=keeps_slots)
-    chain_steps(kv, 2, 4, captured=keeps_slots)
-    assert kv.front == 10
-
-
 # caches that can't be taken over
 
 
@@ -477,11 +371,3 @@ def test_layers_of_other_kinds_are_named(layer, name):
     cache.layers[1] = layer
     assert foreign_layer(cache) == f"a KV layer is a {name}, which can't branch"
     assert can_hold_trees(cache) == foreign_layer(cache)
-
-
-def test_static_layers_and_empty_ones_cannot_hold_trees():
-    static = StaticCache(LlamaConfig(num_hidden_layers=1), max_cache_len=8)
-    assert "StaticLayer" in foreign_layer(static)
-    assert can_hold_trees(stock_cache(4)) == (
-        "a KV layer holds nothing, as where layers share their keys"
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 import pytest
@@ -67,15 +66,6 @@ def test_images_hold_what_the_file_holds(way, tensors, path, dtype, chunk, monke
     shard.close()
 
 
-def test_neighbours_are_read_in_one_go(tensors, shard):
-    same = [name for name in tensors if tensors[name].dtype == torch.bfloat16]
-    image = Image(
-        [Weight(torch.bfloat16, shard.tensors[n].shape, [shard.tensors[n]]) for n in same]
-    )
-    assert len(image._runs) == 1
-    assert image.scratch_bytes == 0
-
-
 def test_pieces_are_put_one_behind_the_other(tensors, shard):
     weight = torch.empty(20, 150)
     parts = [shard.tensors["b"], shard.tensors["d"].part(0, 10)]
@@ -111,14 +101,6 @@ def test_damaged_files(damage, path):
     with pytest.raises(WeightsError) as caught:
         Shard(path)
     assert str(path) in str(caught.value)
-
-
-def test_a_header_may_name_no_tensors(path):
-    header = json.dumps({"__metadata__": {"format": "pt"}}).encode()
-    path.write_bytes(len(header).to_bytes(8, "little") + header)
-    shard = Shard(path)
-    assert shard.tensors == {}
-    shard.close()
 
 
 def test_a_file_that_was_written_to_since(shard, path):
