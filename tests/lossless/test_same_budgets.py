@@ -14,7 +14,7 @@ from selfspec.engine import Decoder
 from selfspec.plugin import rows as rows_module
 from tests.caches import contents
 from tests.fakes import WildSource, new_model, prompt, tiny_model
-from tests.lossless.same import GREEDY, MODES, NUM_NEW, Call, doubting, few, knowing, run, run_both
+from tests.lossless.same import MODES, NUM_NEW, Call, doubting, few, knowing, run, run_both
 from tests.test_engine_budget import CURVES
 from tests.zoo import BRANCHING
 
@@ -60,16 +60,6 @@ def test_measured_on_every_architecture(name: str) -> None:
     spec = SelfSpec(budget="measured", max_nodes=64)
     for _ in range(2):
         run_both(model, inputs, spec, drafts=False, **MODES["sample"])
-
-
-def test_no_call_measures_anything(measuring, monkeypatch) -> None:
-    """What a forward costs is learned from the steps themselves."""
-
-    def never(*_args: object, **_more: object) -> None:
-        raise AssertionError("a call must not wait for measurements")
-
-    monkeypatch.setattr("selfspec.run.profile.measure_curve", never)
-    run_both(tiny_model(), prompt(), SelfSpec(), drafts=False, **GREEDY)
 
 
 def timed_by(curve: CostCurve, monkeypatch: pytest.MonkeyPatch) -> Any:

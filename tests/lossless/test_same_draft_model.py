@@ -126,7 +126,7 @@ def test_tokenizers_are_compared_where_they_are_at_hand(tmp_path: Path) -> None:
         models[name].config._name_or_path = str(tmp_path / name)
     model, spec = models["mine"], SelfSpec(draft_model=models["same"], **FIXED)
     run_both(model, prompt(), spec, max_new_tokens=4, **GREEDY)
-    with pytest.raises(VocabularyError, match=r"got 96 tokens that differ, such as 'w96' for 'w0'"):
+    with pytest.raises(VocabularyError, match="w96"):
         run(model, prompt(), custom_generate=SelfSpec(draft_model=models["other"]), **GREEDY)
 
 

@@ -180,7 +180,7 @@ def test_another_vocabulary_is_refused() -> None:
     spec = SelfSpec()
     run_both(tiny_model(), prompt(), spec, **GREEDY)
     wider = new_model(vocab_size=131)
-    with pytest.raises(VocabularyError, match=r"97 tokens.*131.*forget\(\)"):
+    with pytest.raises(VocabularyError, match="131"):
         run(wider, prompt(), custom_generate=spec, **GREEDY)
     assert_clean(wider)
     spec.forget()

@@ -36,7 +36,6 @@ from tests.lossless.same import (
     doubting,
     few,
     knowing,
-    late_token,
     new_kv,
     run,
     run_both,
@@ -72,39 +71,6 @@ def test_every_architecture(name: str, call: Call, log: list[str]) -> None:
     assert both.stats.tokens_per_step > 1.2
     assert both.stats.eager_reason == NOT_CAPTURED.get(name)
     assert (both.stats.forward == "graph") == (name not in NOT_CAPTURED) == ("replay" in log)
-
-
-PENALTIES = {
-    "repetition_penalty": 1.3,
-    "no_repeat_ngram_size": 3,
-    "sequence_bias": [[[15, 26], 2.0], [[81], -1.0]],
-    "suppress_tokens": [7],
-}
-OPTIONS: dict[str, dict[str, Any]] = {
-    "penalties": {**GREEDY, **PENALTIES},
-    "sample with penalties": {**SAMPLE, **PENALTIES},
-    "min-p": {"do_sample": True, "temperature": 1.2, "min_p": 0.05},
-    "min-length": {**GREEDY, "eos_token_id": [15, 81], "min_new_tokens": 20},
-    "ends": {**SAMPLE, "eos_token_id": [15, 26, 81]},
-    "scores": {**SAMPLE, "return_dict_in_generate": True, "output_scores": True},
-    "one": {**GREEDY, "max_new_tokens": 1},
-    "two": {**GREEDY, "max_new_tokens": 2},
-}
-
-
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("num_rows", [slow(1), 3])
-def test_processors_and_limits(num_rows: int, options: dict[str, Any], log: list[str]) -> None:
-    drafts = options.get("max_new_tokens", NUM_NEW) > 2
-    run_graphs(tiny_model("gemma3"), prompt(num_rows), drafts=drafts, **options)
-
-
-def test_rows_that_finish_one_after_the_other(log: list[str]) -> None:
-    """A forward has room for 4, 2 and 1 of the 5 rows; who is left moves to the front."""
-    model, inputs = tiny_model("mistral"), prompt(5)
-    ids = run(model, inputs, **GREEDY).ids
-    ends = [late_token(row[17:-1].tolist()) for row in ids[:4]]
-    run_graphs(model, inputs, eos_token_id=ends, **GREEDY)
 
 
 @pytest.mark.parametrize("room", [slow(4096), 16])
@@ -145,13 +111,6 @@ def test_budgets(budget: str, call: Call, log: list[str]) -> None:
     for _ in range(2):
         both = run_both(model, inputs, spec, drafts=False, **call.options)
         assert both.stats.forward == "graph"
-
-
-@pytest.mark.parametrize("num_rows", [1, 3])
-def test_branches_ride_along(num_rows: int, log: list[str]) -> None:
-    spec = SelfSpec(num_branches=6, branch_length=6, **FIXED)
-    both = run_graphs(tiny_model("gemma3"), prompt(num_rows), spec, **GREEDY)
-    assert both.stats.queries_per_step > 25
 
 
 @pytest.mark.parametrize("forward", ["auto", slow("eager")])
@@ -320,10 +279,9 @@ def test_a_cpu_captures_no_graphs() -> None:
     model, inputs = tiny_model(), prompt()
     asked = run_both(model, inputs, SelfSpec(forward="graph"), drafts=False, **GREEDY)
     assert asked.stats.eager_reason == "a CPU captures no graphs"
-    assert "eager forwards: a CPU captures no graphs" in str(asked.stats)
     auto = run_both(model, inputs, SelfSpec(strict=True), drafts=False, **GREEDY)
     assert (auto.stats.forward in ("eager", "packed"), auto.stats.eager_reason) == (True, None)
-    with pytest.raises(UnsupportedError, match=r"forward='graph' can't be had: a CPU captures"):
+    with pytest.raises(UnsupportedError, match="a CPU captures no graphs"):
         run(model, inputs, custom_generate=SelfSpec(forward="graph", strict=True), **GREEDY)
 
 

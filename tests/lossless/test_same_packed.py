@@ -145,7 +145,7 @@ def test_where_nothing_pays_it_goes_on_eagerly(monkeypatch: pytest.MonkeyPatch) 
     assert (auto.stats.forward, auto.stats.eager_reason) == ("eager", None)
     asked = run_both(model, inputs, SelfSpec(forward="packed"), drafts=False, **GREEDY)
     assert asked.stats.eager_reason == "no layer is at least 10 % faster packed"
-    with pytest.raises(UnsupportedError, match="forward='packed' can't be had: no layer is"):
+    with pytest.raises(UnsupportedError, match="no layer"):
         run(model, inputs, custom_generate=SelfSpec(forward="packed", strict=True), **GREEDY)
 
 

@@ -32,6 +32,7 @@ from tests.lossless.same import (
 )
 from tests.lossless.test_same_failures import Broken, Fuse, Told
 from tests.lossless.test_same_streamers import Recorder
+from tests.recorder import use_recorders
 
 NAMES = ("llama", "mistral", "gemma3", "gpt2", "gpt-oss", "qwen3-moe", "bloom", "lfm2")
 CHAINS = ("bloom", "lfm2")
@@ -243,3 +244,11 @@ def test_any_call(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_any_prompts(seed: int) -> None:
     check_many(seed)
+
+
+@pytest.mark.parametrize("seed", range(100, 140))
+def test_any_call_by_graphs(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replays run operations and no Python, and work beside the main stream comes late."""
+    log, call = use_recorders(monkeypatch), RandomCall(seed)
+    call.check()
+    assert "replay" in log or call.name in CHAINS

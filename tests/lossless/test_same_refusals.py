@@ -128,7 +128,7 @@ def test_a_cache_of_another_kind(name: str, new_cache: Callable[[], Any], num_ro
 
 def test_generate_batch_is_refused_by_name() -> None:
     model = attached_model()
-    with pytest.raises(UnsupportedError, match=r"generate_batch\(\) can't draft"):
+    with pytest.raises(UnsupportedError, match="generate_batch"):
         model.generate_batch([[5, 6, 7]], assistant=SelfSpec())
 
 
@@ -160,7 +160,7 @@ class OldSource(FutureSource):
 
 
 def test_a_source_without_a_method_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"without observe_pairs\(\).*was named observe_places"):
+    with pytest.raises(ConfigError, match="observe_pairs"):
         SelfSpec(extra_sources=[OldSource([[1]])])
 
 

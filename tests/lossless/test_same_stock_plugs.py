@@ -11,9 +11,7 @@ import torch
 from selfspec import LutRecorder, SelfSpec, SelfSpecCandidateGenerator
 from tests.fakes import VOCAB, FutureSource, lut_of, new_model, prompt, tiny_model
 from tests.lossless.same import (
-    FIXED,
     GREEDY,
-    MODES,
     NUM_COLUMNS,
     Call,
     assert_clean,
@@ -122,14 +120,3 @@ def test_recorder_in_stock_generate(call: Call) -> None:
     spoken = np.array(sorted(table))
     assert (lut.rows.probabilities[spoken].sum(-1) <= 1.01).all()
     assert (np.diff(lut.rows.probabilities[spoken].astype(np.float32), axis=-1) <= 0).all()
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_what_was_recorded_helps_to_draft(mode: str) -> None:
-    """Recording a text and then drafting the same one: the LUT knows each token's last follower."""
-    model, inputs = tiny_model("cohere"), prompt()
-    spec = SelfSpec(sources=("lut",), learning="frozen", **FIXED)
-    stock = run(model, inputs, logits_processor=[LutRecorder(spec)], **MODES[mode])
-    ours = run(model, inputs, custom_generate=spec, **MODES[mode])
-    assert_same_ids(ours.ids, stock.ids)
-    assert spec.stats.accepted_by_source["lut"] > 3

@@ -12,7 +12,7 @@ from selfspec import SelfSpec, UnsupportedError, load
 from selfspec.run.streamed import is_streamed, traffic
 from tests.fakes import prompt
 from tests.lossless.same import FIXED, GREEDY, Call, assert_same_ids, doubting, run, run_both, slow
-from tests.streamed import least_memory, load_tightly, saved_model
+from tests.streamed import load_tightly, saved_model
 
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -151,15 +151,3 @@ def test_a_call_that_breaks_off_leaves_a_model_that_works(tmp_path: Path) -> Non
         handle.remove()
         run_both(streamed, prompt(), SelfSpec(), drafts=False, max_new_tokens=4, **GREEDY)
     assert_same_ids(run(streamed, prompt(), **GREEDY).ids, run(model, prompt(), **GREEDY).ids)
-
-
-def test_costs_are_kept_apart(measuring: None, tmp_path: Path) -> None:
-    """A forward that reads more costs more, so one budget is no guide to another."""
-    saved_model(tmp_path)
-    found = []
-    for amount in (least_memory(tmp_path, max_length=1), "90%"):
-        streamed, spec = load(str(tmp_path), max_memory=amount, max_length=1), SelfSpec()
-        run(streamed, prompt(), custom_generate=spec, **GREEDY)
-        keys = [key for key, _ in spec.forwards.costs._curves.values()]
-        found += [(key["weights in"], key["forward"]) for key in keys]
-    assert found == [("1 on cpu, 6 on disk", "streamed"), ("1 on cpu, 3 on disk", "streamed")]

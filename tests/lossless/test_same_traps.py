@@ -152,11 +152,6 @@ def test_right_padding(call: Call) -> None:
     run_both(tiny_model(), inputs, **call.options)
 
 
-def test_inference_mode(call: Call) -> None:
-    with torch.inference_mode():
-        run_both(tiny_model("gemma3"), call.inputs, **call.options)
-
-
 def test_the_models_own_generation_config() -> None:
     """Sampling, processors and limits may all come from the model's defaults."""
     model = new_model("qwen2")

@@ -106,7 +106,7 @@ def test_damaged_files(damage, path):
 def test_a_file_that_was_written_to_since(shard, path):
     shard.check()
     os.utime(path, ns=(1, 1))
-    with pytest.raises(WeightsError, match=r"it was changed since.*load the model again"):
+    with pytest.raises(WeightsError, match="changed"):
         shard.check()
 
 
