@@ -23,7 +23,6 @@ from tests.fakes import new_model, prompt, tiny_model
 PEFT_NOTE = "ignore:.*is_gradient_checkpointing.*:FutureWarning"
 
 MODULES = (checkpoints, generation, kernels, modules, versions)
-RE_EXPORTED = ("transformers", "torch")  # Their own classes and functions are called elsewhere.
 HERE = Path(__file__)
 
 
@@ -108,17 +107,25 @@ def test_what_a_recurrent_model_keeps_is_no_kv_cache():
         assert generation.keeps_only_states(DynamicCache(config=mamba))
 
 
-@pytest.mark.parametrize("is_theirs", [False, True])
-def test_a_cache_of_the_callers_is_marked(is_theirs):
-    held = []
+def inside_a_call(model, look, **options):
+    """What `look` finds where a loop of somebody's own would decode."""
+    found = []
 
     def loop(model, input_ids, **kwargs):
-        held.append(generation.belongs_to_caller(generation.kv_of(kwargs)))
+        found.append(look(model, input_ids, kwargs))
         return input_ids
 
+    model.generate(**prompt(), custom_generate=loop, max_new_tokens=2, **options)
+    return found[0]
+
+
+@pytest.mark.parametrize("is_theirs", [False, True])
+def test_a_cache_of_the_callers_is_marked(is_theirs):
+    def look(_model, _ids, kwargs):
+        return generation.belongs_to_caller(generation.kv_of(kwargs))
+
     given = generation.with_kv(DynamicCache()) if is_theirs else {}
-    new_model().generate(**prompt(), custom_generate=loop, max_new_tokens=2, **given)
-    assert held == [is_theirs]
+    assert inside_a_call(new_model(), look, **given) == is_theirs
     assert not generation.belongs_to_caller(None)
 
 
@@ -151,12 +158,11 @@ def test_who_runs_in_step_is_decided_as_by_generate(monkeypatch):
 
 
 def test_the_length_of_a_dropped_mask():
-    def loop(model, input_ids, generation_config, **kwargs):
-        if kwargs.get("attention_mask") is None:
-            assert generation.length_of_dropped_mask(generation_config) == input_ids.shape[1]
-        return input_ids
+    def look(_model, ids, kwargs):
+        config, is_dropped = kwargs["generation_config"], kwargs.get("attention_mask") is None
+        return not is_dropped or generation.length_of_dropped_mask(config) == ids.shape[1]
 
-    new_model().generate(**prompt(), custom_generate=loop, max_new_tokens=2)
+    assert inside_a_call(new_model(), look)
 
 
 def test_arguments_are_updated_by_the_model():
@@ -336,17 +342,14 @@ def test_adapters_are_seen():
 
 @pytest.mark.filterwarnings(PEFT_NOTE)
 def test_adapters_of_one_call_are_seen():
-    wrapper, seen = get_peft_model(new_model(), LoraConfig(target_modules=["q_proj"])).eval(), []
+    wrapper = get_peft_model(new_model(), LoraConfig(target_modules=["q_proj"])).eval()
 
-    def loop(model, input_ids, **_):
+    def look(model, _ids, _kwargs):
         hooks = [hook for part in model.modules() for hook in modules.hooks_on(part).values()]
-        seen.append(bool(hooks) and all(map(modules.is_of_one_call, hooks)))
-        return input_ids
+        return bool(hooks) and all(map(modules.is_of_one_call, hooks))
 
-    for names in (None, ["default"]):
-        arguments = {} if names is None else {"adapter_names": names}
-        wrapper.generate(**prompt(), custom_generate=loop, max_new_tokens=2, **arguments)
-    assert seen == [False, True]
+    assert not inside_a_call(wrapper, look)
+    assert inside_a_call(wrapper, look, adapter_names=["default"])
     assert not modules.is_of_one_call(print)
 
 
@@ -403,14 +406,8 @@ def test_harmless_code_is_no_state():
 @pytest.mark.filterwarnings("ignore:Position ids are not supported:UserWarning")
 def test_virtual_tokens_are_seen():
     config = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
-    wrapper, seen = get_peft_model(new_model(), config), []
-
-    def loop(model, input_ids, **_):
-        seen.append(modules.prompt_learning(model))
-        return input_ids
-
-    wrapper.generate(**prompt(), custom_generate=loop, max_new_tokens=2)
-    assert seen == [True]
+    wrapper = get_peft_model(new_model(), config)
+    assert inside_a_call(wrapper, lambda model, *_: modules.prompt_learning(model))
 
 
 # --- kernels

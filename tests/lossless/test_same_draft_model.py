@@ -23,7 +23,6 @@ from tests.lossless.same import (
     refused,
     run,
     run_both,
-    through,
 )
 from tests.streamed import load_tightly, saved_model
 
@@ -89,12 +88,10 @@ def test_a_streamed_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize("entrance", ["assistant", "custom_generate", "hub"])
 def test_an_assistant_model_drafts_for_one_call(entrance: str, modules_cache: Any) -> None:
     model, spec = attached_model(), SelfSpec(**FIXED)
-    extra = through(entrance, spec)
-    stock = run(model, prompt(), **GREEDY)
-    ours = run(model, prompt(), assistant_model=noisy_copy(0.0), **extra, **GREEDY)
-    assert_same_ids(ours.ids, stock.ids)
-    assert spec.stats.accepted_by_source["draft model"] > 12
-    run(model, prompt(), **extra, **GREEDY)
+    told = {"told": lambda _: {"assistant_model": noisy_copy(0.0)}}
+    both = run_both(model, prompt(), spec, entrance=entrance, **told, **GREEDY)
+    assert both.stats.accepted_by_source["draft model"] > 12
+    run_both(model, prompt(), spec, entrance=entrance, **GREEDY)
     assert spec.stats.num_draft_forwards == 0
 
 

@@ -23,31 +23,24 @@ from tests.lossless.same import (
     Call,
     assert_clean,
     assert_same_ids,
-    doubting,
     in_threads,
     recorded_forwards,
     run,
     run_both,
-    through,
 )
 from tests.lossless.test_same_streamers import Recorder
 
 
 @pytest.mark.parametrize("entrance", ["assistant", "custom_generate", "hub"])
 def test_entrances(entrance: str, call: Call, modules_cache: Path) -> None:
-    model, inputs = attach(new_model()), call.inputs
-    options = call.options | {"eos_token_id": [15, 81]}
-    stock = run(model, inputs, **options)
-    spec = doubting(stock.ids, inputs)
-    extra = through(entrance, spec)
-    streamer = Recorder()
-    ours = run(model, inputs, streamer=streamer, **options, **extra)
-    assert_same_ids(ours.ids, stock.ids)
-    assert torch.equal(ours.rng_state, stock.rng_state)
-    assert spec.stats.disabled_reason is None
-    assert spec.stats.tokens_per_step > 1.2
+    model, options = attach(new_model()), {"fresh": lambda: {"streamer": Recorder()}}
+    both = run_both(
+        model, call.inputs, entrance=entrance, eos_token_id=[15, 81], **options, **call.options
+    )
+    assert both.stats.tokens_per_step > 1.2
     # the prompt, the tokens, the end
-    assert len(streamer.told) == 1 + stock.ids.shape[1] - NUM_COLUMNS + 1
+    num_told = 1 + both.stock.ids.shape[1] - NUM_COLUMNS + 1
+    assert len(both.our_extras["streamer"].told) == num_told
     assert_clean(detach(model))
 
 
@@ -67,11 +60,8 @@ def test_stop_strings(
         options["generation_config"] = GenerationConfig(stop_strings=[text[6:9]], pad_token_id=0)
     else:
         model.generation_config.stop_strings = [text[6:9]]
-    stock = run(model, inputs, **options)
-    spec = doubting(stock.ids, inputs)
-    extra = through(entrance, spec)
-    assert_same_ids(run(model, inputs, **options, **extra).ids, stock.ids)
-    assert stock.ids.shape[1] < NUM_COLUMNS + NUM_NEW or num_rows > 1
+    both = run_both(model, inputs, entrance=entrance, drafts=False, **options)
+    assert both.ours.ids.shape[1] < NUM_COLUMNS + NUM_NEW or num_rows > 1
 
 
 def test_a_bare_callable_needs_an_attached_model() -> None:

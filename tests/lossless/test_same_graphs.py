@@ -36,7 +36,6 @@ from tests.lossless.same import (
     doubting,
     few,
     knowing,
-    new_kv,
     run,
     run_both,
     run_both_on_a_kv,
@@ -44,7 +43,7 @@ from tests.lossless.same import (
 )
 from tests.lossless.test_same_architectures import ending
 from tests.lossless.test_same_entrances import PEFT_NOTE
-from tests.lossless.test_same_kv import answered
+from tests.lossless.test_same_kv import chat
 from tests.recorder import use_recorders
 from tests.zoo import BRANCHING
 
@@ -89,18 +88,12 @@ def test_texts_that_cross_length_buckets(
 @pytest.mark.parametrize("name", ["gemma3", slow("llama"), slow("mistral")])
 def test_a_chat_on_one_cache(name: str, kind: str, num_rows: int, log: list[str]) -> None:
     """Three turns; the KV that each hands back is the next one's."""
-    model, texts, caches = tiny_model(name), [], []
-    spec = SelfSpec(sources=("context", "lut"))
-    for extra in ({}, {"custom_generate": spec}):
-        inputs, kv = prompt(num_rows), new_kv(model, kind)
-        for turn in range(3):
-            ids = run(model, inputs, **{KV: kv}, max_new_tokens=29, **extra, **GREEDY).ids
-            inputs = answered(ids, inputs, turn)
-        texts.append(ids)
-        caches.append(kv)
+    model, spec, options = tiny_model(name), SelfSpec(), {"max_new_tokens": 29, **GREEDY}
+    stock = chat(model, ("stock",) * 3, num_rows, options, kind=kind)
+    ours = chat(model, ("ours",) * 3, num_rows, options, kind=kind, spec=spec)
     assert spec.stats.forward == "graph"
-    assert_same_ids(texts[1], texts[0])
-    assert_same_kv(caches[1], caches[0])
+    assert_same_ids(ours[0], stock[0])
+    assert_same_kv(ours[1], stock[1])
 
 
 @pytest.mark.parametrize("budget", ["fixed", "measured"])

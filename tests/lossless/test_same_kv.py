@@ -20,6 +20,7 @@ from tests.lossless.same import (
     assert_same_ids,
     assert_same_kv,
     doubting,
+    new_kv,
     run,
     run_both,
     run_both_on_a_kv,
@@ -55,13 +56,21 @@ def test_a_cache_that_was_handed_in_outgrows_the_first_arenas(kind: str) -> None
     run_both_on_a_kv(tiny_model("mistral"), prompt(), kind, max_new_tokens=330, **GREEDY)
 
 
-def chat(model: Any, speakers: tuple[str, ...], num_rows: int, options: dict[str, Any]) -> Any:
+def chat(
+    model: Any,
+    speakers: tuple[str, ...],
+    num_rows: int,
+    options: dict[str, Any],
+    *,
+    kind: str = "configured",
+    spec: SelfSpec | None = None,
+) -> tuple[torch.Tensor, DynamicCache]:
     """Turns on one cache, each by stock or by us; the last turn's ids and the cache."""
-    inputs, kv = prompt(num_rows), DynamicCache(config=model.config)
+    inputs, kv = prompt(num_rows), new_kv(model, kind)
     for turn, speaker in enumerate(speakers):
-        spec = {"custom_generate": SelfSpec(sources=("context", "lut"))}
+        ours = {"custom_generate": spec or SelfSpec(sources=("context", "lut"))}
         asked = {KV: kv, "max_new_tokens": 13, **options}
-        outcome = run(model, inputs, seed=turn, **asked, **(spec if speaker == "ours" else {}))
+        outcome = run(model, inputs, seed=turn, **asked, **(ours if speaker == "ours" else {}))
         inputs = answered(outcome.ids, inputs, turn)
     return outcome.ids, kv
 

@@ -1,4 +1,4 @@
-"""Streamed weights: the ids of the model in memory, plain and with drafts."""
+"""Streamed and offloaded weights: the ids of the model in memory, plain and with drafts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,22 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
-from selfspec import SelfSpec, UnsupportedError, load
+from selfspec import SelfSpec, UnsupportedError, attach, load
 from selfspec.run.streamed import is_streamed, traffic
 from tests.fakes import prompt
-from tests.lossless.same import FIXED, GREEDY, Call, assert_same_ids, doubting, run, run_both, slow
+from tests.lossless.same import (
+    FIXED,
+    GREEDY,
+    MODES,
+    Call,
+    assert_same_ids,
+    doubting,
+    run,
+    run_both,
+    slow,
+)
 from tests.streamed import load_tightly, saved_model
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -151,3 +162,48 @@ def test_a_call_that_breaks_off_leaves_a_model_that_works(tmp_path: Path) -> Non
         handle.remove()
         run_both(streamed, prompt(), SelfSpec(), drafts=False, max_new_tokens=4, **GREEDY)
     assert_same_ids(run(streamed, prompt(), **GREEDY).ids, run(model, prompt(), **GREEDY).ids)
+
+
+# models that accelerate offloads, to memory or to disk
+
+MAPS: dict[str, dict[str, str]] = {
+    "some layers on disk": {
+        "model.embed_tokens": "cpu",
+        **{f"model.layers.{i}": "disk" if i % 2 else "cpu" for i in range(6)},
+        "model.norm": "cpu",
+        "model.rotary_emb": "cpu",
+        "lm_head": "cpu",
+    },
+    "all on disk": {"": "disk"},
+}
+
+
+def offloaded(folder: Path, where: str) -> Any:
+    """The model of a folder with parts of it on disk."""
+    return AutoModelForCausalLM.from_pretrained(
+        folder, device_map=MAPS[where], offload_folder=folder / "offloaded"
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("where", MAPS)
+@pytest.mark.parametrize("name", ["llama", slow("mixtral")])
+def test_trees_over_weights_on_disk(name: str, where: str, mode: str, tmp_path: Path) -> None:
+    inputs = prompt(3 if mode == "sample" else 1)
+    stock = run(saved_model(tmp_path, name), inputs, **MODES[mode])
+    model = attach(offloaded(tmp_path, where))
+    both = run_both(model, inputs, entrance="assistant", **MODES[mode])
+    assert_same_ids(both.stock.ids, stock.ids)
+    assert SelfSpec().ability(model).mode == "tree"
+    assert sum(n * times for n, times in both.stats.accepted_lengths.items()) > 5
+
+
+def test_costs_are_kept_apart(measuring: None, tmp_path: Path) -> None:
+    """What a forward costs in memory says nothing about one that reads from disk."""
+    model = saved_model(tmp_path)
+    found = []
+    for each in (model, offloaded(tmp_path, "some layers on disk")):
+        spec = SelfSpec()
+        run(each, prompt(), custom_generate=spec, **GREEDY)
+        found.append({key["weights in"] for key, _ in spec.forwards.costs._curves.values()})
+    assert found == [{"cpu"}, {"7 on cpu, 3 on disk"}]

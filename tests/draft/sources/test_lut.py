@@ -146,18 +146,6 @@ def test_a_frozen_cursor_and_a_step_without_logits_teach_nothing(
     assert cursor.root() == (2, 9)
 
 
-@orders
-def test_a_copy_is_independent_both_ways(order: int) -> None:
-    source = LutSource(V, 2, order=order)
-    teach(source, {(1, 2): 0})
-    twin = source.copy()
-    teach(twin, {(3, 4): 7})
-    teach(source, {(5, 6): 8})
-    assert (held(source, (3, 4)), held(twin, (3, 4))) == ([], [7, 8])
-    assert (held(source, (5, 6)), held(twin, (5, 6))) == ([8, 9], [])
-    assert held(twin, (1, 2)) == held(source, (1, 2)) == [0, 1]
-
-
 @settings(deadline=None)
 @given(pair_lists, st.sampled_from([2, 4, 16]))
 def test_what_is_found_is_what_was_last_taught_for_the_very_pair(
