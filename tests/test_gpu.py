@@ -300,6 +300,15 @@ def test_a_dropped_model_leaves_no_memory_behind() -> None:
     assert torch.cuda.memory_allocated() <= before + 2**20
 
 
+@pytest.mark.parametrize("forward", FORWARDS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_runs_every_forward(dtype: torch.dtype, forward: str) -> None:
+    """Near-ties may fall differently, so no text is compared."""
+    spec = selfspec.SelfSpec(forward=forward, budget="fixed", max_nodes=8)
+    on_gpu(dtype).generate(**prompts(2), max_new_tokens=24, assistant=spec)
+    assert (spec.stats.forward, spec.stats.eager_reason) == (forward, None)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_tree_is_given_in_every_dtype(dtype: torch.dtype) -> None:
     assert selfspec.SelfSpec().ability(on_gpu(dtype)).mode == "tree"

@@ -153,6 +153,14 @@ def test_forgetting_frees_what_is_behind_all_rows_and_nothing_else():
 # -- numbers that are made only where they matter ----------------------------------------------
 
 
+@pytest.fixture(params=["uniforms", "exponentials"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways in which a torch may make its noise."""
+    if request.param == "exponentials":
+        monkeypatch.setattr(noise, "_is_made_of_uniforms", lambda: False)
+    return str(request.param)
+
+
 @pytest.fixture
 def made(monkeypatch) -> list[int]:
     """Grows by one whenever stock's own noise is made out of what was drawn."""
@@ -187,11 +195,8 @@ def test_it_is_made_where_two_tokens_are_nearly_equal(made, monkeypatch):
     assert len(made) == 12
 
 
-@pytest.mark.parametrize("of_uniforms", [True, False], ids=["uniforms", "another torch"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_scores_of_any_dtype_are_drawn_from_as_stock_does(dtype, of_uniforms, monkeypatch):
-    if not of_uniforms:
-        monkeypatch.setattr(noise, "_is_made_of_uniforms", lambda: False)
+def test_scores_of_any_dtype_are_drawn_from_as_stock_does(dtype, way):
     table = scores_of(6, 2, 300, seed=7).to(dtype)
     assert first_difference(lambda n: NoiseTape(n).draw, UNEVEN, table, seed=7) is None
 
@@ -232,14 +237,9 @@ def test_a_shortlist_is_drawn_from_as_all_of_it_is():
             assert noise.pick_from(few, drawn, 0) == expected
 
 
-@pytest.mark.parametrize("made_of_uniforms", [True, False])
 @pytest.mark.parametrize("spread", [0.001, 0.1, 1.0, 5.0])
-def test_tokens_beside_the_shortlist_win_as_often_as_by_stock(
-    spread, made_of_uniforms, monkeypatch
-):
+def test_tokens_beside_the_shortlist_win_as_often_as_by_stock(spread, way):
     """Over flat scores nearly all that win stand beside it."""
-    if not made_of_uniforms:
-        monkeypatch.setattr(noise, "_is_made_of_uniforms", lambda: False)
     table = scores_of(300, 1, 3000, seed=3) / 3 * spread
     asked = []
 
@@ -268,14 +268,6 @@ def stock(table: torch.Tensor) -> tuple[list[list[int]], list[int]]:
     with seeded(SEED):
         tokens = [torch.multinomial(s.softmax(-1), num_samples=1)[:, 0].tolist() for s in table]
         return tokens, torch.get_rng_state().tolist()
-
-
-@pytest.fixture(params=["uniforms", "exponentials"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways in which a torch may make its noise."""
-    if request.param == "exponentials":
-        monkeypatch.setattr(noise, "_is_made_of_uniforms", lambda: False)
-    return str(request.param)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
