@@ -133,6 +133,11 @@ def test_the_narrow_widths_are_repeated_where_there_is_no_time_for_all():
     assert machine.now <= 15.0
 
 
+def test_a_clock_too_coarse_to_see_anything():
+    curve = Machine(seconds=lambda _width: 0.0).measure()
+    assert 0 < curve.seconds(1) <= curve.seconds(64) < 1e-6
+
+
 # -- refining ----------------------------------------------------------------------------------
 
 

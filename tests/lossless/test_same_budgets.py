@@ -12,9 +12,10 @@ from selfspec import SelfSpec
 from selfspec.cost import CostCurve
 from selfspec.engine import Decoder
 from selfspec.plugin import rows as rows_module
+from selfspec.plugin import spec as spec_module
 from tests.caches import contents
 from tests.fakes import WildSource, new_model, prompt, tiny_model
-from tests.lossless.same import MODES, NUM_NEW, Call, doubting, few, knowing, run, run_both
+from tests.lossless.same import GREEDY, MODES, NUM_NEW, Call, doubting, few, knowing, run, run_both
 from tests.test_engine_budget import CURVES
 from tests.zoo import BRANCHING
 
@@ -60,6 +61,19 @@ def test_measured_on_every_architecture(name: str) -> None:
     spec = SelfSpec(budget="measured", max_nodes=64)
     for _ in range(2):
         run_both(model, inputs, spec, drafts=False, **MODES["sample"])
+
+
+def test_what_was_learned_is_found_by_the_next_process(measuring, monkeypatch) -> None:
+    monkeypatch.setattr(spec_module, "_STEPS_THAT_TEACH", 1)
+    model, spec = tiny_model(), SelfSpec()
+    run(model, prompt(), custom_generate=spec, **GREEDY)
+    (((_, learned),),) = (list(spec.forwards.costs._curves.values()),)
+    again = SelfSpec()
+    run(model, prompt(), custom_generate=again, max_new_tokens=1)
+    (((_, found),),) = (list(again.forwards.costs._curves.values()),)
+    assert {first: curve.as_dict() for first, curve in found.items()} == {
+        first: curve.reopened().as_dict() for first, curve in learned.items()
+    }
 
 
 def timed_by(curve: CostCurve, monkeypatch: pytest.MonkeyPatch) -> Any:

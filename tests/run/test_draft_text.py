@@ -67,6 +67,11 @@ def test_texts_are_read_and_cropped(name: str, monkeypatch: pytest.MonkeyPatch) 
         checked.read(ids(dice.randrange(1, 7)))
 
 
+def test_a_device_without_doubles_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "double", None)
+    Checked(new_model()).read([3, 4, 5])
+
+
 def test_positions_are_counted() -> None:
     checked = Checked(new_model("gpt2", n_positions=20))
     checked.read([3, 4, 5])

@@ -172,6 +172,32 @@ def test_outside_in_other_threads_and_behind_an_error_stocks_attention_runs(aske
     assert all(torch.equal(found, sdpa_attention_forward(*args)[0]) for found in seen)
 
 
+def test_one_mask_serves_all_layers_of_a_forward(asked):
+    args = inputs(3, 4)
+    wider = inputs(2, 4)[1:4]
+    with grouped_attention():
+        attend(*args)
+        attend(*args)
+        attend(SimpleNamespace(num_key_value_groups=2), *wider, args[4])
+    first, second, other = (mask for _, _, mask in asked)
+    assert first is second
+    assert other.shape[2] == 8
+    with grouped_attention():
+        attend(*args)
+    assert asked[-1][2] is not first
+
+
+def test_what_torch_compiles_is_stocks(asked):
+    args = inputs(3, 4)
+    compiled = torch.compile(
+        lambda *given: attend(args[0], *given), backend="eager", fullgraph=True
+    )
+    with grouped_attention():
+        found = compiled(*args[1:])
+    assert torch.equal(found, sdpa_attention_forward(*args)[0])
+    assert not asked
+
+
 @pytest.fixture
 def put_in_place() -> Any:
     """Replaces attention for all models, as somebody else's code does."""

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from transformers import DynamicCache
+from transformers import DynamicCache, LlamaConfig, StaticCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from selfspec.run import slots as module
@@ -283,6 +283,12 @@ def test_what_breaks_off_while_slots_are_filled_leaves_the_cache_whole(at, error
     assert_same_cache(cache, prompted(1, 2, 3, 4, 5))
 
 
+def test_adopting_frees_the_stock_tensors():
+    cache = prompted(1, 2, 3)
+    adopt(cache, 4, num_rows=1, room=8)
+    assert all(layer.keys.numel() == layer.values.numel() == 0 for layer in cache.layers)
+
+
 def scarce(monkeypatch, num_before: int) -> None:
     """Memory runs out behind so many tensors of slots."""
     num_left, new_slots = iter(range(num_before)), module.new_slots
@@ -371,3 +377,11 @@ def test_layers_of_other_kinds_are_named(layer, name):
     cache.layers[1] = layer
     assert foreign_layer(cache) == f"a KV layer is a {name}, which can't branch"
     assert can_hold_trees(cache) == foreign_layer(cache)
+
+
+def test_static_layers_and_empty_ones_cannot_hold_trees():
+    static = StaticCache(LlamaConfig(num_hidden_layers=1), max_cache_len=8)
+    assert "StaticLayer" in foreign_layer(static)
+    assert can_hold_trees(stock_cache(4)) == (
+        "a KV layer holds nothing, as where layers share their keys"
+    )

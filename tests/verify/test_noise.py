@@ -187,6 +187,22 @@ def test_stocks_own_noise_is_hardly_ever_made(made):
     assert len(made) <= 2
 
 
+def test_another_default_dtype_changes_nothing(monkeypatch):
+    monkeypatch.setattr(noise, "_CLEARLY", 1e30)  # so that stock's own noise is made, too
+    table = scores_of(6, 1, 300, seed=7)
+    noise._is_made_of_uniforms.cache_clear()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert first_difference(lambda n: NoiseTape(n).draw, [0] * 6, table, seed=7) is None
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_device_without_doubles_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "double", None)
+    assert noise._Exponentials(torch.ones(1, 3)).pick(torch.tensor([0.0, 3.0, 1.0]), 0) == 1
+
+
 @needs_uniforms
 def test_it_is_made_where_two_tokens_are_nearly_equal(made, monkeypatch):
     monkeypatch.setattr(noise, "_CLEARLY", 1e30)

@@ -79,6 +79,18 @@ def test_weights_that_are_not_finite_get_no_float16_copy(odd):
     assert torch.equal(copy(finite, None), linear(finite, finite))
 
 
+@needs_packs
+def test_what_stock_converts_is_left_to_stock():
+    module, x = nn.Linear(16, 24).requires_grad_(False), torch.randn(3, 16)
+    (copy,) = pack_all(ways_for(torch.float32)[0], [module.weight])
+    with torch.autocast("cpu", torch.bfloat16):
+        outcome = packed_linear(x, module.weight, module.bias, copy)
+        assert outcome.dtype is torch.bfloat16
+        assert torch.equal(outcome, module(x))
+    with pytest.raises(RuntimeError, match="dtype"):
+        packed_linear(x.double(), module.weight, module.bias, copy)
+
+
 @pytest.fixture
 def fresh() -> Iterator[None]:
     copies._is_right.cache_clear()

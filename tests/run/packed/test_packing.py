@@ -273,6 +273,17 @@ def test_it_is_used_inside_and_in_this_thread_alone(model, monkeypatch):
     assert "forward" not in vars(model[0])
 
 
+def test_a_forward_that_comes_meanwhile_stays(model):
+    packing = packed(model)
+
+    def theirs(x: torch.Tensor) -> str:
+        return "theirs"
+
+    with packing.in_use():
+        vars(model[0])["forward"] = theirs
+    assert model[0](torch.ones(1, 16)) == "theirs"
+
+
 def test_other_threads_may_look_at_the_model_meanwhile(model):
     interval, x, wrong = sys.getswitchinterval(), torch.randn(2, 16), []
     expected = model(x)
