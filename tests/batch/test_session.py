@@ -123,7 +123,7 @@ def asking(draw: st.DrawFn) -> Ask:
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     asks=st.lists(asking(), min_size=1, max_size=7),
     part=st.sampled_from([2, 7, 50]),
@@ -251,5 +251,5 @@ def test_a_prompt_that_waits_may_leave() -> None:
 
 def test_memory_bounds_what_is_alone_too() -> None:
     session = Session(tiny_model("bloom"), tiny_tokenizer(), wild(), max_memory=10_000)
-    with pytest.raises(UnsupportedError, match="must fit into the"):
+    with pytest.raises(UnsupportedError, match="must fit"):
         session.submit(0, [5, 6], 0, {"max_new_tokens": 1000})
