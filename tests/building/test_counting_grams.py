@@ -151,10 +151,3 @@ def test_tables_that_do_not_match_are_refused():
         merge_tables([CorpusTables.from_arrays(turned)])
     with pytest.raises(ValueError, match=r"0 to 3 \(got -1\)"):
         counted([[0, -1, 1]])
-
-
-def test_counts_stop_at_what_the_arrays_can_hold():
-    arrays = corpus_arrays(rows_of([[1, 2]]), MAX_PREFIX)
-    arrays["next_count.1"][:] = arrays["total.1"][:] = 2**32 - 1
-    tables = CorpusTables.from_arrays(arrays)
-    assert merge_tables([tables, tables]).continuations(1, 0, 8) == (2**32 - 1, [(2, 2**32 - 1)])

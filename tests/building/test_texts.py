@@ -11,7 +11,6 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from selfspec.building import texts as module
 from selfspec.building.recipe import Recipe
 from selfspec.building.texts import encode, find_files, read_documents
 from selfspec.errors import BuildError
@@ -87,11 +86,6 @@ class TestFiles:
             path.write_bytes(pack(PLAIN.encode()))
             assert read(path, form=form) == expected
 
-    def test_a_long_file_is_cut_at_ends_of_lines(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(module, "_PIECE", 9)
-        (tmp_path / "long.txt").write_text("abc\n" * 6)
-        assert read(tmp_path / "long.txt") == ["abc\n" * 3] * 2
-
     def test_pictures_give_nothing_and_what_is_not_utf8_is_replaced(self, tmp_path):
         (tmp_path / "a.png").write_bytes(b"PNG\0\0\1")
         (tmp_path / "old.txt").write_bytes(b"caf\xe9 noir")
@@ -132,25 +126,6 @@ class TestFiles:
 
 
 class TestRows:
-    @pytest.mark.parametrize(
-        ("keys", "roles"),
-        [(("role", "content"), ("user", "assistant")), (("from", "value"), ("human", "gpt"))],
-    )
-    def test_messages_of_both_fashions(self, tmp_path, keys, roles):
-        rows = [[dict(zip(keys, (role, f"{role}!"), strict=True)) for role in roles], []]
-        first, second = read(write(tmp_path / "a.jsonl", rows, "talk"), messages="talk")
-        assert [message["role"] for message in first] == ["user", "assistant"]
-        assert [message["content"] for message in first] == [f"{role}!" for role in roles]
-        assert second is None
-
-    def test_a_file_that_mixes_prompts_and_messages_loses_none(self, tmp_path):
-        asked = [{"role": "user", "content": "b"}]
-        rows = [{"prompt": "a"}, {"messages": asked}, {"prompt": "c", "messages": None}]
-        path = tmp_path / "a.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"prompt": ""}]))
-        found = read(path, column="prompt", learn_from="generations")
-        assert found == ["a", asked, "c", None]
-
     @pytest.mark.parametrize(
         ("row", "keys", "said"),
         [

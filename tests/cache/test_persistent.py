@@ -1,7 +1,5 @@
 """From memory to a file or the Hub and back, between models that share a tokenizer."""
 
-import threading
-
 import huggingface_hub
 import numpy as np
 import pytest
@@ -40,13 +38,6 @@ def test_what_was_learned_comes_back(learned, path):
     np.testing.assert_array_equal(ours.rows.probabilities, theirs.rows.probabilities)
     assert loaded.memory(VOCAB).calibration.rows() == learned.memory(VOCAB).calibration.rows()
     assert plain(loaded.contents()) == plain(load_cache(path))
-
-
-def test_it_pays_from_the_first_step_and_the_text_is_the_same(path):
-    cold, warm = SelfSpec(max_nodes=8), SelfSpec.from_pretrained(path, max_nodes=8)
-    stock = write(None)
-    assert write(cold).tolist() == write(warm).tolist() == stock.tolist()
-    assert warm.stats.num_steps < cold.stats.num_steps
 
 
 def test_saved_loaded_and_saved_is_the_same_folder(path, tmp_path):
@@ -131,13 +122,3 @@ def test_the_hub_gets_what_a_folder_would_and_gives_it_back(learned, path, monke
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: str(path))
     spec = SelfSpec.from_pretrained("owner/name", revision="v2")
     assert plain(spec.contents()) == plain(contents)
-
-
-def test_saving_while_another_thread_learns(path, tmp_path):
-    spec = SelfSpec.from_pretrained(path)
-    thread = threading.Thread(target=write, args=(spec,))
-    thread.start()
-    for turn in range(5):
-        spec.save_pretrained(tmp_path / str(turn))
-        load_cache(tmp_path / str(turn))
-    thread.join()

@@ -184,15 +184,6 @@ class TestOver:
         [(_, hits, trials)] = load_cache(path).calibration
         assert (hits, trials) == (2.0 if ours >= theirs else 1.0, stays)
 
-    def test_two_at_once_lose_nothing(self, path):
-        """Both opened it when it was empty."""
-        one, other = new_spec(path), new_spec(path)
-        for spec, seed in ((one, 1), (other, 2)):
-            write(spec, seed)
-        for spec in (one, other, one):
-            spec.save_memory()
-        assert set(tokens_kept(path)) == {*tokens_of(one), *tokens_of(other)}
-
 
 class TestTrouble:
     def test_one_that_can_not_be_written_is_warned_of_once(self, path, caplog, monkeypatch, always):

@@ -100,33 +100,6 @@ def test_knobs_have_the_defaults_of_the_config():
     assert Knobs().config() == SpecConfig()
 
 
-class Asked(Exception):
-    """What a command was asked."""
-
-
-@pytest.mark.parametrize(
-    ("command", "args", "options", "knobs"),
-    [
-        ("generate", ["--sources", " context, lut "], {}, {"sources": ("context", "lut")}),
-        ("generate", ["--sources", "", "--strict"], {}, {"sources": (), "strict": True}),
-        ("chat", ["--temperature", "0"], {"max_new_tokens": 512, "temperature": 0}, {}),
-    ],
-)
-def test_options_are_knobs_and_settings(
-    run, plain_folder, monkeypatch, command, args, options, knobs
-):
-    def checked(*asked):
-        raise Asked(*asked)
-
-    module = "chat.chat_command" if command == "chat" else command
-    monkeypatch.setattr(f"selfspec.cli.{module}.checked", checked)
-    with pytest.raises(Asked) as caught:
-        run(command, plain_folder, *args)
-    asked, config = caught.value.args
-    assert vars(asked).items() >= options.items()
-    assert config == SpecConfig(**knobs)
-
-
 def test_a_terminal_shows_what_it_is_doing(monkeypatch):
     console = Console(file=io.StringIO(), force_terminal=True)
     monkeypatch.setattr(messages, "Console", lambda stderr: console)

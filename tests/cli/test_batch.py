@@ -11,8 +11,6 @@ import pytest
 import torch
 
 from selfspec.cli.shared.writer import memory_of_texts
-from selfspec.errors import CliError
-from selfspec.serving.batch_file import BatchFiles, Outcome
 from tests.cli.conftest import write_lines as write
 
 FEW = ("--max-new-tokens", "6", "--max-rows", "3")
@@ -143,19 +141,6 @@ def test_files_that_can_not_be(batch, fails, tmp_path, chat_folder):
     result = batch(write(given, "nonsense"), tmp_path / "out.jsonl")
     assert result.exit_code == 1
     assert "Loading" not in result.stderr
-
-
-def test_two_runs_on_one_output(fails, tmp_path, chat_folder):
-    files = BatchFiles(write(tmp_path / "in.jsonl", {"prompt": "x"}), tmp_path / "out.jsonl")
-    with files.locked():
-        line = fails("batch", chat_folder, files.prompts, files.answers)
-    assert "another run" in line
-    assert not files.answers.exists()
-
-
-def test_a_full_disk():
-    with pytest.raises(CliError, match="OUTPUT"):
-        BatchFiles(Path("in"), Path("/dev/full")).write(Outcome(1, "x"))
 
 
 def test_within_a_memory(batch, tmp_path, stock_text, loaded):

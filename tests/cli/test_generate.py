@@ -49,13 +49,6 @@ def test_sampling_is_stocks_with_the_same_seed_and_another_one_without(generate,
     assert len({generate("--temperature", "2").stdout for _ in range(3)}) > 1
 
 
-def test_plain_decoding_writes_the_same_and_says_why(generate, stock_text, monkeypatch):
-    monkeypatch.setattr("selfspec.plugin.call.Call.plain_reason", "it is Sunday")
-    result = generate()
-    assert result.stdout == stock_text(PROMPT, 24)
-    assert result.stderr.count("it is Sunday") == 1
-
-
 def test_wrong_prompts_and_files(fails, plain_folder, tmp_path):
     wrong, prompt = tmp_path / "latin.txt", tmp_path / "prompt.txt"
     wrong.write_bytes(b"ab\xff")

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from transformers import GenerationConfig
 
 from selfspec import AttachError, SelfSpec, UnsupportedError, attach, detach
@@ -118,19 +117,6 @@ def test_a_class_with_a_generate_of_its_own_is_left_alone(caplog: Any) -> None:
     assert model.generate("a", speed=2) == "said"
     assert seen == [("a", {"speed": 2})]
     assert "has a generate() of its own" in caplog.text
-
-
-@pytest.mark.parametrize("where", ["wrapper", "inner"])
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
-def test_a_peft_wrapper_drafts(where: str) -> None:
-    model = get_peft_model(
-        new_model(), LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM")
-    )
-    stock, spec = run(model, prompt(), **GREEDY), SelfSpec()
-    attach(model if where == "wrapper" else model.get_base_model(), spec)
-    assert_same_ids(run(model, prompt(), **GREEDY).ids, stock.ids)
-    assert spec.stats.disabled_reason is None
-    assert spec.total_stats.num_calls == 1
 
 
 def test_another_loop_that_is_asked_for_goes_first(caplog: Any) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from selfspec.building.recipe import recipe_names
 from selfspec.cache import load_cache, save_cache, tokenizer_info
 from tests.caches import VOCAB_SIZE, FakeTokenizer, contents, count_grams, lut, rates
 from tests.tiny import LINES
@@ -90,10 +89,6 @@ class TestBuild:
         assert "must be a cache" in fails(*ngrams, "--overwrite")
         there.unlink()
         assert run(*ngrams).exit_code == run(*ngrams, "--overwrite").exit_code == 0
-
-    def test_help_names_every_recipe(self, run):
-        said = run("cache", "build", "--help").stdout
-        assert all(name in said for name in recipe_names())
 
 
 def test_inspecting_tells_what_is_in_it_and_obeys_no_escapes(run, fails, folder, tmp_path):

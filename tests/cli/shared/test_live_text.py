@@ -37,12 +37,3 @@ def test_tokens_wait_for_their_record():
     live.hear(step([b, c], [(LUT, LUT), (LUT, CONTEXT)], own=[d]))
     live.end()
     assert shown == [("a", OWN), ("b", "lut"), ("c", SEVERAL), ("d", OWN)]
-
-
-def test_without_records_tokens_are_shown_as_they_come():
-    live, shown, ids = make_live()
-    for token_id in ids:
-        live.put(torch.tensor([token_id]))
-    assert shown == [("a", OWN), ("b", OWN), ("c", OWN), ("d", OWN)]
-    live.end()
-    assert live.text == "abcd"
