@@ -83,3 +83,9 @@ def test_a_push_uploads_one_file(api, branch, tmp_path):
         "revision": branch,
         "commit_message": branch or "Upload a selfspec cache",
     }
+
+
+def test_a_push_that_is_refused(api):
+    api.return_value.create_repo.side_effect = PermissionError("403 Forbidden\n\nread this page")
+    with pytest.raises(CacheError, match=r"\(got: 403 Forbidden\)$"):
+        push_cache("owner/name", contents())

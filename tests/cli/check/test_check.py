@@ -6,6 +6,7 @@ from dataclasses import replace
 from io import StringIO
 
 import pytest
+import torch
 from rich.console import Console
 
 from selfspec.cache import save_cache, tokenizer_info
@@ -92,6 +93,14 @@ def test_the_demo_shows_the_embedded_model(run):
     assert f"Same text: {len(SNIPPETS)} of {len(SNIPPETS)}" in said
     assert "sampling at temperature 0.5, seed 1" in said
     assert said.endswith("measure yours with 'selfspec check your/model'.\n")
+
+
+def test_a_terminal_gets_colours_and_a_legend(writer):
+    out = StringIO()
+    console = Console(file=out, force_terminal=True, width=80, color_system="standard")
+    asked = [(Question("one", "the quick"), writer.tokenizer("the quick")["input_ids"])]
+    check_command._show(console, writer, SelfSpec().config, asked)
+    assert "drafted by \x1b[36mlut\x1b[0m" in out.getvalue()
 
 
 def test_rounds_start_cold_and_take_turns(writer, monkeypatch):
@@ -183,3 +192,8 @@ def test_another_text_is_told_and_in_float32_it_fails(writer, dtype, status):
     found.parted.add("a")
     assert print_report(console, found, writer, CURVE) == status
     assert ("NOT the same text: 0 of 1" in console.file.getvalue()) == bool(status)
+
+
+def test_the_share_of_the_processor_is_one_at_most():
+    (share,) = processor_share(torch.nn.Linear(1, 1).weight)
+    assert 0 < share < 1.2
