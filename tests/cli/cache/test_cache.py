@@ -67,12 +67,8 @@ class TestBuild:
     @pytest.mark.parametrize(
         ("args", "said"),
         [
-            ((), "--data"),
             (("--data", "./nowhere"), "--data"),
             (("--data", "{texts}", "--max-documents", "0"), "--max-documents"),
-            (("--data", "{texts}", "--recipe", "fodler"), "'folder'"),
-            (("--data", "{texts}", "--recipe", "{texts}/none.toml"), "--recipe"),
-            (("--data", "{texts}", "--dtype", "int8"), "--dtype"),
             (("--data", "{texts}", "--recipe", "own-answers"), "--no-chat-template"),
             (("--data", "{texts}", "--messages", "x", "--no-chat-template"), "'x'"),
         ],

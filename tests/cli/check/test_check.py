@@ -158,31 +158,16 @@ def test_what_is_not_sure_is_not_praised(found, curve, text):
     assert said.is_sure == (found.speed_up(DRAFTED) < 9)
 
 
-@pytest.mark.parametrize(
-    ("changes", "way", "lines"),
-    [
-        (
-            {},
-            DRAFTED,
-            [
-                'model = AutoModelForCausalLM.from_pretrained("me/model", dtype="float32")',
-                "selfspec.attach(model, selfspec.SelfSpec())",
-            ],
-        ),
-        (
-            {"cache": "my/cache", "max_memory": "25%"},
-            CACHED,
-            [
-                'model = selfspec.load("me/model", max_memory="25%")',
-                'selfspec.attach(model, selfspec.SelfSpec.from_pretrained("my/cache", '
-                "tokenizer=tokenizer))",
-            ],
-        ),
-    ],
-)
-def test_lines_to_copy_name_the_memory_or_the_cache(writer, changes, way, lines):
-    writer.asked = replace(writer.asked, model="me/model", **changes)
-    assert python_lines(writer, way) == lines
+def test_lines_to_copy_name_the_memory_and_the_cache(writer):
+    named = {"model": "me/model", "cache": "my/cache", "max_memory": "25%"}
+    writer.asked = replace(writer.asked, **named)
+    streamed, attached = python_lines(writer, CACHED)
+    assert streamed == 'model = selfspec.load("me/model", max_memory="25%")'
+    assert 'SelfSpec.from_pretrained("my/cache", tokenizer=tokenizer)' in attached
+    writer.asked = replace(writer.asked, max_memory=None)
+    plain, attached = python_lines(writer, DRAFTED)
+    assert plain == 'model = AutoModelForCausalLM.from_pretrained("me/model", dtype="float32")'
+    assert attached == "selfspec.attach(model, selfspec.SelfSpec())"
 
 
 @pytest.mark.parametrize(("dtype", "status"), [("float32", 1), ("bfloat16", 0)])
