@@ -44,10 +44,3 @@ def test_an_example_runs(name: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert printed in done.stdout
-
-
-@pytest.mark.parametrize("name", sorted(EXAMPLES))
-def test_an_example_is_short_and_takes_a_model(name: str) -> None:
-    text = (ROOT / "examples" / name).read_text(encoding="utf-8")
-    assert text.count("\n") <= 60
-    assert '"--model"' in text

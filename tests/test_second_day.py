@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from selfspec import SelfSpec
 from tests.caches import FakeTokenizer
 from tests.fakes import VOCAB, attached_model, prompt
@@ -21,8 +19,7 @@ import json, sys
 from tests.test_second_day import answered
 
 print(json.dumps(answered(sys.argv[1])))
-if sys.argv[2] == "error":
-    raise SystemExit("something else went wrong")
+raise SystemExit("something else went wrong")
 """
 
 
@@ -33,20 +30,17 @@ def answered(path: str, **knobs: str) -> tuple[list[list[int]], int]:
     return ids.tolist(), spec.total_stats.num_steps
 
 
-@pytest.mark.parametrize(
-    ("ending", "status"), [("well", 0), pytest.param("error", 1, marks=pytest.mark.slow)]
-)
-def test_what_a_process_learned_is_known_to_the_next(tmp_path, ending, status):
+def test_what_a_process_learned_is_known_to_the_next_even_if_it_failed(tmp_path):
     path = str(tmp_path / "mine")
     home = {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "home")}
     process = subprocess.run(
-        [sys.executable, "-c", SCRIPT, path, ending],
+        [sys.executable, "-c", SCRIPT, path],
         capture_output=True,
         text=True,
         check=False,
         env={**os.environ, **home},
     )
-    assert process.returncode == status, process.stderr
+    assert process.returncode == 1, process.stderr
     text, num_steps = json.loads(process.stdout.splitlines()[-1])
     again, fewer = answered(path, learning="frozen")
     assert again == text

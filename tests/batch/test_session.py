@@ -123,7 +123,7 @@ def asking(draw: st.DrawFn) -> Ask:
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     asks=st.lists(asking(), min_size=1, max_size=7),
     part=st.sampled_from([2, 7, 50]),
@@ -144,15 +144,6 @@ def test_texts_are_those_of_each_prompt_alone(
     played.run()
     played.check()
     assert played.session.kv_bytes_in_use == 0
-
-
-def test_one_leaves_in_the_step_in_which_another_ends() -> None:
-    asks = [Ask(3, 0, 1, 0, None), Ask(3, 0, 5, 0, None), Ask(17, 1, 5, 0, None, stops_reading=5)]
-    asks += [Ask(17, 0, 12, 0, None, stops_reading=1)]
-    played = Played(asks, spec=wild(), max_rows=4)
-    played.run()
-    played.check()
-    assert set(played.answers) == {0, 1}
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma3", "gpt2", "deepseek-v3", "bloom", "rwkv"])
@@ -236,20 +227,7 @@ def test_nobody_is_overtaken_for_ever(needs: list[int], dice: Any) -> None:
     assert not len(waiting)
 
 
-def test_a_prompt_that_waits_may_leave() -> None:
-    session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=1)
-    for index in range(4):
-        session.submit(index, [5, 6], 0, {"max_new_tokens": 3})
-    assert session.cancel(2)
-    assert not session.cancel(2)
-    assert not session.cancel(9)
-    order = []
-    while not session.is_empty:
-        order += [answer.index for answer in session.work()]
-    assert order == [0, 1, 3]
-
-
 def test_memory_bounds_what_is_alone_too() -> None:
     session = Session(tiny_model("bloom"), tiny_tokenizer(), wild(), max_memory=10_000)
-    with pytest.raises(UnsupportedError, match="must fit into the"):
+    with pytest.raises(UnsupportedError, match="must fit"):
         session.submit(0, [5, 6], 0, {"max_new_tokens": 1000})

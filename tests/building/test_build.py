@@ -12,7 +12,6 @@ from selfspec import SelfSpec
 from selfspec.building import build as module
 from selfspec.building.grams import GramCounter
 from selfspec.building.limits import vocab_size
-from selfspec.building.merging import merged
 from selfspec.building.reading import teach
 from selfspec.building.recipe import Recipe
 from selfspec.cache import load_cache
@@ -86,26 +85,21 @@ class TestTexts:
             assert np.array_equal(ours["ids"], theirs["ids"])
             assert np.allclose(ours["probabilities"], theirs["probabilities"], atol=2e-3)
 
-    @pytest.mark.parametrize("keys", [{}, {"build": "lut"}, {"learn_from": "generations"}])
-    def test_data_with_nothing_in_it(self, tmp_path, build, keys):
-        (tmp_path / "empty.txt").write_text("")
-        with pytest.raises(BuildError, match="--data must hold a "):
-            build(tmp_path / "cache", data=str(tmp_path / "empty.txt"), **keys)
-        assert [path.name for path in tmp_path.iterdir()] == ["empty.txt"]
-
-    def test_tokens_that_the_tokenizer_lacks(self, tmp_path, build, loads_datasets):
-        (tmp_path / "ids.jsonl").write_text('{"ids": [1, 99999]}\n')
-        keys = {"data": str(tmp_path / "ids.jsonl"), "column": "ids", "build": "ngrams"}
-        with pytest.raises(BuildError, match=r"the token ids of --data .* \(got 99999\)"):
-            build(tmp_path / "cache", **keys)
-
-    def test_parts_that_are_missing_merge_to_nothing(self, tmp_path, build, lines):
-        keys = {"data": str(lines), "form": "paragraph"}
-        lut, ngrams = (build(tmp_path / kind, build=kind, **keys) for kind in ("lut", "ngrams"))
-        both = merged([lut, ngrams])
-        assert_tables(both.corpus, ngrams.corpus.arrays())
-        assert np.array_equal(both.tables["lut2"]["ids"], lut.tables["lut2"]["ids"])
-        assert both.calibration is None
+    @pytest.mark.parametrize(
+        ("data", "keys"),
+        [
+            ("", {}),
+            ("", {"build": "lut"}),
+            ("", {"learn_from": "generations"}),
+            ('{"ids": [1, 99999]}', {"column": "ids", "build": "ngrams"}),  # the tokenizer lacks it
+        ],
+    )
+    def test_data_with_nothing_for_this_model(self, tmp_path, build, loads_datasets, data, keys):
+        path = tmp_path / ("data.jsonl" if data else "empty.txt")
+        path.write_text(data)
+        with pytest.raises(BuildError, match="--data"):
+            build(tmp_path / "cache", data=str(path), **keys)
+        assert list(tmp_path.iterdir()) == [path]
 
 
 class TestOwnAnswers:
@@ -152,7 +146,7 @@ class TestOwnAnswers:
         assert_tables(contents.corpus, expected_arrays(documents, 4, [1] * 4))
         assert not (tmp_path / "cache.answers").exists()
 
-    @pytest.mark.parametrize(("after", "torn"), [(0, 0), (3, 0), (3, 5), (4, 0)])
+    @pytest.mark.parametrize(("after", "torn"), [(0, 0), (3, 5), (4, 0)])
     def test_a_stopped_build_goes_on(self, tmp_path, build, prompts, stopped, after, torn):
         whole = build(tmp_path / "whole", data=str(prompts), **OWN)
         path = stopped(after)
@@ -167,59 +161,32 @@ class TestOwnAnswers:
         assert contents.calibration
 
     @pytest.mark.parametrize(
-        "keys",
-        [
-            {"temperature": 0.7},
-            {"max_new_tokens": 5},
-            {"seed": 1},
-            {"max_documents": 2},
-            {"chat_template": False},
-        ],
+        "keys", [{"temperature": 0.7}, {"max_documents": 2}, {"chat_template": False}]
     )
     def test_answers_are_never_mixed_with_those_of_other_settings(
         self, tmp_path, build, prompts, stopped, keys
     ):
         path = stopped(3)
         before = path.read_bytes()
-        with pytest.raises(BuildError, match="holds the answers of another build") as caught:
+        with pytest.raises(BuildError, match="holds the answers of another build"):
             build(tmp_path / "cache", data=str(prompts), **{**OWN, **keys})
-        assert "delete that folder to begin anew" in str(caught.value)
         assert path.read_bytes() == before
         build(tmp_path / "cache", data=str(prompts), **OWN, min_count=1)  # Changes no answer.
 
-    def test_more_prompts_are_no_other_prompts(self, tmp_path, build, prompts, stopped):
-        stopped(3)
+    def test_more_prompts_are_no_other_prompts_but_not_for_two_at_once(
+        self, tmp_path, build, prompts, stopped
+    ):
+        path = stopped(3)
         rows = prompts.read_text().splitlines()
         prompts.write_text("\n".join([*rows, rows[0]]) + "\n")
+        files = module.BatchFiles(path.with_name("prompts.jsonl"), path)
+        with files.locked(), pytest.raises(CliError, match="two runs at once"):
+            build(tmp_path / "cache", data=str(prompts), **OWN)
         assert build(tmp_path / "cache", data=str(prompts), **OWN).about["answers"] == 5
 
-    def test_two_builds_of_one_cache(self, tmp_path, build, prompts, stopped):
-        path = stopped(2)
-        files = module.BatchFiles(path.with_name("prompts.jsonl"), path)
-        with files.locked(), pytest.raises(CliError, match="by two runs at once"):
-            build(tmp_path / "cache", data=str(prompts), **OWN)
-
-    def test_a_prompt_that_comes_twice_has_two_answers(
-        self, tmp_path, build, prompts, monkeypatch, loads_datasets
-    ):
-        kept = []
-        monkeypatch.setattr(module.shutil, "rmtree", kept.append)
-        prompts.write_text('{"prompt": "say a"}\n' * 2)
-        build(tmp_path / "cache", data=str(prompts), **OWN, temperature=2.0)
-        lines = (kept[0] / "answers.jsonl").read_text().splitlines()
-        one, other = (json.loads(line)["ids"] for line in lines)
-        assert one != other
-
     def test_prompts_that_the_model_can_not_answer(self, tmp_path, build, prompts):
-        with pytest.raises(BuildError, match="--data must hold a prompt that the model can answ"):
+        with pytest.raises(BuildError, match="--data"):
             build(tmp_path / "cache", data=str(prompts), **OWN, max_prompt_tokens=1)
         keys = {**OWN, "max_new_tokens": 512}
-        with pytest.raises(BuildError, match=r"--max-new-tokens must leave .* 512 .*\(got 512\)"):
+        with pytest.raises(BuildError, match="--max-new-tokens"):
             build(tmp_path / "cache", data=str(prompts), **keys)
-
-    def test_prompts_need_a_template(self, tmp_path, build, prompts, tokenizer, monkeypatch):
-        monkeypatch.setattr(tokenizer, "chat_template", None)
-        with pytest.raises(BuildError, match="pass --no-chat-template"):
-            build(tmp_path / "cache", data=str(prompts), **OWN)
-        about = build(tmp_path / "cache", data=str(prompts), **OWN, chat_template=False).about
-        assert about["answers"] == 4

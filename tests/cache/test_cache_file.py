@@ -21,9 +21,7 @@ from tests.strategies import damaged
 OTHER = contents(tables={"lut": lut([2, 4])}, corpus=count_grams([7, 8] * 9), about={"n": 2})
 BOTH = (contents(), OTHER)
 SPAWN = multiprocessing.get_context("spawn")
-FUZZ = settings(
-    max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+FUZZ = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture
@@ -32,16 +30,12 @@ def path(tmp_path) -> Path:
     return tmp_path / "cache.safetensors"
 
 
-def refused(path, match) -> None:
-    with pytest.raises(CacheError, match=match) as raised:
+def refused(path, said) -> None:
+    with pytest.raises(CacheError) as raised:
         load_cache(path)
     assert str(raised.value).isprintable()
     assert repr(str(path)) in str(raised.value)
-
-
-def header(entry) -> bytes:
-    data = json.dumps({"__metadata__": {"selfspec": "{}"}, "lut.ids": entry}).encode()
-    return len(data).to_bytes(8, "little") + data + bytes(8)
+    assert said in str(raised.value)
 
 
 def names(folder) -> list[str]:
@@ -58,15 +52,6 @@ class TestRoundTrip:
         save_cache(paths[1], loaded)
         assert paths[0].read_bytes() == paths[1].read_bytes()
 
-    def test_other_programs_can_read_it(self, path):
-        arrays = load_file(path)
-        np.testing.assert_array_equal(arrays["lut.ids"], lut()["ids"])
-        assert "corpus.token.1" in arrays
-        with safe_open(path, framework="numpy") as held:
-            card = json.loads(held.metadata()["selfspec"])
-        assert card["tokenizer"] == vars(OWNER)
-        assert card["about"]["corpus"] == "digits of π"
-
     def test_what_was_loaded_needs_the_file_no_more(self, path):
         """As a map of the file, reading it would end this process."""
         loaded = load_cache(path)
@@ -81,141 +66,132 @@ class TestRoundTrip:
             assert plain(load_cache(name)) == plain(contents())
 
     def test_another_tokenizers_cache_is_refused(self, path):
-        with pytest.raises(CacheError, match=r"was made for tokenizer 5a5a5a5a… \(owner/toy\), "):
+        with pytest.raises(CacheError, match=r"tokenizer 5a5a5a5a… \(owner/toy\)"):
             load_cache(path, tokenizer=FakeTokenizer())
         assert load_cache(path, tokenizer=OWNER).tokenizer == OWNER
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"about": {"share": float("nan")}}, "not JSON compliant"),
-        ({"about": {"name": "\ud800"}}, "its card is damaged"),
-        ({"calibration": [[[["lut", 0, 1, 1, 0]], 3.0, 2.0]]}, "hits <= trials"),
-        ({"tables": {"lutt": lut()}}, "does not know .'lutt'"),
-        ({"tables": {"lut": {**lut(), "ids": lut()["ids"][:, :2]}}}, "wrong shape"),
-    ],
-)
-def test_what_could_not_be_read_is_not_written(tmp_path, changes, said):
-    with pytest.raises(CacheError, match=f"this can't be saved as a cache: .*{said}"):
-        save_cache(tmp_path / "cache", contents(**changes))
+def test_what_could_not_be_read_is_not_written(tmp_path):
+    for changes in (
+        {"about": {"share": float("nan")}},
+        {"about": {"name": "\ud800"}},
+        {"calibration": [[[["lut", 0, 1, 1, 0]], 3.0, 2.0]]},
+        {"tables": {"lutt": lut()}},
+        {"tables": {"lut": {**lut(), "ids": lut()["ids"][:, :2]}}},
+    ):
+        with pytest.raises(CacheError, match="can't be saved"):
+            save_cache(tmp_path / "cache", contents(**changes))
     assert names(tmp_path) == []
 
 
-class TestRefused:
-    @pytest.mark.parametrize("size", [0, 7, 8, 100, -1])
-    def test_a_file_that_was_cut_off(self, path, size):
-        path.write_bytes(path.read_bytes()[:size])
-        refused(path, r"can't be read .*; delete it, or build or fetch it anew")
+def header(entry) -> bytes:
+    """A file with one array."""
+    data = json.dumps({"__metadata__": {"selfspec": "{}"}, "lut.ids": entry}).encode()
+    return len(data).to_bytes(8, "little") + data + bytes(8)
 
+
+class TestRefused:
     @pytest.mark.parametrize(
         "data",
         [
-            b"text" * 99,
-            b"\xff" * 99,
-            (2).to_bytes(8, "little") + b"[]",
+            *(b"", b"text" * 99, b"\xff" * 99, (2).to_bytes(8, "little") + b"[]"),
             header({"dtype": "I32", "shape": [2**62, 2**62], "data_offsets": [0, 8]}),
             header({"dtype": "BF16", "shape": [4], "data_offsets": [0, 8]}),  # not numpy's
             header({"dtype": "U8", "shape": [1] * 99 + [8], "data_offsets": [0, 8]}),
+            *(7, 8, 100, -1),  # the beginning of a good one
         ],
     )
-    def test_anything_else(self, path, data):
-        path.write_bytes(data)
+    def test_what_is_no_file_of_arrays(self, path, data):
+        path.write_bytes(path.read_bytes()[:data] if isinstance(data, int) else data)
         refused(path, "can't be read")
-
-    def test_a_file_of_something_else(self, path):
-        save_file({"weight": np.zeros(3)}, path)
-        refused(path, "it is no cache of selfspec")
 
     def test_a_huge_one(self, path):
         """On disk it takes a page."""
         size = 1 << 42
         path.write_bytes(header({"dtype": "I32", "shape": [size // 4], "data_offsets": [0, size]}))
         os.truncate(path, path.stat().st_size - 8 + size)
-        refused(path, r"it must fit into the free memory, got 4,398,046,\d+,\d+ bytes")
+        refused(path, "free memory")
 
-    @pytest.mark.parametrize("kind", ["a folder", "a pipe", "a device", "a circle", "nothing"])
-    def test_no_plain_file(self, path, kind):
+    def test_no_plain_file(self, tmp_path):
         """Nobody writes to the pipe, and the device never ends."""
-        path.unlink()
-        said = "it is no plain file"
-        if kind == "a folder":
-            path.mkdir()
-        elif kind == "a pipe":
-            os.mkfifo(path)
-        elif kind == "a device":
-            path.symlink_to("/dev/zero")
-        elif kind == "a circle":
-            path.symlink_to(path.name)
-            said = "Too many levels of symbolic links"
-        else:
-            said = r"No such file or directory\); make one with 'selfspec cache build'"
-        refused(path, said)
-
-    @pytest.mark.parametrize("name", ["", ".", "..", "/", "a\0b", "~nobody/cache", "x" * 300])
-    def test_names_of_no_file(self, name):
-        with pytest.raises(CacheError):
-            load_cache(name)
+        kinds = [
+            tmp_path / f"{name}.safetensors" for name in ("folder", "pipe", "device", "circle")
+        ]
+        folder, pipe, device, circle = kinds
+        folder.mkdir()
+        os.mkfifo(pipe)
+        device.symlink_to("/dev/zero")
+        circle.symlink_to(circle.name)
+        for path in (folder, pipe, device):
+            refused(path, "no plain file")
+        refused(circle, "symbolic links")
+        refused(tmp_path / "nothing.safetensors", "selfspec cache build")
 
     def test_a_folder_of_version_0_2(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         Path("old").mkdir()
-        with pytest.raises(
-            CacheError, match=r"'old' is a folder, .*'selfspec cache build MODEL old'$"
-        ):
+        with pytest.raises(CacheError, match="selfspec cache build MODEL old"):
             load_cache("old")
         save_cache("old", contents())  # What the command does.
         assert plain(load_cache("old")) == plain(contents())
 
     @pytest.mark.parametrize(
-        ("place", "value", "said"),
+        ("changes", "said"),
         [
-            (["format_version"], 4, "format version must be 3, got 4: another version of selfspec"),
-            (["tokenizer", "name"], 5, r"tokenizer\.name"),
-            (["about"], "text", "about"),
-            (["calibration"], [[[["lut", 0, 1, 1]], 1.0, 2.0]], r"calibration\.0\.0"),
-            (["calibration"], [[[["lut", 0, 1, 1, 0]], 0, 0]], "hits <= trials and trials > 0"),
-            (["calibration"], [[[["lut", 0, 1, 1, 0]], 1.0, float("inf")]], "calibration"),
-            (["calibration"], [[[["lut", 0, 1, 1, 0]], float("nan"), 2.0]], "calibration"),
-            (["fitted"], {"parents": [1], "ranks": [0], "chances": [0.5]}, "a fitted tree"),
+            ({"format_version": 4}, "got 4"),
+            ({"tokenizer": {**vars(OWNER), "name": 5}}, "tokenizer.name"),
+            ({"about": "text"}, "about"),
+            ({"calibration": [[[["lut", 0, 1, 1]], 1.0, 2.0]]}, "calibration.0.0"),
+            ({"calibration": [[[["lut", 0, 1, 1, 0]], 0, 0]]}, "trials > 0"),
+            ({"calibration": [[[["lut", 0, 1, 1, 0]], 1.0, float("inf")]]}, "calibration"),
+            ({"calibration": [[[["lut", 0, 1, 1, 0]], float("nan"), 2.0]]}, "calibration"),
+            ({"fitted": {"parents": [1], "ranks": [0], "chances": [0.5]}}, "fitted"),
+            *((text, "its card") for text in ("", "{", "[]", "null", "[" * 100_000, "\x00")),
         ],
-        ids=str,
+        ids=range(14),
     )
-    def test_a_wrong_card(self, path, place, value, said):
-        card = card_of(path)
-        inside = card
-        for name in place[:-1]:
-            inside = inside[name]
-        inside[place[-1]] = value
-        write_card(path, json.dumps(card))
+    def test_a_wrong_card(self, path, changes, said):
+        wrong = changes if isinstance(changes, str) else json.dumps({**card_of(path), **changes})
+        save_file(load_file(path), path, metadata={"selfspec": wrong})
         refused(path, said)
-
-    @pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000, "\x00"])
-    def test_no_card(self, path, text):
-        write_card(path, text)
-        refused(path, "its card is damaged")
 
     @pytest.mark.parametrize(
         ("changes", "said"),
         [
-            ({"lut.tokens": lut([-1, 1, 9])["tokens"]}, "table lut has .* negative ids"),
-            ({"lut.ids": lut()["ids"] - 2}, "table lut has .* negative ids"),
-            ({"lut.ids": lut()["ids"].astype(np.int64)}, "must be of F16, I32, U16, U32"),
-            ({"lut.ids": lut()["ids"][0]}, "wrong shape"),
-            ({"lut2.pairs": lut2()["pairs"][:, 0]}, "table lut2 has a wrong shape"),
-            ({"answers.tokens": lut()["ids"]}, "its answers must be one row of int32"),
-            ({"answers.ids": lut()["tokens"]}, "its answers must be one row of int32"),
-            ({"answers.tokens": lut()["tokens"] - 5}, "its answers hold negative ids"),
-            ({"corpus.total.2": None}, "total.2 is missing"),
-            ({"corpus.token.1": np.zeros(3, np.int32)}, "token.1 must be of uint16 or uint32"),
-            ({"corpus.\x1b[31m": np.zeros(3, np.int32)}, r"\[31m does not belong there"),
+            ({"lut.tokens": lut([-1, 1, 9])["tokens"]}, "lut"),
+            ({"lut.ids": lut()["ids"] - 2}, "lut"),
+            ({"lut.ids": lut()["ids"].astype(np.int64)}, "I32"),
+            ({"lut.ids": lut()["ids"][0]}, "shape"),
+            ({"lut2.pairs": lut2()["pairs"][:, 0]}, "lut2"),
+            ({"answers.tokens": lut()["ids"]}, "answers"),
+            ({"answers.ids": lut()["tokens"]}, "answers"),
+            ({"answers.tokens": lut()["tokens"] - 5}, "answers"),
+            ({"corpus.total.2": None}, "total.2"),
+            ({"corpus.token.1": np.zeros(3, np.int32)}, "token.1"),
+            ({"corpus.\x1b[31m": np.zeros(3, np.int32)}, "[31m"),
         ],
-        ids=str,
+        ids=range(11),
     )
     def test_a_wrong_table(self, path, changes, said):
         arrays = {name: a for name, a in {**load_file(path), **changes}.items() if a is not None}
         save_file(arrays, path, metadata={"selfspec": json.dumps(card_of(path))})
         refused(path, said)
+
+    def test_a_file_of_something_else(self, path):
+        save_file({"weight": np.zeros(3)}, path)
+        refused(path, "no cache of selfspec")
+
+    @pytest.fixture
+    def good(self, path) -> bytes:
+        return path.read_bytes()
+
+    @FUZZ
+    @given(data=st.data())
+    def test_bytes_that_changed(self, path, good, data):
+        """A file is read or refused; nothing else comes out."""
+        path.write_bytes(data.draw(damaged(good)))
+        with suppress(CacheError):
+            load_cache(path).count_ids()
 
 
 def card_of(path) -> dict:
@@ -223,33 +199,9 @@ def card_of(path) -> dict:
         return json.loads(held.metadata()["selfspec"])
 
 
-def write_card(path, text: str) -> None:
-    save_file(load_file(path), path, metadata={"selfspec": text})
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """A file, and its bytes."""
-    path = tmp_path_factory.mktemp("fuzz") / "cache.safetensors"
-    save_cache(path, contents())
-    return path, path.read_bytes()
-
-
-class TestFuzz:
-    """Each file is read or refused; nothing else comes out."""
-
-    @FUZZ
-    @given(st.data())
-    def test_bytes_that_changed(self, whole, data):
-        path, good = whole
-        path.write_bytes(data.draw(damaged(good)))
-        with suppress(CacheError):
-            load_cache(path).count_ids()
-
-
 class TestSaving:
     def test_what_is_there_stays(self, path):
-        with pytest.raises(CacheError, match=r"must not be there yet .*, or replace it with"):
+        with pytest.raises(CacheError, match="must not be there yet"):
             save_cache(path, OTHER)
         assert plain(load_cache(path)) == plain(contents())
         save_cache(path, OTHER, overwrite=True)
@@ -262,28 +214,24 @@ class TestSaving:
         (tmp_path / "folder.safetensors").mkdir()
         os.mkfifo(tmp_path / "pipe.safetensors")
         for name in ("model", "text", "folder", "pipe"):
-            with pytest.raises(CacheError, match="what is overwritten must be a cache"):
+            with pytest.raises(CacheError, match="must be a cache"):
                 check_target(tmp_path / name, overwrite=True)
-
-    def test_a_link_stays_a_link(self, path, tmp_path):
-        (tmp_path / "link.safetensors").symlink_to(path.name)
-        save_cache(tmp_path / "link", OTHER, overwrite=True)
-        assert (tmp_path / "link.safetensors").is_symlink()
-        assert plain(load_cache(path)) == plain(OTHER)
 
     def test_a_place_that_can_not_be_written_is_refused_before_any_work(self, tmp_path):
         (tmp_path / "file").touch()
         long = tmp_path / ("x" * 300)
         for name in (tmp_path / "file" / "cache", "/proc/cache", "/proc/none/cache", long):
-            with pytest.raises(CacheError, match=r"can(|'t) be written"):
+            with pytest.raises(CacheError, match="be written"):
                 save_cache(name, contents())
-        with pytest.raises(CacheError, match="must be in a folder that can be written"):
+        with pytest.raises(CacheError, match="folder that can be written"):
             check_target(tmp_path / "file" / "cache")
 
-    @pytest.mark.parametrize("step", ["fsync", "replace"])
-    def test_what_breaks_off_leaves_the_old_one_and_no_litter(self, path, monkeypatch, step):
+    @pytest.mark.parametrize(
+        ("step", "error"), [("fsync", OSError(5, "I/O")), ("replace", KeyboardInterrupt())]
+    )
+    def test_what_breaks_off_leaves_the_old_one_and_no_litter(self, path, monkeypatch, step, error):
         def broken(*_args):
-            raise OSError(5, "Input/output error") if step == "fsync" else KeyboardInterrupt
+            raise error
 
         monkeypatch.setattr(os, step, broken)
         with pytest.raises((CacheError, KeyboardInterrupt)):

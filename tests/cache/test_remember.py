@@ -72,47 +72,36 @@ def kept(**changes) -> CacheContents:
     return CacheContents(**{"tokenizer": OWNER, "tables": {"lut": lut()}, **changes})
 
 
-def test_the_next_one_knows_what_the_last_one_learned(path):
-    first = learned(path)
-    second = new_spec(path)
-    ours, theirs = second.memory(VOCAB), first.memory(VOCAB)
+def test_the_next_one_knows_what_the_last_one_learned_by_its_end(path):
+    first = new_spec(path)
+    write(first)
+    theirs = first.memory(VOCAB)
+    del first
+    gc.collect()
+    ours = new_spec(path).memory(VOCAB)
     assert ours.calibration.rows() == theirs.calibration.rows()
     for source, arrays in theirs.tables().items():
         for name, array in arrays.items():
             np.testing.assert_array_equal(ours.tables()[source][name], array)
 
 
-def test_nothing_is_kept_unasked(tmp_path, monkeypatch, always):
+def test_nothing_is_kept_unasked_or_before_minutes_have_passed(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    spec = SelfSpec()
-    write(spec)
-    del spec
-    assert os.listdir(tmp_path) == []
-    with pytest.raises(ConfigError, match=r"save_memory\(\) needs a file"):
-        SelfSpec().save_memory()
-
-
-def test_nothing_is_made_by_looking_or_before_minutes_have_passed(path, tmp_path, monkeypatch):
-    spec = new_spec(path / "below")
-    write(spec)
+    specs = SelfSpec(), new_spec(path)
+    for spec in specs:
+        write(spec)
     assert os.listdir(tmp_path) == []
     monkeypatch.setattr(remember_module, "SAVE_SECONDS", 0.0)
-    write(spec)
-    assert tokens_kept(path / "below") == tokens_of(spec)
-
-
-def test_only_the_owner_can_read_it(path, tmp_path):
-    learned(path)
-    assert {each.stat().st_mode & 0o777 for each in tmp_path.iterdir()} == {0o600}
-
-
-def test_one_that_goes_saves_first(path):
-    spec = new_spec(path)
-    write(spec)
-    tokens = tokens_of(spec)
-    del spec
-    gc.collect()
-    assert tokens_kept(path) == tokens
+    for spec in specs:
+        write(spec)
+    assert tokens_kept(path) == tokens_of(specs[1])
+    # Only the owner can read it.
+    assert {(each.name, each.stat().st_mode & 0o777) for each in tmp_path.iterdir()} == {
+        ("mine.safetensors", 0o600),
+        ("mine.safetensors.lock", 0o600),
+    }
+    with pytest.raises(ConfigError, match="save_memory"):
+        SelfSpec().save_memory()
 
 
 @pytest.mark.parametrize("learning", ["frozen", "request"])
@@ -140,13 +129,11 @@ def test_threads_save_while_others_learn(path, always):
 class TestRefused:
     """Before any work, in the constructor."""
 
-    def test_no_tokenizer(self, path):
-        with pytest.raises(ConfigError, match="remember= must come with tokenizer="):
-            SelfSpec(remember=path)
-
-    def test_another_tokenizer(self, path):
+    def test_no_tokenizer_or_another(self, path):
         learned(path)
-        with pytest.raises(CacheError, match=r"was made for tokenizer .*name another file"):
+        with pytest.raises(ConfigError, match="tokenizer="):
+            SelfSpec(remember=path)
+        with pytest.raises(CacheError, match="tokenizer"):
             SelfSpec(remember=path, tokenizer=FakeTokenizer(VOCAB - 1))
 
     def test_a_model_without_the_ids(self, path):
@@ -158,9 +145,9 @@ class TestRefused:
     def test_what_is_no_memory(self, path, tmp_path):
         learned(path)
         os.truncate(tmp_path / "mine.safetensors", 99)
-        with pytest.raises(CacheError, match=r"mine.safetensors' can't be read .*; delete it"):
+        with pytest.raises(CacheError, match="can't be read"):
             new_spec(path)
-        with pytest.raises(CacheError, match="must be in a folder that can be written"):
+        with pytest.raises(CacheError, match="folder"):
             new_spec(tmp_path / "mine.safetensors" / "below")
 
 
@@ -196,15 +183,6 @@ class TestOver:
         remembered.save()
         [(_, hits, trials)] = load_cache(path).calibration
         assert (hits, trials) == (2.0 if ours >= theirs else 1.0, stays)
-
-    def test_two_at_once_lose_nothing(self, path):
-        """Both opened it when it was empty."""
-        one, other = new_spec(path), new_spec(path)
-        for spec, seed in ((one, 1), (other, 2)):
-            write(spec, seed)
-        for spec in (one, other, one):
-            spec.save_memory()
-        assert set(tokens_kept(path)) == {*tokens_of(one), *tokens_of(other)}
 
 
 class TestTrouble:
@@ -260,21 +238,14 @@ class TestTrouble:
         assert tokens_kept(path) == list(range(48))
 
 
-class TestTogether:
-    """With a cache: it comes first, and what is remembered goes on top."""
-
-    @pytest.fixture
-    def cache(self, tmp_path):
-        held = kept(tokenizer=tokenizer_info(TOKENIZER), corpus=count_grams([5, 6, 7] * 4))
-        save_cache(tmp_path / "cache", held)
-        return tmp_path / "cache"
-
-    def test_rows_of_the_memory_win(self, cache, path):
-        ours = lut_of(learned(path)).arrays()
-        arrays = lut_of(SelfSpec.from_pretrained(cache, remember=path)).arrays()
-        assert set(arrays["tokens"]) == {1, 3, 9, *ours["tokens"]}
-        found = np.searchsorted(arrays["tokens"], ours["tokens"])
-        np.testing.assert_array_equal(arrays["ids"][found], ours["ids"])
+def test_what_is_remembered_goes_on_top_of_a_cache(path, tmp_path):
+    held = kept(tokenizer=tokenizer_info(TOKENIZER), corpus=count_grams([5, 6, 7] * 4))
+    save_cache(tmp_path / "cache", held)
+    ours = lut_of(learned(path)).arrays()
+    arrays = lut_of(SelfSpec.from_pretrained(tmp_path / "cache", remember=path)).arrays()
+    assert set(arrays["tokens"]) == {1, 3, 9, *ours["tokens"]}
+    found = np.searchsorted(arrays["tokens"], ours["tokens"])
+    np.testing.assert_array_equal(arrays["ids"][found], ours["ids"])
 
 
 def test_what_is_forgotten_before_it_was_saved_never_is(path):
@@ -292,10 +263,8 @@ def test_what_is_forgotten_before_it_was_saved_never_is(path):
 
 
 def test_answers_of_two_engines_are_joined_and_bounded(monkeypatch):
-    def joined(kept, learned):
-        return remember_module._joined(
-            np.array(kept, np.int32), np.array(learned, np.int32)
-        ).tolist()
+    def joined(*answers):
+        return remember_module._joined(*(np.array(each, np.int32) for each in answers)).tolist()
 
     assert remember_module._joined(None, None) is None
     assert joined([1, 2, -1, 3, -1], [1, 2, -1, 4, -1]) == [3, -1, 1, 2, -1, 4, -1]

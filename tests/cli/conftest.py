@@ -1,6 +1,7 @@
 """A tiny random model in a folder, and a way to run commands."""
 
 import io
+import json
 import logging
 import sys
 from collections.abc import Iterator
@@ -55,10 +56,16 @@ def writer(loaded) -> Writer:
 
 @pytest.fixture
 def stock_text(loaded):
-    """What stock `generate()` writes behind some ids, or behind a prompt, decoded in one go."""
+    """What stock `generate()` writes behind a text, messages or ids, decoded in one go."""
 
-    def text(prompt: str | list[int], max_new_tokens: int, **kwargs) -> str:
-        ids = loaded.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
+    def text(prompt: str | list, max_new_tokens: int, **kwargs) -> str:
+        tokenizer, ids = loaded.tokenizer, prompt
+        if isinstance(prompt, str):
+            ids = tokenizer(prompt)["input_ids"]
+        elif isinstance(prompt[0], dict):
+            ids = tokenizer.apply_chat_template(
+                prompt, add_generation_prompt=True, return_dict=False
+            )
         output = type(loaded.model).generate(
             loaded.model,
             torch.tensor([ids]),
@@ -66,7 +73,7 @@ def stock_text(loaded):
             max_new_tokens=max_new_tokens,
             **kwargs,
         )
-        return loaded.tokenizer.decode(output[0, len(ids) :], skip_special_tokens=True)
+        return tokenizer.decode(output[0, len(ids) :], skip_special_tokens=True)
 
     return text
 
@@ -88,19 +95,24 @@ def run(monkeypatch):
 
 @pytest.fixture
 def fails(run):
-    """Runs a command that must end with one line on stderr and status 2; returns the line.
+    """Runs a command that must end with status 2 and one line on stderr, which it returns.
 
     In front of it there may be lines that say what the command was doing, such as "Loading ...".
     """
 
     def line(*args: str | Path, stdin: str | bytes | None = None) -> str:
         result = run(*args, stdin=stdin)
-        assert result.exit_code == 2
-        assert result.stdout == ""
-        *doing, line = result.stderr.splitlines(keepends=True)
-        assert all(text.endswith(" ...\n") for text in doing)
+        assert (result.exit_code, result.stdout) == (2, "")
+        *doing, line = result.stderr.splitlines()
+        assert all(text.endswith(" ...") for text in doing)
         assert line.startswith("error: ")
-        assert line.endswith("\n")
         return line
 
     return line
+
+
+def write_lines(path: Path, *lines: object) -> Path:
+    """A file of JSON lines; text is written as it is."""
+    texts = (line if isinstance(line, str) else json.dumps(line) for line in lines)
+    path.write_text("\n".join(texts) + "\n", encoding="utf-8")
+    return path

@@ -19,7 +19,6 @@ pytest.importorskip("fastapi", reason="needs the extra: pip install 'selfspec[se
 pytest.importorskip("openai", reason="needs the extra: pip install 'selfspec[test]'")
 
 import openai
-from transformers import AutoTokenizer
 
 from selfspec.cli import serve
 from selfspec.cli.shared.options import DraftOptions
@@ -69,17 +68,15 @@ def test_a_client_of_openai_and_a_signal_in_the_midst_of_its_answer(
 ) -> None:
     """The server ends soon, says so, and keeps what it learned."""
     port, memory, said = free_port(), tmp_path / "memory", tmp_path / "said"
-    tokenizer = AutoTokenizer.from_pretrained(chat_folder)
-    ids = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
     with serving(chat_folder, port, memory, said) as process, client_of(port) as client:
         create = client.chat.completions.create
         whole = create(**ASKED, max_tokens=24).choices[0].message.content
         chunks = create(**ASKED, max_tokens=24, stream=True)
         assert whole == "".join(each.choices[0].delta.content for each in chunks)
-        assert whole == stock_text(ids, 24)
-        with pytest.raises(openai.NotFoundError, match="the one that this server answers with"):
+        assert whole == stock_text(MESSAGES, 24)
+        with pytest.raises(openai.NotFoundError):
             create(**{**ASKED, "model": "no/such-model"})
-        with pytest.raises(openai.BadRequestError, match="unknown field 'nonsense'"):
+        with pytest.raises(openai.BadRequestError, match="nonsense"):
             create(**ASKED, extra_body={"nonsense": 1})
         with pytest.raises(openai.AuthenticationError):
             client.with_options(api_key="another").models.list()
@@ -108,25 +105,26 @@ def test_a_port_in_use(fails, chat_folder: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         said = fails("serve", chat_folder, "--host", "127.0.0.1", "--port", port)
-    assert f"is free (got '127.0.0.1' and {port}: Address already in use); name another" in said
-    assert "--host and --port must be" in fails("serve", chat_folder, "--host", "no host")
+    assert f"'127.0.0.1' and {port}: Address already in use" in said
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("name", "value"),
     [
-        (("--api-key", " "), "--api-key must not be empty"),
-        (("--allow-origin", "example.org"), "--allow-origin must be a scheme and a host"),
-        (("--allow-origin", "https://example.org/"), "--allow-origin must be a scheme and a host"),
-        (("--max-kv-memory", "much"), "--max-kv-memory must be a number of bytes"),
-        (("--max-kv-memory", "1"), "--max-kv-memory must be at least "),
-        (("--max-memory", "lots"), "--max-memory must be a number of bytes"),
-        (("--budget", "endless"), "budget"),
-        (("--port", "70000"), "--port"),
+        ("--host", "no host"),
+        ("--api-key", " "),
+        ("--allow-origin", "example.org"),
+        ("--allow-origin", "https://example.org/"),
+        ("--max-kv-memory", "much"),
+        ("--max-kv-memory", "1"),
+        ("--max-memory", "lots"),
+        ("--budget", "endless"),
+        ("--port", "70000"),
     ],
 )
-def test_options_that_can_not_be(fails, chat_folder: str, wrong: tuple[str, ...], said) -> None:
-    assert said in fails("serve", chat_folder, "--port", free_port(), *wrong)
+def test_options_that_can_not_be(fails, chat_folder: str, name: str, value: str) -> None:
+    port = () if name == "--port" else ("--port", free_port())
+    assert name in fails("serve", chat_folder, *port, name, value)
 
 
 def test_within_a_memory(chat_folder: str) -> None:
@@ -137,19 +135,23 @@ def test_within_a_memory(chat_folder: str) -> None:
     assert answering.max_memory == 3_000_000 - weights
 
 
-def test_what_an_operator_should_know() -> None:
-    for host in ("localhost", "127.0.0.1", "::1"):
-        assert not list(serve.Listening(host=host).notes(num_bytes=4))
-    (note,) = serve.Listening().notes(num_bytes=2)
-    assert "one seed may give two texts" in note
-    for host in ("0.0.0.0", "::", "192.168.1.7", "box.example.org"):
-        (warning,) = serve.Listening(host=host).notes(num_bytes=4)
-        assert "set SELFSPEC_API_KEY" in warning
-    (warning,) = serve.Listening(host="0.0.0.0", api_key=KEY).notes(num_bytes=4)
-    assert "unencrypted" in warning
+@pytest.mark.parametrize(
+    ("host", "key", "num_bytes", "said"),
+    [
+        *((host, None, 4, None) for host in ("localhost", "127.0.0.1", "::1")),
+        ("localhost", None, 2, "half precision"),
+        *((host, None, 4, "SELFSPEC_API_KEY") for host in ("0.0.0.0", "::", "box.example.org")),
+        ("0.0.0.0", KEY, 4, "unencrypted"),
+    ],
+)
+def test_what_an_operator_should_know(
+    host: str, key: str | None, num_bytes: int, said: str | None
+) -> None:
+    notes = list(serve.Listening(host=host, api_key=key).notes(num_bytes=num_bytes))
+    assert len(notes) == (said is not None)
+    assert all(said in note for note in notes)
 
 
 def test_without_the_extra_the_command_names_it(fails, monkeypatch, chat_folder: str) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    said = fails("serve", chat_folder, "--port", free_port())
-    assert "pip install fastapi prometheus-client uvicorn" in said
+    assert "prometheus-client" in fails("serve", chat_folder, "--port", free_port())

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,15 +15,6 @@ from selfspec.machine.measured import find_measured, keep_measured
 
 KEY: dict[str, Any] = {"model": "llama 135M", "device": "a card", "rows": 1}
 VALUES = {"0": {"widths": [1, 8, 64], "seconds": [0.01, 0.012, 0.03]}}
-
-KEEP = """
-import sys
-from selfspec.machine.measured import keep_measured
-print("ready", flush=True)
-sys.stdin.readline()
-for number in range(10):
-    keep_measured([({"model": f"{sys.argv[1]} {number}"}, {"seconds": [number] * 400})])
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -108,24 +97,3 @@ def test_what_can_not_be_kept_is_said_once(
 
 def _disk_full(*_names: object) -> None:
     raise OSError(28, "No space left on device")
-
-
-def test_many_processes_may_write_at_once() -> None:
-    """Whenever it is read it is whole, and in the end it has what each of them kept."""
-    names = ("one", "two", "three")
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    writers = [subprocess.Popen([sys.executable, "-c", KEEP, name], **pipes) for name in names]
-    keep()
-    for writer in writers:
-        assert writer.stdout.readline() == "ready\n"
-    for writer in writers:
-        writer.stdin.write("go\n")
-        writer.stdin.flush()
-    while any(writer.poll() is None for writer in writers):
-        assert find_measured(KEY) == VALUES
-    for writer in writers:
-        writer.communicate()
-        assert writer.returncode == 0
-    for number in range(10):
-        for name in names:
-            assert find_measured({"model": f"{name} {number}"}) == {"seconds": [number] * 400}

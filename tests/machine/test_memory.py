@@ -13,25 +13,15 @@ from selfspec.errors import ConfigError
 from selfspec.machine import memory
 from selfspec.machine.memory import amount_in_bytes, free_memory
 
+AMOUNTS = {
+    **{12345: 12345, "2GB": 2 * 10**9, "0.5 gb": 5 * 10**8, "3KiB": 3 * 1024, "12B": 12},
+    **{"64M": 64_000_000, "500MiB": 500 << 20, "2": 2, "25%": 250, "12.5 %": 125, "0.01%": 1},
+}
 
-@pytest.mark.parametrize(
-    ("text", "amount"),
-    [
-        (12345, 12345),
-        ("2GB", 2 * 10**9),
-        ("0.5 gb", 5 * 10**8),
-        ("3KiB", 3 * 1024),
-        ("12B", 12),
-        ("64M", 64_000_000),
-        ("500MiB", 500 << 20),
-        ("2", 2),
-        ("25%", 250),
-        ("12.5 %", 125),
-        ("0.01%", 1),
-    ],
-)
-def test_amounts(text: Any, amount: int) -> None:
-    assert amount_in_bytes(text, 1000) == amount
+
+@pytest.mark.parametrize("text", AMOUNTS)
+def test_amounts(text: Any) -> None:
+    assert amount_in_bytes(text, 1000) == AMOUNTS[text]
 
 
 @pytest.mark.parametrize(
@@ -42,12 +32,9 @@ def test_amounts(text: Any, amount: int) -> None:
     ],
 )
 def test_what_is_no_amount(text: Any) -> None:
-    with pytest.raises(ConfigError, match=r"max_memory must be a number of bytes, or .* or '25%'"):
+    with pytest.raises(ConfigError, match="max_memory"):
         amount_in_bytes(text, 1000)
-
-
-def test_there_may_be_nothing_to_take_a_share_of() -> None:
-    with pytest.raises(ConfigError, match=r"--size must be .*'64M' or '500MiB' \(got '25%'\)"):
+    with pytest.raises(ConfigError, match=r"--size .*\(got '25%'\)"):  # a share of nothing
         amount_in_bytes("25%", name="--size")
 
 

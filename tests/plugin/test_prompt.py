@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -117,25 +117,22 @@ def hooks(model: PreTrainedModel) -> int:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("num_rows", [1, 3])
-def test_every_token_of_the_prompt_teaches_its_top_k(name, num_rows):
+def test_every_token_of_the_prompt_teaches_its_top_k_and_the_last_logits_are_stocks(name, num_rows):
+    """To the bit."""
     model, batch = tiny_model(name), prompt(num_rows)
-    listener, _ = taught(model, batch)
+    stock = forward(model, batch, logits_to_keep=1)
+    listener, logits = taught(model, batch)
+    assert torch.equal(logits, stock)
     truth = taught_by_a_full_forward(model, batch)
     assert listener.rows.keys() == truth.keys()
-    for pair, (ids, probabilities) in listener.rows.items():
-        assert ids == truth[pair].ids.tolist()
-        np.testing.assert_allclose(probabilities, truth[pair].probabilities, rtol=4e-3, atol=1e-6)
+    assert_same_rows(listener.rows, truth)
     assert listener.num_told == len(truth)  # a pair that comes twice is told once
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("num_rows", [1, 3])
-def test_the_last_logits_are_stocks_to_the_bit(name, num_rows):
-    model, batch = tiny_model(name), prompt(num_rows)
-    stock = forward(model, batch, logits_to_keep=1)
-    _, logits = taught(model, batch)
-    assert logits.shape == stock.shape
-    assert torch.equal(logits, stock)
+def assert_same_rows(rows, truth):
+    for pair, (ids, probabilities) in rows.items():
+        assert ids == list(truth[pair][0])
+        np.testing.assert_allclose(probabilities, truth[pair][1], rtol=4e-3, atol=1e-6)
 
 
 def test_the_hook_is_gone_afterwards_and_after_an_error_too():
@@ -193,35 +190,21 @@ def test_chunks_teach_the_same_and_bound_what_is_held(name, chunk, most, monkeyp
     assert max(sizes) == most
     assert len(sizes) > 3
     assert parts.rows.keys() == whole.rows.keys()
-    for pair, (ids, probabilities) in parts.rows.items():
-        assert ids == whole.rows[pair][0]
-        np.testing.assert_allclose(probabilities, whole.rows[pair][1], rtol=4e-3, atol=1e-6)
+    assert_same_rows(parts.rows, whole.rows)
 
 
-def test_a_continued_conversation_teaches_what_was_read_now():
-    """With a KV cache from before, only the new tokens go through the head."""
-    model, batch = tiny_model(), prompt()
-    ids = batch["input_ids"]
+@pytest.mark.parametrize("is_taught", [False, True])
+def test_a_prompt_in_pieces_or_behind_an_earlier_kv_teaches_what_was_read_now(is_taught):
+    """Only the new tokens go through the head."""
+    model, batch, asked = tiny_model(), prompt(), {"logits_to_keep": 1}
+    ids, reader = batch["input_ids"], reader_of(model)
     with torch.no_grad():
-        past = kv_of(model(ids[:, :10]))
-        reader = reader_of(model)
-        with reader.listening({"logits_to_keep": 1}) as kwargs:
+        with reader.listening(asked) if is_taught else nullcontext(asked) as kwargs:
+            past = kv_of(model(ids[:, :10], **kwargs))
+        with reader.listening(asked) as kwargs:
             logits = model(ids[:, 10:], **{KV: past}, **kwargs).logits
-    listener = heard(model, batch, reader, logits)
-    assert listener.rows.keys() == set(itertools.pairwise(ids[0, 9:].tolist()))
+    listener, tokens = heard(model, batch, reader, logits), [-1, *ids[0].tolist()]
+    read_now = tokens if is_taught else tokens[10:]
+    assert listener.rows.keys() == set(itertools.pairwise(read_now))
     truth = taught_by_a_full_forward(model, batch)
     assert all(listener.rows[pair][0] == truth[pair].ids.tolist() for pair in listener.rows)
-
-
-def test_a_prompt_read_in_pieces_is_taught_whole():
-    model, batch = tiny_model(), prompt()
-    ids = batch["input_ids"]
-    reader = reader_of(model)
-    with torch.no_grad(), reader.listening({"logits_to_keep": 1}) as kwargs:
-        past = kv_of(model(ids[:, :6], **kwargs))
-        logits = model(ids[:, 6:], **{KV: past}, **kwargs).logits
-    listener = heard(model, batch, reader, logits)
-    truth = taught_by_a_full_forward(model, batch)
-    assert {pair: ids for pair, (ids, _) in listener.rows.items()} == {
-        pair: top.ids.tolist() for pair, top in truth.items()
-    }

@@ -84,11 +84,8 @@ def test_row_processors_give_each_row_what_it_gets_in_the_batch(name):
 
 
 def test_for_rows_shares_what_it_can():
-    temperature = lp.TemperatureLogitsWarper(0.7)
-    penalty = penalty_behind(1, 3)
-    batch = LogitsProcessorList([temperature, penalty])
-    assert for_rows(batch[:1], 1) == [batch[:1]]
-    first, second = for_rows(batch, 2)
+    temperature, penalty = lp.TemperatureLogitsWarper(0.7), penalty_behind(1, 3)
+    first, second = for_rows(LogitsProcessorList([temperature, penalty]), 2)
     assert first[0] is second[0] is temperature
     assert first[1] is not second[1]
     assert penalty.prompt_ignore_length.tolist() == [1, 3]
@@ -106,7 +103,7 @@ def penalty_and(*warpers):
     return LogitsProcessorList([lp.RepetitionPenaltyLogitsProcessor(1.1), *warpers])
 
 
-@pytest.mark.parametrize("kept", [(0,), (0, 1), (1,), (2,), (3,), (0, 1, 2), (0, 1, 2, 3), (1, 3)])
+@pytest.mark.parametrize("kept", [(0,), (0, 1), (1,), (2,), (3,), (0, 1, 2, 3), (1, 3)])
 def test_warpers_at_the_end_are_known(kept):
     warpers = [WARPED[place] for place in kept]
     processing = split_warpers(penalty_and(*warpers))
@@ -119,6 +116,10 @@ def test_warpers_at_the_end_are_known(kept):
     assert torch.equal(in_turns, penalty_and(*warpers)(ids, scores.clone()))
 
 
+class CustomTopK(lp.TopKLogitsWarper):
+    """May do anything that its base does not."""
+
+
 @pytest.mark.parametrize(
     "warpers",
     [
@@ -126,6 +127,7 @@ def test_warpers_at_the_end_are_known(kept):
         [lp.TopKLogitsWarper(20), lp.TypicalLogitsWarper(0.9)],
         [lp.TopKLogitsWarper(20, min_tokens_to_keep=2)],
         [lp.TopPLogitsWarper(0.9, filter_value=-100.0)],
+        [CustomTopK(5)],
     ],
 )
 def test_others_are_left_to_themselves(warpers):
@@ -143,14 +145,6 @@ def test_only_those_that_stand_in_stocks_order_are_known():
 class Custom(lp.LogitsProcessor):
     def __call__(self, input_ids, scores):
         return scores
-
-
-class CustomTopK(lp.TopKLogitsWarper):
-    """May do anything that its base does not."""
-
-
-def test_what_is_made_of_a_warper_is_not_known():
-    assert split_warpers(LogitsProcessorList([CustomTopK(5)])).warpers is None
 
 
 @pytest.mark.parametrize(
@@ -185,13 +179,10 @@ def stop_string() -> sc.StopStringCriteria:
 
 
 def test_stops_that_look_at_one_row():
+    """A stop string does where rows are padded at all."""
+    more, string = sc.EosTokenCriteria(torch.tensor([7])), stop_string()
     assert row_stops(StoppingCriteriaList([SHORT, EOS])) == ({3, 5}, ())
-    more = sc.EosTokenCriteria(torch.tensor([7]))
     assert row_stops(StoppingCriteriaList([SHORT, EOS, more])).eos_ids == {3, 5, 7}
-
-
-def test_a_stop_string_looks_at_one_row_where_rows_are_padded_at_all():
-    string = stop_string()
     assert list(row_stops(StoppingCriteriaList([SHORT, EOS, string])).criteria) == [string]
     assert row_stops(StoppingCriteriaList([SHORT, string])) is None
 

@@ -25,12 +25,7 @@ def test_the_readme_tells_of_each_rule(column: int, rule: Rule) -> None:
     group, _, words = rule.shown.partition(": ")
     table = README.read_text(encoding="utf-8").partition("## What it works with")[2]
     (row,) = [line for line in table.splitlines() if line.startswith(f"| {group} |")]
-    cell = row.strip("| ").split(" | ")[1 + column]
-    assert words in cell
-
-
-def test_all_that_is_refused_is_shown() -> None:
-    assert all(rule.shown for rule in RULES[Outcome.REFUSED])
+    assert words in row.strip("| ").split(" | ")[1 + column]
 
 
 @pytest.mark.parametrize(
@@ -67,9 +62,7 @@ def plain(config: GenerationConfig | None = None, mode: str = "tree", **kwargs: 
 
 def test_what_is_decoded_plainly_has_a_reason() -> None:
     assert "offloaded DynamicCache" in str(plain(**{KV: DynamicCache(offloading=True)}))
-    assert plain(pixel_values=1) == (
-        "the model argument 'pixel_values' can't be followed along a draft"
-    )
+    assert "'pixel_values'" in str(plain(pixel_values=1))
     assert plain(mode="plain") == "it can't"
 
 

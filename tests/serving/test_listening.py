@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -73,13 +72,6 @@ def test_a_client_that_goes_away_ends_its_row(address: Address, streams: bool) -
     address.wait_for(num_running=0)
     with address.complete(max_tokens=4) as connection:
         assert connection.getresponse().status == 200
-
-
-def test_a_client_that_goes_away_in_its_body_is_no_fault(address: Address) -> None:
-    head = f"POST {COMPLETION} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n"
-    with socket.create_connection(("127.0.0.1", address.port)) as connection:
-        connection.sendall(f"{head}Content-Type: application/json\r\n\r\n{{".encode())
-    wait_until(lambda: 'status="499"' in address.client.get("/metrics").text)
 
 
 def test_too_many_are_told_to_come_again(address: Address) -> None:

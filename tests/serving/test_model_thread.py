@@ -99,13 +99,3 @@ def test_when_nothing_can_be_answered_any_more_everybody_is_told(
 
     play("llama", work)
     assert "no request is answered any more" in caplog.text
-
-
-def test_a_model_that_can_not_be_tried_out_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: SelfSpec, model: Any) -> None:
-        raise UnsupportedError("not this one")
-
-    monkeypatch.setattr(SelfSpec, "ability", fail)
-    thread = ModelThread(tiny_model(), tiny_tokenizer(), SelfSpec())
-    with pytest.raises(UnsupportedError, match="not this one"):
-        thread.start()

@@ -61,46 +61,50 @@ def test_a_benchmark_file(tmp_path: Path) -> None:
     assert asked == [{"role": "user", "content": "one"}]
 
 
-def test_a_file_is_refused_by_its_first_wrong_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ('{"prompt": "x"}\n\n{"text": "x"}', "--prompts, line 3"),
+        ("\n", "--prompts must have a prompt"),
+        (None, "--prompts must be a file"),
+    ],
+)
+def test_a_file_is_refused_by_its_first_wrong_line(
+    tmp_path: Path, data: str | None, said: str
+) -> None:
     path = tmp_path / "in.jsonl"
-    for data, said in (
-        ('{"prompt": "x"}\n\n{"text": "x"}', "--prompts, line 3: a line must have one of prompt"),
-        ("\n", "--prompts must have a prompt at least"),
-    ):
-        path.write_text(data)
-        with pytest.raises(RequestError, match=said):
-            read_prompts(path, "--prompts")
-    with pytest.raises(RequestError, match="--prompts must be a file"):
-        read_prompts(tmp_path, "--prompts")
+    path.mkdir() if data is None else path.write_text(data)
+    with pytest.raises(RequestError, match=said):
+        read_prompts(path, "--prompts")
 
 
 WRONG = {
-    '{"a": ' * 100_000: "a line must be JSON",
-    "[1]": "a line must be a JSON object (got a list)",
-    '{"prompt": "x", "messages": [{"role": "user", "content": "x"}]}': "must have one of prompt, ",
-    '{"prompt": ""}': "prompt must have at least 1 character (got '')",
-    '{"prompt": "\\ud800"}': "prompt must be a valid string",
-    '{"id": [1], "prompt": "x"}': "id must be text or a whole number (got [1])",
-    '{"id": "\\ud800", "prompt": "x"}': "id must be whole characters",
-    '{"messages": "hello"}': "messages must be a valid list (got 'hello')",
-    '{"messages": [{"role": "nobody", "content": "x"}]}': "messages[0].role must be 'system'",
-    '{"prompt": "x", "stop": "\\ud800"}': "stop[0] must be a valid string",
-    '{"prompt": "x", "temperature": "hot"}': "temperature must be a valid number (got 'hot')",
-    '{"prompt": "x", "seed": 1e70}': "seed must be a valid integer",
-    '{"prompt": "x", "temprature": 0}': "'temprature'; did you mean 'temperature'?",
-    '{"prompt": "x", "max_tokens": 3, "max_new_tokens": 4}': "max_tokens and max_new_tokens must",
-    '{"body": {"prompt": "x", "n": 2}}': "n must ask for one answer",
+    '{"a": ' * 100_000: "JSON",
+    "[1]": "(got a list)",
+    '{"prompt": "x", "messages": [{"role": "user", "content": "x"}]}': "one of prompt",
+    '{"prompt": ""}': "prompt",
+    '{"prompt": "\\ud800"}': "prompt",
+    '{"id": [1], "prompt": "x"}': "id",
+    '{"id": "\\ud800", "prompt": "x"}': "id",
+    '{"messages": "hello"}': "messages",
+    '{"messages": [{"role": "nobody", "content": "x"}]}': "messages[0].role",
+    '{"prompt": "x", "stop": "\\ud800"}': "stop[0]",
+    '{"prompt": "x", "temperature": "hot"}': "temperature",
+    '{"prompt": "x", "seed": 1e70}': "seed",
+    '{"prompt": "x", "temprature": 0}': "'temperature'?",
+    '{"prompt": "x", "max_tokens": 3, "max_new_tokens": 4}': "max_tokens and max_new_tokens",
+    '{"body": {"prompt": "x", "n": 2}}': "n must",
 }
 
 
-def test_a_wrong_line_is_told_by_its_field() -> None:
-    for line, said in WRONG.items():
-        with pytest.raises(RequestError) as caught:
-            read_line(1, line.encode())
-        assert said in str(caught.value)
+@pytest.mark.parametrize("line", WRONG, ids=range(len(WRONG)))
+def test_a_wrong_line_is_told_by_its_field(line: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        read_line(1, line.encode())
+    assert WRONG[line] in str(caught.value)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_lines_that_changed(data: st.DataObject) -> None:
     """What is understood can be answered, and the answer be written."""

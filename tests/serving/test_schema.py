@@ -20,7 +20,7 @@ OF_PATH: dict[str, dict[str, Any]] = {
 }
 
 
-def refused(served: Served, path: str, body: Any, *, status: int = 400) -> dict[str, Any]:
+def refused(served: Served, path: str, body: Any, status: int = 400) -> dict[str, Any]:
     before = served.spec.total_stats.num_calls
     response = served.post(path, body)
     assert response.status_code == status, response.text
@@ -87,9 +87,11 @@ OF_COMPLETIONS: dict[str, tuple[Any, ...]] = {
 
 @pytest.mark.parametrize(("path", "own"), [(CHAT, OF_CHATS), (COMPLETION, OF_COMPLETIONS)])
 def test_each_field_has_a_rule(served: Served, path: str, own: dict[str, Any]) -> None:
-    for name, values in {**EITHER, **own}.items():
+    models = (None, "other", "/etc", "../..", "org/model", "")
+    for name, values in {"model": models, **EITHER, **own}.items():
         for value in values:
-            error = refused(served, path, {**OF_PATH[path], name: value})
+            status = 404 if name == "model" else 400
+            error = refused(served, path, {**OF_PATH[path], name: value}, status)
             assert error["param"] == name, value
             assert name in error["message"]
 
@@ -99,19 +101,12 @@ def test_what_asks_for_nothing_is_no_fault(served: Served) -> None:
         for extra in (_NOTHING, dict.fromkeys([*_NOTHING, "stop", "n", "user"])):
             assert served.ask(path, **body, **extra)["choices"]
     error = refused(served, CHAT, {**OF_PATH[CHAT], "response_format": {"type": "json_schema"}})
-    rule = "response_format must be {'type': 'text'} or left out, since it is not served here"
-    assert error["message"].startswith(rule)
-
-
-def test_other_models_are_refused(served: Served) -> None:
-    for model in (None, "other", "/etc", "../..", "org/model", ""):
-        error = refused(served, CHAT, {**OF_PATH[CHAT], "model": model}, status=404)
-        assert error["param"] == "model"
+    assert "{'type': 'text'}" in error["message"]
 
 
 def test_what_never_fits_is_refused(served: Served) -> None:
     error = refused(served, COMPLETION, {**PLAIN, "prompt": "the quick brown fox " * 400})
-    assert "must fit into the model's 512 positions" in error["message"]
+    assert "512 positions" in error["message"]
     error = refused(served, COMPLETION, {**PLAIN, "prompt": "the quick", "max_tokens": 512})
     assert error["param"] == "max_tokens"
     # Without a length an answer ends with the context.
@@ -125,15 +120,12 @@ LONG = json.dumps({**OF_PATH[COMPLETION], "user": "x" * (1 << 20)}).encode()
 @pytest.mark.parametrize(
     ("data", "status", "said"),
     [
-        (b"", 400, "must be JSON"),
-        (b"{", 400, "must be JSON"),
-        (b"[1]", 400, "must be a JSON object"),
-        (b'{"model": NaN}', 400, "model must be a valid string (got nan)"),
-        (b'{"model": ' + b"[" * 100_000, 400, "must be JSON"),
-        (b'{"seed": ' + b"9" * 5000 + b"}", 400, "must be JSON"),
-        (b"\xff\xfe\x00", 400, "must be JSON"),
-        (LONG, 413, "at most 1048576 bytes"),
-        (iter([LONG[:9], LONG[9:]]), 413, "at most 1048576 bytes"),  # Nobody says how long it is.
+        *((data, 400, "JSON") for data in (b"", b"{", b"[1]", b"\xff\xfe\x00")),
+        (b'{"model": NaN}', 400, "model"),
+        (b'{"model": ' + b"[" * 100_000, 400, "JSON"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", 400, "JSON"),
+        (LONG, 413, "1048576 bytes"),
+        (iter([LONG[:9], LONG[9:]]), 413, "1048576 bytes"),  # Nobody says how long it is.
     ],
     ids=range(9),
 )
@@ -144,7 +136,7 @@ def test_bodies_that_are_none(served: Served, data: Any, status: int, said: str)
     assert served.post(COMPLETION, b"{}", "text/plain").status_code == 415
 
 
-@settings(max_examples=150, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, suppress_health_check=list(HealthCheck))
 @given(
     path=st.sampled_from(list(OF_PATH)),
     odd=st.dictionaries(

@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from functools import partial
+from queue import SimpleQueue
 from time import perf_counter
 from typing import NamedTuple
 
@@ -40,7 +42,14 @@ class Reader:
         self.buffers = buffers
         self._num_items = num_items
         self._process = os.getpid()
-        self._thread = ThreadPoolExecutor(1, _THREAD)
+        # Python may collect a model at any moment, also inside a thread pool of others, whose lock
+        # all pools share. A pool of ours would wait for it for ever; this queue does not.
+        self._work: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._thread = threading.Thread(
+            target=_serve, args=(self._work,), name=_THREAD, daemon=True
+        )
+        self._thread.start()
+        self._is_closed = False
         self._jobs: deque[_Job] = deque()  # in the order of their use
         self._held: int | None = None
         self.seconds_waited = 0.0
@@ -76,12 +85,14 @@ class Reader:
         """Ends the thread after the item that it is reading, and waits some seconds for that."""
         for job in self._jobs:
             job.filled.cancel()
-        with suppress(RuntimeError):  # It may be closed already.
-            closed = self._thread.submit(self.buffers.close)
-            self._thread.shutdown(wait=False)
-            # Python may collect a model in any thread, and this one can't wait for itself.
-            if not threading.current_thread().name.startswith(_THREAD):
-                wait([closed], _PATIENCE)
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._work.put(self.buffers.close)
+        self._work.put(None)
+        # Python may collect a model in any thread, and this one can't wait for itself.
+        if threading.current_thread().name != _THREAD:
+            self._thread.join(_PATIENCE)
 
     def _forget(self) -> None:
         for job in self._jobs:
@@ -90,17 +101,27 @@ class Reader:
 
     def _fill_free(self, item: int) -> None:
         """Fills all free buffers, from an item on; none once the reader is closed."""
+        if self._is_closed:
+            return
         used = {job.buffer for job in self._jobs} | {self._held}
         for buffer in range(len(self.buffers)):
             if buffer not in used:
-                with suppress(RuntimeError):
-                    filled = self._thread.submit(self._fill, item, buffer)
-                    self._jobs.append(_Job(item, buffer, filled))
+                job = _Job(item, buffer, Future())
+                self._jobs.append(job)
+                self._work.put(partial(self._fill, job))
                 item = (item + 1) % self._num_items
 
-    def _fill(self, item: int, buffer: int) -> None:
+    def _fill(self, job: _Job) -> None:
+        """Fills a buffer, in the thread."""
+        if not job.filled.set_running_or_notify_cancel():
+            return
         start = perf_counter()
-        self.buffers.fill(item, buffer)
+        try:
+            self.buffers.fill(job.item, job.buffer)
+        except BaseException as error:
+            job.filled.set_exception(error)
+        else:
+            job.filled.set_result(None)
         self.seconds_read += perf_counter() - start
 
     def _wait_for_first(self) -> None:
@@ -116,3 +137,10 @@ class Reader:
         if error is not None:
             self._forget()
             raise WeightsError(f"weights can't be read: {error}") from error
+
+
+def _serve(work: SimpleQueue[Callable[[], object] | None]) -> None:
+    """The thread: does what comes until nothing more will."""
+    while (do := work.get()) is not None:
+        do()
+        del do  # What waits must not hold on to the reader.

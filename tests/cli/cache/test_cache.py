@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from selfspec.building.recipe import recipe_names
 from selfspec.cache import load_cache, save_cache, tokenizer_info
-from tests.caches import OWNER, contents, count_grams, lut, rates
+from tests.caches import VOCAB_SIZE, FakeTokenizer, contents, count_grams, lut, rates
 from tests.tiny import LINES
 
 PROMPT = "def read(self, size"
@@ -34,9 +33,7 @@ class TestBuild:
         return ("cache", "build", plain_folder, tmp_path / "cache")
 
     def test_a_folder_of_texts(self, run, command, texts, tmp_path):
-        result = run(*command, "--data", texts)
-        assert result.exit_code == 0
-        assert "n-gram prefixes of up to 4 tokens" in result.stdout
+        assert run(*command, "--data", texts).exit_code == 0
         about = load_cache(tmp_path / "cache").about
         assert (about["name"], about["documents"]) == ("texts", 3)
 
@@ -61,34 +58,24 @@ class TestBuild:
             patch.setattr("selfspec.building.build.GramCounter", interrupted)
             result = run(*command)
         assert result.exit_code == 130
-        assert "The same command goes on with the next answer" in result.stderr
+        assert "The same command goes on" in result.stderr
         assert not (tmp_path / "cache.safetensors").exists()
-        other = run(*command, "--temperature", "0.5")
-        assert other.exit_code == 2
-        assert "holds the answers of another build" in other.stderr
-        assert "left out (empty, too long, or refused by the template): 1" in run(*command).stdout
+        assert run(*command, "--temperature", "0.5").exit_code == 2
+        assert "left out" in run(*command).stdout
         assert load_cache(tmp_path / "cache").about["answers"] == 2
-        assert not (tmp_path / "cache.answers").exists()
 
     @pytest.mark.parametrize(
         ("args", "said"),
         [
-            ((), "--data must name what to read"),
-            (("--data", "./nowhere"), "--data must be a file or folder that exists"),
-            (("--data", "{texts}", "--max-documents", "0"), "--max-documents must be greater than"),
-            (("--data", "{texts}", "--recipe", "fodler"), "did you mean 'folder'"),
-            (
-                ("--data", "{texts}", "--recipe", "{texts}/none.toml"),
-                "must be a readable TOML file",
-            ),
-            (("--data", "{texts}", "--dtype", "int8"), '"int8" for --dtype'),
-            (("--data", "{texts}", "--recipe", "own-answers"), "pass --no-chat-template"),
-            (("--data", "{texts}", "--messages", "x", "--no-chat-template"), "unknown column 'x'"),
+            (("--data", "./nowhere"), "--data"),
+            (("--data", "{texts}", "--max-documents", "0"), "--max-documents"),
+            (("--data", "{texts}", "--recipe", "own-answers"), "--no-chat-template"),
+            (("--data", "{texts}", "--messages", "x", "--no-chat-template"), "'x'"),
         ],
     )
-    def test_mistakes_are_answered_in_a_line(self, fails, command, texts, tmp_path, args, said):
+    def test_a_mistake_is_one_line(self, fails, command, texts, tmp_path, args, said):
         assert said in fails(*command, *(arg.format(texts=texts) for arg in args))
-        assert [path.name for path in tmp_path.iterdir() if "cache" in path.name] == []
+        assert not list(tmp_path.glob("cache*"))
 
     def test_what_is_there_is_replaced_only_when_asked(self, run, fails, command, texts, tmp_path):
         there = tmp_path / "cache.safetensors"
@@ -97,29 +84,16 @@ class TestBuild:
         assert "--overwrite" in fails(*ngrams)
         assert "must be a cache" in fails(*ngrams, "--overwrite")
         there.unlink()
-        assert run(*ngrams).exit_code == 0
-        assert run(*ngrams, "--overwrite").exit_code == 0
-
-    def test_help_names_every_recipe_and_fits_on_a_screen(self, run):
-        lines = run("cache", "build", "--help").stdout.splitlines()
-        said = " ".join(" ".join(lines).replace("│", " ").split())
-        assert all(name in said for name in recipe_names())
-        assert len(lines) <= 40
+        assert run(*ngrams).exit_code == run(*ngrams, "--overwrite").exit_code == 0
 
 
-class TestInspect:
-    def test_it_tells_what_is_in_it(self, run, folder):
-        out = run("cache", "inspect", folder).stdout
-        assert "3 lut rows, 2 lut2 rows, 18 n-gram prefixes of up to 2 tokens, 2 rates" in out
-        assert "a tree of 4 nodes; tokenizer 5a5a5a5a… (owner/toy)" in out
-        assert "corpus: digits of π\n" in out
-
-    def test_what_a_card_says_is_not_obeyed(self, run, tmp_path):
-        save_cache(tmp_path / "cache", contents(about={"corpus": "\x1b[31mred"}))
-        assert "\x1b" not in run("cache", "inspect", tmp_path / "cache").stdout
-
-    def test_a_cache_that_is_none(self, fails, tmp_path):
-        assert "nowhere" in fails("cache", "inspect", tmp_path / "nowhere")
+def test_inspecting_tells_what_is_in_it_and_obeys_no_escapes(run, fails, folder, tmp_path):
+    out = run("cache", "inspect", folder).stdout
+    assert "3 lut rows, 2 lut2 rows, 18 n-gram prefixes of up to 2 tokens, 2 rates" in out
+    assert "corpus: digits of π\n" in out
+    save_cache(tmp_path / "red", contents(about={"corpus": "\x1b[31mred"}))
+    assert "\x1b" not in run("cache", "inspect", tmp_path / "red").stdout
+    assert "nowhere" in fails("cache", "inspect", tmp_path / "nowhere")
 
 
 class TestMerge:
@@ -140,69 +114,49 @@ class TestMerge:
         prefixes = out.corpus.step(out.corpus.step((), 3), 1)
         assert out.corpus.continuations(2, prefixes[1], 9) == (7, [(5, 4), (4, 3)])
 
-    def test_what_is_wrong_is_one_line(self, fails, folder, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
-        out = tmp_path / "out"
-        assert "--overwrite" in fails("cache", "merge", folder, folder)
-        (tmp_path / "link.safetensors").symlink_to(folder)
-        for other in (folder, Path("cache"), tmp_path / "link"):
-            line = fails("cache", "merge", out, folder, other)
-            assert f"must be named once, since counts add up (got {str(folder)!r} and" in line
-        save_cache(tmp_path / "longer", contents(corpus=count_grams(LINES[0].encode(), 3)))
-        line = fails("cache", "merge", out, folder, tmp_path / "longer")
-        assert "the corpus tables can't be merged" in line
-        foreign = contents(tokenizer=tokenizer_info(_Other()))
-        save_cache(tmp_path / "foreign", foreign)
-        line = fails("cache", "merge", out, folder, tmp_path / "foreign")
-        assert "caches to merge must belong to one tokenizer" in line
-        save_cache(tmp_path / "wide", contents(tables={"lut": lut([1, 2**31 - 1])}))
-        line = fails("cache", "merge", out, folder, tmp_path / "wide")
-        assert "entries (got 2147483648 tokens with 4 next ones each)" in line
-        os.truncate(folder, 99)
-        assert "can't be read" in fails("cache", "merge", out, folder)
-        assert not out.exists()
+    @pytest.mark.parametrize(
+        ("other", "said"),
+        [
+            (contents(corpus=count_grams(LINES[0].encode(), 3)), "max_prefix"),
+            (contents(tokenizer=tokenizer_info(FakeTokenizer(VOCAB_SIZE - 1))), "tokenizer"),
+            (contents(tables={"lut": lut([1, 2**31 - 1])}), "2147483648 tokens"),
+        ],
+    )
+    def test_caches_that_do_not_match(self, fails, folder, tmp_path, other, said):
+        save_cache(tmp_path / "other", other)
+        assert said in fails("cache", "merge", tmp_path / "out", folder, tmp_path / "other")
+        assert not (tmp_path / "out.safetensors").exists()
 
-    def test_overwrite(self, run, folder):
+    def test_files_that_can_not_be(self, run, fails, folder, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        assert "--overwrite" in fails("cache", "merge", folder, folder)
         assert run("cache", "merge", folder, folder, "--overwrite").exit_code == 0
         assert load_cache(folder).about == {"merged_from": [contents().about]}
-
-
-class _Other:
-    def get_vocab(self) -> dict[str, int]:
-        return {"other": OWNER.vocab_size - 1}
+        (tmp_path / "link.safetensors").symlink_to(folder)
+        for other in (folder, Path("cache"), tmp_path / "link"):
+            assert "named once" in fails("cache", "merge", tmp_path / "out", folder, other)
+        os.truncate(folder, 99)
+        assert "can't be read" in fails("cache", "merge", tmp_path / "out", folder)
 
 
 class TestOption:
-    @pytest.fixture
-    def written(self, run, plain_folder):
-        def write(*args):
+    def test_the_text_is_the_same_and_comes_sooner(self, run, plain_folder, tmp_path):
+        def written(*args):
             few = ("--max-new-tokens", "24")
             return run("generate", plain_folder, *few, "--stats", *args, stdin=PROMPT)
 
-        return write
-
-    def test_the_text_is_the_same_and_comes_sooner(self, written, plain_folder, tmp_path):
         cold = written()
         tokenizer = AutoTokenizer.from_pretrained(plain_folder)
-        ids = tokenizer(PROMPT + cold.stdout)["input_ids"]
-        held = contents(
-            tokenizer=tokenizer_info(tokenizer),
-            tables={},
-            corpus=count_grams(ids),
-            calibration=None,
-        )
-        save_cache(tmp_path / "cache", held)
+        corpus = count_grams(tokenizer(PROMPT + cold.stdout)["input_ids"])
+        held = {"tokenizer": tokenizer_info(tokenizer), "tables": {}, "calibration": None}
+        save_cache(tmp_path / "cache", contents(corpus=corpus, **held))
         warm = written("--cache", tmp_path / "cache")
-        assert warm.exit_code == 0
-        assert warm.stdout == cold.stdout
+        assert (warm.exit_code, warm.stdout) == (0, cold.stdout)
         assert "corpus" in warm.stderr
         assert "corpus" not in cold.stderr
 
-    def test_another_tokenizers_cache_and_a_damaged_one_are_refused(
-        self, fails, chat_folder, folder
-    ):
+    def test_another_tokenizers_cache_and_a_damaged_one(self, fails, chat_folder, folder):
         asked = ("check", chat_folder, "--cache", folder)
-        line = fails(*asked)
-        assert "was made for tokenizer 5a5a5a5a… (owner/toy), this model uses" in line
+        assert "tokenizer 5a5a5a5a…" in fails(*asked)
         os.truncate(folder, 99)
         assert "can't be read" in fails(*asked)

@@ -17,41 +17,31 @@ from selfspec.cli.shared.model_loading import Loaded
 from selfspec.cli.shared.options import WriteOptions
 from selfspec.cli.shared.paint import harmless
 from selfspec.cli.shared.writer import Writer
-from selfspec.errors import CliError, UnsupportedError
+from selfspec.errors import CliError
 
 QUESTIONS = ("the quick brown fox", "read a file", "dog")
 
 
-def ignore(_piece: str, _origin: str) -> None:
-    """A screen that nobody looks at."""
+def begin(writer, show=lambda _piece, _origin: None, **knobs) -> Conversation:
+    """A conversation, on a screen that nobody looks at if none is given."""
+    return Conversation(writer, SelfSpec(**knobs), show)
 
 
 @pytest.fixture
 def chat(run, chat_folder):
-    return lambda *lines, args=(): (
-        run(
-            "chat",
-            chat_folder,
-            "--max-new-tokens",
-            "16",
-            *args,
-            stdin="".join(f"{line}\n" for line in lines),
-        ).stdout
-    )
+    command = ("chat", chat_folder, "--max-new-tokens", "16")
+    return lambda *lines, args=(): run(*command, *args, stdin="\n".join([*lines, ""])).stdout
 
 
 @pytest.fixture
-def stock_answers(loaded, stock_text):
+def stock_answers(stock_text):
     """What stock says to each question, with nothing kept from turn to turn."""
 
     def answers(*questions: str, system: str = "") -> list[str]:
         messages = [{"role": "system", "content": system}] if system else []
         for question in questions:
             messages.append({"role": "user", "content": question})
-            ids = loaded.tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, return_dict=False
-            )
-            messages.append({"role": "assistant", "content": stock_text(ids, 16)})
+            messages.append({"role": "assistant", "content": stock_text(messages, 16)})
         return [m["content"] for m in messages if m["role"] == "assistant"]
 
     return answers
@@ -60,11 +50,6 @@ def stock_answers(loaded, stock_text):
 @pytest.fixture
 def writer(loaded):
     return Writer(loaded, WriteOptions(seed=0, max_new_tokens=16))
-
-
-@pytest.fixture
-def conversation(writer):
-    return Conversation(writer, SelfSpec(), ignore)
 
 
 def contents(conversation):
@@ -84,7 +69,7 @@ def test_two_turns_are_stocks(chat, stock_answers):
 def test_with_and_without_reuse_the_same_text(writer, stock_answers):
     texts = []
     for reuses in (True, False):
-        conversation = Conversation(writer, SelfSpec(), ignore)
+        conversation = begin(writer)
         num_reused = []
         for question in QUESTIONS:
             num_reused.append(conversation.ask(question).num_reused)
@@ -95,7 +80,8 @@ def test_with_and_without_reuse_the_same_text(writer, stock_answers):
     assert texts[0] == texts[1] == stock_answers(*QUESTIONS)
 
 
-def test_a_history_that_changed_crops_the_kv_to_what_still_holds(conversation, stock_text):
+def test_a_history_that_changed_crops_the_kv_to_what_still_holds(writer, stock_text):
+    conversation = begin(writer)
     conversation.ask(QUESTIONS[0])
     conversation.messages[-1]["content"] = "cat"
     assert conversation.ask(QUESTIONS[1]).num_reused > 0
@@ -107,29 +93,17 @@ def test_a_history_that_changed_crops_the_kv_to_what_still_holds(conversation, s
 def sliding(loaded):
     """A model that sees four tokens back, and writes whole words that read as it wrote them."""
     torch.manual_seed(0)
-    config = MistralConfig(
-        vocab_size=len(loaded.tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        sliding_window=4,
-        initializer_range=0.3,
-        eos_token_id=1,
-        pad_token_id=0,
-    )
-    model = MistralForCausalLM(config).eval()
-    texts = [loaded.tokenizer.decode([i]) for i in range(config.vocab_size)]
-    words = [i for i, text in enumerate(texts) if text[0] == " " and text[1:].isalpha()]
-    model.generation_config.suppress_tokens = sorted(set(range(config.vocab_size)) - set(words))
+    kept = loaded.model.config.to_dict() | {"model_type": "mistral", "sliding_window": 4}
+    model = MistralForCausalLM(MistralConfig(**kept)).eval()
+    texts = [loaded.tokenizer.decode([i]) for i in range(len(loaded.tokenizer))]
+    others = [i for i, text in enumerate(texts) if text[0] != " " or not text[1:].isalpha()]
+    model.generation_config.suppress_tokens = others
     asked = WriteOptions(temperature=0, max_new_tokens=16)
     return Writer(Loaded("sliding", model, loaded.tokenizer), asked)
 
 
 def test_a_window_that_slid_goes_on_but_is_not_cropped(sliding):
-    conversation = Conversation(sliding, SelfSpec(), ignore)
-    oracle = Conversation(sliding, SelfSpec(sources=()), ignore)
+    conversation, oracle = begin(sliding), begin(sliding, sources=())
     for question in QUESTIONS:
         num_reused = conversation.ask(question).num_reused
         oracle.forget_kv()
@@ -150,21 +124,17 @@ def test_ctrl_c_keeps_what_was_shown_and_the_next_turn_is_right(writer, stock_te
         if len(pieces) == 4:
             raise KeyboardInterrupt
 
-    conversation = Conversation(writer, SelfSpec(), show)
-    answer = conversation.ask(QUESTIONS[0])
-    assert answer.interrupted
+    conversation = begin(writer, show)
+    assert conversation.ask(QUESTIONS[0]).interrupted
     assert contents(conversation) == [QUESTIONS[0], "".join(pieces)]
-    said = "".join(pieces)
-    answer = conversation.ask(QUESTIONS[1])
-    assert answer.num_reused == 0
-    expected = stock_text(
-        f"<|user|>{QUESTIONS[0]}<|assistant|>{said}<|eos|><|user|>{QUESTIONS[1]}<|assistant|>", 16
-    )
-    assert contents(conversation)[-1] == expected
+    messages = [*conversation.messages, {"role": "user", "content": QUESTIONS[1]}]
+    assert conversation.ask(QUESTIONS[1]).num_reused == 0
+    assert contents(conversation)[-1] == stock_text(messages, 16)
 
 
-def test_a_full_context_is_an_error_that_leaves_the_chat_running(conversation):
-    with pytest.raises(CliError, match=r"512 positions \(got \d+ tokens\); /reset starts over"):
+def test_a_full_context_is_an_error_that_leaves_the_chat_running(writer):
+    conversation = begin(writer)
+    with pytest.raises(CliError, match="/reset"):
         conversation.ask("dog " * 600)
     assert conversation.messages == []
     conversation.ask("!" * 502)  # with the template's tokens 504 of 512
@@ -175,9 +145,9 @@ def test_commands(chat, stock_answers):
     out = chat("", "/retry", "/help", "/res", *asked, "/exit", "dog")
     first, then = stock_answers(QUESTIONS[0])[0], stock_answers(QUESTIONS[1], system="be a fox")[0]
     for said in (
-        "error: /retry needs a question that was asked (got none so far)",
+        "error: /retry needs a question",
         "/system TEXT",
-        "error: unknown command '/res'; did you mean '/reset'?",
+        "did you mean '/reset'?",
         f"> {QUESTIONS[0]}\n{harmless(first)}\n",
         f"> /retry\n{harmless(first)}\n",
         f"> {QUESTIONS[1]}\n{harmless(then)}\n",
@@ -206,18 +176,9 @@ def test_ctrl_c_stops_an_answer_and_ctrl_d_leaves(writer, monkeypatch, capsys):
 def test_questions_typed_at_a_terminal(monkeypatch, keys, questions):
     for stream in (sys.stdin, sys.stdout):
         monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
-    with (
-        create_pipe_input() as terminal,
-        create_app_session(input=terminal, output=DummyOutput()),
-    ):
+    with create_pipe_input() as pipe, create_app_session(input=pipe, output=DummyOutput()):
         read, found = _reader(), []
         for text in keys:
-            terminal.send_text(text)
+            pipe.send_text(text)
             found.append(read())
     assert found == questions
-
-
-def test_a_template_that_takes_no_system_message(writer):
-    writer.tokenizer.chat_template = "{{ raise_exception('System role not supported') }}"
-    with pytest.raises(UnsupportedError, match=r"template takes \(got: System role not supp"):
-        Conversation(writer, SelfSpec(), ignore, system="be kind")

@@ -2,7 +2,7 @@
 
 import torch
 
-from selfspec import DraftTree, SelfSpec, StepRecord
+from selfspec import DraftTree, StepRecord
 from selfspec.cli.shared.live_text import OWN, SEVERAL, LiveText
 from selfspec.records import Evidence
 from tests.tiny import make_tokenizer
@@ -30,30 +30,10 @@ def make_live():
 def test_tokens_wait_for_their_record():
     live, shown, (a, b, c, d) = make_live()
     live.put(torch.tensor([a]))
-    assert shown == []
+    assert not shown
     live.hear(step([], [], own=[a]))
     for token in (b, c, d):
         live.put(torch.tensor([token]))
     live.hear(step([b, c], [(LUT, LUT), (LUT, CONTEXT)], own=[d]))
     live.end()
     assert shown == [("a", OWN), ("b", "lut"), ("c", SEVERAL), ("d", OWN)]
-
-
-def test_without_records_tokens_are_shown_as_they_come():
-    live, shown, ids = make_live()
-    for token_id in ids:
-        live.put(torch.tensor([token_id]))
-    assert shown == [("a", OWN), ("b", OWN), ("c", OWN), ("d", OWN)]
-    live.end()
-    assert live.text == "abcd"
-
-
-def test_the_same_text_drafted_and_plain(writer):
-    ids = writer.tokenizer("the quick brown")["input_ids"]
-    texts = []
-    for spec in (None, SelfSpec(), SelfSpec(sources=())):
-        live = LiveText(writer.tokenizer, ids, lambda *_: None)
-        output = writer.write(ids, spec, streamer=live)
-        texts.append(live.text)
-    new_ids = output.sequences[0, len(ids) :]
-    assert set(texts) == {writer.tokenizer.decode(new_ids, skip_special_tokens=True)}

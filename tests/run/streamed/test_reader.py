@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from concurrent.futures import Future
+from concurrent.futures.thread import _global_shutdown_lock
 
 import pytest
 
@@ -168,3 +169,13 @@ def test_a_closed_reader_serves_nothing(shelf):
     use(reader, shelf, 1)
     with pytest.raises(WeightsError, match="it has ended"):
         use(reader, shelf, 2)
+
+
+def test_a_model_may_be_collected_while_a_thread_pool_of_others_holds_its_lock(shelf):
+    """As when transformers loads the next one, and Python collects garbage in the midst of it."""
+    closing = threading.Thread(target=Reader(shelf, 5).close)
+    with _global_shutdown_lock:
+        closing.start()
+        closing.join(10)
+        assert not closing.is_alive()
+    assert shelf.closed.is_set()

@@ -177,7 +177,7 @@ def test_nothing_is_left_behind(folder):
     model = load_tightly(folder)
     run(model, prompt(), **GREEDY)
     assert open_files(folder)
-    (thread,), gone = _stream_of(model).reader._thread._threads, weakref.ref(model)
+    thread, gone = _stream_of(model).reader._thread, weakref.ref(model)
     del model
     gc.collect()
     assert gone() is None
