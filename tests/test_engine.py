@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from selfspec.config import SpecConfig
 from selfspec.draft.sources import ContextSource, LutSource, RunnersSource
+from selfspec.papers.self_draft import Branches, ContextCache
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import ProcessedChooser, Processing
 from selfspec.verify.tape import NoiseTape
@@ -60,7 +61,6 @@ def runs(draw: st.DrawFn) -> Run:
             max_nodes=draw(st.integers(1, 9)),
             max_depth=draw(st.integers(1, 5)),
             top_k=draw(st.integers(1, 4)),
-            update_interval=draw(st.integers(1, 3)),
         ),
         learns=draw(st.booleans()),
     )
@@ -276,8 +276,8 @@ def test_noise_is_freed_once_every_row_is_past_it():
 
 
 def test_branches_are_nodes_beside_the_tree():
-    config = SpecConfig(max_nodes=4, num_branches=3, branch_length=4)
-    run = Run(MODEL, [[1, 2], [3, 4]], [ContextSource(4)], 60, config=config)
+    config, sources = SpecConfig(max_nodes=4), [ContextSource(4), ContextCache()]
+    run = Run(MODEL, [[1, 2], [3, 4]], sources, 60, config=config, shape=Branches(3, 4))
     assert run.decode() == plain_text(run)
     assert max(record.num_branch_queries for record in run.records) > 6
     sizes = [len(r.tree) - r.num_branch_queries for r in run.records if r.row == 0]

@@ -19,6 +19,7 @@ import selfspec
 from eval.command import main
 from selfspec.compat.generation import KV, kv_of
 from selfspec.machine.cuda import CudaDevice
+from selfspec.papers.self_draft import Branches
 from selfspec.records import DraftTree
 from selfspec.run.backends import TreeBackend
 from selfspec.run.model import AttentionTypes
@@ -442,7 +443,7 @@ def test_a_dropped_model_leaves_no_memory_behind() -> None:
 
 @pytest.mark.parametrize("budget", ["fixed", "measured"])
 def test_budgets_by_graphs(budget: str) -> None:
-    model, spec = on_gpu(), selfspec.SelfSpec(budget=budget, max_nodes=64, num_branches=2)
+    model, spec = on_gpu(), selfspec.SelfSpec(budget=budget, max_nodes=64, shape=Branches(2))
     for num_rows in (1, 3):
         check_same(model, spec, prompts(num_rows), **SAMPLE)
         assert spec.stats.forward == "graph"

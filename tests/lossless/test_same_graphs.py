@@ -21,6 +21,7 @@ from transformers import DynamicCache
 
 from selfspec import SelfSpec, SpecConfig, UnsupportedError
 from selfspec.compat.generation import KV, kv_of
+from selfspec.papers.self_draft import Branches
 from selfspec.run.graphs.runner import ForwardKey, StaticRunner
 from selfspec.run.profile import profile
 from selfspec.run.slots import Slots
@@ -156,7 +157,7 @@ def test_budgets(budget: str, call: Call, log: list[str]) -> None:
 
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_branches_ride_along(num_rows: int, log: list[str]) -> None:
-    spec = SelfSpec(num_branches=6, branch_length=6, **FIXED)
+    spec = SelfSpec(shape=Branches(), **FIXED)
     both = run_graphs(tiny_model("gemma3"), prompt(num_rows), spec, **GREEDY)
     assert both.stats.queries_per_step > 25
 
