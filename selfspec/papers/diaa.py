@@ -17,9 +17,9 @@ ShareGPT, which the recipe `dialogue` of ``selfspec cache build`` stands for.
 
 What the text leaves open, and how it is read here:
 
-- Which of a node's K tokens are merged into a row: "first", the model's own choice replaces the
-  least likely entry, and the others are added only while there is room; or "newest", all K replace
-  the row. Figure 6 can be read both ways.
+- Which of a node's K tokens are merged into a row (figure 6): all K, so that they replace it
+  ("newest"); or the model's own choice replaces the least likely entry, and the others are added
+  only while there is room ("first"). The first reading is taken, since it comes near the paper.
 - Whether α is taken once for each level or once for the path: for each level.
 - The cost of a tree counts a node once for each path through it there, and once here, since that is
   what a forward takes.
@@ -98,7 +98,7 @@ class Tables(Source):
 
     name = "lut"
 
-    def __init__(self, k: int = 8, *, merges: str = "first") -> None:
+    def __init__(self, k: int = 8, *, merges: str = "newest") -> None:
         if merges not in ("first", "newest"):
             raise ConfigError(f"merges must be 'first' or 'newest' (got {merges!r})")
         self._k, self._merges = k, merges
@@ -183,7 +183,7 @@ def recorded(evidence: Evidence) -> float:
 
 
 def method(
-    _contents: object = None, *, top_k: int = 8, merges: str = "first", **options: Any
+    _contents: object = None, *, top_k: int = 8, merges: str = "newest", **options: Any
 ) -> dict[str, Any]:
     """The arguments of `SelfSpec`."""
     own = {n: options.pop(n) for n in ("delta", "alpha", "tau", "interval") if n in options}
