@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from eval.errors import EvalError
-from selfspec.papers.edge_network import Model, Station, Stations, Task, bandwidth_shares
+from selfspec.papers.edge_network import Model, Stations, Task, bandwidth_shares
 
 _68M, _1B = Model("68M", 2, 768, 3072), Model("1.1B", 22, 2048, 5632)
 _7B, _13B = Model("7B", 32, 4096, 11_008), Model("13B", 40, 5120, 13_824)
@@ -71,8 +71,9 @@ class Network:
         """What the paper's equations need of both base stations."""
         draft, verify = self.models
         return Stations(
-            Station(draft, self._fixed(draft, self.draft_gb_per_s), self.draft_tflops * 1e12),
-            Station(verify, self._fixed(verify, self.verify_gb_per_s), self.verify_tflops * 1e12),
+            self.models,
+            (self._fixed(draft, self.draft_gb_per_s), self._fixed(verify, self.verify_gb_per_s)),
+            (self.draft_tflops * 1e12, self.verify_tflops * 1e12),
             self.acceptance,
             self.output_tokens[1],
             self.memory_gb * 1e9,

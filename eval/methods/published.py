@@ -15,9 +15,10 @@ from eval.methods.method import Maker, Method, MethodError, Resources, SelfSpecM
 from eval.methods.switch import SwitchSource
 from selfspec.draft.calibration import Uncounted
 from selfspec.draft.fitted import FittedTree
+from selfspec.draft.shape import Shape
 from selfspec.papers import method_of
 from selfspec.papers.diaa import DynamicTree
-from selfspec.papers.edgellm import Chain, Fallback
+from selfspec.papers.edgellm import Fallback
 from selfspec.papers.ghidorah import best_tree
 from selfspec.papers.self_draft import Branches, ContextCache
 
@@ -26,6 +27,14 @@ FIXED_NODES = 81  # Token Recycling's, the root among them.
 # round of `python -m eval fit` does, with the LUT alone, on 16 questions of MT-bench, 48 new tokens
 # each (SmolLM2-135M-Instruct, float32).
 _RANK_RATES = (0.323, 0.075, 0.049, 0.031, 0.017, 0.019, 0.032, 0.007)
+
+
+class Chain(Shape):
+    """No branches."""
+
+    def score(self, chance: float, depth: int, rank: int) -> float | None:
+        """Only the likeliest token."""
+        return None if rank else chance
 
 
 @cache

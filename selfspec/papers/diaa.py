@@ -41,9 +41,9 @@ from selfspec.draft.sources import Cursor, Source
 from selfspec.errors import ConfigError
 from selfspec.records import Candidate, Evidence, StepRecord, TopK
 
-__all__ = ["DynamicTree", "Tables", "method", "recorded"]
+__all__ = ["FINE", "DynamicTree", "Tables", "method", "recorded"]
 
-_FINE = 4096  # A probability is evidence as a whole number of these parts.
+FINE = 4096  # A probability is evidence as a whole number of these parts.
 
 
 class DynamicTree(Shape):
@@ -52,15 +52,11 @@ class DynamicTree(Shape):
     def __init__(
         self, *, delta: float = 0.8, alpha: float = 0.7, tau: float = 5e-3, interval: int = 1
     ) -> None:
-        for name, value, holds in (
-            ("delta", delta, 0 < delta <= 1),
-            ("alpha", alpha, 0 < alpha <= 1),
-            ("tau", tau, 0 <= tau < 1),
-            ("interval", interval, interval >= 1),
-        ):
-            if not holds:
-                rule = {"tau": "in [0, 1)", "interval": ">= 1"}.get(name, "in (0, 1]")
-                raise ConfigError(f"{name} must be {rule} (got {value})")
+        if not (0 < delta <= 1 and 0 < alpha <= 1 and 0 <= tau < 1 and interval >= 1):
+            raise ConfigError(
+                "delta and alpha must be in (0, 1], tau in [0, 1) and interval >= 1 (got "
+                f"{delta}, {alpha}, {tau} and {interval})"
+            )
         self.delta, self.alpha, self.tau, self.interval = delta, alpha, tau, interval
         self._places: Sequence[Place] = ()
         self._num_uses = 0
@@ -129,7 +125,7 @@ class Tables(Source):
         """The row of a token, likeliest first."""
         row = sorted(self._rows.get(token, {}).items(), key=lambda entry: -entry[1])[: self._k]
         return [
-            (next_, Evidence(self.name, rank=rank, probability_bin=round(p * _FINE)))
+            (next_, Evidence(self.name, rank=rank, probability_bin=round(p * FINE)))
             for rank, (next_, p) in enumerate(row, start=1)
         ]
 
@@ -179,7 +175,7 @@ class TablesCursor(Cursor):
 
 def recorded(evidence: Evidence) -> float:
     """The probability that the p-LUT holds."""
-    return evidence.probability_bin / _FINE
+    return evidence.probability_bin / FINE
 
 
 def method(

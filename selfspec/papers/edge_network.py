@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Model", "Station", "Stations", "Task", "WholeBatches", "best_batches"]
+__all__ = ["Model", "Stations", "Task", "WholeBatches", "best_batches"]
 
 Array = npt.NDArray[np.float64]
 
@@ -53,28 +53,20 @@ class Task(NamedTuple):
     output_length: int
 
 
-class Station(NamedTuple):
-    """A base station: its model, the seconds of a forward whatever it computes, and its FLOPS."""
-
-    model: Model
-    fixed: float
-    speed: float
-
-
 class Stations(NamedTuple):
-    """Both base stations, and what is asked of them."""
+    """Both base stations, the one that drafts first, and what is asked of them."""
 
-    draft: Station
-    verify: Station
+    models: tuple[Model, Model]
+    fixed: tuple[float, float]  # The seconds of a forward, whatever it computes.
+    speeds: tuple[float, float]  # FLOPS.
     acceptance: float  # The chance that a draft is accepted.
     longest_output: int
     memory: float  # Of the one that drafts, in bytes.
 
     def fits(self, num_rows: int, input_length: int) -> bool:
         """Constraint 24b: a batch leaves the memory whole, whatever is answered."""
-        tokens = num_rows * (input_length + self.longest_output)
-        model = self.draft.model
-        return 2 * model.num_weights + tokens * model.kv_bytes <= self.memory
+        tokens, draft = num_rows * (input_length + self.longest_output), self.models[0]
+        return 2 * draft.num_weights + tokens * draft.kv_bytes <= self.memory
 
 
 class Plan(NamedTuple):
@@ -101,11 +93,11 @@ def stages(
     stations: Stations, num_rows: Array, inputs: Array, length: int, num_steps: int
 ) -> tuple[Array, Array]:
     """Equations 13, 14 and 17: the seconds to draft and to verify, (batches, steps)."""
-    (draft, launch, draft_speed), (verify, check, verify_speed) = stations[:2]
+    (draft, verify), (launch, check), (draft_speed, verify_speed) = stations[:3]
     rows, inputs = num_rows[:, None], inputs[:, None]
     steps = np.arange(num_steps)[None, :]
     held = inputs + steps * tokens_per_step(length, stations.acceptance)
-    work = np.zeros(np.broadcast_shapes(held.shape, rows.shape))
+    work = np.zeros_like(held)
     for number in range(length):
         is_first = (steps == 0) & (number == 0)
         work += np.where(is_first, flops(draft, inputs, 0.0), flops(draft, 1.0, held + number))
@@ -165,12 +157,12 @@ def best_batches(stations: Stations, tasks: Sequence[Task], length: int) -> Plan
 
 
 def _split(boundary: Sequence[int]) -> list[tuple[int, int]]:
-    """The batches that lead to the last prompt, backwards from there."""
+    """The batches that lead to the last prompt."""
     found, end = list[tuple[int, int]](), len(boundary) - 1
     while end:
-        found.append((boundary[end], end))
+        found.insert(0, (boundary[end], end))
         end = boundary[end]
-    return found[::-1]
+    return found
 
 
 class WholeBatches(NamedTuple):
@@ -180,8 +172,6 @@ class WholeBatches(NamedTuple):
 
     def choose(self, waiting: Sequence[int], running: Sequence[int], room: int) -> list[int]:
         """The first batch of the best split, once the last one is done."""
-        if running:
-            return []
         order = sorted(range(len(waiting)), key=waiting.__getitem__)
         least, boundary = [0.0], [0]
         for end in range(1, len(order) + 1):
@@ -190,7 +180,7 @@ class WholeBatches(NamedTuple):
             cost, start = min((least[j] + self.seconds(end - j, longest), j) for j in fitting)
             least.append(cost)
             boundary.append(start)
-        return order[: _split(boundary)[0][1]] if order else []
+        return order[: _split(boundary)[0][1]] if order and not running else []
 
 
 def bandwidth_shares(seconds_alone: Sequence[float]) -> tuple[float, list[float]]:
@@ -200,3 +190,9 @@ def bandwidth_shares(seconds_alone: Sequence[float]) -> tuple[float, list[float]
     """
     total = sum(seconds_alone)
     return total, [each / total for each in seconds_alone]
+
+
+# The paper simulates: a pipeline saves 30.7 and 31.6 % of all seconds, its batches 19.6 to 21.4 %,
+# its bandwidth 25.2 to 44.9 %. Here 7.4 to 13.1 %, 5.9 to 17.0 % and 74 to 78 %, where each forward
+# reads its weights: the same order, with coefficients of which our copy lacks some. By:
+#     python -m eval edge_network

@@ -14,7 +14,7 @@ from selfspec.cost import Took
 from selfspec.draft.shape import Shape
 from selfspec.draft.tree import TreeGrower
 from selfspec.errors import ConfigError
-from selfspec.papers.edgellm import Chain, Fallback, Pacer, confidence
+from selfspec.papers.edgellm import Fallback, Pacer, confidence
 from selfspec.records import DraftTree, StepRecord
 from tests.strategies import ScriptedCursor, probability_of
 
@@ -36,8 +36,6 @@ def test_the_pacer_goes_on_with_the_branch_that_lacks_most_of_its_tokens():
     paced = grown(Pacer(6), 7)
     assert sum(paced.scores[1:]) < best
     assert len(paced.children[0]) > 1
-    chain = grown(Chain(), 7)
-    assert chain.scores[1:] == pytest.approx([0.6**depth for depth in range(1, 7)])
 
 
 @pytest.mark.parametrize(("as_written", "num_drafted"), [(True, 3), (False, 2)])
