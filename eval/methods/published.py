@@ -79,7 +79,7 @@ def _suffix_branches(given: Resources) -> dict[str, Any]:
 
 
 def _with_branches(given: Resources) -> dict[str, Any]:
-    return {"extra_sources": [ContextCache()], "shape": Branches(**given.options)}
+    return {"extra_sources": [ContextCache()], "shape": Branches(**given.options, fills=False)}
 
 
 def _keeping_shapes(given: Resources) -> dict[str, Any]:

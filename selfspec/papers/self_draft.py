@@ -52,15 +52,20 @@ _FRESHEST, _NEXT = 0.95, 0.7
 
 
 class Branches(Shape):
-    """A shape: N branches of L tokens hang beside the tree, which is empty until they are full."""
+    """A shape: N branches of L tokens hang beside the tree.
 
-    def __init__(self, num_branches: int = 6, length: int = 6, gram_length: int = 4) -> None:
+    With `fills`, as in the paper, there is no tree until they are full.
+    """
+
+    def __init__(
+        self, num_branches: int = 6, length: int = 6, gram_length: int = 4, *, fills: bool = True
+    ) -> None:
         given = {"num_branches": num_branches, "length": length, "gram_length": gram_length}
         for name, value in given.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} must be a whole number >= 1 (got {value!r})")
         self._num_branches, self._length = num_branches, length
-        self._gram_length = min(gram_length, length)
+        self._gram_length, self._fills = min(gram_length, length), fills
         self.num_beside = num_branches * length
         self._random, self._padding = random.Random(_SEED), list[int]()
         self.tokens: list[list[int]] = []
@@ -74,7 +79,7 @@ class Branches(Shape):
         own._random, own._padding = random.Random(_SEED), list(prompt_ids)
         num_branches = self._num_branches if prompt_ids and learns else 0
         own.tokens = [own._start() for _ in range(num_branches)]
-        own._num_filling = self._length if num_branches else 0
+        own._num_filling = self._length if num_branches and self._fills else 0
         return own
 
     def score(self, chance: float, depth: int, rank: int) -> float | None:

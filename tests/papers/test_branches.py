@@ -115,6 +115,7 @@ def test_nothing_is_drafted_until_they_are_full():
         assert branches.score(0.9, 1, 0) is None
         answered(branches, DraftTree.of_root(0), {})
     assert branches.score(0.9, 1, 0) == 0.9
+    assert Branches(2, 3, fills=False).open(PROMPT, learns=True).score(0.9, 1, 0) == 0.9
 
 
 @pytest.mark.parametrize("name", ["num_branches", "length", "gram_length"])
