@@ -13,8 +13,11 @@ import pdoc
 
 import selfspec
 
-# The names of `selfspec` itself, and what a source of one's own needs.
-MODULES = ("selfspec", "selfspec.draft.sources", "selfspec.records", "!selfspec.hub")
+# The names of `selfspec` itself, and what a source, a budget or a shape of one's own needs.
+MODULES = (
+    *("selfspec", "selfspec.draft.sources", "selfspec.draft.shape", "selfspec.cost"),
+    *("selfspec.papers", "selfspec.records", "!selfspec.hub"),
+)
 
 
 def main(folder: str) -> None:

@@ -116,7 +116,7 @@ def compare(model: Any, num_prompt_tokens: int, num_new_tokens: int, **knobs: An
 
     stock, ours = watched(model, generate), watched(model, lambda: generate(assistant=spec))
     config = spec.config
-    width = config.max_nodes + config.num_branches * config.branch_length
+    width = config.max_nodes
     return Comparison(num_prompt_tokens, num_new_tokens, width, stock, ours)
 
 

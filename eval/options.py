@@ -45,7 +45,7 @@ lower than with the model: compare them with each other only. The last line is o
 """
 _FIT = """\
 Answers questions twice, counts how often the candidate at each depth and rank was right, and puts
-the tree with the most tokens a second on this machine into a new cache, for --knob budget=fitted.
+the tree with the most tokens a second on this machine into a new cache, for method ghidorah.
 """
 
 
@@ -217,7 +217,7 @@ def add_drafting(group: Any) -> None:
     """The knobs of `SpecConfig`; what is not named is as it has it."""
     add = group.add_argument
     add("--max-nodes", type=int, metavar="N", help="nodes of a draft tree")
-    add("--budget", help="measured: as many of --max-nodes as pay; fixed, threshold or fitted")
+    add("--budget", help="measured: as many of --max-nodes as pay; fixed: all")
     add_knob(group)
 
 

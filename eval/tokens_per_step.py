@@ -7,18 +7,12 @@ of `--cache` does. With `--remember`, it knows what earlier runs with that file 
 figure is all tokens over all steps, with the mean number of queries in brackets, those of branches
 among them; the last line is one JSON object. Trees take all the nodes that they may, unless --knob
 names another budget: it is widths that are compared.
-
-    python -m eval tokens_per_step --model PATH --draft-model SMALL --rules --questions …
-
-compares rules for the tree of a draft model alone, after EdgeLLM: which node is next, and when
-drafting ends.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections import defaultdict
 from typing import Any
 
@@ -29,7 +23,6 @@ from eval.methods.method import SelfSpecMethod
 from eval.models.loading import load_asked, load_model, load_tokenizer
 from eval.options import add_knob, add_model, add_questions, parsed_knobs
 from eval.runs.environment import told
-from eval.runs.rules import compared, rules_table
 from selfspec.config import SOURCE_NAMES
 
 
@@ -41,8 +34,6 @@ def run(options: argparse.Namespace) -> int:
             f"(got --max-nodes {' '.join(map(str, options.max_nodes))}); name one"
         )
     model, prompts = load(options)
-    if options.rules:
-        return _compare_rules(model, prompts, options)
     rows = {}
     for max_nodes in options.max_nodes:
         knobs = {"sources": tuple(options.sources), **parsed_knobs(options.knob)}
@@ -51,22 +42,6 @@ def run(options: argparse.Namespace) -> int:
         print(_row_line(max_nodes, rows[max_nodes]), flush=True)
     figures = {width: rounded(by_task) for width, by_task in rows.items()}
     print(json.dumps(told("tokens_per_step", options, num_prompts=len(prompts), rows=figures)))
-    return 0
-
-
-def _compare_rules(model: Any, prompts: Prompts, options: argparse.Namespace) -> int:
-    """Measures EdgeLLM's rules, and prints their table and the JSON line."""
-    if options.draft_model is None or not options.cost > 0:
-        raise EvalError(
-            "--rules must come with --draft-model MODEL, and --cost must be > 0 (got "
-            f"{options.draft_model} and {options.cost})"
-        )
-    small = load_model(options.draft_model, dtype=options.dtype, device=options.device)
-    asked = (options.max_nodes, options.max_new_tokens)
-    found = compared(model, small, prompts, *asked, lambda line: print(line, file=sys.stderr))
-    print(rules_table(found, options.cost).markdown())
-    rows = {name: vars(each) for name, each in found.items()}
-    print(json.dumps(told("tokens_per_step", options, num_prompts=len(prompts), rules=rows)))
     return 0
 
 
@@ -130,7 +105,4 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     remember = "start with what earlier runs kept in this file, and keep what this one learns"
     add("--remember", metavar="FILE", help=remember)
     add("--draft-model", metavar="NAME", help="folder or Hub id of a small model")
-    add("--rules", action="store_true", help="compare a draft model's rules")
-    cost = "of --rules: a forward of the draft model, in forwards of the model; default: 0.05"
-    add("--cost", type=float, default=0.05, metavar="SHARE", help=cost)
     add_knob(parser)

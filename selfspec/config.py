@@ -12,7 +12,7 @@ from typing import Any
 
 from selfspec.errors import ConfigError, unknown_name
 
-BUDGETS = ("measured", "fixed", "threshold", "fitted")
+BUDGETS = ("measured", "fixed")
 FORWARDS = ("auto", "eager", "packed", "graph")
 LEARNING_SCOPES = ("session", "request", "frozen")
 SOURCE_NAMES = ("lut", "lut2", "context", "corpus", "runners")
@@ -30,28 +30,15 @@ class SpecConfig:
             also the width of a forward. Higher brings more tokens a step where wide forwards are
             cheap. Under a budget that is not measured, 8 to 16 suit a CPU.
         budget: How many nodes a step takes: "measured", as many as pay on this machine, or "fixed",
-            all that there are guesses for. With "fixed" nothing depends on a clock. Two more are
-            for comparisons, "threshold" and "fitted".
+            all that there are guesses for. With "fixed" nothing depends on a clock.
         max_depth: The longest draft, in tokens. Higher takes a longer copied passage in one step.
             Lower makes broader trees.
         top_k: Candidates kept for each token in the look-up tables. It is also the most that a
             source may name for a node, and not the top_k of sampling.
-        depth_decay: The factor δ in (0, 1] on a node's score for each level below the first. Lower
-            makes wide, shallow trees. For comparisons with the DIAA paper.
-        width_decay: The factor α in (0, 1] on a node's score for each rank below the best sibling.
-            Lower makes narrow, deep trees. For comparisons with the DIAA paper.
-        threshold: The lowest score τ in [0, 1) of a node below the first level. Higher makes
-            shorter drafts. For comparisons with the DIAA paper.
-        update_interval: Steps for which a tree keeps its shape and only gets new tokens. Higher
-            makes drafting cheaper and the guesses worse. For comparisons with the DIAA paper.
         sources: Where drafts come from, by name; none at all is plain decoding. "lut": what
             followed a token before. "lut2": what followed two tokens. "context": what this text has
             said already. "corpus": the n-grams of a loaded cache. "runners": what the model nearly
             said.
-        num_branches: Self-Draft's branches, rows of guesses computed beside the tree; 0 is none.
-            Higher finds more phrases and widens each forward. The paper's choice is 6.
-        branch_length: Tokens of a branch, 1 or more. Higher finds longer phrases and widens each
-            forward.
         learning: How far what is learned reaches: "session", from call to call; "request", within a
             call; "frozen", nothing is learned. "request" keeps the tenants of a server apart.
         forward: How the model is run over drafts: "auto", "eager", "packed" or "graph". "auto":
@@ -72,25 +59,15 @@ class SpecConfig:
     budget: str = "measured"
     max_depth: int = 32
     top_k: int = 8
-    depth_decay: float = 1.0
-    width_decay: float = 1.0
-    threshold: float = 0.0
-    update_interval: int = 1
     sources: tuple[str, ...] = SOURCE_NAMES
-    num_branches: int = 0
-    branch_length: int = 6
     learning: str = "session"
     forward: str = "auto"
     overlap: bool = True
     strict: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_nodes", "max_depth", "top_k", "update_interval", "branch_length"):
+        for name in ("max_nodes", "max_depth", "top_k"):
             self._check_count(name)
-        self._check_count("num_branches", least=0)
-        for name in ("depth_decay", "width_decay"):
-            self._check_real(name, 0 < self._real(name) <= 1, "in (0, 1]")
-        self._check_real("threshold", 0 <= self._real("threshold") < 1, "in [0, 1)")
         self._check_sources()
         if self.budget not in BUDGETS:
             raise ConfigError(unknown_name("budget", str(self.budget), BUDGETS))
@@ -120,22 +97,12 @@ class SpecConfig:
             if name not in known:
                 raise ConfigError(unknown_name("knob", name, known))
 
-    def _check_count(self, name: str, least: int = 1) -> None:
+    def _check_count(self, name: str) -> None:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, int):
             raise ConfigError(f"{name} must be a whole number (got {value!r})")
-        if value < least:
-            raise ConfigError(f"{name} must be >= {least} (got {value})")
-
-    def _real(self, name: str) -> float:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ConfigError(f"{name} must be a number (got {value!r})")
-        return float(value)
-
-    def _check_real(self, name: str, holds: bool, rule: str) -> None:
-        if not holds:
-            raise ConfigError(f"{name} must be {rule} (got {getattr(self, name)!r})")
+        if value < 1:
+            raise ConfigError(f"{name} must be >= 1 (got {value})")
 
     def _check_sources(self) -> None:
         if isinstance(self.sources, str) or not isinstance(self.sources, Iterable):
@@ -146,8 +113,3 @@ class SpecConfig:
                 raise ConfigError(unknown_name("source", str(name), SOURCE_NAMES))
         if len(set(self.sources)) != len(self.sources):
             raise ConfigError(f"sources must not repeat a name (got {list(self.sources)})")
-        if self.num_branches and "context" not in self.sources:
-            raise ConfigError(
-                f"num_branches={self.num_branches} needs 'context' among the sources, which "
-                f"branches fill (got {list(self.sources)}); add it, or set num_branches=0"
-            )

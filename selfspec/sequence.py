@@ -15,7 +15,6 @@ import torch
 from selfspec.config import SpecConfig
 from selfspec.draft.memory import Memory
 from selfspec.draft.sources import Cursor
-from selfspec.draft.sources.branches import Branches
 from selfspec.draft.sources.draft_model import DraftModelCursor
 from selfspec.draft.sources.prediction import Prediction, PredictionCursor
 from selfspec.draft.tree import TreeGrower
@@ -153,17 +152,16 @@ class Sequence:
         if draft_model is not None:
             self.cursors.append(draft_model)
         calibration = memory.calibration
+        self.shape = memory.shape.open(ids, learns=memory.learns)
         self.grower = TreeGrower(
-            self.cursors, config, calibration.probability, calibration.trust, memory.fitted
+            self.cursors, config, calibration.probability, calibration.trust, self.shape
         )
-        num_branches = config.num_branches if memory.learns else 0
-        self.branches: Branches = memory.branches(ids, num_branches, config.branch_length)
 
     def observe(self, record: StepRecord) -> None:
         """Lets every cursor move behind the committed tokens; they and the calibration learn."""
         if self.memory.learns:
             self.memory.calibration.observe(record)
-        self.branches.observe(record)  # The context learns its n-grams.
+        self.shape.observe(record)
         for cursor in self.cursors:
             cursor.observe(record)
 

@@ -18,6 +18,7 @@ from selfspec.config import SpecConfig
 from selfspec.cost import Budget, FixedBudget
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.memory import Memory
+from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Cursor, Source
 from selfspec.engine import Decoder, first_tokens
 from selfspec.machine.device import CpuDevice, Device
@@ -183,13 +184,16 @@ class Run:
     learns: bool = True
     device: Device = CpuDevice()  # noqa: RUF009 has no state
     budget: Budget = FixedBudget()  # noqa: RUF009 has no state
+    shape: Shape = Shape()  # noqa: RUF009 has no state
     clock: Callable[[], float] = perf_counter
 
     def __post_init__(self) -> None:
         self.backend = ScriptedBackend(self.model, self.prompts)
         self.stats = GenerationStats()
         self.records: list[StepRecord] = []
-        self.memory = Memory(list(self.sources), Calibration(), top_k=3, learns=self.learns)
+        self.memory = Memory(
+            list(self.sources), Calibration(), top_k=3, learns=self.learns, shape=self.shape
+        )
         self.rows = [
             sequence.Sequence(
                 index=index,

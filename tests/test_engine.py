@@ -13,6 +13,7 @@ from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.memory import Memory
 from selfspec.draft.sources import ContextSource, LutSource, RunnersSource
+from selfspec.papers.self_draft import Branches, ContextCache
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import ProcessedChooser, Processing
 from selfspec.verify.tape import NoiseTape
@@ -62,7 +63,6 @@ def runs(draw: st.DrawFn) -> Run:
             max_nodes=draw(st.integers(1, 9)),
             max_depth=draw(st.integers(1, 5)),
             top_k=draw(st.integers(1, 4)),
-            update_interval=draw(st.integers(1, 3)),
         ),
         learns=draw(st.booleans()),
     )
@@ -284,3 +284,13 @@ def test_the_luts_hold_what_the_model_said_last():
         expected = model.logits((token,)).argsort(descending=True)[:3].tolist()
         assert lut.rows.token_ids[token].tolist() == expected
     assert run.stats.tokens_per_step > 2
+
+
+def test_branches_are_nodes_beside_the_tree():
+    config, sources = SpecConfig(max_nodes=4), [ContextSource(4), ContextCache()]
+    run = Run(MODEL, [[1, 2], [3, 4]], sources, 60, config=config, shape=Branches(3, 4))
+    assert run.decode() == plain_text(run)
+    assert max(record.num_branch_queries for record in run.records) > 6
+    sizes = [len(r.tree) - r.num_branch_queries for r in run.records if r.row == 0]
+    assert max(sizes) <= 4
+    assert any(record.grams for record in run.records)

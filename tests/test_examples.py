@@ -18,6 +18,9 @@ EXAMPLES: dict[str, tuple[list[str], str]] = {
     "drafted_tokens.py": (FEW, "drafted, accepted"),
     "edit_an_answer.py": (["--max-new-tokens", "32"], "with a prediction:"),
     "own_answers_cache.py": (FEW, "with the cache:"),
+    "own_budget.py": (FEW, "tokens per step]"),
+    "own_shape.py": (FEW, "tokens per step]"),
+    "own_source.py": (FEW, "tokens per step]"),
     "pipeline_streaming.py": (FEW, "tokens per step]"),
     "ray_batch.py": ([], "--- def find_line("),
 }

@@ -15,27 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from eval.errors import EvalError
-
-
-class Model(NamedTuple):
-    """A decoder of the paper's table I."""
-
-    name: str
-    num_layers: int
-    hidden_size: int
-    ffn_size: int
-
-    @property
-    def num_weights(self) -> int:
-        """Equation 9: four square matrices and the two of the FFN in each layer."""
-        per_layer = 4 * self.hidden_size**2 + 2 * self.hidden_size * self.ffn_size
-        return self.num_layers * per_layer
-
-    @property
-    def kv_bytes(self) -> int:
-        """Keys and values of a token, in float16 (equation 10)."""
-        return 4 * self.num_layers * self.hidden_size
-
+from selfspec.papers.edge_network import Model, Stations, Task, bandwidth_shares
 
 _68M, _1B = Model("68M", 2, 768, 3072), Model("1.1B", 22, 2048, 5632)
 _7B, _13B = Model("7B", 32, 4096, 11_008), Model("13B", 40, 5120, 13_824)
@@ -86,25 +66,30 @@ class Network:
         """Equation 15: a token's embeddings for both models, in float16."""
         return 16 * sum(model.hidden_size for model in self.models)
 
-    def fits(self, num_rows: int, input_length: int) -> bool:
-        """If a batch leaves the small base station's memory whole, whatever is answered (24b)."""
-        draft, _ = self.models
-        tokens = num_rows * (input_length + self.output_tokens[1])
-        return 2 * draft.num_weights + tokens * draft.kv_bytes <= self.memory_gb * 1e9
+    @property
+    def stations(self) -> Stations:
+        """What the paper's equations need of both base stations."""
+        draft, verify = self.models
+        return Stations(
+            self.models,
+            (self._fixed(draft, self.draft_gb_per_s), self._fixed(verify, self.verify_gb_per_s)),
+            (self.draft_tflops * 1e12, self.verify_tflops * 1e12),
+            self.acceptance,
+            self.output_tokens[1],
+            self.memory_gb * 1e9,
+        )
+
+    def _fixed(self, model: Model, gb_per_s: float) -> float:
+        """The seconds of a forward whatever it computes."""
+        reading = 2 * model.num_weights / (gb_per_s * 1e9) if self.reads_weights else 0.0
+        return self.launch_ms / 1e3 + reading
 
     def check(self) -> None:
         """Refuses a cell whose longest prompt fits nowhere."""
-        if not self.fits(1, self.input_tokens[1]):
+        if not self.stations.fits(1, self.input_tokens[1]):
             raise EvalError(
                 f"memory_gb must hold the draft model and one prompt (got {self.memory_gb:g})"
             )
-
-
-class Task(NamedTuple):
-    """One prompt: its tokens, and those that its answer will have, which no plan knows."""
-
-    input_length: int
-    output_length: int
 
 
 class User(NamedTuple):
@@ -130,18 +115,11 @@ def _new_user(network: Network, chance: random.Random) -> User:
     return User(task, task.input_length * float(network.bits_per_token), snr)
 
 
-def bandwidth_shares(users: Sequence[User], bandwidth_hz: float) -> tuple[float, list[float]]:
-    """The least time in which all prompts can be sent at once, and each user's share of the band.
-
-    Equations 26 and 27, with W the bandwidth, D_n the bits and SNR_n the channel of each user:
-
-        t* = sum of D_n / (W log2(1 + SNR_n)),    b_n = D_n / (t* W log2(1 + SNR_n))
-
-    All prompts arrive at t*. The shares add up to 1.
-    """
-    alone = [user.bits / (bandwidth_hz * math.log2(1 + user.snr)) for user in users]
-    seconds = sum(alone)
-    return seconds, [each / seconds for each in alone]
+def shares_of_band(users: Sequence[User], bandwidth_hz: float) -> tuple[float, list[float]]:
+    """The least time in which all prompts can be sent, and each user's share of the band."""
+    return bandwidth_shares(
+        [user.bits / (bandwidth_hz * math.log2(1 + user.snr)) for user in users]
+    )
 
 
 def upload_seconds(users: Sequence[User], shares: Sequence[float], bandwidth_hz: float) -> float:

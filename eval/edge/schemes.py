@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from eval.edge.network import Network, Task, User, bandwidth_shares, upload_seconds
-from eval.edge.program import Plan, best_batches, pipeline, turns
+from eval.edge.network import Network, User, shares_of_band, upload_seconds
+from selfspec.papers.edge_network import Plan, Task, best_batches, seconds_of
 
 PLANNED, UNIFORM = "planned", "uniform bandwidth"
 DESCRIPTIONS = {
@@ -35,7 +35,6 @@ class Served(NamedTuple):
 
 
 Batches = Sequence[Sequence[Task]]
-Clock = Callable[[Network, Batches, int], float]
 
 
 def serve(network: Network, users: Sequence[User]) -> dict[str, Served]:
@@ -44,25 +43,27 @@ def serve(network: Network, users: Sequence[User]) -> dict[str, Served]:
     Where the paper's schemes do not sort prompts, they come in the order of the users.
     """
     network.check()
-    tasks = [user.task for user in users]
-    planned = _soonest(best_batches(network, tasks, n) for n in range(1, network.max_length + 1))
-    largest = next(n for n in range(len(tasks), 0, -1) if network.fits(n, max(tasks).input_length))
+    tasks, stations = [user.task for user in users], network.stations
+    lengths, longest = range(1, network.max_length + 1), max(tasks).input_length
+    planned = _soonest(best_batches(stations, tasks, n) for n in lengths)
+    largest = next(n for n in range(len(tasks), 0, -1) if stations.fits(n, longest))
     plans = {
         PLANNED: planned,
         "no pipeline": planned,
         "no batching": _with_best_length(network, _chunks(tasks, 1)),
-        "fixed length": best_batches(network, tasks, network.fixed_length),
+        "fixed length": best_batches(stations, tasks, network.fixed_length),
         "no speculation": _heuristic(network, tasks, (0,)),
         "static batches": _with_best_length(network, _chunks(tasks, network.static_rows)),
         "largest batch": _with_best_length(network, _chunks(tasks, largest)),
-        "heuristic": _heuristic(network, tasks, range(1, network.max_length + 1)),
+        "heuristic": _heuristic(network, tasks, lengths),
     }
     hertz = network.bandwidth_mhz * 1e6
-    least, _ = bandwidth_shares(users, hertz)
+    least, _ = shares_of_band(users, hertz)
     served = {}
     for name, plan in plans.items():
-        clock: Clock = turns if name == "no pipeline" else pipeline
-        served[name] = Served(least, clock(network, plan.batches, plan.length))
+        overlap = name != "no pipeline"
+        seconds = seconds_of(stations, plan.batches, plan.length, overlap=overlap)
+        served[name] = Served(least, seconds)
     equal = upload_seconds(users, [1 / len(users)] * len(users), hertz)
     return {**served, UNIFORM: served[PLANNED]._replace(upload=equal)}
 
@@ -83,7 +84,7 @@ def _with_best_length(
     long = [[task._replace(output_length=most) for task in batch] for batch in batches]
     frozen = tuple(map(tuple, batches))
     tried = lengths or range(1, network.max_length + 1)
-    return _soonest(Plan(frozen, n, pipeline(network, long, n)) for n in tried)
+    return _soonest(Plan(frozen, n, seconds_of(network.stations, long, n)) for n in tried)
 
 
 def _heuristic(network: Network, tasks: Sequence[Task], lengths: Iterable[int]) -> Plan:
@@ -91,7 +92,7 @@ def _heuristic(network: Network, tasks: Sequence[Task], lengths: Iterable[int]) 
     best: Plan | None = None
     for number in range(min(2, len(tasks)), len(tasks) + 1):
         size = -(-len(tasks) // number)
-        if not network.fits(size, max(tasks).input_length):
+        if not network.stations.fits(size, max(tasks).input_length):
             continue
         plan = _with_best_length(network, _chunks(tasks, size), lengths)
         if best is not None and plan.expected > best.expected:

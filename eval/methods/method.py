@@ -6,7 +6,7 @@ Knows nothing of questions, clocks or tables.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from transformers.cache_utils import StaticCache
 
 from eval.errors import EvalError
 from selfspec import GenerationStats, SelfSpec, SpecConfig
+from selfspec.cache import CacheContents
 from selfspec.compat.generation import KV
 
 _NUM_PADS = 8  # In front of a prompt that stands beside a longer one.
@@ -29,13 +30,20 @@ class MethodError(EvalError):
 class Resources:
     """What makers choose from.
 
-    `new_spec(config)` makes a `SelfSpec`, cold or with a cache loaded, and takes other knobs by
-    name; `assistant` is the small model of assisted decoding.
+    `contents` are those of a cache to start with, `options` those that only the method knows, and
+    `assistant` is the small model of assisted decoding.
     """
 
     config: SpecConfig = field(default_factory=SpecConfig)
-    new_spec: Callable[..., SelfSpec] = SelfSpec
+    contents: CacheContents | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
     assistant: Any = None
+
+    def new_spec(self, config: SpecConfig, **more: Any) -> SelfSpec:
+        """Cold, or with what the cache holds; takes all else that a `SelfSpec` does by name."""
+        if self.contents is None:
+            return SelfSpec(config, **more)
+        return SelfSpec.from_contents(self.contents, config=config, **more)
 
 
 @dataclass

@@ -35,9 +35,7 @@ def new_method(name: str, resources: Resources | None = None) -> Method:
 
 def _forward_only(resources: Resources) -> Method:
     """With no drafts and nothing to learn: what selfspec's way to run a forward gains."""
-    knobs: dict[str, Any] = {"max_nodes": 1, "sources": (), "num_branches": 0}
-    if resources.config.budget == "fitted":  # It would ask for a cache with a tree.
-        knobs["budget"] = "fixed"
+    knobs: dict[str, Any] = {"max_nodes": 1, "sources": ()}
     return SelfSpecMethod(FORWARD_ONLY, SelfSpec(resources.config.changed(**knobs)))
 
 

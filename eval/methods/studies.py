@@ -18,15 +18,17 @@ from selfspec.config import SOURCE_NAMES
 from selfspec.errors import unknown_name
 
 _WIDTHS = (2, 4, 8, 16, 32, 64)
+_THRESHOLDS = ((0.1, 0.5), (0.01, 0.5), (0.001, 0.5), (0.01, 0.1), (0.01, 0.9))
 _STATIC_NODES = 81  # Those of `lut-static`, so that both trees of "parts" are as large.
 
 
 class Variant(NamedTuple):
-    """A method, with knobs that are its own, and a cache where it starts with one."""
+    """A method with knobs that are its own, a cache where it starts with one, and options."""
 
     method: str
     knobs: Mapping[str, Any]
     cache: str | None = None
+    options: Mapping[str, Any] = {}
 
 
 class Study(NamedTuple):
@@ -66,6 +68,10 @@ def _fixed(**knobs: Any) -> Variant:
     Under a measured budget neither the width nor the branches would be those that are compared.
     """
     return Variant("selfspec", {"budget": "fixed", **knobs})
+
+
+def _edgellm(max_nodes: int, **options: Any) -> Variant:
+    return Variant("edgellm", {"max_nodes": max_nodes}, options=options)
 
 
 _STOCK = Variant("stock", {})
@@ -119,12 +125,14 @@ STUDIES: dict[str, Study] = {
         {
             "stock": _STOCK,
             **{
-                f"{nodes} nodes, {steps} steps": _fixed(max_nodes=nodes, update_interval=steps)
+                f"{nodes} nodes, {steps} steps": Variant(
+                    "selfspec-intervals", {"max_nodes": nodes}, options={"interval": steps}
+                )
                 for nodes, steps in product((8, 16, 32, 64), (1, 4, 16))
             },
             **{
                 f"DIAA, 64 nodes, {steps} steps": Variant(
-                    "diaa", {"max_nodes": 64, "update_interval": steps}
+                    "diaa", {"max_nodes": 64}, options={"interval": steps}
                 )
                 for steps in (1, 4, 16)
             },
@@ -137,7 +145,9 @@ STUDIES: dict[str, Study] = {
             "stock": _STOCK,
             "none": _fixed(),
             **{
-                f"{number} x {length}": _fixed(num_branches=number, branch_length=length)
+                f"{number} x {length}": Variant(
+                    "selfspec-branches", {}, options={"num_branches": number, "length": length}
+                )
                 for number, length in ((2, 6), (6, 6), (10, 6), (6, 2), (6, 10))
             },
             "alone, as they start here": Variant("suffix-branches", {}),
@@ -155,7 +165,7 @@ STUDIES: dict[str, Study] = {
                 f"no {name}": _fixed(sources=[each for each in SOURCE_NAMES if each != name])
                 for name in SOURCE_NAMES
             },
-            "branches": _fixed(num_branches=6),
+            "branches": Variant("selfspec-branches", {}),
             "longest match, else LUT": Variant("switch", {}),
         },
     ),
@@ -164,9 +174,34 @@ STUDIES: dict[str, Study] = {
         "Self-Draft, figure 8",
         {
             "stock": _STOCK,
-            "context, corpus": _fixed(num_branches=6, sources=["context", "corpus"]),
-            "context": _fixed(num_branches=6, sources=["context"]),
+            "context, corpus": Variant("selfspec-branches", {"sources": ["context", "corpus"]}),
+            "context": Variant("selfspec-branches", {"sources": ["context"]}),
             "corpus": _fixed(sources=["corpus"]),
+        },
+    ),
+    "rules": Study(
+        "a draft model's trees: whose turn it is, and when drafting ends; pass --assistant-model",
+        "EdgeLLM, equations 1 to 3 and figure 12",
+        {
+            "stock": _STOCK,
+            **{
+                f"{order}, 8 nodes": _edgellm(8, order=order, rule="none")
+                for order in ("chain", "best-first", "pacer")
+            },
+            **{
+                f"threshold from {alpha:g}, times {factor:g}": _edgellm(
+                    32, order="best-first", alpha=alpha, factor=factor
+                )
+                for alpha, factor in (
+                    (0.1, 0.5),
+                    (0.01, 0.5),
+                    (0.001, 0.5),
+                    (0.01, 0.1),
+                    (0.01, 0.9),
+                )
+            },
+            "as in the paper: pacer and threshold": _edgellm(32),
+            "threshold for each node": _edgellm(32, order="best-first", rule="each node"),
         },
     ),
     "widths": Study(
@@ -182,12 +217,8 @@ STUDIES: dict[str, Study] = {
         "Ghidorah, table I",
         {
             "stock": _STOCK,
-            **{
-                f"{budget}, {width} nodes": Variant(
-                    "selfspec", {"budget": budget, "max_nodes": width}
-                )
-                for budget, width in product(("fitted", "fixed"), _WIDTHS)
-            },
+            **{f"fitted, {n} nodes": Variant("ghidorah", {"max_nodes": n}) for n in _WIDTHS},
+            **{f"fixed, {n} nodes": _fixed(max_nodes=n) for n in _WIDTHS},
         },
         needs_cache=True,
     ),

@@ -7,15 +7,16 @@ weighed against anything.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.draft.sources import ContextSource, Cursor, LutSource, Source
+from selfspec.draft.sources import ContextSource, Cursor, Source
 from selfspec.draft.sources.context import ContextCursor
-from selfspec.draft.sources.lut import LutCursor
+from selfspec.papers.diaa import Tables, TablesCursor
 from selfspec.records import Candidate, Evidence, StepRecord, TopK
 
 _LEAST_MATCH = 5
@@ -26,8 +27,8 @@ class SwitchSource(Source):
 
     name = "switch"
 
-    def __init__(self, vocab_size: int, top_k: int) -> None:
-        self._lut = LutSource(vocab_size, top_k)
+    def __init__(self, top_k: int) -> None:
+        self._lut = Tables(top_k, merges="newest")
         self._context = ContextSource(1)
 
     def open(self, prompt_ids: Sequence[int], *, learns: bool) -> SwitchCursor:
@@ -36,8 +37,10 @@ class SwitchSource(Source):
         )
 
     def copy(self) -> SwitchSource:
-        """Never asked for: measured in one session."""
-        raise NotImplementedError
+        """One that knows what this one does."""
+        twin = copy.copy(self)
+        twin._lut = self._lut.copy()
+        return twin
 
     def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
         self._lut.observe_pairs(pairs, top)
@@ -46,7 +49,7 @@ class SwitchSource(Source):
 class SwitchCursor(Cursor):
     """Asks one of two cursors; which one, the root decides for the whole tree."""
 
-    def __init__(self, context: ContextCursor, lut: LutCursor) -> None:
+    def __init__(self, context: ContextCursor, lut: TablesCursor) -> None:
         self._context = context
         self._lut = lut
         self._copies = False
@@ -54,7 +57,7 @@ class SwitchCursor(Cursor):
     def root(self) -> Any:
         """Chooses by the longest match that the text's end has."""
         state = self._context.root()
-        lengths = [length for _, length in self._context.find(state).matches]
+        lengths = [length for _, length in self._context.find(state)]
         self._copies = max(lengths, default=0) >= _LEAST_MATCH
         return state if self._copies else self._lut.root()
 

@@ -5,7 +5,6 @@ Knows how things are loaded; not what is asked of them, nor what becomes of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +16,7 @@ from eval.methods.method import Method, Resources
 from eval.methods.registry import METHODS, new_method
 from eval.models.loading import load_model, load_tokenizer
 from eval.runs.asked import Asked
-from selfspec import SelfSpec, SpecConfig
+from selfspec import SpecConfig
 from selfspec.building.limits import max_positions
 from selfspec.cache import load_cache
 from selfspec.cost import CostCurve
@@ -64,7 +63,7 @@ class Stage(NamedTuple):
 def check_methods(asked: Asked) -> None:
     """Refuses what can't take part before anything is loaded."""
     for name in asked.methods:
-        method, knobs, _ = asked.variant(name)
+        method, knobs, *_ = asked.variant(name)
         if method not in METHODS:
             raise EvalError(unknown_name("method", method, METHODS))
         SpecConfig.of(**{**asked.knobs, **knobs})
@@ -80,16 +79,21 @@ def set_stage(asked: Asked) -> Stage:
     prompter = _prompter(asked, tokenizer)
     variants = {name: asked.variant(name) for name in asked.methods}
     caches = {each.cache or asked.cache for each in variants.values()}
-    new_specs = {cache: _spec_maker(cache, tokenizer) for cache in caches}
+    contents = {
+        cache: None if cache is None else load_cache(cache, tokenizer=tokenizer) for cache in caches
+    }
     where = {"dtype": asked.dtype, "device": asked.device}
     model = load_model(asked.model, shape=asked.shape, **where)
     small = asked.assistant_model
     assistant = None if small is None else load_model(small, **where)
     methods = {}
-    for name, (method, knobs, cache) in variants.items():
-        config = SpecConfig.of(**{**asked.knobs, **knobs})
-        new_spec = new_specs[cache or asked.cache]
-        resources = Resources(config=config, new_spec=new_spec, assistant=assistant)
+    for name, (method, knobs, cache, options) in variants.items():
+        resources = Resources(
+            config=SpecConfig.of(**{**asked.knobs, **knobs}),
+            contents=contents[cache or asked.cache],
+            options=options,
+            assistant=assistant,
+        )
         methods[name] = new_method(method, resources)
     return Stage(model, prompter, methods)
 
@@ -98,11 +102,3 @@ def _prompter(asked: Asked, tokenizer: Any) -> Prompter:
     if asked.bench == "random":
         return RandomPrompter(tokenizer, asked.seed)
     return Prompter(tokenizer, asked.prompt_format)
-
-
-def _spec_maker(cache: str | None, tokenizer: Any) -> Callable[[SpecConfig], SelfSpec]:
-    """Makes what knows nothing, or what the cache does; the cache is read once."""
-    if cache is None:
-        return SelfSpec
-    contents = load_cache(cache, tokenizer=tokenizer)
-    return lambda config: SelfSpec.from_contents(contents, config=config)

@@ -19,8 +19,9 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from eval.models.shapes import GrownShape
 from eval.report.table import Table
 from eval.units.layer import tree_parents
-from eval.units.two_parts import Parts, attention_and_sums, in_two_parts
 from eval.units.ways import seconds_of
+from selfspec.compat.kernels import attention_and_sums
+from selfspec.papers.ghidorah import Parts, in_two_parts
 from selfspec.run.layout import ancestors
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

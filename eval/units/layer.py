@@ -18,8 +18,8 @@ import torch
 from torch.nn.functional import linear, pad, scaled_dot_product_attention, silu
 
 from eval.models.shapes import GrownShape
-from eval.units.two_parts import attention_and_sums
 from eval.units.unit import Pair, Task, Unit
+from selfspec.compat.kernels import attention_and_sums
 from selfspec.run.layout import ancestors
 
 KINDS = ("qkv", "out", "gate_up", "down")  # the linear layers; a share is found for each

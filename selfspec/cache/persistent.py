@@ -12,7 +12,6 @@ from selfspec.cache.hub import load_cache, push_cache
 from selfspec.cache.remember import Remembered, restore
 from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
-from selfspec.draft.fitted import FittedTree
 from selfspec.draft.memory import Memory
 from selfspec.draft.sources import REGISTRY, Source
 from selfspec.draft.sources.corpus import CorpusSource
@@ -150,10 +149,12 @@ def new_memory(
     remembered: Remembered | None,
     extra_sources: Sequence[Source],
     vocab_size: int,
+    calibration: Calibration | None = None,
 ) -> Memory:
     """Memory with what was loaded, and what is remembered on top of it.
 
-    There is no corpus among its sources if none was loaded.
+    There is no corpus among its sources if none was loaded. Extra sources are copied, so that they
+    are forgotten with it.
     """
     top_k = min(config.top_k, vocab_size)
     sources: list[Source] = []
@@ -162,26 +163,13 @@ def new_memory(
             sources.append(REGISTRY[name](vocab_size, top_k))
         elif loaded is not None and loaded.corpus is not None:
             sources.append(CorpusSource(loaded.corpus, vocab_size, top_k))
-    fitted = fitted_for(config, loaded)
-    memory = Memory([*sources, *extra_sources], Calibration(), top_k, fitted=fitted)
+    sources += [source.copy() for source in extra_sources]
+    memory = Memory(sources, calibration or Calibration(), top_k)
     if loaded is not None:
         restore(memory, loaded, vocab_size)
     if remembered is not None:
         remembered.open(memory, vocab_size)
     return memory
-
-
-def fitted_for(config: SpecConfig, loaded: CacheContents | None) -> FittedTree | None:
-    """The shape of all trees, where the budget asks for a fitted one; refuses if there is none."""
-    if config.budget != "fitted":
-        return None
-    if loaded is None or loaded.fitted is None:
-        got = "no cache" if loaded is None else "a cache without one"
-        raise ConfigError(
-            f"budget='fitted' needs a cache with a fitted tree (got {got}); make one with "
-            "'python -m eval fit' and load it with from_pretrained, or choose another budget"
-        )
-    return loaded.fitted
 
 
 def _owner(known: TokenizerInfo | None, tokenizer: Any) -> TokenizerInfo:

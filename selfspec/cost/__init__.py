@@ -7,7 +7,7 @@ from selfspec.cost.budget import Choice, WidthSearch, best_width
 from selfspec.cost.curve import WIDTHS, CostCurve
 from selfspec.cost.ledger import Ledger
 from selfspec.cost.measuring import measure_curve
-from selfspec.cost.policy import Budget, FixedBudget, MeasuredBudget, Step, ThresholdBudget, Took
+from selfspec.cost.policy import Budget, FixedBudget, MeasuredBudget, Pays, Step, Took
 
 __all__ = [
     "WIDTHS",
@@ -17,8 +17,8 @@ __all__ = [
     "FixedBudget",
     "Ledger",
     "MeasuredBudget",
+    "Pays",
     "Step",
-    "ThresholdBudget",
     "Took",
     "WidthSearch",
     "best_width",

@@ -1,4 +1,4 @@
-"""How a step spends its width: all that is allowed, what pays, or what is likely enough.
+"""How a step spends its width: all that is allowed, or what pays.
 
 The engine asks a budget for a step, lets the step decide while it drafts, and tells it what came.
 """
@@ -28,10 +28,11 @@ _SURPRISE = 2.0
 # A token that needs no step of its own saves about this share of a plain step: steps with drafts
 # take longer and yield several tokens.
 _SAVED = 0.5
-# EdgeLLM's threshold stays between these.
-_LEAST, _MOST = 1e-6, 0.99
 # Branches, which brought some 0.15 tokens a step on chat text, may make a forward this much longer.
 _HARDLY_LONGER = 1.02
+
+
+Pays = Callable[[DraftTree, float], bool]
 
 
 class Took(NamedTuple):
@@ -48,15 +49,18 @@ class Step:
     def __init__(self, max_nodes: int) -> None:
         self.max_nodes = max_nodes  # The most nodes that are worth looking for.
 
-    def search(self) -> Callable[[float], bool] | None:
-        """Asked for each tree: says, score by score, whether its next node may pay; None: all."""
+    def search(self) -> Pays | None:
+        """Asked for each tree: says, node by node, whether the next one may pay; None: all may.
+
+        It is told the tree so far and the score of the node.
+        """
         return None
 
     def fit(self, trees: Sequence[DraftTree]) -> None:
         """Cuts the trees of a batch to the width that pays for all of them."""
 
     def room_beside(self, num_nodes: int) -> int:
-        """How many nodes of branches a tree of so many nodes may have besides."""
+        """How many nodes a shape may hang beside a tree of `num_nodes`."""
         return sys.maxsize if self.max_nodes > 1 else 0
 
     def observe(self, took: Took, records: Sequence[StepRecord]) -> None:
@@ -64,7 +68,15 @@ class Step:
 
 
 class Budget:
-    """Decides on the steps of one call, or of rows that come and go."""
+    """Decides on the steps of one call, or of rows that come and go.
+
+    `SelfSpec(budget=...)` takes one of your own; it can't change the text. This one takes all that
+    is allowed.
+    """
+
+    def open(self) -> Budget:
+        """The budget of one call. One that keeps something from step to step returns a new one."""
+        return self
 
     def step(self, allowed: int) -> Step:
         """The next step, of at most `allowed` nodes."""
@@ -82,56 +94,6 @@ class Budget:
 
 class FixedBudget(Budget):
     """Always all that is allowed, and a draft model reads whatever is wanted."""
-
-
-class ThresholdBudget(Budget):
-    """EdgeLLM's policy: what is likely enough is drafted, whatever it costs; serves one call.
-
-    No node is drafted under a threshold α. After a path that was accepted whole α ← α / 2;
-    otherwise α ← α / Tc^((N_all - N_correct) / N_all), with Tc the path's cumulative confidence,
-    the product of its probabilities. Stays in [1e-6, 0.99].
-    """
-
-    def __init__(self, threshold: float = 0.01) -> None:
-        self.threshold = _between_bounds(threshold)
-
-    def step(self, allowed: int) -> Step:
-        """All that are allowed, as long as they are likely enough."""
-        return ThresholdStep(allowed, self)
-
-    def worth(self, seconds: float) -> float:
-        """A draft model reads as long as its chain is above the threshold, which is no time."""
-        return self.threshold
-
-    def observe(self, num_drafted: int, num_correct: int, confidence: float) -> None:
-        """Takes in a verified path: its length, how much of it was right, and its score."""
-        if num_drafted < 1:
-            return
-        wrong = (num_drafted - num_correct) / num_drafted
-        factor = max(confidence, _LEAST) ** -wrong if wrong else 0.5
-        self.threshold = _between_bounds(self.threshold * factor)
-
-
-class ThresholdStep(Step):
-    """Drafts one token at least, however unlikely: only what was drafted moves the threshold."""
-
-    def __init__(self, max_nodes: int, budget: ThresholdBudget) -> None:
-        super().__init__(max_nodes)
-        self._budget = budget
-
-    def search(self) -> Callable[[float], bool]:
-        """The first node may be taken in any case, others while they are above the threshold."""
-        first = iter([True])
-        return lambda score: next(first, False) or score >= self._budget.threshold
-
-    def observe(self, took: Took, records: Sequence[StepRecord]) -> None:
-        """Moves the threshold by how far each tree's best branch was right."""
-        for record in records:
-            tree, leaf = record.tree, record.path[-1]
-            # The child that was added first is the likeliest; branches have a score of 0.
-            while drafts := [n for n in tree.children[leaf].values() if tree.scores[n]]:
-                leaf = min(drafts)
-            self._budget.observe(tree.depths[leaf], len(record.path) - 1, tree.scores[leaf])
 
 
 class Pause:
@@ -203,12 +165,12 @@ class MeasuredStep(Step):
         self._trust = budget.ledger.trust
         self._search: WidthSearch | None = None  # The one that grew the last tree.
 
-    def search(self) -> Callable[[float], bool] | None:
+    def search(self) -> Pays | None:
         """Says where the growth of a tree may stop."""
         if self.max_nodes <= 1:
             return None
         search = self._search = WidthSearch(self._budget.curve, self.max_nodes)
-        return lambda score: search.take(self._worth(score))
+        return lambda _tree, score: search.take(self._worth(score))
 
     def fit(self, trees: Sequence[DraftTree]) -> None:
         """All rows share a forward, and so its width."""
@@ -262,7 +224,3 @@ class MeasuredStep(Step):
         for record in records:
             promised = sum(record.tree.scores) - 1
             budget.ledger.kept.observe(record.num_accepted, promised)
-
-
-def _between_bounds(threshold: float) -> float:
-    return min(max(threshold, _LEAST), _MOST)

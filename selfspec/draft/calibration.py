@@ -15,7 +15,7 @@ from typing import Any
 from selfspec.draft.luck import NoiseTrust
 from selfspec.records import DRAFT_MODEL, Evidence, Siblings, StepRecord
 
-__all__ = ["Calibration", "Kinds", "combine", "prior"]
+__all__ = ["Calibration", "Kinds", "Uncounted", "combine", "prior"]
 
 # A prior counts as much as this many trials.
 _PRIOR_WEIGHT = 4.0
@@ -127,3 +127,17 @@ class Calibration:
     def _count(self, kinds: Kinds, hits: float, trials: float) -> None:
         self._rates[kinds] = (hits, trials)
         self._chances[kinds] = hits / trials
+
+
+class Uncounted(Calibration):
+    """Believes its prior for ever: of what sources say, nothing is counted."""
+
+    def observe(self, record: StepRecord) -> None:
+        """Learns nothing."""
+
+    def restore(self, rows: Iterable[Sequence[Any]]) -> None:
+        """Leaves what a cache has counted where it is."""
+
+    def copy(self) -> Uncounted:
+        """The same one."""
+        return self

@@ -5,9 +5,11 @@ Knows places, not tokens: each step fills them with the candidates that it has.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from selfspec.draft.shape import Place, Shape
 
 __all__ = ["FittedTree"]
 
@@ -16,7 +18,7 @@ _FIELDS = ("parents", "ranks", "chances")
 
 
 @dataclass(frozen=True)
-class FittedTree:
+class FittedTree(Shape):
     """The places below the root as parallel tuples, the likeliest first, and parents before them.
 
     A node's place is its parent and its rank among the parent's candidates, from 0. Parents are
@@ -25,7 +27,7 @@ class FittedTree:
     of its width.
 
     >>> tree = FittedTree((0, 1, 0), (0, 0, 1), (0.6, 0.4, 0.2))
-    >>> tree.width, round(tree.expected, 6), tree.slots
+    >>> tree.width, round(tree.expected, 6), tree.places()
     (4, 2.2, ((0, 0), (1, 0), (0, 1)))
     """
 
@@ -43,9 +45,8 @@ class FittedTree:
         """Tokens a step, by the counts: the model's own, and each node by its chance."""
         return 1 + sum(self.chances)
 
-    @property
-    def slots(self) -> tuple[tuple[int, int], ...]:
-        """The parent and the rank of each place."""
+    def places(self) -> Sequence[Place]:
+        """The parent and the rank of each."""
         return tuple(zip(self.parents, self.ranks, strict=True))
 
     def as_dict(self) -> dict[str, Any]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from selfspec.draft.calibration import Calibration
-from selfspec.draft.fitted import FittedTree
+from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Source
-from selfspec.draft.sources.branches import Branches
 from selfspec.records import TopK
 
 __all__ = ["Memory"]
@@ -25,8 +24,7 @@ class Memory:
     calibration: Calibration
     top_k: int  # Sources see this many of each node's likeliest next tokens.
     learns: bool = True
-    fitted: FittedTree | None = None  # The shape of all trees; None: each grows as it pays.
-    branches: type[Branches] = Branches  # How the branches of a row begin and what they yield.
+    shape: Shape = field(default_factory=Shape)  # Which trees its rows draft.
 
     @property
     def nbytes(self) -> int:

@@ -1,11 +1,10 @@
 """Best-first growth of a draft tree under a budget.
 
-The score of a path is s = Π p · δ^(depth-1) · Π α^(rank-1): the product of its tokens'
-probabilities, decayed once for each level below the first and once for each rank below the best
-sibling. The child with the best score is added next until the budget is spent (DIAA's dynamic
-tree). To look for a node's children is most of a tree's cost, and most nodes are leaves in the end.
-So they are looked for only once they may be next, by a guess at the best one's score. A child that
-scores above the guess is added a little later than it should be.
+The score of a path is the product of its tokens' chances, unless a `Shape` says otherwise. The
+child with the best score is added next until the budget is spent (DIAA's dynamic tree). To look for
+a node's children is most of a tree's cost, and most nodes are leaves in the end. So they are looked
+for only once they may be next, by a guess at the best one's score. A child that scores above the
+guess is added a little later than it should be.
 
 Knows cursors and probabilities; not what a token means, nor what the model will say.
 """
@@ -19,22 +18,24 @@ from operator import itemgetter
 from typing import Any
 
 from selfspec.config import SpecConfig
-from selfspec.draft.fitted import FittedTree
 from selfspec.draft.luck import NoiseTrust
+from selfspec.draft.shape import Place, Shape
 from selfspec.draft.sources import Cursor
 from selfspec.records import DraftTree, Evidence, NoiseAhead, Siblings
 
 __all__ = ["TreeGrower"]
 
 Probability = Callable[[tuple[Evidence, ...]], float]
+# Is the next node, of some score, worth adding to the tree so far?
+Pays = Callable[[DraftTree, float], bool]
 # The state of each cursor at a node, by the index of the cursor.
 States = dict[int, Any]
 
 # An unseen best child is guessed to have at least this share of its parent's score.
 _LEAST_HOPE = 0.5
 
-# A child that waits for its turn: negative score, age, parent, rank among its siblings from 0.
-_Waiting = tuple[float, int, int, int]
+# A child that waits: its negative turn, age, parent, rank among its siblings from 0, and score.
+_Waiting = tuple[float, int, int, int, float]
 
 
 def merge_candidates(
@@ -63,9 +64,9 @@ def merge_candidates(
 
 
 class TreeGrower:
-    """Grows one row's trees, step after step; keeps a shape where `update_interval` says so.
+    """Grows one row's trees, step after step.
 
-    With a `fitted` tree all have its shape, and nothing is searched for.
+    Where the row's shape names places, these are filled, and nothing is searched for.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class TreeGrower:
         config: SpecConfig,
         probability: Probability,
         trust: NoiseTrust | None = None,
-        fitted: FittedTree | None = None,
+        shape: Shape | None = None,
     ) -> None:
         self._cursors = cursors
         self._reading = {i: c for i, c in enumerate(cursors) if c.unnamed is not None}
@@ -82,11 +83,7 @@ class TreeGrower:
         self._probability = probability
         self._trust = trust
         self._noise: NoiseAhead | None = None
-        # The one shape of all trees, and that kept from the last one: (parent, rank) of each node
-        # below the root.
-        self._fitted = None if fitted is None else fitted.slots
-        self._shape: list[tuple[int, int]] = []
-        self._num_refills = 0
+        self._shape = Shape() if shape is None else shape
         self._ages = itertools.count()
         self._states: dict[int, States] = {}  # By expanded node.
         self._max_depth = config.max_depth
@@ -96,14 +93,14 @@ class TreeGrower:
         root_token: int,
         max_nodes: int,
         max_depth: int | None = None,
-        pays: Callable[[float], bool] | None = None,
+        pays: Pays | None = None,
         noise: NoiseAhead | None = None,
     ) -> DraftTree:
         """A tree of at most `max_nodes` nodes; costs one `expand` and O(log n) for each.
 
         `max_depth` is what this step allows, where that is less than the config does. `pays` is
-        asked before each node with its score, and ends the growth where it says no. `noise` tells
-        the noise that the children of nodes of some depth will be drawn with.
+        asked before each node with the tree and its score, and ends the growth where it says no.
+        `noise` tells the noise that the children of nodes of some depth will be drawn with.
         """
         tree = DraftTree.of_root(root_token)
         self._states = {}
@@ -112,42 +109,37 @@ class TreeGrower:
         self._max_depth = depth if max_depth is None else min(depth, max_depth)
         if not self._cursors or max_nodes == 1 or self._max_depth < 1:
             return tree
-        if self._fitted is not None:
-            self._refill(tree, max_nodes, self._fitted)
-        elif self._shape and self._num_refills + 1 < self._config.update_interval:
-            self._num_refills += 1
-            self._refill(tree, max_nodes, self._shape)
+        if places := self._shape.places():
+            self._fill(tree, max_nodes, places)
         else:
-            self._num_refills = 0
-            self._grow_best_first(tree, max_nodes, pays)
+            self._shape.keep(self._grow_best_first(tree, max_nodes, pays))
         return tree
 
-    def _grow_best_first(
-        self, tree: DraftTree, max_nodes: int, pays: Callable[[float], bool] | None
-    ) -> None:
-        self._shape = []
+    def _grow_best_first(self, tree: DraftTree, max_nodes: int, pays: Pays | None) -> list[Place]:
+        places: list[Place] = []
         waiting: list[_Waiting] = []
         self._push(tree, waiting, 0, 0, self._look(tree, 0))
         num_nodes = 1
         while waiting and num_nodes < max_nodes:
-            negative_score, _, parent, rank = heapq.heappop(waiting)
+            _, _, parent, rank, score = heapq.heappop(waiting)
             siblings = tree.looked_at[parent]
             if siblings is None:  # Only a promise waited: the node's children come now.
                 self._push(tree, waiting, parent, 0, self._look(tree, parent))
                 continue
-            if pays is not None and not pays(-negative_score):
-                return
+            if pays is not None and not pays(tree, score):
+                break
             self._push(tree, waiting, parent, rank + 1, siblings)
-            node = tree.add(parent, siblings.tokens[rank], -negative_score, siblings.evidence[rank])
+            node = tree.add(parent, siblings.tokens[rank], score, siblings.evidence[rank])
             num_nodes += 1
-            self._shape.append((parent, rank))
+            places.append((parent, rank))
             if num_nodes < max_nodes and tree.depths[node] < self._max_depth:
                 self._promise(tree, node, waiting)
+        return places
 
-    def _refill(self, tree: DraftTree, max_nodes: int, shape: Sequence[tuple[int, int]]) -> None:
-        """Puts the newest candidates into a shape; where there are none, nodes are left out."""
-        here = {0: 0}  # Maps each node of the shape to its node in this tree.
-        for kept, (kept_parent, rank) in enumerate(shape[: max_nodes - 1], start=1):
+    def _fill(self, tree: DraftTree, max_nodes: int, places: Sequence[Place]) -> None:
+        """Puts the newest candidates into places; where there are none, nodes are left out."""
+        here = {0: 0}  # Maps each numbered place to its node in this tree.
+        for kept, (kept_parent, rank) in enumerate(places[: max_nodes - 1], start=1):
             parent = here.get(kept_parent)
             if parent is None or tree.depths[parent] >= self._max_depth:
                 continue
@@ -155,7 +147,7 @@ class TreeGrower:
                 continue
             siblings = tree.looked_at[parent] or self._look(tree, parent)
             if rank < len(siblings.tokens):
-                score = self._score(tree, parent, rank, siblings)
+                score = tree.scores[parent] * siblings.probabilities[rank]
                 evidence = siblings.evidence[rank]
                 here[kept] = tree.add(parent, siblings.tokens[rank], score, evidence)
 
@@ -188,7 +180,8 @@ class TreeGrower:
         """Lets the best child of a node wait unseen, as sure as the node itself was."""
         score, above = tree.scores[node], tree.scores[tree.parents[node]]
         hope = max(score / above, _LEAST_HOPE) if above > score else 1.0
-        heapq.heappush(waiting, (-score * hope, next(self._ages), node, 0))
+        turn = self._shape.turn(score * hope, tree.depths[node] + 1)
+        heapq.heappush(waiting, (-turn, next(self._ages), node, 0, 0.0))
 
     def _push(
         self,
@@ -202,13 +195,8 @@ class TreeGrower:
         # A model that takes chains only gets one child for each node.
         if rank >= len(siblings.tokens) or (rank and self._config.top_k == 1):
             return
-        score = self._score(tree, parent, rank, siblings)
-        # The first level is always expanded; below it, the threshold τ prunes.
-        if parent > 0 and score < self._config.threshold:
-            return
-        heapq.heappush(waiting, (-score, next(self._ages), parent, rank))
-
-    def _score(self, tree: DraftTree, parent: int, rank: int, siblings: Siblings) -> float:
-        score = tree.scores[parent] * siblings.probabilities[rank]
-        score *= self._config.width_decay**rank
-        return score * self._config.depth_decay if parent > 0 else score
+        depth = tree.depths[parent] + 1
+        score = self._shape.score(tree.scores[parent] * siblings.probabilities[rank], depth, rank)
+        if score is not None:
+            turn = self._shape.turn(score, depth)
+            heapq.heappush(waiting, (-turn, next(self._ages), parent, rank, score))

@@ -13,6 +13,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from selfspec.compat.generation import decode_plainly, with_kv
 from selfspec.config import SpecConfig
+from selfspec.cost import Budget
 from selfspec.draft.sources.prediction import Prediction
 from selfspec.errors import UnsupportedError
 from selfspec.plugin.refusals import Outcome, reason_for
@@ -48,6 +49,8 @@ class Call:
     forwards: Forwards
     stats: GenerationStats
     predictions: list[Prediction | None]  # One for each row.
+    budget: Budget | None = None  # A user's own; None: what the knob says.
+    num_beside: int = 0  # The most nodes that a shape hangs beside a tree.
     listeners: tuple[Any, ...] = ()
     draft_model: DraftModel | None = None
     generator: torch.Generator | None = None  # Draws the tokens; None: the one that stock uses.
@@ -123,7 +126,7 @@ class Call:
     @property
     def width(self) -> int:
         """The most queries of a row in one forward."""
-        return self.config.max_nodes + self.config.num_branches * self.config.branch_length
+        return self.config.max_nodes + self.num_beside
 
     @property
     def need(self) -> int:

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 from weakref import proxy
 
-from selfspec.cost import Budget, FixedBudget, MeasuredBudget, ThresholdBudget
+from selfspec.cost import Budget, FixedBudget, MeasuredBudget
 from selfspec.draft.memory import Memory
 from selfspec.draft.sources.draft_model import DraftModelCursor
 from selfspec.engine import Decoder, first_tokens
@@ -93,12 +93,12 @@ class Rows:
 
     def _new_decoder(self, call: Call, num_rows: int, device: Device) -> Decoder:
         prepared, config = self.prepared, self.prepared.config
-        budget: Budget = ThresholdBudget() if config.budget == "threshold" else FixedBudget()
-        if config.budget == "measured":
+        budget: Budget = FixedBudget() if call.budget is None else call.budget.open()
+        if call.budget is None and config.budget == "measured":
             curve = prepared.costs.curve(call.model, self._backend, num_rows)
             budget = MeasuredBudget(curve, prepared.ledger)
         if prepared.ability.mode == "chain":
-            config = config.changed(top_k=1, num_branches=0)
+            config = config.changed(top_k=1)
         return Decoder(
             backend=self._backend,
             config=config,

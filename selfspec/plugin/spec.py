@@ -14,15 +14,20 @@ from weakref import WeakKeyDictionary, finalize
 import torch
 import transformers
 
-from selfspec.cache.persistent import Persistent, check_sources, fitted_for, new_memory
+from selfspec.cache import load_cache
+from selfspec.cache.persistent import Persistent, check_sources, new_memory
 from selfspec.cache.remember import Remembered
 from selfspec.compat.generation import belongs_to_caller, kv_of
 from selfspec.compat.modules import inside_wrappers
 from selfspec.compat.versions import untried_reason
 from selfspec.config import SpecConfig
+from selfspec.cost import Budget
+from selfspec.draft.calibration import Calibration
 from selfspec.draft.memory import Memory
+from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Source
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
+from selfspec.papers import method_of
 from selfspec.plugin.arguments import predictions_of
 from selfspec.plugin.call import Call
 from selfspec.plugin.draft_model import check_draft_model, new_draft_model
@@ -44,7 +49,9 @@ _STEPS_THAT_TEACH = 16  # Shorter calls teach too little of costs to be written 
 class SelfSpec(Persistent):
     """Drafts for `generate()`; keeps what it learns from call to call.
 
-    Use one for all models that share a tokenizer. Safe to use from several threads.
+    Use one for all models that share a tokenizer. Safe to use from several threads. It is the best
+    of five papers: `selfspec.papers` says which piece comes from which, and `as_in` gives the
+    method of one of them alone.
 
     Args:
         config: All knobs at once. Or name them one by one: ``SelfSpec(max_nodes=32)``.
@@ -52,7 +59,11 @@ class SelfSpec(Persistent):
             saved once in five minutes of use and at the end. Several processes may share one.
             Nothing is saved with ``learning="request"`` or ``"frozen"``. None: nothing is kept.
         tokenizer: The model's tokenizer, which `remember` needs; a file of another one is refused.
-        extra_sources: Sources of your own, asked beside those that `config.sources` names.
+        extra_sources: Sources of your own, asked beside those that `config.sources` names. What
+            their `copy` gives learns, so that `forget` drops it.
+        budget: A `Budget` of your own, or the knob of that name.
+        shape: A `Shape` of your own, which says which trees are drafted.
+        calibration: How evidence becomes a chance, for sources that know it; None: it is counted.
         draft_model: A small model of transformers with the same tokenizer, which drafts beside the
             sources. ``generate(..., assistant_model=small)`` names one for a single call.
 
@@ -70,12 +81,22 @@ class SelfSpec(Persistent):
         remember: str | os.PathLike[str] | None = None,
         tokenizer: Any = None,
         extra_sources: Sequence[Source] = (),
+        budget: Budget | str | None = None,
+        shape: Shape | None = None,
+        calibration: Calibration | None = None,
         draft_model: Any = None,
         **knobs: Any,
     ) -> None:
         if config is not None and not isinstance(config, SpecConfig):
             raise ConfigError(f"config must be a SpecConfig (got {config!r})")
         check_sources(extra_sources)
+        own_budget = budget if isinstance(budget, Budget) else None
+        if budget is not None:
+            knobs["budget"] = budget if own_budget is None else "fixed"
+        for given, kind in ((shape, Shape), (calibration, Calibration)):
+            if given is not None and not isinstance(given, kind):
+                name = kind.__name__
+                raise ConfigError(f"{name.lower()} must be a {name} (got {given!r:.80})")
         if draft_model is not None:
             check_draft_model(draft_model)
         self.config = config.changed(**knobs) if config is not None else SpecConfig.of(**knobs)
@@ -83,6 +104,9 @@ class SelfSpec(Persistent):
         self.total_stats = GenerationStats()
         self.draft_model = draft_model
         self._extra_sources = tuple(extra_sources)
+        self._budget = own_budget
+        self._shape = Shape() if shape is None else shape
+        self._calibration = calibration
         self._memory: Memory | None = None
         self._vocab_size = 0
         self.forwards = Forwards()
@@ -94,6 +118,31 @@ class SelfSpec(Persistent):
             saves = self.config.learning == "session"
             self._remembered = Remembered(remember, tokenizer, saves=saves)
             finalize(self, self._remembered.end)  # Runs at the end of the process at the latest.
+
+    @classmethod
+    def as_in(
+        cls,
+        paper: str,
+        *,
+        cache: str | os.PathLike[str] | None = None,
+        tokenizer: Any = None,
+        **options: Any,
+    ) -> SelfSpec:
+        """The method of one paper, for comparisons; `SelfSpec()` is the best of all.
+
+        Args:
+            paper: "diaa", "self-draft", "edgellm" or "ghidorah".
+            cache: What the method knows before the first call: DIAA's warm-up, Self-Draft's corpus,
+                Ghidorah's tree.
+            tokenizer: The model's tokenizer; a cache of another one is refused.
+            options: The paper's own, as its file in `selfspec.papers` names them; knobs, and what
+                `SelfSpec` takes besides. EdgeLLM needs `draft_model`.
+        """
+        contents = None if cache is None else load_cache(cache, tokenizer=tokenizer)
+        given = method_of(paper, contents, **options)
+        if contents is None:
+            return cls(tokenizer=tokenizer, **given)
+        return cls.from_contents(contents, **given)
 
     def __repr__(self) -> str:
         return f"SelfSpec({self.config})"
@@ -158,7 +207,6 @@ class SelfSpec(Persistent):
                 "the prompt must have at least one token (got none); write some text, or begin "
                 "with the tokenizer's bos_token"
             )
-        fitted_for(self.config, self._loaded)
         num_returned = generation_config.num_return_sequences or 1
         predictions = predictions_of(prediction, len(input_ids), num_returned, num_readable(model))
         return Call(
@@ -175,6 +223,8 @@ class SelfSpec(Persistent):
             forwards=self.forwards,
             stats=GenerationStats(num_calls=1),
             predictions=predictions,
+            budget=self._budget,
+            num_beside=self._shape.num_beside,
             listeners=self._listeners,
             draft_model=self.draft_model_for(model, input_ids.shape[1], draft_model),
         )
@@ -203,7 +253,8 @@ class SelfSpec(Persistent):
             if self._memory is None:
                 self._vocab_size = vocab_size
                 held = (self._loaded, self._remembered, self._extra_sources)
-                self._memory = new_memory(self.config, *held, vocab_size)
+                self._memory = new_memory(self.config, *held, vocab_size, self._calibration)
+                self._memory.shape = self._shape
             if vocab_size != self._vocab_size:
                 raise VocabularyError(
                     f"this SelfSpec has learned on a vocabulary of {self._vocab_size} tokens and "

@@ -46,7 +46,7 @@ def steps(budget: MeasuredBudget, num_steps: int, cost: float, drafting: float =
     for _ in range(num_steps):
         step = budget.step(64)
         tree, search = DraftTree.of_root(1), step.search()
-        while search is not None and len(tree) < step.max_nodes and search(0.9):
+        while search is not None and len(tree) < step.max_nodes and search(tree, 0.9):
             tree.add(0, len(tree), 0.9)
         step.fit([tree])
         widths.append(len(tree))

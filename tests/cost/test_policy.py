@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +11,6 @@ from selfspec.cost import (
     CostCurve,
     FixedBudget,
     MeasuredBudget,
-    ThresholdBudget,
     Took,
     best_width,
 )
@@ -98,87 +95,6 @@ def test_branches_rest_with_the_drafts():
     step = MeasuredBudget(CostCurve.unknown(0.0001)).step(8)
     assert (step.max_nodes, step.room_beside(1)) == (1, 0)
     assert FixedBudget().step(1).room_beside(1) == 0
-
-
-# -- EdgeLLM's threshold -----------------------------------------------------------------------
-
-
-def test_the_paper_s_rule():
-    budget = ThresholdBudget(0.08)
-    budget.observe(4, 4, 0.3)
-    assert budget.threshold == pytest.approx(0.04)
-    budget.observe(4, 1, 0.25)
-    assert budget.threshold == pytest.approx(0.04 / 0.25**0.75)
-    budget.observe(0, 0, 1.0)
-    assert budget.threshold == pytest.approx(0.04 / 0.25**0.75)
-
-
-@given(
-    st.floats(0, 1),
-    st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8), st.floats(0, 1)), max_size=60),
-)
-def test_it_stays_between_0_and_1(start, paths):
-    budget = ThresholdBudget(start)
-    for num_drafted, num_correct, confidence in paths:
-        before = budget.threshold
-        budget.observe(num_drafted, min(num_correct, num_drafted), confidence)
-        assert 0 < budget.threshold < 1
-        if 0 < num_drafted <= num_correct:
-            assert budget.threshold <= before
-        else:
-            assert budget.threshold >= before
-
-
-def takes(budget: ThresholdBudget, score: float) -> bool:
-    """Would a step draft a second node of this score?"""
-    may_take = budget.step(8).search()
-    assert may_take(1e-9), "one token is drafted in any case"
-    return may_take(score)
-
-
-def test_the_threshold_falls_while_drafts_are_right_and_rises_after_a_miss():
-    budget = ThresholdBudget()
-    assert takes(budget, 0.02)
-    assert not takes(budget, 0.005)
-    budget.step(8).observe(TOOK, [record(3)])
-    assert takes(budget, 0.005)
-    for _ in range(30):
-        budget.step(8).observe(TOOK, [record(0)])
-    assert not takes(budget, 0.9)
-    for _ in range(30):
-        budget.step(8).observe(TOOK, [record(3)])
-    assert takes(budget, 1e-5)
-
-
-def test_the_branch_that_was_right_longest_is_judged():
-    """The first branch has the best leaf, the second one the most right tokens."""
-    tree = DraftTree.of_root(1)
-    tree.add(0, 2, 0.6)
-    tree.add(0, 3, 0.3)
-    tree.add(2, 4, 0.2)
-    budget = ThresholdBudget()
-    budget.step(8).observe(
-        TOOK, [StepRecord(row=0, tree=tree, path=[0, 2, 3], committed_ids=[3, 4, 5])]
-    )
-    assert takes(budget, 0.0051), "a branch that was right to its end halves the threshold"
-
-
-def test_after_a_miss_it_comes_back():
-    """Each next token is right with a chance of .8, and drafts know it."""
-    dice, budget, num_tokens = random.Random(2), ThresholdBudget(), 0
-    for _ in range(2000):
-        step = budget.step(16)
-        tree, may_take, path = DraftTree.of_root(1), step.search(), [0]
-        for node in range(15):
-            if not may_take(0.8 * tree.scores[node]):
-                break
-            tree.add(node, 2, 0.8 * tree.scores[node])
-            if len(path) == node + 1 and dice.random() < 0.8:
-                path.append(node + 1)
-        committed = [2] * len(path)
-        num_tokens += len(committed)
-        step.observe(TOOK, [StepRecord(row=0, tree=tree, path=path, committed_ids=committed)])
-    assert num_tokens / 2000 > 2.7
 
 
 def test_what_was_decided_is_said_in_a_line():

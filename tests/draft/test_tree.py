@@ -8,23 +8,25 @@ from hypothesis import strategies as st
 
 from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
+from selfspec.draft.shape import Shape
 from selfspec.draft.tree import TreeGrower
+from selfspec.papers.diaa import DynamicTree
 from selfspec.records import DraftTree, StepRecord
 from tests.oracles import GrowthOracle
 from tests.strategies import ScriptedCursor, probability_of, tables
 
-configs = st.builds(
-    SpecConfig,
-    max_depth=st.integers(1, 4),
-    top_k=st.integers(1, 4),
-    depth_decay=st.sampled_from([1.0, 0.8, 0.3]),
-    width_decay=st.sampled_from([1.0, 0.7, 0.2]),
-    threshold=st.sampled_from([0.0, 0.005, 0.1, 0.5]),
+configs = st.builds(SpecConfig, max_depth=st.integers(1, 4), top_k=st.integers(1, 4))
+shapes = st.builds(
+    DynamicTree,
+    delta=st.sampled_from([1.0, 0.8, 0.3]),
+    alpha=st.sampled_from([1.0, 0.7, 0.2]),
+    tau=st.sampled_from([0.0, 0.005, 0.1, 0.5]),
 )
+EVEN = {"delta": 1.0, "alpha": 1.0, "tau": 0.0}
 
 
-def grower(*cursors: ScriptedCursor, **knobs) -> TreeGrower:
-    return TreeGrower(cursors, SpecConfig(**knobs), probability_of)
+def grower(*cursors: ScriptedCursor, shape: Shape | None = None, **knobs) -> TreeGrower:
+    return TreeGrower(cursors, SpecConfig(**knobs), probability_of, shape=shape)
 
 
 def paths_of(tree: DraftTree) -> list[tuple[int, ...]]:
@@ -35,15 +37,17 @@ def paths_of(tree: DraftTree) -> list[tuple[int, ...]]:
     return paths[1:]
 
 
-def oracle_of(cursors: list[ScriptedCursor], config: SpecConfig) -> GrowthOracle:
+def oracle_of(
+    cursors: list[ScriptedCursor], config: SpecConfig, shape: DynamicTree
+) -> GrowthOracle:
     return GrowthOracle(
         tables=[cursor.table for cursor in cursors],
         follows=[cursor.follows for cursor in cursors],
         max_depth=config.max_depth,
         top_k=1 if config.top_k == 1 else 99,  # 1 asks for chains; the sources limit the rest
-        depth_decay=config.depth_decay,
-        width_decay=config.width_decay,
-        threshold=config.threshold,
+        depth_decay=shape.delta,
+        width_decay=shape.alpha,
+        threshold=shape.tau,
     )
 
 
@@ -51,14 +55,15 @@ def oracle_of(cursors: list[ScriptedCursor], config: SpecConfig) -> GrowthOracle
 @given(
     st.lists(st.builds(ScriptedCursor, tables(), follows=st.booleans()), max_size=3),
     configs,
+    shapes,
     st.integers(1, 14),
 )
-def test_growth_takes_the_best_of_all_paths(cursors, config, max_nodes):
+def test_growth_takes_the_best_of_all_paths(cursors, config, shape, max_nodes):
     """Exactly, where every node is hoped to have a child as good as itself."""
     with mock.patch("selfspec.draft.tree._LEAST_HOPE", 1.0):
-        tree = TreeGrower(cursors, config, probability_of).grow(0, max_nodes)
+        tree = TreeGrower(cursors, config, probability_of, shape=shape).grow(0, max_nodes)
     tree.check()
-    everything = oracle_of(cursors, config).paths(0)
+    everything = oracle_of(cursors, config, shape).paths(0)
     best = everything[: max_nodes - 1]
     assert tree.scores[1:] == pytest.approx([path.score for path in best])
     assert tree.scores[1:] == sorted(tree.scores[1:], reverse=True)
@@ -73,14 +78,17 @@ def test_growth_takes_the_best_of_all_paths(cursors, config, max_nodes):
 @given(
     st.lists(st.builds(ScriptedCursor, tables(), follows=st.booleans()), max_size=3),
     configs,
+    shapes,
     st.integers(1, 14),
     st.floats(0.01, 1.0),
 )
-def test_whatever_is_hoped_a_tree_has_good_paths_and_as_many(cursors, config, max_nodes, hope):
+def test_whatever_is_hoped_a_tree_has_good_paths_and_as_many(
+    cursors, config, shape, max_nodes, hope
+):
     with mock.patch("selfspec.draft.tree._LEAST_HOPE", hope):
-        tree = TreeGrower(cursors, config, probability_of).grow(0, max_nodes)
+        tree = TreeGrower(cursors, config, probability_of, shape=shape).grow(0, max_nodes)
     tree.check()
-    everything = oracle_of(cursors, config).paths(0)
+    everything = oracle_of(cursors, config, shape).paths(0)
     scores = {path.tokens: path.score for path in everything}
     assert tree.scores[1:] == pytest.approx([scores[path] for path in paths_of(tree)])
     assert len(tree) == 1 + min(len(everything), max_nodes - 1)
@@ -118,7 +126,7 @@ def test_a_worked_example_with_the_papers_parameters():
         2: [(5, 0.025)],
         3: [(6, 0.02)],
     }
-    paper = {"depth_decay": 0.8, "width_decay": 0.7, "threshold": 5e-3}
+    paper = {"shape": DynamicTree(delta=0.8, alpha=0.7, tau=5e-3)}
     tree = grower(ScriptedCursor(table), **paper).grow(0, 6)
     assert paths_of(tree) == [(1,), (1, 3), (2,), (1, 4), (7,)]
     assert tree.scores[1:] == pytest.approx([0.6, 0.24, 0.21, 0.1344, 0.00245])
@@ -149,11 +157,11 @@ def told(tree: DraftTree, token: int) -> StepRecord:
     return StepRecord(row=0, tree=tree, path=[0], committed_ids=[token])
 
 
-def test_update_interval_keeps_the_shape_and_refills_its_tokens():
+def test_an_interval_keeps_the_shape_and_refills_its_tokens():
     """One step grows, two refill the same places with what the cursor says by then."""
     table = {0: [(1, 0.9), (2, 0.1)], 1: [(3, 0.9)], 5: [(6, 0.4), (7, 0.3)], 6: [(8, 0.1)]}
     cursor = ScriptedCursor(table)
-    trees = grower(cursor, update_interval=3, threshold=0.05)
+    trees = grower(cursor, shape=DynamicTree(**{**EVEN, "tau": 0.05}, interval=3))
     first = trees.grow(0, 4)
     assert paths_of(first) == [(1,), (1, 3), (2,)]
     for _ in range(2):
@@ -169,14 +177,14 @@ def test_update_interval_keeps_the_shape_and_refills_its_tokens():
 
 def test_a_kept_shape_obeys_a_smaller_budget():
     cursor = ScriptedCursor({0: [(1, 0.9), (2, 0.8)], 1: [(3, 0.9)]})
-    trees = grower(cursor, update_interval=5)
+    trees = grower(cursor, shape=DynamicTree(**EVEN, interval=5))
     assert len(trees.grow(0, 4)) == 4
     assert paths_of(trees.grow(0, 3)) == [(1,), (1, 3)]
 
 
 def test_a_step_may_allow_less_depth_than_the_config():
     chain = {last: [(last + 1, 0.9)] for last in range(8)}
-    trees = grower(ScriptedCursor(chain), update_interval=9)
+    trees = grower(ScriptedCursor(chain), shape=DynamicTree(**EVEN, interval=9))
     assert paths_of(trees.grow(0, 9, 2)) == [(1,), (1, 2)]
     assert paths_of(trees.grow(0, 9, 1)) == [(1,)]  # the same shape, cut
     assert len(trees.grow(0, 9, 0)) == 1
@@ -188,7 +196,8 @@ def test_growth_ends_where_the_next_node_does_not_pay():
     chain = {last: [(last + 1, 0.5)] for last in range(8)}
     asked = []
 
-    def pays(score: float) -> bool:
+    def pays(tree: DraftTree, score: float) -> bool:
+        assert len(tree) == len(asked) + 1
         asked.append(score)
         return score > 0.2
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from eval import edge_network
-from eval.edge.network import Network, bandwidth_shares, new_users, upload_seconds
+from eval.edge.network import Network, new_users, shares_of_band, upload_seconds
 from eval.edge.schemes import DESCRIPTIONS, PLANNED, serve
 
 HERTZ = 20e6
@@ -19,7 +19,7 @@ SMALL = Network(num_users=6, output_tokens=(8, 24))
 
 def test_shares_let_all_prompts_arrive_at_once_and_none_are_faster():
     users = new_users(Network(), seed=3)
-    seconds, shares = bandwidth_shares(users, HERTZ)
+    seconds, shares = shares_of_band(users, HERTZ)
     assert sum(shares) == pytest.approx(1)
     for user, share in zip(users, shares, strict=True):
         rate = share * HERTZ * math.log2(1 + user.snr)

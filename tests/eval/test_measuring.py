@@ -12,21 +12,13 @@ from selfspec.records import TopK
 @pytest.mark.parametrize("temperature", ["0", "0.8"])
 def test_tokens_per_step(figures, asked, temperature):
     asked += ["--max-nodes", "1", "8", "--max-new-tokens", "12", "--limit", "3"]
-    asked += ["--temperature", temperature, "--knob", "depth_decay=0.9"]
+    asked += ["--temperature", temperature, "--knob", "max_depth=9"]
     result = figures("tokens_per_step", *asked)
     assert result["num_prompts"] == 3
     assert result["rows"]["1"]["overall"] == [1.0, 1.0]  # plain decoding
     tokens, nodes = result["rows"]["8"]["overall"]
     assert tokens >= 1
     assert 1 < nodes <= 8
-
-
-def test_rules_of_a_draft_model_that_is_the_model_itself(figures, asked, chat_folder):
-    asked += ["--max-nodes", "3", "--max-new-tokens", "9", "--limit", "2"]
-    found = figures("tokens_per_step", *asked, "--rules", "--draft-model", chat_folder)["rules"]
-    chain = found["chain, 3 nodes"]
-    assert chain["num_first"] == chain["num_steps"] == 4
-    assert {rule["num_tokens"] for rule in found.values()} == {16}
 
 
 def test_a_later_run_starts_with_what_an_earlier_one_kept(figures, asked, tmp_path):
@@ -38,7 +30,7 @@ def test_a_later_run_starts_with_what_an_earlier_one_kept(figures, asked, tmp_pa
 
 def test_the_switch_copies_a_long_match_and_else_asks_the_lut():
     span = [1, 2, 3, 4, 5, 6, 7]
-    source = SwitchSource(20, 2)
+    source = SwitchSource(2)
     source.observe_pairs(
         np.array([[-1, 5]]), TopK(np.array([[9, 8]]), np.array([[0.5, 0.3]], np.float16))
     )

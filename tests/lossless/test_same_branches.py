@@ -9,6 +9,7 @@ import pytest
 
 from selfspec import SelfSpec
 from selfspec.compat.generation import kv_of
+from selfspec.papers.self_draft import Branches
 from tests.fakes import new_model, prompt, tiny_model
 from tests.lossless.same import (
     FIXED,
@@ -24,7 +25,7 @@ from tests.lossless.same import (
 )
 from tests.zoo import BRANCHING, NOT_BRANCHING
 
-BRANCHES: dict[str, Any] = {"num_branches": 4, "branch_length": 5, **FIXED}
+BRANCHES: dict[str, Any] = {"shape": Branches(4, 5), **FIXED}
 
 
 @pytest.mark.parametrize("name", few(BRANCHING))
@@ -42,7 +43,7 @@ def test_architectures_and_prompts(name: str, seed: int, attention: str) -> None
         pytest.skip(f"{name} has no {attention}")
     model, inputs = tiny_model(name, attention), prompt(1 + seed, 5 + 7 * seed, seed=seed)
     for options in MODES.values():
-        spec = SelfSpec(num_branches=1 + 2 * seed, branch_length=2 + 2 * seed)
+        spec = SelfSpec(shape=Branches(1 + 2 * seed, 2 + 2 * seed))
         run_both(model, inputs, spec, seed=seed, **options)
 
 
@@ -74,7 +75,7 @@ def test_no_position_is_asked_that_the_model_lacks() -> None:
     """Near the end of learned positions, trees and branches get shorter."""
     inputs = prompt()
     model = new_model("gpt2", n_positions=inputs["input_ids"].shape[1] + 40)
-    spec = SelfSpec(num_branches=3, branch_length=9)
+    spec = SelfSpec(shape=Branches(3, 9))
     for seed in range(4):
         run_both(model, inputs, spec, seed=seed, **SAMPLE)
     run_both(model, inputs, SelfSpec(), **GREEDY)

@@ -42,15 +42,13 @@ def test_one_fitted_shape(call: Call) -> None:
     """Every step fills the same places, at most; what is not named is left out."""
     model, inputs = tiny_model("mistral"), call.inputs
     stock = run(model, inputs, **call.options)
-    spec = doubting(stock.ids, inputs, budget="fitted")
-    spec._loaded = contents(tables={}, corpus=None, calibration=None)
+    spec = doubting(stock.ids, inputs, shape=contents().fitted)
     trees: list[list[int]] = []
     with spec.listening(lambda record: trees.append(record.tree.parents)):
         both = run_both(model, inputs, spec, **call.options)
     assert max(map(len, trees)) <= 4
     assert both.stats.num_steps < both.stats.num_new_tokens
-    chains = doubting(stock.ids, inputs, budget="fitted", top_k=1)
-    chains._loaded = spec._loaded
+    chains = doubting(stock.ids, inputs, shape=contents().fitted, top_k=1)
     run_both(model, inputs, chains, **call.options)
     assert chains.stats.nodes_per_step <= 2
 

@@ -21,6 +21,7 @@ from transformers import DynamicCache
 
 from selfspec import SelfSpec, SpecConfig, UnsupportedError
 from selfspec.compat.generation import KV, kv_of
+from selfspec.papers.self_draft import Branches
 from selfspec.run.graphs.runner import ForwardKey, StaticRunner
 from selfspec.run.profile import profile
 from selfspec.run.tree_kv import TreeKV
@@ -104,6 +105,13 @@ def test_budgets(budget: str, call: Call, log: list[str]) -> None:
     for _ in range(2):
         both = run_both(model, inputs, spec, drafts=False, **call.options)
         assert both.stats.forward == "graph"
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_branches_ride_along(num_rows: int, log: list[str]) -> None:
+    spec = SelfSpec(shape=Branches(), **FIXED)
+    both = run_graphs(tiny_model("gemma3"), prompt(num_rows), spec, **GREEDY)
+    assert both.stats.queries_per_step > 25
 
 
 @pytest.mark.parametrize("forward", ["auto", slow("eager")])

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from selfspec import SelfSpec
+from selfspec.papers.diaa import DynamicTree
+from selfspec.papers.self_draft import Branches
 from tests.fakes import VOCAB, lut_of, prompt, tiny_model
 from tests.lossless.same import FIXED, GREEDY, SAMPLE, Call, doubting, run_both, slow
 
@@ -22,15 +24,14 @@ KNOBS: dict[str, dict[str, Any]] = {
     "max_depth=1": {"max_depth": 1},
     "top_k=1": {"top_k": 1},
     "top_k=vocabulary": {"top_k": 2 * VOCAB},
-    "update_interval=3": {"update_interval": 3},
-    "threshold": {"threshold": 0.05},
-    "decays": {"depth_decay": 0.8, "width_decay": 0.7},
+    "intervals": {"shape": DynamicTree(delta=1.0, alpha=1.0, tau=0.0, interval=3)},
+    "decays": {"shape": DynamicTree()},
     "request": {"learning": "request"},
     "session": {"learning": "session"},
     "frozen": {"learning": "frozen"},
-    "branches": {"num_branches": 6},
-    "long branches": {"num_branches": 2, "branch_length": 10, "max_nodes": 5},
-    "all": {"max_nodes": 9, "max_depth": 4, "top_k": 2, "update_interval": 2, "threshold": 0.01},
+    "branches": {"shape": Branches()},
+    "long branches": {"shape": Branches(2, 10), "max_nodes": 5},
+    "all": {"max_nodes": 9, "max_depth": 4, "top_k": 2, "shape": DynamicTree(interval=2)},
 }
 
 

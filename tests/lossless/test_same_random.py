@@ -21,6 +21,7 @@ from transformers import (
 
 from selfspec import SelfSpec, generate_many
 from selfspec.compat.generation import KV
+from selfspec.papers.self_draft import Branches
 from tests.fakes import VOCAB, WildSource, tiny_model, tiny_tokenizer
 from tests.lossless.same import (
     assert_begins,
@@ -119,7 +120,7 @@ class RandomCall:
     def spec(self, ids: torch.Tensor) -> SelfSpec:
         dice = random.Random(self.seed + 2)
         knobs: dict[str, Any] = {"max_nodes": dice.choice([2, 6, 16, 40])}
-        knobs["num_branches"] = dice.choice([0, 0, 2])
+        knobs["shape"] = dice.choice([None, None, Branches(2)])
         knobs["learning"] = dice.choice(["session", "request", "frozen"])
         return doubting(ids, self.inputs, seed=self.seed, **knobs)
 

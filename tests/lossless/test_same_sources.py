@@ -12,6 +12,7 @@ from selfspec import SelfSpec
 from selfspec.cache import CacheContents, TokenizerInfo
 from selfspec.config import SOURCE_NAMES
 from selfspec.draft.sources import REGISTRY
+from selfspec.papers.self_draft import Branches, ContextCache
 from selfspec.records import Candidate
 from tests.caches import count_grams
 from tests.fakes import VOCAB, WildSource, prompt, tiny_model
@@ -41,7 +42,7 @@ SETS: dict[str, tuple[str, ...]] = {
 CORPUS_SETS: dict[str, dict[str, Any]] = {
     "alone": {"sources": ("corpus",)},
     "all": {},
-    "all with branches": {"num_branches": 3},
+    "all with branches": {"shape": Branches(3), "extra_sources": [ContextCache()]},
     "left out": {"sources": tuple(s for s in SOURCE_NAMES if s != "corpus")},
 }
 

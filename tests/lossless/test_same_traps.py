@@ -17,6 +17,7 @@ from peft import (
 )
 
 from selfspec import SelfSpec, attach
+from selfspec.papers.self_draft import Branches
 from tests.fakes import VOCAB, new_model, prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
@@ -181,7 +182,7 @@ def test_a_head_for_other_ids_than_the_embedding(num_read: int, num_said: int, c
     inputs = call.inputs
     inputs["input_ids"] %= num_read
     inputs["input_ids"][:, [-9, -5, -1]] = num_read - 1
-    spec = SelfSpec(budget="fixed", num_branches=2)
+    spec = SelfSpec(budget="fixed", shape=Branches(2))
     for _ in range(2):  # The second call knows the first one's text.
         both = run_both(model, inputs, spec, drafts=False, suppress_tokens=None, **GREEDY)
         assert both.stats.num_nodes > both.stats.num_steps

@@ -1,23 +1,19 @@
-"""What this request has said already, or was about to: suffix matches, and branches' n-grams.
+"""What this request has said already: suffix matches.
 
 Keeps every earlier position of prompt and output where the text before reads as it does at the end,
-and for how many tokens. Keeps also the n-grams that branches last yielded behind each token. All of
-this belongs to one request: nothing reaches another row or call.
+and for how many tokens. All of this belongs to one request: nothing reaches another row or call.
 """
 
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
-from selfspec.draft.sources.grams import GramQueues, Tail
 from selfspec.draft.sources.source import Cursor, Source
 from selfspec.records import Candidate, Evidence, StepRecord
 
-__all__ = ["ContextCursor", "ContextSource", "Found", "TextEnd"]
+__all__ = ["ContextCursor", "ContextSource", "TextEnd"]
 
 # The freshest positions are remembered for each suffix, at most this many.
 _MAX_MATCHES = 32
@@ -28,8 +24,6 @@ _LONGEST_SEARCHED = 64
 
 # The position of the next token, and the length of the match before it.
 Match = tuple[int, int]
-# How many tokens of an n-gram the text has said, and those still to come.
-GramMatch = tuple[int, Tail]
 
 
 class ContextSource(Source):
@@ -45,31 +39,28 @@ class ContextSource(Source):
         return ContextCursor(prompt_ids, self._top_k)
 
 
-class Found(NamedTuple):
-    """What the context knows about one end of a text."""
-
-    matches: Sequence[Match]
-    grams: Sequence[GramMatch]
-
-
 class TextEnd:
     """The end of the text with drafts behind it: a token, below another such end.
 
-    What is known about it is looked up when it is asked for: most candidates never win a node.
+    Its matches are looked up when they are asked for: most candidates never win a node.
     """
 
-    __slots__ = ("above", "found", "token")
+    __slots__ = ("above", "matches", "token")
 
     def __init__(
-        self, token: int, *, above: Found | None = None, found: Found | None = None
+        self,
+        token: int,
+        *,
+        above: Sequence[Match] = (),
+        matches: Sequence[Match] | None = None,
     ) -> None:
         self.token = token
         self.above = above
-        self.found = found
+        self.matches = matches
 
 
 class ContextCursor(Cursor):
-    """A row's text with the positions that match its end, and its n-grams."""
+    """A row's text with the positions that match its end."""
 
     def __init__(self, prompt_ids: Sequence[int], top_k: int) -> None:
         self.token_ids = list(prompt_ids)
@@ -78,38 +69,30 @@ class ContextCursor(Cursor):
         for position, token in enumerate(self.token_ids, start=1):
             self._after.setdefault(token, []).append(position)
         self._matches = self._searched() if self.token_ids else []
-        self.grams = GramQueues()
 
     def root(self) -> TextEnd:
-        """The end of the committed text: its matches, and the n-grams of its last token."""
+        """The end of the committed text."""
         last = self.token_ids[-1] if self.token_ids else -1
-        return TextEnd(last, found=Found(self._matches, self._fresh_grams(last)))
+        return TextEnd(last, matches=self._matches)
 
     def expand(self, state: TextEnd) -> list[Candidate]:
-        """The tokens found there: longest match first, then freshest; then the n-grams' own."""
-        found = self.find(state)
-        candidates = self._copied(found.matches)
-        if found.grams:
-            candidates += self._from_grams(found.grams, {token for token, _ in candidates})
-        return candidates
+        """The tokens found there: longest match first, then freshest."""
+        return self._copied(self.find(state))
 
     def follow(self, state: TextEnd, token: int) -> TextEnd:
         """Any token may have been said before."""
         return TextEnd(token, above=self.find(state))
 
     def observe(self, record: StepRecord) -> None:
-        """Appends the committed tokens, and takes the branches' n-grams in."""
+        """Appends the committed tokens."""
         for token in record.committed_ids:
             self._append(token)
-        for gram in record.grams:
-            self.grams.add(gram)
 
-    def find(self, end: TextEnd) -> Found:
-        """What is known about an end, looked up once; costs a look at each match above it."""
-        if end.found is None:
-            assert end.above is not None
-            end.found = self._behind(end.above, end.token)
-        return end.found
+    def find(self, end: TextEnd) -> Sequence[Match]:
+        """The matches of an end, looked up once; costs a look at each match above it."""
+        if end.matches is None:
+            end.matches = self._behind(end.above, end.token)
+        return end.matches
 
     def _copied(self, matches: Sequence[Match]) -> list[Candidate]:
         """What the text said at each match, the tokens with the longest one first."""
@@ -135,29 +118,13 @@ class ContextCursor(Cursor):
             for rank, token in enumerate(ranked[: self._top_k], start=1)
         ]
 
-    def _from_grams(self, grams: Sequence[GramMatch], copied: set[int]) -> list[Candidate]:
-        """The next tokens of n-grams that the text itself does not name here."""
-        lengths: dict[int, int] = {}
-        for length, tail in grams:
-            # What the text said itself is better evidence than one token of an n-gram.
-            if tail[0] not in copied and (length > 1 or not copied):
-                lengths[tail[0]] = max(length, lengths.get(tail[0], 0))
-        return [
-            (token, Evidence("grams", match_length=length))
-            for token, length in itertools.islice(lengths.items(), self._top_k)
-        ]
-
-    def _behind(self, above: Found, token: int) -> Found:
+    def _behind(self, above: Sequence[Match], token: int) -> Sequence[Match]:
         text = self.token_ids
-        matches = [(p + 1, n + 1) for p, n in above.matches if p < len(text) and text[p] == token]
+        matches = [(p + 1, n + 1) for p, n in above if p < len(text) and text[p] == token]
         if not matches:
             fresh = self._after.get(token, ())[-_MAX_MATCHES:]
             matches = [(p, 1) for p in reversed(fresh)]
-        longer = [(n + 1, tail[1:]) for n, tail in above.grams if tail[0] == token and tail[1:]]
-        return Found(matches, longer + self._fresh_grams(token))
-
-    def _fresh_grams(self, token: int) -> list[GramMatch]:
-        return [(1, tail) for tail in self.grams.behind(token)]
+        return matches
 
     def _searched(self) -> list[Match]:
         """The matches of the end, from nothing; costs some looks at each position of its token."""

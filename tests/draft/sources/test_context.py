@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from selfspec.draft.sources import ContextSource
 from selfspec.draft.sources.context import ContextCursor, TextEnd
-from selfspec.records import Candidate, DraftTree, Evidence, StepRecord
+from selfspec.records import Candidate, DraftTree, StepRecord
 from tests.oracles import continuations, suffix_matches
 from tests.strategies import candidates_of, texts
 
@@ -25,13 +25,12 @@ def cursor_behind(text: list[int], top_k: int = 8) -> ContextCursor:
 
 
 def matches_at(cursor: ContextCursor, place: TextEnd | None = None) -> list[tuple[int, int]]:
-    return list(cursor.find(place or cursor.root()).matches)
+    return list(cursor.find(place or cursor.root()))
 
 
 def copies(cursor: ContextCursor, place: TextEnd | None = None) -> list[Candidate]:
-    """The candidates that suffix matches name, without those of n-grams."""
-    candidates = candidates_of(cursor, place or cursor.root())
-    return [c for c in candidates if c.evidence.source == "context"]
+    """The candidates that suffix matches name."""
+    return candidates_of(cursor, place or cursor.root())
 
 
 class ContextMachine(RuleBasedStateMachine):
@@ -107,34 +106,6 @@ def test_behind_a_token_that_others_named_stands_what_the_text_said_there():
     assert matches_at(cursor, place) == [(4, 1)]
     assert [c.token for c in copies(cursor, place)] == [6]
     assert candidates_of(cursor, cursor.follow(cursor.root(), 99)) == []
-
-
-def branch_record(*grams: tuple[int, ...]) -> StepRecord:
-    return StepRecord(
-        row=0, tree=DraftTree.of_root(0), path=[0], committed_ids=[50], grams=list(grams)
-    )
-
-
-def test_the_grams_of_branches_are_drafted_from_the_freshest_first():
-    cursor = cursor_behind([1, 2])
-    cursor.observe(branch_record((50, 60, 61, 62), (50, 70, 71)))
-    first = candidates_of(cursor, cursor.root())
-    assert [c.token for c in first] == [70, 60]
-    assert {c.evidence for c in first} == {Evidence("grams", match_length=1)}
-    (second,) = candidates_of(cursor, first[1].state)
-    assert (second.token, second.evidence.match_length) == (61, 2)
-    (third,) = candidates_of(cursor, second.state)
-    assert (third.token, third.evidence.match_length) == (62, 3)
-    assert candidates_of(cursor, third.state) == []
-
-
-def test_what_a_match_and_a_gram_both_name_is_named_once():
-    cursor = cursor_behind([50, 60, 3])
-    # Nothing else is named by its first token alone, where the text has said something.
-    cursor.observe(branch_record((50, 60, 61), (50, 70, 71)))
-    (only,) = candidates_of(cursor, cursor.root())
-    assert (only.token, only.evidence.source) == (60, "context")
-    assert {c.token for c in candidates_of(cursor, only.state)} == {3, 61}
 
 
 def test_memory_of_matches_is_bounded_and_fresh():

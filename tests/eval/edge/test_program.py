@@ -10,8 +10,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval.edge.network import PAIRS, Network, Task
-from eval.edge.program import best_batches, flops, pipeline, stages, tokens_per_step, turns
+from eval.edge.network import PAIRS, Network
+from selfspec.papers.edge_network import (
+    Task,
+    best_batches,
+    flops,
+    seconds_of,
+    stages,
+    tokens_per_step,
+)
 
 DRAFT, VERIFY = PAIRS["1.1B, 7B"]
 SMALL = Network(input_tokens=(10, 400), output_tokens=(5, 40), memory_gb=3.0)
@@ -33,7 +40,7 @@ def test_a_forward_is_counted_product_by_product():
 
 def test_a_step_is_a_forward_for_each_draft_and_one_that_checks_them():
     network = replace(SMALL, launch_ms=0.0, reads_weights=False)
-    drafting, verifying = stages(network, np.array([4.0]), np.array([50.0]), 3, 5)
+    drafting, verifying = stages(network.stations, np.array([4.0]), np.array([50.0]), 3, 5)
     committed = 2 * tokens_per_step(3, network.acceptance)
     work = sum(float(flops(DRAFT, 1.0, 50 + committed + number)) for number in range(3))
     assert drafting[0, 2] == pytest.approx(4 * work / 60e12)
@@ -54,7 +61,7 @@ def clock(network: Network, batches: list[list[Task]], length: int, overlap: boo
             if step < last:
                 rows = np.array([float(len(own))])
                 inputs = np.array([float(max(t.input_length for t in own))])
-                draft, verify = stages(network, rows, inputs, length, step + 1)
+                draft, verify = stages(network.stations, rows, inputs, length, step + 1)
                 drafted = (drafted if overlap else verified) + draft[0, step]
                 verified = max(drafted, verified) + verify[0, step]
         seconds += verified
@@ -65,8 +72,10 @@ def clock(network: Network, batches: list[list[Task]], length: int, overlap: boo
 def test_batches_that_are_done_leave_the_pipeline(length):
     tasks = new_tasks(length, 7)
     batches = [tasks[:3], tasks[3:4], tasks[4:]]
-    assert pipeline(SMALL, batches, length) == pytest.approx(clock(SMALL, batches, length, True))
-    assert turns(SMALL, batches, length) == pytest.approx(clock(SMALL, batches, length, False))
+    for overlap in (True, False):
+        expected = clock(SMALL, batches, length, overlap)
+        found = seconds_of(SMALL.stations, batches, length, overlap=overlap)
+        assert found == pytest.approx(expected)
 
 
 def test_algorithm_1_is_near_the_best_of_all_splits_and_keeps_to_memory():
@@ -74,19 +83,19 @@ def test_algorithm_1_is_near_the_best_of_all_splits_and_keeps_to_memory():
     for seed, case in itertools.product(range(6), (True, False)):
         network = replace(SMALL, reads_weights=case)
         tasks = sorted(new_tasks(seed, 7))
-        plan = best_batches(network, tasks, 3)
+        plan = best_batches(network.stations, tasks, 3)
         assert [task for batch in plan.batches for task in batch] == tasks
         long = [task._replace(output_length=40) for task in tasks]
         least = math.inf
         for cuts in itertools.product((False, True), repeat=len(tasks) - 1):
             ends = [n for n, is_cut in enumerate(cuts, start=1) if is_cut]
             split = [long[a:b] for a, b in itertools.pairwise([0, *ends, len(tasks)])]
-            if all(network.fits(len(own), own[-1].input_length) for own in split):
-                least = min(least, pipeline(network, split, 3))
+            if all(network.stations.fits(len(own), own[-1].input_length) for own in split):
+                least = min(least, seconds_of(network.stations, split, 3))
         assert plan.expected >= least * (1 - 1e-9)
         worst = max(worst, plan.expected / least)
     assert worst < 1.05
     tight = replace(SMALL, memory_gb=1.85)
-    assert not tight.fits(2, 400)
-    batches = best_batches(tight, new_tasks(0, 7), 3).batches
-    assert all(tight.fits(len(own), own[-1].input_length) for own in batches)
+    assert not tight.stations.fits(2, 400)
+    batches = best_batches(tight.stations, new_tasks(0, 7), 3).batches
+    assert all(tight.stations.fits(len(own), own[-1].input_length) for own in batches)

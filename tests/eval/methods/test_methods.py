@@ -32,10 +32,8 @@ def test_a_method_answers_as_stock_does(name):
     assert num_new_tokens(expected, ids()) == 12
 
 
-@pytest.mark.parametrize("budget", ["measured", "fitted"])
-def test_forward_only_drafts_nothing_and_learns_nothing(budget):
-    """Nor does it ask for the tree of a cache."""
-    config = SpecConfig(max_nodes=8, num_branches=2, budget=budget)
+def test_forward_only_drafts_nothing_and_learns_nothing():
+    config = SpecConfig(max_nodes=8)
     method = new_method("forward-only", Resources(config=config))
     for _ in range(2):
         method.answer(tiny_model(), ids(), **ASKED)

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from eval.papers.fit_tree import best_tree
 from selfspec import SelfSpec, attach
 from selfspec.cache import load_cache
+from selfspec.papers.ghidorah import best_tree
 from tests.tiny import make_tokenizer
 
 PLACES = [path for depth in (1, 2, 3) for path in product((0, 1), repeat=depth)]
@@ -37,7 +37,7 @@ def test_adding_the_likeliest_next_equals_brute_force(places, num_nodes):
     best = max(sum(map(chance_of, paths)) for paths in every if is_tree(paths))
     tree = best_tree(lambda path: places.get(path, ()), num_nodes)
     found = [()]
-    for parent, rank in tree.slots:
+    for parent, rank in tree.places():
         found.append((*found[parent], rank))
     assert len(set(found)) == tree.width <= num_nodes + 1
     assert tree.chances == pytest.approx([chance_of(path) for path in found[1:]])
@@ -50,7 +50,7 @@ def test_the_program_makes_a_cache_that_drafts(told, asked, chat_folder, tmp_pat
     assert status == 0, error
     assert any(line.endswith("kept") for line in lines)
     assert load_cache(tmp_path / "fitted").fitted.width == 6
-    spec = SelfSpec.from_pretrained(tmp_path / "fitted", budget="fitted")
+    spec = SelfSpec.as_in("ghidorah", cache=tmp_path / "fitted")
     model = attach(AutoModelForCausalLM.from_pretrained(chat_folder))
     ids = torch.tensor([make_tokenizer()("the fox 1")["input_ids"]])
     arguments = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 24, "do_sample": False}

@@ -1,0 +1,59 @@
+"""A source of your own: it drafts the phrases of a list wherever one of them begins.
+
+python examples/own_source.py --model HuggingFaceTB/SmolLM2-135M-Instruct
+"""
+
+from __future__ import annotations
+
+import argparse
+from importlib import resources
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from selfspec import SelfSpec, attach
+from selfspec.draft.sources import Cursor, Source
+from selfspec.records import Candidate, Evidence, StepRecord
+
+PHRASES = ["import os", "for name in os.listdir(folder):", "os.path.join(folder, name)"]
+
+
+class Phrases(Source, Cursor):
+    """A state is the phrases that go on at a node. A source without memory is its own cursor."""
+
+    name = "phrases"
+
+    def __init__(self, phrases: list[list[int]], last: int = -1) -> None:
+        self.phrases, self.last = phrases, last
+
+    def open(self, prompt_ids: list[int], *, learns: bool) -> Phrases:
+        return Phrases(self.phrases, prompt_ids[-1])  # A cursor of one row.
+
+    def root(self) -> list[list[int]]:
+        return [phrase[1:] for phrase in self.phrases if phrase[0] == self.last]
+
+    def expand(self, state: list[list[int]]) -> list[Candidate]:
+        tokens = dict.fromkeys(phrase[0] for phrase in state if phrase)
+        return [(token, Evidence(self.name, rank=rank)) for rank, token in enumerate(tokens, 1)]
+
+    def follow(self, state: list[list[int]], token: int) -> list[list[int]]:
+        return [phrase[1:] for phrase in state if phrase and phrase[0] == token]
+
+    def observe(self, record: StepRecord) -> None:
+        self.last = record.committed_ids[-1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default=str(resources.files("selfspec") / "models" / "tiny"))
+    parser.add_argument("--max-new-tokens", type=int, default=48)
+    options = parser.parse_args()
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    model = attach(AutoModelForCausalLM.from_pretrained(options.model))
+    spec = SelfSpec(extra_sources=[Phrases([tokenizer(text)["input_ids"] for text in PHRASES])])
+    inputs = tokenizer("def list_files(folder):\n    for name in", return_tensors="pt")
+    ids = model.generate(**inputs, assistant=spec, max_new_tokens=options.max_new_tokens)
+    print(f"{tokenizer.decode(ids[0])}\n[{spec.stats.tokens_per_step:.2f} tokens per step]")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Five papers, a file each, in their own words and symbols.
+
+Each method is made of what a user's own would be made of: a `Source` says what may come, a `Budget`
+how a step spends its width, a `Shape` which tree is drafted, and a `Scheduler` which prompts are
+next. ``SelfSpec.as_in("diaa")`` is a paper's own method; `SelfSpec()` is the best of all five:
+
+======================================  ==================  ========================================
+what                                    paper               in `SelfSpec()`
+======================================  ==================  ========================================
+tables of the likeliest next tokens     DIAA                kept; whole rows are replaced, a second
+                                                            table knows two tokens
+tree grown anew in each step            DIAA                kept; with chances that are counted
+decays, threshold, update interval      DIAA                thrown out: with counted chances they
+                                                            bring nothing
+tables and KV updated beside the CPU    DIAA                kept, on a GPU
+phrases of a corpus                     Self-Draft          kept, where a cache has one
+n-grams of this text                    Self-Draft          thrown out for suffix matches, which
+                                                            bring 1.68 tokens a step for 1.33
+branches beside the tree                Self-Draft          thrown out: nodes of the tree bring as
+                                                            much for the same queries
+weights read ahead of the forward       EdgeLLM             kept, in `selfspec.load`
+small model that stays in memory        EdgeLLM             kept, with `draft_model`
+branch pacer, self-adaptive threshold   EdgeLLM             thrown out for what a step costs here
+drafts while the large model is read    EdgeLLM             thrown out: they hit too seldom
+width by measured cost                  Ghidorah            kept, learned from the steps themselves
+tree fitted beforehand                  Ghidorah            thrown out: trees that grow bring more
+attention in two parts, two units       Ghidorah            thrown out: one masked call is faster
+prompts sorted by their lengths         edge networks       kept, as `ShortestFirst`
+batches and lengths by equations        edge networks       thrown out: they need two machines
+======================================  ==================  ========================================
+
+`docs/papers.md` has the figures behind each line.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from selfspec.cache import CacheContents
+from selfspec.errors import ConfigError, unknown_name
+
+__all__ = ["PAPERS", "method_of"]
+
+# The papers that have a method of their own for `generate()`; the fifth one is `edge_network`.
+PAPERS = ("diaa", "self-draft", "edgellm", "ghidorah")
+
+
+def method_of(paper: str, contents: CacheContents | None, **options: Any) -> dict[str, Any]:
+    """The arguments of `SelfSpec` that make a paper's method; `options` are its own and knobs."""
+    if paper not in PAPERS:
+        raise ConfigError(unknown_name("paper", str(paper), PAPERS))
+    module = import_module(f"{__name__}.{paper.replace('-', '_')}")
+    arguments: dict[str, Any] = module.method(contents, **options)
+    return arguments

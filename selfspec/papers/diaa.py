@@ -1,0 +1,194 @@
+"""DIAA: two look-up tables and a tree for each step.
+
+"DIAA: A Decoding-Efficient Inference Acceleration Approach for On-Device Large Language Models"
+(AAAI 2026). No second model: the t-LUT holds for each token the K next tokens that the model found
+likeliest when it last read it, and the p-LUT their probabilities. All nodes of a verified tree fill
+them, rejected ones too. A tree grows from them best-first. Its utility is the sum over its paths of
+the product of their tokens' probabilities (equation 1), under a budget B of drafted tokens, and a
+path π is scored (equation 2) by
+
+    s(π) = Π p_draft(x_i | x_<i) · δ^(|π| - 1) · Π α^(rank_i - 1).
+
+Paths below a threshold τ are pruned, but the first level is always there. A tree may keep its shape
+for N steps. While the CPU grows the next tree, a GPU updates the tables and the KV cache.
+
+``SelfSpec.as_in("diaa", cache=...)``: a cache is the paper's warm-up; its tables were filled from
+ShareGPT, which the recipe `dialogue` of ``selfspec cache build`` stands for.
+
+What the text leaves open, and how it is read here:
+
+- Which of a node's K tokens are merged into a row (figure 6): all K, so that they replace it
+  ("newest"); or the model's own choice replaces the least likely entry, and the others are added
+  only while there is room ("first"). The first reading is taken, since it comes near the paper.
+- Whether α is taken once for each level or once for the path: for each level.
+- The cost of a tree counts a node once for each path through it there, and once here, since that is
+  what a forward takes.
+- B: 64. δ, α and τ are those of figure 7, N is 1.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from selfspec.draft.calibration import Uncounted
+from selfspec.draft.shape import Place, Shape
+from selfspec.draft.sources import Cursor, Source
+from selfspec.errors import ConfigError
+from selfspec.records import Candidate, Evidence, StepRecord, TopK
+
+__all__ = ["FINE", "DynamicTree", "Tables", "method", "recorded"]
+
+FINE = 4096  # A probability is evidence as a whole number of these parts.
+
+
+class DynamicTree(Shape):
+    """A shape: equation 2, the threshold, and the update interval."""
+
+    def __init__(
+        self, *, delta: float = 0.8, alpha: float = 0.7, tau: float = 5e-3, interval: int = 1
+    ) -> None:
+        if not (0 < delta <= 1 and 0 < alpha <= 1 and 0 <= tau < 1 and interval >= 1):
+            raise ConfigError(
+                "delta and alpha must be in (0, 1], tau in [0, 1) and interval >= 1 (got "
+                f"{delta}, {alpha}, {tau} and {interval})"
+            )
+        self.delta, self.alpha, self.tau, self.interval = delta, alpha, tau, interval
+        self._places: Sequence[Place] = ()
+        self._num_uses = 0
+
+    def open(self, prompt_ids: Sequence[int], *, learns: bool) -> DynamicTree:
+        """A copy, which keeps the shape of its own row."""
+        return copy.copy(self)
+
+    def score(self, chance: float, depth: int, rank: int) -> float | None:
+        """Equation 2, one level after the other."""
+        score: float = chance * self.alpha**rank
+        if depth == 1:
+            return score
+        score *= self.delta
+        return score if score >= self.tau else None
+
+    def places(self) -> Sequence[Place]:
+        """The last tree's for N - 1 steps."""
+        if self._num_uses >= self.interval:
+            return ()
+        self._num_uses += 1
+        return self._places
+
+    def keep(self, places: Sequence[Place]) -> None:
+        """A new shape."""
+        self._places, self._num_uses = places, 1
+
+
+class Tables(Source):
+    """A source: t-LUT and p-LUT as one map from each token to its next ones.
+
+    Rows are never changed in place, so that several threads may read and write. They have the name
+    of our own first table, so that a cache fills either.
+    """
+
+    name = "lut"
+
+    def __init__(self, k: int = 8, *, merges: str = "newest") -> None:
+        if merges not in ("first", "newest"):
+            raise ConfigError(f"merges must be 'first' or 'newest' (got {merges!r})")
+        self._k, self._merges = k, merges
+        self._rows: dict[int, dict[int, float]] = {}
+
+    def open(self, prompt_ids: Sequence[int], *, learns: bool) -> TablesCursor:
+        return TablesCursor(self, prompt_ids[-1] if prompt_ids else -1, learns=learns)
+
+    def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
+        """Takes in what the model said behind each last token."""
+        said = zip(pairs[:, -1].tolist(), top.ids.tolist(), top.probabilities.tolist(), strict=True)
+        for token, ids, probabilities in said:
+            new = {i: p for i, p in zip(ids, probabilities, strict=True) if i >= 0}
+            is_whole = self._merges == "newest" or token not in self._rows
+            self._rows[token] = new if is_whole else self._merged(dict(self._rows[token]), new)
+
+    def _merged(self, row: dict[int, float], new: dict[int, float]) -> dict[int, float]:
+        """Figure 6: add while there is room; the first choice replaces the least likely entry."""
+        for number, (token, probability) in enumerate(new.items()):
+            if token not in row and len(row) >= self._k:
+                if number:
+                    continue
+                del row[min(row, key=row.__getitem__)]
+            row[token] = probability
+        return row
+
+    def next_tokens(self, token: int) -> list[Candidate]:
+        """The row of a token, likeliest first."""
+        row = sorted(self._rows.get(token, {}).items(), key=lambda entry: -entry[1])[: self._k]
+        return [
+            (next_, Evidence(self.name, rank=rank, probability_bin=round(p * FINE)))
+            for rank, (next_, p) in enumerate(row, start=1)
+        ]
+
+    def copy(self) -> Tables:
+        twin = copy.copy(self)
+        twin._rows = dict(self._rows)
+        return twin
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """What a cache keeps."""
+        tokens = sorted(self._rows)
+        ids = np.full((len(tokens), self._k), -1, np.int32)
+        probabilities = np.zeros((len(tokens), self._k), np.float16)
+        for i, token in enumerate(tokens):
+            row = sorted(self._rows[token].items(), key=lambda entry: -entry[1])[: self._k]
+            for rank, (next_, p) in enumerate(row):
+                ids[i, rank], probabilities[i, rank] = next_, p
+        return {"tokens": np.array(tokens, np.int32), "ids": ids, "probabilities": probabilities}
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """The warm-up."""
+        pairs = arrays["tokens"].astype(np.int64)[:, None]
+        self.observe_pairs(pairs, TopK(arrays["ids"], arrays["probabilities"]))
+
+
+class TablesCursor(Cursor):
+    """The end of one row's text, which is its last token."""
+
+    def __init__(self, tables: Tables, last: int, *, learns: bool) -> None:
+        self._tables, self._last, self._learns = tables, last, learns
+
+    def root(self) -> int:
+        return self._last
+
+    def expand(self, state: int) -> list[Candidate]:
+        return self._tables.next_tokens(state)
+
+    def follow(self, state: int, token: int) -> int:
+        return token
+
+    def observe(self, record: StepRecord) -> None:
+        """All nodes update the tables."""
+        if self._learns and (lesson := record.lesson):
+            self._tables.observe_pairs(lesson.pairs, lesson.top)
+        self._last = record.committed_ids[-1]
+
+
+def recorded(evidence: Evidence) -> float:
+    """The probability that the p-LUT holds."""
+    return evidence.probability_bin / FINE
+
+
+def method(
+    _contents: object = None, *, top_k: int = 8, merges: str = "newest", **options: Any
+) -> dict[str, Any]:
+    """The arguments of `SelfSpec`."""
+    own = {n: options.pop(n) for n in ("delta", "alpha", "tau", "interval") if n in options}
+    return {
+        "sources": (),
+        "extra_sources": [Tables(top_k, merges=merges)],
+        "shape": DynamicTree(**own),
+        "calibration": Uncounted(recorded),
+        "budget": "fixed",
+        "top_k": top_k,
+        **options,
+    }

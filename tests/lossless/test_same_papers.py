@@ -1,0 +1,119 @@
+"""The papers' own methods, and a user's own source, budget, shape and scheduler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from selfspec import SelfSpec, attach, generate_many
+from selfspec.config import SOURCE_NAMES
+from selfspec.draft.shape import Shape
+from selfspec.errors import ConfigError
+from selfspec.papers import PAPERS
+from selfspec.papers.edge_network import WholeBatches
+from tests.caches import contents
+from tests.fakes import new_model, prompt, tiny_model
+from tests.lossless.same import GREEDY, SAMPLE, Call, few, run_both
+from tests.tiny import make_tokenizer
+from tests.zoo import BRANCHING, NOT_BRANCHING
+
+DRAFTS = {
+    "diaa": {"lut"},
+    "self-draft": {"grams", "corpus"},
+    "edgellm": {"draft model"},
+    "ghidorah": set(SOURCE_NAMES),
+}
+
+
+def as_in(paper: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> SelfSpec:
+    """With the small model or the tree that it needs."""
+    if paper == "edgellm":
+        options["draft_model"] = new_model(num_hidden_layers=1)
+    if paper == "ghidorah":
+        options["cache"] = "fitted"
+        held = contents(tables={}, corpus=None, calibration=None)
+        monkeypatch.setattr("selfspec.plugin.spec.load_cache", lambda *_args, **_more: held)
+    return SelfSpec.as_in(paper, **options)
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_a_paper_s_method_gives_stock_s_text(paper: str, call: Call, monkeypatch: Any) -> None:
+    model, spec = tiny_model("mistral"), as_in(paper, monkeypatch)
+    for _ in range(2):
+        both = run_both(model, call.inputs, spec, drafts=False, **call.options)
+        assert both.stats.disabled_reason is None
+    assert both.stats.num_nodes > both.stats.num_steps
+    assert set(both.stats.drafted_by_source) <= DRAFTS[paper]
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+@pytest.mark.parametrize("name", [*few(BRANCHING), *NOT_BRANCHING])
+@pytest.mark.filterwarnings("ignore:.*falling back to.*:UserWarning")
+def test_on_other_architectures(name: str, paper: str, monkeypatch: Any) -> None:
+    spec = as_in(paper, monkeypatch, max_nodes=12)
+    run_both(tiny_model(name), prompt(2), spec, drafts=False, **SAMPLE)
+
+
+@pytest.mark.parametrize("learning", ["request", "frozen"])
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_learning_scope(paper: str, learning: str, monkeypatch: Any) -> None:
+    spec = as_in(paper, monkeypatch, learning=learning)
+    steps = [
+        run_both(tiny_model(), prompt(), spec, drafts=False, **GREEDY).stats.num_steps
+        for _ in range(2)
+    ]
+    if paper != "edgellm":  # Its threshold goes on from call to call.
+        assert steps[0] == steps[1]
+
+
+def test_to_forget_is_to_forget_a_paper_s_tables() -> None:
+    spec, steps = SelfSpec.as_in("diaa"), []
+    for forgets in (False, False, True):
+        if forgets:
+            spec.forget()
+        both = run_both(tiny_model(), prompt(), spec, drafts=False, **GREEDY)
+        steps.append(both.stats.num_steps)
+    assert steps[1] < steps[0] == steps[2]
+
+
+def test_what_is_missing_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"unknown paper 'dia'; did you mean 'diaa'\?"):
+        SelfSpec.as_in("dia")
+    with pytest.raises(ConfigError, match=r"as_in\('edgellm'\) needs a small model"):
+        SelfSpec.as_in("edgellm")
+    with pytest.raises(ConfigError, match=r"as_in\('ghidorah'\) needs a cache with a fitted tree"):
+        SelfSpec.as_in("ghidorah")
+    with pytest.raises(ConfigError, match="shape must be a Shape"):
+        SelfSpec(shape="wide")
+
+
+class Hanging(Shape):
+    """Hangs more than it says."""
+
+    num_beside = 1
+
+    def hang(self, tree: Any, max_depth: int, room: int) -> None:
+        tree.add(0, 1, 0.0)
+        tree.add(0, 2, 0.0)
+
+
+def test_a_shape_that_hangs_too_much_is_named() -> None:
+    spec = SelfSpec(budget="fixed", sources=(), shape=Hanging())
+    with pytest.raises(ConfigError, match=r"Hanging.hang\(\) must add at most 1 nodes"):
+        attach(new_model()).generate(**prompt(), assistant=spec, max_new_tokens=8)
+
+
+def test_whole_batches_run_to_their_ends() -> None:
+    scheduler = WholeBatches(lambda rows, tokens: 1 + rows * tokens / 100)
+    assert scheduler.choose([30, 10, 20], [], room=100) == [1, 2, 0]
+    assert scheduler.choose([30, 10, 20], [5], room=100) == []
+    assert scheduler.choose([300, 20], [], room=50) == [1]
+    assert scheduler.choose([], [], room=50) == []
+    model, tokenizer = tiny_model(), make_tokenizer()
+    prompts = [[5, 6, 7], [8, 9, 5, 6, 7, 8], [9]]
+    torch.manual_seed(0)
+    plain = generate_many(model, tokenizer, prompts, max_new_tokens=6)
+    ours = generate_many(model, tokenizer, prompts, max_new_tokens=6, scheduler=scheduler)
+    assert {a.index: a.ids for a in ours} == {a.index: a.ids for a in plain}

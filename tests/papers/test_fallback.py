@@ -1,0 +1,107 @@
+"""EdgeLLM: whose turn it is, when drafting ends, and how the threshold α moves."""
+
+from __future__ import annotations
+
+import random
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfspec.config import SpecConfig
+from selfspec.cost import Took
+from selfspec.draft.shape import Shape
+from selfspec.draft.tree import TreeGrower
+from selfspec.errors import ConfigError
+from selfspec.papers.edgellm import Fallback, Pacer, confidence
+from selfspec.records import DraftTree, StepRecord
+from tests.strategies import ScriptedCursor, probability_of
+
+TOOK = Took(4, 0.0, 1.0)
+CHANCES = (0.6, 0.2, 0.1)
+BEHIND = {n: [(n + i, chance) for i, chance in enumerate(CHANCES, 1)] for n in range(40)}
+
+
+def grown(shape: Shape, max_nodes: int, budget: Fallback | None = None) -> DraftTree:
+    """Behind token n come n + 1, n + 2 and n + 3."""
+    grower = TreeGrower([ScriptedCursor(BEHIND)], SpecConfig(), probability_of, shape=shape)
+    pays = None if budget is None else budget.step(max_nodes).search()
+    with mock.patch("selfspec.draft.tree._LEAST_HOPE", 1.0):
+        return grower.grow(0, max_nodes, None, pays)
+
+
+def test_the_pacer_goes_on_with_the_branch_that_lacks_most_of_its_tokens():
+    best = sum(grown(Shape(), 7).scores[1:])
+    paced = grown(Pacer(6), 7)
+    assert sum(paced.scores[1:]) < best
+    assert len(paced.children[0]) > 1
+
+
+@pytest.mark.parametrize(("as_written", "num_drafted"), [(True, 3), (False, 2)])
+def test_drafting_ends_after_the_confidence_fell_or_before_it(as_written, num_drafted):
+    """The likeliest scores are 0.6, 0.36 and 0.216."""
+    budget = Fallback(0.3, as_written=as_written)
+    assert len(grown(Shape(), 64, budget)) == num_drafted + 1
+
+
+def test_equation_3():
+    budget = Fallback(0.08)
+    budget.observe(4, 4, 0.3)
+    assert budget.alpha == pytest.approx(0.04)
+    budget.observe(4, 1, 0.25)
+    assert budget.alpha == pytest.approx(0.04 / 0.25**0.75)
+    budget.observe(0, 0, 1.0)
+    assert budget.alpha == pytest.approx(0.04 / 0.25**0.75)
+
+
+@given(
+    st.floats(0.001, 0.99),
+    st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8), st.floats(0, 1)), max_size=60),
+)
+def test_alpha_stays_between_0_and_1(start, paths):
+    budget = Fallback(start)
+    for num_all, num_correct, held in paths:
+        before = budget.alpha
+        budget.observe(num_all, min(num_correct, num_all), held)
+        assert 0 < budget.alpha < 1
+        if 0 < num_all <= num_correct:
+            assert budget.alpha <= before
+        else:
+            assert budget.alpha >= before
+
+
+def test_the_branch_that_was_right_longest_is_judged():
+    """The first branch has the best leaf, the second one the most right tokens."""
+    tree = DraftTree.of_root(1)
+    tree.add(0, 2, 0.6)
+    tree.add(0, 3, 0.3)
+    tree.add(2, 4, 0.2)
+    assert confidence(tree) == 0.6
+    budget = Fallback()
+    record = StepRecord(row=0, tree=tree, path=[0, 2, 3], committed_ids=[3, 4, 5])
+    budget.step(8).observe(TOOK, [record])
+    assert budget.alpha == pytest.approx(0.005)
+
+
+def test_after_a_miss_it_comes_back():
+    """Each next token is right with a chance of .8, and drafts know it."""
+    dice, budget, num_tokens = random.Random(2), Fallback(as_written=False), 0
+    for _ in range(2000):
+        step = budget.step(16)
+        tree, goes_on, path = DraftTree.of_root(1), step.search(), [0]
+        for node in range(15):
+            if not goes_on(tree, 0.8 * tree.scores[node]):
+                break
+            tree.add(node, 2, 0.8 * tree.scores[node])
+            if len(path) == node + 1 and dice.random() < 0.8:
+                path.append(node + 1)
+        committed = [2] * len(path)
+        num_tokens += len(committed)
+        step.observe(TOOK, [StepRecord(row=0, tree=tree, path=path, committed_ids=committed)])
+    assert num_tokens / 2000 > 2.7
+
+
+def test_what_alpha_starts_from_is_checked():
+    with pytest.raises(ConfigError, match=r"alpha must be in \(0, 1\)"):
+        Fallback(1.0)
