@@ -87,7 +87,8 @@ class Decoder:
         if self.before_step is not None:
             timed("prepare", self.before_step, len(rows))
             start = self._lap
-        step = self.budget.step(self.backend.max_width(self.config.max_nodes))
+        pending, allowed = self.backend.num_pending, self.backend.max_width(self.config.max_nodes)
+        step = self.budget.step(allowed, pending)
         trees = timed("draft", self._draft, step)
         drafted = self._lap
         layout = timed("layout", self.backend.lay_out, trees)
@@ -98,11 +99,12 @@ class Decoder:
         records = timed("verify", _verified, rows, trees)
         timed("commit", self._commit, records)
         timed("learn", self._learn, rows, records, tops)
-        width = max(map(len, trees))
+        width = (pending or 0) + max(map(len, trees))
         rest = self._lap - drafted - self.backend.setting_up
         timed("learn", step.observe, Took(width, drafted - start, rest), records)
         for row, record in zip(rows, records, strict=True):
             row.stats.count_step(record)
+            row.stats.num_read_again += pending or 0
             row.stats.count_time(self._laps, self._lap - start, width, len(rows))
         self._tell(records)
         return records

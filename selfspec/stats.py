@@ -28,6 +28,8 @@ class GenerationStats:
         num_steps: Forwards after the prompt's, counted once for each row in them.
         num_nodes: Verified nodes, the roots included.
         num_branch_queries: Tokens that branches asked beside the trees.
+        num_read_again: Accepted tokens that were read a second time, since a running state can't
+            take back the wrong drafts behind them.
         num_draft_forwards: Forwards of the draft model, those over the prompts among them.
         accepted_lengths: How many steps there were by the number of accepted drafts.
         drafted_by_source: Drafted tokens by source. One that two sources name counts for both.
@@ -52,6 +54,7 @@ class GenerationStats:
     num_steps: int = 0
     num_nodes: int = 0
     num_branch_queries: int = 0
+    num_read_again: int = 0
     num_draft_forwards: int = 0
     accepted_lengths: Counter[int] = field(default_factory=Counter)
     drafted_by_source: Counter[str] = field(default_factory=Counter)

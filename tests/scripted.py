@@ -57,6 +57,7 @@ class ScriptedBackend:
     """Keeps each row's text where a real one keeps its KV, and checks what it is given."""
 
     setting_up = 0.0
+    num_pending = None
 
     def __init__(self, model: ScriptedModel, prompts: Sequence[Sequence[int]]) -> None:
         self.model = model

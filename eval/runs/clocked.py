@@ -72,6 +72,7 @@ class _Backend:
     """Runs forwards that only take time."""
 
     setting_up = 0.0
+    num_pending = None
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine

@@ -41,20 +41,16 @@ __all__ = [
     "attention_functions",
     "attention_implementation",
     "belongs_to_caller",
-    "crop_to",
     "decode_plainly",
     "decoding_switches",
     "hidden_kv_name",
     "implementations_of",
     "is_of_output_capturing",
-    "keeps_only_states",
     "kv_of",
     "length_of_dropped_mask",
-    "record_past",
     "runs_in_step",
     "sdpa_attention_forward",
     "set_columns_seen",
-    "stop_recording_past",
     "update_arguments",
     "using_candidates",
     "with_kv",
@@ -92,15 +88,6 @@ def hidden_kv_name(arguments: Mapping[str, Any]) -> str | None:
     """
     held = (name for name, value in arguments.items() if isinstance(value, Cache))
     return next((name for name in held if name not in (KV, _OF_STATES)), None)
-
-
-def keeps_only_states(kv: Any) -> bool:
-    """Are all layers of this cache running states, as of a recurrent model?
-
-    Before 5.24, such a model had no KV cache. Without the answer, a trial of the model says no.
-    """
-    is_linear = getattr(kv, "is_linear", ())
-    return bool(is_linear) and all(is_linear)
 
 
 def belongs_to_caller(kv: Any) -> bool:
@@ -195,33 +182,6 @@ def using_candidates(model: Any, new_generator: Callable[..., Any]) -> Iterator[
     finally:
         for name in replaced:
             del vars(model)[name]
-
-
-def record_past(kv: Any) -> None:
-    """Lets windowed layers keep what falls out of their window, so that drafts can be cropped."""
-    kv.activate_past_recording()
-
-
-def crop_to(kv: Any, length: int, num_behind: int) -> None:
-    """Crops what a forward has read behind the first `length` columns, `num_behind` of them.
-
-    A forward that breaks off has grown the first layers alone, so each one is asked. A convolution
-    knows no length, but it holds more columns than its kernel has if it has grown.
-    """
-    for layer in kv.layers:
-        if hasattr(layer, "get_seq_length"):
-            surplus = max(layer.get_seq_length() - length, 0)
-        else:
-            has_grown = layer.conv_states[0].shape[-1] > layer.conv_kernel_size[0]
-            surplus = num_behind if has_grown else 0
-        layer.crop(-surplus)
-
-
-def stop_recording_past(kv: Any) -> None:
-    """Lets windowed layers drop old columns again; without it, they would keep all of them."""
-    for layer in kv.layers:
-        if hasattr(layer, "record_past"):
-            layer.record_past = False
 
 
 def set_columns_seen(layer: Any, number: int) -> None:

@@ -7,9 +7,10 @@ has the most tokens a second. Width 1, plain decoding, is one of the choices.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate, zip_longest
+from itertools import zip_longest
 from typing import NamedTuple
 
 from selfspec.cost.curve import CostCurve
@@ -23,19 +24,50 @@ class Choice(NamedTuple):
     rate: float  # Tokens a second.
 
 
-def best_width(scores: Sequence[Sequence[float]], curve: CostCurve, max_nodes: int) -> Choice:
+class StepCosts:
+    """The seconds of steps with chains or trees, by width.
+
+    `num_pending` tokens are read in front of a chain whose wrong drafts can't be taken back. If it
+    has a wrong draft, they and what was accepted are read once more. None: wrong drafts are taken
+    back.
+    """
+
+    def __init__(self, curve: CostCurve, max_nodes: int, num_pending: int | None) -> None:
+        self._reads_again = num_pending is not None
+        self._pending = pending = num_pending or 0
+        self._table = curve.table(pending + max_nodes)
+        self.by_width = self._table[pending:]  # Those of the forwards alone.
+        self.ends = [end - pending for end in curve.ends(pending + max_nodes) if end > pending]
+
+    def seconds(self, width: int, tokens: float, score: float) -> float:
+        """What `width` nodes cost, whose last one has the chance `score`, the others `tokens`."""
+        wrong = 1 - score
+        if not self._reads_again or wrong <= 0:
+            return self.by_width[width]
+        read_again = self._pending + (tokens - (width - 1) * score) / wrong
+        again = self._table[min(1 + math.ceil(read_again), len(self._table) - 1)] - self._table[1]
+        return self.by_width[width] + wrong * again
+
+
+def best_width(
+    scores: Sequence[Sequence[float]],
+    curve: CostCurve,
+    max_nodes: int,
+    num_pending: int | None = None,
+) -> Choice:
     """The width that brings the most tokens a second, of those from 1 to `max_nodes`.
 
     `scores` has a list for each row that shares the forward: the scores of its tree's nodes in
     the order they were added, without the root. A row whose tree has fewer brings what it has.
     The narrowest of equal ones is taken.
     """
+    num_rows, costs = len(scores), StepCosts(curve, max_nodes, num_pending)
+    tokens = float(num_rows)
+    best = Choice(1, tokens, tokens / costs.by_width[1])
     gains = map(sum, zip_longest(*scores, fillvalue=0.0))
-    brought = accumulate(gains, initial=float(len(scores)))
-    best = Choice(1, 0.0, -1.0)
-    for width, (seconds, tokens) in enumerate(
-        zip(curve.table(max_nodes)[1:], brought, strict=False), start=1
-    ):
+    for width, gain in zip(range(2, max_nodes + 1), gains, strict=False):
+        seconds = costs.seconds(width, tokens / num_rows, gain / num_rows)
+        tokens += gain
         if tokens / seconds > best.rate:
             best = Choice(width, tokens, tokens / seconds)
     return best
@@ -54,12 +86,11 @@ class WidthSearch:
     (4, 4)
     """
 
-    def __init__(self, curve: CostCurve, max_nodes: int) -> None:
-        self._costs = curve.table(max_nodes)  # By width.
-        self._ends = curve.ends(max_nodes)
+    def __init__(self, curve: CostCurve, max_nodes: int, num_pending: int | None = None) -> None:
+        self._costs = StepCosts(curve, max_nodes, num_pending)
         self._tokens = 1.0
         self.num_nodes = 1
-        self.best = Choice(1, 1.0, 1.0 / self._costs[1])
+        self.best = Choice(1, 1.0, 1.0 / self._costs.by_width[1])
 
     def take(self, score: float) -> bool:
         """Counts the next node in, unless no tree with it can beat the best one so far.
@@ -67,10 +98,10 @@ class WidthSearch:
         Exact as long as no later score is above this one.
         """
         width = self.num_nodes + 1
-        if width >= len(self._costs):
+        if width >= len(self._costs.by_width):
             return False
         tokens = self._tokens + score
-        rate = tokens / self._costs[width]
+        rate = tokens / self._costs.seconds(width, self._tokens, score)
         if rate > self.best.rate:
             self.best = Choice(width, tokens, rate)
         elif not self._may_pay(score):
@@ -91,6 +122,6 @@ class WidthSearch:
         max, no wider tree pays, and none of those that have lower scores.
         """
         spare = self._tokens - self.num_nodes * score
-        rate, costs = self.best.rate, self._costs
-        wider = self._ends[bisect_right(self._ends, self.num_nodes) :]
+        rate, costs, ends = self.best.rate, self._costs.by_width, self._costs.ends
+        wider = ends[bisect_right(ends, self.num_nodes) :]
         return any(spare + width * score > rate * costs[width] for width in wider)

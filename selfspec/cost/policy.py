@@ -66,8 +66,8 @@ class Step:
 class Budget:
     """Decides on the steps of one call, or of rows that come and go."""
 
-    def step(self, allowed: int) -> Step:
-        """The next step, of at most `allowed` nodes."""
+    def step(self, allowed: int, num_pending: int | None = None) -> Step:
+        """The next step, of at most `allowed` nodes; `Backend.num_pending` is read in front."""
         return Step(allowed)
 
     @property
@@ -95,7 +95,7 @@ class ThresholdBudget(Budget):
     def __init__(self, threshold: float = 0.01) -> None:
         self.threshold = _between_bounds(threshold)
 
-    def step(self, allowed: int) -> Step:
+    def step(self, allowed: int, num_pending: int | None = None) -> Step:
         """All that are allowed, as long as they are likely enough."""
         return ThresholdStep(allowed, self)
 
@@ -176,13 +176,16 @@ class MeasuredBudget(Budget):
         self.is_surprised = False  # Was the last step with drafts far slower than believed?
         self.pause = Pause()
 
-    def step(self, allowed: int) -> MeasuredStep:
+    def step(self, allowed: int, num_pending: int | None = None) -> MeasuredStep:
         """As wide as drafts may still lose; 1 until plain steps were timed, and now and then."""
-        plain = self.curve.seconds(1)
+        plain, pending = self.curve.seconds(1), num_pending or 0
         end = plain + plain * self.ledger.room() - self.looking.value
+        if num_pending is not None:  # A wrong draft lets the root be read again, too.
+            end -= self.curve.seconds(pending + 2) - plain
         # Behind a slow step, a plain one tells whether the machine is slow or the width.
         is_due = not self.curve.knows_plain or self.num_since_plain >= _RETIME or self.is_surprised
-        return MeasuredStep(self, 1 if is_due else self.curve.widest_within(end, allowed))
+        widest = 1 if is_due else self.curve.widest_within(end, pending + allowed) - pending
+        return MeasuredStep(self, max(widest, 1), num_pending)
 
     @property
     def paused(self) -> str | None:
@@ -197,9 +200,10 @@ class MeasuredBudget(Budget):
 class MeasuredStep(Step):
     """One step of a measured budget."""
 
-    def __init__(self, budget: MeasuredBudget, max_nodes: int) -> None:
+    def __init__(self, budget: MeasuredBudget, max_nodes: int, num_pending: int | None) -> None:
         super().__init__(max_nodes)
         self._budget = budget
+        self._num_pending = num_pending
         self._trust = budget.ledger.trust
         self._search: WidthSearch | None = None  # The one that grew the last tree.
 
@@ -207,7 +211,7 @@ class MeasuredStep(Step):
         """Says where the growth of a tree may stop."""
         if self.max_nodes <= 1:
             return None
-        search = self._search = WidthSearch(self._budget.curve, self.max_nodes)
+        search = self._search = WidthSearch(self._budget.curve, self.max_nodes, self._num_pending)
         return lambda score: search.take(self._worth(score))
 
     def fit(self, trees: Sequence[DraftTree]) -> None:
@@ -216,7 +220,8 @@ class MeasuredStep(Step):
             choice = self._search.best  # It was found while the only tree grew.
         else:
             worth = [list(map(self._worth, tree.scores[1 : self.max_nodes])) for tree in trees]
-            choice = best_width(worth, self._budget.curve, 1 + max(map(len, worth)))
+            most = 1 + max(map(len, worth))
+            choice = best_width(worth, self._budget.curve, most, self._num_pending)
         for tree in trees:
             if len(tree) > choice.width:
                 tree.cut(choice.width)
@@ -244,8 +249,9 @@ class MeasuredStep(Step):
         usual = curve.slowness * curve.seconds(took.width)
         rest = min(max(took.rest, usual / _FAR), usual * _FAR, took.width * plain)
         tokens, saved = num_tokens / max(len(records), 1), 0.0
-        if self.max_nodes > 1:
+        if self.max_nodes > 1 or took.width > 1:
             saved = tokens * plain - rest - took.drafting
+        if self.max_nodes > 1:
             budget.looking.observe(took.drafting, 1)
         if took.width > 1:
             slope = (rest / plain - 1) / (took.width - 1)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from selfspec.compat.generation import kv_of, length_of_dropped_mask, update_arguments
+from selfspec.compat.states import columns_of, keeps_only_states
 from selfspec.draft.memory import Memory
 from selfspec.engine import top_k_of
 from selfspec.plugin.call import Call
@@ -53,7 +54,7 @@ class PromptReader:
         call, start = self.call, perf_counter()
         num_rows, length = call.input_ids.shape
         end = length if num_tokens is None else min(self._num_read + num_tokens, length)
-        num_known = self._num_read or kv_of(call.model_kwargs).get_seq_length()
+        num_known = self._num_read or columns_of(kv_of(call.model_kwargs))
         prepared.before_prompt(num_rows * max(end - num_known, 1))
         read_from = perf_counter()
         call.stats.seconds["prepare"] += read_from - start  # type: ignore[assignment]
@@ -91,7 +92,9 @@ class PromptReader:
         return outputs
 
     def _num_unread(self, kwargs: dict[str, Any]) -> int | None:
-        num_known = int(kv_of(kwargs).get_seq_length())
+        if keeps_only_states(kv_of(kwargs)):
+            return None  # Stock does not ask where it stands.
+        num_known = columns_of(kv_of(kwargs))
         if (embeds := kwargs.get("inputs_embeds")) is not None:
             return int(embeds.shape[1]) - num_known
         mask, length = kwargs.get("attention_mask"), int(self.call.input_ids.shape[1])

@@ -15,7 +15,7 @@ import transformers
 from transformers.cache_utils import DynamicCache
 from transformers.generation.utils import GenerationMixin
 
-from selfspec.compat.generation import KV_NAMES, hidden_kv_name, keeps_only_states, kv_of
+from selfspec.compat.generation import KV_NAMES, hidden_kv_name, kv_of
 from selfspec.compat.modules import is_parallel, prompt_learning
 from selfspec.plugin.rules import looks_at_rows, row_stops
 from selfspec.run.rope import changes_other_rows, rope_limit
@@ -114,8 +114,7 @@ def _renamed_kv(call: Any) -> str | None:
 
 
 def _state_in_place_of_kv(call: Any) -> str | None:
-    cache = kv_of(call.model_kwargs)
-    return type(call.model).__name__ if cache is None or keeps_only_states(cache) else None
+    return type(call.model).__name__ if kv_of(call.model_kwargs) is None else None
 
 
 def _other_kv(call: Any) -> str | None:

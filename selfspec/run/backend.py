@@ -30,6 +30,11 @@ class Backend(Protocol):
         """How many columns of the KV are in front of the next tree."""
         ...
 
+    @property
+    def num_pending(self) -> int | None:
+        """How many committed tokens the next forward reads again; None if none ever has to be."""
+        ...
+
     def max_width(self, max_nodes: int) -> int:
         """How many of `max_nodes` nodes the next forward may have."""
         ...

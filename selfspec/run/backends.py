@@ -10,17 +10,14 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from selfspec.compat.generation import (
-    crop_to,
-    record_past,
-    stop_recording_past,
-    update_arguments,
-)
+from selfspec.compat.generation import belongs_to_caller, update_arguments
+from selfspec.compat.states import columns_of, crop_to, record_past, stop_recording_past
 from selfspec.errors import UnsupportedError
 from selfspec.machine.device import upload
 from selfspec.records import DraftTree
 from selfspec.run.graphs.runner import StaticRunner, stepped
 from selfspec.run.grouped_attention import grouped_attention
+from selfspec.run.kept_states import KeptStates
 from selfspec.run.layout import InputShape, RowState, hiding, read, write
 from selfspec.run.model import AttentionTypes, device_of, logits_of, takes
 from selfspec.run.tree_kv import ENDLESS, TreeKV
@@ -38,6 +35,8 @@ class TreeBackend:
     So the move runs while the CPU drafts, costs nothing if the path already lies in the right
     slots, and leaves the KV complete between any two steps.
     """
+
+    num_pending = None
 
     def __init__(
         self,
@@ -185,6 +184,10 @@ class ChainBackend:
 
     All rows advance by the same number of tokens. The model's own `generate` code prepares the
     inputs, so they are what its plain steps would get.
+
+    Wrong drafts are cropped. Running states can't be, so they are copied before a forward over
+    drafts. If one of these was wrong, the cache goes back to the copies, and the tokens that were
+    accepted are pending: the next forward reads them again, in front of its own.
     """
 
     reason = None
@@ -203,16 +206,31 @@ class ChainBackend:
         self._model = model
         self._cache = cache
         self._ids = input_ids
-        self._kwargs = {**model_kwargs, "logits_to_keep": 0}
-        if not takes(model, "logits_to_keep"):
-            del self._kwargs["logits_to_keep"]
-        self._width = 0  # How many columns of the last chains are behind the committed ones.
-        self.front = int(cache.get_seq_length())  # The committed columns.
+        self._kwargs = model_kwargs
+        self._takes_number = takes(model, "logits_to_keep")
+        self._num_given = input_ids.shape[1]
+        self._num_new = 0  # The tokens that were committed since.
+        self._first_front = columns_of(cache) or self._num_given
+        self._width = 0  # The columns of the last chains that are behind the committed ones.
+        self._states = None if cache.is_croppable else KeptStates(cache)
+        self._num_pending = 0
+        # An interrupt may break off any forward over a cache that somebody else has.
+        self._keeps_always = belongs_to_caller(cache)
         record_past(cache)
 
+    @property
+    def front(self) -> int:
+        """The committed columns, pending ones among them."""
+        return self._first_front + self._num_new
+
+    @property
+    def num_pending(self) -> int | None:
+        """How many committed tokens the next forward reads again; None if none ever has to be."""
+        return None if self._states is None else self._num_pending
+
     def max_width(self, max_nodes: int) -> int:
-        """All nodes asked for: a chain's tokens are where they will be in the text."""
-        return max_nodes
+        """All nodes asked for, less what is read again: a token is where it will be in the text."""
+        return max(max_nodes - self._num_pending, 1)
 
     def lay_out(self, trees: Sequence[DraftTree]) -> dict[str, Any]:
         """The model's own inputs for the chains; shorter ones are padded with their last token."""
@@ -221,36 +239,59 @@ class ChainBackend:
         padded = [ids + ids[-1:] * (self._width - len(ids)) for ids in chains_ids]
         chains = upload(torch.tensor(padded, device="cpu"), self._ids.device)
         self._ids = torch.cat([self._ids, chains], dim=-1)
-        inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(
-            self._ids,
-            next_sequence_length=self._width,
-            **self._advanced(self._width - 1),
-        )
-        return inputs
+        if self._states is not None and (self._width > 1 or self._keeps_always):
+            self._states.keep()
+        return self._inputs(self._num_pending + self._width)
 
     def forward(self, layout: dict[str, Any]) -> torch.Tensor:
         """The logits (B, Q, V) of the forward."""
+        if self._takes_number:
+            layout["logits_to_keep"] = self._width
         with grouped_attention():
             output = self._model(**layout, return_dict=True)
-        return output.logits  # type: ignore[no-any-return]
+        return output.logits[:, -self._width :]  # type: ignore[no-any-return]
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keeps the same number of tokens of every row and crops the rest off."""
+        """Keeps the same number of tokens of every row and takes the rest back."""
         num_kept = len(paths[0])
-        self.front, self._width = self.front + num_kept, self._width - num_kept
-        crop_to(self._cache, self.front, self._width)
-        self._ids = self._ids[:, : self._ids.shape[1] - self._width]
-        self._kwargs = self._advanced(num_kept)
+        self._num_new, self._width = self._num_new + num_kept, self._width - num_kept
+        if self._states is not None:
+            self._num_pending = self._num_pending + num_kept if self._width else 0
+        self._take_back()
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Is never called: rows that advance together also stop together."""
         raise AssertionError("chains drop no rows")
 
     def release(self, *, fills: bool = True) -> None:
-        """Crops chains that an error has left, and lets windowed layers drop old columns again."""
-        crop_to(self._cache, self.front, self._width)
+        """Takes back what an error has left, and lets windowed layers drop old columns again.
+
+        What is pending is read first if anybody gets the cache.
+        """
+        self._take_back()
+        if fills and self._states is not None and self._num_pending:
+            self._states.keep()
+            self._width = 1  # If this breaks off, it is taken back.
+            try:
+                self.forward(self._inputs(self._num_pending))
+                self._num_pending = self._width = 0
+            finally:
+                self._take_back()
         stop_recording_past(self._cache)
 
-    def _advanced(self, num_tokens: int) -> dict[str, Any]:
-        """The model's arguments, with masks and positions for `num_tokens` more tokens."""
-        return update_arguments(self._model, dict(self._kwargs), num_new_tokens=num_tokens)
+    def _take_back(self) -> None:
+        """Lets the cache hold what is committed and not pending, and the ids all committed ones."""
+        self._ids = self._ids[:, : self._num_given + self._num_new]
+        if self._states is not None:
+            self._states.go_back() if self._width else self._states.forget()
+        crop_to(self._cache, self.front - self._num_pending, self._width)
+
+    def _inputs(self, num_tokens: int) -> dict[str, Any]:
+        """The model's own inputs for the last tokens of the ids, with masks and positions."""
+        # The arguments are those of a step that reads the first root.
+        num_more = self._ids.shape[1] - self._num_given - 1
+        arguments = update_arguments(self._model, dict(self._kwargs), num_new_tokens=num_more)
+        inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(
+            self._ids, next_sequence_length=num_tokens, **arguments
+        )
+        return inputs

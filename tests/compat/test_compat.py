@@ -13,16 +13,18 @@ import torch
 import transformers
 from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from torch import nn
-from transformers import DynamicCache, DynamicLayer
+from transformers import Cache, DynamicCache, DynamicLayer
+from transformers.cache_utils import LinearAttentionAndSlidingWindowAttentionLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import selfspec
-from selfspec.compat import checkpoints, generation, kernels, modules, versions
+from selfspec.compat import checkpoints, generation, kernels, modules, states, versions
+from selfspec.run.kept_states import KeptStates
 from tests.fakes import new_model, prompt, tiny_model
 
 PEFT_NOTE = "ignore:.*is_gradient_checkpointing.*:FutureWarning"
 
-MODULES = (checkpoints, generation, kernels, modules, versions)
+MODULES = (checkpoints, generation, kernels, modules, states, versions)
 RE_EXPORTED = ("transformers", "torch")  # Their own classes and functions are called elsewhere.
 HERE = Path(__file__)
 
@@ -101,11 +103,11 @@ def test_a_renamed_cache_is_told_in_true_words(monkeypatch):
 
 def test_what_a_recurrent_model_keeps_is_no_kv_cache():
     attention, mamba = tiny_model().config, tiny_model("mamba").config
-    assert not generation.keeps_only_states(DynamicCache())
-    assert not generation.keeps_only_states(DynamicCache(config=attention))
-    assert not generation.keeps_only_states(None)
+    assert not states.keeps_only_states(DynamicCache())
+    assert not states.keeps_only_states(DynamicCache(config=attention))
+    assert not states.keeps_only_states(None)
     if generation.KV == "cache":  # Before, it had a class of its own.
-        assert generation.keeps_only_states(DynamicCache(config=mamba))
+        assert states.keeps_only_states(DynamicCache(config=mamba))
 
 
 @pytest.mark.parametrize("is_theirs", [False, True])
@@ -192,13 +194,13 @@ def test_windowed_layers_record_and_count():
     model = tiny_model("mistral")
     cache = DynamicCache(config=model.config)
     model(**prompt(), **generation.with_kv(cache))
-    generation.record_past(cache)
+    states.record_past(cache)
     assert all(layer.record_past for layer in cache.layers)
-    generation.stop_recording_past(cache)
+    states.stop_recording_past(cache)
     assert not any(layer.record_past for layer in cache.layers)
     generation.set_columns_seen(cache.layers[0], 5)
     assert cache.get_seq_length() == 5
-    generation.stop_recording_past(DynamicCache())
+    states.stop_recording_past(DynamicCache())
     assert not hasattr(DynamicLayer(), "record_past")
 
 
@@ -210,18 +212,63 @@ def test_what_a_forward_has_left_is_cropped_layer_by_layer(name, num_layers):
     whole, cut = (DynamicCache(config=model.config) for _ in range(2))
     for cache in (whole, cut):
         model(**prompt(), **generation.with_kv(cache))
-    generation.record_past(cut)
+    states.record_past(cut)
     untouched = cut.layers[num_layers:]
     cut.layers[num_layers:] = [copy.copy(layer) for layer in untouched]
     model(input_ids=torch.tensor([[5, 6, 7]]), **generation.with_kv(cut))
     cut.layers[num_layers:] = untouched
     for _ in range(2):  # What is cropped already stays.
-        generation.crop_to(cut, prompt()["input_ids"].shape[1], 3)
+        states.crop_to(cut, prompt()["input_ids"].shape[1], 3)
         for ours, theirs in zip(cut.layers, whole.layers, strict=True):
             for held, name_of in ((x, n) for n, x in vars(ours).items() if n in ("keys", "values")):
                 assert torch.equal(held, getattr(theirs, name_of))
             if hasattr(ours, "conv_states"):
                 assert torch.equal(ours.conv_states[0], theirs.conv_states[0])
+
+
+@pytest.mark.parametrize("name", ["qwen3-next", "bamba", "lfm2", "llama"])
+def test_states_are_found_in_the_layers(name):
+    model, cache = tiny_model(name), DynamicCache(config=tiny_model(name).config)
+    kinds = {"lfm2": 1, "llama": 0}.get(name, 2)
+    model(**prompt(), **generation.with_kv(cache))
+    assert states.columns_of(cache) == prompt()["input_ids"].shape[1]
+    assert states.can_go_back(cache)
+    assert len(states.states_of(cache)) == kinds
+    assert len(states.states_of(cache, ["recurrent_states"])) == int(kinds == 2)
+    assert states.windows_of(cache) == []
+    states.record_past(cache)
+    assert [layer.record_past for layer in cache.layers if hasattr(layer, "record_past")] == (
+        {"lfm2": [True], "llama": []}.get(name, [False])
+    )
+
+
+def test_layers_without_the_states_of_their_model_cant_go_back():
+    """As of a model that keeps them in its modules."""
+    cache = DynamicCache(config=tiny_model("qwen3-next").config)
+    assert not states.can_go_back(cache)
+
+
+def test_a_window_beside_states_is_kept_whole():
+    layer = LinearAttentionAndSlidingWindowAttentionLayer(sliding_window=4)
+    cache = Cache(layers=[layer])
+    conv, state, keys = torch.ones(1, 2, 3), torch.ones(1, 2, 2), torch.ones(1, 1, 6, 2)
+    layer.update_conv_state(conv)
+    layer.update_recurrent_state(state)
+    layer.update(keys, keys)
+    assert states.windows_of(cache) == [
+        (vars(layer), name) for name in ("keys", "values", "cumulative_length")
+    ]
+    kept = KeptStates(cache)
+    kept.keep()
+    layer.update_conv_state(2 * conv)
+    layer.update_recurrent_state(2 * state)
+    layer.update(2 * keys[:, :, :3], 2 * keys[:, :, :3])
+    kept.go_back()
+    states.crop_to(cache, 6, 3)
+    assert torch.equal(layer.conv_states[0], conv)
+    assert torch.equal(layer.recurrent_states[0], state)
+    assert torch.equal(layer.keys, keys[:, :, :3])
+    assert layer.get_seq_length() == 6
 
 
 def test_attention_by_name():

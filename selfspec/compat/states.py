@@ -1,0 +1,126 @@
+"""The running states in cache layers of transformers, as recurrent and hybrid models have them.
+
+A layer may hold states alone, or states beside keys and values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from transformers.cache_utils import (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionCacheLayerMixin,
+)
+
+__all__ = [
+    "can_go_back",
+    "columns_of",
+    "crop_to",
+    "keeps_only_states",
+    "record_past",
+    "states_of",
+    "stop_recording_past",
+    "windows_of",
+]
+
+Place = tuple[dict[Any, Any], Any]  # A dictionary, and the key under which it holds something.
+
+
+def can_go_back(kv: Any) -> bool:
+    """Can each layer be cropped, or else be put back by the states that it holds?
+
+    Some models keep states in their own modules, and nothing in the layers for them.
+    """
+    return all(
+        layer.is_croppable
+        or (_has_states(layer) and any(layer.is_recurrent_states_initialized.values()))
+        for layer in kv.layers
+    )
+
+
+def keeps_only_states(kv: Any) -> bool:
+    """Are all layers of this cache running states, as of a recurrent model?
+
+    Such a cache knows no length. Before 5.24, such a model had no KV cache.
+    """
+    is_linear = getattr(kv, "is_linear", ())
+    return bool(is_linear) and all(is_linear)
+
+
+def columns_of(kv: Any) -> int:
+    """How many columns a KV cache holds; 0 where nothing counts them."""
+    return 0 if keeps_only_states(kv) else int(kv.get_seq_length())
+
+
+def states_of(kv: Any, kinds: Sequence[str] = ("conv_states", "recurrent_states")) -> list[Place]:
+    """Where the running states are; models write to the tensors that are there."""
+    return [
+        (held, index)
+        for layer in kv.layers
+        if _has_states(layer)
+        for held in (getattr(layer, kind) for kind in kinds)
+        for index, state in held.items()
+        if state is not None
+    ]
+
+
+def windows_of(kv: Any) -> list[Place]:
+    """Where layers with states hold a window of keys and values, which each forward replaces.
+
+    One switch lets both halves of such a layer keep what drafts need to be cropped, and the states
+    can do without.
+    """
+    names = ("keys", "values", "cumulative_length")
+    return [(vars(layer), name) for layer in kv.layers if _has_window(layer) for name in names]
+
+
+def record_past(kv: Any) -> None:
+    """Lets windowed layers keep what falls out of their window, so that drafts can be cropped.
+
+    So do convolutions, unless states go back with copies.
+    """
+    crops_states = kv.is_croppable
+    for layer in kv.layers:
+        if hasattr(layer, "activate_past_recording") and (crops_states or not _has_states(layer)):
+            layer.activate_past_recording()
+
+
+def crop_to(kv: Any, length: int, num_behind: int) -> None:
+    """Crops what a forward has read behind the first `length` columns, `num_behind` of them.
+
+    A forward that breaks off has grown the first layers alone, so each one is asked. What goes back
+    with copies of states is left alone.
+    """
+    for layer in kv.layers:
+        if _has_states(layer) and layer.record_past:
+            _crop_convolutions(layer, num_behind)
+        if hasattr(layer, "get_seq_length") and (not _has_window(layer) or layer.record_past):
+            kind = DynamicSlidingWindowLayer if _has_window(layer) else DynamicLayer
+            crop = partial(kind.crop, layer) if _has_states(layer) else layer.crop
+            crop(-max(layer.get_seq_length() - length, 0))
+
+
+def _crop_convolutions(layer: Any, num_behind: int) -> None:
+    """They know no length, but they hold more columns than their kernel has if they have grown."""
+    for index, held in layer.conv_states.items():
+        size, end = layer.conv_kernel_size[index], held.shape[-1] - num_behind
+        if held.shape[-1] > size:
+            layer.conv_states[index] = held[..., end - size : end]
+
+
+def stop_recording_past(kv: Any) -> None:
+    """Lets windowed layers drop old columns again; without it, they would keep all of them."""
+    for layer in kv.layers:
+        if hasattr(layer, "record_past"):
+            layer.record_past = False
+
+
+def _has_states(layer: Any) -> bool:
+    return isinstance(layer, LinearAttentionCacheLayerMixin)
+
+
+def _has_window(layer: Any) -> bool:
+    return _has_states(layer) and isinstance(layer, DynamicSlidingWindowLayer)

@@ -1,0 +1,47 @@
+"""Copies of the running states of recurrent and hybrid models, for when drafts turn out wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from selfspec.compat.states import states_of, windows_of
+
+__all__ = ["KeptStates"]
+
+
+class KeptStates:
+    """The states of a KV cache that has read a prompt, as they were before a forward.
+
+    A state can't be cropped, and a forward writes over it. The copies are made once, and change
+    places with the states that are given up.
+    """
+
+    def __init__(self, kv: Any) -> None:
+        self._places = states_of(kv)
+        with torch.inference_mode(False):  # Later calls may write to them outside of it.
+            self._copies = [torch.empty_like(held[key]) for held, key in self._places]
+        self._windows = windows_of(kv)
+        self._past: list[Any] = []
+        self._is_kept = False
+
+    def keep(self) -> None:
+        """Copies what the next forward will change."""
+        for (held, key), copy in zip(self._places, self._copies, strict=True):
+            copy.copy_(held[key])
+        self._past = [held[key] for held, key in self._windows]
+        self._is_kept = True
+
+    def go_back(self) -> None:
+        """Puts back what was kept, if it was neither put back nor forgotten since."""
+        if self._is_kept:
+            for index, (held, key) in enumerate(self._places):
+                held[key], self._copies[index] = self._copies[index], held[key]
+            for (held, key), past in zip(self._windows, self._past, strict=True):
+                held[key] = past
+        self.forget()
+
+    def forget(self) -> None:
+        """Lets the states be as the last forward has left them."""
+        self._past, self._is_kept = [], False
