@@ -180,6 +180,7 @@ MODULES = {  # Each has `add_options` and `run`.
     "tokens_per_step": "how many tokens a forward yields, by width and source",
     "first_call": "how long the very first call takes",
     "predict": "what right and wrong predictions of edits bring",
+    "hybrid": "what right and wrong predictions bring to models with a running state",
     "kv_memory": "what the KV costs in memory",
     "budgets": "the measured width beside fixed ones, on a simulated clock",
     "hetero": "a layer or a model that two units share, after Ghidorah",

@@ -1,12 +1,15 @@
 """Configs of tiny models of many architectures: what the losslessness tests run on.
 
 Weights are large enough that the text wanders: a text that repeats one token would let a wrong
-draft pass unseen. Windows are shorter than the prompts and the outputs of the tests.
+draft pass unseen. Windows are shorter than the prompts and the outputs of the tests. A family that
+this transformers does not know is left out.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
+
+from transformers import CONFIG_MAPPING
 
 VOCAB = 97
 PAD = 0
@@ -23,7 +26,6 @@ _DENSE = {
     "head_dim": 8,
     "max_position_embeddings": 512,
 }
-_FALCON = {name: value for name, value in _DENSE.items() if name != "head_dim"}
 _GPT = {**_WIDE, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 _LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -55,15 +57,69 @@ _CHUNKED = {
     "num_hidden_layers": 4,
     "num_local_experts": 4,
 }
+_WITHOUT_HEAD_DIM = {name: value for name, value in _DENSE.items() if name != "head_dim"}
+_WITHOUT_TIES = {name: value for name, value in _DENSE.items() if name != "tie_word_embeddings"}
+_LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
+_CONV = {"layer_types": ["conv", "full_attention"]}
+_SHARED_EXPERT = {"shared_expert_intermediate_size": 24}
 _DELTA_NET = {
-    "layer_types": ["linear_attention", "full_attention"],
+    **_LINEAR,
     "linear_key_head_dim": 8,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_value_head_dim": 8,
-    "shared_expert_intermediate_size": 24,
+}
+_DELTA_ATTENTION = {  # Kimi's delta attention beside latent attention.
+    **_LINEAR,
+    **_LOCAL_EXPERTS,
+    **{name: value for name, value in _LATENT.items() if name not in ("head_dim", "q_lora_rank")},
+    "linear_head_dim": 8,
+    "linear_num_heads": 4,
+    "mlp_layer_types": ["dense", "sparse"],
+    "moe_intermediate_size": 24,
+    "n_group": 1,
+    "topk_group": 1,
+}
+_INDEXED = {
+    "hc_count": 2,
+    "hc_lowrank": 8,
+    "indexer_budget": 256,
+    "indexer_compress_ratio": 4,
+    "indexer_head_dim": 8,
+    "indexer_kv_heads": 1,
+    "indexer_n_heads": 2,
+}
+_NGRAMS = {
+    "eos_token_id": 96,  # No n-gram reaches beyond it.
+    "heads_per_ngram": 2,
+    "make_ngram_vocab_size_divisible_by": 2,
+    "ngram_vocab_size_base": 50,
+    "ple_layer_ids": [1],
+    "split_ngram_parts": 1,
+}
+_RELATIVE = {
+    "d_rel": 4,
+    "layer_types": ["hybrid_sliding", "hybrid"],
+    "mlp_layer_types": ["dense", "sparse"],
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "rel_extent": 32,
+    "sliding_window_size": 6,
+    "swa_head_dim": 8,
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
 }
 _SSM_HEADS = {"mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_heads": 8, "mamba_chunk_size": 8}
+_RECURRENT = {**_WIDE, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
+_ZAMBA = {
+    "layers_block_type": ["linear_attention", "hybrid", "linear_attention"],
+    "mamba_d_state": 8,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "use_mamba_kernels": False,
+}
 _MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 
 
@@ -104,7 +160,7 @@ BRANCHING = {
     ),
     "deepseek-v3": Architecture("deepseek_v3", _DENSE | _LATENT | _ROUTED),
     "gpt-oss": Architecture("gpt_oss", _DENSE | _LOCAL_EXPERTS | {"sliding_window": 6}, _EAGER),
-    "falcon": Architecture("falcon", _FALCON | {"alibi": False}),
+    "falcon": Architecture("falcon", _WITHOUT_HEAD_DIM | {"alibi": False}),
     "granite": Architecture("granite", _DENSE | {"logits_scaling": 2.0}),
     "cohere": Architecture("cohere", _DENSE),
     "starcoder2": Architecture("starcoder2", _DENSE | {"sliding_window": 9}),
@@ -112,9 +168,67 @@ BRANCHING = {
     "glm4": Architecture("glm4", _DENSE),
 }
 
-# ALiBi, windows of the model's own making, recurrent and hybrid ones.
+# Their running states are in the KV cache, and their forwards over several tokens are right.
+_ALL_HYBRID = {
+    "bailing": Architecture(
+        "bailing_hybrid",
+        _DENSE | _DELTA_ATTENTION | {"first_k_dense_replace": 1, "n_shared_experts": 1},
+    ),
+    "bamba": Architecture("bamba", _DENSE | _SSM_HEADS | {"attn_layer_indices": [1]}),
+    "falcon-h1": Architecture("falcon_h1", _DENSE | _SSM_HEADS | {"mamba_d_ssm": 64}),
+    "granite-hybrid": Architecture(
+        "granitemoehybrid",
+        _DENSE | _SSM_HEADS | _LOCAL_EXPERTS | _LINEAR | {"shared_intermediate_size": 24},
+    ),
+    "inkling": Architecture("inkling_text", _WITHOUT_TIES | _RELATIVE),
+    "kimi-linear": Architecture("kimi_linear", _WITHOUT_HEAD_DIM | _DELTA_ATTENTION),
+    "lara-mini": Architecture(
+        "lara_mini",
+        _DENSE
+        | _DELTA_NET
+        | _EXPERTS
+        | _SHARED_EXPERT
+        | {"layer_types": ["linear_attention", "sliding_attention", "full_attention"]}
+        | {"num_hidden_layers": 3, "sliding_window": 6},
+    ),
+    "lfm2": Architecture("lfm2", _DENSE | _CONV),
+    "lfm2-moe": Architecture("lfm2_moe", _DENSE | _EXPERTS | _CONV | {"num_dense_layers": 1}),
+    "lfm3": Architecture(
+        "lfm3",
+        _DENSE
+        | {"layer_types": ["conv", "sliding_attention", "full_attention"]}
+        | {"num_hidden_layers": 3, "sliding_window": 6},
+    ),
+    "olmo-hybrid": Architecture("olmo_hybrid", _WITHOUT_HEAD_DIM | _DELTA_NET),
+    "qwen3-5": Architecture("qwen3_5_text", _DENSE | _DELTA_NET),
+    "qwen3-5-moe": Architecture(
+        "qwen3_5_moe_text", _DENSE | _DELTA_NET | _EXPERTS | _SHARED_EXPERT
+    ),
+    "qwen3-next": Architecture("qwen3_next", _DENSE | _DELTA_NET | _EXPERTS | _SHARED_EXPERT),
+    "qwen4": Architecture(
+        "qwen4_exp_text", _DENSE | _DELTA_NET | _EXPERTS | _SHARED_EXPERT | _INDEXED | _NGRAMS
+    ),
+    "zaya": Architecture(
+        "zaya",
+        _DENSE
+        | {"layer_types": ["hybrid_sliding", "hybrid"], "sliding_window": 6}
+        | {"initializer_range": 0.5, "moe_intermediate_size": 48, "num_experts": 4}
+        | {"num_experts_per_tok": 1, "router_hidden_size": 16},
+    ),
+}
+HYBRID = {name: kind for name, kind in _ALL_HYBRID.items() if kind.model_type in CONFIG_MAPPING}
+RECURRENT = {
+    "mamba2": Architecture(
+        "mamba2",
+        _RECURRENT | {"chunk_size": 8, "head_dim": 8, "n_groups": 2, "num_heads": 8},
+        _EAGER,
+    )
+}
+
+# ALiBi, windows of the model's own making, and running states that are out of reach, or of which a
+# forward over several tokens makes something else than steps of one token do.
 NOT_BRANCHING = {
-    "falcon-alibi": Architecture("falcon", _FALCON | {"alibi": True}),
+    "falcon-alibi": Architecture("falcon", _WITHOUT_HEAD_DIM | {"alibi": True}),
     "bloom": Architecture("bloom", _WIDE | {"hidden_size": 32, "n_layer": 2, "n_head": 4}, _EAGER),
     "mpt": Architecture(
         "mpt", _WIDE | {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 512}, _EAGER
@@ -126,22 +240,34 @@ NOT_BRANCHING = {
         | {"attention_types": [[["global", "local"], 1]], "window_size": 6},
         _EAGER,
     ),
-    "mamba": Architecture(
-        "mamba", _WIDE | {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}, _EAGER
-    ),
+    "falcon-mamba": Architecture("falcon_mamba", _RECURRENT, _EAGER),
     "jamba": Architecture(
         "jamba", _DENSE | {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8}
     ),
-    "bamba": Architecture("bamba", _DENSE | _SSM_HEADS | {"attn_layer_indices": [1]}),
-    "rwkv": Architecture(
-        "rwkv", _WIDE | {"hidden_size": 32, "num_hidden_layers": 2, "context_length": 512}, _EAGER
+    "mamba": Architecture("mamba", _RECURRENT, _EAGER),
+    "minimax": Architecture("minimax", _DENSE | _LOCAL_EXPERTS | _LINEAR | {"block_size": 8}),
+    "nemotron-h": Architecture(
+        "nemotron_h",
+        {name: value for name, value in _DENSE.items() if name != "num_hidden_layers"}
+        | {"layers_block_type": ["linear_attention", "full_attention", "mlp"], "n_groups": 2}
+        | {"chunk_size": 8, "mamba_head_dim": 8, "mamba_num_heads": 8, "ssm_state_size": 8},
     ),
-    "lfm2": Architecture("lfm2", _DENSE | {"layer_types": ["conv", "full_attention"]}),
-    "qwen3-next": Architecture("qwen3_next", _DENSE | _EXPERTS | _DELTA_NET),
     "recurrent-gemma": Architecture(
         "recurrent_gemma",
         _DENSE | {"lru_width": 32, "attention_window_size": 16, "num_hidden_layers": 3},
     ),
+    "rwkv": Architecture(
+        "rwkv", _WIDE | {"hidden_size": 32, "num_hidden_layers": 2, "context_length": 512}, _EAGER
+    ),
+    "xlstm": Architecture(
+        "xlstm",
+        _WIDE
+        | {"hidden_size": 64, "num_hidden_layers": 2, "num_heads": 2}
+        | {"chunk_size": 8, "qk_dim_factor": 1.0},
+        _EAGER,
+    ),
+    "zamba": Architecture("zamba", _WITHOUT_HEAD_DIM | _ZAMBA),
+    "zamba2": Architecture("zamba2", _WITHOUT_HEAD_DIM | _ZAMBA | {"chunk_size": 8}),
 }
 
-ARCHITECTURES = BRANCHING | NOT_BRANCHING
+ARCHITECTURES = BRANCHING | HYBRID | RECURRENT | NOT_BRANCHING

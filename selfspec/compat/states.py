@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from math import inf
 from typing import Any
 
 from transformers.cache_utils import (
@@ -16,6 +17,7 @@ from transformers.cache_utils import (
 )
 
 __all__ = [
+    "bounds_time_steps",
     "can_go_back",
     "columns_of",
     "crop_to",
@@ -27,6 +29,16 @@ __all__ = [
 ]
 
 Place = tuple[dict[Any, Any], Any]  # A dictionary, and the key under which it holds something.
+
+
+def bounds_time_steps(model: Any) -> bool:
+    """Do forwards over several tokens bound the time steps of states, which plain steps do not?
+
+    The layers of Mamba 2 do so if they have bounds. Few time steps may reach these, so that a trial
+    of some tokens would miss it.
+    """
+    limits = (getattr(part, "time_step_limit", None) for part in model.modules())
+    return any(limit is not None and tuple(limit) != (0.0, inf) for limit in limits)
 
 
 def can_go_back(kv: Any) -> bool:

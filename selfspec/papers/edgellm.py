@@ -71,7 +71,7 @@ class Fallback(Budget):
             )
         self.alpha, self.factor, self.as_written = alpha, factor, as_written
 
-    def step(self, allowed: int) -> Step:
+    def step(self, allowed: int, num_pending: int | None = None) -> Step:
         return _FallbackStep(allowed, self)
 
     def worth(self, seconds: float) -> float:

@@ -14,7 +14,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from selfspec.compat.generation import KV
-from selfspec.compat.states import can_go_back, states_of
+from selfspec.compat.states import bounds_time_steps, can_go_back, states_of
 from selfspec.records import DraftTree
 from selfspec.run.backend import Backend
 from selfspec.run.backends import ChainBackend
@@ -140,6 +140,8 @@ def check_chain(model: Any, ids: Sequence[int], depth: Depth) -> str | None:
     cache = _prefilled(model, prompt, depth)
     if not can_go_back(cache):
         return "its KV cache can't be cropped"
+    if bounds_time_steps(model):
+        return "a forward over several tokens bounds their time steps, and plain steps do not"
     kwargs = {KV: cache, "use_cache": True}
     if takes(model, "position_ids"):
         kwargs["position_ids"] = torch.arange(len(prompt) + 1, device=device_of(model))[None]

@@ -254,6 +254,13 @@ def test_layers_without_the_states_of_their_model_cant_go_back():
     assert not states.can_go_back(cache)
 
 
+@pytest.mark.parametrize("name", ["nemotron-h", "zamba2", "bamba", "qwen3-5", "llama"])
+def test_models_that_bound_time_steps_are_told(name):
+    assert states.bounds_time_steps(tiny_model(name)) == (name in ("nemotron-h", "zamba2"))
+    if name == "bamba":
+        assert states.bounds_time_steps(new_model(name, time_step_limit=(0.0, 9.0)))
+
+
 def test_a_window_beside_states_is_kept_whole():
     layer = LinearAttentionAndSlidingWindowAttentionLayer(sliding_window=4)
     cache = Cache(layers=[layer])

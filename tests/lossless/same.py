@@ -186,19 +186,20 @@ def assert_same_ids(got: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def assert_same_kv(ours: Any, stock: Any) -> None:
-    """The same kinds of layers, lengths and, within rounding, contents."""
+    """The same kinds of layers, lengths and, within rounding, keys, values and running states."""
     assert type(ours) is type(stock)
-    assert ours.get_seq_length() == stock.get_seq_length()
     for mine, theirs in zip(ours.layers, stock.layers, strict=True):
         assert type(mine) is type(theirs)
         assert vars(mine).keys() == vars(theirs).keys()
-        assert mine.get_seq_length() == theirs.get_seq_length()
-        assert mine.get_mask_sizes(1) == theirs.get_mask_sizes(1)
-        for name in ("keys", "values"):
-            mine_held, their_held = getattr(mine, name), getattr(theirs, name)
-            assert mine_held.shape == their_held.shape
-            assert mine_held.dtype == their_held.dtype
-            assert torch.allclose(mine_held, their_held, rtol=1e-4, atol=1e-4)
+        if hasattr(theirs, "keys"):  # A layer of states alone knows no length.
+            assert mine.get_seq_length() == theirs.get_seq_length()
+            assert mine.get_mask_sizes(1) == theirs.get_mask_sizes(1)
+        held = tensors_of(mine)
+        assert held.keys() == tensors_of(theirs).keys()
+        for name, tensor in tensors_of(theirs).items():
+            assert held[name].shape == tensor.shape, name
+            assert held[name].dtype == tensor.dtype, name
+            assert torch.allclose(held[name], tensor, rtol=1e-4, atol=1e-4), name
         plain = {n: v for n, v in vars(theirs).items() if isinstance(v, (bool, int))}
         assert {n: getattr(mine, n) for n in plain} == plain
 
@@ -222,6 +223,13 @@ def assert_begins(kv: DynamicCache, whole: DynamicCache) -> None:
             for name in ("keys", "values") if whole_past else ():
                 ours, true = getattr(mine, name), getattr(theirs, name)[..., :length, :]
                 assert torch.allclose(ours, true, rtol=1e-4, atol=1e-4)
+
+
+def tensors_of(layer: Any) -> dict[str, torch.Tensor]:
+    """What a layer of a cache holds; a running state is one of several in a dict."""
+    parts = {n: v if isinstance(v, dict) else {0: v} for n, v in vars(layer).items()}
+    held = {f"{name} {i}": v for name, part in parts.items() for i, v in part.items()}
+    return {name: v for name, v in held.items() if isinstance(v, torch.Tensor)}
 
 
 def texts_of(ids: torch.Tensor, inputs: dict[str, Any]) -> list[list[int]]:

@@ -1,0 +1,236 @@
+"""Models with a running state: whatever is predicted, the text and the states are stock's."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from selfspec import SelfSpec, generate_many
+from selfspec.compat.generation import KV, kv_of
+from tests.fakes import new_model, prompt, tiny_model, tiny_tokenizer
+from tests.lossless.same import (
+    GREEDY,
+    MODES,
+    NUM_COLUMNS,
+    NUM_NEW,
+    SAMPLE,
+    Call,
+    assert_same_ids,
+    assert_same_kv,
+    doubting,
+    late_token,
+    run,
+    run_both,
+    slow,
+)
+from tests.lossless.test_same_criteria import Counting
+from tests.lossless.test_same_failures import PLACES, Fuse
+from tests.lossless.test_same_kv import answered
+from tests.lossless.test_same_predictions import ALONE, KINDS, edited, predicting
+from tests.zoo import HYBRID, RECURRENT
+
+NAMES = (*HYBRID, *RECURRENT)
+# Before transformers 5.24, the states of recurrent models are out of reach.
+DRAFTED = NAMES if KV == "cache" else tuple(HYBRID)
+# Convolutions take wrong drafts back, so that nothing is read again.
+TAKEN_BACK = ("inkling", "lfm2", "lfm2-moe", "lfm3")
+# A state beside attention, in one layer with it, alone, beside windows, and convolutions alone.
+FEW = ("qwen3-5", "falcon-h1", "mamba2", "zaya", "lfm2")
+WINDOWED = [name for name in ("inkling", "lara-mini", "lfm3", "zaya") if name in HYBRID]
+RETURNED = {"return_dict_in_generate": True}
+
+
+@pytest.mark.parametrize("name", DRAFTED)
+def test_these_get_chains(name: str) -> None:
+    ability = SelfSpec().ability(tiny_model(name))
+    assert ability.mode == "chain", ability.reason
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_predictions(name: str, call: Call) -> None:
+    model, inputs = tiny_model(name), call.inputs
+    for kind, least in {"right": 5.0, "edited": 1.5, "wrong": 0.9}.items():
+        more = {"told": predicting(KINDS[kind]), "drafts": False, **call.options}
+        stats = run_both(model, inputs, SelfSpec(**ALONE), **more).stats
+        if name in DRAFTED:
+            assert stats.tokens_per_step > least
+            assert stats.num_nodes > stats.num_steps
+            reads_again = name not in TAKEN_BACK and kind != "right"
+            assert (stats.num_read_again > 0) == reads_again
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_drafts_that_are_right_for_a_while(name: str, call: Call) -> None:
+    """In nearly each step some are accepted, and some are not."""
+    spec = partial(doubting, max_nodes=8)
+    run_both(tiny_model(name), call.inputs, spec, drafts=False, **call.options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", NAMES)
+def test_many_prompts(name: str, mode: str, seed: int) -> None:
+    """The shortest prompt is as long as some convolutions."""
+    inputs, spec = prompt(seed, 3 + 7 * (seed - 1), seed=seed), partial(doubting, seed=seed)
+    run_both(tiny_model(name), inputs, spec, seed=seed, drafts=False, **MODES[mode])
+
+
+def chat(
+    model: Any, call: Call, answers: list[Any] | None = None, *, handed_in: bool
+) -> list[tuple[list[list[int]], Any]]:
+    """Two turns on one cache: what was answered, and a copy of the cache behind it.
+
+    With stock's answers, ours are drafted, from an edited form of them.
+    """
+    inputs, kv = call.inputs, DynamicCache(config=model.config) if handed_in else None
+    turns = []
+    for turn in range(2):
+        extra: dict[str, Any] = {} if kv is None else {KV: kv}
+        if answers is not None:
+            prediction = [edited(answer) for answer in answers[turn]]
+            extra |= {"custom_generate": SelfSpec(**ALONE), "prediction": prediction}
+        outcome = run(model, inputs, seed=turn, **RETURNED, **extra, **call.options)
+        kv = kv_of(outcome.output)
+        turns.append((outcome.ids[:, inputs["input_ids"].shape[1] :].tolist(), deepcopy(kv)))
+        inputs = answered(outcome.ids, inputs, turn)
+    return turns
+
+
+@pytest.mark.parametrize("handed_in", [True, False], ids=["handed-in", "returned"])
+@pytest.mark.parametrize("name", DRAFTED)
+def test_states_go_on_in_a_second_turn(name: str, handed_in: bool, call: Call) -> None:
+    model = tiny_model(name)
+    stock = chat(model, call, handed_in=handed_in)
+    ours = chat(model, call, [answer for answer, _ in stock], handed_in=handed_in)
+    for (our_answer, our_kv), (answer, kv) in zip(ours, stock, strict=True):
+        assert our_answer == answer
+        assert_same_kv(our_kv, kv)
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_texts_that_outgrow_windows(name: str, call: Call) -> None:
+    more = {"told": predicting(edited), "drafts": False, "max_new_tokens": 60, **call.options}
+    both = run_both(tiny_model(name), call.inputs, SelfSpec(**ALONE), **RETURNED, **more)
+    assert_same_kv(kv_of(both.ours.output), kv_of(both.stock.output))
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 14])
+@pytest.mark.parametrize("name", FEW)
+def test_no_state_holds_more_than_the_text(name: str, length: int) -> None:
+    """An accepted chain that runs past the limit leaves nothing behind."""
+    model, inputs = tiny_model(name), prompt()
+    answer = run(model, inputs, **GREEDY).ids[0, NUM_COLUMNS:].tolist()
+    options = {"max_new_tokens": length, "drafts": False, **RETURNED, **GREEDY}
+    spec, told = SelfSpec(**ALONE), lambda _: {"prediction": answer}
+    both = run_both(model, inputs, spec, told=told, **options)
+    if hasattr(both.stock.output, KV):
+        assert_same_kv(kv_of(both.ours.output), kv_of(both.stock.output))
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_stop_rules(name: str, call: Call) -> None:
+    """An end token and a criterion, in the middle of a chain."""
+    model, inputs = tiny_model(name), call.inputs
+    answer = run(model, inputs, **call.options).ids[-1, NUM_COLUMNS:].tolist()
+    rules = [
+        lambda: {"eos_token_id": late_token(answer[:-1])},
+        lambda: {"stopping_criteria": [Counting()]},
+    ]
+    for rule in rules:
+        for change in (list, edited):
+            more = {"told": predicting(change), "drafts": False, "fresh": rule, **call.options}
+            run_both(model, inputs, SelfSpec(**ALONE), **RETURNED, **more)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_processors(name: str, call: Call) -> None:
+    rules = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "min_new_tokens": 4}
+    more = {"told": predicting(edited), "drafts": False, **rules, **call.options}
+    run_both(tiny_model(name), call.inputs, SelfSpec(**ALONE), **more)
+
+
+@pytest.mark.parametrize("place", [*PLACES, "layer"])
+@pytest.mark.parametrize("name", ["qwen3-5", "falcon-h1", "zaya", "lfm2"])
+def test_interrupts_leave_the_states_of_a_beginning(name: str, place: str) -> None:
+    """The cache is the one that stock would have left there, and goes on from there."""
+    model, inputs = tiny_model(name), prompt()
+    whole = run(model, inputs, **GREEDY).ids
+    prediction = edited(whole[0, NUM_COLUMNS:].tolist())
+    for at in range(2, 6):
+        spec, kv = SelfSpec(**ALONE), DynamicCache(config=model.config)
+        interrupted(model, inputs, place, at, spec, **{KV: kv, "prediction": prediction})
+        num_new = kv.get_seq_length() - NUM_COLUMNS + 1
+        stock = run(model, inputs, max_new_tokens=num_new, **RETURNED, **GREEDY)
+        assert_same_kv(kv, kv_of(stock.output))
+        so_far = {"input_ids": stock.ids, "attention_mask": torch.ones_like(stock.ids)}
+        left = {KV: kv, "max_new_tokens": NUM_NEW - num_new, **GREEDY}
+        assert_same_ids(run(model, so_far, **left).ids, whole)
+
+
+def interrupted(
+    model: Any, inputs: dict[str, Any], place: str, at: int, spec: SelfSpec, **options: Any
+) -> None:
+    """A call that a user breaks off, at the n-th token or in the midst of the n-th forward."""
+    fuse, lit = Fuse(KeyboardInterrupt, at), []
+    if place != "layer":
+        options |= PLACES[place](fuse)
+    layers = max((m for m in model.modules() if isinstance(m, torch.nn.ModuleList)), key=len)
+    handle = layers[-1].register_forward_pre_hook(lambda *_: fuse.burn() if lit else None)
+    try:
+        spec.ability(model)  # Tries the model, as it is with the hook, in forwards of its own.
+        lit += [place] if place == "layer" else []
+        with pytest.raises(KeyboardInterrupt):
+            run(model, inputs, custom_generate=spec, **options, **GREEDY)
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("name", ["qwen3-5", slow("falcon-h1"), slow("mamba2"), slow("lfm2")])
+@pytest.mark.parametrize("mode", MODES)
+def test_many_prompts_over_one_model(name: str, mode: str) -> None:
+    model = tiny_model(name)
+    prompts = [prompt(1, length, seed=length)["input_ids"][0].tolist() for length in (9, 17, 12)]
+    asked = {"max_new_tokens": 12, **MODES[mode]}
+    spec = SelfSpec(budget="fixed", max_nodes=6)
+    answers = generate_many(model, tiny_tokenizer(), prompts, assistant=spec, seed=3, **asked)
+    for answer in answers:
+        ids = torch.tensor([prompts[answer.index]])
+        stock = run(model, {"input_ids": ids}, seed=3 + answer.index, **asked)
+        assert answer.ids == stock.ids[0, ids.shape[1] :].tolist()
+
+
+def test_what_is_learned_serves_the_next_call() -> None:
+    """The tables know the first answer when it is asked for again."""
+    model, inputs = tiny_model("qwen3-5"), prompt()
+    spec = SelfSpec(budget="fixed", max_nodes=8)
+    for options in (GREEDY, GREEDY, SAMPLE):
+        run_both(model, inputs, spec, drafts=False, **options)
+
+
+@pytest.mark.parametrize("name", ["falcon-mamba", "jamba", "mamba", "zamba"])
+def test_a_forward_that_forgets_the_state_verifies_nothing(name: str) -> None:
+    """Of several tokens, their layers read all as if they were a text's first ones."""
+    assert_plain(tiny_model(name))
+
+
+@pytest.mark.parametrize("name", ["nemotron-h", "zamba2"])
+@pytest.mark.parametrize("spread", [0.05, 0.2])
+def test_a_forward_that_bounds_time_steps_verifies_nothing(name: str, spread: float) -> None:
+    """No trial shows it if few of the time steps are that short."""
+    model = new_model(name, initializer_range=spread)
+    assert "time steps" in assert_plain(model)
+
+
+def assert_plain(model: Any) -> str:
+    """The reason why a model is decoded plainly; its text is stock's, whatever is predicted."""
+    more = {"told": predicting(edited), "drafts": False, "max_new_tokens": 60, **GREEDY}
+    stats = run_both(model, prompt(), SelfSpec(**ALONE), **more).stats
+    assert stats.disabled_reason is not None
+    assert stats.num_nodes == stats.num_steps
+    return stats.disabled_reason
