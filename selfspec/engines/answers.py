@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.draft.sources import Cursor, Source
+from selfspec.draft.sources import Source
 
 __all__ = ["Answers"]
 
@@ -18,6 +18,8 @@ _NO_TEXT = np.zeros((0, 4), np.int64)
 
 class Answers(Source):
     """A list of tokens, each with the serial number of its row; the newest ones are kept.
+
+    Only what a memory file keeps is a source here: it is never opened, since `Chains` drafts.
 
     >>> answers = Answers()
     >>> answers.append(np.array([1, 2, 1]), np.array([[8, 9, 5], [0, 7, 6], [9, 5, 4]]))
@@ -32,10 +34,6 @@ class Answers(Source):
         self._num_tokens = 0
         self._num_taken = 0
         self.kept = np.zeros(0, np.int32)  # What the file held, with -1 behind each answer.
-
-    def open(self, prompt_ids: Sequence[int], *, learns: bool) -> Cursor:
-        """Nothing drafts from it: `Chains` has read it."""
-        return Cursor()
 
     def append(self, serials: NDArray[np.int64], text: NDArray[np.int64]) -> None:
         """Takes each row's next tokens, in order, behind the two before each; (N, 3)."""

@@ -16,17 +16,17 @@ from numpy.typing import NDArray
 from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.records import Evidence
 
-__all__ = ["LONGEST", "Chains", "windows"]
+__all__ = ["LONGEST", "NUM_LENGTHS", "Chains", "windows"]
 
 # The token behind this many others is kept; of those that are found the longest counts.
 _LENGTHS = np.array([1, 2, 3, 4, 6, 10, 16])
-LONGEST = int(_LENGTHS[-1])
+NUM_LENGTHS, LONGEST = len(_LENGTHS), int(_LENGTHS[-1])
 # An entry is its key's lower half, then a token, then how often that came.
 _TOKEN_BITS, _COUNT_BITS = 24, 8
 _HALF, _COUNT_SHIFT = np.uint64(32), np.uint64(_COUNT_BITS)
 _MAX_COUNT = np.uint64((1 << _COUNT_BITS) - 1)
 _TOKEN_MASK = np.uint64((1 << _TOKEN_BITS) - 1)
-_LEAST_BITS = 21  # Two million entries, 16 MB: 64 rows of 2,000 tokens.
+_LEAST_BITS = 22  # Four million entries, 32 MB; a token of an answer takes up to 14 of them.
 # A text is read in parts, since of the same n-grams in one part only the last one counts.
 _PART, _TABLE_PART = 256, 1 << 16
 # Numbers without pattern. The first one, which is odd, spreads keys over the table.
@@ -35,7 +35,7 @@ _SPREAD, _SALT, _WEIGHTS = _FACTORS[0] | np.uint64(1), _FACTORS[1], _FACTORS[2:]
 
 # A kind is how long the match was and how often its token came: once, up to three times, or more.
 _MOST_OFTEN = (1, 3)
-_NUM_KINDS = 1 + len(_LENGTHS) * (len(_MOST_OFTEN) + 1)
+_NUM_KINDS = 1 + NUM_LENGTHS * (len(_MOST_OFTEN) + 1)
 _BOTH, _OWN, _ALL = range(3)  # Who names a token: both, or only one, whatever the other says.
 _OTHERS_SAY = {_BOTH: (1, 1), _OWN: (1, 0), _ALL: (0, 1)}  # As ranks: 0 names another token.
 _SOURCES = ("own", "all")
@@ -90,12 +90,15 @@ class Grams:
 class Chains:
     """Drafts for many rows, and learns from what they say.
 
-    `salts` (N, 1) set the n-grams of rows apart from each other; `num_known` entries come from
-    elsewhere.
+    There is room for `num_known` n-grams from elsewhere. Tokens beyond the vocabulary, which a
+    prompt may hold, are never drafted.
     """
 
-    def __init__(self, max_tokens: int, least_chance: float, num_known: int = 0) -> None:
+    def __init__(
+        self, max_tokens: int, least_chance: float, vocab_size: int, num_known: int = 0
+    ) -> None:
         self._max_tokens = max_tokens
+        self._vocab_size = vocab_size
         self._least_chance = least_chance
         self._grams = Grams(num_known)
         priors = _priors()
@@ -108,6 +111,7 @@ class Chains:
         """Learns a text, which is a row's own, or everyone's if it has no serial."""
         for start in range(1, len(text), _PART):
             ends = np.arange(start, min(start + _PART, len(text)))
+            ends = ends[text[ends] < self._vocab_size]
             before = windows(text[None], np.zeros_like(ends), ends, LONGEST)
             salt = np.full((len(ends), 1), serial, np.uint64)
             self._grams.add(_keys(before, salt)[:, 0], _tokens(text[ends])[:, 0])
@@ -166,7 +170,7 @@ class Chains:
     def _look(self, before: Ids, salts: Keys) -> tuple[Ids, Ids]:
         """What both name behind each window (R, 2), -1 for nothing, and the pair of kinds (R,)."""
         entries = self._grams.find(_keys(before, salts))
-        longest = ((entries > 0) * np.arange(1, 1 + len(_LENGTHS))).max(-1)
+        longest = ((entries > 0) * np.arange(1, 1 + NUM_LENGTHS)).max(-1)
         found = entries[np.arange(len(entries))[:, None], [0, 1], longest - 1].view(np.int64)
         tokens = np.where(longest > 0, found >> _COUNT_BITS & int(_TOKEN_MASK), -1)
         kinds = _KINDS[longest, found & int(_MAX_COUNT)]
@@ -265,7 +269,7 @@ def _likeliest(named: Ids, pairs: Ids, chances: NDArray[np.float64]) -> tuple[Id
 def _priors() -> NDArray[np.float64]:
     """The chance of each pair of kinds before anything was counted, by who names the token."""
     lengths = np.repeat(_LENGTHS, len(_MOST_OFTEN) + 1)
-    often = np.tile(np.arange(len(_MOST_OFTEN) + 1), len(_LENGTHS))
+    often = np.tile(np.arange(len(_MOST_OFTEN) + 1), NUM_LENGTHS)
     alone = np.concatenate([[0.0], 1 - 0.75 * 0.7 ** (lengths - 1 + often)])
     both = 1 - np.outer(1 - alone, 1 - alone)
     both[0], both[:, 0] = 0, 0
@@ -276,7 +280,7 @@ def _priors() -> NDArray[np.float64]:
 def _kinds() -> Ids:
     """The kind of a match, by its place among the lengths, from 1 on, and by its count."""
     often = np.searchsorted(_MOST_OFTEN, np.arange(int(_MAX_COUNT) + 1))
-    kinds = 1 + np.arange(-1, len(_LENGTHS))[:, None] * (len(_MOST_OFTEN) + 1) + often
+    kinds = 1 + np.arange(-1, NUM_LENGTHS)[:, None] * (len(_MOST_OFTEN) + 1) + often
     kinds[0] = 0
     return kinds
 

@@ -20,7 +20,7 @@ from selfspec.cache.contents import KEY_OF
 from selfspec.cache.persistent import new_memory
 from selfspec.config import SpecConfig
 from selfspec.engines.answers import Answers
-from selfspec.engines.chains import LONGEST, Chains, windows
+from selfspec.engines.chains import LONGEST, NUM_LENGTHS, Chains, windows
 from selfspec.errors import ConfigError, unknown_name
 
 __all__ = ["Proposer", "config"]
@@ -208,8 +208,14 @@ class _Lasting:
             saves = parallel.rank % parallel.tensor_parallel_size == 0
             self._remembered = Remembered(remember, tokenizer, saves=saves)
         self._answers = Answers()
-        config, size = SpecConfig(sources=_SOURCES), model.get_vocab_size()
-        self._memory = new_memory(config, loaded, self._remembered, (self._answers,), size)
+        self._vocab_size = model.get_vocab_size()
+        self._memory = new_memory(
+            SpecConfig(sources=_SOURCES),
+            loaded,
+            self._remembered,
+            (self._answers,),
+            self._vocab_size,
+        )
         self._corpus = None if loaded is None else loaded.corpus
         self._ended = threading.Event()
         self._lock = threading.Lock()
@@ -219,7 +225,8 @@ class _Lasting:
         answers, tables = self._answers.kept, self._memory.tables()
         num_known = 0 if self._corpus is None else self._corpus.num_prefixes
         num_known += sum(len(table["ids"]) for table in tables.values() if "ids" in table)
-        chains = Chains(max_tokens, least_chance, num_known + LONGEST * len(answers))
+        num_known += NUM_LENGTHS * len(answers)
+        chains = Chains(max_tokens, least_chance, self._vocab_size, num_known)
         if self._corpus is not None:
             chains.read_corpus(self._corpus)
         for name, key in KEY_OF.items():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from selfspec.draft.calibration import Calibration
 from selfspec.engines import chains as chains_
 from selfspec.engines.chains import LONGEST, Chains, windows
-from tests.caches import TEXT, count_grams
+from tests.caches import TEXT, VOCAB_SIZE, count_grams
 from tests.strategies import texts
 
 LENGTHS = chains_._LENGTHS.tolist()
@@ -57,7 +57,7 @@ def draft(chains: Chains, text: Sequence[int], serial: int = 1, limit: int = 8) 
 
 @given(texts(), texts())
 def test_it_names_what_a_dictionary_does(first: Sequence[int], second: Sequence[int]):
-    chains, all_ = Chains(4, 0.0), Plain()
+    chains, all_ = Chains(4, 0.0, VOCAB_SIZE), Plain()
     for serial, tokens in enumerate((first, second), start=1):
         text, own = [3], Plain()
         for token in tokens:
@@ -70,14 +70,14 @@ def test_it_names_what_a_dictionary_does(first: Sequence[int], second: Sequence[
 
 
 def test_a_prompt_is_drafted_from_by_its_own_row_alone():
-    chains = Chains(8, 0.0)
+    chains = Chains(8, 0.0, VOCAB_SIZE)
     chains.read(np.array([1, 2, 3, 4]), 1)
     assert draft(chains, [9, 2], 1) == [3, 4]
     assert draft(chains, [9, 2], 2) == []
 
 
 def test_rows_are_drafted_for_together_as_alone():
-    chains = Chains(8, 0.0)
+    chains = Chains(8, 0.0, VOCAB_SIZE)
     rows = [[1, 2, 3, 4, 1, 2], [5, 6, 7, 5], [8]]
     for serial, text in enumerate(rows, start=1):
         chains.read(np.array(text), serial)
@@ -88,15 +88,22 @@ def test_rows_are_drafted_for_together_as_alone():
     assert [chain[:2] for chain in alone] == [[3, 4], [6, 7], []]
 
 
+def test_tokens_beyond_the_vocabulary_are_read_but_not_drafted():
+    chains = Chains(8, 0.0, VOCAB_SIZE)
+    chains.read(np.array([1, 2, VOCAB_SIZE, 4, 5]), 1)
+    assert draft(chains, [1]) == [2]
+    assert draft(chains, [2, VOCAB_SIZE]) == [4, 5]
+
+
 @pytest.mark.parametrize("limit", [0, 1, 3])
 def test_a_chain_keeps_its_limit(limit: int):
-    chains = Chains(8, 0.0)
+    chains = Chains(8, 0.0, VOCAB_SIZE)
     chains.read(np.array([1, 2, 3, 4, 5, 6, 1]), 1)
     assert draft(chains, [1], limit=limit) == [2, 3, 4][:limit]
 
 
 def test_what_never_comes_true_is_no_longer_drafted():
-    chains, none = Chains(8, 0.2), np.array([-1])
+    chains, none = Chains(8, 0.2, VOCAB_SIZE), np.array([-1])
     chains.read(np.array([1, 2, 3]), 1)
     assert draft(chains, [1])
     chains.count(none, np.array([0]), np.array([7]))  # It was not in the last step.
@@ -109,7 +116,7 @@ def test_what_never_comes_true_is_no_longer_drafted():
 
 @given(st.lists(texts(), min_size=1, max_size=3))
 def test_rates_last(written: list[Sequence[int]]):
-    chains, again = Chains(4, 0.0), Chains(4, 0.0)
+    chains, again = Chains(4, 0.0, VOCAB_SIZE), Chains(4, 0.0, VOCAB_SIZE)
     for serial, tokens in enumerate(written):
         text = [3]
         for token in tokens:
@@ -125,7 +132,7 @@ def test_rates_last(written: list[Sequence[int]]):
 
 def test_many_trials_are_halved(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(chains_, "_MANY_TRIALS", 20.0)
-    chains = Chains(4, 0.0)
+    chains = Chains(4, 0.0, VOCAB_SIZE)
     chains.read(np.array([1, 2]), 1)
     for _ in range(50):
         draft(chains, [1])
@@ -135,7 +142,7 @@ def test_many_trials_are_halved(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_corpus_is_drafted_from():
-    chains = Chains(8, 0.0)
+    chains = Chains(8, 0.0, VOCAB_SIZE)
     chains.read_corpus(count_grams(TEXT))
     assert draft(chains, [9]) != []
     assert draft(chains, [9])[0] == 2
@@ -143,7 +150,7 @@ def test_a_corpus_is_drafted_from():
 
 
 def test_a_table_is_drafted_from_where_it_holds_something():
-    chains = Chains(1, 0.0)
+    chains = Chains(1, 0.0, VOCAB_SIZE)
     pairs, ids = np.array([[1, 2], [3, 4]]), np.array([5, -1])
     chains.read_table(pairs, ids, np.array([0.5, 0.0], np.float16))
     assert draft(chains, [1, 2]) == [5]
