@@ -83,7 +83,7 @@ class Grams:
         is_same = (num_old > 0) & (old >> _COUNT_SHIFT & _TOKEN_MASK == tokens)
         num_new = np.minimum(np.where(is_same, num_old, 0) + np.uint64(counts), _MAX_COUNT)
         new = keys << _HALF | tokens << _COUNT_SHIFT | num_new
-        stays = ~is_same & (num_old > 1)
+        stays = ~is_same & (num_old > counts)
         self._entries[slots] = np.where(stays, old ^ num_old ^ num_old >> np.uint64(1), new)
 
 

@@ -335,6 +335,15 @@ class TestWhatLasts:
         engine.step()
         assert row.draft[:2] == [1, 4]
 
+    def test_of_generate_is_drafted_from(self, tmp_path):
+        remembered, memory = opened_by_generate(tmp_path / "learned")
+        learn(memory, [7])
+        remembered.save()
+        engine = Engine(proposer(remember=str(tmp_path / "learned")))
+        row = engine.add([40], [7, 5, 3])
+        engine.step()
+        assert row.draft == [5]
+
     def test_of_another_tokenizer_is_refused(self, tmp_path):
         other = tokenizer_info(FakeTokenizer(VOCAB_SIZE - 1))
         save_cache(tmp_path / "built", CacheContents(tokenizer=other))
