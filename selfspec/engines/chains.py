@@ -7,14 +7,12 @@ about as long as ten rows would in a loop over them. Knows tokens and hashes; no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from selfspec.draft.sources.corpus import CorpusTables
-from selfspec.records import Evidence
 
 __all__ = ["LONGEST", "NUM_LENGTHS", "Chains", "windows"]
 
@@ -36,9 +34,6 @@ _SPREAD, _SALT, _WEIGHTS = _FACTORS[0] | np.uint64(1), _FACTORS[1], _FACTORS[2:]
 # A kind is how long the match was and how often its token came: once, up to three times, or more.
 _MOST_OFTEN = (1, 3)
 _NUM_KINDS = 1 + NUM_LENGTHS * (len(_MOST_OFTEN) + 1)
-_BOTH, _OWN, _ALL = range(3)  # Who names a token: both, or only one, whatever the other says.
-_OTHERS_SAY = {_BOTH: (1, 1), _OWN: (1, 0), _ALL: (0, 1)}  # As ranks: 0 names another token.
-_SOURCES = ("own", "all")
 _PRIOR_WEIGHT = 4.0  # A prior counts as much as this many trials.
 _MANY_TRIALS = 1000.0  # Half of them are forgotten then.
 
@@ -101,6 +96,7 @@ class Chains:
         self._vocab_size = vocab_size
         self._least_chance = least_chance
         self._grams = Grams(num_known)
+        # How often a token came true that both name, or the row alone, or all: by pairs of kinds.
         priors = _priors()
         self._trials = np.full_like(priors, _PRIOR_WEIGHT)
         self._hits = priors * _PRIOR_WEIGHT
@@ -131,11 +127,10 @@ class Chains:
         indices, depths, tokens = indices[known], depths[known], tokens[known]
         looked = [np.stack(each) for each in zip(*self._looked, strict=True)]
         named, pairs = (each[depths, indices] for each in looked)
-        who = _who(named)
-        is_named = np.stack([who == _BOTH, who != _BOTH, who != _BOTH]) & np.stack(
-            [named[:, 0] >= 0, named[:, 0] >= 0, named[:, 1] >= 0]
-        )
-        is_right = np.stack([named[:, 0], *named.T]) == tokens
+        own, all_ = named.T
+        agree = own == all_
+        is_named = np.stack([agree, ~agree, ~agree]) & (np.stack([own, own, all_]) >= 0)
+        is_right = np.stack([own, own, all_]) == tokens
         flat = np.arange(3)[:, None] * _NUM_KINDS**2 + pairs
         size = self._trials.size
         self._trials += np.bincount(flat[is_named], minlength=size).reshape(3, -1)
@@ -176,28 +171,6 @@ class Chains:
         kinds = _KINDS[longest, found & int(_MAX_COUNT)]
         return tokens, kinds[:, 0] * _NUM_KINDS + kinds[:, 1]
 
-    def rows(self) -> list[list[Any]]:
-        """The rates that were counted, as `Calibration.rows` has them."""
-        counted = np.argwhere(self._trials > _PRIOR_WEIGHT).tolist()
-        return [
-            [
-                [list(e) for e in _evidence(who, pair)],
-                self._hits[who, pair],
-                self._trials[who, pair],
-            ]
-            for who, pair in counted
-        ]
-
-    def restore(self, rows: Iterable[Sequence[Any]]) -> None:
-        """Takes over the rates that `rows` gave; those of others are passed over."""
-        kinds = {
-            _evidence(who, pair): (who, pair) for who in range(3) for pair in range(_NUM_KINDS**2)
-        }
-        for parts, hits, trials in rows:
-            at = kinds.get(tuple(Evidence(*part) for part in parts))
-            if at is not None:
-                self._hits[at], self._trials[at] = hits, trials
-
     def read_table(self, keys: Ids, ids: Ids, chances: NDArray[Any]) -> None:
         """Learns the likeliest token behind each phrase (N, n)."""
         num_tokens = keys.shape[1]
@@ -209,7 +182,7 @@ class Chains:
             before[:, :num_tokens] = keys[part, ::-1]
             is_some = ids[part] >= 0
             hashes = _hashes(before[is_some])[:, num_tokens == _LENGTHS] * _SPREAD
-            counts = (1 + chances[part][is_some] * 8).astype(np.uint64)
+            counts = (1 + 8 * np.nan_to_num(chances[part][is_some]).clip(0, 1)).astype(np.uint64)
             self._grams.add(hashes, _tokens(ids[part][is_some])[:, 0], counts[:, None])
 
     def read_corpus(self, tables: CorpusTables) -> None:
@@ -226,7 +199,7 @@ class Chains:
             ids = arrays[f"next_token.{length}"][starts[told]].astype(np.int64)
             counts = arrays[f"next_count.{length}"][starts[told]]
             chances = counts / np.maximum(arrays[f"total.{length}"][told], 1)
-            self.read_table(phrases[told], ids, chances.clip(0, 1))
+            self.read_table(phrases[told], ids, chances)
             offsets = arrays.get(f"child.{length}", offsets)
 
 
@@ -252,10 +225,6 @@ def _keys(before: Ids, salts: Keys) -> Keys:
 
 def _tokens(tokens: Ids) -> Keys:
     return tokens.astype(np.uint64)[:, None, None]
-
-
-def _who(named: Ids) -> Ids:
-    return np.where(named[:, 0] == named[:, 1], _BOTH, _OWN)
 
 
 def _likeliest(named: Ids, pairs: Ids, chances: NDArray[np.float64]) -> tuple[Ids, Any]:
@@ -286,15 +255,3 @@ def _kinds() -> Ids:
 
 
 _KINDS = _kinds()
-
-
-def _evidence(who: int, pair: int) -> tuple[Evidence, ...]:
-    """A pair of kinds as a cache keeps it."""
-    evidence = []
-    for source, kind, rank in zip(
-        _SOURCES, divmod(pair, _NUM_KINDS), _OTHERS_SAY[who], strict=True
-    ):
-        at, often = divmod(kind - 1, len(_MOST_OFTEN) + 1)
-        length = int(_LENGTHS[at]) if kind else 0
-        evidence.append(Evidence(source, match_length=length, rank=rank, count_bin=often))
-    return tuple(evidence)

@@ -236,7 +236,6 @@ class _Lasting:
             chains.read_table(keys, table["ids"][:, 0], table["probabilities"][:, 0])
         for answer in np.split(answers.astype(np.int64), np.flatnonzero(answers < 0) + 1):
             chains.read(answer[:-1])
-        chains.restore(self._memory.calibration.rows(None))
         return chains
 
     def append(self, serials: Ids, text: Ids) -> None:
@@ -254,7 +253,6 @@ class _Lasting:
                 part = text[start : start + _LESSON]
                 for source in self._memory.sources:
                     source.observe_text(part[:, :2], part[:, 2])
-            self._memory.calibration.restore(chains.rows())
             self._remembered.end()
 
     def keep_saving(self, chains: Chains) -> None:

@@ -280,7 +280,6 @@ class TestWhatLasts:
         first._lasting.save(first._chains)
         kept = read_cache(path.with_suffix(".safetensors"), tokenizer_info(FakeTokenizer()))
         assert [3, 1] in kept.tables["lut2"]["pairs"].tolist()
-        assert kept.calibration
         assert kept.answers.tolist() == [*LOOP * 2, -1]
         for asked in (proposer(remember=str(path)), proposer(cache=str(path))):
             engine = Engine(asked)
