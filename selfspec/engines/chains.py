@@ -116,17 +116,17 @@ class Chains:
         """Learns the token behind each window, for the row itself and for all."""
         self._grams.add(_keys(before, _salts(serials)), _tokens(tokens))
 
-    def count(self, indices: Ids, depths: Ids, tokens: Ids) -> None:
-        """Counts which of the last step's candidates came true, at an index of its rows each.
+    def count(self, places: Ids, depths: Ids, tokens: Ids) -> None:
+        """Counts which of the last step's candidates came true.
 
-        An index of -1 was not in that step. Depths are those of tokens that were verified.
+        Each token has its row's place in that step, or -1, and its depth below the root.
         """
-        known = np.flatnonzero((indices >= 0) & (depths < len(self._looked)))
+        known = np.flatnonzero((places >= 0) & (depths < len(self._looked)))
         if not len(known):
             return
-        indices, depths, tokens = indices[known], depths[known], tokens[known]
+        places, depths, tokens = places[known], depths[known], tokens[known]
         looked = [np.stack(each) for each in zip(*self._looked, strict=True)]
-        named, pairs = (each[depths, indices] for each in looked)
+        named, pairs = (each[depths, places] for each in looked)
         own, all_ = named.T
         agree = own == all_
         is_named = np.stack([agree, ~agree, ~agree]) & (np.stack([own, own, all_]) >= 0)

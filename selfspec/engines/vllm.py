@@ -115,9 +115,10 @@ class Proposer:
         rows = np.flatnonzero(num_new)
         if not len(rows):
             return drafts
-        num_new, ends = num_new[rows], num_tokens_no_spec[rows].astype(np.int64)
-        serials, indices = self._found(token_ids_cpu, rows, ends - num_new)
-        self._observe(token_ids_cpu, rows, ends, num_new, serials, indices)
+        ends = num_tokens_no_spec[rows].astype(np.int64)
+        step = _Step(token_ids_cpu, rows, ends, num_new[rows])
+        serials, places = self._found(step)
+        self._observe(step, serials, places)
         before = windows(token_ids_cpu, rows, ends, _TAIL)
         self._keep(before, ends, serials)
         limits = np.minimum(self._num_tokens, self._max_length - ends - 1)
@@ -126,19 +127,20 @@ class Proposer:
             drafts[row] = chain
         return drafts
 
-    def _found(self, token_ids: NDArray[np.int32], rows: Ids, ends: Ids) -> tuple[Ids, Ids]:
-        """The serial number of each row, and its index in the last step, or -1.
+    def _found(self, step: _Step) -> tuple[Ids, Ids]:
+        """The serial number of each row, and its place in the last step, or -1.
 
         A text that is longer than when it was last seen may be the next prompt of a conversation,
         which is no answer. So it counts as a new one, and is read.
         """
-        names = _names(windows(token_ids, rows, ends, _TAIL), ends)
+        ends = step.ends - step.num_new
+        names = _names(windows(step.token_ids, step.rows, ends, _TAIL), ends)
         found = []
-        for row, end, name in zip(rows.tolist(), ends.tolist(), names, strict=True):
+        for row, end, name in zip(step.rows.tolist(), ends.tolist(), names, strict=True):
             sessions = self._sessions.get(name)
             if sessions is None:
                 self._num_rows += 1
-                self._chains.read(token_ids[row, :end].astype(np.int64), self._num_rows)
+                self._chains.read(step.token_ids[row, :end].astype(np.int64), self._num_rows)
                 found.append((self._num_rows, -1))
                 continue
             session = sessions.pop()
@@ -146,25 +148,17 @@ class Proposer:
                 del self._sessions[name]
             was_last = session.step == self._num_steps
             found.append((session.serial, session.place if was_last else -1))
-        serials, indices = np.array(found, np.int64).T
-        return serials, indices
+        serials, places = np.array(found, np.int64).T
+        return serials, places
 
-    def _observe(
-        self,
-        token_ids: NDArray[np.int32],
-        rows: Ids,
-        ends: Ids,
-        num_new: Ids,
-        serials: Ids,
-        indices: Ids,
-    ) -> None:
+    def _observe(self, step: _Step, serials: Ids, places: Ids) -> None:
         """Learns the new tokens of all rows, one behind the other."""
-        of = np.repeat(np.arange(len(rows)), num_new)
-        depths = np.arange(len(of)) - (np.cumsum(num_new) - num_new)[of]
-        places = (ends - num_new)[of] + depths
-        tokens = token_ids[rows[of], places].astype(np.int64)
-        before = windows(token_ids, rows[of], places, LONGEST)
-        self._chains.count(indices[of], depths, tokens)
+        of = np.repeat(np.arange(len(step.rows)), step.num_new)
+        depths = np.arange(len(of)) - (np.cumsum(step.num_new) - step.num_new)[of]
+        rows, ends = step.rows[of], (step.ends - step.num_new)[of] + depths
+        tokens = step.token_ids[rows, ends].astype(np.int64)
+        before = windows(step.token_ids, rows, ends, LONGEST)
+        self._chains.count(places[of], depths, tokens)
         self._chains.observe(before, tokens, serials[of])
         text = np.stack([before[:, 1], before[:, 0], tokens], axis=1)
         self._lasting.append(serials[of], text)
@@ -173,15 +167,24 @@ class Proposer:
         """Remembers by what each row will be known in the next step."""
         self._num_steps += 1
         names = _names(before, ends)
-        for index, (name, serial) in enumerate(zip(names, serials.tolist(), strict=True)):
-            session = _Session(serial, self._num_steps, index)
+        for place, (name, serial) in enumerate(zip(names, serials.tolist(), strict=True)):
+            session = _Session(serial, self._num_steps, place)
             self._sessions.setdefault(name, []).append(session)
         while len(self._sessions) > _MAX_SESSIONS:
             del self._sessions[next(iter(self._sessions))]
 
 
+class _Step(NamedTuple):
+    """The rows that have new tokens, each with where its text ends."""
+
+    token_ids: NDArray[np.int32]
+    rows: Ids
+    ends: Ids
+    num_new: Ids
+
+
 class _Session(NamedTuple):
-    """A row, and where in the batch it was in which step."""
+    """A row, and its place among those of a step."""
 
     serial: int
     step: int
