@@ -4,7 +4,8 @@
 
 Each drafter answers all questions with an engine and a process of its own. "none" drafts nothing,
 and the others' texts are compared with its texts. "ngram" and "suffix" are vLLM's own; "suffix"
-needs the package arctic-inference. "selfspec" starts with --cache and --remember, or knows nothing.
+needs the package arctic-inference. "suffix-long" is the same with longer drafts than it makes by
+itself. "selfspec" starts with --cache and --remember, or knows nothing.
 Tokens per step are those that a row gets in a step, the first token of an answer left out. Seconds
 are those of all answers, the prompts' included. The last line is one JSON object.
 """
@@ -28,7 +29,9 @@ from eval.runs.environment import told
 from selfspec.engines.vllm import config
 
 _OVERALL = "overall"
-METHODS = ("none", "ngram", "suffix", "selfspec")
+METHODS = ("none", "ngram", "suffix", "suffix-long", "selfspec")
+# By itself, "suffix" drafts as many tokens as the match has, down to a chance of 0.1.
+_LONG = {"suffix_decoding_max_spec_factor": 4.0, "suffix_decoding_min_token_prob": 0.02}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -61,6 +64,8 @@ def arguments_of(name: str, options: Any) -> dict[str, Any]:
     if name == "ngram":
         shortest = {"prompt_lookup_min": options.ngram_min, "prompt_lookup_max": 5}
         return {"speculative_config": {**own, **shortest}}
+    if name == "suffix-long":
+        return {"speculative_config": {**own, **_LONG, "method": "suffix"}}
     return {"speculative_config": own}
 
 
@@ -136,7 +141,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", required=True, metavar="MODEL", help="folder or Hub id")
     add("--dtype", default="float32", help="default: %(default)s")
-    add("--methods", nargs="+", choices=METHODS, default=METHODS, help="default: all four")
+    add("--methods", nargs="+", choices=METHODS, default=METHODS, help="default: all")
     add("--at-once", nargs="+", type=int, default=[1], metavar="N", help="rows; default: 1")
     add("--tokens", type=int, default=8, metavar="N", help="the longest draft; default: 8")
     shortest = "the shortest match of 'ngram'; default: 2"

@@ -10,34 +10,34 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from multiprocessing.util import Finalize
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from selfspec.cache import Remembered, load_cache
+from selfspec.cache.contents import KEY_OF
 from selfspec.cache.persistent import new_memory
 from selfspec.config import SpecConfig
-from selfspec.draft.memory import Memory
-from selfspec.draft.tree import TreeGrower
-from selfspec.engines.answers import AnswersSource
+from selfspec.engines.answers import Answers
+from selfspec.engines.chains import LONGEST, NUM_LENGTHS, Chains, windows
 from selfspec.errors import ConfigError, unknown_name
-from selfspec.records import DraftTree, StepRecord
 
 __all__ = ["Proposer", "config"]
 
-_SOURCES = ("lut", "lut2", "context", "corpus")  # The runners-up would need logits.
+_SOURCES = ("lut", "lut2", "corpus")  # What a cache keeps.
 _OPTIONS = ("cache", "least_chance", "remember")
-_LEAST_CHANCE = 0.05
-_TOP_K = 4  # More hardly ever win the one place that a chain has, and take time in every step.
+_LEAST_CHANCE = 0.02
 # A row is known by its length and by this many tokens at the end of its text.
-_TAIL = 64
-# Rows that left the batch are kept in case they come back: vLLM does not say whether they ended.
-_MAX_ABSENT, _MAX_ABSENT_TOKENS = 64, 1 << 19
+_TAIL = 32
+_TAIL_WEIGHTS = np.random.default_rng(2).integers(1, 1 << 62, _TAIL)
+# Rows that left the batch are known for as long as this: vLLM does not say whether they ended.
+_MAX_SESSIONS = 4096
 
 _SAVE_SECONDS = 20.0
+_LESSON = 64  # The tables learn as many tokens at once: of a pair that comes twice, one counts.
 
-Ids = NDArray[np.int32]
+Ids = NDArray[np.int64]
 
 
 def config(
@@ -56,7 +56,7 @@ def config(
         least_chance: A draft ends before the token that is accepted less often than this.
 
     >>> config(remember="learned")["additional_config"]
-    {'selfspec': {'remember': 'learned', 'least_chance': 0.05}}
+    {'selfspec': {'remember': 'learned', 'least_chance': 0.02}}
     """
     if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
         raise ConfigError(f"tokens must be a whole number >= 1 (got {tokens!r})")
@@ -73,7 +73,7 @@ def config(
 
 
 class Proposer:
-    """Keeps a session for each row of vLLM's batch, and drafts for it.
+    """Knows the rows of vLLM's batch by their texts, and drafts for them.
 
     vLLM makes one in each process that holds the last layers. All of a tensor-parallel group see
     the same tokens and so propose the same drafts; the first of them saves what was learned.
@@ -83,19 +83,17 @@ class Proposer:
         options = _checked(vllm_config.additional_config.get("selfspec", {}))
         self._num_tokens = vllm_config.speculative_config.num_speculative_tokens
         self._max_length = vllm_config.model_config.max_model_len
-        self._least_chance = float(options.get("least_chance", _LEAST_CHANCE))
-        self._config = SpecConfig(
-            sources=_SOURCES,
-            budget="fixed",
-            max_depth=self._num_tokens,
-            max_nodes=1 + self._num_tokens,
-            top_k=_TOP_K,
-        )
-        self._remembered: Remembered | None = None
-        self._news = threading.Event()  # Something was learned since the last save.
-        self._memory = self._opened(vllm_config, options)
-        self._present: dict[int, _Session] = {}  # By row, as they were in the last step.
-        self._absent: list[_Session] = []  # Those that left last are at the end.
+        self._lasting = lasting = _Lasting(vllm_config, options)
+        least_chance = float(options.get("least_chance", _LEAST_CHANCE))
+        self._chains = lasting.chains(self._num_tokens, least_chance)
+        if "remember" in options:
+            saving = (self._chains,)
+            threading.Thread(target=lasting.keep_saving, args=saving, daemon=True).start()
+            # Unlike those of `atexit`, these run at the end of processes that vLLM starts, too.
+            Finalize(self, lasting.end, args=saving, exitpriority=1)
+        # By what a text is known by. Several rows may have the same text.
+        self._sessions: dict[int, list[_Session]] = {}
+        self._num_rows = self._num_steps = 0
 
     def load_model(self, model: Any) -> None:
         """vLLM hands over its model, which drafts do not need."""
@@ -104,7 +102,7 @@ class Proposer:
         self,
         sampled_token_ids: list[list[int]],
         num_tokens_no_spec: NDArray[Any],
-        token_ids_cpu: Ids,
+        token_ids_cpu: NDArray[np.int32],
         slot_mappings: Any = None,
     ) -> list[list[int]]:
         """A chain of drafts for each row; none for a row whose prompt is still being read.
@@ -112,140 +110,163 @@ class Proposer:
         `token_ids_cpu` (rows, length) holds each row's prompt and all that it committed, up to
         `num_tokens_no_spec`, the tokens in `sampled_token_ids` included.
         """
-        rows = [row for row, new_ids in enumerate(sampled_token_ids) if new_ids]
-        lengths = num_tokens_no_spec[: len(sampled_token_ids)].tolist()
-        before = {row: lengths[row] - len(sampled_token_ids[row]) for row in rows}
-        sessions = self._found(before, token_ids_cpu)
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
-        for row in rows:
-            sessions[row].observe(token_ids_cpu[row], lengths[row])
-        self._teach([sessions[row] for row in rows])
-        for row in rows:
-            max_depth = min(self._num_tokens, self._max_length - lengths[row] - 1)
-            drafts[row] = sessions[row].draft(max_depth, self._pays)
-        self._news.set()
+        num_new = np.array([len(new_ids) for new_ids in sampled_token_ids], np.int64)
+        rows = np.flatnonzero(num_new)
+        if not len(rows):
+            return drafts
+        ends = num_tokens_no_spec[rows].astype(np.int64)
+        step = _Step(token_ids_cpu, rows, ends, num_new[rows])
+        serials, places = self._found(step)
+        self._observe(step, serials, places)
+        before = windows(token_ids_cpu, rows, ends, _TAIL)
+        self._keep(before, ends, serials)
+        limits = np.minimum(self._num_tokens, self._max_length - ends - 1)
+        chains = self._chains.draft(before[:, :LONGEST], serials, limits)
+        for row, chain in zip(rows.tolist(), chains, strict=True):
+            drafts[row] = chain
         return drafts
 
-    def _pays(self, score: float) -> bool:
-        return score >= self._least_chance
+    def _found(self, step: _Step) -> tuple[Ids, Ids]:
+        """The serial number of each row, and its place in the last step, or -1.
 
-    def _found(self, before: Mapping[int, int], token_ids: Ids) -> dict[int, _Session]:
-        """The session of each row: where it was, elsewhere, or a new one. The others are absent."""
-        found, others = {}, dict(self._present)
-        for row, length in before.items():
-            if row in others and others[row].is_of(token_ids[row], length):
-                found[row] = others.pop(row)
-        self._absent += others.values()
-        for row, length in before.items():
-            if row not in found:
-                found[row] = self._moved(token_ids[row], length)
-        self._absent = self._absent[-_MAX_ABSENT:]
-        while sum(session.length for session in self._absent) > _MAX_ABSENT_TOKENS:
-            del self._absent[0]
-        self._present = found
-        return found
+        A text that is longer than when it was last seen may be the next prompt of a conversation,
+        which is no answer. So it counts as a new one, and is read.
+        """
+        ends = step.ends - step.num_new
+        names = _names(windows(step.token_ids, step.rows, ends, _TAIL), ends)
+        found = []
+        for row, end, name in zip(step.rows.tolist(), ends.tolist(), names, strict=True):
+            sessions = self._sessions.get(name)
+            if sessions is None:
+                self._num_rows += 1
+                self._chains.read(step.token_ids[row, :end].astype(np.int64), self._num_rows)
+                found.append((self._num_rows, -1))
+                continue
+            session = sessions.pop()
+            if not sessions:
+                del self._sessions[name]
+            was_last = session.step == self._num_steps
+            found.append((session.serial, session.place if was_last else -1))
+        serials, places = np.array(found, np.int64).T
+        return serials, places
 
-    def _moved(self, token_ids: Ids, length: int) -> _Session:
-        for session in self._absent:
-            if session.is_of(token_ids, length):
-                self._absent.remove(session)
-                return session
-        return _Session(token_ids[:length], self._memory, self._config)
+    def _observe(self, step: _Step, serials: Ids, places: Ids) -> None:
+        """Learns the new tokens of all rows, one behind the other."""
+        of = np.repeat(np.arange(len(step.rows)), step.num_new)
+        depths = np.arange(len(of)) - (np.cumsum(step.num_new) - step.num_new)[of]
+        rows, ends = step.rows[of], (step.ends - step.num_new)[of] + depths
+        tokens = step.token_ids[rows, ends].astype(np.int64)
+        before = windows(step.token_ids, rows, ends, LONGEST)
+        self._chains.count(places[of], depths, tokens)
+        self._chains.observe(before, tokens, serials[of])
+        text = np.stack([before[:, 1], before[:, 0], tokens], axis=1)
+        self._lasting.append(serials[of], text)
 
-    def _teach(self, sessions: list[_Session]) -> None:
-        """Shows the tables which token came behind each two."""
-        triples = [triple for session in sessions for triple in session.news]
-        if triples:
-            text = np.array(triples, np.int64)
-            for source in self._memory.sources:
-                source.observe_text(text[:, :2], text[:, 2])
+    def _keep(self, before: Ids, ends: Ids, serials: Ids) -> None:
+        """Remembers by what each row will be known in the next step."""
+        self._num_steps += 1
+        names = _names(before, ends)
+        for place, (name, serial) in enumerate(zip(names, serials.tolist(), strict=True)):
+            session = _Session(serial, self._num_steps, place)
+            self._sessions.setdefault(name, []).append(session)
+        while len(self._sessions) > _MAX_SESSIONS:
+            del self._sessions[next(iter(self._sessions))]
 
-    def _opened(self, vllm_config: Any, options: Mapping[str, Any]) -> Memory:
-        """The memory, with what the cache holds and what is remembered."""
+
+class _Step(NamedTuple):
+    """The rows that have new tokens, each with where its text ends."""
+
+    token_ids: NDArray[np.int32]
+    rows: Ids
+    ends: Ids
+    num_new: Ids
+
+
+class _Session(NamedTuple):
+    """A row, and its place among those of a step."""
+
+    serial: int
+    step: int
+    place: int
+
+
+def _names(before: Ids, ends: Ids) -> list[int]:
+    """What each text is known by: a number made of its last tokens and its length."""
+    names: list[int] = (before @ _TAIL_WEIGHTS + ends).tolist()
+    return names
+
+
+class _Lasting:
+    """What a cache and a memory file hold, and what is to be saved in the latter."""
+
+    def __init__(self, vllm_config: Any, options: Mapping[str, Any]) -> None:
         model = vllm_config.model_config
         cache, remember = options.get("cache"), options.get("remember")
         tokenizer = None if cache is None and remember is None else _tokenizer(model)
         loaded = None if cache is None else load_cache(cache, tokenizer=tokenizer)
+        self._remembered: Remembered | None = None
         if remember is not None:
             parallel = vllm_config.parallel_config
             saves = parallel.rank % parallel.tensor_parallel_size == 0
             self._remembered = Remembered(remember, tokenizer, saves=saves)
-            ended = threading.Event()
-            saving = (self._remembered, self._news, ended)
-            threading.Thread(target=_keep_saving, args=saving, daemon=True).start()
-            # Unlike those of `atexit`, these run at the end of processes that vLLM starts, too.
-            Finalize(self, _end_saving, args=(self._remembered, ended), exitpriority=1)
-        return new_memory(
-            self._config, loaded, self._remembered, (AnswersSource(),), model.get_vocab_size()
+        self._answers = Answers()
+        self._vocab_size = model.get_vocab_size()
+        self._memory = new_memory(
+            SpecConfig(sources=_SOURCES),
+            loaded,
+            self._remembered,
+            (self._answers,),
+            self._vocab_size,
         )
+        self._corpus = None if loaded is None else loaded.corpus
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
 
+    def chains(self, max_tokens: int, least_chance: float) -> Chains:
+        """Chains that know all of it; what was written last counts most."""
+        answers, tables = self._answers.kept, self._memory.tables()
+        num_known = 0 if self._corpus is None else self._corpus.num_prefixes
+        num_known += sum(len(table["ids"]) for table in tables.values() if "ids" in table)
+        num_known += NUM_LENGTHS * len(answers)
+        chains = Chains(max_tokens, least_chance, self._vocab_size, num_known)
+        if self._corpus is not None:
+            chains.read_corpus(self._corpus)
+        for name, key in KEY_OF.items():
+            table = tables[name]
+            keys = table[key].astype(np.int64)
+            keys = keys if keys.ndim == 2 else keys[:, None]
+            chains.read_table(keys, table["ids"][:, 0], table["probabilities"][:, 0])
+        for answer in np.split(answers.astype(np.int64), np.flatnonzero(answers < 0) + 1):
+            chains.read(answer[:-1])
+        return chains
 
-def _keep_saving(remembered: Remembered, news: threading.Event, ended: threading.Event) -> None:
-    """Saves every now and then, beside vLLM's steps: a server kills its workers without notice."""
-    while not ended.wait(_SAVE_SECONDS):
-        if news.is_set():
-            news.clear()
-            remembered.end()
+    def append(self, serials: Ids, text: Ids) -> None:
+        """Keeps new tokens for the next save, each behind the two before it."""
+        if self._remembered is not None:
+            self._answers.append(serials, text)
 
+    def save(self, chains: Chains) -> None:
+        """Saves what was learned since; the tables of `generate()` learn it here."""
+        with self._lock:
+            text = self._answers.taken()
+            if self._remembered is None or not len(text):
+                return
+            for start in range(0, len(text), _LESSON):
+                part = text[start : start + _LESSON]
+                for source in self._memory.sources:
+                    source.observe_text(part[:, :2], part[:, 2])
+            self._remembered.end()
 
-def _end_saving(remembered: Remembered, ended: threading.Event) -> None:
-    ended.set()
-    remembered.end()
+    def keep_saving(self, chains: Chains) -> None:
+        """Saves every now and then: a server kills its workers without notice."""
+        while not self._ended.wait(_SAVE_SECONDS):
+            self.save(chains)
 
-
-class _Session:
-    """One row: its sources behind the end of its text, and the tree that it drafted last."""
-
-    def __init__(self, token_ids: Ids, memory: Memory, config: SpecConfig) -> None:
-        ids = token_ids.tolist()
-        self.length = len(ids)
-        self._tail = token_ids[-_TAIL:].tobytes()
-        self._end = (-1, -1, *ids[-2:])[-2:]
-        self._calibration = memory.calibration
-        self._cursors = [source.open(ids, learns=False) for source in memory.sources]
-        self._grower = TreeGrower(self._cursors, config, memory.calibration.probability)
-        self._max_nodes = config.max_nodes
-        self._tree = DraftTree.of_root(self._end[-1])
-        self.news: list[tuple[int, ...]] = []  # Each new token behind the two before it.
-
-    def is_of(self, token_ids: Ids, length: int) -> bool:
-        """Is this text, up to `length`, the session's?
-
-        One that is longer may be the next prompt of a conversation, which is no answer.
-        """
-        start = max(length - _TAIL, 0)
-        return length == self.length and token_ids[start:length].tobytes() == self._tail
-
-    def observe(self, token_ids: Ids, length: int) -> None:
-        """Moves behind the tokens up to `length`; the sources and the calibration learn them."""
-        new_ids = token_ids[self.length : length].tolist()
-        path = self._tree.path_of(new_ids)
-        record = StepRecord(row=0, tree=self._tree, path=path, committed_ids=new_ids)
-        self._calibration.observe(record)
-        for cursor in self._cursors:
-            cursor.observe(record)
-        text = [*self._end, *new_ids]
-        self.news = list(zip(text, text[1:], new_ids, strict=False))
-        self._end = tuple(text[-2:])
-        self.length = length
-        self._tail = token_ids[max(length - _TAIL, 0) : length].tobytes()
-
-    def draft(self, max_depth: int, pays: Any) -> list[int]:
-        """The best chain of a newly grown tree."""
-        self._tree = self._grower.grow(self._end[-1], self._max_nodes, max_depth, pays)
-        return _best_chain(self._tree)
-
-
-def _best_chain(tree: DraftTree) -> list[int]:
-    """The path with the most tokens to expect, from the root to a leaf."""
-    tokens = [0.0, *tree.scores[1:]]  # What each node's path brings.
-    for node in range(1, len(tree)):
-        tokens[node] += tokens[tree.parents[node]]
-    node, chain = max(range(len(tree)), key=tokens.__getitem__), []
-    while node:
-        chain.append(tree.tokens[node])
-        node = tree.parents[node]
-    return chain[::-1]
+    def end(self, chains: Chains) -> None:
+        """The last save."""
+        self._ended.set()
+        self.save(chains)
 
 
 def _checked(options: Any) -> dict[str, Any]:

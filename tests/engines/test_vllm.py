@@ -18,9 +18,8 @@ from selfspec.cache import Remembered, save_cache
 from selfspec.cache.contents import CacheContents, tokenizer_info
 from selfspec.cache.file import read_cache
 from selfspec.draft.memory import Memory
-from selfspec.draft.sources import ContextSource
-from selfspec.draft.sources.context import ContextCursor
 from selfspec.engines import vllm
+from selfspec.engines.chains import Chains, windows
 from selfspec.engines.vllm import Proposer, config
 from selfspec.errors import CacheError, ConfigError
 from tests.caches import VOCAB_SIZE, FakeTokenizer, count_grams, learn, new_memory
@@ -95,6 +94,7 @@ class Row:
         self.draft: list[int] = []
         self.num_steps = 0
         self.num_written = 0
+        self.has_written = False  # in the last step
 
     @property
     def is_done(self) -> bool:
@@ -102,6 +102,7 @@ class Row:
 
     def verify(self) -> list[int]:
         """The accepted drafts and one token more; nothing while the prompt is read."""
+        self.has_written = not self.reads_for
         if self.reads_for:
             self.reads_for -= 1
             return []
@@ -121,13 +122,13 @@ class Row:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The lengths of the texts that were read from their beginning."""
     lengths = []
-    plain = ContextSource.open
+    plain = Chains.read
 
-    def open_(self: ContextSource, prompt_ids: Any, *, learns: bool) -> Any:
-        lengths.append(len(prompt_ids))
-        return plain(self, prompt_ids, learns=learns)
+    def read(self: Chains, text: Any, serial: int = 0) -> None:
+        lengths.extend([len(text)] if serial else [])
+        plain(self, text, serial)
 
-    monkeypatch.setattr(ContextSource, "open", open_)
+    monkeypatch.setattr(Chains, "read", read)
     return lengths
 
 
@@ -193,8 +194,8 @@ def test_after_a_step_without_drafts_a_row_is_read_anew(opened: list[int]):
     assert row.draft
 
 
-def test_the_next_prompt_of_a_conversation_is_no_answer():
-    asked = proposer()
+def test_the_next_prompt_of_a_conversation_is_no_answer(tmp_path):
+    asked = proposer(remember=str(tmp_path / "learned"))
     engine = Engine(asked)
     row = engine.add([40], LOOP * 2)
     while not row.is_done:
@@ -202,8 +203,7 @@ def test_the_next_prompt_of_a_conversation_is_no_answer():
     engine.rows = []
     engine.add([*row.text, 45, 46, 47, 48, 49], LOOP)
     engine.step()
-    (answers,) = (source for source in asked._memory.sources if source.name == "answers")
-    assert not {45, 49} & set(answers.arrays()["tokens"].tolist())
+    assert not {45, 49} & set(asked._lasting._answers.arrays()["tokens"].tolist())
 
 
 def test_equal_rows_stay_apart(opened: list[int]):
@@ -215,17 +215,15 @@ def test_equal_rows_stay_apart(opened: list[int]):
     assert rows[0].text == rows[1].text == rows[2].text
 
 
-@pytest.mark.parametrize(("bound", "num_kept"), [(None, vllm._MAX_ABSENT), (50, 4)])
-def test_rows_that_ended_are_not_kept_for_ever(monkeypatch, bound: int | None, num_kept: int):
-    if bound is not None:
-        monkeypatch.setattr(vllm, "_MAX_ABSENT_TOKENS", bound)
+def test_rows_that_ended_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(vllm, "_MAX_SESSIONS", 9)
     asked = proposer()
     engine = Engine(asked)
-    for first in range(vllm._MAX_ABSENT + 9):
+    for first in range(20):
         engine.rows = []
-        engine.add([first % VOCAB_SIZE, first // VOCAB_SIZE, *LOOP], LOOP)
+        engine.add([first, *LOOP], LOOP)
         engine.step()
-    assert len(asked._absent) == num_kept
+    assert len(asked._sessions) == 9
 
 
 def test_a_long_row_is_read_once(opened: list[int]):
@@ -279,10 +277,9 @@ class TestWhatLasts:
         row = engine.add([40], LOOP * 2)
         while not row.is_done:
             engine.step()
-        first._remembered.save()
+        first._lasting.save(first._chains)
         kept = read_cache(path.with_suffix(".safetensors"), tokenizer_info(FakeTokenizer()))
         assert [3, 1] in kept.tables["lut2"]["pairs"].tolist()
-        assert kept.calibration
         assert kept.answers.tolist() == [*LOOP * 2, -1]
         for asked in (proposer(remember=str(path)), proposer(cache=str(path))):
             engine = Engine(asked)
@@ -336,6 +333,15 @@ class TestWhatLasts:
         row = engine.add([40], [3, *LOOP])
         engine.step()
         assert row.draft[:2] == [1, 4]
+
+    def test_of_generate_is_drafted_from(self, tmp_path):
+        remembered, memory = opened_by_generate(tmp_path / "learned")
+        learn(memory, [7])
+        remembered.save()
+        engine = Engine(proposer(remember=str(tmp_path / "learned")))
+        row = engine.add([40], [7, 5, 3])
+        engine.step()
+        assert row.draft == [5]
 
     def test_of_another_tokenizer_is_refused(self, tmp_path):
         other = tokenizer_info(FakeTokenizer(VOCAB_SIZE - 1))
@@ -409,11 +415,15 @@ class AnyOrder(RuleBasedStateMachine):
         self.engine.step(proposes=proposes)
         if not proposes:
             return
-        for place, session in self.engine.proposer._present.items():
-            text = self.engine.rows[place].text
-            (context,) = (c for c in session._cursors if isinstance(c, ContextCursor))
-            assert len(context.token_ids) == session.length == len(text)
-            assert context.token_ids[-vllm._TAIL :] == text[-vllm._TAIL :]
+        asked, serials = self.engine.proposer, set()
+        written = [row for row in self.engine.rows if row.has_written]
+        for row in written:
+            end = np.array([len(row.text)])
+            before = windows(np.array([row.text]), np.zeros(1, int), end, vllm._TAIL)
+            (name,) = vllm._names(before, end)
+            found = asked._sessions[name]
+            serials |= {each.serial for each in found if each.step == asked._num_steps}
+        assert len(serials) == len(written)
 
 
 TestAnyOrder = AnyOrder.TestCase
