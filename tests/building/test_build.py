@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -186,6 +187,14 @@ class TestOwnAnswers:
         assert "delete that folder to begin anew" in str(caught.value)
         assert path.read_bytes() == before
         build(tmp_path / "cache", data=str(prompts), **OWN, min_count=1)  # Changes no answer.
+
+    def test_answers_that_were_only_begun_teach_nothing(self, tmp_path, build, prompts, stopped):
+        whole = build(tmp_path / "whole", data=str(prompts), **OWN)
+        path = stopped(0)
+        build(tmp_path / "other", data=str(prompts), **OWN, chat_template=False)
+        shutil.copy(tmp_path / "other.safetensors", path.with_name("memory.safetensors"))
+        found = build(tmp_path / "cache", data=str(prompts), **OWN).tables
+        assert np.array_equal(found["lut"]["tokens"], whole.tables["lut"]["tokens"])
 
     def test_more_prompts_are_no_other_prompts(self, tmp_path, build, prompts, stopped):
         stopped(3)

@@ -154,6 +154,21 @@ class TestRows:
         found = read(path, column="prompt", learn_from="generations")
         assert found == ["a", asked, "c", None]
 
+    def test_prompts_are_taken_as_batch_takes_them(self, tmp_path, monkeypatch):
+        monkeypatch.setitem(sys.modules, "datasets", None)  # Not needed for that.
+        asked = [{"role": "user", "content": "b"}]
+        parts = [{"role": "user", "content": [{"type": "text", "text": "b"}]}]
+        rows = [
+            {"custom_id": "1", "turns": ["a", "and then?"]},
+            {"messages": parts},
+            {"body": {"messages": asked, "max_tokens": 5}},
+            {"messages": asked},
+        ]
+        path = tmp_path / "a.jsonl"
+        path.write_text("\n".join(map(json.dumps, rows)))
+        found = read(path, column="prompt", learn_from="generations")
+        assert found == ["a", asked, asked, asked]
+
     @pytest.mark.parametrize(
         ("rows", "keys", "message"),
         [
@@ -161,7 +176,7 @@ class TestRows:
             ([3], {}, "document 0: column 'text' must hold texts or lists of token ids (got 3)"),
             (["x"], {"messages": "text"}, "each with role and content (got 'x')"),
             ([["x"]], {"messages": "text"}, "lists of messages, each with role and content"),
-            ([[{"role": "user", "content": 3}]], {"messages": "text"}, "must be text (got 3)"),
+            ([[{"role": "user", "content": 3}]], {"messages": "text"}, "a message's content must be text"),
         ],
     )
     def test_rows_that_are_wrong(self, tmp_path, rows, keys, message):
