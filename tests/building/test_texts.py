@@ -176,7 +176,11 @@ class TestRows:
             ([3], {}, "document 0: column 'text' must hold texts or lists of token ids (got 3)"),
             (["x"], {"messages": "text"}, "each with role and content (got 'x')"),
             ([["x"]], {"messages": "text"}, "lists of messages, each with role and content"),
-            ([[{"role": "user", "content": 3}]], {"messages": "text"}, "a message's content must be text"),
+            (
+                [[{"role": "user", "content": 3}]],
+                {"messages": "text"},
+                "a message's content must be text",
+            ),
         ],
     )
     def test_rows_that_are_wrong(self, tmp_path, rows, keys, message):
