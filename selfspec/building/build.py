@@ -184,7 +184,7 @@ class _Build:
                 ) from error
             files.begin(progress)
             if len(progress.left) == total:
-                # Answers that were begun in an earlier run, perhaps to other prompts, teach nothing.
+                # What unfinished answers of an earlier run, perhaps to other prompts, taught.
                 (files.answers.parent / f"{_MEMORY}{SUFFIX}").unlink(missing_ok=True)
             found = outcomes(
                 files.open_lines(progress),

@@ -26,6 +26,6 @@ def test_a_criterion_beyond_the_config_is_refused_since_stock_would_never_end() 
     model, inputs = new_model("llama"), prompt()
     criteria = [MaxLengthCriteria(NUM_COLUMNS + 8)]
     options = {"prompt_lookup_num_tokens": 10, "max_new_tokens": 7, "stopping_criteria": criteria}
-    with SelfSpecCandidateGenerator(SelfSpec()).plugged_into(model):
-        with pytest.raises(UnsupportedError, match="MaxLengthCriteria"):
-            run(model, inputs, do_sample=False, **options)
+    ours = SelfSpecCandidateGenerator(SelfSpec()).plugged_into(model)
+    with ours, pytest.raises(UnsupportedError, match="MaxLengthCriteria"):
+        run(model, inputs, do_sample=False, **options)
