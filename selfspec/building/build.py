@@ -44,6 +44,7 @@ from selfspec.serving.prompt_files import Limits
 # A model that is decoded plainly would teach nothing, so it is refused. The budget is fixed because
 # a cache should not depend on how fast the machine is.
 _KNOBS: dict[str, Any] = {"strict": True, "budget": "fixed", "max_nodes": 16}
+_MEMORY = "memory"  # The file of what answers taught.
 _MAX_MEMORY = 1 << 32  # In bytes, for counting; what does not fit loses its rarest n-grams.
 _COLUMNS = (
     TextColumn("{task.description}"),
@@ -141,7 +142,7 @@ class _Build:
         asked = [ids for ids in prompts if ids is not None and len(ids) <= recipe.max_prompt_tokens]
         self._some(len(asked), "a prompt that the model can answer")
         files = self._files(folder, model, asked)
-        spec = SelfSpec(remember=folder / "memory", tokenizer=self.tokenizer, **_KNOBS)
+        spec = SelfSpec(remember=folder / _MEMORY, tokenizer=self.tokenizer, **_KNOBS)
         self._answer(files, model, spec, len(asked))
         answers = list(_answers(files, asked, recipe.max_prefix))
         self._some(len(answers), "a prompt that the model can answer")
@@ -182,6 +183,9 @@ class _Build:
                     "undo the change to go on with it, or delete that folder to begin anew"
                 ) from error
             files.begin(progress)
+            if len(progress.left) == total:
+                # What unfinished answers of an earlier run, perhaps to other prompts, taught.
+                (files.answers.parent / f"{_MEMORY}{SUFFIX}").unlink(missing_ok=True)
             found = outcomes(
                 files.open_lines(progress),
                 Session(model, self.tokenizer, spec, max_rows=self.recipe.batch),

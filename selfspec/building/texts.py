@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from selfspec.building.recipe import Recipe
 from selfspec.cache import tokenizer_info
 from selfspec.errors import BuildError, unknown_name
+from selfspec.serving.schema import json_object, text_of_parts
 
 TokenIds = NDArray[np.int64]
 Messages = list[dict[str, str]]
@@ -34,6 +35,7 @@ _BUILDERS = {
     ".parquet": "parquet",
     ".tsv": "tsv",
 }
+_LINES = (".jsonl", ".ndjson")
 _PACKED = (".bz2", ".gz", ".xz", ".zst")
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?", re.ASCII)
 _PIECE = 1 << 20  # Characters. Longer text is cut into several documents at ends of lines.
@@ -108,8 +110,13 @@ def _rows(recipe: Recipe, builder: str | None, files: list[str]) -> Iterator[Map
     """The rows. Whatever their reader raises is reported as bad data."""
     number = 0
     try:
+        found: Any
         if builder == "text":
             found = ({recipe.column: text} for path in files for text in _plain(path, recipe.form))
+        elif recipe.generates and all(Path(each).suffix in _LINES for each in files):
+            # Prompts of several forms have no common columns, which `datasets` would ask for.
+            lines = (line for path in files for line in _plain(path, "line") if line.strip())
+            found = (json_object(line.encode(), "a line") for line in lines)
         else:
             found = _loaded(recipe, builder, files)
         for row in found:
@@ -174,13 +181,15 @@ def _loaded(recipe: Recipe, builder: str | None, files: list[str]) -> Any:
 
 
 def _columns(recipe: Recipe) -> tuple[str, ...]:
-    """Where documents are looked for. A file of prompts may hold texts and conversations."""
+    """Where documents are looked for. Prompts may be given as `selfspec batch` takes them."""
     if recipe.generates:
-        return (recipe.column, recipe.messages or "messages")
+        return (recipe.column, recipe.messages or "messages", "turns")
     return (recipe.messages or recipe.column,)
 
 
 def _document(recipe: Recipe, row: Mapping[str, Any], number: int) -> Document:
+    if recipe.generates and isinstance(row.get("body"), Mapping):
+        row = row["body"]  # OpenAI's batches have their requests there.
     columns = [name for name in _columns(recipe) if name in row]
     if not columns:
         raise BuildError(f"document {number}: {unknown_name('column', _columns(recipe)[0], row)}")
@@ -188,6 +197,8 @@ def _document(recipe: Recipe, row: Mapping[str, Any], number: int) -> Document:
     if name is None:
         return None
     value = row[name]
+    if name == "turns" and isinstance(value, list) and isinstance(value[0], str):
+        return value[0]
     if name == recipe.messages or name != recipe.column:
         return _messages(value, name, number)
     if isinstance(value, str):
@@ -209,10 +220,13 @@ def _messages(value: Any, name: str, number: int) -> Messages:
     except (AttributeError, KeyError, TypeError) as error:
         rule = f"column {name!r} must hold lists of messages, each with role and content"
         raise _wrong(number, rule, value) from error
-    for _, content in found:
-        if not isinstance(content, str):
-            raise _wrong(number, "a message's content must be text", content)
-    return [{"role": _ROLES.get(role, role), "content": content} for role, content in found]
+    messages = []
+    for role, content in found:
+        try:
+            messages.append({"role": _ROLES.get(role, role), "content": text_of_parts(content)})
+        except ValueError as error:
+            raise _wrong(number, f"a message's content {error}", content) from error
+    return messages
 
 
 def _wrong(number: int, rule: str, got: Any) -> BuildError:

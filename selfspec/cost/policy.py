@@ -100,7 +100,7 @@ class Pause:
     """The longest time without drafts in a call, and what was seen before it."""
 
     def __init__(self) -> None:
-        self._num_steps = 0
+        self._num_steps = self._num_plain = 0
         self._since = 0  # The last step with drafts.
         self._last = (1, 1.0)  # Its width, and the plain steps that it took.
         self._longest, self._before = 0, (0, 1, 1.0)
@@ -108,14 +108,15 @@ class Pause:
     def observe(self, width: int, plain_steps: float) -> None:
         """Takes in a step."""
         self._num_steps += 1
+        self._num_plain += width == 1
         if width > 1:
             self._since, self._last = self._num_steps, (width, plain_steps)
         elif self._num_steps - self._since > self._longest:
             self._longest, self._before = self._num_steps - self._since, (self._since, *self._last)
 
     def __str__(self) -> str:
-        """Empty unless it lasted for 16 steps and half of the call."""
-        if self._longest < max(_LONG_PAUSE, self._num_steps / 2):
+        """Empty unless it lasted for 16 steps, and all pauses together for half of the call."""
+        if self._longest < _LONG_PAUSE or self._num_plain < self._num_steps / 2:
             return ""
         step, width, plain_steps = self._before
         if not step:

@@ -19,6 +19,7 @@ from selfspec.cost import FixedBudget
 from selfspec.draft.memory import Memory
 from selfspec.draft.sources.draft_model import DraftModelCursor
 from selfspec.engine import top_k_of
+from selfspec.errors import UnsupportedError
 from selfspec.plugin.prompt import last_pairs
 from selfspec.plugin.rules import length_limit
 from selfspec.plugin.spec import SelfSpec
@@ -60,9 +61,15 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
             **_kwargs: Any,
         ) -> SelfSpecCandidateGenerator:
             # A criterion of the caller's may be shorter than the config, which stock looks at too.
-            lengths = (generation_config.max_length, length_limit(stopping_criteria))
+            longest, named = generation_config.max_length, length_limit(stopping_criteria)
+            if named is not None and named > longest:
+                raise UnsupportedError(
+                    f"MaxLengthCriteria must name at most the {longest} tokens of max_length or "
+                    f"max_new_tokens, since the assisted decoding of transformers would never end "
+                    f"(got {named}); raise max_new_tokens, or leave the criterion out"
+                )
             self._row = None
-            self._max_length = min(length for length in lengths if length is not None)
+            self._max_length = longest if named is None else named
             self._draft_model = self._spec.draft_model_for(
                 model, input_ids.shape[1], assistant_model
             )

@@ -53,15 +53,16 @@ def whole_characters(text: str) -> str:
     return text
 
 
-def _joined(value: Any) -> Any:
-    """The texts of OpenAI's content parts, one behind the other."""
-    if not isinstance(value, list):
-        return value
-    for part in value:
+def text_of_parts(content: Any) -> str:
+    """A text, or the texts of OpenAI's content parts, one behind the other."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else [content]
+    for part in parts:
         is_text = isinstance(part, dict) and isinstance(part.get("text"), str)
         if not is_text or set(part) != {"type", "text"} or part["type"] != "text":
             raise ValueError("must be text, or a list of parts with type: 'text', and text")
-    return "".join(part["text"] for part in value)
+    return "".join(part["text"] for part in parts)
 
 
 def _not_tiny(temperature: float) -> float:
@@ -84,7 +85,7 @@ def _are_ids(value: Any) -> bool:
 
 
 FilledText = Annotated[str, Field(min_length=1), AfterValidator(whole_characters)]
-Content = Annotated[str, BeforeValidator(_joined), AfterValidator(whole_characters)]
+Content = Annotated[str, BeforeValidator(text_of_parts), AfterValidator(whole_characters)]
 Count = Annotated[int, Field(ge=1, le=_MOST_TOKENS)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Temperature = Annotated[float, Field(ge=0, le=2), AfterValidator(_not_tiny)]

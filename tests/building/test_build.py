@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -172,6 +173,14 @@ class TestOwnAnswers:
             build(tmp_path / "cache", data=str(prompts), **{**OWN, **keys})
         assert path.read_bytes() == before
         build(tmp_path / "cache", data=str(prompts), **OWN, min_count=1)  # Changes no answer.
+
+    def test_answers_that_were_only_begun_teach_nothing(self, tmp_path, build, prompts, stopped):
+        whole = build(tmp_path / "whole", data=str(prompts), **OWN)
+        path = stopped(0)
+        build(tmp_path / "other", data=str(prompts), **OWN, chat_template=False)
+        shutil.copy(tmp_path / "other.safetensors", path.with_name("memory.safetensors"))
+        found = build(tmp_path / "cache", data=str(prompts), **OWN).tables
+        assert np.array_equal(found["lut"]["tokens"], whole.tables["lut"]["tokens"])
 
     def test_more_prompts_are_no_other_prompts_but_not_for_two_at_once(
         self, tmp_path, build, prompts, stopped

@@ -126,6 +126,29 @@ class TestFiles:
 
 
 class TestRows:
+    def test_a_file_that_mixes_prompts_and_messages_loses_none(self, tmp_path):
+        asked = [{"role": "user", "content": "b"}]
+        rows = [{"prompt": "a"}, {"messages": asked}, {"prompt": "c", "messages": None}]
+        path = tmp_path / "a.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"prompt": ""}]))
+        found = read(path, column="prompt", learn_from="generations")
+        assert found == ["a", asked, "c", None]
+
+    def test_prompts_are_taken_as_batch_takes_them(self, tmp_path, monkeypatch):
+        monkeypatch.setitem(sys.modules, "datasets", None)  # Not needed for that.
+        asked = [{"role": "user", "content": "b"}]
+        parts = [{"role": "user", "content": [{"type": "text", "text": "b"}]}]
+        rows = [
+            {"custom_id": "1", "turns": ["a", "and then?"]},
+            {"messages": parts},
+            {"body": {"messages": asked, "max_tokens": 5}},
+            {"messages": asked},
+        ]
+        path = tmp_path / "a.jsonl"
+        path.write_text("\n".join(map(json.dumps, rows)))
+        found = read(path, column="prompt", learn_from="generations")
+        assert found == ["a", asked, asked, asked]
+
     @pytest.mark.parametrize(
         ("row", "keys", "said"),
         [

@@ -99,12 +99,15 @@ def test_branches_rest_with_the_drafts():
 
 def test_what_was_decided_is_said_in_a_line():
     budget = MeasuredBudget(CostCurve({1: 1.0, 64: 1.5}))
-    for width in [1] * 11 + [2]:
-        seconds = 1.9 if width == 2 else 1.0
-        tree = DraftTree.of_root(1)
-        alone = StepRecord(row=0, tree=tree, path=[0], committed_ids=[2])
-        budget.step(8).observe(Took(width, 0.0, seconds), [alone])
+
+    def see(*widths):
+        for width in widths:
+            alone = StepRecord(row=0, tree=DraftTree.of_root(1), path=[0], committed_ids=[2])
+            budget.step(8).observe(Took(width, 0.0, 1.9 if width == 2 else 1.0), [alone])
+
+    see(*[1] * 11, 2)
     assert budget.paused is None
-    for _ in range(30):
-        budget.step(1).observe(Took(1, 0.0, 1.0), [alone])
+    see(*[1] * 30)
+    assert budget.paused == "drafts paused after step 12: 2 nodes took 1.9 plain steps"
+    see(2, *[1] * 29, 2, *[1] * 29)  # No pause is as long as half of the call, but all of them are.
     assert budget.paused == "drafts paused after step 12: 2 nodes took 1.9 plain steps"
