@@ -395,6 +395,14 @@ def test_no_call_finds_what_another_left():
     assert not any(layer.stores["values"].isnan().any() for layer in kv.cache.layers)
 
 
+@pytest.mark.parametrize(
+    ("front", "width", "num_keys"), [(5, 8, 256), (248, 8, 256), (249, 8, 320), (300, 4, 320)]
+)
+def test_lengths_come_in_buckets_up_to_what_there_is(front, width, num_keys):
+    kv = adopt(prompted(*range(front)), 4, num_rows=1, room=320 - front, keeps_slots=True)
+    assert kv.num_keys(width) == {"full_attention": num_keys, "sliding_attention": 64}
+
+
 def test_what_is_handed_back_is_no_slot():
     cache = prompted(1, 2)
     kv = adopt(cache, 4, num_rows=1, room=8, keeps_slots=True)
