@@ -138,6 +138,12 @@ def test_a_clock_too_coarse_to_see_anything():
     assert 0 < curve.seconds(1) <= curve.seconds(64) < 1e-6
 
 
+def test_what_takes_long_anyway_is_not_run_untimed():
+    machine = Machine(seconds=lambda width: 0.01 if width == 1 else 0.5)
+    machine.measure(1, 2, 4, repeats=1)
+    assert machine.runs == [1, 1, 2, 2, 4]
+
+
 # -- refining ----------------------------------------------------------------------------------
 
 
@@ -154,6 +160,13 @@ def feed(curve: CostCurve, steps: list[tuple[int, float]], times: int) -> None:
     for _ in range(times):
         for width, seconds in steps:
             curve.refine(width, seconds)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf, -math.inf])
+def test_times_that_can_not_be_are_ignored(seconds):
+    curve = CostCurve(TYPICAL)
+    feed(curve, [(8, seconds)], times=100)
+    assert curve.as_dict() == CostCurve(TYPICAL).as_dict()
 
 
 def test_what_slows_one_width_is_learned_there_and_nowhere_else():
@@ -174,6 +187,12 @@ def test_noise_and_a_tenth_of_wild_steps_leave_the_median(new_curve):
     for width in (1, 4, 8, 16):
         assert curve.seconds(width) == pytest.approx(TYPICAL[width], rel=0.1)
         assert curve.relative(width) == pytest.approx(TYPICAL[width], rel=0.1)
+
+
+def test_widths_that_contradict_each_other_show_their_mean():
+    curve = CostCurve({1: 1.0, 8: 1.4, 12: 1.2})
+    feed(curve, [(1, 1.0), (8, 1.4), (12, 1.2)], times=200)
+    assert curve.seconds(8) == curve.seconds(12) == pytest.approx(1.3, rel=0.02)
 
 
 def test_each_step_belongs_to_the_width_that_it_costs_as_much_as():

@@ -26,6 +26,13 @@ def test_what_drafts_lose_is_bounded(loss):
         assert num_drafted * loss <= 1.0 + 0.02 * (num_steps + num_drafted * loss)
 
 
+def test_gains_may_be_lost_again_but_not_for_ever():
+    ledger = Ledger()
+    for _ in range(1000):
+        ledger.observe(1.0, 2.0)
+    assert 8 <= lost(ledger, 100, 1.0) < 40
+
+
 def test_scores_that_promise_too_much_are_trusted_less():
     ledger = Ledger()
     assert ledger.trust == 1.0

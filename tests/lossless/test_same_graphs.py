@@ -286,6 +286,12 @@ def test_a_cpu_captures_no_graphs() -> None:
         run(model, inputs, custom_generate=SelfSpec(forward="graph", strict=True), **GREEDY)
 
 
+def test_eager_asks_for_no_graph(log: list[str]) -> None:
+    both = run_both(tiny_model(), prompt(), SelfSpec(forward="eager"), drafts=False, **GREEDY)
+    assert (both.stats.forward, both.stats.eager_reason) == ("eager", None)
+    assert "capture" not in log
+
+
 # what changes under a graph
 
 

@@ -251,6 +251,43 @@ def test_full_slots_double_and_windowed_ones_forget(keeps_slots):
     assert len(sizes) <= 8  # That is how often it was copied on the way from 3 to 1203.
 
 
+def test_windowed_slots_forget_in_place_and_not_in_every_step(monkeypatch):
+    dropped = []
+    drop = module.Slots.drop
+    monkeypatch.setattr(
+        module.Slots, "drop", lambda part, *at: dropped.append(at) or drop(part, *at)
+    )
+    kv = adopt(prompted(1, 2, 3, window=16), 16, 1, room=64, keeps_slots=True)
+    chain_steps(kv, 16, 4, captured=True)
+    before = kv.cache.layers[1].stores["keys"].data_ptr()
+    chain_steps(kv, 100, 4, captured=True)
+    assert kv.cache.layers[1].stores["keys"].data_ptr() == before
+    num_parts = sum(part.kind.attention_type == "sliding_attention" for part in kv._parts)
+    assert 0 < len(dropped) / num_parts < 100 / 4
+
+
+def test_a_path_that_is_in_place_costs_no_copy(monkeypatch):
+    kv = adopt(prompted(1, 2), 4, num_rows=1, room=8)
+    monkeypatch.setattr("selfspec.run.tree_kv.move_columns", lambda *_: pytest.fail("moved"))
+    chain_steps(kv, 2, width=3)
+
+
+def test_a_single_write_fills_all_layers_of_a_kind():
+    """K of the first and third layer and V of the first share one tensor of three members."""
+    kv = adopt(prompted(1, 2), 4, num_rows=1, room=8)
+    storage = {
+        kv.cache.layers[i].stores[n].untyped_storage().data_ptr()
+        for i, n in [(0, "keys"), (0, "values"), (2, "keys")]
+    }
+    assert len(storage) == 1
+
+
+def test_much_memory_is_adopted_in_parts(monkeypatch):
+    monkeypatch.setattr(module, "_SMALL", 1)
+    kv = adopt(prompted(1, 2), 4, num_rows=1, room=8)
+    assert [len(part.members) for part in kv._parts] == [1] * 2 * len(LAYERS)
+
+
 def test_its_memory_ends_with_its_last_user():
     """Not only when Python looks for cycles: the next call's KV would come on top."""
     cache = prompted(1, 2)
@@ -356,6 +393,23 @@ def test_no_call_finds_what_another_left():
     kv.release()
     kv.add(prompted(1, 2), room=8)
     assert not any(layer.stores["values"].isnan().any() for layer in kv.cache.layers)
+
+
+@pytest.mark.parametrize(
+    ("front", "width", "num_keys"), [(5, 8, 256), (248, 8, 256), (249, 8, 320), (300, 4, 320)]
+)
+def test_lengths_come_in_buckets_up_to_what_there_is(front, width, num_keys):
+    kv = adopt(prompted(*range(front)), 4, num_rows=1, room=320 - front, keeps_slots=True)
+    assert kv.num_keys(width) == {"full_attention": num_keys, "sliding_attention": 64}
+
+
+def test_what_is_handed_back_is_no_slot():
+    cache = prompted(1, 2)
+    kv = adopt(cache, 4, num_rows=1, room=8, keeps_slots=True)
+    slots = {layer.stores["keys"].untyped_storage().data_ptr() for layer in kv.cache.layers}
+    kv.release()
+    assert not slots & {layer.keys.untyped_storage().data_ptr() for layer in cache.layers}
+    assert all(not layer.stores and layer.keys is None for layer in kv.cache.layers)
 
 
 # caches that can't be taken over

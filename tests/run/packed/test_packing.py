@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import sys
 import threading
@@ -165,6 +166,20 @@ def test_a_weight_that_can_no_longer_be_packed_ends_no_call(model, monkeypatch):
         assert model[0](torch.ones(2, 16)).isnan().any()
 
 
+def test_a_model_that_is_copied_in_use_has_no_copies_yet(model):
+    packing, x = packed(model), torch.ones(3, 16)
+    with packing.in_use():
+        other = copy.deepcopy(model)
+    other[0].weight.mul_(-2)
+    expected = linear(x, other[0].weight, other[0].bias)
+    assert torch.equal(other[0](x), expected)
+    again = packed(other)
+    assert again.num_bytes == packing.num_bytes
+    with again.in_use():
+        torch.testing.assert_close(other[0](x), expected)
+    assert "forward" not in vars(other[0])
+
+
 def test_all_who_use_a_model_share_its_copies_and_the_last_one_frees_them(model):
     one, other = Packing.of(model), Packing.of(model)
     assert one is other
@@ -223,6 +238,19 @@ def test_a_prompt_counts_before_it_is_read(model, monkeypatch):
     assert not packing.is_packed
     packing.before_forward(64)
     assert packing.is_packed
+
+
+def test_trials_wait_until_they_are_a_small_part_of_the_work(model, monkeypatch):
+    """Two kinds of one layer each, whose trials take as long as 80 tokens through the model."""
+    tried = fake_trials(monkeypatch)
+    monkeypatch.setattr(module, "_TRIAL", 80)
+    packing = Packing.of(model)
+    packing.before_forward(256)
+    for _ in range(7):
+        packing.before_forward(1)  # It takes as long as eight tokens.
+    assert not tried
+    packing.before_forward(1)
+    assert len(tried) == 2
 
 
 def test_packing_that_is_interrupted_stays_right_and_goes_on(model, monkeypatch):
@@ -350,6 +378,12 @@ def test_copies_are_used_for_as_many_tokens_as_they_are_faster_for(
     slot.held = copies.Held(Origin.of(weight), "copy", least, most)  # type: ignore[arg-type]
     used = [slot.copy_for(weight, n) is not None for n in (1, 4, 16, 64)]
     assert used == [n >= least and (most is None or n <= most) for n in (1, 4, 16, 64)]
+
+
+def test_a_large_layer_is_tried_in_part(own_folder, monkeypatch):
+    weights = clocked(monkeypatch, dict.fromkeys(WIDTHS, 0.5))
+    monkeypatch.setattr(module, "_MOST_WEIGHTS", 16 * 8)
+    assert module._trial(KIND, weights).own[1] == 3.0  # A third of it took a second.
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,15 @@ def test_images_hold_what_the_file_holds(way, tensors, path, dtype, chunk, monke
     shard.close()
 
 
+def test_neighbours_are_read_in_one_go(tensors, shard):
+    same = [name for name in tensors if tensors[name].dtype == torch.bfloat16]
+    image = Image(
+        [Weight(torch.bfloat16, shard.tensors[n].shape, [shard.tensors[n]]) for n in same]
+    )
+    assert len(image._runs) == 1
+    assert image.scratch_bytes == 0
+
+
 def test_pieces_are_put_one_behind_the_other(tensors, shard):
     weight = torch.empty(20, 150)
     parts = [shard.tensors["b"], shard.tensors["d"].part(0, 10)]
