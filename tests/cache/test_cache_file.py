@@ -65,11 +65,6 @@ class TestRoundTrip:
         for name in ("~/a/b/cache.v2", tmp_path / "a" / "b" / "cache.v2.safetensors"):
             assert plain(load_cache(name)) == plain(contents())
 
-    def test_another_tokenizers_cache_is_refused(self, path):
-        with pytest.raises(CacheError, match=r"tokenizer 5a5a5a5a… \(owner/toy\)"):
-            load_cache(path, tokenizer=FakeTokenizer())
-        assert load_cache(path, tokenizer=OWNER).tokenizer == OWNER
-
 
 def test_what_could_not_be_read_is_not_written(tmp_path):
     for changes in (
@@ -126,14 +121,6 @@ class TestRefused:
             refused(path, "no plain file")
         refused(circle, "symbolic links")
         refused(tmp_path / "nothing.safetensors", "selfspec cache build")
-
-    def test_a_folder_of_version_0_2(self, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
-        Path("old").mkdir()
-        with pytest.raises(CacheError, match="selfspec cache build MODEL old"):
-            load_cache("old")
-        save_cache("old", contents())  # What the command does.
-        assert plain(load_cache("old")) == plain(contents())
 
     @pytest.mark.parametrize(
         ("changes", "said"),
