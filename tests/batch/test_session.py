@@ -176,15 +176,6 @@ def test_a_long_prompt_holds_up_nobody() -> None:
     assert while_reading == sorted(set(while_reading))
 
 
-def test_nobody_hears_what_is_decoded_alone_any_more() -> None:
-    played = Played([Ask(9, 0, 60, 0, None)], name="bloom", spec=wild())
-    told: list[Sequence[int]] = []
-    played.session._hear = lambda index, ids: bool(told.append(ids)) or len(told) < 5
-    played.run()
-    assert not played.answers
-    assert len(told) == 5
-
-
 def test_what_is_alone_has_its_turn_while_others_come() -> None:
     """A stopping rule of its own sends a prompt to the side, but not to the end for ever."""
     session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=1, short_first=True)

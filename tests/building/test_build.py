@@ -193,6 +193,17 @@ class TestOwnAnswers:
             build(tmp_path / "cache", data=str(prompts), **OWN)
         assert build(tmp_path / "cache", data=str(prompts), **OWN).about["answers"] == 5
 
+    def test_a_prompt_that_comes_twice_has_two_answers(
+        self, tmp_path, build, prompts, monkeypatch, loads_datasets
+    ):
+        kept = []
+        monkeypatch.setattr(module.shutil, "rmtree", kept.append)
+        prompts.write_text('{"prompt": "say a"}\n' * 2)
+        build(tmp_path / "cache", data=str(prompts), **OWN, temperature=2.0)
+        lines = (kept[0] / "answers.jsonl").read_text().splitlines()
+        one, other = (json.loads(line)["ids"] for line in lines)
+        assert one != other
+
     def test_prompts_that_the_model_can_not_answer(self, tmp_path, build, prompts):
         with pytest.raises(BuildError, match="--data"):
             build(tmp_path / "cache", data=str(prompts), **OWN, max_prompt_tokens=1)

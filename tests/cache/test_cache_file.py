@@ -1,4 +1,4 @@
-"""A file is written whole or not at all, and what is no whole cache is refused in a line."""
+"""A file is written whole or not at all, what is no whole cache is refused, and whose it is."""
 
 import json
 import multiprocessing
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from selfspec.cache import CacheContents, check_target, load_cache, save_cache
+from selfspec.cache import CacheContents, check_target, load_cache, save_cache, tokenizer_info
 from selfspec.errors import CacheError
 from tests.caches import OWNER, FakeTokenizer, contents, count_grams, lut, lut2, plain
 from tests.strategies import damaged
@@ -64,11 +64,6 @@ class TestRoundTrip:
         assert names(tmp_path / "a" / "b") == ["cache.v2.safetensors"]
         for name in ("~/a/b/cache.v2", tmp_path / "a" / "b" / "cache.v2.safetensors"):
             assert plain(load_cache(name)) == plain(contents())
-
-    def test_another_tokenizers_cache_is_refused(self, path):
-        with pytest.raises(CacheError, match=r"tokenizer 5a5a5a5a… \(owner/toy\)"):
-            load_cache(path, tokenizer=FakeTokenizer())
-        assert load_cache(path, tokenizer=OWNER).tokenizer == OWNER
 
 
 def test_what_could_not_be_read_is_not_written(tmp_path):
@@ -126,14 +121,6 @@ class TestRefused:
             refused(path, "no plain file")
         refused(circle, "symbolic links")
         refused(tmp_path / "nothing.safetensors", "selfspec cache build")
-
-    def test_a_folder_of_version_0_2(self, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
-        Path("old").mkdir()
-        with pytest.raises(CacheError, match="selfspec cache build MODEL old"):
-            load_cache("old")
-        save_cache("old", contents())  # What the command does.
-        assert plain(load_cache("old")) == plain(contents())
 
     @pytest.mark.parametrize(
         ("changes", "said"),
@@ -257,3 +244,34 @@ class TestSaving:
 def _write_often(path, which, times) -> None:
     for _ in range(times):
         save_cache(path, BOTH[which], overwrite=True)
+
+
+def test_its_vocabulary_is_its_fingerprint():
+    one, same = tokenizer_info(FakeTokenizer()), tokenizer_info(FakeTokenizer(name="other/one"))
+    turned = FakeTokenizer()
+    turned.vocab = dict(reversed(turned.vocab.items()))
+    assert one.fingerprint == same.fingerprint == tokenizer_info(turned).fingerprint
+    assert one.vocab_size == 50
+    turned.vocab["token 7"], turned.vocab["token 8"] = 8, 7
+    assert one.fingerprint != tokenizer_info(turned).fingerprint
+    assert tokenizer_info(one) is one
+
+
+@pytest.mark.parametrize("name", ["/home/me/models/mine", "C:\\models\\mine", "mine"])
+def test_paths_are_nobodys_business(name):
+    assert tokenizer_info(FakeTokenizer(name=name)).name == "mine"
+    assert tokenizer_info(FakeTokenizer(name="owner/mine")).name == "owner/mine"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tables": {"lut": lut([1, 40])}},
+        {"tables": {"lut2": lut2([(40, 1)])}},
+        {"tables": {"lut": {**lut(), "ids": lut()["ids"] * 0 + 40}}},
+        {"corpus": count_grams([3, 1, 40, 1])},
+        {"corpus": count_grams([3, 1, 4, 40])},
+    ],
+)
+def test_ids_are_counted_in_every_table(changes):
+    assert contents(**{"tables": {}, "corpus": None, **changes}).count_ids() == 41

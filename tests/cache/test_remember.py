@@ -11,7 +11,7 @@ import filelock
 import numpy as np
 import pytest
 
-from selfspec import CacheError, ConfigError, SelfSpec, VocabularyError
+from selfspec import CacheError, ConfigError, SelfSpec
 from selfspec.cache import CacheContents, load_cache, save_cache, tokenizer_info
 from selfspec.cache import remember as remember_module
 from tests.caches import (
@@ -135,12 +135,6 @@ class TestRefused:
             SelfSpec(remember=path)
         with pytest.raises(CacheError, match="tokenizer"):
             SelfSpec(remember=path, tokenizer=FakeTokenizer(VOCAB - 1))
-
-    def test_a_model_without_the_ids(self, path):
-        learned(path)
-        with pytest.raises(VocabularyError):
-            new_spec(path).memory(VOCAB // 2)
-        new_spec(path).memory(VOCAB + 64)  # Models pad their vocabularies.
 
     def test_what_is_no_memory(self, path, tmp_path):
         learned(path)

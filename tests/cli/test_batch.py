@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from selfspec.cli.shared.writer import memory_of_texts
+from selfspec.cli.shared.writer import OTHER_TEXTS, TOKENS_A_TEXT, memory_of_texts
+from selfspec.run.rows_backend import kv_bytes_per_token
 from tests.cli.conftest import write_lines as write
 
 FEW = ("--max-new-tokens", "6", "--max-rows", "3")
@@ -146,4 +147,5 @@ def test_within_a_memory(batch, tmp_path, stock_text, loaded):
         assert answer["text"] == stock_text(PROMPTS[answer["line"] - 1], 6)
     model = loaded.model  # A draft model takes its part of the memory.
     alone, beside = (memory_of_texts(model, small, "1GB", 3) for small in (None, model))
-    assert beside < alone - sum(each.nbytes for each in model.parameters())
+    weights = sum(each.nbytes for each in model.parameters())
+    assert alone - beside == weights + TOKENS_A_TEXT * (3 + OTHER_TEXTS) * kv_bytes_per_token(model)

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, MaxLengthCriteria, StoppingCriteriaList
 
-from selfspec import AttachError, SelfSpec, UnsupportedError, attach, detach
-from tests.fakes import new_model, prompt, tiny_model, tiny_tokenizer
+from selfspec import (
+    SelfSpec,
+    SelfSpecCandidateGenerator,
+    UnsupportedError,
+    attach,
+    detach,
+)
+from tests.fakes import FutureSource, new_model, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import (
     CALLS,
     GREEDY,
+    NUM_COLUMNS,
     SAMPLE,
     Call,
     assert_same_ids,
     doubting,
     recorded_forwards,
     run,
+    texts_of,
 )
 
 
@@ -45,17 +55,6 @@ def test_every_call_drafts_until_it_is_switched_off(call: Call) -> None:
     assert vars(detach(model)) == before
     run(model, inputs, **call.options)
     assert spec.total_stats.num_calls == 1
-
-
-def test_another_default_takes_its_place() -> None:
-    first, second = SelfSpec(), SelfSpec()
-    model = attach(attach(new_model(), first), second)
-    run(model, prompt(), **GREEDY)
-    assert (first.total_stats.num_calls, second.total_stats.num_calls) == (0, 1)
-    with pytest.raises(AttachError, match="assistant must be a SelfSpec"):
-        attach(model, "spec")  # type: ignore[arg-type]
-    with pytest.raises(AttachError, match="pass it as assistant="):
-        run(model, prompt(), assistant_model=second, **GREEDY)
 
 
 LEFT_TO_STOCK: dict[str, tuple[dict[str, Any], str]] = {
@@ -153,3 +152,36 @@ def test_copies_share_the_default_and_pickles_have_none() -> None:
     read = pickle.loads(pickle.dumps(model))
     assert_same_ids(run(read, prompt(), **SAMPLE).ids, stock.ids)
     assert spec.total_stats.num_calls == 1
+
+
+def test_a_criterion_of_the_callers_names_the_length() -> None:
+    model, inputs = new_model("llama"), prompt()
+    (text,) = texts_of(run(model, inputs, **GREEDY).ids, inputs)
+    criteria = StoppingCriteriaList([MaxLengthCriteria(NUM_COLUMNS + 7)])
+    stock = run(model, inputs, stopping_criteria=criteria, **GREEDY)
+    spec = SelfSpec(extra_sources=[FutureSource([text])])
+    with SelfSpecCandidateGenerator(spec).plugged_into(model):
+        options = {"prompt_lookup_num_tokens": 10, "stopping_criteria": criteria, **GREEDY}
+        assert_same_ids(run(model, inputs, **options).ids, stock.ids)
+
+
+def test_a_criterion_beyond_the_config_is_refused_since_stock_would_never_end() -> None:
+    model, inputs = new_model("llama"), prompt()
+    criteria = [MaxLengthCriteria(NUM_COLUMNS + 8)]
+    options = {"prompt_lookup_num_tokens": 10, "max_new_tokens": 7, "stopping_criteria": criteria}
+    ours = SelfSpecCandidateGenerator(SelfSpec()).plugged_into(model)
+    with ours, pytest.raises(UnsupportedError, match="MaxLengthCriteria"):
+        run(model, inputs, do_sample=False, **options)
+
+
+def test_nothing_of_a_call_waits_for_the_garbage_collector() -> None:
+    """Neither its KV nor the `SelfSpec`, which saves what it remembers once it is gone."""
+    model, spec = attach(new_model()), SelfSpec()
+    gone = weakref.ref(spec)
+    gc.disable()
+    try:
+        run(model, prompt(), assistant=spec, **GREEDY)
+        del spec
+        assert gone() is None
+    finally:
+        gc.enable()

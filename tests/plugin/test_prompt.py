@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -167,26 +166,17 @@ def test_another_threads_forward_passes_by():
     assert listener.rows.keys() == pairs_of(batch["input_ids"])
 
 
-@contextmanager
-def head_calls(model: PreTrainedModel) -> Iterator[list[int]]:
-    """The number of logits in each of the head's outputs."""
-    sizes: list[int] = []
-    head = model.get_output_embeddings()
-    handle = head.register_forward_hook(lambda _m, _a, output: sizes.append(output.numel()))
-    try:
-        yield sizes
-    finally:
-        handle.remove()
-
-
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("chunk", "most"), [(5 * VOCAB + 1, 5 * VOCAB), (1, VOCAB)])
 def test_chunks_teach_the_same_and_bound_what_is_held(name, chunk, most, monkeypatch):
     model, batch = tiny_model(name), prompt()
     whole, _ = taught(model, batch)
     monkeypatch.setattr(prompt_module, "_CHUNK_ELEMENTS", chunk)
-    with head_calls(model) as sizes:
-        parts, _ = taught(model, batch)
+    sizes: list[int] = []  # The number of logits in each of the head's outputs.
+    head = model.get_output_embeddings()
+    handle = head.register_forward_hook(lambda _m, _a, output: sizes.append(output.numel()))
+    parts, _ = taught(model, batch)
+    handle.remove()
     assert max(sizes) == most
     assert len(sizes) > 3
     assert parts.rows.keys() == whole.rows.keys()

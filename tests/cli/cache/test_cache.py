@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
@@ -98,7 +99,9 @@ def test_inspecting_tells_what_is_in_it_and_obeys_no_escapes(run, fails, folder,
 
 class TestMerge:
     def test_counts_add_up_and_later_rows_win(self, run, folder, tmp_path):
-        other = contents(tables={"lut": lut([0, 3], 6)}, corpus=count_grams([3, 1, 5] * 4))
+        said = np.array([3, 1, -1], np.int32)  # Whole texts, which nobody merges.
+        corpus = count_grams([3, 1, 5] * 4)
+        other = contents(tables={"lut": lut([0, 3], 6)}, corpus=corpus, answers=said)
         save_cache(tmp_path / "other", other)
         result = run("cache", "merge", tmp_path / "out", folder, tmp_path / "other")
         assert result.exit_code == 0
@@ -109,7 +112,7 @@ class TestMerge:
         assert rows[1] == [*lut()["ids"][0].tolist(), -1, -1]
         assert list(rows) == [0, 1, 3, 9]
         assert out.tables["lut2"]["pairs"].tolist() == [[1, 4], [3, 1]]
-        assert out.calibration == rates()
+        assert (out.calibration, out.answers) == (rates(), None)
         assert out.about == {"merged_from": [contents().about, other.about]}
         prefixes = out.corpus.step(out.corpus.step((), 3), 1)
         assert out.corpus.continuations(2, prefixes[1], 9) == (7, [(5, 4), (4, 3)])

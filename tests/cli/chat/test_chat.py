@@ -17,7 +17,7 @@ from selfspec.cli.shared.model_loading import Loaded
 from selfspec.cli.shared.options import WriteOptions
 from selfspec.cli.shared.paint import harmless
 from selfspec.cli.shared.writer import Writer
-from selfspec.errors import CliError
+from selfspec.errors import CliError, UnsupportedError
 
 QUESTIONS = ("the quick brown fox", "read a file", "dog")
 
@@ -182,3 +182,9 @@ def test_questions_typed_at_a_terminal(monkeypatch, keys, questions):
             pipe.send_text(text)
             found.append(read())
     assert found == questions
+
+
+def test_a_template_that_takes_no_system_message(writer):
+    writer.tokenizer.chat_template = "{{ raise_exception('System role not supported') }}"
+    with pytest.raises(UnsupportedError, match="System role not supported"):
+        begin(writer).begin("be kind")

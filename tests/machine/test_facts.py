@@ -1,0 +1,126 @@
+"""What a machine is called, how much memory it has, and where its user's files are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import psutil
+import pytest
+import torch
+
+from selfspec.errors import ConfigError
+from selfspec.machine import memory, user_files
+from selfspec.machine.hardware import device_name, processor, processor_of
+from selfspec.machine.memory import amount_in_bytes, free_memory
+from selfspec.machine.user_files import replace_bytes, replace_text, user_folder
+
+INTEL = """\
+processor\t: 0
+vendor_id\t: GenuineIntel
+cpu family\t: 6
+model\t\t: 143
+model name\t: Intel(R) Xeon(R) Processor
+stepping\t: 8
+
+processor\t: 1
+model\t\t: 999
+"""
+ARM = """\
+processor\t: 0
+BogoMIPS\t: 243.75
+CPU implementer\t: 0x41
+CPU part\t: 0xd40
+"""
+
+
+def test_the_first_processor_is_named_with_its_numbers() -> None:
+    expected = "Intel(R) Xeon(R) Processor (cpu family 6, model 143, stepping 8)"
+    assert processor_of(INTEL) == expected
+    assert processor_of(ARM) == "(CPU implementer 0x41, CPU part 0xd40)"
+    assert processor_of("model name : Some\n") == "Some"
+    assert processor_of("") == ""
+
+
+def test_there_is_a_name_without_linux_too() -> None:
+    with mock.patch.object(Path, "read_text", side_effect=FileNotFoundError):
+        assert processor.__wrapped__()
+
+
+def test_a_device_is_named_by_what_runs_it() -> None:
+    assert device_name(torch.device("cpu")) == processor()
+    assert device_name(torch.device("mps")) == f"mps, {processor()}"
+    with mock.patch("torch.cuda.get_device_name", return_value="a card"):
+        assert device_name(torch.device("cuda")) == "a card"
+
+
+AMOUNTS = {
+    **{12345: 12345, "2GB": 2 * 10**9, "0.5 gb": 5 * 10**8, "3KiB": 3 * 1024, "12B": 12},
+    **{"64M": 64_000_000, "500MiB": 500 << 20, "2": 2, "25%": 250, "12.5 %": 125, "0.01%": 1},
+}
+
+
+@pytest.mark.parametrize("text", AMOUNTS)
+def test_amounts(text: Any) -> None:
+    assert amount_in_bytes(text, 1000) == AMOUNTS[text]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "GB", "-1GB", "%", "nan%", "inf%", "0%", "0", "0.1", "5i", "1e3"),
+        *("9" * 400 + "GB", 0, -5, True, 1.5, None),
+    ],
+)
+def test_what_is_no_amount(text: Any) -> None:
+    with pytest.raises(ConfigError, match="max_memory"):
+        amount_in_bytes(text, 1000)
+    with pytest.raises(ConfigError, match=r"--size .*\(got '25%'\)"):  # a share of nothing
+        amount_in_bytes("25%", name="--size")
+
+
+@pytest.mark.parametrize(
+    ("limit", "free"), [("max", 9000), ("6000", 5000), ("99999", 9000), ("none", 9000)]
+)
+def test_a_container_has_a_limit_of_its_own(
+    limit: str, free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=9000))
+    if limit != "none":
+        (tmp_path / "memory.max").write_text(limit + "\n")
+        (tmp_path / "memory.current").write_text("1000\n")
+    assert free_memory() == free
+
+
+def test_it_is_in_the_cache_folder_of_the_user(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert user_folder() == tmp_path / "selfspec"
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_no_home_at_all(is_old, monkeypatch):
+    """platformdirs raises an error, or in older versions names a folder in none."""
+
+    def no_home(*_names, **_more):
+        if is_old:
+            return Path("~/.cache/selfspec")
+        raise RuntimeError("could not determine the home directory")
+
+    monkeypatch.setattr(user_files, "user_cache_path", no_home)
+    assert user_folder() is None
+
+
+def test_a_file_is_replaced_by_what_its_owner_may_read(tmp_path):
+    path = tmp_path / "below" / "file.json"
+    replace_text(path, "né")
+    assert path.read_text(encoding="utf-8") == "né"
+    mask = os.umask(0)
+    os.umask(mask)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~mask
+    replace_bytes(path, b"new", mode=0o600)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [file.name for file in path.parent.iterdir()] == ["file.json"]
