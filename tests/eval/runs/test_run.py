@@ -254,6 +254,7 @@ def test_a_study_is_a_run_of_variants(study, tmp_path, capsys):
         "method": "prompt-lookup",
         "knobs": {},
         "cache": None,
+        "options": {},
     }
     static = pooled(read_record(tmp_path / "out").frame, "LUT, static tree", "widths")
     assert max(static) > 8, "it must not keep the shape of the first tree, which is tiny"
