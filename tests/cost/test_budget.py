@@ -1,12 +1,13 @@
 """The best width is the best of all widths, and stopping early never loses it."""
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfspec.cost import CostCurve, WidthSearch, best_width
+from selfspec.cost.budget import StepCosts
 from tests.oracles import token_rates
 
 probabilities = st.one_of(st.sampled_from([0.0, 0.5, 1.0]), st.floats(0, 1))
@@ -75,3 +76,33 @@ def test_no_node_is_refused_while_equal_ones_behind_it_could_pay(scores, curve, 
         if not took:
             break
         taken.append(score)
+
+
+# -- where accepted tokens are read again ----------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(falling.filter(lambda scores: 1.0 not in scores), curves, st.integers(0, 6))
+def test_what_a_wrong_draft_lets_be_read_again_counts(scores, curve, num_pending):
+    """By the chance of each number of accepted drafts; the time is that of their mean."""
+    costs = StepCosts(curve, len(scores) + 1, num_pending)
+    for width in range(2, len(scores) + 2):
+        chain = [1.0, *scores[: width - 1]]
+        wrong = 1 - chain[-1]
+        chances = [before - behind for before, behind in pairwise(chain)]
+        again = sum(chance * (num_pending + 1 + i) for i, chance in enumerate(chances)) / wrong
+        least, most = (
+            curve.seconds(num_pending + width)
+            + wrong * (curve.seconds(1 + max(round(again + off), 1)) - curve.seconds(1))
+            for off in (-0.5, 1.5)
+        )
+        seconds = costs.seconds(width, sum(chain[:-1]), chain[-1])
+        assert least - 1e-9 <= seconds <= most + 1e-9
+
+
+@settings(deadline=None)
+@given(falling, curves, st.integers(1, 30), st.integers(0, 6))
+def test_one_chain_has_the_width_of_a_batch_of_one(scores, curve, max_nodes, num_pending):
+    search = grown(WidthSearch(curve, max_nodes, num_pending), scores)
+    choice = best_width([scores[: search.num_nodes - 1]], curve, max_nodes, num_pending)
+    assert search.best == pytest.approx(choice)
