@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -39,8 +40,15 @@ NAMES = (*HYBRID, *RECURRENT)
 DRAFTED = NAMES if KV == "cache" else tuple(HYBRID)
 # Convolutions take wrong drafts back, so that nothing is read again.
 TAKEN_BACK = ("inkling", "lfm2", "lfm2-moe", "lfm3")
-# A state beside attention, in one layer with it, alone, beside windows, and convolutions alone.
-FEW = ("qwen3-5", "falcon-h1", "mamba2", "zaya", "lfm2")
+# A state beside attention, in one layer with it, alone, and convolutions alone.
+FEW = ("qwen3-5", "falcon-h1", "mamba2", "lfm2")
+
+
+def few(names: Iterable[str]) -> list[Any]:
+    """Parameters of a test of families, of which only some are tried by default."""
+    return [name if name in FEW else slow(name) for name in names]
+
+
 WINDOWED = [name for name in ("inkling", "lara-mini", "lfm3", "zaya") if name in HYBRID]
 RETURNED = {"return_dict_in_generate": True}
 
@@ -64,7 +72,7 @@ def test_predictions(name: str, call: Call) -> None:
             assert (stats.num_read_again > 0) == reads_again
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", few(NAMES))
 def test_drafts_that_are_right_for_a_while(name: str, call: Call) -> None:
     """In nearly each step some are accepted, and some are not."""
     spec = partial(doubting, max_nodes=8)
@@ -102,7 +110,7 @@ def chat(
     return turns
 
 
-@pytest.mark.parametrize("handed_in", [True, False], ids=["handed-in", "returned"])
+@pytest.mark.parametrize("handed_in", [True, slow(False)], ids=["handed-in", "returned"])
 @pytest.mark.parametrize("name", DRAFTED)
 def test_states_go_on_in_a_second_turn(name: str, handed_in: bool, call: Call) -> None:
     model = tiny_model(name)
@@ -155,7 +163,7 @@ def test_processors(name: str, call: Call) -> None:
     run_both(tiny_model(name), call.inputs, SelfSpec(**ALONE), **more)
 
 
-@pytest.mark.parametrize("place", [*PLACES, "layer"])
+@pytest.mark.parametrize("place", ["processor", "layer", slow("criterion"), slow("streamer")])
 @pytest.mark.parametrize("name", ["qwen3-5", "falcon-h1", "zaya", "lfm2"])
 def test_interrupts_leave_the_states_of_a_beginning(name: str, place: str) -> None:
     """The cache is the one that stock would have left there, and goes on from there."""
