@@ -62,7 +62,7 @@ class Grams:
 
     def __init__(self, num_known: int) -> None:
         num_bits = max(_LEAST_BITS, num_known.bit_length() + 1)
-        self._entries = np.zeros(1 << num_bits, np.uint64)
+        self._entries = np.full(1 << num_bits, 0, np.uint64)  # Unlike zeros, this is memory now.
         self._shift = np.uint64(64 - num_bits)
 
     def find(self, keys: Keys) -> Keys:
