@@ -209,8 +209,8 @@ def _same_key(entries: Keys, keys: Keys) -> Any:
 
 def _hashes(before: Ids) -> Keys:
     """The hash of the last tokens, for each length; (N, lengths)."""
-    hashes: Keys = np.cumsum((before + 1).view(np.uint64) * _WEIGHTS, axis=1)
-    return hashes[:, _LENGTHS - 1]
+    hashes: Keys = np.cumsum((before + 1).view(np.uint64) * _WEIGHTS, axis=1)[:, _LENGTHS - 1]
+    return hashes
 
 
 def _salts(serials: Ids) -> Keys:
@@ -220,7 +220,8 @@ def _salts(serials: Ids) -> Keys:
 
 def _keys(before: Ids, salts: Keys) -> Keys:
     """(N, salts, lengths)"""
-    return (_hashes(before)[:, None] + (salts * _SALT)[:, :, None]) * _SPREAD
+    keys: Keys = (_hashes(before)[:, None] + (salts * _SALT)[:, :, None]) * _SPREAD
+    return keys
 
 
 def _tokens(tokens: Ids) -> Keys:
