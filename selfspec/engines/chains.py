@@ -62,7 +62,7 @@ class Grams:
 
     def __init__(self, num_known: int) -> None:
         num_bits = max(_LEAST_BITS, num_known.bit_length() + 1)
-        self._entries = np.zeros(1 << num_bits, np.uint64)
+        self._entries = np.full(1 << num_bits, 0, np.uint64)  # Unlike zeros, this is memory now.
         self._shift = np.uint64(64 - num_bits)
 
     def find(self, keys: Keys) -> Keys:
@@ -209,8 +209,8 @@ def _same_key(entries: Keys, keys: Keys) -> Any:
 
 def _hashes(before: Ids) -> Keys:
     """The hash of the last tokens, for each length; (N, lengths)."""
-    hashes: Keys = np.cumsum((before + 1).view(np.uint64) * _WEIGHTS, axis=1)
-    return hashes[:, _LENGTHS - 1]
+    hashes: Keys = np.cumsum((before + 1).view(np.uint64) * _WEIGHTS, axis=1)[:, _LENGTHS - 1]
+    return hashes
 
 
 def _salts(serials: Ids) -> Keys:
@@ -220,7 +220,8 @@ def _salts(serials: Ids) -> Keys:
 
 def _keys(before: Ids, salts: Keys) -> Keys:
     """(N, salts, lengths)"""
-    return (_hashes(before)[:, None] + (salts * _SALT)[:, :, None]) * _SPREAD
+    keys: Keys = (_hashes(before)[:, None] + (salts * _SALT)[:, :, None]) * _SPREAD
+    return keys
 
 
 def _tokens(tokens: Ids) -> Keys:
