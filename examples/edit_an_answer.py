@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from selfspec import SelfSpec, attach
 
-QUESTION = "Write a Python function read_lines({}) that returns the lines of a file."
-CODE = "def read_lines({0}):\n    with open({0}) as file:\n        return"
+QUESTION = "Write a Python class {} with the methods push, pop and is_empty."
+CODE = "class {}:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):"
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     model = attach(AutoModelForCausalLM.from_pretrained(options.model))
 
     def answer(name: str, prediction: list[int] | None = None) -> tuple[list[int], float]:
-        """The answer where the argument has this name, and the tokens of a step."""
+        """The answer where the class has this name, and the tokens of a step."""
         # Nothing is learned from one answer for the next, and the figures do not depend on a clock.
         spec = SelfSpec(budget="fixed", max_nodes=16)
         inputs = tokenizer(prompt_of(tokenizer, name), return_tensors="pt").to(model.device)
@@ -33,9 +33,9 @@ def main() -> None:
         ids = model.generate(**inputs, assistant=spec, prediction=prediction, **how)
         return ids[0, inputs["input_ids"].shape[1] :].tolist(), spec.stats.tokens_per_step
 
-    earlier, _ = answer("path")
+    earlier, _ = answer("Stack")
     for title, prediction in {"without": None, "with a prediction": earlier}.items():
-        ids, tokens_per_step = answer("name", prediction)
+        ids, tokens_per_step = answer("Queue", prediction)
         print(f"{title}: {tokens_per_step:.2f} tokens per step")
     print(tokenizer.decode(ids, skip_special_tokens=True))
 

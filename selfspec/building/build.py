@@ -179,8 +179,9 @@ class _Build:
                 progress = files.progress()
             except CliError as error:
                 raise BuildError(
-                    f"{str(files.answers.parent)!r} holds the answers of another build ({error}); "
-                    "undo the change to go on with it, or delete that folder to begin anew"
+                    f"{str(files.answers.parent)!r} holds the answers of another build, to other "
+                    "data or with other settings; undo the change to go on with it, or delete that "
+                    "folder to begin anew"
                 ) from error
             files.begin(progress)
             if len(progress.left) == total:

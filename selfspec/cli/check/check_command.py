@@ -13,8 +13,17 @@ from rich.console import Console
 from rich.text import Text
 
 from selfspec.cli.check.questions import SNIPPETS, Question, questions_of
-from selfspec.cli.check.report import print_report
-from selfspec.cli.check.stopwatch import CACHED, DRAFTED, MIN_ROUNDS, Asked, measure, timed
+from selfspec.cli.check.report import print_report, too_busy
+from selfspec.cli.check.stopwatch import (
+    CACHED,
+    DRAFTED,
+    LEAST_SHARE,
+    MIN_ROUNDS,
+    Asked,
+    measure,
+    share_at_first,
+    timed,
+)
 from selfspec.cli.shared.live_text import LiveText
 from selfspec.cli.shared.messages import working
 from selfspec.cli.shared.options import Model, ModelOptions, RunOptions, WriteOptions
@@ -77,6 +86,10 @@ def _compared(
     config, console = checked(asked, SpecConfig()), Console(highlight=False)
     with loaded(asked) as writer:
         found = _that_fit(writer, questions)
+        # A large model would take minutes to find that out. The embedded one shows its drafts.
+        if asked.model is not None and (share := share_at_first(writer.model)) < LEAST_SHARE:
+            console.print(Text(too_busy(share), "bold"), soft_wrap=True)
+            return 1
         with working("Warming up"):
             # What is prepared of a model, such as packed weights, lives as long as this.
             spec = writer.new_spec(config)

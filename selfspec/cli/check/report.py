@@ -47,23 +47,18 @@ def print_report(
     if said.gains and writer.asked.model is not None:
         for line in python_lines(writer, measured.best_way):
             console.print(f"    {line}", markup=False, soft_wrap=True)
-    return 1 if is_wrong or not measured.num_drafted else 0
+    return 1 if is_wrong or not measured.num_drafted or measured.is_busy else 0
 
 
 def verdict(measured: Comparison, curve: CostCurve | None = None) -> Verdict:
     """Is it faster, how sure is that, and if it is not, why not?"""
-    busy = (
-        f"this process got {measured.share:.0%} of the processor that it asked for, so other "
-        "programs are at work, or torch has more threads than this container has cores. End them, "
-        "or set OMP_NUM_THREADS, and run this again."
-    )
     if not measured.num_drafted:
         stats = measured.ways[DRAFTED].total()
         why = stats.disabled_reason or stats.paused or "no step was worth a draft"
-        more = f" Too busy: {busy}" if measured.is_busy else ""
+        more = f" {too_busy(measured.share)}" if measured.is_busy else ""
         return Verdict(f"Nothing was drafted: {why}.{more}", is_sure=False)
     if measured.is_busy:
-        return Verdict(f"Too busy to say: {busy}", is_sure=False)
+        return Verdict(too_busy(measured.share), is_sure=False)
     num_tokens = sum(measured.lengths.values())
     if num_tokens < _ENOUGH:
         return Verdict(
@@ -96,6 +91,15 @@ def verdict(measured: Comparison, curve: CostCurve | None = None) -> Verdict:
     elif total.tokens_per_step < _FEW:
         why = f"these answers are hard to guess: a step brought {total.tokens_per_step:.2f} tokens"
     return Verdict(f"No gain here ({basis}): {why}. Use generate() as it is.")
+
+
+def too_busy(share: float) -> str:
+    """Why no time is told."""
+    return (
+        f"Too busy to say: this process got {share:.0%} of the processor that it asked for, so "
+        "other programs are at work, or torch has more threads than this container has cores. End "
+        "them, or set OMP_NUM_THREADS, and run this again."
+    )
 
 
 def python_lines(writer: Writer, way: str) -> list[str]:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 STOCK, DRAFTED, CACHED = "stock", "selfspec", "with cache"
 MIN_ROUNDS, _MOST_ROUNDS = 2, 10
 _LOOK = 0.05  # seconds for which the processor's share is looked at
-_LEAST_SHARE = 0.8  # The machine is too busy if we get less of its processor than that.
+_FIRST_LOOKS = 8
+LEAST_SHARE = 0.8  # The machine is too busy if we get less of its processor than that.
 
 Asked = Sequence[tuple[Question, list[int]]]  # with the ids of each prompt
 
@@ -96,7 +97,7 @@ class Comparison:
     @property
     def is_busy(self) -> bool:
         """Do other programs take so much of the processor that times say little?"""
-        return self.share < _LEAST_SHARE
+        return self.share < LEAST_SHARE
 
 
 def measure(
@@ -143,6 +144,11 @@ def measure(
         if found.is_busy or (number + 1 >= MIN_ROUNDS and end - now < now - began):
             break
     return found
+
+
+def share_at_first(model: Any) -> float:
+    """The part of the processor that this process gets before anything is measured."""
+    return median([each for _ in range(_FIRST_LOOKS) for each in _processor_share(model)] or [1.0])
 
 
 def _processor_share(model: Any) -> list[float]:

@@ -65,6 +65,14 @@ def test_a_model_without_trees_is_status_one_and_no_speed_up(run, prompts, tmp_p
     assert not any(word in result.stdout for word in ("speed-up", "from_pretrained"))
 
 
+def test_a_busy_machine_is_told_before_anything_is_measured(run, chat_folder, monkeypatch):
+    monkeypatch.setattr(stopwatch, "_processor_share", lambda _model: [0.4])
+    monkeypatch.setattr(check_command, "measure", None)
+    result = run("check", chat_folder, *BRIEFLY)
+    assert result.exit_code == 1
+    assert "this process got 40%" in result.stdout
+
+
 def test_a_cache_is_compared_with_none_within_a_memory(run, chat_folder, prompts, tmp_path, loaded):
     held = {"tokenizer": tokenizer_info(loaded.tokenizer), "tables": {}, "calibration": None}
     corpus = count_grams(loaded.tokenizer("def read(self)")["input_ids"])
