@@ -25,9 +25,9 @@ def _no_user_folder(tmp_path_factory, monkeypatch):
 @pytest.fixture(autouse=True, scope="session")
 def _library_read_once() -> Iterator[None]:
     """To cut questions from the whole library takes seconds."""
-    made = functools.cache(registry._MADE_HERE["code-stdlib"])
+    made = functools.cache(registry.MADE_HERE["code-stdlib"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(registry._MADE_HERE, "code-stdlib", made)
+        patch.setitem(registry.MADE_HERE, "code-stdlib", made)
         yield
 
 

@@ -1,4 +1,4 @@
-"""The paper's equations against slow ones, written out step by step."""
+"""The edge network: the paper's equations against slow ones, its schemes, and the command."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval.edge.network import PAIRS, Network, Task
+from eval import edge_network
+from eval.edge.network import PAIRS, Network, Task, bandwidth_shares, new_users, upload_seconds
 from eval.edge.program import best_batches, flops, pipeline, stages, tokens_per_step, turns
+from eval.edge.schemes import DESCRIPTIONS, PLANNED, serve
 
-DRAFT, VERIFY = PAIRS["1.1B, 7B"]
+DRAFT, _ = PAIRS["1.1B, 7B"]
 SMALL = Network(input_tokens=(10, 400), output_tokens=(5, 40), memory_gb=3.0)
+FEW = Network(num_users=6, output_tokens=(8, 24))
+HERTZ = 20e6
 
 
 def new_tasks(seed: int, number: int) -> list[Task]:
@@ -23,24 +27,10 @@ def new_tasks(seed: int, number: int) -> list[Task]:
 
 
 def test_a_forward_is_counted_product_by_product():
-    counted = 0
     d, f = DRAFT.hidden_size, DRAFT.ffn_size
-    for _ in range(DRAFT.num_layers):
-        counted += 4 * (2 * 3 * d * d) + 2 * (2 * 3 * d * f)  # Three tokens by all matrices.
-        counted += 2 * (2 * 3 * 103 * d)  # Their scores and sums over 103 keys and values.
-    assert float(flops(DRAFT, 3.0, 100.0)) == counted
-
-
-def test_a_step_is_a_forward_for_each_draft_and_one_that_checks_them():
-    network = replace(SMALL, launch_ms=0.0, reads_weights=False)
-    drafting, verifying = stages(network, np.array([4.0]), np.array([50.0]), 3, 5)
-    committed = 2 * tokens_per_step(3, network.acceptance)
-    work = sum(float(flops(DRAFT, 1.0, 50 + committed + number)) for number in range(3))
-    assert drafting[0, 2] == pytest.approx(4 * work / 60e12)
-    assert verifying[0, 2] == pytest.approx(4 * flops(VERIFY, 4.0, 50 + committed) / 80e12)
-    first = float(flops(DRAFT, 50.0, 0)) + sum(float(flops(DRAFT, 1.0, n)) for n in (51, 52))
-    assert drafting[0, 0] == pytest.approx(4 * first / 60e12)
-    assert verifying[0, 0] == pytest.approx(4 * flops(VERIFY, 53.0, 0.0) / 80e12)
+    layer = 4 * (2 * 3 * d * d) + 2 * (2 * 3 * d * f)  # Three tokens by all matrices.
+    layer += 2 * (2 * 3 * 103 * d)  # Their scores and sums over 103 keys and values.
+    assert float(flops(DRAFT, 3.0, 100.0)) == DRAFT.num_layers * layer
 
 
 def clock(network: Network, batches: list[list[Task]], length: int, overlap: bool) -> float:
@@ -87,6 +77,37 @@ def test_algorithm_1_is_near_the_best_of_all_splits_and_keeps_to_memory():
         worst = max(worst, plan.expected / least)
     assert worst < 1.05
     tight = replace(SMALL, memory_gb=1.85)
-    assert not tight.fits(2, 400)
     batches = best_batches(tight, new_tasks(0, 7), 3).batches
     assert all(tight.fits(len(own), own[-1].input_length) for own in batches)
+
+
+def test_shares_let_all_prompts_arrive_at_once_and_none_are_faster():
+    users = new_users(Network(), seed=3)
+    seconds, shares = bandwidth_shares(users, HERTZ)
+    assert sum(shares) == pytest.approx(1)
+    for user, share in zip(users, shares, strict=True):
+        assert user.bits / (share * HERTZ * math.log2(1 + user.snr)) == pytest.approx(seconds)
+    assert upload_seconds(users, [1 / len(users)] * len(users), HERTZ) > seconds
+
+
+def test_each_scheme_is_what_it_says():
+    served = serve(FEW, new_users(FEW, seed=0))
+    assert list(served) == list(DESCRIPTIONS)
+    planned = served[PLANNED]
+    assert served["uniform bandwidth"].inference == planned.inference
+    assert served["uniform bandwidth"].upload > planned.upload
+    for name in ("no pipeline", "no batching"):
+        assert served[name].inference >= planned.inference, name
+
+
+def test_the_command(figures, monkeypatch, tmp_path):
+    few = tuple(
+        each._replace(values=each.values[:1]) for each in edge_network.FIGURES if each.name == "6"
+    )
+    monkeypatch.setattr(edge_network, "FIGURES", few)
+    monkeypatch.setattr(edge_network, "CLAIMS", ())
+    monkeypatch.setattr(edge_network, "Network", lambda **more: replace(FEW, **more))
+    page = tmp_path / "edge.html"
+    found = figures("edge_network", "--draws", "1", "--out", str(page))
+    assert set(found["figures"]["weights are read"]) == {"6"}
+    assert page.read_text().count("</svg>") == 2

@@ -24,7 +24,7 @@ def test_the_later_of_two_lines_with_one_key_counts(tmp_path):
     assert (row.seconds, row.widths, row.accepted_lengths) == (0.5, {16: 3}, {})
 
 
-@pytest.mark.parametrize("num_left", range(1, 40, 6))
+@pytest.mark.parametrize("num_left", [1, 20])
 def test_what_stands_behind_a_torn_line_is_read(tmp_path, num_left):
     path = tmp_path / ROWS
     append(path, [answer(1)])
