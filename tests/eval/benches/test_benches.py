@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from eval.benches.dialogue import Prompter, padded
+from eval.benches.dialogue import Prompter
 from eval.benches.prompts import load_questions
 from eval.benches.questions import Question, Slice, select, spread
 from eval.benches.random_text import RandomPrompter
@@ -44,12 +44,6 @@ def test_a_malformed_line_is_named_with_its_field(tmp_path, line, field):
     path = write(tmp_path / "question.jsonl", GOOD, line)
     with pytest.raises(EvalError, match=f"line 2: {field}"):
         load_bench("spec-bench", path)
-
-
-def test_spec_bench_files_mt_bench_under_one_task_and_mt_bench_does_not(tmp_path):
-    path = write(tmp_path / "q.jsonl", GOOD, "", {**GOOD, "question_id": 2, "category": "writing"})
-    assert [q.task for q in load_bench("spec-bench", path).questions] == ["qa", "multi-turn"]
-    assert [q.task for q in load_bench("mt-bench", path).questions] == ["qa", "writing"]
 
 
 def test_a_file_of_ones_own_may_leave_out_what_is_not_needed(tmp_path):
@@ -123,12 +117,6 @@ def test_a_chat_template_is_used_where_there_is_one():
     assert Prompter(tokenizer, "plain").format == "plain"
     with pytest.raises(EvalError, match="prompt format"):
         Prompter(tokenizer, "x")
-
-
-def test_prompts_side_by_side_end_together():
-    ids, mask = padded([[5], [6, 7, 8]], 0)
-    assert ids.tolist() == [[0, 0, 5], [6, 7, 8]]
-    assert mask.tolist() == [[0, 0, 1], [1, 1, 1]]
 
 
 SOURCE = '''\

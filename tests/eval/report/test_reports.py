@@ -12,11 +12,10 @@ from eval.command import main
 from eval.errors import EvalError
 from eval.report.compare import compared, differences
 from eval.report.pages import markdown
-from eval.report.pictures import method_colors, pictures
+from eval.report.pictures import pictures
 from eval.report.rows import ROWS, Line, Record, append
 from eval.report.steps import curve_table, stages_table
-from eval.report.summary import brief, summary, trust
-from eval.report.table import Table
+from eval.report.summary import summary
 from eval.report.tables import steps_table
 from eval.runs.asked import Asked
 from eval.runs.progress import answer_line
@@ -85,20 +84,6 @@ def record(selfspec: float = 1.0, **settings: Any) -> Record:
     return made
 
 
-def test_the_summary_has_every_figure_and_its_brief_only_a_few():
-    found = summary(record())
-    assert list(found["methods"]["selfspec"]) == ["qa", "<math>", "overall"]
-    overall = found["methods"]["selfspec"]["overall"]
-    assert overall["speed_up"]["total"] == pytest.approx(4 / 3, rel=1e-4)
-    assert (overall["num_same"], overall["num_near_ties"]) == (1, 1)
-    assert found["errors"] == {"other": {"broken <here>": 1}}
-    assert brief(found)["selfspec"] == {
-        "tokens_per_step": overall["tokens_per_step"],
-        "speed_up": overall["speed_up"]["total"],
-        "num_failed": overall["num_failed"],
-    }
-
-
 def test_the_markdown_says_what_was_measured_where_others_win_and_what_failed():
     text = markdown(summary(record(selfspec=1.2)))
     assert text.startswith("# m grown to 135m on b, cold\n")
@@ -114,24 +99,6 @@ def test_the_markdown_says_what_was_measured_where_others_win_and_what_failed():
     ):
         assert part in text
     assert "- <math>, speed-up: stock" not in text
-
-
-def test_a_run_that_was_stopped_says_so():
-    made = record()
-    assert "stopped" not in markdown(summary(made))
-    made.runs[0]["num_asked"] = 5
-    assert "The run was stopped when 2 of 5 questions were answered. self" in markdown(
-        summary(made)
-    )
-
-
-def test_who_is_left_out_has_no_row_but_a_reason():
-    made = record()
-    made.runs[0]["left_out"] = {"other": "no GPU <here>"}
-    text = markdown(summary(made))
-    assert "| other |" not in text
-    assert "## Left out\n\n- other: no GPU <here>" in text
-    assert "What failed" not in text
 
 
 def test_the_table_by_task_has_a_row_for_each_task_and_method():
@@ -166,12 +133,6 @@ def test_the_curve_and_its_bound():
     assert "4.00x at width 8 within 8 nodes, 8.00x at width 64 within 64 nodes" in told
 
 
-def test_a_busy_machine_is_told_in_plain_words():
-    assert "--rounds 3 shows how far" in trust({"stock_variation": None})
-    assert trust({"stock_variation": 0.04}).endswith("vary by 4% from round to round.")
-    assert "35% from round to round: the machine was busy" in trust({"stock_variation": 0.35})
-
-
 def test_a_line_for_each_question():
     parted = ours(1.0, same="different", differs_at=3)
     stock = answer(7, "stock", "qa", numbers=numbers(2.0))
@@ -180,10 +141,6 @@ def test_a_line_for_each_question():
         "qa 7, 9 tokens: stock 222.22 ms a token, ours 111.11 ms a token 2.00x "
         "(different at token 3), no FAILED (broken)"
     )
-
-
-def test_a_cell_never_breaks_its_table():
-    assert Table("t", ["a"], [["x | y"]]).markdown().endswith("| x \\| y |")
 
 
 def test_every_picture_has_a_title_and_names_its_axes():
@@ -201,11 +158,6 @@ def test_every_picture_has_a_title_and_names_its_axes():
     made.runs[0]["settings"]["methods"] = ["stock"]
     made.curve = None
     assert [each.title for each in pictures(summary(made), made)] == ["Where the time goes"]
-
-
-def test_methods_have_colours_of_their_own():
-    assert method_colors(["stock"])["stock"] == method_colors(["new", "stock"])["stock"]
-    assert len(set(method_colors(["new", "newer", "stock", "selfspec"]).values())) == 4
 
 
 def test_two_runs_are_compared_question_by_question():

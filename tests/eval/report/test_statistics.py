@@ -13,7 +13,6 @@ from eval.report.statistics import (
     by_task,
     costs,
     figures,
-    pooled,
     variation,
 )
 
@@ -114,13 +113,6 @@ def test_what_failed_has_no_part_in_a_speed_up():
     assert parts["stock"]["overall"]["nodes_per_step"] is None
 
 
-def test_one_token_answers_have_no_decoding_to_compare():
-    found = of([answer(1, "stock", 2.0, tokens=1), answer(1, "ours", 1.0, tokens=1)], "ours")
-    assert found["speed_up"]["total"] == 2.0
-    assert found["decode_speed_up"] is None
-    assert found["decode_ms_per_token"] is None
-
-
 def test_the_time_of_a_step_by_stage_and_what_belongs_to_no_step():
     stages = {"wait": 1.0, "prefill": 9.0, **dict.fromkeys(STAGES, 0.5)}
     answers = [answer(n, "ours", 9.0, num_steps=2, stage_seconds=stages) for n in (1, 2)]
@@ -152,17 +144,6 @@ def test_the_turns_of_a_question_are_added_up():
     assert list(costs(frame_of(answers), "ours").index) == ["1"]
 
 
-def test_the_interval_holds_the_total_and_narrows_with_questions():
-    def run(number: int) -> list[Line]:
-        slow = [answer(q, "stock", 10.0 + q % 3) for q in range(number)]
-        return slow + [answer(q, "ours", 5.0 + q % 2) for q in range(number)]
-
-    few, many = (of(run(number), "ours")["speed_up"] for number in (8, 200))
-    for each in (few, many):
-        assert each["low"] < each["total"] < each["high"]
-    assert many["high"] - many["low"] < (few["high"] - few["low"]) / 2
-
-
 def test_the_interval_is_the_bootstraps_own():
     """Two questions: of four resamplings two are mixed, one is either; so 95 % spans all."""
     answers = [answer(1, "stock", 10.0), answer(2, "stock", 10.0)]
@@ -170,13 +151,3 @@ def test_the_interval_is_the_bootstraps_own():
     found = of(answers, "ours")["speed_up"]
     assert (found["low"], found["high"]) == (1.0, 2.0)
     assert math.isclose(found["total"], 20 / 15)
-
-
-def test_histograms_are_summed_over_a_methods_answers():
-    answers = [
-        answer(1, "ours", 1.0, widths={1: 2, 16: 3}),
-        answer(2, "ours", 1.0, widths={16: 1}),
-        answer(1, "other", 1.0, widths={5: 5}),
-        answer(3, "ours", None),
-    ]
-    assert pooled(frame_of(answers), "ours", "widths") == {1: 2, 16: 4}

@@ -175,12 +175,6 @@ def test_sampling_draws_the_same_for_all(asked, out):
     assert same.to_dict() == {"stock": set(), "selfspec": {"identical"}, "prompt-lookup": set()}
 
 
-def test_a_warmed_state_takes_other_questions(asked, out, capsys):
-    assert asked("--limit", "3", "--warm-up", "3", "--turns", "1") == 0
-    assert "warmed (on 3 other questions)" in capsys.readouterr().out
-    assert {key[0] for key in keys(out)} == {(1,), (101,), (201,)}
-
-
 def test_a_study_is_a_run_of_variants_and_one_more_for_each_cache(
     chat_folder, questions, tmp_path, capsys
 ):
