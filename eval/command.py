@@ -22,6 +22,13 @@ _EXTRA = ("jinja2", "matplotlib", "pandas")
 _WHAT = "Measures decoding methods on a model, a bench and a machine of yours."
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of a description, and sets names and what they mean side by side."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30, width=100)
+
+
 class Command(NamedTuple):
     """What it does in a line, its options, and what runs it."""
 
@@ -53,12 +60,11 @@ def _done(words: Sequence[str]) -> int:
 
 def _parser(chosen: str) -> argparse.ArgumentParser:
     """All commands by name, and the options of the one that was chosen."""
-    top = argparse.ArgumentParser(prog="python -m eval", description=_WHAT)
+    top = argparse.ArgumentParser(prog="python -m eval", description=_WHAT, formatter_class=_Help)
     commands = top.add_subparsers(required=True, metavar="COMMAND", dest="command")
     lines = {**{name: each.line for name, each in COMMANDS.items()}, **MODULES}
     for name, line in lines.items():
-        keeps_lines = argparse.RawDescriptionHelpFormatter
-        parser = commands.add_parser(name, help=line, formatter_class=keeps_lines)
+        parser = commands.add_parser(name, help=line, formatter_class=_Help)
         if name == chosen:
             _command(name).add_options(parser)
     return top
@@ -162,7 +168,7 @@ COMMANDS = {
 }
 MODULES = {  # Each has `add_options` and `run`.
     "bench_step": "where the time of a step goes, and how much there was to gain",
-    "bench_batch": "many prompts over one model: tokens a second, and who waits how long",
+    "bench_batch": "many prompts over one model: tokens a second, and how long they wait",
     "bench_server": "the same questions over HTTP, to several servers",
     "bench_vllm": "tokens per step inside vLLM, with several drafters",
     "bench_streamed": "a model of which only a part fits into memory",
@@ -171,7 +177,7 @@ MODULES = {  # Each has `add_options` and `run`.
     "predict": "what right and wrong predictions of edits bring",
     "kv_memory": "what the KV costs in memory",
     "budgets": "the measured width beside fixed ones, on a simulated clock",
-    "hetero": "a layer or a model that two units share, after Ghidorah",
+    "hetero": "a model and its attention on two units, after Ghidorah",
     "edge_network": "an edge network, simulated",
     "grow": "grow a small Llama into the shape of a big one",
     "train_tiny": "train the embedded model",

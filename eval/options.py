@@ -160,10 +160,7 @@ def add_methods(command: Any, default: Sequence[str] = _METHODS) -> None:
     command.add_argument("--methods", default=tuple(default), **names)
 
 
-_SPREAD = "so many questions, spread over the tasks"
-
-
-def add_run_options(command: Any, limit: str = _SPREAD) -> None:
+def add_run_options(command: Any, limit: str = "ask N questions, spread over the tasks") -> None:
     """All that a run can be told but for its bench, its methods and where results go."""
     model = command.add_argument_group("which model")
     add_model(model)
@@ -171,8 +168,13 @@ def add_run_options(command: Any, limit: str = _SPREAD) -> None:
     model.add_argument("--assistant-model", "--assistant", metavar="MODEL", help=small)
     add_questions(command.add_argument_group("which questions"), limit)
     add = command.add_argument_group("how they are put").add_argument
-    add("--turns", type=int, metavar="N", help="at most so many; default: %(default)s, None is all")
-    longest = "leave longer first prompts out; default: %(default)s"
+    add(
+        "--turns",
+        type=int,
+        metavar="N",
+        help="of a dialogue, at most; default: %(default)s (None: all)",
+    )
+    longest = "leave out longer first prompts; default: %(default)s (None: none)"
     add("--max-prompt-tokens", type=int, metavar="N", help=longest)
     formats = "chat: the tokenizer's template. plain: text to go on with. auto: what fits"
     add("--prompt-format", default="auto", help=formats)
@@ -181,7 +183,7 @@ def add_run_options(command: Any, limit: str = _SPREAD) -> None:
     add = group.add_argument
     add("--temperature", type=float, default=0.0, metavar="T", help="0: greedy, the default")
     add("--seed", type=int, default=0, metavar="N", help="question number n gets seed N + n")
-    rounds = "answer all so often, from the same state each time; default: %(default)s"
+    rounds = "answer everything N times, from the same state each time; default: %(default)s"
     add("--rounds", type=int, default=1, metavar="N", help=rounds)
     group = command.add_argument_group("what drafters know, and how they draft")
     add = group.add_argument
@@ -204,7 +206,7 @@ def add_model(
     add("--dtype", default=dtype, help=dtypes)
     devices = "cpu, cuda, …; auto: a GPU if any; default: %(default)s"
     add("--device", default=device, help=devices)
-    threads = "of the CPU; default: %(default)s, None is torch's own number"
+    threads = "of the CPU; default: %(default)s (None: torch's own number)"
     add("--threads", type=int, metavar="N", help=threads)
 
 
@@ -222,7 +224,7 @@ def add_questions(group: Any, limit: str, every: int = 1) -> None:
     add("--task", help="questions of this task alone")
     nth = "every Nth question of each task; default: %(default)s"
     add("--every", type=int, default=every, metavar="N", help=nth)
-    add("--offset", type=int, default=0, metavar="N", help="which of the N; default: 0")
+    add("--offset", type=int, default=0, metavar="N", help="which of the N, from 0; default: 0")
 
 
 def add_drafting(group: Any) -> None:

@@ -1,15 +1,7 @@
 """Where questions come from: benches by name, or a file of one's own.
 
-    spec-bench    six tasks of 80, some of two turns; needs its question.jsonl
-    mt-bench      eight categories of 10, two turns each
-    humaneval     164 Python functions to complete
-    gsm8k         1,319 school problems
-    mbpp          500 small Python programs
-    code-stdlib   completion, edit and docstring tasks cut from the standard library, offline
-    random        200 texts of 200 random tokens, which no draft can guess
-    FILE.jsonl    {"turns": ["…", "…"]} or {"prompt": "…"} a line; question_id and category optional
-
-Knows no tokenizer: a question is text. What is wrong with a row names its line and its field.
+`python -m eval run --help` lists them. Knows no tokenizer: a question is text. An error names the
+line and the field.
 """
 
 from __future__ import annotations
