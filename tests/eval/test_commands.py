@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from eval import bench_batch, bench_streamed, budgets, first_call, predict
 from eval.benches.stdlib import Edit
-from eval.command import main
 from eval.kv_memory import compare, watched
 from eval.methods.method import Method
 from eval.methods.one_call import Job as Call
@@ -23,9 +22,6 @@ from eval.methods.registry import METHODS
 from eval.methods.streamed_job import LOOKUP, SMALL, Job, Result
 from eval.methods.streamed_job import METHODS as STREAMED
 from eval.report.statistics import STAGES
-from eval.runs.simulate import Text
-from selfspec import SpecConfig
-from selfspec.cost import FixedBudget
 from tests.fakes import new_model, prompt
 from tests.streamed import least_memory, saved_model
 from tests.tiny import make_tokenizer
@@ -56,13 +52,6 @@ def test_bench_step(told, asked):
     assert result["left_out"]["stock-static"].startswith("transformers does not compile")
     assert result["bound"]["64"]["speed_up"] >= 1
     assert sum(" tokens: stock " in line for line in lines) == 3
-
-
-def test_bench_step_keeps_its_rows_which_can_be_compared(told, asked, tmp_path, capsys):
-    out, more = tmp_path / "rows.jsonl", ["--methods", "stock", "selfspec", "--text", "random"]
-    assert told("bench_step", *asked[:2], *SHORT, "2", *more, "--out", str(out))[0] == 0
-    assert main(["compare", str(out), str(out)]) == 0
-    assert "| selfspec | random | 2 |" in capsys.readouterr().out
 
 
 class Broken(Method):
@@ -259,14 +248,6 @@ def test_budgets(told):
     assert status == 0
     assert "1B, bfloat16, row by row" in "".join(table)
     assert set(json.loads(line)["answers"]["2 answers of 8 tokens"]) == set(budgets.CASES)
-
-
-def test_plain_steps_take_the_time_of_plain_steps():
-    clock = budgets.CASES["flat, CUDA's prior"].clock(noise=0.0, seed=0)
-    (plain,) = budgets.answered(
-        [Text("t", [1], [2] * 9)], SpecConfig(max_nodes=1), clock, FixedBudget
-    )
-    assert plain.seconds == pytest.approx(plain.plain_seconds) == pytest.approx(8 * 4.8e-3)
 
 
 @needs_cores

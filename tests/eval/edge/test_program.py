@@ -12,8 +12,7 @@ import pytest
 
 from eval import edge_network
 from eval.edge.network import PAIRS, Network, Task, bandwidth_shares, new_users, upload_seconds
-from eval.edge.program import best_batches, flops, pipeline, stages, tokens_per_step, turns
-from eval.edge.schemes import DESCRIPTIONS, PLANNED, serve
+from eval.edge.program import best_batches, pipeline, stages, tokens_per_step, turns
 
 DRAFT, _ = PAIRS["1.1B, 7B"]
 SMALL = Network(input_tokens=(10, 400), output_tokens=(5, 40), memory_gb=3.0)
@@ -24,13 +23,6 @@ HERTZ = 20e6
 def new_tasks(seed: int, number: int) -> list[Task]:
     chance = random.Random(seed)
     return [Task(chance.randint(10, 400), chance.randint(5, 40)) for _ in range(number)]
-
-
-def test_a_forward_is_counted_product_by_product():
-    d, f = DRAFT.hidden_size, DRAFT.ffn_size
-    layer = 4 * (2 * 3 * d * d) + 2 * (2 * 3 * d * f)  # Three tokens by all matrices.
-    layer += 2 * (2 * 3 * 103 * d)  # Their scores and sums over 103 keys and values.
-    assert float(flops(DRAFT, 3.0, 100.0)) == DRAFT.num_layers * layer
 
 
 def clock(network: Network, batches: list[list[Task]], length: int, overlap: bool) -> float:
@@ -88,16 +80,6 @@ def test_shares_let_all_prompts_arrive_at_once_and_none_are_faster():
     for user, share in zip(users, shares, strict=True):
         assert user.bits / (share * HERTZ * math.log2(1 + user.snr)) == pytest.approx(seconds)
     assert upload_seconds(users, [1 / len(users)] * len(users), HERTZ) > seconds
-
-
-def test_each_scheme_is_what_it_says():
-    served = serve(FEW, new_users(FEW, seed=0))
-    assert list(served) == list(DESCRIPTIONS)
-    planned = served[PLANNED]
-    assert served["uniform bandwidth"].inference == planned.inference
-    assert served["uniform bandwidth"].upload > planned.upload
-    for name in ("no pipeline", "no batching"):
-        assert served[name].inference >= planned.inference, name
 
 
 def test_the_command(figures, monkeypatch, tmp_path):

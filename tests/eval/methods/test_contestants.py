@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from eval.methods.diaa import DiaaSource, MergingSource, RecordedProbabilities
-from eval.methods.fixed_tree import NUM_DRAFTED, fixed_shape
 from eval.methods.method import Resources
 from eval.methods.published import FIXED_NODES, PUBLISHED
 from eval.methods.registry import new_method
@@ -99,25 +98,6 @@ def test_a_published_method_gives_stocks_text_with_sources_and_a_width_of_its_ow
     method.forget()
     method.answer(tiny_model(), ids(), **asked)
     assert method.stats.num_steps == first
-
-
-def test_the_static_tree_has_80_nodes_below_its_root_whatever_is_asked():
-    method = new_method("lut-static", Resources(config=SpecConfig(max_nodes=4)))
-    trees: list = []
-    with method.spec.listening(lambda record: trees.append(record.tree)):
-        for seed in range(3):
-            method.answer(tiny_model(), ids(seed), **ASKED)
-    shape: list[tuple[int, ...]] = [()]
-    for parent, rank in fixed_shape().slots:
-        shape.append((*shape[parent], rank + 1))
-    assert len(set(shape)) - 1 == NUM_DRAFTED == 80
-    assert max(map(len, trees)) > 40
-    for tree in trees:  # Less where the LUT has no row yet.
-        paths: list[tuple[int, ...]] = [()]
-        for node in range(1, len(tree)):
-            (evidence,) = tree.evidence[node]
-            paths.append((*paths[tree.parents[node]], evidence.rank))
-        assert set(paths) <= set(shape)
 
 
 def taught(source: DiaaSource, *rows: tuple[tuple[int, float], ...]) -> list[tuple[int, float]]:

@@ -14,11 +14,10 @@ from eval.report.compare import compared, differences
 from eval.report.pages import markdown
 from eval.report.pictures import pictures
 from eval.report.rows import ROWS, Line, Record, append
-from eval.report.steps import curve_table, stages_table
+from eval.report.steps import curve_table
 from eval.report.summary import summary
 from eval.report.tables import steps_table
 from eval.runs.asked import Asked
-from eval.runs.progress import answer_line
 
 METHODS = ("stock", "selfspec", "other")
 ASKED = {"max_new_tokens": 8, "temperature": 0.3, "shape": "135m", "knobs": {"top_k": 4}}
@@ -112,35 +111,12 @@ def test_the_table_by_task_has_a_row_for_each_task_and_method():
     assert rows[7].startswith("| <math> | other | 0 (1 failed) | 0 | – | – |")
 
 
-def test_the_stages_of_a_step_have_shares():
-    table = stages_table(summary(record()))
-    rows = {row[0]: row[1] for row in table.rows}
-    assert table.head == ["stage", "selfspec", "other"]  # stock does not say
-    assert rows == {
-        "forward": "187.500 (98.7%)",
-        "new stage": "2.500 (1.3%)",
-        "all but the forward": "1.3%",
-        "nodes": "10.0",
-        "prefill, a call": "100.000",
-    }
-
-
 def test_the_curve_and_its_bound():
     made = record(knobs={"max_nodes": 8})
     made.curve = {"widths": [1, 8, 64], "seconds": [0.01, 0.02, 0.08], "num_columns": 100}
     told = curve_table(summary(made)).markdown()
     assert "| plain steps | 1.00 | 2.00 | 8.00 |" in told
     assert "4.00x at width 8 within 8 nodes, 8.00x at width 64 within 64 nodes" in told
-
-
-def test_a_line_for_each_question():
-    parted = ours(1.0, same="different", differs_at=3)
-    stock = answer(7, "stock", "qa", numbers=numbers(2.0))
-    lines = [stock, answer(7, "ours", "qa", numbers=parted), answer(7, "no", "qa", error="broken")]
-    assert answer_line(lines, ["stock", "ours", "no", "absent"]) == (
-        "qa 7, 9 tokens: stock 222.22 ms a token, ours 111.11 ms a token 2.00x "
-        "(different at token 3), no FAILED (broken)"
-    )
 
 
 def test_every_picture_has_a_title_and_names_its_axes():
