@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from eval.methods.names import OURS, STOCK
 from eval.report.rows import Record
-from eval.report.statistics import OVERALL, pooled
+from eval.report.statistics import OVERALL, STAGES, pooled
 from selfspec.cost import CostCurve
 
 _METHOD_COLORS = {STOCK: "#8a919a", OURS: "#d55e00", "prompt-lookup": "#0072b2"}
@@ -23,7 +23,8 @@ _COLORS = (  # of other methods, and of the stages of a step
     *("#009e73", "#e69f00", "#cc79a7", "#56b4e9", "#7a5195", "#b8860b", "#8b4513"),
     *("#2f4b7c", "#488f31", "#a05195", "#57606a"),
 )
-_FORWARD, _REST = "#0072b2", "#d4d8dd"
+_STAGES = ("prepare", "prefill", *STAGES, "decoding", "rest")
+_FIXED = {"forward": "#0072b2", "decoding": "#b6bcc4", "rest": "#d4d8dd"}
 _MOST_ACCEPTED = 12  # Steps that accept more are counted with these.
 _STYLE = {  # Names are drawn as shapes, so that every viewer shows them alike.
     "svg.fonttype": "path",
@@ -212,8 +213,10 @@ def _stages(answers: pd.DataFrame, names: Sequence[str]) -> Picture | None:
     if not found:
         return None
     frame = pd.DataFrame(found).T.fillna(0)
-    more, fixed = cycle(_COLORS), {"forward": _FORWARD, "rest": _REST, "decoding": _REST}
-    colors = [fixed.get(stage) or next(more) for stage in frame]
+    known = [stage for stage in _STAGES if stage in frame]
+    frame = frame[[*(stage for stage in frame if stage not in known), *known]]
+    more = cycle(_COLORS)
+    colors = [_FIXED.get(stage) or next(more) for stage in frame]
 
     def draw(on: Axes) -> None:
         frame.plot.barh(ax=on, stacked=True, color=colors, width=0.7, legend=False)
